@@ -1,0 +1,1 @@
+"""What every engine and every policy shares: standard library and numpy only."""

@@ -1,0 +1,132 @@
+"""What happened to every request, as columns in the order of the workload."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Outcome(IntEnum):
+    """How a request ended. Only `FINISHED` can meet an SLO; all others are misses."""
+
+    UNFINISHED = 0
+    FINISHED = 1
+    REJECTED = 2
+    DROPPED = 3
+    FAILED = 4
+    CANCELLED = 5
+
+
+@dataclass(frozen=True)
+class Records:
+    """Times are seconds on the workload's clock, NaN where the event never came.
+
+    `arrival_s` is the scheduled arrival (for a follow-up in a session: previous answer + think
+    time); `scheduled_s` is when the request first entered a batch; `tokens_out` counts tokens
+    given back; `cached_tokens` prompt tokens found in the prefix cache at the first admission.
+    """
+
+    arrival_s: Floats
+    scheduled_s: Floats
+    first_token_s: Floats
+    finish_s: Floats
+    outcome: Ints
+    tokens_out: Ints
+    cached_tokens: Ints
+    preemptions_swap: Ints
+    preemptions_recompute: Ints
+    instance: Ints  # -1: none
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    @classmethod
+    def empty(cls, n: int) -> Records:
+        """`n` requests to which nothing has happened yet."""
+        columns = {}
+        for f in fields(cls):
+            if f.name.endswith("_s"):
+                columns[f.name] = np.full(n, np.nan)
+            else:
+                columns[f.name] = np.full(n, -1 if f.name == "instance" else 0, dtype=np.int64)
+        return cls(**columns)
+
+    @property
+    def ttft_s(self) -> Floats:
+        """Time to first token, from the scheduled arrival."""
+        return self.first_token_s - self.arrival_s
+
+    @property
+    def e2e_s(self) -> Floats:
+        """Time to last token, from the scheduled arrival."""
+        return self.finish_s - self.arrival_s
+
+    @property
+    def tpot_s(self) -> Floats:
+        """(last - first token) / (tokens - 1); NaN for one token."""
+        gaps = self.tokens_out - 1
+        with np.errstate(divide="ignore", invalid="ignore"):
+            mean_gap = (self.finish_s - self.first_token_s) / gaps
+        return np.where(gaps > 0, mean_gap, np.nan)
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Every inter-token gap of a cell, as weighted values: `gap_s[i]` occurred `count[i]` times."""
+
+    gap_s: Floats
+    count: Ints
+
+    def quantile_s(self, q: float) -> float:
+        """The smallest gap that at least a share `q` of all gaps do not exceed; NaN if none."""
+        if not len(self.gap_s):
+            return float("nan")
+        order = np.argsort(self.gap_s, kind="stable")
+        cumulative = np.cumsum(self.count[order])
+        at = int(np.searchsorted(cumulative, q * cumulative[-1], side="left"))
+        return float(self.gap_s[order[min(at, len(order) - 1)]])
+
+    def mean_s(self) -> float:
+        """Mean over all gaps; NaN if none."""
+        total = int(self.count.sum())
+        return float((self.gap_s * self.count).sum() / total) if total else float("nan")
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """State of all instances together, sampled about every `1/300` of the arrival span."""
+
+    time_s: Floats
+    waiting: Ints
+    running: Ints
+    kv_share: Floats  # KV blocks in use / all KV blocks
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over one cell, all instances together."""
+
+    makespan_s: float
+    busy_s: float  # summed over instances
+    steps: int
+    prefill_tokens: int  # computed, recomputation included, cached left out
+    decode_tokens: int
+    padded_tokens: int  # computed for nothing in static batches
+    kv_peak_share: float
+    kv_mean_share: float
+
+
+@dataclass(frozen=True)
+class Result:
+    """One simulated or measured cell."""
+
+    records: Records
+    gaps: Gaps
+    timeline: Timeline
+    totals: Totals

@@ -1,0 +1,1 @@
+"""What executes an instance: the simulator, and its plain reference."""

@@ -1,0 +1,1 @@
+"""What it will cost: hardware and model specs, step time, memory."""

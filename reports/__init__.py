@@ -1,0 +1,1 @@
+"""What it shows: tables, figures, the HTML page."""

@@ -1,0 +1,1 @@
+"""What arrives: requests, SLOs, arrival processes, lengths, sessions, traces."""

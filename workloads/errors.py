@@ -1,0 +1,29 @@
+"""The one error root. A message says what was wrong and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from pathlib import Path
+
+
+class SloBenchError(Exception):
+    """Something the user can mend; the command line prints it and exits with code 2."""
+
+
+class UnknownNameError(SloBenchError):
+    """A name that no catalogue holds, with the closest names that one does."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
+        super().__init__(f"unknown {kind} {name!r}; {hint}")
+
+
+class FileFormatError(SloBenchError):
+    """A file that cannot be read as what it should be, with the line where that shows."""
+
+    def __init__(self, path: Path | str, line: int | None, problem: str) -> None:
+        where = f"{path}" if line is None else f"{path}, line {line}"
+        super().__init__(f"{problem} ({where})")

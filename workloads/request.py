@@ -1,0 +1,60 @@
+"""A request: what arrives, what it asks for and by when it wants it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import IntEnum
+
+NEVER_S = math.inf
+
+
+class Kind(IntEnum):
+    """What a request wants back."""
+
+    GENERATE = 0
+    EMBED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slo:
+    """Service level objective; every bound is in seconds and infinite where nothing is asked.
+
+    All bounds count from the scheduled arrival, but `deadline_s`, which is a moment on the
+    workload's clock by which the last token must be out. A request meets its SLO when every
+    bound holds. TPOT = (last - first token) / (output tokens - 1); one token has no TPOT and
+    meets any.
+    """
+
+    ttft_s: float = NEVER_S
+    tpot_s: float = NEVER_S
+    e2e_s: float = NEVER_S
+    deadline_s: float = NEVER_S
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One row of a `Workload`.
+
+    `prefix_blocks` are content hashes of consecutive blocks of `Workload.prefix_block_tokens`
+    tokens; they cover the prompt and, where known, may go on over the output (so that the next
+    turn of a conversation finds it cached). `follows` is the index of the request whose answer
+    this one waits for; it arrives `think_s` after that answer ends, and `arrival_s` is then only
+    the earliest moment it could.
+    """
+
+    id: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    max_output_tokens: int
+    slo: Slo = Slo()
+    class_name: str = ""
+    priority: int = 0
+    model: str = ""
+    session: int | None = None
+    prefix_blocks: tuple[int, ...] = ()
+    follows: int | None = None
+    think_s: float = 0.0
+    text: str | None = None
+    kind: Kind = Kind.GENERATE

@@ -1,0 +1,135 @@
+"""Requests as columns: a million of them fit in memory and are drawn, judged and written at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import SloBenchError
+from .request import Kind, Request, Slo
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def _floats(fill: float) -> Floats:
+    return np.full(1, fill)
+
+
+def _ints(fill: int) -> Ints:
+    return np.full(1, fill, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What arrives, in order of arrival. All columns have length n; id = row.
+
+    A column given with length 1 is stretched to n. `prefix_blocks`, `texts` are None where no
+    request has any. `concurrency` closes the loop: so many requests are in flight at once, each
+    one's successor arrives when any ends, and `arrival_s` is not used.
+
+    Raises:
+        SloBenchError: a column has another length, a count is below one, a time is negative or
+            not a number, or the arrivals are not in order.
+    """
+
+    arrival_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    max_output_tokens: Ints = field(default_factory=lambda: _ints(0))  # 0: = output_tokens
+    ttft_slo_s: Floats = field(default_factory=lambda: _floats(np.inf))
+    tpot_slo_s: Floats = field(default_factory=lambda: _floats(np.inf))
+    e2e_slo_s: Floats = field(default_factory=lambda: _floats(np.inf))
+    deadline_s: Floats = field(default_factory=lambda: _floats(np.inf))
+    class_index: Ints = field(default_factory=lambda: _ints(0))
+    class_names: tuple[str, ...] = ("",)
+    model_index: Ints = field(default_factory=lambda: _ints(0))
+    model_names: tuple[str, ...] = ("",)
+    priority: Ints = field(default_factory=lambda: _ints(0))
+    session: Ints = field(default_factory=lambda: _ints(-1))  # -1: none
+    follows: Ints = field(default_factory=lambda: _ints(-1))  # -1: open loop
+    think_s: Floats = field(default_factory=lambda: _floats(0.0))
+    kind: Ints = field(default_factory=lambda: _ints(Kind.GENERATE))
+    prefix_blocks: Sequence[tuple[int, ...]] | None = None
+    prefix_block_tokens: int = 16
+    texts: Sequence[str | None] | None = None
+    concurrency: int | None = None
+    name: str = "workload"
+
+    def __post_init__(self) -> None:
+        n = len(self.arrival_s)
+        for f in dataclasses.fields(self):
+            column = getattr(self, f.name)
+            if isinstance(column, np.ndarray):
+                if len(column) == 1 and n != 1:
+                    object.__setattr__(self, f.name, np.full(n, column[0], dtype=column.dtype))
+                elif len(column) != n:
+                    raise SloBenchError(f"column {f.name} has {len(column)} rows, arrival_s has {n}")
+        unset = self.max_output_tokens <= 0
+        if unset.any():
+            filled = np.where(unset, self.output_tokens, self.max_output_tokens)
+            object.__setattr__(self, "max_output_tokens", filled)
+        self._check()
+
+    def _check(self) -> None:
+        for name, low in (("prompt_tokens", 1), ("output_tokens", 1)):
+            column: Ints = getattr(self, name)
+            bad = np.flatnonzero(column < low)
+            if len(bad):
+                raise SloBenchError(
+                    f"{name} must be at least {low} but is {column[bad[0]]} in request {bad[0]}"
+                )
+        bad = np.flatnonzero(~(self.arrival_s >= 0) | ~np.isfinite(self.arrival_s))
+        if len(bad):
+            value = self.arrival_s[bad[0]]
+            raise SloBenchError(
+                f"arrival_s must be a time from 0 on but is {value} in request {bad[0]}"
+            )
+        if (np.diff(self.arrival_s) < 0).any():
+            raise SloBenchError("arrival_s must not decrease; sort the requests by arrival first")
+        if (self.follows >= np.arange(len(self))).any():
+            raise SloBenchError("a request can only follow an earlier one")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def __getitem__(self, row: int) -> Request:
+        return Request(
+            id=row,
+            arrival_s=float(self.arrival_s[row]),
+            prompt_tokens=int(self.prompt_tokens[row]),
+            output_tokens=int(self.output_tokens[row]),
+            max_output_tokens=int(self.max_output_tokens[row]),
+            slo=Slo(
+                float(self.ttft_slo_s[row]),
+                float(self.tpot_slo_s[row]),
+                float(self.e2e_slo_s[row]),
+                float(self.deadline_s[row]),
+            ),
+            class_name=self.class_names[self.class_index[row]],
+            priority=int(self.priority[row]),
+            model=self.model_names[self.model_index[row]],
+            session=None if self.session[row] < 0 else int(self.session[row]),
+            prefix_blocks=() if self.prefix_blocks is None else self.prefix_blocks[row],
+            follows=None if self.follows[row] < 0 else int(self.follows[row]),
+            think_s=float(self.think_s[row]),
+            text=None if self.texts is None else self.texts[row],
+            kind=Kind(int(self.kind[row])),
+        )
+
+    def __iter__(self) -> Iterator[Request]:
+        return (self[row] for row in range(len(self)))
+
+    @property
+    def span_s(self) -> float:
+        """Time from zero to the last (open-loop) arrival."""
+        return float(self.arrival_s[-1]) if len(self) else 0.0
+
+    @property
+    def closed(self) -> bool:
+        """Does any arrival wait for an answer?"""
+        return self.concurrency is not None or bool((self.follows >= 0).any())
