@@ -1,1 +1,1 @@
-"""What every engine and every policy shares: standard library and numpy only."""
+"""What every engine and every policy shares. Standard library and numpy only."""

@@ -1,0 +1,67 @@
+"""The answers a policy can give."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+UNLIMITED = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one iteration may hold.
+
+    `mix`: prefill and decode share an iteration (False: prefill goes first, alone).
+    `chunked`: a prompt may be split over iterations. `by_chunk`: its blocks are taken chunk by
+    chunk instead of at entry; entry still needs room for all of it. `watermark_blocks` stay free
+    after an entry, `headroom_blocks` after decode growth.
+    """
+
+    token_budget: int = 2048
+    max_seqs: int = 256
+    mix: bool = True
+    chunked: bool = True
+    by_chunk: bool = False
+    watermark_blocks: int = 0
+    headroom_blocks: int = 0
+
+
+class Admission(Enum):
+    """What becomes of a request on arrival."""
+
+    ADMIT = "admit"
+    REJECT = "reject"
+
+
+class PreemptBy(Enum):
+    """How a victim gives up its place."""
+
+    RECOMPUTE = "recompute"  # KV thrown away, prompt and given tokens prefilled again
+    SWAP = "swap"  # KV to host memory
+    STALL = "stall"  # keeps its blocks and sits out until a block is free
+
+
+class Refill(Enum):
+    """Who may enter the batch next."""
+
+    WAITING = "waiting"
+    RESIDENT = "resident"
+    NEITHER = "neither"
+
+
+class Why(Enum):
+    """Why an instance gives a request back to the router."""
+
+    OFFLOAD = "offload"
+    DROP = "drop"
+    REJECT = "reject"
+    FINISH = "finish"  # only told where somebody waits for the answer
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """When a request that has still not begun goes, and why."""
+
+    time_s: float
+    why: Why

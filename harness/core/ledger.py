@@ -1,0 +1,135 @@
+"""KV blocks of one instance: how many are free, and which prefixes they still hold."""
+
+from __future__ import annotations
+
+import math
+
+from .state import RequestState
+
+
+class BlockLedger:
+    """Counts blocks; a real engine keeps their ids beside it.
+
+    `free` counts every block that can be taken, also those that only hold cached prefixes nobody
+    uses. With `unit_tokens` set, the ledger keeps a prefix cache of units of so many tokens:
+    reference counts, and least-recently-used eviction of idle units (a request's last units
+    first), done as soon as the free blocks no longer cover them.
+    """
+
+    __slots__ = (
+        "block_tokens",
+        "cache_version",
+        "free",
+        "host_free",
+        "host_total",
+        "idle",
+        "idle_blocks",
+        "refs",
+        "stride",
+        "total",
+        "unit_blocks",
+        "unit_tokens",
+    )
+
+    def __init__(
+        self,
+        total: int,
+        block_tokens: int = 16,
+        host_total: int = 0,
+        prefix_block_tokens: int = 0,
+    ) -> None:
+        self.total = self.free = total
+        self.block_tokens = block_tokens
+        self.host_total = self.host_free = host_total
+        self.unit_tokens = self.stride = self.unit_blocks = 0
+        if prefix_block_tokens:
+            # The smallest run of tokens that is a whole number of hashes and of blocks.
+            self.unit_tokens = math.lcm(prefix_block_tokens, block_tokens)
+            self.stride = self.unit_tokens // prefix_block_tokens
+            self.unit_blocks = self.unit_tokens // block_tokens
+        self.refs: dict[int, int] = {}
+        self.idle: dict[int, None] = {}  # oldest first
+        self.idle_blocks = 0
+        self.cache_version = 0
+
+    def blocks(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.block_tokens)
+
+    def match_units(self, r: RequestState) -> int:
+        """Leading units of `r` in the cache; the last token is always left to compute."""
+        if not self.refs or not r.prefix_blocks:
+            return 0
+        refs, stride = self.refs, self.stride
+        most = (r.target_tokens - 1) // self.unit_tokens
+        n = 0
+        for h in r.prefix_blocks[stride - 1 :: stride]:
+            if n >= most or h not in refs:
+                break
+            n += 1
+        return n
+
+    def idle_in_match(self, r: RequestState, units: int) -> int:
+        """Blocks of those leading units that nobody uses: taking them lessens `free`."""
+        stride = self.stride
+        idle = self.idle
+        hashes = r.prefix_blocks[stride - 1 : units * stride : stride]
+        return sum(1 for h in hashes if h in idle) * self.unit_blocks
+
+    def take_match(self, r: RequestState, units: int) -> None:
+        """`r` holds its leading `units` from the cache; its KV and blocks start with them."""
+        stride = self.stride
+        taken = list(r.prefix_blocks[stride - 1 : units * stride : stride])
+        for h in taken:
+            if h in self.idle:
+                del self.idle[h]
+                self.idle_blocks -= self.unit_blocks
+                self.free -= self.unit_blocks
+            self.refs[h] += 1
+        r.shared = taken
+        r.kv_tokens = units * self.unit_tokens
+        r.blocks = units * self.unit_blocks
+
+    def publish(self, r: RequestState, kv_tokens: int) -> None:
+        """Every full unit of the first `kv_tokens` of `r` is cached from now on, held by `r`."""
+        stride = self.stride
+        full = min(kv_tokens // self.unit_tokens, len(r.prefix_blocks) // stride)
+        held = r.shared
+        if held is None:
+            held = r.shared = []
+        begin = len(held)
+        if full <= begin:
+            return
+        refs = self.refs
+        for h in r.prefix_blocks[(begin + 1) * stride - 1 : full * stride : stride]:
+            if h in refs:
+                break  # somebody computed the same at the same time: this copy stays private
+            refs[h] = 1
+            held.append(h)
+            self.cache_version += 1
+
+    def release(self, r: RequestState) -> None:
+        """Give back all blocks of `r`; cached units stay as idle ones, the last to be lost first."""
+        held = r.shared
+        if held:
+            refs, idle, unit_blocks = self.refs, self.idle, self.unit_blocks
+            for h in reversed(held):
+                refs[h] -= 1
+                if not refs[h]:
+                    idle[h] = None
+                    self.idle_blocks += unit_blocks
+                    self.free += unit_blocks
+            self.free += r.blocks - len(held) * unit_blocks
+            r.shared = None
+        else:
+            self.free += r.blocks
+        r.blocks = 0
+
+    def evict(self) -> None:
+        """Forget the idle units, oldest first, that the free blocks no longer cover."""
+        idle, refs = self.idle, self.refs
+        while self.idle_blocks > self.free:
+            h = next(iter(idle))
+            del idle[h], refs[h]
+            self.idle_blocks -= self.unit_blocks
+            self.cache_version += 1

@@ -1,0 +1,160 @@
+"""A policy is a handful of small decisions over a read-only view; every engine asks the same ones."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from ...workloads.errors import SloBenchError, UnknownNameError
+from .decisions import Admission, Leave, Limits, PreemptBy, Refill
+from .state import RequestState
+from .view import View
+
+Key = float | tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a knob may be; the tuner searches this range."""
+
+    low: float | None = None
+    high: float | None = None
+    log: bool = False
+    choices: tuple[Any, ...] | None = None
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise SloBenchError if `value` is out of bounds."""
+        if self.choices is not None:
+            if value not in self.choices:
+                options = ", ".join(str(c) for c in self.choices)
+                raise SloBenchError(f"{name} must be one of {options} but is {value!r}")
+            return
+        low, high = self.low, self.high
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise SloBenchError(f"{name} must be a number from {low} to {high} but is {value!r}")
+        if not ((low is None or value >= low) and (high is None or value <= high)):
+            raise SloBenchError(f"{name} must be from {low} to {high} but is {value!r}")
+
+
+def knob(
+    default: Any,
+    low: float | None = None,
+    high: float | None = None,
+    *,
+    log: bool = False,
+    choices: tuple[Any, ...] | None = None,
+) -> Any:
+    """A dataclass field that the user may set and the tuner may search."""
+    bounds = Bounds(low, high, log, choices)
+    return dataclasses.field(default=default, metadata={"bounds": bounds})
+
+
+@dataclass(frozen=True)
+class _Knobs:
+    """Knobs are the frozen fields of a policy."""
+
+    def __post_init__(self) -> None:
+        for name, bounds in self.bounds().items():
+            bounds.check(f"{type(self).__name__}.{name}", getattr(self, name))
+
+    @classmethod
+    def bounds(cls) -> dict[str, Bounds]:
+        """Name to bounds of every knob."""
+        fields = dataclasses.fields(cls)
+        return {f.name: f.metadata["bounds"] for f in fields if "bounds" in f.metadata}
+
+    def with_knobs(self, **values: Any) -> Any:
+        """The same policy with other knobs.
+
+        Raises:
+            SloBenchError: an unknown knob, a wrong type or a value out of bounds.
+        """
+        known = self.bounds()
+        for name, value in values.items():
+            if name not in known:
+                raise UnknownNameError(f"knob of {type(self).__name__}", name, known)
+            default = getattr(self, name)
+            if isinstance(default, int) and not isinstance(default, bool):
+                if isinstance(value, float) and value.is_integer():
+                    values[name] = int(value)
+                elif not isinstance(value, int):
+                    raise SloBenchError(f"{name} must be a whole number but is {value!r}")
+            if isinstance(default, bool) and not isinstance(value, bool):
+                raise SloBenchError(f"{name} must be true or false but is {value!r}")
+        return dataclasses.replace(self, **values)
+
+
+@dataclass(frozen=True)
+class Policy(_Knobs):
+    """Continuous batching with vLLM V1's answers. Override what a system changes.
+
+    Engines skip hooks that nobody overrides. Ties go to the request that came first; of equal
+    `keep` the later comer is preempted. Policies hold no state: what one learns lives in the
+    object that `new_state` makes and the engine keeps (`view.state`).
+    """
+
+    # When urgency is asked: once on entering the queue, or again when the prefix cache changed.
+    order: ClassVar[Literal["entry", "cache"]] = "entry"
+
+    def new_state(self) -> Any:
+        """What this policy learns on one instance, empty."""
+        return None
+
+    def limits(self, view: View) -> Limits:
+        """What the next iterations may hold; asked when the composition changed."""
+        return Limits()
+
+    def admit(self, r: RequestState, view: View) -> Admission:
+        """On arrival."""
+        return Admission.ADMIT
+
+    def urgency(self, r: RequestState, view: View) -> Key:
+        """Order of the queue: the smallest key goes next. Times in seconds compare with times."""
+        return r.arrival_s
+
+    def keep(self, r: RequestState, view: View) -> Key:
+        """Under KV pressure the request in the batch with the smallest key is preempted."""
+        return -r.arrival_s
+
+    def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
+        """How the victim goes. A swap for which host memory has no room is a recomputation."""
+        return PreemptBy.RECOMPUTE
+
+    def refill(self, view: View) -> Refill:
+        """Who enters next, asked when both or either group waits."""
+        return Refill.RESIDENT if view.n_resident else Refill.WAITING
+
+    def reserve(self, r: RequestState, view: View) -> int:
+        """Blocks that must stay free beyond what `r` needs to enter."""
+        return 0
+
+    def commit(self, r: RequestState, view: View) -> int:
+        """Blocks promised to `r` for life; promises never exceed the instance's blocks."""
+        return 0
+
+    def leave(self, r: RequestState, view: View) -> Leave | None:
+        """When `r` goes if it has not begun by then; asked once, on entering the queue."""
+        return None
+
+    def finished(self, r: RequestState, view: View) -> None:
+        """`r` is done: learn from it."""
+
+
+@dataclass(frozen=True)
+class StaticPolicy(_Knobs):
+    """Static batching: a batch is formed when the engine idles and runs until its longest ends."""
+
+    def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
+        """The batch to run next, at least one request, from `waiting` (in order of arrival)."""
+        raise NotImplementedError
+
+
+AnyPolicy = Policy | StaticPolicy
+
+
+def overrides(policy: Policy, hook: str) -> bool:
+    """Does this policy answer the hook itself?"""
+    base: Callable[..., Any] = getattr(Policy, hook)
+    return getattr(type(policy), hook) is not base

@@ -1,0 +1,83 @@
+"""Waiting queues: who goes next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+from typing import Any
+
+from .ledger import BlockLedger
+from .policy import Policy
+from .state import RequestState
+from .view import View
+
+_REKEY_AT_MOST = 128  # SGLang orders longer queues by arrival as well (Sheng et al., SGLang)
+
+
+class WaitQueue:
+    """Keys asked once, on entering; a heap with lazy removal.
+
+    An entry is stale when its version is not the request's any more.
+    """
+
+    __slots__ = ("_heap", "_policy", "_view", "live")
+
+    def __init__(self, policy: Policy, view: View) -> None:
+        self._policy = policy
+        self._view = view
+        self._heap: list[tuple[Any, int, int, RequestState]] = []
+        self.live = 0
+
+    def __len__(self) -> int:
+        return self.live
+
+    def push(self, r: RequestState) -> None:
+        """`r` enters."""
+        self.live += 1
+        r.version += 1
+        heappush(self._heap, (self._policy.urgency(r, self._view), r.seq, r.version, r))
+
+    def head(self) -> RequestState:
+        """The next request; the queue must not be empty."""
+        heap = self._heap
+        while heap[0][3].version != heap[0][2]:
+            heappop(heap)
+        return heap[0][3]
+
+    def pop(self) -> RequestState:
+        """Take the next request out."""
+        r = self.head()
+        heappop(self._heap)
+        self.live -= 1
+        r.version += 1
+        return r
+
+    def remove(self, r: RequestState) -> None:
+        """`r` leaves from wherever it stands."""
+        r.version += 1
+        self.live -= 1
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return (entry[3] for entry in self._heap if entry[3].version == entry[2])
+
+
+class CacheOrderedQueue(WaitQueue):
+    """Keys depend on the prefix cache: asked again when it changed, for short queues only."""
+
+    __slots__ = ("_ledger", "_seen")
+
+    def __init__(self, policy: Policy, view: View, ledger: BlockLedger) -> None:
+        super().__init__(policy, view)
+        self._ledger = ledger
+        self._seen = 0
+
+    def head(self) -> RequestState:
+        """The next request by today's cache."""
+        if self._ledger.cache_version != self._seen and self.live <= _REKEY_AT_MOST:
+            self._seen = self._ledger.cache_version
+            urgency, view = self._policy.urgency, self._view
+            self._heap = [
+                (urgency(r, view), r.seq, r.version, r) for r in super().__iter__()
+            ]
+            heapify(self._heap)
+        return super().head()

@@ -1,0 +1,95 @@
+"""One request on one instance, as the iteration loop sees it."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from ...workloads.request import Slo
+
+NOT_YET_S = float("nan")
+
+
+class Phase(Enum):
+    """Where a request stands on its instance."""
+
+    WAITING = "waiting"  # needs prefill: new, or to be recomputed
+    RESIDENT = "resident"  # its KV exists elsewhere: host memory, or the instance it came from
+    PREFILL = "prefill"
+    DECODE = "decode"
+    STALLED = "stalled"  # keeps its blocks, sits out
+    DONE = "done"
+
+
+class RequestState:
+    """Progress of a request. `id` is its row in the workload.
+
+    While a request decodes, `kv_tokens`, `emitted_tokens` and `blocks` stand still at their
+    values of tick `tick0` (a decode step then touches no request); ask the view for lengths.
+    `target_tokens` is how many tokens prefill must bring into the KV cache: the prompt, and after
+    a recomputation the tokens already given back as well.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "blocks",
+        "cached_tokens",
+        "emitted_tokens",
+        "end_tick",
+        "finish_s",
+        "first_token_s",
+        "id",
+        "in_host",
+        "instance",
+        "kv_tokens",
+        "last_token_s",
+        "max_output_tokens",
+        "notify",
+        "output_tokens",
+        "phase",
+        "prefix_blocks",
+        "promised_blocks",
+        "prompt_tokens",
+        "recomputes",
+        "residue",
+        "scheduled_s",
+        "seq",
+        "shared",
+        "slo",
+        "swaps",
+        "target_tokens",
+        "tick0",
+        "version",
+        "visible_s",
+    )
+
+    def __init__(
+        self,
+        id: int,  # noqa: A002
+        arrival_s: float,
+        prompt_tokens: int,
+        output_tokens: int,
+        max_output_tokens: int,
+        slo: Slo,
+        prefix_blocks: tuple[int, ...] = (),
+        notify: bool = False,
+    ) -> None:
+        self.id = id
+        self.arrival_s = self.visible_s = arrival_s
+        self.prompt_tokens = self.target_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.max_output_tokens = max_output_tokens
+        self.slo = slo
+        self.prefix_blocks = prefix_blocks
+        self.notify = notify  # somebody waits for this answer
+        self.scheduled_s = self.first_token_s = self.finish_s = self.last_token_s = NOT_YET_S
+        self.phase = Phase.WAITING
+        self.emitted_tokens = self.kv_tokens = self.blocks = self.promised_blocks = 0
+        self.tick0 = self.end_tick = self.residue = self.version = self.seq = 0
+        self.recomputes = self.swaps = 0
+        self.cached_tokens = -1  # not looked up yet
+        self.in_host = False
+        self.instance = -1
+        self.shared: list[int] | None = None  # hashes of the cached units it holds
+
+    def __repr__(self) -> str:
+        return f"<request {self.id} {self.phase.value} {self.kv_tokens} KV tokens>"

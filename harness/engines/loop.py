@@ -1,0 +1,522 @@
+"""The iteration loop of one instance: who enters, who runs, who is preempted, who is done.
+
+An iteration costs O(requests whose state changes), not O(batch). Decoding requests are not
+touched by a decode step: a tick counts the steps; a heap holds the tick at which each will end;
+`kv_sum` is the sum of their KV lengths; `residues[k]` counts those that need a new block whenever
+tick = k (mod block size). The clock belongs to whoever executes the iteration.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from heapq import heappop, heappush
+
+from ...workloads.errors import SloBenchError
+from ..core.decisions import Admission, Limits, PreemptBy, Refill, Why
+from ..core.ledger import BlockLedger
+from ..core.policy import Policy, overrides
+from ..core.queues import CacheOrderedQueue, WaitQueue
+from ..core.state import Phase, RequestState
+from ..core.view import Predictions
+from .measures import Measures
+from .release import Release
+from .view import LoopView
+
+INF = float("inf")
+
+
+class EngineStuckError(SloBenchError):
+    """Requests wait, nothing runs and nothing will change."""
+
+
+class Loop:
+    """State and transitions of one instance. An engine calls `schedule`, executes, `complete`.
+
+    After `schedule()` the iteration is: `decode_seqs` requests that decode one token each
+    (`decode_kv_tokens` KV tokens in all), `chunks` = (tokens in KV, tokens to prefill) of the
+    requests in `chunk_requests`, and `swap_s` seconds of swapping that go before them.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: BlockLedger,
+        predictions: Predictions,
+        measures: Measures,
+        index: int = 0,
+    ) -> None:
+        bs = ledger.block_tokens
+        if bs & (bs - 1):
+            raise SloBenchError(f"block_tokens must be a power of two but is {bs}")
+        self.policy = policy
+        self.ledger = ledger
+        self.predictions = predictions
+        self.measures = measures
+        self.index = index
+        self.now_s = 0.0
+        self.policy_state = policy.new_state()
+        self.view = LoopView(self)
+
+        self.inbox: deque[RequestState] = deque()  # by visible_s, complete up to the horizon
+        self.outbox: list[Release] = []
+        self.finished: list[RequestState] = []
+        self.waiting = (
+            CacheOrderedQueue(policy, self.view, ledger)
+            if policy.order == "cache"
+            else WaitQueue(policy, self.view)
+        )
+        self.resident: list[RequestState] = []
+        self.stalled: list[RequestState] = []
+        self.prefilling: list[RequestState] = []
+        self.decoding: dict[RequestState, None] = {}
+
+        self.tick = 0
+        self.kv_sum = 0
+        self.residues = [0] * bs
+        self.ends: list[tuple[int, int, int, RequestState]] = []
+        self.leavers: list[tuple[float, int, int, RequestState, Why]] = []
+        self.promised_blocks = 0
+        self.most_tokens = 0  # sum of prompt + maximum output over the batch
+        self.prefill_kv = 0  # sum of KV lengths of `prefilling`
+
+        self.decode_seqs = 0
+        self.decode_kv_tokens = 0
+        self.chunks: list[tuple[int, int]] = []
+        self.chunk_requests: list[RequestState] = []
+        self.swap_s = 0.0
+
+        self._lim = Limits()
+        self._dirty = True  # the composition changed since the policy was last asked
+        self._hold = 0  # blocks that running requests take in this iteration
+        self._arrived = 0
+        self._entered = 0
+        self._asks_limits = overrides(policy, "limits")
+        self._asks_admit = overrides(policy, "admit")
+        self._asks_refill = overrides(policy, "refill")
+        self._asks_reserve = overrides(policy, "reserve")
+        self._asks_commit = overrides(policy, "commit")
+        self._asks_leave = overrides(policy, "leave")
+        self._tells_finished = overrides(policy, "finished")
+
+    # ---------------------------------------------------------------- what waits
+
+    @property
+    def idle(self) -> bool:
+        """Is nothing here (arrivals still in the inbox aside)?"""
+        return not (
+            self.decoding
+            or self.prefilling
+            or self.waiting.live
+            or self.resident
+            or self.stalled
+        )
+
+    @property
+    def may_release(self) -> bool:
+        """Could a request be given back to the router before the next arrival?"""
+        return (self._asks_leave and (self.waiting.live > 0 or bool(self.inbox))) or (
+            self._asks_admit and bool(self.inbox)
+        )
+
+    def deliver(self) -> None:
+        """Take in everything from the inbox that is due."""
+        inbox, now_s = self.inbox, self.now_s
+        while inbox and inbox[0].visible_s <= now_s:
+            r = inbox.popleft()
+            self._arrived += 1
+            r.seq = self._arrived
+            r.instance = self.index
+            self._dirty = True
+            if r.phase is Phase.RESIDENT:
+                self.resident.append(r)
+                continue
+            if self._asks_admit and self.policy.admit(r, self.view) is Admission.REJECT:
+                self.outbox.append(Release(r, Why.REJECT))
+                continue
+            self.waiting.push(r)
+            if self._asks_leave and not r.emitted_tokens:
+                leave = self.policy.leave(r, self.view)
+                if leave is not None:
+                    heappush(self.leavers, (leave.time_s, r.seq, r.version, r, leave.why))
+
+    def dismiss(self) -> None:
+        """Those whose time to leave has come and who have not begun go back to the router."""
+        leavers = self.leavers
+        while leavers and leavers[0][0] <= self.now_s:
+            _, _, version, r, why = heappop(leavers)
+            if version == r.version:
+                self.waiting.remove(r)
+                self.outbox.append(Release(r, why))
+                self._dirty = True
+
+    def next_leave_s(self) -> float:
+        """When the next waiting request would leave; infinite if none would."""
+        return self.leavers[0][0] if self.leavers else INF
+
+    # ---------------------------------------------------------------- one iteration
+
+    def schedule(self) -> bool:
+        """Decide the next iteration. False if there is nothing to run now."""
+        if self._dirty and self._asks_limits:
+            self._lim = self.policy.limits(self.view)
+        lim = self._lim
+        preempted = False
+        need = 0
+        if self.decoding or (self.prefilling and lim.by_chunk):
+            need, preempted = self._grow(lim)
+        self._hold = need if lim.mix else 0
+        if self._dirty and not (preempted and self.decoding):
+            self._dirty = self._refill(lim)
+        self._dirty = self._dirty or preempted
+
+        self.decode_seqs = len(self.decoding)
+        if self.prefilling:
+            self._plan_chunks(lim)
+        elif self.chunks:
+            self.chunks = []
+            self.chunk_requests = []
+        ledger = self.ledger
+        if self.decode_seqs:
+            self.decode_kv_tokens = self.kv_sum
+            ledger.free -= self.residues[self.tick & (ledger.block_tokens - 1)]
+        else:
+            self.decode_kv_tokens = 0
+        if ledger.idle_blocks > ledger.free:
+            ledger.evict()
+        return bool(self.decode_seqs or self.chunks)
+
+    def complete(self) -> bool:
+        """The iteration has been executed and the clock stands at its end; True if anyone ended.
+
+        Each decoding request has one more token; requests whose prompt is in have their next.
+        """
+        now_s = self.now_s
+        ended = False
+        if self.decode_seqs:
+            self.tick += 1
+            self.kv_sum += self.decode_seqs
+            self.measures.decode_step(now_s, self.decode_seqs)
+            ended = self.finish_due()
+        if self.chunks:
+            ended = self._complete_chunks() or ended
+        return ended
+
+    def finish_due(self) -> bool:
+        """Those decoding requests whose last token is out are done; True if any was."""
+        ends, tick = self.ends, self.tick
+        any_ended = False
+        while ends and ends[0][0] <= tick:
+            _, _, version, r = heappop(ends)
+            if version == r.version:
+                self._stop_decode(r)
+                self._finish(r)
+                any_ended = True
+        return any_ended
+
+    def next_end_tick(self) -> int:
+        """The tick at which the next decoding request ends."""
+        ends = self.ends
+        while ends[0][3].version != ends[0][2]:
+            heappop(ends)
+        return ends[0][0]
+
+    # ---------------------------------------------------------------- KV growth and preemption
+
+    def _grow(self, lim: Limits) -> tuple[int, bool]:
+        """Blocks that the running requests take now, preempting until they are there."""
+        ledger = self.ledger
+        mask = ledger.block_tokens - 1
+        need = self.residues[self.tick & mask]
+        by_chunk = lim.by_chunk and bool(self.prefilling)
+        if by_chunk:
+            need += self._chunk_need(lim)
+        preempted = False
+        while ledger.free - lim.headroom_blocks < need:
+            if not (self.decoding or self.prefilling):
+                break
+            if len(self.decoding) == 1 and not self.prefilling and ledger.free >= need:
+                break  # the headroom is for others, and there are none
+            self._preempt()
+            preempted = True
+            need = self.residues[self.tick & mask]
+            if by_chunk and self.prefilling:
+                need += self._chunk_need(lim)
+        return need, preempted
+
+    def _chunk_need(self, lim: Limits) -> int:
+        room = lim.token_budget - len(self.decoding)
+        need = 0
+        for r in self.prefilling:
+            chunk = min(r.target_tokens - r.kv_tokens, room)
+            if chunk <= 0:
+                break
+            room -= chunk
+            need += self.ledger.blocks(r.kv_tokens + chunk) - r.blocks
+        return need
+
+    def _preempt(self) -> None:
+        policy, view, ledger = self.policy, self.view, self.ledger
+        candidates = [*self.decoding, *self.prefilling]
+        victim = min(candidates, key=lambda r: (policy.keep(r, view), -r.seq))
+        if victim.phase is Phase.DECODE:
+            how = policy.preempt_by(victim, view)
+            self._stop_decode(victim)
+        else:
+            how = PreemptBy.RECOMPUTE
+            self.prefilling.remove(victim)
+            self.prefill_kv -= victim.kv_tokens
+        self.most_tokens -= victim.prompt_tokens + victim.max_output_tokens
+        if how is PreemptBy.STALL:
+            victim.phase = Phase.STALLED
+            self.stalled.append(victim)
+            if self.decoding or self.prefilling:
+                return
+            # Nobody is left to run: the least of those sitting out must give up its blocks.
+            victim = min(self.stalled, key=lambda r: (policy.keep(r, view), -r.seq))
+            self.stalled.remove(victim)
+            self._dirty = True
+        if how is PreemptBy.SWAP and victim.blocks <= ledger.host_free:
+            blocks = victim.blocks
+            ledger.release(victim)
+            victim.blocks = blocks
+            ledger.host_free -= blocks
+            victim.phase = Phase.RESIDENT
+            victim.in_host = True
+            victim.swaps += 1
+            self.resident.append(victim)
+            self.swap_s += self.predictions.swap_s(blocks)
+        else:
+            ledger.release(victim)
+            victim.phase = Phase.WAITING
+            victim.target_tokens = victim.prompt_tokens + victim.emitted_tokens
+            victim.kv_tokens = 0
+            victim.recomputes += 1
+            self.waiting.push(victim)
+
+    # ---------------------------------------------------------------- entering
+
+    def _refill(self, lim: Limits) -> bool:
+        """Let requests enter; True if the policy must be asked again in the next iteration."""
+        if self.stalled:
+            self._resume_stalled(lim)
+        if self.resident:
+            which = self.policy.refill(self.view)
+            if which is Refill.RESIDENT:
+                return self._enter_residents(lim)
+            if which is Refill.NEITHER:
+                return False
+        elif self._asks_refill and self.waiting.live:
+            if self.policy.refill(self.view) is Refill.NEITHER:
+                return False
+        waiting, ledger = self.waiting, self.ledger
+        room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
+        pending = 0
+        for r in self.prefilling:
+            pending += r.target_tokens - r.kv_tokens
+        while waiting.live:
+            if pending >= room:
+                return True  # only the token budget stopped us: ask again next time
+            r = waiting.head()
+            units = ledger.match_units(r) if ledger.unit_tokens else 0
+            tokens = r.target_tokens - units * ledger.unit_tokens
+            if not lim.chunked and pending and pending + tokens > room:
+                return True
+            if not self._has_room(r, lim, units):
+                return False
+            waiting.pop()
+            self._enter(r, lim, units)
+            if lim.by_chunk:
+                chunk = min(tokens, room - pending)
+                self._hold += ledger.blocks(r.kv_tokens + chunk) - r.blocks
+            pending += tokens
+        return False
+
+    def _has_room(self, r: RequestState, lim: Limits, units: int) -> bool:
+        if len(self.decoding) + len(self.prefilling) >= lim.max_seqs:
+            return False
+        ledger = self.ledger
+        if r.phase is Phase.WAITING:
+            need = -(-r.target_tokens // ledger.block_tokens)
+            if units:  # held by others: free of charge; idle: already counted as free
+                need += ledger.idle_in_match(r, units) - units * ledger.unit_blocks
+        else:
+            need = ledger.blocks(r.kv_tokens + 1)
+        need += lim.watermark_blocks + self._hold
+        if self._asks_reserve:
+            need += self.policy.reserve(r, self.view)
+        if need > ledger.free:
+            return False
+        if self._asks_commit and not r.promised_blocks:
+            promise = self.policy.commit(r, self.view)
+            return self.promised_blocks + promise <= ledger.total
+        return True
+
+    def _enter(self, r: RequestState, lim: Limits, units: int) -> None:
+        ledger = self.ledger
+        if units:
+            ledger.take_match(r, units)
+        if r.cached_tokens < 0:
+            r.cached_tokens = r.kv_tokens
+        if not lim.by_chunk:
+            blocks = -(-r.target_tokens // ledger.block_tokens)
+            ledger.free -= blocks - r.blocks
+            r.blocks = blocks
+        r.phase = Phase.PREFILL
+        self.prefilling.append(r)
+        self.prefill_kv += r.kv_tokens
+        self._enlist(r)
+
+    def _enlist(self, r: RequestState) -> None:
+        """What is common to all who join the batch."""
+        self.most_tokens += r.prompt_tokens + r.max_output_tokens
+        if r.scheduled_s != r.scheduled_s:  # not yet
+            r.scheduled_s = self.now_s
+        if self._asks_commit and not r.promised_blocks:
+            r.promised_blocks = self.policy.commit(r, self.view)
+            self.promised_blocks += r.promised_blocks
+
+    def _enter_residents(self, lim: Limits) -> bool:
+        policy, view, ledger = self.policy, self.view, self.ledger
+        self.resident.sort(key=lambda r: (policy.urgency(r, view), r.seq))
+        entered = 0
+        for r in self.resident:
+            if not self._has_room(r, lim, 0):
+                break
+            entered += 1
+            blocks = ledger.blocks(r.kv_tokens)
+            ledger.free -= blocks
+            self._hold += ledger.blocks(r.kv_tokens + 1) - blocks
+            if r.in_host:
+                ledger.host_free += r.blocks
+                self.swap_s += self.predictions.swap_s(r.blocks)
+                r.in_host = False
+            r.blocks = blocks
+            self._enlist(r)
+            self._start_decode(r)
+        del self.resident[:entered]
+        return entered > 0
+
+    def _resume_stalled(self, lim: Limits) -> None:
+        """Those sitting out go on, the last victim's betters first, while their next block exists."""
+        policy, view, ledger = self.policy, self.view, self.ledger
+        mask = ledger.block_tokens - 1
+        free = ledger.free - self.residues[self.tick & mask]
+        order = sorted(self.stalled, key=lambda r: (policy.keep(r, view), -r.seq), reverse=True)
+        for r in order:
+            need = 0 if r.kv_tokens & mask else 1
+            if free - need < (lim.headroom_blocks if self.decoding else 0):
+                break
+            free -= need
+            self._hold += need
+            self.stalled.remove(r)
+            self.most_tokens += r.prompt_tokens + r.max_output_tokens
+            self._start_decode(r)
+
+    # ---------------------------------------------------------------- prefill
+
+    def _plan_chunks(self, lim: Limits) -> None:
+        """Share the token budget among the prefilling requests, oldest first; take their blocks."""
+        ledger = self.ledger
+        budget = lim.token_budget - self.decode_seqs if lim.mix else lim.token_budget
+        chunks: list[tuple[int, int]] = []
+        planned: list[RequestState] = []
+        for r in self.prefilling:
+            chunk = r.target_tokens - r.kv_tokens
+            if chunk > budget:
+                if lim.chunked:
+                    chunk = budget
+                elif planned:
+                    break  # a whole prompt larger than the budget still goes, alone
+            if chunk <= 0:
+                break
+            before = r.kv_tokens
+            after = before + chunk
+            blocks = -(-after // ledger.block_tokens)
+            if blocks > r.blocks:
+                ledger.free -= blocks - r.blocks
+                r.blocks = blocks
+            r.kv_tokens = after
+            self.prefill_kv += chunk
+            budget -= chunk
+            chunks.append((before, chunk))
+            planned.append(r)
+            if r.prefix_blocks and ledger.unit_tokens:
+                ledger.publish(r, after)
+        if planned and not lim.mix:
+            self.decode_seqs = 0
+        self.chunks = chunks
+        self.chunk_requests = planned
+
+    def _complete_chunks(self) -> bool:
+        now_s = self.now_s
+        ended = False
+        any_done = False
+        for r in self.chunk_requests:
+            if r.kv_tokens < r.target_tokens:
+                continue
+            any_done = True
+            self.prefill_kv -= r.kv_tokens
+            r.emitted_tokens += 1
+            if r.first_token_s != r.first_token_s:  # not yet
+                r.first_token_s = now_s
+            else:
+                self.measures.gap(now_s - r.last_token_s)
+            r.last_token_s = now_s
+            if r.emitted_tokens >= r.output_tokens:
+                self._finish(r)
+                ended = True
+            else:
+                self._start_decode(r)
+        if any_done:
+            prefill = Phase.PREFILL
+            self.prefilling = [r for r in self.prefilling if r.phase is prefill]
+        if self.waiting.live:
+            self._dirty = True
+        return ended
+
+    # ---------------------------------------------------------------- decode
+
+    def _start_decode(self, r: RequestState) -> None:
+        tick = self.tick
+        r.phase = Phase.DECODE
+        r.tick0 = tick
+        r.end_tick = end_tick = tick + r.output_tokens - r.emitted_tokens
+        residue = (tick - r.kv_tokens) & (self.ledger.block_tokens - 1)
+        r.residue = residue
+        self.residues[residue] += 1
+        self.kv_sum += r.kv_tokens
+        self.measures.join(r.last_token_s, not self.decoding)
+        self.decoding[r] = None
+        self._entered = entered = self._entered + 1
+        heappush(self.ends, (end_tick, entered, r.version, r))
+
+    def _stop_decode(self, r: RequestState) -> None:
+        """Bring the lengths of `r` up to the present tick and take it out of the counters."""
+        steps = self.tick - r.tick0
+        if steps:
+            r.last_token_s = self.measures.last_decode_s
+        else:
+            self.measures.unjoin(r.last_token_s)
+        r.kv_tokens += steps
+        r.emitted_tokens += steps
+        r.blocks = -(-r.kv_tokens // self.ledger.block_tokens)
+        self.residues[r.residue] -= 1
+        self.kv_sum -= r.kv_tokens
+        del self.decoding[r]
+        r.version += 1
+
+    def _finish(self, r: RequestState) -> None:
+        r.finish_s = self.now_s
+        r.phase = Phase.DONE
+        ledger = self.ledger
+        if r.prefix_blocks and ledger.unit_tokens:
+            ledger.publish(r, r.kv_tokens)
+        ledger.release(r)
+        self.most_tokens -= r.prompt_tokens + r.max_output_tokens
+        self.promised_blocks -= r.promised_blocks
+        self.finished.append(r)
+        self._dirty = True
+        if r.notify:
+            self.outbox.append(Release(r, Why.FINISH))
+        if self._tells_finished:
+            self.policy.finished(r, self.view)

@@ -1,0 +1,98 @@
+"""What an instance measures while it runs: gaps between tokens, use over time, sums."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from ..core.records import Gaps
+
+_SPAN_POINTS = 8  # weighted values that stand for one leap over decode steps
+_SPAN_TOLERANCE = 0.005  # relative spread of step times within a leap that one value may stand for
+
+
+class Measures:
+    """Counters of one instance, constant cost an iteration.
+
+    A decode step gives one gap to every decoding request. It is the same for all that decoded in
+    the step before; requests that joined since then are kept apart until their first step.
+    """
+
+    __slots__ = (
+        "_gap_count",
+        "_gap_s",
+        "_joined",
+        "busy_s",
+        "decode_tokens",
+        "kv_block_s",
+        "kv_peak",
+        "last_decode_s",
+        "next_sample_s",
+        "padded_tokens",
+        "prefill_tokens",
+        "sample_s",
+        "samples",
+        "steps",
+    )
+
+    def __init__(self, sample_s: float = float("inf")) -> None:
+        self._gap_s = array("d")
+        self._gap_count = array("q")
+        self._joined: list[float] = []
+        self.last_decode_s = 0.0
+        self.busy_s = 0.0
+        self.steps = 0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.padded_tokens = 0
+        self.kv_block_s = 0.0
+        self.kv_peak = 0
+        self.sample_s = sample_s
+        self.next_sample_s = 0.0
+        self.samples: list[tuple[float, int, int, int]] = []  # time, waiting, running, KV blocks
+
+    def join(self, last_token_s: float, first: bool) -> None:
+        """A request whose last token came at `last_token_s` will decode from the next step on."""
+        if first and not self._joined:
+            self.last_decode_s = last_token_s
+        elif last_token_s != self.last_decode_s:
+            self._joined.append(last_token_s)
+
+    def unjoin(self, last_token_s: float) -> None:
+        """That request leaves before its first step."""
+        if last_token_s in self._joined:
+            self._joined.remove(last_token_s)
+
+    def gap(self, gap_s: float) -> None:
+        """One gap of one request."""
+        self._gap_s.append(gap_s)
+        self._gap_count.append(1)
+
+    def decode_step(self, now_s: float, seqs: int) -> None:
+        """`seqs` requests got a token at `now_s`."""
+        if self._joined:
+            for last_token_s in self._joined:
+                self.gap(now_s - last_token_s)
+            seqs -= len(self._joined)
+            self._joined.clear()
+        if seqs:
+            self._gap_s.append(now_s - self.last_decode_s)
+            self._gap_count.append(seqs)
+        self.last_decode_s = now_s
+
+    def decode_span(self, now_s: float, seqs: int, steps: int, first_s: float, last_s: float) -> None:
+        """`steps` decode steps in a row, the last ending at `now_s`; step times grow evenly."""
+        if last_s - first_s <= _SPAN_TOLERANCE * first_s or steps < _SPAN_POINTS:
+            self._gap_s.append((first_s + last_s) / 2)
+            self._gap_count.append(seqs * steps)
+        else:
+            share, rest = divmod(steps, _SPAN_POINTS)
+            for k in range(_SPAN_POINTS):
+                self._gap_s.append(first_s + (last_s - first_s) * (k + 0.5) / _SPAN_POINTS)
+                self._gap_count.append(seqs * (share + (1 if k < rest else 0)))
+        self.last_decode_s = now_s
+
+    def gaps(self) -> Gaps:
+        """All gaps seen."""
+        return Gaps(np.array(self._gap_s), np.array(self._gap_count, dtype=np.int64))
