@@ -1,0 +1,215 @@
+"""From what happened to every request to the figures of a cell.
+
+All latencies count from the scheduled arrival. A request meets its SLO when it finished and every
+bound it has holds; whatever was rejected, dropped, cancelled, failed or left unfinished is a miss.
+Attainment = met / all that arrived in the measured window, goodput = met / the window's length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..workloads.errors import SloBenchError
+from ..workloads.workload import Workload
+from .core.records import Outcome, Records, Result
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# Sums of floating-point times may pass a bound by rounding alone: a nanosecond is not late.
+TOLERANCE_S = 1e-9
+NOT_A_NUMBER = float("nan")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Which requests met their SLO, and which bound the others missed.
+
+    The `late_…` columns speak of finished requests only; one request may miss several bounds.
+    """
+
+    met: Mask
+    late_ttft: Mask
+    late_tpot: Mask
+    late_e2e: Mask
+    late_deadline: Mask
+
+
+def judge(workload: Workload, records: Records) -> Judged:
+    """Hold every request against its own bounds."""
+    finished = records.outcome == Outcome.FINISHED
+
+    def late(seconds: Floats, bound_s: Floats) -> Mask:
+        # NaN (one token has no TPOT) is greater than nothing: such a bound is met.
+        with np.errstate(invalid="ignore"):
+            missed: Mask = finished & (seconds > bound_s + TOLERANCE_S)
+        return missed
+
+    late_ttft = late(records.ttft_s, workload.ttft_slo_s)
+    late_tpot = late(records.tpot_s, workload.tpot_slo_s)
+    late_e2e = late(records.e2e_s, workload.e2e_slo_s)
+    late_deadline = late(records.finish_s, workload.deadline_s)
+    met = finished & ~(late_ttft | late_tpot | late_e2e | late_deadline)
+    return Judged(met, late_ttft, late_tpot, late_e2e, late_deadline)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and quantiles of one latency in seconds; NaN where nothing was measured."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+def summarise(seconds: Floats) -> Summary:
+    """Quantiles by linear interpolation, as numpy's and pandas' default, NaN left out."""
+    known = seconds[np.isfinite(seconds)]
+    if not len(known):
+        return Summary(NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER)
+    p50, p90, p99 = np.quantile(known, (0.5, 0.9, 0.99))
+    return Summary(float(known.mean()), float(p50), float(p90), float(p99))
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a cell ran on, for utilisation and cost."""
+
+    gpus: int
+    parameters: float  # of the model, whole
+    peak_flops: float  # of one GPU, per second, dense at the precision computed in
+    usd_per_gpu_hour: float | None = None
+
+
+def measured_window(records: Records, warmup_s: float) -> Mask:
+    """The requests that count: all, or those that arrive from `warmup_s` on.
+
+    A follow-up that never arrived, because what it waits for was never answered, counts (missed).
+
+    Raises:
+        SloBenchError: the warm-up leaves nothing to measure.
+    """
+    if warmup_s <= 0:
+        return np.ones(len(records), dtype=np.bool_)
+    counted: Mask = ~(records.arrival_s < warmup_s)
+    if not counted.any():
+        raise SloBenchError(
+            f"warmup_s = {warmup_s:g} leaves no request to measure: "
+            f"the last one arrives after {np.nanmax(records.arrival_s):g} s"
+        )
+    return counted
+
+
+def cell_metrics(
+    workload: Workload,
+    result: Result,
+    hardware: Hardware,
+    *,
+    judged: Judged,
+    warmup_s: float = 0.0,
+) -> dict[str, float | int | bool]:
+    """The figures of one cell, in the order of the columns of `cells.csv`.
+
+    The window runs from the first counted arrival to the last finish (or last arrival, where that
+    is later), so that neither an overloaded system that drains its queue for minutes nor one that
+    throws requests away looks faster than it is; `makespan_s` is its length. Utilisation, KV use,
+    gaps and preemptions are those of the whole run:
+    compute_utilisation = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), known as
+    MFU, where padding and prompt tokens found in a cache do not count as computed;
+    memory_utilisation = share of the KV blocks in use, averaged over time.
+    """
+    records, totals = result.records, result.totals
+    counted = measured_window(records, warmup_s)
+    finished = counted & (records.outcome == Outcome.FINISHED)
+    met = int((counted & judged.met).sum())
+    requests = int(counted.sum())
+    makespan_s = _window_s(records, counted)
+    ttft, tpot, e2e = (
+        summarise(np.where(counted, seconds, np.nan))
+        for seconds in (records.ttft_s, records.tpot_s, records.e2e_s)
+    )
+    computed = totals.prefill_tokens + totals.decode_tokens
+    able_flops = hardware.peak_flops * hardware.gpus * totals.makespan_s
+    began = ~np.isnan(records.scheduled_s)
+    prompt_tokens = int(workload.prompt_tokens[began].sum())
+
+    def outcomes(*kinds: Outcome) -> int:
+        return int((counted & np.isin(records.outcome, kinds)).sum())
+
+    row: dict[str, float | int | bool] = {
+        "requests": requests,
+        "attainment": met / requests,
+        "goodput_rps": _per_second(met, makespan_s),
+        "ttft_p50_s": ttft.p50_s,
+        "ttft_p90_s": ttft.p90_s,
+        "ttft_p99_s": ttft.p99_s,
+        "ttft_mean_s": ttft.mean_s,
+        "tpot_p50_s": tpot.p50_s,
+        "tpot_p90_s": tpot.p90_s,
+        "tpot_p99_s": tpot.p99_s,
+        "tpot_mean_s": tpot.mean_s,
+        "itl_p99_s": result.gaps.quantile_s(0.99),
+        "itl_mean_s": result.gaps.mean_s(),
+        "e2e_p50_s": e2e.p50_s,
+        "e2e_p99_s": e2e.p99_s,
+        "e2e_mean_s": e2e.mean_s,
+        "makespan_s": makespan_s,
+        "throughput_rps": _per_second(int(finished.sum()), makespan_s),
+        "output_tokens_per_s": _per_second(int(records.tokens_out[counted].sum()), makespan_s),
+        "compute_utilisation": 2 * hardware.parameters * computed / able_flops
+        if able_flops > 0
+        else NOT_A_NUMBER,
+        "memory_utilisation": totals.kv_mean_share,
+        "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
+        if prompt_tokens
+        else 0.0,
+        "preemptions_swap": int(records.preemptions_swap.sum()),
+        "preemptions_recompute": int(records.preemptions_recompute.sum()),
+        "kv_peak": totals.kv_peak_share,
+        "valid": True,  # a simulated client is never late
+        "cost_usd_per_hour": NOT_A_NUMBER
+        if hardware.usd_per_gpu_hour is None
+        else hardware.usd_per_gpu_hour * hardware.gpus,
+        "finished": int(finished.sum()),
+        "rejected": outcomes(Outcome.REJECTED),
+        "dropped": outcomes(Outcome.DROPPED),
+        "unfinished": outcomes(Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED),
+        "missed_ttft": int((counted & judged.late_ttft).sum()),
+        "missed_tpot": int((counted & judged.late_tpot).sum()),
+        "missed_e2e": int((counted & judged.late_e2e).sum()),
+        "missed_deadline": int((counted & judged.late_deadline).sum()),
+    }
+    row.update(_by_class(workload, counted, judged.met))
+    return row
+
+
+def _window_s(records: Records, counted: Mask) -> float:
+    arrivals = records.arrival_s[counted]
+    ends = records.finish_s[counted]
+    known_ends = ends[np.isfinite(ends)]
+    known_arrivals = arrivals[np.isfinite(arrivals)]
+    if not len(known_arrivals):
+        return 0.0
+    last = max(float(known_arrivals.max()), float(known_ends.max(initial=0.0)))
+    return last - float(known_arrivals.min())
+
+
+def _per_second(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else NOT_A_NUMBER
+
+
+def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
+    """Attainment of every class with a request in the window, and largest less smallest."""
+    if len(workload.class_names) < 2:
+        return {}
+    shares: dict[str, float] = {}
+    for index, name in enumerate(workload.class_names):
+        members = counted & (workload.class_index == index)
+        if members.any():
+            shares[f"attainment_{name or 'none'}"] = float(met[members].mean())
+    spread = max(shares.values()) - min(shares.values())
+    return {**shares, "attainment_spread": spread}
