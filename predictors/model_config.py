@@ -1,0 +1,205 @@
+"""Reads a model's shape from a Hugging Face `config.json`; refuses what is not modelled, by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..workloads.errors import FileFormatError
+from .model_spec import FAMILIES, ModelSpec
+
+# Fields by which a configuration says that it is not a plain dense transformer.
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+_SPECULATIVE = (
+    "num_nextn_predict_layers",
+    "num_lookahead_tokens",
+    "num_lookahead_slots",
+    "num_speculative_tokens",
+    "n_predict",
+    "medusa_num_heads",
+    "speculative_config",
+    "speculators_config",
+    "speculators_model_type",
+)
+_OTHER = {
+    "kv_lora_rank": "multi-head latent attention",
+    "layer_group_size": "linear attention",
+    "ssm_cfg": "state-space layers",
+    "mamba_d_state": "state-space layers",
+}
+_SPECULATIVE_TYPES = ("eagle", "medusa", "mlp_speculator", "speculator")
+_FAMILY_OF_TYPE = {
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen": "qwen",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "opt": "opt",
+    "glm": "glm",
+    "glm4": "glm4",
+    "bert": "bert",
+    "xlm-roberta": "xlm-roberta",
+    "roberta": "xlm-roberta",
+}
+
+
+class _Config:
+    """The fields of one file, with errors that name the file and the field."""
+
+    def __init__(self, path: Path, fields: Mapping[str, Any]) -> None:
+        self.path = path
+        self.fields = fields
+
+    def fail(self, problem: str) -> FileFormatError:
+        return FileFormatError(self.path, None, problem)
+
+    def count(self, *names: str, default: int | None = None) -> int:
+        """The first of the fields `names` that is there; a whole number of at least one."""
+        for name in names:
+            value = self.fields.get(name)
+            if value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise self.fail(f"field {name!r} must be a whole number above 0 but is {value!r}")
+            return value
+        if default is None:
+            raise self.fail(f"field {' or '.join(map(repr, names))} is missing")
+        return default
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.fields.get(name, default)
+        if not isinstance(value, bool):
+            raise self.fail(f"field {name!r} must be true or false but is {value!r}")
+        return value
+
+
+def read_model(path: Path) -> ModelSpec:
+    """The model whose folder or `config.json` is `path`, named after the folder.
+
+    Raises:
+        FileFormatError: the file is missing or not JSON, a field is missing or wrong, or the model
+            is of a kind that is not modelled yet (experts, speculative decoding, other attention).
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FileFormatError(file, None, "no such file; a model folder holds config.json") from None
+    except json.JSONDecodeError as error:
+        raise FileFormatError(file, error.lineno, f"not JSON: {error.msg}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(file, None, f"cannot be read: {error}") from None
+    if not isinstance(fields, dict):
+        raise FileFormatError(file, None, "must hold a JSON object")
+    name = file.resolve().parent.name if file.name == "config.json" else file.stem
+    return model_from_config(fields, name=name, path=file)
+
+
+def model_from_config(fields: Mapping[str, Any], name: str, path: Path) -> ModelSpec:
+    """The shape that the fields of a `config.json` describe. Errors as in `read_model`."""
+    config = _Config(path, fields)
+    _refuse_unmodelled(config)
+    family = _family(config)
+    if family == "opt":
+        _refuse_other_opt(config)
+    heads = config.count("num_attention_heads")
+    hidden = config.count("hidden_size")
+    head_dim = config.count("head_dim", "kv_channels", default=max(1, hidden // heads))
+    spec = ModelSpec(
+        name=name,
+        family=family,
+        layers=config.count("num_hidden_layers", "num_layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=_kv_heads(config, family, heads),
+        head_dim=head_dim,
+        intermediate=_intermediate(config, family),
+        vocab=config.count("padded_vocab_size", "vocab_size"),
+        context_tokens=_context_tokens(config, family),
+        tied_embeddings=_tied(config, family),
+        origin=str(path),
+    )
+    if heads % spec.kv_heads:
+        raise config.fail(
+            f"num_attention_heads {heads} must be a multiple of the {spec.kv_heads} KV heads"
+        )
+    return spec
+
+
+def _refuse_unmodelled(config: _Config) -> None:
+    kind = str(config.fields.get("model_type", ""))
+    for name in _EXPERTS:
+        value = config.fields.get(name)
+        if isinstance(value, int) and value > 1:
+            raise config.fail(
+                f"mixture of experts (field {name!r} is {value}) is not modelled yet; "
+                "use a dense model"
+            )
+    if "moe" in kind or kind in ("mixtral", "deepseek_v2", "deepseek_v3"):
+        raise config.fail(
+            f"mixture of experts (model_type {kind!r}) is not modelled yet; use a dense model"
+        )
+    for name in _SPECULATIVE:
+        if config.fields.get(name):
+            raise config.fail(
+                f"speculative decoding (field {name!r}) is not modelled yet; use the plain model"
+            )
+    if kind in _SPECULATIVE_TYPES:
+        raise config.fail(
+            f"speculative decoding (model_type {kind!r}) is not modelled yet; use the plain model"
+        )
+    for name, what in _OTHER.items():
+        if config.fields.get(name):
+            raise config.fail(f"{what} (field {name!r}) is not modelled yet")
+
+
+def _family(config: _Config) -> str:
+    kind = config.fields.get("model_type")
+    if kind == "chatglm":
+        # One name, two designs: ChatGLM-6B has a plain MLP, its successors a gated one.
+        return "chatglm" if "inner_hidden_size" in config.fields else "chatglm2"
+    if not isinstance(kind, str) or kind not in _FAMILY_OF_TYPE:
+        known = ", ".join(sorted({*_FAMILY_OF_TYPE, "chatglm"}))
+        raise config.fail(f"field 'model_type' is {kind!r}, not modelled yet; known: {known}")
+    return _FAMILY_OF_TYPE[kind]
+
+
+def _refuse_other_opt(config: _Config) -> None:
+    projected = config.fields.get("word_embed_proj_dim")
+    if projected is not None and projected != config.fields.get("hidden_size"):
+        raise config.fail(
+            "field 'word_embed_proj_dim' differs from hidden_size (as in opt-350m), "
+            "not modelled yet"
+        )
+
+
+def _kv_heads(config: _Config, family: str, heads: int) -> int:
+    if family == "chatglm2":
+        if not config.flag("multi_query_attention", default=False):
+            return heads
+        return config.count("multi_query_group_num")
+    return config.count("num_key_value_heads", default=heads)
+
+
+def _intermediate(config: _Config, family: str) -> int:
+    if family == "qwen":  # the first Qwen counts both halves of its gated MLP
+        return max(1, config.count("intermediate_size") // 2)
+    return config.count("intermediate_size", "ffn_hidden_size", "ffn_dim", "inner_hidden_size")
+
+
+def _context_tokens(config: _Config, family: str) -> int:
+    tokens = config.count(
+        "max_position_embeddings", "seq_length", "max_sequence_length", "n_positions"
+    )
+    if family == "xlm-roberta":  # its table counts the two unused rows
+        return max(1, tokens - 2)
+    return tokens
+
+
+def _tied(config: _Config, family: str) -> bool:
+    if FAMILIES[family].kind == "encoder":
+        return True
+    default = family in ("opt", "chatglm")
+    return config.flag("tie_word_embeddings", default=default)

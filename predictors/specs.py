@@ -1,0 +1,276 @@
+"""GPUs, links and models by name: from the catalogues, the user's files or a model's own folder."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from .catalogue import Entry, entries
+from .model_config import read_model
+from .model_spec import FAMILIES, ModelSpec
+
+__all__ = [
+    "GpuSpec",
+    "LinkSpec",
+    "ModelSpec",
+    "capped",
+    "gpu",
+    "gpus",
+    "link",
+    "links",
+    "model",
+    "models",
+]
+
+GIB = 2**30
+IDLE_POWER_SHARE = 0.1
+POWER_EXPONENT = 1 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """What moves bytes between two memories, in one direction."""
+
+    name: str
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    origin: str = ""
+
+    def transfer_s(self, moved_bytes: float) -> float:
+        """Seconds for one message of so many bytes."""
+        return self.latency_s + moved_bytes / self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One GPU. Throughputs are dense operations a second; 0 where the GPU has no such unit."""
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    flops_16bit: float
+    flops_8bit: float
+    flops_4bit: float
+    host_link: str
+    peer_link: str
+    power_w: float
+    price_per_hour_usd: float
+    origin: str = ""
+
+    def flops(self, compute_bits: int) -> float:
+        """Operations a second at this width; at 16 bits where the GPU has no narrower unit."""
+        if compute_bits == 8 and self.flops_8bit:
+            return self.flops_8bit
+        return self.flops_16bit * (0.5 if compute_bits == 32 else 1.0)
+
+
+def gpus() -> dict[str, GpuSpec]:
+    """Every GPU of the catalogue, by name."""
+    return {name: _gpu(name, entry) for name, entry in entries("gpus").items()}
+
+
+def links() -> dict[str, LinkSpec]:
+    """Every link of the catalogue, by name."""
+    return {name: _link(name, entry) for name, entry in entries("links").items()}
+
+
+def models() -> dict[str, ModelSpec]:
+    """Every model of the catalogue, by name."""
+    return {name: _model(name, entry) for name, entry in entries("models").items()}
+
+
+def gpu(name: str) -> GpuSpec:
+    """The GPU called `name`; `rtx-3090@250w` is one with its power capped (see `capped`).
+
+    Raises:
+        UnknownNameError: no catalogue holds it.
+        SloBenchError: the cap is not a power between idle and the GPU's own limit.
+    """
+    base, at, cap = name.partition("@")
+    known = entries("gpus")
+    if base not in known:
+        raise UnknownNameError("GPU", name, known)
+    spec = _gpu(base, known[base])
+    if not at:
+        return spec
+    watts = re.fullmatch(r"(\d+(?:\.\d+)?)[wW]", cap)
+    if watts is None:
+        raise SloBenchError(f"power cap {cap!r} of GPU {name!r} should look like {base}@250w")
+    return capped(spec, float(watts[1]))
+
+
+def capped(spec: GpuSpec, power_cap_w: float) -> GpuSpec:
+    """The GPU under a power cap: an estimate, not a measurement.
+
+    Idle takes 10 % of the GPU's own limit; the rest feeds the compute units, whose power grows
+    with the cube of their clock (voltage follows frequency), so throughput falls with the cube
+    root of the power left to them. Memory keeps its own clock and hence its bandwidth.
+    """
+    idle_w = IDLE_POWER_SHARE * spec.power_w
+    if not idle_w < power_cap_w <= spec.power_w:
+        raise SloBenchError(
+            f"power cap {power_cap_w:g} W of {spec.name} must be above {idle_w:g} W (idle) "
+            f"and at most {spec.power_w:g} W"
+        )
+    share = ((power_cap_w - idle_w) / (spec.power_w - idle_w)) ** POWER_EXPONENT
+    return replace(
+        spec,
+        name=f"{spec.name}@{power_cap_w:g}w",
+        flops_16bit=spec.flops_16bit * share,
+        flops_8bit=spec.flops_8bit * share,
+        flops_4bit=spec.flops_4bit * share,
+        power_w=power_cap_w,
+        origin=f"{spec.origin}; estimate for a cap of {power_cap_w:g} W",
+    )
+
+
+def link(name: str) -> LinkSpec:
+    """The link called `name`, or `UnknownNameError`."""
+    known = entries("links")
+    if name not in known:
+        raise UnknownNameError("link", name, known)
+    return _link(name, known[name])
+
+
+def model(name_or_path: str | Path) -> ModelSpec:
+    """The catalogue's model of that name, or the one in that folder or `config.json`.
+
+    Raises:
+        UnknownNameError: neither the catalogue nor the disk has it.
+        FileFormatError: the configuration cannot be read, or says what is not modelled yet.
+    """
+    known = entries("models")
+    name = str(name_or_path)
+    if name in known:
+        return _model(name, known[name])
+    path = Path(name_or_path).expanduser()
+    if isinstance(name_or_path, Path) or path.is_dir() or name.endswith(".json"):
+        return read_model(path)
+    raise UnknownNameError("model", name, known)
+
+
+class _Fields:
+    """Typed access to one entry, with errors that name the file, the entry and the field."""
+
+    def __init__(self, section: str, name: str, entry: Entry) -> None:
+        self.section = section
+        self.name = name
+        self.entry = entry
+        self.unread = set(entry) - {"_file"}
+
+    def _fail(self, problem: str) -> FileFormatError:
+        return FileFormatError(
+            self.entry["_file"], None, f"{self.section}.{self.name}: {problem}"
+        )
+
+    def _get(self, field: str, default: object) -> object:
+        self.unread.discard(field)
+        if field in self.entry:
+            return self.entry[field]
+        if default is None:
+            raise self._fail(f"field {field!r} is missing")
+        return default
+
+    def number(self, field: str, default: float | None = None, low: float = 0.0) -> float:
+        value = self._get(field, default)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not math.isfinite(value)
+            or value < low
+        ):
+            raise self._fail(f"field {field!r} must be a number from {low:g} on but is {value!r}")
+        return float(value)
+
+    def positive(self, field: str) -> float:
+        value = self.number(field)
+        if value == 0:
+            raise self._fail(f"field {field!r} must be above 0 but is 0")
+        return value
+
+    def count(self, field: str, default: int | None = None) -> int:
+        value = self._get(field, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self._fail(f"field {field!r} must be a whole number above 0 but is {value!r}")
+        return value
+
+    def text(self, field: str, default: str | None = None) -> str:
+        value = self._get(field, default)
+        if not isinstance(value, str):
+            raise self._fail(f"field {field!r} must be text but is {value!r}")
+        return value
+
+    def flag(self, field: str, default: bool) -> bool:
+        value = self._get(field, default)
+        if not isinstance(value, bool):
+            raise self._fail(f"field {field!r} must be true or false but is {value!r}")
+        return value
+
+    def link(self, field: str) -> str:
+        value = self.text(field)
+        if value not in entries("links"):
+            known = ", ".join(sorted(entries("links")))
+            raise self._fail(f"field {field!r} names no link: {value!r}; known: {known}")
+        return value
+
+    def done(self) -> None:
+        if self.unread:
+            raise self._fail(f"unknown field {min(self.unread)!r}")
+
+
+def _gpu(name: str, entry: Entry) -> GpuSpec:
+    fields = _Fields("gpus", name, entry)
+    spec = GpuSpec(
+        name=name,
+        memory_bytes=round(fields.positive("memory_gib") * GIB),
+        bandwidth_bytes_per_s=fields.positive("bandwidth_gb_per_s") * 1e9,
+        flops_16bit=fields.positive("tflops_16bit") * 1e12,
+        flops_8bit=fields.number("tflops_8bit", 0.0) * 1e12,
+        flops_4bit=fields.number("tflops_4bit", 0.0) * 1e12,
+        host_link=fields.link("host_link"),
+        peer_link=fields.link("peer_link"),
+        power_w=fields.positive("power_w"),
+        price_per_hour_usd=fields.number("price_per_hour_usd", 0.0),
+        origin=fields.text("origin", f"user catalogue {entry['_file']}"),
+    )
+    fields.done()
+    return spec
+
+
+def _link(name: str, entry: Entry) -> LinkSpec:
+    fields = _Fields("links", name, entry)
+    spec = LinkSpec(
+        name=name,
+        bandwidth_bytes_per_s=fields.positive("bandwidth_gb_per_s") * 1e9,
+        latency_s=fields.number("latency_us", 0.0) * 1e-6,
+        origin=fields.text("origin", f"user catalogue {entry['_file']}"),
+    )
+    fields.done()
+    return spec
+
+
+def _model(name: str, entry: Entry) -> ModelSpec:
+    fields = _Fields("models", name, entry)
+    family = fields.text("family")
+    if family not in FAMILIES:
+        raise UnknownNameError(f"family of model {name} in {entry['_file']}:", family, FAMILIES)
+    heads, hidden = fields.count("heads"), fields.count("hidden")
+    spec = ModelSpec(
+        name=name,
+        family=family,
+        layers=fields.count("layers"),
+        hidden=hidden,
+        heads=heads,
+        kv_heads=fields.count("kv_heads", heads),
+        head_dim=fields.count("head_dim", max(1, hidden // heads)),
+        intermediate=fields.count("intermediate"),
+        vocab=fields.count("vocab"),
+        context_tokens=fields.count("context_tokens"),
+        tied_embeddings=fields.flag("tied_embeddings", default=False),
+        origin=fields.text("origin", f"user catalogue {entry['_file']}"),
+    )
+    fields.done()
+    return spec
