@@ -1,0 +1,327 @@
+"""A run folder: whole files or none, and a table that grows by one row for each finished cell.
+
+    experiment.toml          what was asked, defaults spelt out; running it gives the same bytes
+    environment.json         versions, machine, when, and where the step times come from
+    cells.csv                one row for each cell, in the order of the experiment
+    requests/<cell>.csv.gz   what happened to every request (or .parquet)
+    timelines/<cell>.csv.gz  queue, batch and KV use over time
+
+A cell counts as finished once its row is in `cells.csv`; its details are on disk before that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from ..workloads.errors import FileFormatError, SloBenchError
+from ..workloads.workload import Workload
+from .core.records import Outcome, Records, Timeline
+from .csv_columns import Choice, Column, gzip_csv
+from .metrics import Judged
+
+if sys.platform != "win32":
+    import fcntl
+
+Value = str | int | float | bool | None
+Row = dict[str, Value]
+
+RECORD_FORMATS = ("csv", "parquet", "none")
+_UNFINISHED_SUFFIX = ".part"
+_LAST_COLUMN = "attainment_spread"
+
+
+def request_columns(workload: Workload, records: Records, judged: Judged) -> dict[str, Column]:
+    """The per-request table. Class, model, session and priority only where the workload has any."""
+    columns: dict[str, Column] = {
+        "id": np.arange(len(workload), dtype=np.int64),
+        "arrival_s": records.arrival_s,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": workload.output_tokens,
+    }
+    if any(workload.class_names):
+        columns["class"] = Choice(workload.class_index, workload.class_names)
+    if any(workload.model_names):
+        columns["model"] = Choice(workload.model_index, workload.model_names)
+    if (workload.session >= 0).any():
+        columns["session"] = workload.session
+    if workload.priority.any():
+        columns["priority"] = workload.priority
+    return columns | {
+        "ttft_slo_s": workload.ttft_slo_s,
+        "tpot_slo_s": workload.tpot_slo_s,
+        "e2e_slo_s": workload.e2e_slo_s,
+        "deadline_s": workload.deadline_s,
+        "scheduled_s": records.scheduled_s,
+        "first_token_s": records.first_token_s,
+        "finish_s": records.finish_s,
+        "outcome": Choice(records.outcome, [outcome.name.lower() for outcome in Outcome]),
+        "tokens_out": records.tokens_out,
+        "cached_tokens": records.cached_tokens,
+        "preemptions_swap": records.preemptions_swap,
+        "preemptions_recompute": records.preemptions_recompute,
+        "instance": records.instance,
+        "met": judged.met,
+    }
+
+
+def write_details(
+    folder: Path,
+    cell: str,
+    requests: Mapping[str, Column],
+    timeline: Timeline,
+    *,
+    records: str,
+) -> None:
+    """Put the per-request table and the timeline of one cell on disk.
+
+    `records` is `csv`, `parquet` (needs pyarrow) or `none` for no per-request table.
+    """
+    if records == "csv":
+        write_whole(folder / "requests" / f"{cell}.csv.gz", gzip_csv(requests))
+    elif records == "parquet":
+        _write_parquet(folder / "requests" / f"{cell}.parquet", requests)
+    moments: dict[str, Column] = {
+        "time_s": timeline.time_s,
+        "waiting": timeline.waiting,
+        "running": timeline.running,
+        "kv_share": timeline.kv_share,
+    }
+    write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Column]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def array(column: Column) -> object:
+        if isinstance(column, Choice):
+            return pa.DictionaryArray.from_arrays(column.index.astype(np.int32), column.names)
+        return pa.array(column)
+
+    table = pa.table({name: array(column) for name, column in columns.items()})
+    with _whole_file(path) as file:
+        pq.write_table(table, file, compression="zstd")
+
+
+def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
+    """Write a file that is complete or absent, whatever happens meanwhile."""
+    with _whole_file(path) as file:
+        file.writelines(blocks)
+
+
+@contextlib.contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    unfinished = path.with_name(f".{path.name}{_UNFINISHED_SUFFIX}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+@dataclass
+class RunFolder:
+    """A folder that one run holds. Made by `open_run_folder`."""
+
+    path: Path
+    cells: Sequence[str]  # all there will be, in order
+    finished: dict[str, Row] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> list[str]:
+        """Cells without a row, in order."""
+        return [cell for cell in self.cells if cell not in self.finished]
+
+    def rows(self) -> list[Row]:
+        """Rows of the finished cells, in order."""
+        return [self.finished[cell] for cell in self.cells if cell in self.finished]
+
+    def add(self, cell: str, row: Row) -> None:
+        """Count a cell as finished; its details must be on disk."""
+        self.finished[cell] = row
+        write_rows(self.path / "cells.csv", self.rows())
+
+
+@contextlib.contextmanager
+def open_run_folder(
+    path: Path,
+    *,
+    cells: Sequence[str],
+    experiment_toml: str,
+    environment: Mapping[str, object],
+    resume: bool,
+) -> Iterator[RunFolder]:
+    """Hold `path` for one run of one experiment.
+
+    A folder made here is removed again when the block raises before any cell finished.
+
+    Raises:
+        SloBenchError: the folder is in use, cannot be written, holds files and `resume` is false,
+            or holds another experiment.
+    """
+    made = _make(path)
+    try:
+        with _lock(path):
+            known = path / "experiment.toml"
+            if any(path.iterdir()):
+                if not resume:
+                    raise SloBenchError(
+                        f"{path} is not empty; finish what is there with --resume, "
+                        "or choose another folder with --out"
+                    )
+                if not known.is_file():
+                    raise SloBenchError(f"{path} cannot be resumed: it has no experiment.toml")
+                _same_experiment(known, experiment_toml)
+                for leftover in path.rglob(f".*{_UNFINISHED_SUFFIX}"):
+                    leftover.unlink()
+            else:
+                write_whole(known, [experiment_toml.encode()])
+            folder = RunFolder(path, cells, _finished_rows(path, cells))
+            if folder.missing or not (path / "environment.json").is_file():
+                text = json.dumps(environment, indent=2, ensure_ascii=False) + "\n"
+                write_whole(path / "environment.json", [text.encode()])
+            try:
+                yield folder
+            except BaseException:
+                made = made and not folder.finished
+                raise
+            made = False
+    except BaseException:
+        if made:
+            shutil.rmtree(path)
+        raise
+
+
+def _make(path: Path) -> bool:
+    try:
+        existed = path.is_dir()
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(13, "no permission to write here")
+    except OSError as error:
+        raise SloBenchError(f"cannot write to {path}: {error.strerror or error}") from error
+    return not existed
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Keep other runs out of the folder; the system lets go when the process ends, however."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SloBenchError(
+                f"{path} is in use by another run; wait for it or choose another folder with --out"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _same_experiment(path: Path, experiment_toml: str) -> None:
+    there = path.read_text(encoding="utf-8").splitlines()
+    asked = experiment_toml.splitlines()
+    if there == asked:
+        return
+    for number in range(max(len(there), len(asked))):
+        old = there[number] if number < len(there) else "(nothing)"
+        new = asked[number] if number < len(asked) else "(nothing)"
+        if old != new:
+            raise FileFormatError(
+                path,
+                number + 1,
+                "the folder holds another experiment: "
+                f"it has {old!r} where this run has {new!r}; choose another folder with --out",
+            )
+
+
+def _finished_rows(path: Path, cells: Sequence[str]) -> dict[str, Row]:
+    table = path / "cells.csv"
+    if not table.is_file():
+        return {}
+    rows = {str(row["cell"]): row for row in read_rows(table)}
+    return {cell: rows[cell] for cell in cells if cell in rows}
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as CSV; a column that some rows lack is empty there."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    if _LAST_COLUMN in columns:
+        columns.remove(_LAST_COLUMN)
+        columns.append(_LAST_COLUMN)
+    lines = _Lines()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows([[_text(row.get(name)) for name in columns] for row in rows])
+    write_whole(path, [line.encode() for line in lines.written])
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def write(self, line: str) -> int:
+        self.written.append(line)
+        return len(line)
+
+
+def _text(value: Value) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """What `write_rows` wrote, with numbers as numbers; an empty field is None."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            table = list(csv.reader(file))
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    if not table or "cell" not in table[0]:
+        raise FileFormatError(path, 1, "has no column `cell`")
+    for number, fields in enumerate(table, start=1):
+        if len(fields) != len(table[0]):
+            raise FileFormatError(
+                path, number, f"has {len(fields)} fields where the header has {len(table[0])}"
+            )
+    return [dict(zip(table[0], map(_value, fields), strict=True)) for fields in table[1:]]
+
+
+def _value(text: str) -> Value:
+    if text == "":
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    kinds: tuple[Callable[[str], Value], ...] = (int, float)
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            # "1_000", " 7" or "007" are names: only what reads back the same is a number.
+            if _text(value) == text:
+                return value
+    return text
