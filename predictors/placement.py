@@ -1,0 +1,216 @@
+"""A model on GPUs: does it fit, how many KV blocks does it leave, how many bytes go where."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ..workloads.errors import SloBenchError
+from .dtypes import kv_dtype, weight_dtype
+from .specs import GIB, GpuSpec, LinkSpec, ModelSpec, link
+
+DEFAULT_HOST_MEMORY_BYTES = 4 * GIB
+OVERHEAD_BYTES = GIB
+ACTIVATION_BYTES = 2
+LOGITS_BYTES = 4
+LEAST_KV_TOKENS = 2048
+MAX_TP = 8
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One instance: a model on `tp * pp` GPUs of one kind, each holding an equal share.
+
+    `memory_share` of each GPU's memory is for serving. From it go the weights, then a reserve for
+    what a forward pass needs (as vLLM measures it at start): 1 GiB for CUDA, NCCL and workspaces,
+    and the activations of `batched_tokens` tokens and logits of `sampled_sequences` sequences.
+    What is left holds KV blocks of `block_tokens` tokens.
+    """
+
+    model: ModelSpec
+    gpu: GpuSpec
+    tp: int = 1
+    pp: int = 1
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    memory_share: float = 0.9
+    block_tokens: int = 16
+    host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES  # for swapped KV, per GPU
+    batched_tokens: int = 8192
+    sampled_sequences: int = 256
+
+    def __post_init__(self) -> None:
+        weight_dtype(self.weight_dtype)
+        kv_dtype(self.kv_dtype)
+        for name in ("tp", "pp", "block_tokens", "batched_tokens", "sampled_sequences"):
+            if getattr(self, name) < 1:
+                raise SloBenchError(f"{name} must be at least 1 but is {getattr(self, name)}")
+        if not 0 < self.memory_share <= 1:
+            raise SloBenchError(
+                f"memory_share must be above 0 and at most 1 but is {self.memory_share}"
+            )
+        if self.host_memory_bytes < 0:
+            raise SloBenchError(
+                f"host_memory_bytes must be at least 0 but is {self.host_memory_bytes}"
+            )
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the instance."""
+        return self.tp * self.pp
+
+    @property
+    def host_link(self) -> LinkSpec:
+        """Between each GPU and its host's memory."""
+        return link(self.gpu.host_link)
+
+    @property
+    def peer_link(self) -> LinkSpec:
+        """Between two GPUs of the instance."""
+        return link(self.gpu.peer_link)
+
+    @property
+    def kv_heads_per_gpu(self) -> int:
+        """KV heads on each GPU of a tensor-parallel group; with tp above kv_heads, copies."""
+        return -(-self.model.kv_heads // self.tp)
+
+    @property
+    def stage_layers(self) -> int:
+        """Layers of the longest pipeline stage."""
+        return -(-self.model.layers // self.pp)
+
+    @cached_property
+    def kv_bytes_per_token(self) -> int:
+        """KV bytes of one token on all GPUs of the instance together, copies included."""
+        if self.model.kind == "encoder":
+            return 0
+        width = self.kv_heads_per_gpu * self.tp * self.model.head_dim
+        return round(2 * self.model.layers * width * kv_dtype(self.kv_dtype).bytes)
+
+    @cached_property
+    def weight_bytes_per_gpu(self) -> int:
+        """Weight bytes on the fullest GPU: the longest stage, with an embedding table (with
+        pp = 1, with all of them), split over tp.
+        """
+        if self.pp == 1:
+            return -(-self.model.weight_bytes(self.weight_dtype) // self.tp)
+        layers = self.stage_layers * self.model.layer_weight_bytes(self.weight_dtype)
+        width = max(2.0, weight_dtype(self.weight_dtype).bytes)
+        return round((layers + self.model.embedding_parameters * width) / self.tp)
+
+    @cached_property
+    def reserve_bytes_per_gpu(self) -> int:
+        """What a forward pass takes besides weights and KV, on each GPU (see the class)."""
+        # At the peak the residual stream, its normed copy, attention output and queries live
+        # beside the MLP's widened activations (gate, up and their product) of one layer.
+        model = self.model
+        widened = (3 if model.traits.gated_mlp else 2) * model.intermediate / self.tp
+        activations = self.batched_tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES
+        logits = self.sampled_sequences * model.vocab / self.tp * LOGITS_BYTES * 2
+        return round(OVERHEAD_BYTES + activations + logits)
+
+    @cached_property
+    def usable_bytes_per_gpu(self) -> int:
+        """`memory_share` of a GPU's memory."""
+        return int(self.gpu.memory_bytes * self.memory_share)
+
+    @cached_property
+    def kv_blocks(self) -> int:
+        """Blocks of `block_tokens` tokens that fit beside the weights; 0 where nothing is left."""
+        free = self.usable_bytes_per_gpu - self.weight_bytes_per_gpu - self.reserve_bytes_per_gpu
+        return max(0, free // self._block_bytes_on_fullest_gpu)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that fit into the KV blocks."""
+        return self.kv_blocks * self.block_tokens
+
+    @cached_property
+    def host_blocks(self) -> int:
+        """Blocks that fit into the host memory set aside for swapped KV."""
+        return self.host_memory_bytes // self._block_bytes_on_fullest_gpu
+
+    @cached_property
+    def swap_s_per_block(self) -> float:
+        """Seconds to move one block over the host links, every GPU its own part at once; without
+        the latency of starting (see `transfer.swap_s`).
+        """
+        return self._block_bytes_on_fullest_gpu / self.host_link.bandwidth_bytes_per_s
+
+    @property
+    def _block_bytes_on_fullest_gpu(self) -> int:
+        per_layer = self.kv_bytes_per_token // self.tp // self.model.layers
+        return max(1, per_layer * self.stage_layers * self.block_tokens)
+
+    def check(self) -> None:
+        """Raise `SloBenchError` unless the split is possible and weights, reserve and KV for at
+        least 2,048 tokens (or the model's context, if shorter) fit.
+        """
+        model = self.model
+        if model.heads % self.tp:
+            raise SloBenchError(
+                f"{model.name} has {model.heads} attention heads, not divisible by tp {self.tp}"
+            )
+        if model.kv_heads % self.tp and self.tp % model.kv_heads:
+            raise SloBenchError(
+                f"{model.name} has {model.kv_heads} KV heads; tp {self.tp} must divide them "
+                "or be a multiple of them"
+            )
+        if self.pp > model.layers:
+            raise SloBenchError(
+                f"{model.name} has {model.layers} layers, fewer than pp {self.pp} stages"
+            )
+        if not self._fits():
+            raise SloBenchError(self._too_small())
+
+    def _fits(self) -> bool:
+        if self.model.kind == "encoder":
+            needed = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu
+            return needed <= self.usable_bytes_per_gpu
+        return self.kv_tokens >= min(LEAST_KV_TOKENS, self.model.context_tokens)
+
+    def _too_small(self) -> str:
+        weights_gb = self.model.weight_bytes(self.weight_dtype) / 1e9
+        offered_gb = self.usable_bytes_per_gpu * self.gpus / 1e9
+        reserve_gb = self.reserve_bytes_per_gpu * self.gpus / 1e9
+        where = f"{self.gpu.name} × tp {self.tp}" + (f" × pp {self.pp}" if self.pp > 1 else "")
+        problem = (
+            f"{self.model.name} needs {weights_gb:.1f} GB of weights, {reserve_gb:.1f} GB of "
+            f"workspace and room for KV; {where} offers {offered_gb:.1f} GB"
+        )
+        for tp in _tp_degrees(self.model):
+            if tp > self.tp and replace(self, tp=tp)._fits():
+                return f"{problem}; use tp {tp} or more"
+        return f"{problem}; use a larger GPU, smaller weights (weight_dtype) or pp above {self.pp}"
+
+
+def _tp_degrees(model: ModelSpec) -> list[int]:
+    return [
+        tp
+        for tp in (1, 2, 4, 8)
+        if model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
+    ]
+
+
+def smallest_tp(
+    model: ModelSpec,
+    gpu: GpuSpec,
+    pp: int = 1,
+    weight_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    memory_share: float = 0.9,
+) -> int:
+    """The smallest tensor-parallel degree (1, 2, 4, 8) on which the model fits.
+
+    Raises:
+        SloBenchError: it does not fit even on the largest.
+    """
+    base = Placement(
+        model, gpu, pp=pp, weight_dtype=weight_dtype, kv_dtype=kv_dtype, memory_share=memory_share
+    )
+    degrees = _tp_degrees(model)
+    for tp in degrees:
+        if replace(base, tp=tp)._fits():
+            return tp
+    replace(base, tp=degrees[-1]).check()
+    raise AssertionError("check() accepts what does not fit")

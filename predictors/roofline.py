@@ -1,0 +1,195 @@
+"""Seconds of one iteration, as a sum of nine roofline terms (docs/step-time.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Protocol
+
+
+class StepTime(Protocol):
+    """Predicts how long iterations take."""
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """Seconds of one iteration in which `decode_seqs` sequences, `decode_kv_tokens` KV tokens
+        in all, decode a token each, beside prefill `chunks`: (tokens already in KV, tokens now).
+        """
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """Seconds of `steps` iterations that only decode; each grows the KV by `decode_seqs`."""
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """Fewest such iterations whose span is at least `duration_s`; 0 if that is not positive."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coefficients:
+    """The nine fitted numbers. `c0`..`c4` multiply roofline times; `c5_s`..`c8_s` are seconds."""
+
+    c0: float  # larger of the linear layers' byte time and operation time
+    c1: float  # smaller of the two
+    c2: float  # reading the KV of decoding sequences
+    c3: float  # attention operations of prefill
+    c4: float  # reading the KV under prefill
+    c5_s: float  # per token
+    c6_s: float  # per sequence or chunk
+    c7_s: float  # where there is any prefill
+    c8_s: float  # per iteration
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the terms multiply: seconds at the hardware's peak, for one pass through the model."""
+
+    weight_read_s: float
+    linear_s_per_token: float
+    kv_read_s_per_token: float
+    attention_s_per_pair: float  # per (query token, KV token)
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorRoofline:
+    """`StepTime` as a sum of operators, linear in the number of KV tokens.
+
+    All fields are seconds, ready to be multiplied: up to `crossover_tokens` tokens reading the
+    weights is the longer side of the linear layers, beyond it multiplying is.
+    """
+
+    crossover_tokens: float
+    memory_s: float
+    memory_s_per_token: float
+    compute_s: float
+    compute_s_per_token: float
+    sequence_s: float
+    decode_kv_s: float
+    prefill_pair_s: float
+    prefill_kv_s: float
+    prefill_s: float
+    stages: int = 1
+    hop_latency_s: float = 0.0
+    hop_s_per_token: float = 0.0
+
+    @classmethod
+    def of(
+        cls,
+        coefficients: Coefficients,
+        work: Work,
+        host_s: float,
+        extra_s: float = 0.0,
+        extra_s_per_token: float = 0.0,
+        stages: int = 1,
+        hop_latency_s: float = 0.0,
+        hop_s_per_token: float = 0.0,
+    ) -> OperatorRoofline:
+        """Multiply out. `extra_*` is communication that the coefficients do not contain; the
+        hops between pipeline stages are added to every pass.
+        """
+        c = coefficients
+        hops = stages - 1
+        constant_s = c.c8_s + host_s + extra_s + hops * hop_latency_s
+        per_token_s = c.c5_s + extra_s_per_token + hops * hop_s_per_token
+        read_s, linear_s = work.weight_read_s, work.linear_s_per_token
+        return cls(
+            crossover_tokens=read_s / linear_s,
+            memory_s=constant_s + c.c0 * read_s,
+            memory_s_per_token=per_token_s + c.c1 * linear_s,
+            compute_s=constant_s + c.c1 * read_s,
+            compute_s_per_token=per_token_s + c.c0 * linear_s,
+            sequence_s=c.c6_s,
+            decode_kv_s=c.c2 * work.kv_read_s_per_token,
+            prefill_pair_s=c.c3 * work.attention_s_per_pair,
+            prefill_kv_s=c.c4 * work.kv_read_s_per_token,
+            prefill_s=c.c7_s,
+            stages=stages,
+            hop_latency_s=hop_latency_s,
+            hop_s_per_token=hop_s_per_token,
+        )
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """Seconds of one pass through all stages (see `StepTime`). A chunk's tokens attend to
+        the KV before them and, causally, to each other: chunk * (context + chunk / 2) pairs.
+        """
+        # The simulator's innermost call: no loop for the two common cases.
+        if not chunks:
+            if decode_seqs < self.crossover_tokens:
+                linear_s = self.memory_s + self.memory_s_per_token * decode_seqs
+            else:
+                linear_s = self.compute_s + self.compute_s_per_token * decode_seqs
+            return linear_s + self.sequence_s * decode_seqs + self.decode_kv_s * decode_kv_tokens
+        if len(chunks) == 1:
+            context, tokens = chunks[0]
+            pairs = tokens * (context + 0.5 * tokens)
+            kv = context + tokens
+            sequences = decode_seqs + 1
+            tokens += decode_seqs
+        else:
+            pairs = 0.0
+            kv = 0
+            sequences = decode_seqs + len(chunks)
+            tokens = decode_seqs
+            for context, chunk in chunks:
+                pairs += chunk * (context + 0.5 * chunk)
+                kv += context + chunk
+                tokens += chunk
+        if tokens < self.crossover_tokens:
+            linear_s = self.memory_s + self.memory_s_per_token * tokens
+        else:
+            linear_s = self.compute_s + self.compute_s_per_token * tokens
+        return (
+            linear_s
+            + self.sequence_s * sequences
+            + self.decode_kv_s * decode_kv_tokens
+            + self.prefill_pair_s * pairs
+            + self.prefill_kv_s * kv
+            + self.prefill_s
+        )
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """Closed form: the first step, `steps` times, and what the growing KV adds."""
+        if decode_seqs < self.crossover_tokens:
+            linear_s = self.memory_s + self.memory_s_per_token * decode_seqs
+        else:
+            linear_s = self.compute_s + self.compute_s_per_token * decode_seqs
+        first_s = linear_s + self.sequence_s * decode_seqs + self.decode_kv_s * decode_kv_tokens
+        return steps * first_s + self.decode_kv_s * decode_seqs * (steps * (steps - 1) * 0.5)
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """Solves `span_s` for steps, then walks to where `span_s` itself crosses the duration, so
+        that both always agree.
+        """
+        if duration_s <= 0:
+            return 0
+        first_s = self.step_s(decode_seqs, decode_kv_tokens, ())
+        half_s = 0.5 * self.decode_kv_s * decode_seqs  # span = half·n² + (first - half)·n
+        linear_s = first_s - half_s
+        # The root in the form that stays exact as the quadratic part vanishes.
+        root = 2 * duration_s / (linear_s + sqrt(linear_s * linear_s + 4 * half_s * duration_s))
+        steps = max(1, int(root))
+        span_s = self.span_s
+        while span_s(decode_seqs, decode_kv_tokens, steps) < duration_s:
+            steps += 1
+        while steps > 1 and span_s(decode_seqs, decode_kv_tokens, steps - 1) >= duration_s:
+            steps -= 1
+        return steps
+
+    def hop_s(self, tokens: int) -> float:
+        """Seconds to hand the activations of `tokens` tokens to the next pipeline stage."""
+        return self.hop_latency_s + self.hop_s_per_token * tokens if self.stages > 1 else 0.0
+
+    def stage_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """Seconds for which one pass occupies a stage, hand-over included: with the pipeline full
+        an iteration can start that often.
+        """
+        if self.stages == 1:
+            return self.step_s(decode_seqs, decode_kv_tokens, chunks)
+        tokens = decode_seqs + sum(chunk for _, chunk in chunks)
+        hop_s = self.hop_s(tokens)
+        pass_s = self.step_s(decode_seqs, decode_kv_tokens, chunks) - (self.stages - 1) * hop_s
+        return pass_s / self.stages + hop_s

@@ -1,0 +1,202 @@
+"""The step-time model of a placement: fitted where a profile exists, else an analytic estimate."""
+
+from __future__ import annotations
+
+import math
+import tomllib
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from statistics import median
+
+from ..workloads.errors import SloBenchError
+from .dtypes import SIXTEEN_BIT_BYTES, weight_dtype
+from .placement import Placement
+from .roofline import Coefficients, OperatorRoofline, StepTime, Work
+from .specs import ModelSpec, model
+
+__all__ = ["FittedPair", "OperatorRoofline", "StepTime", "StepTimeModel", "fitted_pairs", "step_time"]
+
+DEFAULT_HOST_S = 0.001
+ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP
+
+
+@dataclass(frozen=True, slots=True)
+class FittedPair:
+    """Coefficients that were fitted for one model shape on one kind of GPU."""
+
+    model: str
+    gpu: str
+    tp: int
+    coefficients: Coefficients
+    rows: int
+    mape_percent: float
+    p95_percent: float
+    origin: str
+
+    @property
+    def label(self) -> str:
+        """Model, GPU and tensor-parallel degree, for people."""
+        return f"{self.model} on {self.gpu}" + (f" × tp {self.tp}" if self.tp > 1 else "")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTimeModel:
+    """A step-time model and where its numbers come from."""
+
+    model: OperatorRoofline
+    fitted: bool
+    provenance: str
+
+
+@lru_cache(maxsize=1)
+def fitted_pairs() -> tuple[FittedPair, ...]:
+    """The shipped fits (`fitted.toml`)."""
+    text = (files(__package__) / "fitted.toml").read_text(encoding="utf-8")
+    return tuple(
+        FittedPair(
+            model=row["model"],
+            gpu=row["gpu"],
+            tp=row["tp"],
+            coefficients=Coefficients(
+                row["c0"],
+                row["c1"],
+                row["c2"],
+                row["c3"],
+                row["c4"],
+                c5_s=row["c5_us"] * 1e-6,
+                c6_s=row["c6_us"] * 1e-6,
+                c7_s=row["c7_ms"] * 1e-3,
+                c8_s=row["c8_ms"] * 1e-3,
+            ),
+            rows=row["rows"],
+            mape_percent=row["mape_percent"],
+            p95_percent=row["p95_percent"],
+            origin=row["origin"],
+        )
+        for row in tomllib.loads(text)["pair"]
+    )
+
+
+def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> StepTimeModel:
+    """The step-time model of a placement; `host_s` seconds of scheduling are added to every step.
+
+    A fit is used for the shape, GPU and tp that it was made for (16-bit weights and KV, any pp);
+    everything else is an analytic estimate, and says so.
+
+    Raises:
+        SloBenchError: `host_s` is not a time from 0 on, or the model is not a decoder.
+    """
+    if not (math.isfinite(host_s) and host_s >= 0):
+        raise SloBenchError(f"host_s must be a time from 0 on but is {host_s}")
+    if placement.model.kind != "decoder":
+        raise SloBenchError(f"{placement.model.name} is an encoder; step times are for decoders")
+    pair = _fitted_for(placement)
+    if pair is not None:
+        return StepTimeModel(
+            _roofline(placement, pair.coefficients, host_s, all_reduce=False),
+            fitted=True,
+            provenance=f"fitted: {pair.label}, MAPE {pair.mape_percent} %",
+        )
+    coefficients = estimated_coefficients(placement.model)
+    return StepTimeModel(
+        _roofline(placement, coefficients, host_s, all_reduce=placement.tp > 1),
+        fitted=False,
+        provenance=_describe(coefficients),
+    )
+
+
+def work(placement: Placement) -> Work:
+    """Seconds at the hardware's peak that the nine terms multiply, on each GPU of a tensor-parallel
+    group (which work side by side), summed over the pipeline stages.
+    """
+    spec, gpu, tp = placement.model, placement.gpu, placement.tp
+    weights = weight_dtype(placement.weight_dtype)
+    return Work(
+        weight_read_s=spec.streamed_weight_bytes(placement.weight_dtype)
+        / tp
+        / gpu.bandwidth_bytes_per_s,
+        linear_s_per_token=2 * spec.streamed_parameters / tp / gpu.flops(weights.compute_bits),
+        kv_read_s_per_token=placement.kv_bytes_per_token / tp / gpu.bandwidth_bytes_per_s,
+        attention_s_per_pair=4 * spec.query_width * spec.layers / tp / gpu.flops(16),
+    )
+
+
+def estimated_coefficients(spec: ModelSpec) -> Coefficients:
+    """Coefficients where nothing was fitted: the median over the fits on one GPU, and of their
+    overheads per layer.
+    """
+    single = [pair for pair in fitted_pairs() if pair.tp == 1]
+    fits = [pair.coefficients for pair in single]
+    layers = [model(pair.model).layers for pair in single]
+
+    def per_layer_s(values: list[float]) -> float:
+        return median(v / n for v, n in zip(values, layers, strict=True)) * spec.layers
+
+    return Coefficients(
+        median(c.c0 for c in fits),
+        median(c.c1 for c in fits),
+        median(c.c2 for c in fits),
+        median(c.c3 for c in fits),
+        median(c.c4 for c in fits),
+        c5_s=per_layer_s([c.c5_s for c in fits]),
+        c6_s=per_layer_s([c.c6_s for c in fits]),
+        c7_s=per_layer_s([c.c7_s for c in fits]),
+        c8_s=per_layer_s([c.c8_s for c in fits]),
+    )
+
+
+def _fitted_for(placement: Placement) -> FittedPair | None:
+    sixteen_bit = ("bf16", "fp16")
+    if placement.weight_dtype not in sixteen_bit or placement.kv_dtype not in sixteen_bit:
+        return None
+    shape = _shape(placement.model)
+    for pair in fitted_pairs():
+        same_hardware = pair.gpu == placement.gpu.name and pair.tp == placement.tp
+        if same_hardware and _shape(model(pair.model)) == shape:
+            return pair
+    return None
+
+
+def _shape(spec: ModelSpec) -> tuple[object, ...]:
+    """What step time depends on; models that share it (Llama 3 and 3.1) share a fit."""
+    return (
+        spec.layers,
+        spec.hidden,
+        spec.heads,
+        spec.kv_heads,
+        spec.head_dim,
+        spec.intermediate,
+        spec.vocab,
+        spec.traits,
+    )
+
+
+def _roofline(
+    placement: Placement, coefficients: Coefficients, host_s: float, all_reduce: bool
+) -> OperatorRoofline:
+    spec, tp, peer = placement.model, placement.tp, placement.peer_link
+    token_bytes = spec.hidden * SIXTEEN_BIT_BYTES
+    reduces = ALL_REDUCES_PER_LAYER * spec.layers if all_reduce else 0
+    # A ring all-reduce moves each byte 2 (tp - 1) / tp times over every GPU's link; small messages
+    # pay one latency each for the scatter and the gather (kernels write to all peers at once).
+    ring_bytes = 2 * (tp - 1) / tp * token_bytes
+    return OperatorRoofline.of(
+        coefficients,
+        work(placement),
+        host_s,
+        extra_s=reduces * 2 * peer.latency_s,
+        extra_s_per_token=reduces * ring_bytes / peer.bandwidth_bytes_per_s,
+        stages=placement.pp,
+        hop_latency_s=peer.latency_s,
+        hop_s_per_token=token_bytes / tp / peer.bandwidth_bytes_per_s,
+    )
+
+
+def _describe(c: Coefficients) -> str:
+    return (
+        "unfitted: analytic estimate with coefficients "
+        f"c0..c4 = {c.c0:.2f}, {c.c1:.2f}, {c.c2:.2f}, {c.c3:.2f}, {c.c4:.2f}; "
+        f"c5, c6 = {c.c5_s * 1e6:.2f}, {c.c6_s * 1e6:.2f} µs; "
+        f"c7, c8 = {c.c7_s * 1e3:.2f}, {c.c8_s * 1e3:.2f} ms"
+    )
