@@ -86,7 +86,9 @@ def read_model(path: Path) -> ModelSpec:
     try:
         fields = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise FileFormatError(file, None, "no such file; a model folder holds config.json") from None
+        raise FileFormatError(
+            file, None, "no such file; a model folder holds config.json"
+        ) from None
     except json.JSONDecodeError as error:
         raise FileFormatError(file, error.lineno, f"not JSON: {error.msg}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -162,9 +162,7 @@ class _Fields:
         self.unread = set(entry) - {"_file"}
 
     def _fail(self, problem: str) -> FileFormatError:
-        return FileFormatError(
-            self.entry["_file"], None, f"{self.section}.{self.name}: {problem}"
-        )
+        return FileFormatError(self.entry["_file"], None, f"{self.section}.{self.name}: {problem}")
 
     def _get(self, field: str, default: object) -> object:
         self.unread.discard(field)

@@ -15,7 +15,14 @@ from .placement import Placement
 from .roofline import Coefficients, OperatorRoofline, StepTime, Work
 from .specs import ModelSpec, model
 
-__all__ = ["FittedPair", "OperatorRoofline", "StepTime", "StepTimeModel", "fitted_pairs", "step_time"]
+__all__ = [
+    "FittedPair",
+    "OperatorRoofline",
+    "StepTime",
+    "StepTimeModel",
+    "fitted_pairs",
+    "step_time",
+]
 
 DEFAULT_HOST_S = 0.001
 ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP
