@@ -1,0 +1,39 @@
+"""`slo-bench report`: one HTML page from one or more run folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def report(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Run folders; several are compared.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Where to write the page. Default: report.html in the run folder, or in the "
+            "current folder where several are given.",
+        ),
+    ] = None,
+) -> None:
+    """Write the report of finished runs and print their summary."""
+    from rich.console import Console
+
+    from ..reports.html import write_report
+    from ..reports.levels import combine
+    from ..reports.read import read_runs
+    from ..reports.tables import summary_table
+
+    if out is None:
+        out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
+    written = write_report(run_dirs, out)
+    console = Console()
+    console.print(summary_table(combine(read_runs(run_dirs))))
+    console.print(str(written), markup=False, highlight=False, soft_wrap=True)

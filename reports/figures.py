@@ -1,0 +1,365 @@
+"""The report's figures as plain data, one small function each; `page/chart.js` draws them.
+
+A figure holds one or more views: of a percentile, of a rate, or a single one. Its series are
+indices into the page's list of series, so that colours agree over all figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import pandas as pd
+
+from .details import CAUSES, PHASES, Bound, Distribution, LevelDetail
+from .tables import rate_text, seconds_text
+
+Format = Literal["rate", "percent", "seconds", "number", "dollars"]
+View = dict[str, Any]
+
+ONLY = "only"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`scale` is `linear` or `log`; `top` fixes the end of a linear axis."""
+
+    label: str
+    format: Format
+    scale: Literal["linear", "log"] = "linear"
+    top: float | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure. `hover` says what a pointer finds: the nearest x, or the nearest point."""
+
+    id: str
+    kind: Literal["lines", "bars", "spread"]
+    title: str
+    note: str
+    x: Axis
+    y: Axis
+    views: dict[str, View]
+    picker: Literal["none", "rate", "local"] = "none"
+    options: list[list[str]] = field(default_factory=list)  # [view, label] of a local picker
+    hover: Literal["x", "interpolate", "point"] = "x"
+    markers: bool = True
+    categories: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain numbers of four significant digits; what is not finite becomes null."""
+        plain = _plain(asdict(self))
+        assert isinstance(plain, dict)
+        return plain
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value
+
+
+RATE = Axis("offered rate, req/s", "rate")
+BAND = "Line: mean over seeds; band: lowest to highest seed."
+
+
+Metric = Literal["ttft", "tpot"]
+State = Literal["waiting", "running", "kv_share"]
+METRICS: tuple[Metric, ...] = ("ttft", "tpot")
+STATES: tuple[State, ...] = ("waiting", "running", "kv_share")
+
+
+def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:
+    """`rate_key` of every row."""
+    return cells["rate_rps"].map(rate_key)
+
+
+def rate_key(rate_rps: float) -> str:
+    """The name of a rate's view."""
+    return f"{rate_rps:.4g}"
+
+
+def attainment(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
+    """Share of requests in SLO against offered rate, with lines at 90 % and 99 %."""
+    view = {
+        "series": _curves(rows, names, "attainment"),
+        "lines": [_line("y", 0.9, "90 %"), _line("y", 0.99, "99 %")],
+    }
+    return Figure(
+        id="attainment",
+        kind="lines",
+        title="Requests that met their SLO",
+        note=f"Share of all requests that arrived. {BAND}",
+        x=RATE,
+        y=Axis("requests in SLO", "percent", top=1.0),
+        views={ONLY: view},
+    )
+
+
+def goodput(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
+    """Requests in SLO per second against offered rate, with the line where all are."""
+    top = float(rows["rate_rps"].max())
+    view = {"series": _curves(rows, names, "goodput_rps"), "lines": [_diagonal(top)]}
+    return Figure(
+        id="goodput",
+        kind="lines",
+        title="Goodput",
+        note=f"Requests completed within their SLO per second. {BAND}",
+        x=RATE,
+        y=Axis("requests in SLO, per s", "rate"),
+        views={ONLY: view},
+    )
+
+
+def latency(
+    rows: pd.DataFrame, names: Sequence[str], metric: Metric, bound: Bound | None
+) -> Figure:
+    """A percentile of TTFT or TPOT against offered rate, the percentile to be picked."""
+    long_name = {"ttft": "Time to first token", "tpot": "Time per output token"}[metric]
+    options = [["p50", "p50"], ["p90", "p90"], ["p99", "p99"], ["mean", "mean"]]
+    views = {
+        key: {"series": _curves(rows, names, f"{metric}_{key}_s"), "lines": _bound("y", bound)}
+        for key, _ in options
+    }
+    return Figure(
+        id=f"{metric}-rate",
+        kind="lines",
+        title=f"{long_name} against load",
+        note=f"Of the requests that got that far. {BAND}",
+        x=RATE,
+        y=Axis(metric.upper(), "seconds", scale="log"),
+        views=views,
+        picker="local",
+        options=options,
+    )
+
+
+def latency_distribution(
+    details: Iterable[LevelDetail], names: Sequence[str], metric: Metric
+) -> Figure:
+    """The share of requests served within a TTFT or TPOT, at one rate."""
+    long_name = {"ttft": "Time to first token", "tpot": "Time per output token"}[metric]
+
+    def curve(detail: LevelDetail, place: int) -> View | None:
+        of: Distribution = getattr(detail, metric)
+        if not len(of.value_s):
+            return None
+        return {"s": place, "x": of.value_s.tolist(), "y": of.share.tolist()}
+
+    whole = "requests" if metric == "ttft" else "requests of more than one token"
+    return Figure(
+        id=f"{metric}-distribution",
+        kind="lines",
+        title=f"{long_name}, distribution",
+        note=f"All seeds together, over all {whole}; a curve that ends below 100 % never "
+        "served the rest.",
+        x=Axis(metric.upper(), "seconds", scale="log"),
+        y=Axis(f"{whole.split()[0]} within", "percent", top=1.0),
+        views=_by_rate(details, names, curve, lambda d: _bound("x", d.bounds.get(metric))),
+        picker="rate",
+        hover="interpolate",
+        markers=False,
+    )
+
+
+def causes(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
+    """Which bound was missed, or what else became of the requests, at one rate."""
+
+    def bar(detail: LevelDetail, place: int) -> View | None:
+        if not detail.requests:
+            return None
+        return {"s": place, "parts": [detail.missed[c] / detail.requests for c in CAUSES]}
+
+    return Figure(
+        id="causes",
+        kind="bars",
+        title="Why requests missed their SLO",
+        note="Share of all requests; every miss is counted once. 'TTFT' and 'TPOT' also hold those "
+        "that broke the end-to-end bound or the deadline as well.",
+        x=Axis("requests that missed", "percent"),
+        y=Axis("", "number"),
+        views=_by_rate(details, names, bar),
+        picker="rate",
+        categories=list(CAUSES),
+    )
+
+
+def phases(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
+    """Where the time of the finished requests that missed went, at one rate."""
+
+    def bar(detail: LevelDetail, place: int) -> View | None:
+        parts = [detail.missed_phase_s[p] for p in PHASES]
+        return None if any(math.isnan(p) for p in parts) else {"s": place, "parts": parts}
+
+    return Figure(
+        id="phases",
+        kind="bars",
+        title="Where the time of missed requests went",
+        note="Mean over requests that finished but missed. Waiting: arrival to first batch; "
+        "prefill: to first token; decode: to last token. Preemptions count where they fell.",
+        x=Axis("mean time per missed request", "seconds"),
+        y=Axis("", "number"),
+        views=_by_rate(details, names, bar),
+        picker="rate",
+        categories=list(PHASES),
+    )
+
+
+def over_time(
+    details: Iterable[LevelDetail],
+    names: Sequence[str],
+    column: State,
+) -> Figure:
+    """Queue, batch or KV use over time, first seed, at one rate."""
+    title, axis = {
+        "waiting": ("Queue over time", Axis("requests waiting", "number")),
+        "running": ("Batch over time", Axis("requests running", "number")),
+        "kv_share": ("KV cache over time", Axis("KV blocks in use", "percent", top=1.0)),
+    }[column]
+
+    def curve(detail: LevelDetail, place: int) -> View:
+        values = getattr(detail.timeline, column)
+        return {"s": place, "x": detail.timeline.time_s.tolist(), "y": values.tolist()}
+
+    return Figure(
+        id=f"time-{column.replace('_', '-')}",
+        kind="lines",
+        title=title,
+        note="All instances together, one seed; means over equal spans of time.",
+        x=Axis("time since start, s", "number"),
+        y=axis,
+        views=_by_rate(details, names, curve),
+        picker="rate",
+        hover="interpolate",
+        markers=False,
+    )
+
+
+def efficiency(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
+    """Tokens/s per GPU against tokens/s per user (1 / median TPOT), a point per rate."""
+    curves: list[View] = []
+    for place, name in enumerate(names):
+        of = rows[(rows["series"] == name) & (rows["tpot_p50_s"] > 0)]
+        if len(of):
+            labels = [f"{rate_text(rate)} req/s" for rate in of["rate_rps"]]
+            per_gpu = (of["output_tokens_per_s"] / of["gpus"]).tolist()
+            per_user = (1 / of["tpot_p50_s"]).tolist()
+            curves.append({"s": place, "x": per_user, "y": per_gpu, "labels": labels})
+    return Figure(
+        id="efficiency",
+        kind="lines",
+        title="Throughput per GPU against speed per user",
+        note="Output tokens; speed per user is 1 / median TPOT. A point per rate; ringed points "
+        "are those that no other beats in both. Whether they met their SLO is not in this figure.",
+        x=Axis("tokens/s per user", "number"),
+        y=Axis("tokens/s per GPU", "number"),
+        views={ONLY: {"series": curves, "lines": [], "frontier": True}},
+        hover="point",
+    )
+
+
+def cost(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | None:
+    """Dollars per million output tokens of requests in SLO; None where no price is known."""
+    curves: list[View] = []
+    for place, name in enumerate(names):
+        of = [d for d in details if d.series == name and math.isfinite(d.cost)]
+        if of:
+            curves.append(
+                {
+                    "s": place,
+                    "x": [d.rate_rps for d in of],
+                    "y": [d.cost for d in of],
+                    "lo": [d.cost_low for d in of],
+                    "hi": [d.cost_high for d in of],
+                }
+            )
+    if not curves:
+        return None
+    return Figure(
+        id="cost",
+        kind="lines",
+        title="Cost of a million output tokens in SLO",
+        note="Price of all GPUs over the makespan, per output token of requests that met their "
+        "SLO. Line: all seeds together; band: lowest to highest seed.",
+        x=RATE,
+        y=Axis("US$ per million tokens", "dollars", scale="log"),
+        views={ONLY: {"series": curves, "lines": []}},
+    )
+
+
+def classes(rows: pd.DataFrame, names: Sequence[str]) -> Figure | None:
+    """Attainment of every request class and its spread at one rate; None without classes."""
+    prefix = "attainment_"
+    known = [c.removeprefix(prefix) for c in rows.columns if c.startswith(prefix)]
+    known = [k for k in known if f"{prefix}{k}_lo" in rows.columns and k != "spread"]
+    if not known:
+        return None
+    views: dict[str, View] = {}
+    for place, name in enumerate(names):
+        for _, row in rows[rows["series"] == name].iterrows():
+            values = [float(row[prefix + k]) for k in known]
+            if any(math.isfinite(v) for v in values):
+                view = views.setdefault(rate_key(float(row["rate_rps"])), {"series": []})
+                view["series"].append({"s": place, "x": values})
+    return Figure(
+        id="classes",
+        kind="spread",
+        title="Attainment by class",
+        note="Share of each class's requests that met their SLO, mean over seeds; the bar spans "
+        "the classes, its length is their spread.",
+        x=Axis("requests in SLO", "percent", top=1.0),
+        y=Axis("", "number"),
+        views=views,
+        picker="rate",
+        categories=known,
+    )
+
+
+def _curves(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:
+    curves = []
+    for place, name in enumerate(names):
+        of = rows[(rows["series"] == name) & rows[column].notna()]
+        if len(of):
+            curve: View = {"s": place, "x": of["rate_rps"].tolist(), "y": of[column].tolist()}
+            curve["lo"], curve["hi"] = of[f"{column}_lo"].tolist(), of[f"{column}_hi"].tolist()
+            curves.append(curve)
+    return curves
+
+
+def _by_rate(
+    details: Iterable[LevelDetail],
+    names: Sequence[str],
+    draw: Callable[[LevelDetail, int], View | None],
+    lines: Callable[[LevelDetail], list[View]] = lambda _: [],
+) -> dict[str, View]:
+    place = {name: at for at, name in enumerate(names)}
+    views: dict[str, View] = {}
+    for detail in sorted(details, key=lambda d: place[d.series]):
+        view = views.setdefault(rate_key(detail.rate_rps), {"series": [], "lines": []})
+        drawn = draw(detail, place[detail.series])
+        if drawn is not None:
+            view["series"].append(drawn)
+            view["lines"] = view["lines"] or lines(detail)
+    return views
+
+
+def _line(along: Literal["x", "y"], value: float, label: str) -> View:
+    return {"axis": along, "value": value, "label": label}
+
+
+def _diagonal(top: float) -> View:
+    return {"axis": "diagonal", "value": top, "label": "all in SLO"}
+
+
+def _bound(along: Literal["x", "y"], bound: Bound | None) -> list[View]:
+    """A line at an SLO that all requests share; none where it differs between requests."""
+    if bound is None or bound.low_s != bound.high_s:
+        return []
+    return [_line(along, bound.low_s, f"SLO {seconds_text(bound.low_s)}")]

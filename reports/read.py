@@ -1,0 +1,207 @@
+"""A run folder, read and checked. What cannot be read is named, with its line where that shows."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from ..workloads.errors import FileFormatError, SloBenchError
+
+TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_time")
+"""Columns of cells.csv that hold words. Sweep axes are kept as the words in the file, too."""
+
+NUMBER_COLUMNS = (
+    "gpus",
+    "rate_rps",
+    "seed",
+    "requests",
+    "attainment",
+    "goodput_rps",
+    "ttft_p50_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
+    "ttft_mean_s",
+    "tpot_p50_s",
+    "tpot_p90_s",
+    "tpot_p99_s",
+    "tpot_mean_s",
+    "makespan_s",
+    "output_tokens_per_s",
+    "cost_usd_per_hour",
+)
+"""Number columns the report cannot do without; any other that parses as numbers is welcome."""
+
+LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "speed", "seed")
+"""What stands before `requests`; any other column there is a sweep axis."""
+
+REQUEST_COLUMNS = (
+    "arrival_s",
+    "ttft_slo_s",
+    "tpot_slo_s",
+    "e2e_slo_s",
+    "deadline_s",
+    "scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "outcome",
+    "tokens_out",
+    "met",
+)
+"""The columns of a request file that the report needs; the others are never parsed."""
+
+TIMELINE_COLUMNS = ("time_s", "waiting", "running", "kv_share")
+
+_NO_VALUE = ["", "nan", "NaN", "None"]
+_UNREADABLE = (ValueError, OSError, EOFError, zlib.error, UnicodeError)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What one experiment left on disk. `axes` are the sweep axes' column names in `cells`."""
+
+    path: Path
+    name: str
+    experiment_toml: str
+    environment: Mapping[str, Any]
+    cells: pd.DataFrame
+    axes: tuple[str, ...]
+
+    @property
+    def keeps_requests(self) -> bool:
+        """False where the run was told to keep no per-request records."""
+        return (self.path / "requests").is_dir()
+
+
+def read_run(path: Path) -> RunFolder:
+    """The run folder at `path`; SloBenchError names the file that is missing or malformed."""
+    path = Path(path)
+    if not path.is_dir():
+        raise SloBenchError(f"{path} is not a run folder: there is no such directory")
+    cells, axes = _read_cells(_existing(path / "cells.csv"))
+    return RunFolder(
+        path=path,
+        name=path.resolve().name,
+        experiment_toml=_read_text(_existing(path / "experiment.toml")),
+        environment=_read_environment(_existing(path / "environment.json")),
+        cells=cells,
+        axes=axes,
+    )
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """Several run folders, in order; each may be given once, and their names become distinct."""
+    if not paths:
+        raise SloBenchError("no run folder given; a report needs at least one")
+    resolved = [Path(path).resolve() for path in paths]
+    for path in resolved:
+        if resolved.count(path) > 1:
+            raise SloBenchError(f"{path} is given twice; a report takes each run folder once")
+    runs = [read_run(Path(path)) for path in paths]
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    return [
+        RunFolder(r.path, str(r.path), r.experiment_toml, r.environment, r.cells, r.axes)
+        for r in runs
+    ]
+
+
+def read_requests(run_path: Path, cell: str) -> pd.DataFrame:
+    """The `REQUEST_COLUMNS` of one cell: times in s, NaN where the event never came or no bound."""
+    return _read_detail(run_path / "requests", cell, REQUEST_COLUMNS, words=("outcome",))
+
+
+def read_timeline(run_path: Path, cell: str) -> pd.DataFrame:
+    """Queue, batch and KV use of one cell over time."""
+    return _read_detail(run_path / "timelines", cell, TIMELINE_COLUMNS, words=())
+
+
+def _read_detail(
+    folder: Path, cell: str, columns: tuple[str, ...], words: tuple[str, ...]
+) -> pd.DataFrame:
+    csv, parquet = folder / f"{cell}.csv.gz", folder / f"{cell}.parquet"
+    path = parquet if parquet.is_file() else _existing(csv)
+    try:
+        if path == parquet:
+            frame = pd.read_parquet(path, columns=list(columns))
+        else:
+            frame = pd.read_csv(
+                path,
+                usecols=list(columns),
+                dtype={c: "str" if c in words else "float64" for c in columns},
+                keep_default_na=False,
+                na_values={c: _NO_VALUE for c in columns if c not in words},
+            )
+    except ImportError as error:
+        raise SloBenchError(f"{path} needs pyarrow: pip install 'slo-bench[parquet]'") from error
+    except _UNREADABLE as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    numbers = [c for c in columns if c not in words]
+    return frame.astype(dict.fromkeys(numbers, "float64"))
+
+
+def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    try:
+        raw = pd.read_csv(path, dtype="str", keep_default_na=False)
+    except _UNREADABLE as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    names = list(raw.columns)
+    missing = [c for c in (*TEXT_COLUMNS, *NUMBER_COLUMNS, "valid") if c not in names]
+    if missing:
+        raise FileFormatError(path, 1, f"lacks the column {', '.join(missing)}")
+    if raw.empty:
+        raise FileFormatError(path, None, "holds no finished cell; run the experiment first")
+    axes = tuple(c for c in names[: names.index("requests")] if c not in LEAD_COLUMNS)
+    cells = raw.copy()
+    for column in names:
+        if column in TEXT_COLUMNS or column in axes:
+            continue
+        if column == "valid":
+            cells[column] = raw[column].map({"True": True, "False": False})
+            _refuse(path, raw, column, cells[column].isna(), "must be True or False")
+            cells[column] = cells[column].astype(bool)
+            continue
+        blank = raw[column].isin(_NO_VALUE)
+        numbers = pd.to_numeric(raw[column].mask(blank), errors="coerce").astype("float64")
+        _refuse(path, raw, column, numbers.isna() & ~blank, "must be a number")
+        cells[column] = numbers
+    for column in ("rate_rps", "attainment", "requests"):
+        _refuse(path, raw, column, ~(cells[column] >= 0), "must be a number of at least 0")
+    inside = cells["cell"].map(lambda stem: Path(stem).name == stem)
+    _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
+    return cells, axes
+
+
+def _refuse(path: Path, raw: pd.DataFrame, column: str, bad: pd.Series[bool], rule: str) -> None:
+    if bad.any():
+        row = int(bad.to_numpy().argmax())
+        raise FileFormatError(path, row + 2, f"{column} {rule} but is {raw[column].iloc[row]!r}")
+
+
+def _read_environment(path: Path) -> Mapping[str, Any]:
+    try:
+        value = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise FileFormatError(path, error.lineno, f"is not JSON: {error.msg}") from error
+    if not isinstance(value, dict):
+        raise FileFormatError(path, 1, "must hold a JSON object")
+    return value
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise SloBenchError(f"{path} is missing; is {path.parent} a whole run folder?")
+    return path
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
