@@ -68,7 +68,9 @@ class Workload:
                 if len(column) == 1 and n != 1:
                     object.__setattr__(self, f.name, np.full(n, column[0], dtype=column.dtype))
                 elif len(column) != n:
-                    raise SloBenchError(f"column {f.name} has {len(column)} rows, arrival_s has {n}")
+                    raise SloBenchError(
+                        f"column {f.name} has {len(column)} rows, arrival_s has {n}"
+                    )
         unset = self.max_output_tokens <= 0
         if unset.any():
             filled = np.where(unset, self.output_tokens, self.max_output_tokens)

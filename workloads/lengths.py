@@ -1,0 +1,325 @@
+"""How many tokens: distributions as quantile functions, alone and in pairs.
+
+Each distribution is its inverse cumulative function `at(u)`, so that prompt and output can be
+drawn together with a given rank correlation, and the same random numbers give the same lengths
+at every arrival rate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import normal
+from .calls import Call, build, number, parse_call, positive
+from .errors import SloBenchError, UnknownNameError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class Lengths(Protocol):
+    """A distribution of token counts."""
+
+    def at(self, u: Floats) -> Ints:
+        """Token counts, at least 1, at the probabilities `0 <= u < 1`."""
+        ...
+
+
+def _tokens(values: Floats) -> Ints:
+    return np.maximum(np.rint(values), 1).astype(np.int64)
+
+
+def _at_least_one(value: float, what: str) -> None:
+    if not value >= 1:
+        raise SloBenchError(f"{what} must be at least 1 token but is {value:g}")
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """Always the same count."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.tokens, "fixed tokens")
+
+    def at(self, u: Floats) -> Ints:
+        """See `Lengths`."""
+        return np.full(len(u), self.tokens, dtype=np.int64)
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Whole numbers from `low` to `high`, both included, equally often."""
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.low, "uniform low")
+        if self.high < self.low:
+            raise SloBenchError(f"uniform high must be at least low={self.low} but is {self.high}")
+
+    def at(self, u: Floats) -> Ints:
+        """See `Lengths`."""
+        return self.low + np.floor(u * (self.high - self.low + 1)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """1, 2, 3, … with a constant chance to stop; `mean` is at least 1."""
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        _at_least_one(self.mean, "geometric mean")
+
+    def at(self, u: Floats) -> Ints:
+        """See `Lengths`."""
+        if self.mean == 1:
+            return np.ones(len(u), dtype=np.int64)
+        return 1 + np.floor(np.log1p(-u) / math.log1p(-1 / self.mean)).astype(np.int64)
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """exp of a normal: give `median` or `mean`, and `sigma` of the logarithm; cut at `max`."""
+
+    median: float | None = None
+    sigma: float = 1.0
+    mean: float | None = None
+    min: float = 1.0
+    max: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.median is None) == (self.mean is None):
+            raise SloBenchError("lognormal takes either median or mean, and sigma")
+        positive(self.median if self.mean is None else self.mean or 0.0, "lognormal median or mean")
+        if not self.sigma >= 0:
+            raise SloBenchError(f"lognormal sigma must not be negative but is {self.sigma}")
+        _at_least_one(self.min, "lognormal min")
+        if self.max is not None and self.max < self.min:
+            raise SloBenchError(f"lognormal max must be at least min={self.min:g}")
+
+    def at(self, u: Floats) -> Ints:
+        """See `Lengths`."""
+        median = self.median or (self.mean or 0.0) * math.exp(-(self.sigma**2) / 2)
+        values = median * np.exp(self.sigma * normal.quantile(u))
+        # Beyond any context a count is only a risk of overflow.
+        return _tokens(np.clip(values, self.min, self.max or 1e12))
+
+
+@dataclass(frozen=True)
+class Quantiles:
+    """Empirical quantiles, interpolated between knots in the logarithm of the count.
+
+    Token counts spread over orders of magnitude, so that between two knots a straight line in
+    the logarithm is closer than one in the count. `probabilities` begin at 0, end at 1 and do
+    not decrease; `tokens` are the counts there.
+    """
+
+    probabilities: tuple[float, ...]
+    tokens: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        p, t = self.probabilities, self.tokens
+        if len(p) != len(t) or len(p) < 2:
+            raise SloBenchError("quantiles need as many probabilities as tokens, and two at least")
+        if p[0] != 0 or p[-1] != 1 or any(not b >= a for a, b in zip(p, p[1:], strict=False)):
+            raise SloBenchError(f"quantile probabilities must rise from 0 to 1 but are {p}")
+        _at_least_one(t[0], "quantile tokens")
+        if any(not b >= a for a, b in zip(t, t[1:], strict=False)):
+            raise SloBenchError(f"quantile tokens must not decrease but are {t}")
+
+    def at(self, u: Floats) -> Ints:
+        """See `Lengths`."""
+        return _tokens(np.exp(np.interp(u, self.probabilities, np.log(self.tokens))))
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Each count comes from one of several distributions, by weight.
+
+    `at` is the inverse cumulative function only within a component: components stand side by
+    side along u in the order given, so rank correlation with a mixture is approximate.
+    """
+
+    weights: tuple[float, ...]
+    components: tuple[Lengths, ...]
+
+    def __post_init__(self) -> None:
+        if not self.weights or len(self.weights) != len(self.components):
+            raise SloBenchError("a mixture needs a weight for each component, and one at least")
+        for weight in self.weights:
+            positive(weight, "mixture weight")
+
+    def at(self, u: Floats) -> Ints:
+        """See `Lengths`."""
+        edges = np.cumsum(self.weights) / sum(self.weights)
+        which = np.minimum(np.searchsorted(edges, u, side="right"), len(edges) - 1)
+        begin = np.concatenate(([0.0], edges[:-1]))
+        inner = np.clip((u - begin[which]) / (edges - begin)[which], 0, np.nextafter(1, 0))
+        tokens = np.empty(len(u), dtype=np.int64)
+        for k, component in enumerate(self.components):
+            mine = which == k
+            tokens[mine] = component.at(inner[mine])
+        return tokens
+
+
+def _mixture(call: Call) -> Mixture:
+    values = call.positional
+    if call.named or len(values) % 2:
+        raise SloBenchError(
+            f"cannot read {call.text!r}; write mixture(0.3, fixed(10), 0.7, uniform(1,100))"
+        )
+    weights = tuple(positive(w, "mixture weight") for w in values[::2])
+    return Mixture(weights, tuple(parse_lengths(text) for text in values[1::2]))
+
+
+def _quantiles(call: Call) -> Quantiles:
+    if call.positional or not call.named:
+        raise SloBenchError(f"cannot read {call.text!r}; write quantiles(0=10, 0.5=80, 1=900)")
+    knots = sorted((number(p, "probability"), number(t, "tokens")) for p, t in call.named.items())
+    return Quantiles(tuple(p for p, _ in knots), tuple(t for _, t in knots))
+
+
+LENGTHS = {
+    "fixed": lambda call: build(Fixed, call),
+    "uniform": lambda call: build(Uniform, call),
+    "geometric": lambda call: build(Geometric, call),
+    "lognormal": lambda call: build(Lognormal, call),
+    "quantiles": _quantiles,
+    "mixture": _mixture,
+}
+
+
+def parse_lengths(text: str | int) -> Lengths:
+    """Read `512`, `fixed(512)`, `uniform(1,100)`, `geometric(mean=4)`,
+    `lognormal(median=300, sigma=0.8, max=4096)`, `quantiles(0=10, 0.5=80, 1=900)` or
+    `mixture(0.3, fixed(10), 0.7, uniform(1,100))`.
+
+    Raises:
+        SloBenchError: the text has another form or a value makes no sense.
+        UnknownNameError: no such distribution.
+    """  # noqa: D205
+    call = parse_call(str(text))
+    if not call.positional and not call.named and call.name[0] in "0123456789-+.":
+        return build(Fixed, Call("fixed", (call.name,), {}, call.text))
+    if call.name not in LENGTHS:
+        raise UnknownNameError("length distribution", call.name, LENGTHS)
+    return LENGTHS[call.name](call)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Requests of one kind: their prompts and outputs, and how these go together.
+
+    `rank_correlation` is Spearman's, through a Gaussian copula (for a `Mixture`
+    approximate). `max_output_tokens` is what such requests ask for; 0 = what they get.
+    """
+
+    prompt: Lengths
+    output: Lengths
+    weight: float = 1.0
+    rank_correlation: float = 0.0
+    max_output_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        positive(self.weight, "weight")
+        if not -1 <= self.rank_correlation <= 1:
+            raise SloBenchError(
+                f"rank_correlation must lie in -1..1 but is {self.rank_correlation}"
+            )
+
+
+@dataclass(frozen=True)
+class TokenPairs:
+    """Drawn lengths, one row a request."""
+
+    prompt_tokens: Ints
+    output_tokens: Ints
+    max_output_tokens: Ints
+
+
+@dataclass(frozen=True)
+class PairLengths:
+    """Prompt and output lengths drawn together: each request from one part, by weight.
+
+    With `max_total_tokens`, outputs are cut so that prompt and output stay within it.
+    """
+
+    parts: tuple[Part, ...]
+    max_total_tokens: int | None = None
+
+    def draw(self, n: int, rng: np.random.Generator) -> TokenPairs:
+        """Lengths of `n` requests; the first k are the same for every n >= k."""
+        return self.at(self.uniforms(n, rng))
+
+    def uniforms(self, n: int, rng: np.random.Generator) -> Floats:
+        """What `at` needs for `n` requests: numbers for the part, the prompt and the output."""
+        return rng.random((n, 3))
+
+    def at(self, u: Floats) -> TokenPairs:
+        """Lengths at probabilities, one row of three a request."""
+        n = len(u)
+        edges = np.cumsum([p.weight for p in self.parts])
+        which = np.searchsorted(edges / edges[-1], u[:, 0], side="right")
+        which = np.minimum(which, len(self.parts) - 1)
+        prompt = np.empty(n, dtype=np.int64)
+        output = np.empty(n, dtype=np.int64)
+        limit = np.empty(n, dtype=np.int64)
+        for k, part in enumerate(self.parts):
+            mine = np.flatnonzero(which == k) if len(self.parts) > 1 else slice(None)
+            prompt[mine] = part.prompt.at(u[mine, 1])
+            output[mine] = part.output.at(_coupled(u[mine, 1], u[mine, 2], part.rank_correlation))
+            limit[mine] = part.max_output_tokens
+        if self.max_total_tokens is not None:
+            prompt = np.minimum(prompt, self.max_total_tokens - 1)
+            output = np.minimum(output, self.max_total_tokens - prompt)
+        return TokenPairs(prompt, output, np.where(limit > 0, np.maximum(limit, output), output))
+
+
+def pair(prompt: Lengths, output: Lengths) -> PairLengths:
+    """Prompt and output drawn independently."""
+    return PairLengths((Part(prompt, output),))
+
+
+def _coupled(u: Floats, v: Floats, rank_correlation: float) -> Floats:
+    """A uniform column made of `v` whose ranks correlate with those of `u`."""
+    if rank_correlation == 0:
+        return v
+    # Spearman's rho of a Gaussian copula is 6/pi * asin(r/2).
+    r = 2 * math.sin(math.pi * rank_correlation / 6)
+    z = r * normal.quantile(u) + math.sqrt(max(0.0, 1 - r * r)) * normal.quantile(v)
+    return np.clip(normal.cumulative(z), 0, np.nextafter(1, 0))
+
+
+def mean_tokens(lengths: Lengths, points: int = 100_000) -> float:
+    """Mean of a distribution, by the midpoint rule over its quantiles."""
+    return float(lengths.at((np.arange(points) + 0.5) / points).mean())
+
+
+def quantiles_of(values: Sequence[int] | Ints, knots: int) -> Quantiles:
+    """A compact `Quantiles` of a sample: knots stand where its quantile curve bends most."""
+    ordered = np.sort(np.asarray(values, dtype=np.float64))
+    if not len(ordered):
+        raise SloBenchError("quantiles need one value at least")
+    p = np.linspace(0, 1, len(ordered)) if len(ordered) > 1 else np.array([0.0, 1.0])
+    ordered = ordered if len(ordered) > 1 else np.repeat(ordered, 2)
+    chosen = [0, len(ordered) - 1]
+    while len(chosen) < min(knots, len(ordered)):
+        curve = np.exp(np.interp(p, p[chosen], np.log(ordered[chosen])))
+        gap = np.add.reduceat(np.abs(curve - ordered), chosen[:-1])
+        worst = int(np.argmax(gap))
+        a, b = chosen[worst], chosen[worst + 1]
+        if b - a < 2:
+            break
+        error = np.abs(curve - ordered)[a + 1 : b]
+        chosen.insert(worst + 1, a + 1 + int(np.argmax(error)))
+    return Quantiles(tuple(float(x) for x in p[chosen]), tuple(float(x) for x in ordered[chosen]))

@@ -1,0 +1,173 @@
+"""Shared prefixes: block hashes made when asked for, and prompts that continue earlier ones."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import normal
+from .calls import positive
+from .errors import SloBenchError
+from .lengths import PairLengths, TokenPairs
+from .streams import Streams
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class SessionBlocks(Sequence[tuple[int, ...]]):
+    """The block hashes of requests in sessions, as numbers: row -> tuple, made when asked for.
+
+    All requests begin with the same `system_blocks` blocks; then the i-th block of a session is
+    the same in all its turns. `first[row]` is the session's first own block, `length[row]` how
+    many full blocks the row has, those of the system prompt included.
+    """
+
+    first: Ints
+    length: Ints
+    system_blocks: int
+
+    @classmethod
+    def of(
+        cls, session: Ints, tokens: Ints, system_tokens: int, block_tokens: int
+    ) -> SessionBlocks:
+        """`session[row]` is any number of the row's session, `tokens[row]` what its blocks cover."""
+        system_blocks = system_tokens // block_tokens
+        length = tokens // block_tokens
+        _, inverse = np.unique(session, return_inverse=True)
+        own = np.zeros(int(inverse.max()) + 1 if len(inverse) else 0, dtype=np.int64)
+        np.maximum.at(own, inverse, np.maximum(length - system_blocks, 0))
+        first = system_blocks + np.concatenate(([0], np.cumsum(own)[:-1]))
+        return cls(first[inverse], length, system_blocks)
+
+    def __len__(self) -> int:
+        return len(self.first)
+
+    @overload
+    def __getitem__(self, row: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
+    def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        first, length = int(self.first[row]), int(self.length[row])
+        if length <= self.system_blocks:
+            return tuple(range(length))
+        return (*range(self.system_blocks), *range(first, first + length - self.system_blocks))
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        return (self[row] for row in range(len(self)))
+
+    def take(self, rows: Ints) -> SessionBlocks:
+        """These rows only."""
+        return SessionBlocks(self.first[rows], self.length[rows], self.system_blocks)
+
+
+@dataclass(frozen=True)
+class SharedPairs:
+    """Drawn lengths with the sessions and blocks they share."""
+
+    pairs: TokenPairs
+    session: Ints
+    blocks: SessionBlocks
+
+
+@dataclass(frozen=True)
+class Continuations:
+    """Some prompts continue an earlier request; lengths and arrivals keep their distributions.
+
+    A share of requests continues one that came a lognormal gap before; a session's prompts are
+    alike in length (`turn_correlation`, of the normal scores) and ordered so that they grow. A
+    turn begins with as much of the previous prompt and answer as fits into it, and all prompts
+    begin with the same system blocks. What fits into a cache decides what is then hit.
+    """
+
+    share: float
+    turn_correlation: float
+    gap_median_s: float
+    gap_sigma: float
+    system_blocks: int
+    block_tokens: int
+
+    def __post_init__(self) -> None:
+        for name in ("share", "turn_correlation"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise SloBenchError(f"{name} must lie in 0..1 but is {getattr(self, name)}")
+        positive(self.gap_median_s, "gap_median_s")
+
+    def draw(self, lengths: PairLengths, arrival_s: Floats, streams: Streams) -> SharedPairs:
+        """Lengths and blocks of requests that arrive at these times."""
+        n = len(arrival_s)
+        rng = streams.rng("continuations")
+        gap_s = self.gap_median_s * np.exp(self.gap_sigma * rng.standard_normal(n))
+        continues = rng.random(n) < self.share
+        parent = _parents(arrival_s, arrival_s - gap_s, continues)
+        root, turn = _roots(parent)
+        u = lengths.uniforms(n, streams.rng("lengths"))
+        common = streams.rng("sessions").standard_normal(n)[root]
+        r = self.turn_correlation
+        z = math.sqrt(r) * common + math.sqrt(1 - r) * normal.quantile(u[:, 1])
+        shared_u = np.where(np.bincount(root, minlength=n)[root] > 1, normal.cumulative(z), u[:, 1])
+        in_turn, in_length = np.lexsort((turn, root)), np.lexsort((shared_u, root))
+        u[in_turn, 1] = np.clip(shared_u[in_length], 0, np.nextafter(1, 0))
+        pairs = lengths.at(u)
+        tokens = pairs.prompt_tokens.copy()
+        child = np.flatnonzero(parent >= 0)
+        before = parent[child]
+        total = tokens[before] + pairs.output_tokens[before]
+        # Blocks may only cover an answer if the next turn really holds all of it.
+        held = pairs.prompt_tokens[child] >= total
+        tokens[before[held]] = total[held]
+        system_tokens = self.system_blocks * self.block_tokens
+        blocks = SessionBlocks.of(root, tokens, system_tokens, self.block_tokens)
+        return SharedPairs(pairs, root, blocks)
+
+
+def _parents(arrival_s: Floats, wanted_s: Floats, continues: NDArray[np.bool_]) -> Ints:
+    """For each request that continues one, the last free request at or before the wanted time."""
+    parent = np.full(len(arrival_s), -1, dtype=np.int64)
+    taken = np.zeros(len(arrival_s), dtype=bool)
+    child = np.flatnonzero(continues)
+    want = np.searchsorted(arrival_s, wanted_s[child], side="right") - 1
+    for _ in range(64):
+        keep = (want >= 0) & (want < child)
+        child, want = child[keep], want[keep]
+        free = np.flatnonzero(~taken[want])
+        _, first = np.unique(want[free], return_index=True)
+        won = free[first]
+        parent[child[won]] = want[won]
+        taken[want[won]] = True
+        left = np.ones(len(child), dtype=bool)
+        left[won] = False
+        child, want = child[left], want[left] - 1
+        if not len(child):
+            break
+    return parent
+
+
+@dataclass(frozen=True)
+class _Roots:
+    root: Ints
+    turn: Ints
+
+    def __iter__(self) -> Iterator[Ints]:
+        return iter((self.root, self.turn))
+
+
+def _roots(parent: Ints) -> _Roots:
+    """The first request of each one's session and how many came before it, by pointer doubling."""
+    at = np.where(parent >= 0, parent, np.arange(len(parent)))
+    turn = (parent >= 0).astype(np.int64)
+    while True:
+        further = at[at]
+        if (further == at).all():
+            return _Roots(at, turn)
+        turn = turn + turn[at]
+        at = further

@@ -1,0 +1,101 @@
+"""The plain CSV: `arrival_s,prompt_tokens,output_tokens` and any other column of a workload.
+
+`workload make` writes it, and the request records of a run have these columns too, so that both
+can be replayed. Columns that mean nothing here are left alone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FileFormatError
+from .table import Table, read_csv
+from .trace import Trace, in_order
+
+SLO_COLUMNS = ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_s")
+
+
+def read_plain_csv(path: Path) -> Trace:
+    """Read the CSV; without `arrival_s` it has lengths only. An empty SLO cell asks nothing.
+
+    Raises:
+        FileFormatError: a row cannot be read.
+    """
+    table = read_csv(path)
+    columns = {
+        "prompt_tokens": table.ints("prompt_tokens", low=1),
+        "output_tokens": table.ints("output_tokens", low=1),
+    }
+    for name, empty in (("max_output_tokens", 0), ("priority", 0), ("kind", 0)):
+        if name in table:
+            low = -(2**31) if name == "priority" else 0
+            columns[name] = table.ints(name, low=low, empty=empty)
+    for name in ("session", "follows"):
+        if name in table:
+            columns[name] = table.ints(name, low=-1, empty=-1)
+    floats = {name: table.floats(name, empty=np.inf) for name in SLO_COLUMNS if name in table}
+    if "think_s" in table:
+        floats["think_s"] = table.floats("think_s", empty=0.0)
+    settings: dict[str, Any] = {}
+    for column, index, names in (
+        ("class", "class_index", "class_names"),
+        ("model", "model_index", "model_names"),
+    ):
+        if column in table:
+            columns[index], settings[names] = table.names(column)
+    sequences: dict[str, Any] = {}
+    if "prefix_blocks" in table:
+        sequences["prefix_blocks"] = [
+            _blocks(table, row, cell) for row, cell in enumerate(table.columns["prefix_blocks"])
+        ]
+        if "prefix_block_tokens" in table:
+            settings["prefix_block_tokens"] = int(table.ints("prefix_block_tokens", low=1)[0])
+    if "follows" in columns and (columns["follows"] >= np.arange(len(table))).any():
+        row = int(np.flatnonzero(columns["follows"] >= np.arange(len(table)))[0])
+        raise table.fail(row, "follows must name an earlier row, counted from 0")
+    has_arrivals = "arrival_s" in table
+    arrival_s = table.floats("arrival_s") if has_arrivals else np.zeros(len(table))
+    trace = in_order(
+        path.name,
+        "csv",
+        arrival_s,
+        np.arange(len(table)),
+        {**columns, **floats},
+        sequences,
+        **settings,
+    )
+    return Trace(trace.workload, trace.notes, trace.format, has_arrivals)
+
+
+def _blocks(table: Table, row: int, cell: str) -> tuple[int, ...]:
+    """Read `0-13 20 22-25`."""
+    blocks: list[int] = []
+    for piece in cell.split():
+        first, _, last = piece.partition("-")
+        try:
+            blocks.extend(range(int(first), int(last or first) + 1))
+        except ValueError:
+            raise table.fail(
+                row, f"prefix_blocks must look like '0-13 20' but has {piece!r}"
+            ) from None
+    return tuple(blocks)
+
+
+def require_columns(path: Path, header: list[str]) -> None:
+    """Say what a CSV lacks to be a workload.
+
+    Raises:
+        FileFormatError: `prompt_tokens` or `output_tokens` is missing.
+    """
+    missing = [name for name in ("prompt_tokens", "output_tokens") if name not in header]
+    if missing:
+        raise FileFormatError(
+            path,
+            1,
+            f"the header lacks {' and '.join(missing)}; a workload needs "
+            "arrival_s,prompt_tokens,output_tokens (or Azure's or BurstGPT's header), not "
+            f"{','.join(header)[:80]!r}",
+        )

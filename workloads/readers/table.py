@@ -1,0 +1,224 @@
+"""Lines and columns of a trace file, plain or gzip, with errors that name the line."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import FileFormatError, SloBenchError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+def lines(path: Path) -> Iterator[str]:
+    """The lines of a UTF-8 text file, unpacked if it is gzip.
+
+    Raises:
+        SloBenchError: there is no such file, or it cannot be read.
+        FileFormatError: the gzip stream is broken or a line is not UTF-8.
+    """
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == b"\x1f\x8b"
+            raw.seek(0)
+            stream = gzip.open(raw) if packed else raw
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:  # type: ignore[arg-type]
+                for line in text:
+                    number += 1
+                    yield line
+    except UnicodeDecodeError as error:
+        # The decoder reads ahead of the lines, so only a lower bound is known.
+        at = f"after line {number}" if number else "at its beginning"
+        raise FileFormatError(path, None, f"the text is not UTF-8 {at}") from error
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise FileFormatError(
+            path, number, f"the gzip file is cut short or damaged after this line: {error}"
+        ) from error
+    except FileNotFoundError:
+        raise SloBenchError(f"there is no file {path}") from None
+    except OSError as error:
+        raise SloBenchError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of a file as they were read, with the line each row began on."""
+
+    path: Path
+    columns: dict[str, list[Any]]
+    line: list[int]
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def fail(self, row: int, problem: str) -> FileFormatError:
+        """The error for a row."""
+        return FileFormatError(self.path, self.line[row], problem)
+
+    def floats(self, name: str, low: float = 0.0, empty: float | None = None) -> Floats:
+        """A column of numbers from `low` on; `empty` stands for an empty cell.
+
+        Raises:
+            FileFormatError: a cell is no number, not a number (NaN) or below `low`.
+        """
+        cells = self.columns[name]
+        if empty is not None:
+            cells = [empty if cell in ("", None) else cell for cell in cells]
+        values = self._convert(name, cells)
+        bad = np.flatnonzero(~(values >= low))
+        if len(bad):
+            raise self.fail(
+                int(bad[0]), f"{name} must be a number from {low:g} on but is {cells[bad[0]]!r}"
+            )
+        if empty is None or np.isfinite(empty):
+            infinite = np.flatnonzero(np.isinf(values))
+            if len(infinite):
+                raise self.fail(int(infinite[0]), f"{name} must be finite")
+        return values
+
+    def ints(self, name: str, low: int = 0, empty: int | None = None) -> Ints:
+        """A column of whole numbers from `low` on; `empty` stands for an empty cell.
+
+        Raises:
+            FileFormatError: a cell is no whole number or below `low`.
+        """
+        values = self.floats(name, low, empty)
+        whole = values.astype(np.int64)
+        bad = np.flatnonzero(whole != values)
+        if len(bad):
+            raise self.fail(
+                int(bad[0]), f"{name} must be a whole number but is {self.columns[name][bad[0]]}"
+            )
+        return whole
+
+    def _convert(self, name: str, cells: list[Any]) -> Floats:
+        try:
+            return np.array(cells, dtype=np.float64)
+        except (TypeError, ValueError):
+            for row, cell in enumerate(cells):
+                try:
+                    float(cell)
+                except (TypeError, ValueError):
+                    raise self.fail(row, f"{name} must be a number but is {cell!r}") from None
+            raise
+
+    def times_s(self, name: str) -> Floats:
+        """A column of dates and times (UTC) as seconds from the first row's.
+
+        Raises:
+            FileFormatError: a cell is no date and time.
+        """
+        cells = [cell.removesuffix("Z").removesuffix("+00:00") for cell in self.columns[name]]
+        try:
+            stamps = np.array(cells, dtype="datetime64[ns]")
+        except ValueError:
+            for row, cell in enumerate(cells):
+                try:
+                    np.datetime64(cell, "ns")
+                except ValueError:
+                    raise self.fail(
+                        row, f"{name} must be a date and time but is {cell!r}"
+                    ) from None
+            raise
+        if np.isnat(stamps).any():
+            row = int(np.flatnonzero(np.isnat(stamps))[0])
+            raise self.fail(row, f"{name} must be a date and time but is {cells[row]!r}")
+        since: Floats = (stamps - stamps[0]) / np.timedelta64(1, "s")
+        return since
+
+    def names(self, name: str) -> tuple[Ints, tuple[str, ...]]:
+        """A column of names as indices into the distinct names, in order of appearance."""
+        known: dict[str, int] = {}
+        index = [known.setdefault(str(cell or ""), len(known)) for cell in self.columns[name]]
+        return np.array(index, dtype=np.int64), tuple(known)
+
+
+def read_csv(path: Path) -> Table:
+    """A CSV file with a header.
+
+    Raises:
+        FileFormatError: there is no header, no row, or a row of another width.
+    """
+    reader = csv.reader(lines(path), strict=True)
+    rows: list[list[str]] = []
+    line: list[int] = []
+    try:
+        header = [name.strip() for name in next(reader, [])]
+        for row in reader:
+            if len(row) != len(header):
+                if not row:
+                    continue
+                raise FileFormatError(
+                    path, reader.line_num, f"the row has {len(row)} cells, the header {len(header)}"
+                )
+            rows.append(row)
+            line.append(reader.line_num)
+    except csv.Error as error:
+        raise FileFormatError(path, reader.line_num, f"not readable as CSV: {error}") from error
+    if not rows:
+        raise FileFormatError(
+            path, None, "the trace is empty; it needs a header and a row at least"
+        )
+    cells = zip(*rows, strict=True)
+    return Table(path, {name: list(c) for name, c in zip(header, cells, strict=True)}, line)
+
+
+Check = Callable[[dict[str, Any]], str | None]
+
+
+def read_jsonl(
+    path: Path, required: Sequence[str], optional: Sequence[str] = (), only: int | None = None
+) -> Table:
+    """The named keys of a file with a JSON object a line; a missing optional one is None.
+
+    Raises:
+        FileFormatError: a line is no JSON object or lacks a key, or there is none.
+    """
+    columns: dict[str, list[Any]] = {key: [] for key in (*required, *optional)}
+    numbers: list[int] = []
+    for number, text in enumerate(lines(path), 1):
+        if text.isspace():
+            continue
+        row = parse_object(path, number, text)
+        for key in required:
+            if key not in row:
+                raise FileFormatError(path, number, f"the object lacks {key!r}")
+            columns[key].append(row[key])
+        for key in optional:
+            columns[key].append(row.get(key))
+        numbers.append(number)
+        if only is not None and len(numbers) == only:
+            break
+    if not numbers:
+        raise FileFormatError(path, None, "the trace is empty; it needs a JSON object at least")
+    return Table(path, columns, numbers)
+
+
+def parse_object(path: Path, number: int, text: str) -> dict[str, Any]:
+    """A JSON object on one line.
+
+    Raises:
+        FileFormatError: it is none.
+    """
+    try:
+        row = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise FileFormatError(path, number, f"not readable as JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise FileFormatError(path, number, f"each line must be a JSON object, not {text[:40]!r}")
+    return row

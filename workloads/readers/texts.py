@@ -1,0 +1,148 @@
+"""Data sets of texts, without arrivals: ShareGPT and Alpaca JSON, vLLM's custom JSON lines.
+
+Without a tokenizer token counts are approximate: four characters a token, OpenAI's rule of thumb
+for English (https://help.openai.com/en/articles/4936856). A row that has `prompt_tokens` and
+`output_tokens` keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FileFormatError
+from ..workload import Workload
+from .table import Table, lines, read_jsonl
+from .trace import Trace
+
+CHARACTERS_PER_TOKEN = 4
+CUSTOM_OUTPUT_TOKENS = 256  # vLLM's default for `--custom-output-len`
+
+
+def approximate_tokens(text: str) -> int:
+    """Characters / 4, rounded up, at least 1."""
+    return max(1, -(-len(text) // CHARACTERS_PER_TOKEN))
+
+
+class _Rows:
+    """Collects prompts and counts."""
+
+    def __init__(self) -> None:
+        self.prompt_tokens: list[int] = []
+        self.output_tokens: list[int] = []
+        self.texts: list[str | None] = []
+        self.approximate = False
+
+    def add(self, row: dict[str, Any], prompt: str | None, output: str | int) -> None:
+        given = row.get("prompt_tokens")
+        self.approximate |= given is None or not (row.get("output_tokens") or type(output) is int)
+        self.texts.append(prompt)
+        self.prompt_tokens.append(approximate_tokens(prompt or "") if given is None else int(given))
+        if row.get("output_tokens"):
+            self.output_tokens.append(int(row["output_tokens"]))
+        else:
+            counted = output if isinstance(output, int) else approximate_tokens(output)
+            self.output_tokens.append(counted)
+
+    def trace(self, path: Path, format_name: str, notes: tuple[str, ...]) -> Trace:
+        if self.approximate:
+            notes = (*notes, "token counts are approximate: four characters a token")
+        workload = Workload(
+            arrival_s=np.zeros(len(self.texts)),
+            prompt_tokens=np.array(self.prompt_tokens, dtype=np.int64),
+            output_tokens=np.array(self.output_tokens, dtype=np.int64),
+            texts=self.texts if any(t is not None for t in self.texts) else None,
+            name=path.name,
+        )
+        return Trace(workload, notes, format_name, has_arrivals=False)
+
+
+def read_json_array(path: Path) -> Trace:
+    """Read ShareGPT (`conversations`) or Alpaca (`instruction`, `input`, `output`).
+
+    Of a conversation the first message of the human and its answer are taken, as vLLM and
+    SGLang do; conversations without both are left out, and so are empty answers.
+
+    Raises:
+        FileFormatError: the file is no JSON array of such objects, or has no exchange.
+    """
+    try:
+        data = json.loads("".join(lines(path)))
+    except json.JSONDecodeError as error:
+        raise FileFormatError(path, error.lineno, f"not readable as JSON: {error.msg}") from error
+    if not isinstance(data, list):
+        raise FileFormatError(path, 1, "expected a JSON array of conversations")
+    rows = _Rows()
+    alpaca = False
+    for at, item in enumerate(data):
+        if not isinstance(item, dict) or not ("conversations" in item or "instruction" in item):
+            raise FileFormatError(
+                path, None, f"element {at} has neither 'conversations' nor 'instruction'"
+            )
+        if "instruction" in item:
+            alpaca = True
+            prompt = "\n".join(t for t in (item["instruction"], item.get("input")) if t)
+            if prompt and item.get("output"):
+                rows.add(item, prompt, str(item["output"]))
+            continue
+        messages = item["conversations"]
+        if len(messages) < 2 or messages[0].get("from") not in ("human", "user"):
+            continue
+        prompt, answer = messages[0].get("value"), messages[1].get("value")
+        if prompt and answer:
+            rows.add(item, prompt, answer)
+    if not rows.texts:
+        raise FileFormatError(path, None, "the data set is empty: no prompt with an answer in it")
+    left_out = len(data) - len(rows.texts)
+    note = f"{left_out} of {len(data)} entries without a first prompt and answer left out"
+    return rows.trace(path, "alpaca" if alpaca else "sharegpt", (note,) if left_out else ())
+
+
+def read_custom_jsonl(path: Path) -> Trace:
+    """Read vLLM's custom data set: `{"prompt": …, "output_tokens": …}` a line.
+
+    Without `output_tokens` a row asks for 256, vLLM's default.
+
+    Raises:
+        FileFormatError: a line cannot be read.
+    """
+    table = read_jsonl(path, ("prompt",), ("prompt_tokens", "output_tokens"))
+    rows = _Rows()
+    assumed = 0
+    for at, prompt in enumerate(table.columns["prompt"]):
+        if not isinstance(prompt, str) or not prompt:
+            raise table.fail(at, f"prompt must be a text but is {prompt!r}")
+        given = {key: table.columns[key][at] for key in ("prompt_tokens", "output_tokens")}
+        for key, value in given.items():
+            if value is not None and (type(value) is not int or value < 1):
+                raise table.fail(at, f"{key} must be a whole number from 1 on but is {value!r}")
+        assumed += given["output_tokens"] is None
+        rows.add(given, prompt, CUSTOM_OUTPUT_TOKENS)
+    note = f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
+    return rows.trace(path, "custom", (note,) if assumed else ())
+
+
+def read_lengths_jsonl(path: Path) -> Trace:
+    """Read `prompt_tokens` and `output_tokens` a line, without arrivals.
+
+    Raises:
+        FileFormatError: a line cannot be read.
+    """
+    table: Table = read_jsonl(path, ("prompt_tokens", "output_tokens"))
+    prompt_tokens = table.ints("prompt_tokens", low=1)
+    output_tokens = table.ints("output_tokens")
+    rows = np.flatnonzero(output_tokens > 0)
+    if not len(rows):
+        raise table.fail(0, "no request has an output token")
+    dropped = len(table) - len(rows)
+    workload = Workload(
+        arrival_s=np.zeros(len(rows)),
+        prompt_tokens=prompt_tokens[rows],
+        output_tokens=output_tokens[rows],
+        name=path.name,
+    )
+    note = f"{dropped} of {len(table)} rows with no output token left out"
+    return Trace(workload, (note,) if dropped else (), "jsonl", has_arrivals=False)

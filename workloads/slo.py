@@ -1,0 +1,186 @@
+"""Service level objectives: for all requests or by class, fixed, scaled or drawn."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .calls import parse_call, parse_values, positive, split_outside
+from .errors import SloBenchError, UnknownNameError
+from .workload import Workload
+
+Floats = NDArray[np.float64]
+
+COLUMNS = {
+    "ttft": "ttft_slo_s",
+    "tpot": "tpot_slo_s",
+    "e2e": "e2e_slo_s",
+    "deadline": "deadline_s",
+}
+
+
+class Bound(Protocol):
+    """A bound in seconds, for each of n requests."""
+
+    def draw(self, n: int, rng: np.random.Generator) -> Floats:
+        """One bound a request."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedBound:
+    """The same for every request."""
+
+    seconds: float
+
+    def draw(self, n: int, rng: np.random.Generator) -> Floats:
+        """See `Bound`."""
+        return np.full(n, self.seconds)
+
+
+@dataclass(frozen=True)
+class UniformBound:
+    """Anything between two bounds, equally likely."""
+
+    low_s: float
+    high_s: float
+
+    def __post_init__(self) -> None:
+        if self.high_s < self.low_s:
+            raise SloBenchError(
+                f"uniform({self.low_s:g},{self.high_s:g}): the second must not be below the first"
+            )
+
+    def draw(self, n: int, rng: np.random.Generator) -> Floats:
+        """See `Bound`."""
+        return rng.uniform(self.low_s, self.high_s, n)
+
+
+@dataclass(frozen=True)
+class ChoiceBound:
+    """One of several bounds, equally likely."""
+
+    seconds: tuple[float, ...]
+
+    def draw(self, n: int, rng: np.random.Generator) -> Floats:
+        """See `Bound`."""
+        return np.array(self.seconds)[rng.integers(len(self.seconds), size=n)]
+
+
+@dataclass(frozen=True)
+class ClassSlo:
+    """The bounds asked of one class of requests, or of all where `class_name` is None."""
+
+    class_name: str | None
+    bounds: Mapping[str, Bound]
+
+
+@dataclass(frozen=True)
+class SloSpec:
+    """What is asked of a workload; later entries override earlier ones.
+
+    `slo_scale` multiplies every finite bound, also those the workload brought along. A deadline
+    is a moment on the workload's clock, and is scaled as such.
+    """
+
+    entries: tuple[ClassSlo, ...] = ()
+    slo_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        positive(self.slo_scale, "slo_scale")
+
+    def apply(self, workload: Workload, rng: np.random.Generator) -> Workload:
+        """The workload with these objectives; bounds not named here stay as they were.
+
+        Raises:
+            UnknownNameError: an entry names a class that the workload does not have.
+        """
+        columns = {column: getattr(workload, column) for column in COLUMNS.values()}
+        n = len(workload)
+        for entry in self.entries:
+            mine = _members(workload, entry.class_name)
+            for key, bound in entry.bounds.items():
+                column = COLUMNS[key]
+                columns[column] = np.where(mine, bound.draw(n, rng), columns[column])
+        scaled = {name: column * self.slo_scale for name, column in columns.items()}
+        return dataclasses.replace(workload, **scaled)
+
+
+def _members(workload: Workload, class_name: str | None) -> NDArray[np.bool_]:
+    if class_name is None:
+        return np.ones(len(workload), dtype=bool)
+    if class_name not in workload.class_names:
+        known = [name for name in workload.class_names if name]
+        if not known:
+            raise SloBenchError(
+                f"an SLO is set for class {class_name!r}, but workload {workload.name} has no classes"
+            )
+        raise UnknownNameError("class in the SLO", class_name, known)
+    return workload.class_index == workload.class_names.index(class_name)
+
+
+def parse_slo(text: str | Mapping[str, Any] | None, slo_scale: float = 1.0) -> SloSpec:
+    """Read `ttft=1,tpot=0.15`, `e2e=uniform(1,350)`, `deadline=60`, and by class
+    `ttft=1; chat:ttft=0.5,tpot=choice(0.1,0.2)`; or the same as a table,
+    `{"ttft": 1, "chat": {"ttft": 0.5}}`. All in seconds; empty asks for nothing.
+
+    Raises:
+        SloBenchError: a bound is not a positive number or the text has another form.
+        UnknownNameError: a key other than ttft, tpot, e2e and deadline.
+    """  # noqa: D205
+    if text is None:
+        return SloSpec(slo_scale=slo_scale)
+    if isinstance(text, Mapping):
+        return SloSpec(_from_table(text), slo_scale)
+    entries = []
+    for piece in split_outside(text, ";"):
+        if not piece:
+            continue
+        class_name, colon, bounds = piece.rpartition(":")
+        if colon and not class_name.strip():
+            raise SloBenchError(f"a class name is missing before ':' in {piece!r}")
+        positional, named = parse_values(bounds)
+        if positional or not named:
+            raise SloBenchError(f"cannot read SLO {piece!r}; write ttft=1,tpot=0.15 (seconds)")
+        entries.append(_entry(class_name.strip() if colon else None, named))
+    return SloSpec(tuple(entries), slo_scale)
+
+
+def _from_table(table: Mapping[str, Any]) -> tuple[ClassSlo, ...]:
+    for_all = {key: value for key, value in table.items() if not isinstance(value, Mapping)}
+    by_class = {key: value for key, value in table.items() if isinstance(value, Mapping)}
+    entries = [_entry(None, for_all)] if for_all else []
+    return (*entries, *(_entry(name, bounds) for name, bounds in by_class.items()))
+
+
+def _entry(class_name: str | None, bounds: Mapping[str, Any]) -> ClassSlo:
+    parsed = {}
+    for key, value in bounds.items():
+        short = key.removesuffix("_s").removesuffix("_slo")
+        if short not in COLUMNS:
+            raise UnknownNameError("SLO", key, COLUMNS)
+        parsed[short] = _bound(
+            value, f"SLO {key}" if class_name is None else f"SLO {class_name}:{key}"
+        )
+    return ClassSlo(class_name, parsed)
+
+
+def _bound(value: str | float, what: str) -> Bound:
+    if not isinstance(value, str) or "(" not in value:
+        return FixedBound(positive(value, what))
+    call = parse_call(value)
+    values = tuple(positive(v, what) for v in call.positional)
+    if call.named or not values:
+        raise SloBenchError(f"cannot read {what}={value}; write uniform(1,350) or choice(1,2,5)")
+    if call.name == "choice":
+        return ChoiceBound(values)
+    if call.name != "uniform":
+        raise UnknownNameError(f"distribution for {what}", call.name, ("uniform", "choice"))
+    if len(values) != 2:
+        raise SloBenchError(f"{what}: uniform takes two bounds, as in uniform(1,350)")
+    return UniformBound(*values)
