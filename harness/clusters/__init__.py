@@ -1,1 +1,1 @@
-"""Several instances: routing."""
+"""Several instances: arrivals, routing, one clock."""

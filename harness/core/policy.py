@@ -97,13 +97,15 @@ class Policy(_Knobs):
 
     # When urgency is asked: once on entering the queue, or again when the prefix cache changed.
     order: ClassVar[Literal["entry", "cache"]] = "entry"
+    # Do the limits depend on the view? Then they are asked whenever the composition changed.
+    limits_vary: ClassVar[bool] = False
 
     def new_state(self) -> Any:
         """What this policy learns on one instance, empty."""
         return None
 
     def limits(self, view: View) -> Limits:
-        """What the next iterations may hold; asked when the composition changed."""
+        """What the next iterations may hold; asked once, or see `limits_vary`."""
         return Limits()
 
     def admit(self, r: RequestState, view: View) -> Admission:

@@ -25,10 +25,6 @@ from .view import LoopView
 INF = float("inf")
 
 
-class EngineStuckError(SloBenchError):
-    """Requests wait, nothing runs and nothing will change."""
-
-
 class Loop:
     """State and transitions of one instance. An engine calls `schedule`, executes, `complete`.
 
@@ -36,6 +32,54 @@ class Loop:
     (`decode_kv_tokens` KV tokens in all), `chunks` = (tokens in KV, tokens to prefill) of the
     requests in `chunk_requests`, and `swap_s` seconds of swapping that go before them.
     """
+
+    # Slots: the loop reads these a few dozen times an iteration.
+    __slots__ = (
+        "_arrived",
+        "_asks_admit",
+        "_asks_commit",
+        "_asks_leave",
+        "_asks_refill",
+        "_asks_reserve",
+        "_dirty",
+        "_entered",
+        "_filled",
+        "_hold",
+        "_lim",
+        "_limits_vary",
+        "_mask",
+        "_tells_finished",
+        "chunk_requests",
+        "chunks",
+        "decode_kv_tokens",
+        "decode_seqs",
+        "decoding",
+        "ends",
+        "finished",
+        "inbox",
+        "index",
+        "kv_sum",
+        "leavers",
+        "ledger",
+        "measures",
+        "most_tokens",
+        "now_s",
+        "outbox",
+        "policy",
+        "policy_state",
+        "predictions",
+        "prefill_kv",
+        "prefill_pending",
+        "prefilling",
+        "promised_blocks",
+        "resident",
+        "residues",
+        "stalled",
+        "swap_s",
+        "tick",
+        "view",
+        "waiting",
+    )
 
     def __init__(
         self,
@@ -78,6 +122,7 @@ class Loop:
         self.promised_blocks = 0
         self.most_tokens = 0  # sum of prompt + maximum output over the batch
         self.prefill_kv = 0  # sum of KV lengths of `prefilling`
+        self.prefill_pending = 0  # tokens that `prefilling` still lacks
 
         self.decode_seqs = 0
         self.decode_kv_tokens = 0
@@ -85,12 +130,14 @@ class Loop:
         self.chunk_requests: list[RequestState] = []
         self.swap_s = 0.0
 
-        self._lim = Limits()
+        self._lim = policy.limits(self.view)
         self._dirty = True  # the composition changed since the policy was last asked
+        self._filled = False  # does a prefill complete in this iteration?
         self._hold = 0  # blocks that running requests take in this iteration
+        self._mask = bs - 1
         self._arrived = 0
         self._entered = 0
-        self._asks_limits = overrides(policy, "limits")
+        self._limits_vary = policy.limits_vary
         self._asks_admit = overrides(policy, "admit")
         self._asks_refill = overrides(policy, "refill")
         self._asks_reserve = overrides(policy, "reserve")
@@ -157,48 +204,51 @@ class Loop:
 
     def schedule(self) -> bool:
         """Decide the next iteration. False if there is nothing to run now."""
-        if self._dirty and self._asks_limits:
+        ledger = self.ledger
+        if self._dirty and self._limits_vary:
             self._lim = self.policy.limits(self.view)
         lim = self._lim
         preempted = False
-        need = 0
-        if self.decoding or (self.prefilling and lim.by_chunk):
-            need, preempted = self._grow(lim)
-        self._hold = need if lim.mix else 0
+        need = self.residues[self.tick & self._mask] if self.decoding else 0
+        if lim.by_chunk and self.prefilling:
+            need += self._chunk_need(lim)
+        if ledger.free - lim.headroom_blocks < need:
+            need, preempted = self._make_room(lim)
         if self._dirty and not (preempted and self.decoding):
+            self._hold = need if lim.mix else 0
             self._dirty = self._refill(lim)
         self._dirty = self._dirty or preempted
 
-        self.decode_seqs = len(self.decoding)
+        seqs = len(self.decoding)
         if self.prefilling:
-            self._plan_chunks(lim)
+            seqs = self._plan_chunks(lim, seqs)
         elif self.chunks:
             self.chunks = []
             self.chunk_requests = []
-        ledger = self.ledger
-        if self.decode_seqs:
+        self.decode_seqs = seqs
+        if seqs:
             self.decode_kv_tokens = self.kv_sum
-            ledger.free -= self.residues[self.tick & (ledger.block_tokens - 1)]
+            ledger.free -= self.residues[self.tick & self._mask]
         else:
             self.decode_kv_tokens = 0
         if ledger.idle_blocks > ledger.free:
             ledger.evict()
-        return bool(self.decode_seqs or self.chunks)
+        return seqs > 0 or bool(self.chunks)
 
     def complete(self) -> bool:
         """The iteration has been executed and the clock stands at its end; True if anyone ended.
 
         Each decoding request has one more token; requests whose prompt is in have their next.
         """
-        now_s = self.now_s
         ended = False
         if self.decode_seqs:
-            self.tick += 1
+            self.tick = tick = self.tick + 1
             self.kv_sum += self.decode_seqs
-            self.measures.decode_step(now_s, self.decode_seqs)
-            ended = self.finish_due()
-        if self.chunks:
-            ended = self._complete_chunks() or ended
+            self.measures.decode_step(self.now_s, self.decode_seqs)
+            if self.ends[0][0] <= tick:
+                ended = self.finish_due()
+        if self._filled:
+            ended = self._complete_prefills() or ended
         return ended
 
     def finish_due(self) -> bool:
@@ -222,25 +272,24 @@ class Loop:
 
     # ---------------------------------------------------------------- KV growth and preemption
 
-    def _grow(self, lim: Limits) -> tuple[int, bool]:
-        """Blocks that the running requests take now, preempting until they are there."""
+    def _make_room(self, lim: Limits) -> tuple[int, bool]:
+        """Preempt until the blocks are there that running requests take in this iteration; how
+        many that is then, and whether anybody had to go.
+        """
         ledger = self.ledger
-        mask = ledger.block_tokens - 1
-        need = self.residues[self.tick & mask]
-        by_chunk = lim.by_chunk and bool(self.prefilling)
-        if by_chunk:
-            need += self._chunk_need(lim)
         preempted = False
-        while ledger.free - lim.headroom_blocks < need:
+        while True:
+            need = self.residues[self.tick & self._mask] if self.decoding else 0
+            if lim.by_chunk and self.prefilling:
+                need += self._chunk_need(lim)
+            if ledger.free - lim.headroom_blocks >= need:
+                break
             if not (self.decoding or self.prefilling):
                 break
             if len(self.decoding) == 1 and not self.prefilling and ledger.free >= need:
                 break  # the headroom is for others, and there are none
             self._preempt()
             preempted = True
-            need = self.residues[self.tick & mask]
-            if by_chunk and self.prefilling:
-                need += self._chunk_need(lim)
         return need, preempted
 
     def _chunk_need(self, lim: Limits) -> int:
@@ -265,6 +314,7 @@ class Loop:
             how = PreemptBy.RECOMPUTE
             self.prefilling.remove(victim)
             self.prefill_kv -= victim.kv_tokens
+            self.prefill_pending -= victim.target_tokens - victim.kv_tokens
         self.most_tokens -= victim.prompt_tokens + victim.max_output_tokens
         if how is PreemptBy.STALL:
             victim.phase = Phase.STALLED
@@ -310,10 +360,8 @@ class Loop:
                 return False
         waiting, ledger = self.waiting, self.ledger
         room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
-        pending = 0
-        for r in self.prefilling:
-            pending += r.target_tokens - r.kv_tokens
         while waiting.live:
+            pending = self.prefill_pending
             if pending >= room:
                 return True  # only the token budget stopped us: ask again next time
             r = waiting.head()
@@ -328,7 +376,6 @@ class Loop:
             if lim.by_chunk:
                 chunk = min(tokens, room - pending)
                 self._hold += ledger.blocks(r.kv_tokens + chunk) - r.blocks
-            pending += tokens
         return False
 
     def _has_room(self, r: RequestState, lim: Limits, units: int) -> bool:
@@ -361,9 +408,12 @@ class Loop:
             blocks = -(-r.target_tokens // ledger.block_tokens)
             ledger.free -= blocks - r.blocks
             r.blocks = blocks
+        if ledger.idle_blocks > ledger.free:
+            ledger.evict()
         r.phase = Phase.PREFILL
         self.prefilling.append(r)
         self.prefill_kv += r.kv_tokens
+        self.prefill_pending += r.target_tokens - r.kv_tokens
         self._enlist(r)
 
     def _enlist(self, r: RequestState) -> None:
@@ -414,47 +464,50 @@ class Loop:
 
     # ---------------------------------------------------------------- prefill
 
-    def _plan_chunks(self, lim: Limits) -> None:
-        """Share the token budget among the prefilling requests, oldest first; take their blocks."""
+    def _plan_chunks(self, lim: Limits, seqs: int) -> int:
+        """Share the token budget among the prefilling requests, oldest first, and take their
+        blocks. Returns how many of the `seqs` decoding requests run beside them.
+        """
         ledger = self.ledger
-        budget = lim.token_budget - self.decode_seqs if lim.mix else lim.token_budget
+        budget = lim.token_budget - seqs if lim.mix else lim.token_budget
         chunks: list[tuple[int, int]] = []
         planned: list[RequestState] = []
         for r in self.prefilling:
-            chunk = r.target_tokens - r.kv_tokens
+            before = r.kv_tokens
+            chunk = r.target_tokens - before
             if chunk > budget:
                 if lim.chunked:
                     chunk = budget
                 elif planned:
                     break  # a whole prompt larger than the budget still goes, alone
-            if chunk <= 0:
-                break
-            before = r.kv_tokens
-            after = before + chunk
+                if chunk <= 0:
+                    break
+            r.kv_tokens = after = before + chunk
+            if after == r.target_tokens:
+                self._filled = True
             blocks = -(-after // ledger.block_tokens)
             if blocks > r.blocks:
                 ledger.free -= blocks - r.blocks
                 r.blocks = blocks
-            r.kv_tokens = after
             self.prefill_kv += chunk
+            self.prefill_pending -= chunk
             budget -= chunk
             chunks.append((before, chunk))
             planned.append(r)
             if r.prefix_blocks and ledger.unit_tokens:
                 ledger.publish(r, after)
-        if planned and not lim.mix:
-            self.decode_seqs = 0
         self.chunks = chunks
         self.chunk_requests = planned
+        return 0 if planned and not lim.mix else seqs
 
-    def _complete_chunks(self) -> bool:
+    def _complete_prefills(self) -> bool:
+        """Those whose prompt is in have a token; they decode from the next iteration on."""
+        self._filled = False
         now_s = self.now_s
         ended = False
-        any_done = False
         for r in self.chunk_requests:
             if r.kv_tokens < r.target_tokens:
                 continue
-            any_done = True
             self.prefill_kv -= r.kv_tokens
             r.emitted_tokens += 1
             if r.first_token_s != r.first_token_s:  # not yet
@@ -467,9 +520,8 @@ class Loop:
                 ended = True
             else:
                 self._start_decode(r)
-        if any_done:
-            prefill = Phase.PREFILL
-            self.prefilling = [r for r in self.prefilling if r.phase is prefill]
+        prefill = Phase.PREFILL
+        self.prefilling = [r for r in self.prefilling if r.phase is prefill]
         if self.waiting.live:
             self._dirty = True
         return ended
@@ -481,7 +533,7 @@ class Loop:
         r.phase = Phase.DECODE
         r.tick0 = tick
         r.end_tick = end_tick = tick + r.output_tokens - r.emitted_tokens
-        residue = (tick - r.kv_tokens) & (self.ledger.block_tokens - 1)
+        residue = (tick - r.kv_tokens) & self._mask
         r.residue = residue
         self.residues[residue] += 1
         self.kv_sum += r.kv_tokens
@@ -517,6 +569,6 @@ class Loop:
         self.finished.append(r)
         self._dirty = True
         if r.notify:
-            self.outbox.append(Release(r, Why.FINISH))
+            self.outbox.append(Release.finish(r))
         if self._tells_finished:
             self.policy.finished(r, self.view)

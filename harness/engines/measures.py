@@ -64,10 +64,10 @@ class Measures:
         if last_token_s in self._joined:
             self._joined.remove(last_token_s)
 
-    def gap(self, gap_s: float) -> None:
-        """One gap of one request."""
+    def gap(self, gap_s: float, count: int = 1) -> None:
+        """A gap that occurred so many times."""
         self._gap_s.append(gap_s)
-        self._gap_count.append(1)
+        self._gap_count.append(count)
 
     def decode_step(self, now_s: float, seqs: int) -> None:
         """`seqs` requests got a token at `now_s`."""
@@ -81,15 +81,21 @@ class Measures:
             self._gap_count.append(seqs)
         self.last_decode_s = now_s
 
-    def decode_span(self, now_s: float, seqs: int, steps: int, first_s: float, last_s: float) -> None:
-        """`steps` decode steps in a row, the last ending at `now_s`; step times grow evenly."""
-        if last_s - first_s <= _SPAN_TOLERANCE * first_s or steps < _SPAN_POINTS:
-            self._gap_s.append((first_s + last_s) / 2)
+    def decode_span(
+        self, now_s: float, seqs: int, steps: int, span_s: float, before_s: float
+    ) -> None:
+        """`steps` decode steps that took `span_s` together, the last ending at `now_s`; the step
+        before them took `before_s`, and step times grow evenly.
+        """
+        mean_s = span_s / steps
+        if steps < _SPAN_POINTS or mean_s - before_s <= _SPAN_TOLERANCE * before_s:
+            self._gap_s.append(mean_s)
             self._gap_count.append(seqs * steps)
         else:
             share, rest = divmod(steps, _SPAN_POINTS)
             for k in range(_SPAN_POINTS):
-                self._gap_s.append(first_s + (last_s - first_s) * (k + 0.5) / _SPAN_POINTS)
+                at = (k + 0.5) / _SPAN_POINTS
+                self._gap_s.append(mean_s + (2 * at - 1) * (mean_s - before_s))
                 self._gap_count.append(seqs * (share + (1 if k < rest else 0)))
         self.last_decode_s = now_s
 

@@ -14,3 +14,8 @@ class Release:
 
     request: RequestState
     why: Why
+
+    @classmethod
+    def finish(cls, r: RequestState) -> Release:
+        """`r` is done and somebody waits for it."""
+        return cls(r, Why.FINISH)

@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
+from ..core.ledger import BlockLedger
 from ..core.state import Phase, RequestState
 from ..core.view import Predictions
 
-if TYPE_CHECKING:
-    from .loop import Loop
+
+class Waiting(Protocol):
+    """A queue that can be counted and looked through."""
+
+    @property
+    def live(self) -> int: ...
+
+    def __iter__(self) -> Iterator[RequestState]: ...
+
+
+class Viewed(Protocol):
+    """The state that a view shows."""
+
+    now_s: float
+    predictions: Predictions
+    policy_state: Any
+    ledger: BlockLedger
+    resident: list[RequestState]
+    prefilling: list[RequestState]
+    decoding: dict[RequestState, None]
+    tick: int
+    kv_sum: int
+    prefill_kv: int
+    most_tokens: int
+
+    @property
+    def waiting(self) -> Waiting: ...
 
 
 class LoopView:
@@ -17,7 +43,7 @@ class LoopView:
 
     __slots__ = ("_loop",)
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Viewed) -> None:
         self._loop = loop
 
     @property

@@ -1,1 +1,1 @@
-"""One file per system: what an instance decides."""
+"""One file per system: what an instance decides. Imports `harness.core` only."""

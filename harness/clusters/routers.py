@@ -1,0 +1,124 @@
+"""Routers: which instance serves a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from ...workloads.errors import UnknownNameError
+from ..core.state import RequestState
+from ..engines.instance import Instance
+
+
+class Router(Protocol):
+    """Decides on arrival. `watches`: does it look at the instances' state?"""
+
+    watches: bool
+
+    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+        """The instance that gets `r`."""
+        ...
+
+
+def load(instance: Instance) -> int:
+    """Requests on their way to, waiting at, or running on an instance."""
+    view = instance.view
+    return len(instance.inbox) + view.n_waiting + view.n_resident + view.n_running
+
+
+def _least_loaded(instances: Sequence[Instance]) -> Instance:
+    return min(instances, key=lambda i: (load(i), i.index))
+
+
+class RoundRobin:
+    """Each in turn."""
+
+    watches = False
+
+    def __init__(self) -> None:
+        self._next = 0
+
+    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+        instance = instances[self._next % len(instances)]
+        self._next += 1
+        return instance
+
+
+class LeastLoaded:
+    """The instance with the fewest requests; of equals the first."""
+
+    watches = True
+
+    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+        return _least_loaded(instances)
+
+
+class PrefixAware:
+    """The instance that has seen the longest prefix, unless the load is out of balance.
+
+    A prefix counts where it was sent, also before it has been computed. With no more than half
+    of the request's blocks seen anywhere, or with loads further apart than both bounds, the
+    least loaded instance gets it. Source: the cache-aware policy of the SGLang router (its
+    defaults: match 0.5, 32 requests apart, ratio 1.1), here with exact block hashes instead of an
+    approximate tree of characters; each instance's memory of hashes is bounded, oldest out first.
+    """
+
+    watches = True
+    MATCH_SHARE = 0.5
+    APART_REQUESTS = 32
+    APART_RATIO = 1.1
+    REMEMBERED_HASHES = 1 << 20
+
+    def __init__(self) -> None:
+        self._seen: dict[int, dict[int, None]] = {}
+
+    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+        chosen = self._choose(r, instances)
+        seen = self._seen.setdefault(chosen.index, {})
+        for h in r.prefix_blocks:
+            seen.pop(h, None)
+            seen[h] = None
+        while len(seen) > self.REMEMBERED_HASHES:
+            del seen[next(iter(seen))]
+        return chosen
+
+    def _choose(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+        loads = [load(i) for i in instances]
+        low, high = min(loads), max(loads)
+        if high - low > self.APART_REQUESTS and high > self.APART_RATIO * low:
+            return _least_loaded(instances)
+        best, longest = instances[0], 0
+        for instance in instances:
+            matched = self._matched(r, instance.index)
+            if matched > longest:
+                best, longest = instance, matched
+        if longest <= self.MATCH_SHARE * len(r.prefix_blocks):
+            return _least_loaded(instances)
+        return best
+
+    def _matched(self, r: RequestState, index: int) -> int:
+        seen = self._seen.get(index, {})
+        n = 0
+        for h in r.prefix_blocks:
+            if h not in seen:
+                break
+            n += 1
+        return n
+
+
+ROUTERS: dict[str, Callable[[], Router]] = {
+    "round-robin": RoundRobin,
+    "least-loaded": LeastLoaded,
+    "prefix-aware": PrefixAware,
+}
+
+
+def router(name: str) -> Router:
+    """A fresh router by name.
+
+    Raises:
+        UnknownNameError: no such router.
+    """
+    if name not in ROUTERS:
+        raise UnknownNameError("router", name, ROUTERS)
+    return ROUTERS[name]()

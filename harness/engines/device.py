@@ -1,0 +1,30 @@
+"""What executes: a group of GPUs that compute one step at a time."""
+
+from __future__ import annotations
+
+
+class Device:
+    """Compute time of one pipeline stage (its tensor-parallel GPUs together).
+
+    Instances placed on the same device take turns, step by step, so that together they never get
+    more than the device's throughput.
+    """
+
+    __slots__ = ("free_at_s", "name")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.free_at_s = 0.0
+
+
+def occupy(stages: tuple[Device, ...], begin_s: float, duration_s: float) -> float:
+    """Run a step of `duration_s` through the stages in turn; the moment at which it ends.
+
+    Each stage takes an equal share, and begins when the step reaches it and it is free.
+    """
+    share_s = duration_s / len(stages)
+    now_s = begin_s
+    for stage in stages:
+        now_s = max(now_s, stage.free_at_s) + share_s
+        stage.free_at_s = now_s
+    return now_s

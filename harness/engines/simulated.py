@@ -1,0 +1,192 @@
+"""The iteration loop on a virtual clock: a step-time model says how long an iteration takes.
+
+Spans of decode steps in which nothing can change are leapt over in one go. A leap ends where
+stepping would next do something else: an arrival, a finish, a request that leaves, the horizon,
+or KV blocks running out. It gives what stepping gives (`step=True` steps, for comparison; the
+independent reference is `engines.plain`).
+"""
+
+from __future__ import annotations
+
+from ...predictors.step_time import StepTime
+from ..core.ledger import BlockLedger
+from ..core.policy import Policy
+from ..core.view import Predictions
+from .device import Device, occupy
+from .instance import EngineStuckError
+from .loop import INF, Loop
+from .measures import Measures
+
+
+class SimulatedInstance(Loop):
+    """One instance in simulated time."""
+
+    __slots__ = ("_alone", "_leaps", "stages", "step_time")
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: BlockLedger,
+        predictions: Predictions,
+        step_time: StepTime,
+        stages: tuple[Device, ...],
+        measures: Measures,
+        index: int = 0,
+        *,
+        alone: bool = True,
+        step: bool = False,
+    ) -> None:
+        super().__init__(policy, ledger, predictions, measures, index)
+        self.step_time = step_time
+        self.stages = stages
+        self._alone = alone  # nobody else computes on these devices
+        self._leaps = not step
+
+    def ready_s(self) -> float:
+        if not self.idle:
+            return self.now_s
+        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def run(self, horizon_s: float, stop_on_release: bool) -> None:
+        step_s = self.step_time.step_s
+        inbox, measures, ledger = self.inbox, self.measures, self.ledger
+        while True:
+            if inbox and inbox[0].visible_s <= self.now_s:
+                self.deliver()
+            if self.leavers and self.leavers[0][0] <= self.now_s:
+                self.dismiss()
+            if stop_on_release and self.outbox:
+                return
+            if self.idle:
+                if not inbox or inbox[0].visible_s >= horizon_s:
+                    return
+                self.now_s = max(self.now_s, inbox[0].visible_s)
+                continue
+            if self.now_s >= horizon_s:
+                return
+            if not self.schedule():
+                if not self._pass_time(horizon_s):
+                    return
+                continue
+            chunks, seqs = self.chunks, self.decode_seqs
+            duration_s = step_s(seqs, self.decode_kv_tokens, chunks)
+            if self.swap_s:
+                duration_s += self.swap_s
+                self.swap_s = 0.0
+            if self._alone:
+                self.now_s += duration_s
+            else:
+                self.now_s = occupy(self.stages, self.now_s, duration_s)
+            measures.steps += 1
+            measures.busy_s += duration_s
+            measures.decode_tokens += seqs
+            if chunks:
+                for _, chunk in chunks:
+                    measures.prefill_tokens += chunk
+            used = ledger.total - ledger.free
+            measures.kv_block_s += used * duration_s
+            if used > measures.kv_peak:
+                measures.kv_peak = used
+            if not (self.complete() or chunks or self._dirty) and self._leaps:
+                self._leap(horizon_s, duration_s)
+            if self.now_s >= measures.next_sample_s:
+                self._sample()
+
+    def _sample(self) -> None:
+        measures, ledger = self.measures, self.ledger
+        running = len(self.decoding) + len(self.prefilling)
+        waiting = self.waiting.live + len(self.resident) + len(self.stalled)
+        measures.samples.append((self.now_s, waiting, running, ledger.total - ledger.free))
+        measures.next_sample_s = self.now_s + measures.sample_s
+
+    def _pass_time(self, horizon_s: float) -> bool:
+        """Nothing can run now: let the clock go on. False if the horizon comes first."""
+        self._dirty = True
+        if self.swap_s:
+            self.now_s += self.swap_s
+            self.swap_s = 0.0
+            return True
+        next_s = min(self.inbox[0].visible_s if self.inbox else INF, self.next_leave_s())
+        if next_s >= horizon_s:
+            if horizon_s == INF:
+                raise EngineStuckError(
+                    f"instance {self.index} is stuck at {self.now_s:.3f} s: "
+                    f"{self.waiting.live} requests wait, {self.ledger.free} of "
+                    f"{self.ledger.total} KV blocks are free and nothing runs; the policy "
+                    f"{type(self.policy).__name__} admits nobody"
+                )
+            self.now_s = horizon_s
+            return False
+        self.now_s = max(self.now_s, next_s)
+        return True
+
+    def _leap(self, horizon_s: float, step_s: float) -> None:
+        """Go over decode steps like the last one, which took `step_s`, to the next moment at which
+        anything else could happen.
+        """
+        seqs, kv_sum, ledger, measures = self.decode_seqs, self.kv_sum, self.ledger, self.measures
+        steps = self.next_end_tick() - self.tick
+        until_s = min(horizon_s, measures.next_sample_s)
+        if self.inbox and self.inbox[0].visible_s < until_s:
+            until_s = self.inbox[0].visible_s
+        if self.leavers and self.leavers[0][0] < until_s:
+            until_s = self.leavers[0][0]
+        span_s = self.step_time.span_s(seqs, kv_sum, steps)
+        if self.now_s + span_s >= until_s:
+            within = self.step_time.steps_within(seqs, kv_sum, until_s - self.now_s)
+            if within < steps:
+                steps = within
+                if steps <= 0:
+                    return
+                span_s = self.step_time.span_s(seqs, kv_sum, steps)
+        blocks = self._growth(steps)
+        if blocks > ledger.free - self._lim.headroom_blocks:
+            steps = self._steps_before_pressure(steps)
+            if steps <= 0:
+                return
+            blocks = self._growth(steps)
+            span_s = self.step_time.span_s(seqs, kv_sum, steps)
+        self.now_s += span_s
+        self.tick += steps
+        self.kv_sum = kv_sum + steps * seqs
+        used = ledger.total - ledger.free
+        ledger.free -= blocks
+        if ledger.idle_blocks > ledger.free:
+            ledger.evict()
+        measures.decode_span(self.now_s, seqs, steps, span_s, step_s)
+        measures.steps += steps
+        measures.busy_s += span_s
+        measures.decode_tokens += steps * seqs
+        measures.kv_block_s += (used + 0.5 * blocks) * span_s
+        if used + blocks > measures.kv_peak:
+            measures.kv_peak = used + blocks
+        if not self._alone:
+            for stage in self.stages:
+                stage.free_at_s = max(stage.free_at_s, self.now_s)
+        if self.ends[0][0] <= self.tick:
+            self.finish_due()
+
+    def _growth(self, steps: int) -> int:
+        """Blocks that so many decode steps take."""
+        bs = self.ledger.block_tokens
+        rounds, rest = divmod(steps, bs)
+        blocks = rounds * len(self.decoding)
+        if rest:
+            begin = self.tick & (bs - 1)
+            blocks += sum(self.residues[begin : begin + rest])
+            if begin + rest > bs:
+                blocks += sum(self.residues[: begin + rest - bs])
+        return blocks
+
+    def _steps_before_pressure(self, most: int) -> int:
+        """The most steps, up to `most`, whose blocks are there."""
+        room = self.ledger.free - self._lim.headroom_blocks
+        bs = self.ledger.block_tokens
+        steps = max(0, min(most, (room // max(1, len(self.decoding)) - 1) * bs))
+        blocks = self._growth(steps)
+        while steps < most:
+            blocks += self.residues[(self.tick + steps) & (bs - 1)]
+            if blocks > room:
+                break
+            steps += 1
+        return steps

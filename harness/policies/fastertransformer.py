@@ -1,0 +1,35 @@
+"""FasterTransformer: a batch runs to completion before the next one is formed.
+
+Source: the request-level scheduling that Orca (OSDI 2022, §2) and Sarathi-Serve (OSDI 2024, §3)
+describe and measure against.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..core.decisions import UNLIMITED, Limits
+from ..core.policy import Policy, knob
+from ..core.state import RequestState
+from ..core.view import View
+
+
+@dataclass(frozen=True)
+class FasterTransformer(Policy):
+    """Nobody enters until the whole batch has ended.
+
+    Answers go back as each ends, and prompts are not padded; places of early finishers stay
+    empty. (For padded batches that are given back as a whole see `fifo`.)
+    """
+
+    limits_vary: ClassVar[bool] = True
+
+    max_batch: int = knob(128, 1, 8192, log=True)
+
+    def limits(self, view: View) -> Limits:
+        seqs = 0 if view.n_running else self.max_batch
+        return Limits(UNLIMITED, seqs, mix=False, chunked=False)
+
+    def commit(self, r: RequestState, view: View) -> int:
+        return -(-(r.prompt_tokens + r.max_output_tokens) // view.block_tokens)

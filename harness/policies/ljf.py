@@ -1,0 +1,24 @@
+"""Longest job first in static batches, by predicted output length.
+
+Source: a baseline of UELLM (§3.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.policy import StaticPolicy, knob
+from ..core.state import RequestState
+from ..core.view import View
+
+
+@dataclass(frozen=True)
+class LongestJobFirst(StaticPolicy):
+    """The `max_batch` waiting requests with the longest predicted answers, of equals the oldest."""
+
+    max_batch: int = knob(32, 1, 4096, log=True)
+
+    def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
+        longest_first = sorted(waiting, key=lambda r: -view.predict.output_tokens(r))
+        return longest_first[: self.max_batch]

@@ -1,0 +1,23 @@
+"""Shortest job first in static batches, by predicted output length.
+
+Source: a baseline of UELLM (§3.5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.policy import StaticPolicy, knob
+from ..core.state import RequestState
+from ..core.view import View
+
+
+@dataclass(frozen=True)
+class ShortestJobFirst(StaticPolicy):
+    """The `max_batch` waiting requests with the shortest predicted answers, of equals the oldest."""
+
+    max_batch: int = knob(32, 1, 4096, log=True)
+
+    def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
+        return sorted(waiting, key=view.predict.output_tokens)[: self.max_batch]

@@ -1,0 +1,31 @@
+"""vLLM, V1 engine: running requests first, chunked prefill, preemption by recomputation.
+
+Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention" (SOSP 2023), as the V1 scheduler of the vLLM project schedules today.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.decisions import Limits
+from ..core.policy import Policy, knob
+from ..core.view import View
+
+
+@dataclass(frozen=True)
+class Vllm(Policy):
+    """Decodes, then prompts in progress, then new prompts share one token budget.
+
+    KV blocks are taken chunk by chunk; a new request enters only if its whole prompt would fit.
+    Under KV pressure the last comer is recomputed later. Names of knobs are vLLM's own.
+
+    Deviates from vLLM in one thing: two requests that enter in the same iteration do not share
+    the prefix that one of them is just computing.
+    """
+
+    max_num_batched_tokens: int = knob(2048, 16, 131072, log=True)
+    max_num_seqs: int = knob(256, 1, 8192, log=True)
+
+    def limits(self, view: View) -> Limits:
+        return Limits(self.max_num_batched_tokens, self.max_num_seqs, by_chunk=True)

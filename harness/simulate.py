@@ -1,0 +1,257 @@
+"""One simulated cell: a workload on instances of a system."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ..predictors.placement import Placement
+from ..predictors.step_time import StepTime
+from ..workloads.errors import SloBenchError
+from ..workloads.request import Kind
+from ..workloads.workload import Workload
+from .clusters.arrivals import Arrivals
+from .clusters.cluster import Cluster
+from .clusters.recorder import Recorder
+from .clusters.routers import router as router_by_name
+from .core.ledger import BlockLedger
+from .core.policy import Policy, StaticPolicy, overrides
+from .core.records import Gaps, Result, Timeline, Totals
+from .engines.device import Device
+from .engines.instance import Instance
+from .engines.measures import Measures
+from .engines.predictions import ModelledPredictions
+from .engines.simulated import SimulatedInstance
+from .engines.static import StaticInstance
+from .systems import System
+
+_SAMPLES = 300
+OVERSIZE = ("error", "reject", "truncate")
+
+
+def simulate(
+    workload: Workload,
+    system: System,
+    placement: Placement,
+    step_time: StepTime,
+    *,
+    instances: int = 1,
+    router: str | None = None,
+    oversize: str = "error",
+    step: bool = False,
+    progress: Callable[[int, float], None] | None = None,
+) -> Result:
+    """Serve `workload` with `instances` of `system`, each placed as `placement` says.
+
+    Args:
+        workload: what arrives.
+        system: the policy and its defaults.
+        placement: model, GPU and parallelism of one instance; its KV blocks and swap times.
+        step_time: the true duration of an iteration.
+        instances: how many behind the router.
+        router: name of the router; the system's own by default.
+        oversize: what becomes of requests longer than the context or the KV cache: `error`,
+            `reject` (they count as missed) or `truncate` (prompt cut from the front, then the
+            answer, to fit).
+        step: execute every decode step instead of leaping (slow; same result).
+        progress: called now and then with (requests ended, clock in seconds).
+
+    Raises:
+        SloBenchError: an unknown router or option, an oversize request under `error`, requests
+            of a kind that this engine does not serve, or a policy that admits nobody.
+    """
+    if oversize not in OVERSIZE:
+        raise SloBenchError(f"oversize must be one of {', '.join(OVERSIZE)} but is {oversize!r}")
+    if instances < 1:
+        raise SloBenchError(f"instances must be at least 1 but is {instances}")
+    if (workload.kind != Kind.GENERATE).any():
+        raise SloBenchError("embedding requests are not simulated yet; leave them out")
+    builder = _Builder(workload, system, placement, step_time, step)
+    limit = builder.most_tokens_per_request()
+    workload, rejected = _fit(workload, limit, oversize, reserved=builder.reserves_maximum)
+    built = [builder.build(index) for index in range(instances * placement.pp)]
+    recorder = Recorder(len(workload), workload.arrival_s)
+    arrivals = Arrivals(workload, skip=rejected)
+    recorder.rejected(rejected)
+    cluster = Cluster(
+        built,
+        router_by_name(router or system.router),
+        arrivals,
+        recorder,
+        shared=placement.pp > 1,
+        progress=progress,
+    )
+    with _no_garbage_collection():
+        cluster.run(closed=workload.closed)
+    return Result(recorder.records, _gaps(built), _timeline(built), _totals(built, recorder))
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Requests come and go by the thousand and form no cycles: looking for some costs a tenth."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+class _Builder:
+    """Makes instances. With pipeline parallelism an instance is `pp` lanes over `pp` stages:
+
+    so many batches are in flight, each with its share of the KV blocks, and they meet at the
+    stages, which compute one step at a time.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        system: System,
+        placement: Placement,
+        step_time: StepTime,
+        step: bool,
+    ) -> None:
+        self._system = system
+        self._placement = placement
+        self._step_time = step_time
+        self._step = step
+        self._blocks = placement.kv_blocks // placement.pp
+        self._host_blocks = placement.host_blocks // placement.pp
+        cached = system.prefix_cache and workload.prefix_blocks is not None
+        self._prefix_block_tokens = workload.prefix_block_tokens if cached else 0
+        self._sample_s = max(workload.span_s, 1.0) / _SAMPLES
+        self._stages: tuple[Device, ...] = ()
+        self._predictions = ModelledPredictions(step_time, placement.swap_s_per_block)
+
+    @property
+    def reserves_maximum(self) -> bool:
+        policy = self._system.policy
+        return isinstance(policy, StaticPolicy) or overrides(policy, "commit")
+
+    def most_tokens_per_request(self) -> int:
+        """Longest prompt + answer that one instance can hold."""
+        spare = 0
+        policy = self._system.policy
+        if isinstance(policy, Policy):
+            empty = self._loop(policy, 0)
+            limits = policy.limits(empty.view)
+            spare = limits.watermark_blocks + limits.headroom_blocks
+        tokens = (self._blocks - spare) * self._placement.block_tokens
+        context = self._placement.model.context_tokens
+        return min(tokens, context) if context else tokens
+
+    def build(self, index: int) -> Instance:
+        placement = self._placement
+        if index % placement.pp == 0:
+            names = [f"instance {index // placement.pp} stage {k}" for k in range(placement.pp)]
+            self._stages = tuple(Device(name) for name in names)
+        policy = self._system.policy
+        if isinstance(policy, Policy):
+            return self._loop(policy, index)
+        return StaticInstance(
+            policy,
+            self._ledger(),
+            self._predictions,
+            self._step_time,
+            self._stages,
+            Measures(self._sample_s),
+            index,
+        )
+
+    def _loop(self, policy: Policy, index: int) -> SimulatedInstance:
+        return SimulatedInstance(
+            policy,
+            self._ledger(),
+            self._predictions,
+            self._step_time,
+            self._stages,
+            Measures(self._sample_s),
+            index,
+            alone=self._placement.pp == 1,
+            step=self._step,
+        )
+
+    def _ledger(self) -> BlockLedger:
+        block_tokens = self._placement.block_tokens
+        return BlockLedger(
+            self._blocks, block_tokens, self._host_blocks, self._prefix_block_tokens
+        )
+
+
+def _fit(
+    workload: Workload, limit_tokens: int, oversize: str, *, reserved: bool
+) -> tuple[Workload, np.ndarray]:
+    """The workload with every request within the limit, and the rows to refuse."""
+    answers = workload.max_output_tokens if reserved else workload.output_tokens
+    rows = np.flatnonzero(workload.prompt_tokens + answers > limit_tokens)
+    nobody = np.empty(0, dtype=np.int64)
+    if not len(rows):
+        return workload, nobody
+    if oversize == "error":
+        row = int(rows[0])
+        raise SloBenchError(
+            f"{len(rows)} of {len(workload)} requests are too long: request {row} has "
+            f"{workload.prompt_tokens[row]} prompt and {answers[row]} "
+            f"{'maximum ' if reserved else ''}output tokens, {limit_tokens} fit the context and "
+            "the KV cache; use --oversize reject or truncate, more GPUs or another model"
+        )
+    if oversize == "reject":
+        return workload, rows
+    most = np.minimum(workload.max_output_tokens, limit_tokens - 1)
+    output = np.minimum(workload.output_tokens, most)
+    kept = most if reserved else output
+    prompt = np.minimum(workload.prompt_tokens, limit_tokens - kept)
+    return (
+        dataclasses.replace(
+            workload, prompt_tokens=prompt, output_tokens=output, max_output_tokens=most
+        ),
+        nobody,
+    )
+
+
+def _gaps(instances: list[Instance]) -> Gaps:
+    parts = [i.measures.gaps() for i in instances]
+    return Gaps(
+        np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts])
+    )
+
+
+def _timeline(instances: list[Instance]) -> Timeline:
+    """Samples of all instances on one axis; each holds its last state until its next sample."""
+    total = sum(i.ledger.total for i in instances)
+    times = np.unique(np.concatenate([[s[0] for s in i.measures.samples] for i in instances]))
+    sums = np.zeros((3, len(times)), dtype=np.int64)
+    for instance in instances:
+        if not instance.measures.samples:
+            continue
+        samples = np.array(instance.measures.samples)
+        at = np.searchsorted(samples[:, 0], times, side="right") - 1
+        state = samples[np.maximum(at, 0), 1:].astype(np.int64).T
+        sums += np.where(at >= 0, state, 0)
+    return Timeline(times, sums[0], sums[1], sums[2] / total)
+
+
+def _totals(instances: list[Instance], recorder: Recorder) -> Totals:
+    measures = [i.measures for i in instances]
+    total_blocks = sum(i.ledger.total for i in instances)
+    finish_s = recorder.records.finish_s
+    makespan_s = float(np.nanmax(finish_s)) if np.isfinite(finish_s).any() else 0.0
+    kv_mean = 0.0
+    if makespan_s:
+        kv_mean = sum(m.kv_block_s for m in measures) / (makespan_s * total_blocks)
+    return Totals(
+        makespan_s=makespan_s,
+        busy_s=sum(m.busy_s for m in measures),
+        steps=sum(m.steps for m in measures),
+        prefill_tokens=sum(m.prefill_tokens for m in measures),
+        decode_tokens=sum(m.decode_tokens for m in measures),
+        padded_tokens=sum(m.padded_tokens for m in measures),
+        kv_peak_share=sum(m.kv_peak for m in measures) / total_blocks,
+        kv_mean_share=kv_mean,
+    )

@@ -1,0 +1,145 @@
+"""The named systems: a policy, and the router that several of its instances stand behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import inspect
+import sys
+from dataclasses import dataclass, field
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ..workloads.errors import SloBenchError, UnknownNameError
+from .core.policy import AnyPolicy, Policy, StaticPolicy
+from .policies.fastertransformer import FasterTransformer
+from .policies.fifo import Fifo
+from .policies.ljf import LongestJobFirst
+from .policies.orca import Orca
+from .policies.sarathi import Sarathi
+from .policies.sglang import Sglang
+from .policies.sjf import ShortestJobFirst
+from .policies.vllm import Vllm
+from .policies.vllm_v0 import VllmSwap, VllmV0
+
+ENTRY_POINT_GROUP = "slo_bench.systems"
+
+
+@dataclass(frozen=True)
+class System:
+    """What `--system NAME` stands for."""
+
+    name: str
+    policy: AnyPolicy
+    router: str = "round-robin"
+    prefix_cache: bool = False
+    source: str = field(default="", compare=False)  # paper or project
+
+    @property
+    def description(self) -> str:
+        """The first line of the policy's module or class docstring."""
+        return (inspect.getdoc(type(self.policy)) or self.name).splitlines()[0]
+
+    def knobs(self) -> dict[str, Any]:
+        """Name to present value of everything that can be set."""
+        return {name: getattr(self.policy, name) for name in self.policy.bounds()}
+
+    def with_knobs(self, **values: Any) -> System:
+        """The same system with other knobs.
+
+        Raises:
+            SloBenchError: an unknown knob, a wrong type or a value out of bounds.
+        """
+        return dataclasses.replace(self, policy=self.policy.with_knobs(**values))
+
+
+_STOCK = (
+    System("vllm", Vllm(), prefix_cache=True, source="Kwon et al., SOSP 2023; vLLM V1"),
+    System("vllm-v0", VllmV0(), source="Kwon et al., SOSP 2023; vLLM 0.2"),
+    System("vllm-swap", VllmSwap(), source="Kwon et al., SOSP 2023; vLLM 0.2"),
+    System("sarathi", Sarathi(), source="Agrawal et al., OSDI 2024"),
+    System("orca", Orca(), source="Yu et al., OSDI 2022"),
+    System("fastertransformer", FasterTransformer(), source="as in Orca, OSDI 2022"),
+    System("fifo", Fifo(), source="UELLM, §3.5"),
+    System("sjf", ShortestJobFirst(), source="UELLM, §3.5"),
+    System("ljf", LongestJobFirst(), source="UELLM, §3.5"),
+    System(
+        "sglang",
+        Sglang(),
+        router="prefix-aware",
+        prefix_cache=True,
+        source="Zheng et al., NeurIPS 2024",
+    ),
+)
+SYSTEMS: dict[str, System] = {s.name: s for s in _STOCK}
+
+
+def system(name: str) -> System:
+    """A system by name: stock, installed by an entry point, or `FILE.py[:CLASS]`.
+
+    Raises:
+        UnknownNameError: nothing of that name.
+        SloBenchError: the file or the entry point holds no policy.
+    """
+    if name in SYSTEMS:
+        return SYSTEMS[name]
+    path, _, attribute = name.partition(":")
+    if path.endswith(".py"):
+        return _from_file(name, Path(path), attribute)
+    installed = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
+    if name in installed:
+        return _as_system(name, installed[name].load(), installed[name].value)
+    raise UnknownNameError("system", name, [*SYSTEMS, *installed])
+
+
+def _from_file(name: str, path: Path, attribute: str) -> System:
+    if not path.is_file():
+        raise SloBenchError(f"no file {path}; --system takes a name or FILE.py[:CLASS]")
+    module = _load(path)
+    if attribute:
+        if not hasattr(module, attribute):
+            raise SloBenchError(f"{path} has no {attribute}")
+        return _as_system(attribute, getattr(module, attribute), name)
+    own = [
+        value
+        for value in vars(module).values()
+        if isinstance(value, type)
+        and issubclass(value, Policy | StaticPolicy)
+        and value.__module__ == module.__name__
+    ]
+    if len(own) != 1:
+        found = ", ".join(c.__name__ for c in own) or "none"
+        raise SloBenchError(
+            f"{path} must define one subclass of Policy or StaticPolicy (found: {found}); "
+            f"name it as {path}:CLASS"
+        )
+    return _as_system(path.stem, own[0], name)
+
+
+def _load(path: Path) -> ModuleType:
+    name = f"slo_bench_user_{path.stem}_{abs(hash(path.resolve()))}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise SloBenchError(f"{path} cannot be loaded as Python")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise SloBenchError(f"{path} cannot be loaded: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _as_system(name: str, found: Any, where: str) -> System:
+    if isinstance(found, System):
+        return found
+    if isinstance(found, type) and issubclass(found, Policy | StaticPolicy):
+        found = found()
+    if isinstance(found, Policy | StaticPolicy):
+        return System(name.lower().replace("_", "-"), found, source=where)
+    raise SloBenchError(f"{where} is neither a System nor a Policy but {found!r}")
