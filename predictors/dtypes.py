@@ -18,8 +18,8 @@ class Dtype:
     compute_bits: int
 
 
-# INT4 is group-quantised (AWQ, GPTQ with groups of 128): a 16-bit scale and a 4-bit zero point for
-# 128 weights add 20 bits a group. It is a storage format: kernels expand it and multiply at 16 bits.
+# INT4 is group-quantised (AWQ, GPTQ with groups of 128): a 16-bit scale and a 4-bit zero point
+# add 20 bits to 128 weights. INT8 and INT4 are storage here: kernels expand them to 16 bits.
 WEIGHT_DTYPES = {
     dtype.name: dtype
     for dtype in (

@@ -1,4 +1,4 @@
-"""Reads a model's shape from a Hugging Face `config.json`; refuses what is not modelled, by name."""
+"""A model's shape from its Hugging Face `config.json`; refuses what is not modelled, by name."""
 
 from __future__ import annotations
 

@@ -157,8 +157,10 @@ class ModelSpec:
         return round(2 * self.layers * self.kv_width * kv_dtype(dtype).bytes)
 
     def weight_bytes(self, dtype: str = "bf16") -> int:
-        """Bytes of all weights. Below 16 bits only the layers' matrices shrink, as in the
-        checkpoints that are served: embeddings, output head, norms and biases stay at 16 bits.
+        """Bytes of all weights.
+
+        Below 16 bits only the layers' matrices shrink, as in the checkpoints that are served:
+        embeddings, output head, norms and biases stay at 16 bits.
         """
         return self._bytes(self.parameters, self.layers, dtype)
 

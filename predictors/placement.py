@@ -89,8 +89,9 @@ class Placement:
 
     @cached_property
     def weight_bytes_per_gpu(self) -> int:
-        """Weight bytes on the fullest GPU: the longest stage, with an embedding table (with
-        pp = 1, with all of them), split over tp.
+        """Weight bytes on the fullest GPU.
+
+        With pp = 1 all weights split over tp; else the longest stage and one vocabulary table.
         """
         if self.pp == 1:
             return -(-self.model.weight_bytes(self.weight_dtype) // self.tp)
@@ -132,8 +133,9 @@ class Placement:
 
     @cached_property
     def swap_s_per_block(self) -> float:
-        """Seconds to move one block over the host links, every GPU its own part at once; without
-        the latency of starting (see `transfer.swap_s`).
+        """Seconds to move one block over the host links, every GPU its own part at once.
+
+        Without the latency of starting a transfer, which `transfer.swap_s` adds.
         """
         return self._block_bytes_on_fullest_gpu / self.host_link.bandwidth_bytes_per_s
 
@@ -143,8 +145,9 @@ class Placement:
         return max(1, per_layer * self.stage_layers * self.block_tokens)
 
     def check(self) -> None:
-        """Raise `SloBenchError` unless the split is possible and weights, reserve and KV for at
-        least 2,048 tokens (or the model's context, if shorter) fit.
+        """Raise `SloBenchError` unless the split is possible and everything fits.
+
+        Everything: weights, reserve, and KV for 2,048 tokens (or the context, if shorter).
         """
         model = self.model
         if model.heads % self.tp:

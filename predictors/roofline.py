@@ -1,4 +1,4 @@
-"""Seconds of one iteration, as a sum of nine roofline terms (docs/step-time.md)."""
+"""Seconds of one iteration, as a sum of roofline terms (docs/step-time.md)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ class StepTime(Protocol):
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """Seconds of one iteration in which `decode_seqs` sequences, `decode_kv_tokens` KV tokens
-        in all, decode a token each, beside prefill `chunks`: (tokens already in KV, tokens now).
+        """Seconds of one iteration.
+
+        `decode_seqs` sequences that hold `decode_kv_tokens` KV tokens in all decode a token each;
+        `chunks` are the pieces of prefill: (tokens already in KV, tokens computed now).
         """
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
@@ -27,11 +29,12 @@ class StepTime(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """The nine fitted numbers. `c0`..`c4` multiply roofline times; `c5_s`..`c8_s` are seconds."""
+    """The fitted numbers. `c0`..`c4` multiply roofline times; `c5_s`..`c8_s` are seconds."""
 
     c0: float  # larger of the linear layers' byte time and operation time
     c1: float  # smaller of the two
     c2: float  # reading the KV of decoding sequences
+    c2_mixed: float  # the same in a step that also prefills
     c3: float  # attention operations of prefill
     c4: float  # reading the KV under prefill
     c5_s: float  # per token
@@ -65,6 +68,7 @@ class OperatorRoofline:
     compute_s_per_token: float
     sequence_s: float
     decode_kv_s: float
+    mixed_kv_s: float
     prefill_pair_s: float
     prefill_kv_s: float
     prefill_s: float
@@ -84,8 +88,10 @@ class OperatorRoofline:
         hop_latency_s: float = 0.0,
         hop_s_per_token: float = 0.0,
     ) -> OperatorRoofline:
-        """Multiply out. `extra_*` is communication that the coefficients do not contain; the
-        hops between pipeline stages are added to every pass.
+        """Multiply out.
+
+        `extra_*` is communication that the coefficients do not contain; the hops between
+        pipeline stages are added to every pass.
         """
         c = coefficients
         hops = stages - 1
@@ -100,6 +106,7 @@ class OperatorRoofline:
             compute_s_per_token=per_token_s + c.c0 * linear_s,
             sequence_s=c.c6_s,
             decode_kv_s=c.c2 * work.kv_read_s_per_token,
+            mixed_kv_s=c.c2_mixed * work.kv_read_s_per_token,
             prefill_pair_s=c.c3 * work.attention_s_per_pair,
             prefill_kv_s=c.c4 * work.kv_read_s_per_token,
             prefill_s=c.c7_s,
@@ -111,8 +118,10 @@ class OperatorRoofline:
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """Seconds of one pass through all stages (see `StepTime`). A chunk's tokens attend to
-        the KV before them and, causally, to each other: chunk * (context + chunk / 2) pairs.
+        """Seconds of one pass through all stages (see `StepTime`).
+
+        A chunk's tokens attend to the KV before them and, causally, to each other:
+        chunk * (context + chunk / 2) pairs.
         """
         # The simulator's innermost call: no loop for the two common cases.
         if not chunks:
@@ -143,7 +152,7 @@ class OperatorRoofline:
         return (
             linear_s
             + self.sequence_s * sequences
-            + self.decode_kv_s * decode_kv_tokens
+            + self.mixed_kv_s * decode_kv_tokens
             + self.prefill_pair_s * pairs
             + self.prefill_kv_s * kv
             + self.prefill_s
@@ -159,8 +168,10 @@ class OperatorRoofline:
         return steps * first_s + self.decode_kv_s * decode_seqs * (steps * (steps - 1) * 0.5)
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """Solves `span_s` for steps, then walks to where `span_s` itself crosses the duration, so
-        that both always agree.
+        """Fewest steps whose span is at least the finite `duration_s`.
+
+        Solves the closed form, then walks to where `span_s` itself crosses the duration, so that
+        both always agree.
         """
         if duration_s <= 0:
             return 0
@@ -184,8 +195,9 @@ class OperatorRoofline:
     def stage_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """Seconds for which one pass occupies a stage, hand-over included: with the pipeline full
-        an iteration can start that often.
+        """Seconds for which one pass occupies a stage, hand-over included.
+
+        With the pipeline full an iteration can start that often.
         """
         if self.stages == 1:
             return self.step_s(decode_seqs, decode_kv_tokens, chunks)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 from statistics import median
+from typing import Any
 
 from ..workloads.errors import SloBenchError
 from .dtypes import SIXTEEN_BIT_BYTES, weight_dtype
@@ -65,23 +66,32 @@ def fitted_pairs() -> tuple[FittedPair, ...]:
             model=row["model"],
             gpu=row["gpu"],
             tp=row["tp"],
-            coefficients=Coefficients(
-                row["c0"],
-                row["c1"],
-                row["c2"],
-                row["c3"],
-                row["c4"],
-                c5_s=row["c5_us"] * 1e-6,
-                c6_s=row["c6_us"] * 1e-6,
-                c7_s=row["c7_ms"] * 1e-3,
-                c8_s=row["c8_ms"] * 1e-3,
-            ),
+            coefficients=_coefficients(row),
             rows=row["rows"],
             mape_percent=row["mape_percent"],
             p95_percent=row["p95_percent"],
             origin=row["origin"],
         )
         for row in tomllib.loads(text)["pair"]
+    )
+
+
+def _coefficients(row: dict[str, Any]) -> Coefficients:
+    # The fits put the output head's time on the layers' matrices. The model charges matrices and
+    # head alike: c0 and c1 shrink by the share of the head, which leaves predictions as they were.
+    spec = model(row["model"])
+    matrices = spec.layers * spec.layer_matrix_parameters / spec.streamed_parameters
+    return Coefficients(
+        c0=row["c0"] * matrices,
+        c1=row["c1"] * matrices,
+        c2=row["c2"],
+        c2_mixed=row.get("c2_mixed", row["c2"]),
+        c3=row["c3"],
+        c4=row["c4"],
+        c5_s=row["c5_us"] * 1e-6,
+        c6_s=row["c6_us"] * 1e-6,
+        c7_s=row["c7_ms"] * 1e-3,
+        c8_s=row["c8_ms"] * 1e-3,
     )
 
 
@@ -114,8 +124,9 @@ def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> StepTimeM
 
 
 def work(placement: Placement) -> Work:
-    """Seconds at the hardware's peak that the nine terms multiply, on each GPU of a tensor-parallel
-    group (which work side by side), summed over the pipeline stages.
+    """Seconds at the hardware's peak that the coefficients multiply.
+
+    On each GPU of a tensor-parallel group (they work side by side), summed over pipeline stages.
     """
     spec, gpu, tp = placement.model, placement.gpu, placement.tp
     weights = weight_dtype(placement.weight_dtype)
@@ -130,8 +141,9 @@ def work(placement: Placement) -> Work:
 
 
 def estimated_coefficients(spec: ModelSpec) -> Coefficients:
-    """Coefficients where nothing was fitted: the median over the fits on one GPU, and of their
-    overheads per layer.
+    """Coefficients where nothing was fitted.
+
+    The medians over the fits on one GPU; of their overheads, the medians per layer.
     """
     single = [pair for pair in fitted_pairs() if pair.tp == 1]
     fits = [pair.coefficients for pair in single]
@@ -144,6 +156,7 @@ def estimated_coefficients(spec: ModelSpec) -> Coefficients:
         median(c.c0 for c in fits),
         median(c.c1 for c in fits),
         median(c.c2 for c in fits),
+        median(c.c2_mixed for c in fits),
         median(c.c3 for c in fits),
         median(c.c4 for c in fits),
         c5_s=per_layer_s([c.c5_s for c in fits]),
@@ -203,7 +216,8 @@ def _roofline(
 def _describe(c: Coefficients) -> str:
     return (
         "unfitted: analytic estimate with coefficients "
-        f"c0..c4 = {c.c0:.2f}, {c.c1:.2f}, {c.c2:.2f}, {c.c3:.2f}, {c.c4:.2f}; "
+        f"c0..c4 = {c.c0:.2f}, {c.c1:.2f}, {c.c2:.2f} (mixed {c.c2_mixed:.2f}), "
+        f"{c.c3:.2f}, {c.c4:.2f}; "
         f"c5, c6 = {c.c5_s * 1e6:.2f}, {c.c6_s * 1e6:.2f} µs; "
         f"c7, c8 = {c.c7_s * 1e3:.2f}, {c.c8_s * 1e3:.2f} ms"
     )

@@ -7,8 +7,9 @@ from .specs import LinkSpec
 
 
 def swap_s(placement: Placement, blocks: int) -> float:
-    """Seconds to move `blocks` blocks one way between the GPUs and their hosts, as one message a
-    GPU, all GPUs at once; 0 for no blocks.
+    """Seconds to move `blocks` blocks one way between the GPUs and their hosts.
+
+    One message a GPU, all GPUs at once; 0 for no blocks.
     """
     if blocks <= 0:
         return 0.0
@@ -16,8 +17,9 @@ def swap_s(placement: Placement, blocks: int) -> float:
 
 
 def migrate_s(placement: Placement, kv_tokens: int, over: LinkSpec) -> float:
-    """Seconds to send the KV of `kv_tokens` tokens to another instance, every GPU its own part
-    over its own link `over`; 0 for no tokens.
+    """Seconds to send the KV of `kv_tokens` tokens to another instance.
+
+    Every GPU sends its own part over its own link `over`; 0 for no tokens.
     """
     if kv_tokens <= 0:
         return 0.0
