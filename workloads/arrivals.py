@@ -147,7 +147,7 @@ class Gamma:
     def __post_init__(self) -> None:
         if (self.cv is None) == (self.shape is None):
             raise SloBenchError("gamma takes either cv or shape, as in gamma(cv=2)")
-        positive(self.cv if self.shape is None else self.shape or 0.0, "gamma cv or shape")
+        positive(self.cv or self.shape or 0.0, "gamma cv or shape")
 
     def gaps(self, n: int, rng: Rng) -> Floats:
         """`n` gaps of mean 1."""
@@ -262,7 +262,6 @@ class OnOff:
     ) -> Floats:
         """See `ArrivalProcess`."""
         extent = Extent(rate_rps, requests, duration_s)
-        cycle_s = self.on_s + self.off_s
         if self.phases == "fixed":
             lengths = np.array([self.on_s, self.off_s])
             return _modulated(_step_clock(lengths, np.array([1.0, 0.0])), extent, rng)

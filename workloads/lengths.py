@@ -8,8 +8,9 @@ at every arrival rate.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -100,7 +101,7 @@ class Lognormal:
     def __post_init__(self) -> None:
         if (self.median is None) == (self.mean is None):
             raise SloBenchError("lognormal takes either median or mean, and sigma")
-        positive(self.median if self.mean is None else self.mean or 0.0, "lognormal median or mean")
+        positive(self.median or self.mean or 0.0, "lognormal median or mean")
         if not self.sigma >= 0:
             raise SloBenchError(f"lognormal sigma must not be negative but is {self.sigma}")
         _at_least_one(self.min, "lognormal min")
@@ -131,10 +132,10 @@ class Quantiles:
         p, t = self.probabilities, self.tokens
         if len(p) != len(t) or len(p) < 2:
             raise SloBenchError("quantiles need as many probabilities as tokens, and two at least")
-        if p[0] != 0 or p[-1] != 1 or any(not b >= a for a, b in zip(p, p[1:], strict=False)):
+        if p[0] != 0 or p[-1] != 1 or any(not b >= a for a, b in pairwise(p)):
             raise SloBenchError(f"quantile probabilities must rise from 0 to 1 but are {p}")
         _at_least_one(t[0], "quantile tokens")
-        if any(not b >= a for a, b in zip(t, t[1:], strict=False)):
+        if any(not b >= a for a, b in pairwise(t)):
             raise SloBenchError(f"quantile tokens must not decrease but are {t}")
 
     def at(self, u: Floats) -> Ints:
@@ -189,7 +190,7 @@ def _quantiles(call: Call) -> Quantiles:
     return Quantiles(tuple(p for p, _ in knots), tuple(t for _, t in knots))
 
 
-LENGTHS = {
+LENGTHS: dict[str, Callable[[Call], Lengths]] = {
     "fixed": lambda call: build(Fixed, call),
     "uniform": lambda call: build(Uniform, call),
     "geometric": lambda call: build(Geometric, call),

@@ -46,7 +46,7 @@ def _shares_prefixes(source: DrawnSource | TraceSource) -> bool:
 
 @dataclass(frozen=True)
 class MixedSource:
-    """Requests arrive by one process; each belongs to a class by chance, in proportion to shares."""
+    """One arrival process; each request's class is drawn in proportion to the shares."""
 
     name: str
     members: tuple[Member, ...]
@@ -130,7 +130,7 @@ class _Part:
 def _merged(
     arrival_s: Floats, which: Ints, parts: list[_Part], class_names: tuple[str, ...]
 ) -> Workload:
-    columns: dict[str, NDArray[Any]] = {}
+    columns: dict[str, Any] = {}
     for name in (
         "prompt_tokens",
         "output_tokens",

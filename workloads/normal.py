@@ -52,4 +52,5 @@ def cumulative(z: Floats) -> Floats:
         * t
         * _poly(t, 0.319381530, -0.356563782, 1.781477937, -1.821255978, 1.330274429)
     )
-    return np.where(z >= 0, 1 - upper, upper)
+    below: Floats = np.where(z >= 0, 1 - upper, upper)
+    return below

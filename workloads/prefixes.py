@@ -38,7 +38,7 @@ class SessionBlocks(Sequence[tuple[int, ...]]):
     def of(
         cls, session: Ints, tokens: Ints, system_tokens: int, block_tokens: int
     ) -> SessionBlocks:
-        """`session[row]` is any number of the row's session, `tokens[row]` what its blocks cover."""
+        """Rows of the same `session` share; the blocks of a row cover `tokens[row]`."""
         system_blocks = system_tokens // block_tokens
         length = tokens // block_tokens
         _, inverse = np.unique(session, return_inverse=True)

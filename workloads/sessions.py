@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from .workload import Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+N = TypeVar("N", np.int64, np.float64)
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ class Sessions:
         )
 
 
-def _since(cumulative: NDArray[np.int64] | Floats, begin: Ints) -> NDArray[np.int64] | Floats:
-    """A running sum that starts anew in each session: minus its value at the session's first row."""
+def _since(cumulative: NDArray[N], begin: Ints) -> NDArray[N]:
+    """A running sum that starts anew in each session."""
     return cumulative - cumulative[begin]
 
 

@@ -118,10 +118,11 @@ def _members(workload: Workload, class_name: str | None) -> NDArray[np.bool_]:
         known = [name for name in workload.class_names if name]
         if not known:
             raise SloBenchError(
-                f"an SLO is set for class {class_name!r}, but workload {workload.name} has no classes"
+                f"there is an SLO for class {class_name!r}, but {workload.name} has no classes"
             )
         raise UnknownNameError("class in the SLO", class_name, known)
-    return workload.class_index == workload.class_names.index(class_name)
+    mine: NDArray[np.bool_] = workload.class_index == workload.class_names.index(class_name)
+    return mine
 
 
 def parse_slo(text: str | Mapping[str, Any] | None, slo_scale: float = 1.0) -> SloSpec:

@@ -56,12 +56,12 @@ class WorkloadSource(Protocol):
 
     @property
     def has_arrivals(self) -> bool:
-        """Does the source keep arrivals of its own?"""
+        """Whether the source keeps arrivals of its own."""
         ...
 
     @property
     def closed_loop(self) -> bool:
-        """Is there a fixed number of requests in flight, and no rate?"""
+        """Whether a fixed number of requests is in flight, and there is no rate."""
         ...
 
     @property

@@ -1,4 +1,4 @@
-"""Requests as columns: a million of them fit in memory and are drawn, judged and written at once."""
+"""Requests as columns: a million fit in memory and are drawn, judged and written at once."""
 
 from __future__ import annotations
 
@@ -133,5 +133,5 @@ class Workload:
 
     @property
     def closed(self) -> bool:
-        """Does any arrival wait for an answer?"""
+        """Whether any arrival waits for an answer."""
         return self.concurrency is not None or bool((self.follows >= 0).any())

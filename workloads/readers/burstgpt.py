@@ -40,5 +40,5 @@ def read_burstgpt(path: Path) -> Trace:
         kept.rows,
         columns,
         notes=kept.notes,
-        **settings,
+        settings=settings,
     )

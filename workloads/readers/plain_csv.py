@@ -65,7 +65,7 @@ def read_plain_csv(path: Path) -> Trace:
         np.arange(len(table)),
         {**columns, **floats},
         sequences,
-        **settings,
+        settings=settings,
     )
     return Trace(trace.workload, trace.notes, trace.format, has_arrivals)
 

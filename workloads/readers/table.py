@@ -33,8 +33,8 @@ def lines(path: Path) -> Iterator[str]:
         with path.open("rb") as raw:
             packed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
-            stream = gzip.open(raw) if packed else raw
-            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:  # type: ignore[arg-type]
+            stream = gzip.GzipFile(fileobj=raw) if packed else raw
+            with io.TextIOWrapper(stream, encoding="utf-8-sig", newline="") as text:
                 for line in text:
                     number += 1
                     yield line

@@ -78,7 +78,7 @@ def _trace(
         columns,
         sequences,
         notes=kept.notes,
-        **settings,
+        settings=settings,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +59,10 @@ def in_order(
     format_name: str,
     arrival_s: Floats,
     rows: Ints,
-    columns: dict[str, NDArray[Any]],
-    sequences: dict[str, Sequence[Any]] | None = None,
+    columns: Mapping[str, NDArray[Any]],
+    sequences: Mapping[str, Sequence[Any]] | None = None,
     notes: tuple[str, ...] = (),
-    **settings: Any,
+    settings: Mapping[str, Any] | None = None,
 ) -> Trace:
     """A trace of the given rows, sorted by arrival (ties in file order), from 0 on.
 
@@ -76,12 +76,14 @@ def in_order(
         where[order] = np.arange(len(order))
         columns = {**columns, "follows": where[columns["follows"]]}
     arrival_s = arrival_s[order]
-    picked = {key: [values[row] for row in order] for key, values in (sequences or {}).items()}
+    picked: dict[str, Any] = {
+        key: [values[row] for row in order] for key, values in (sequences or {}).items()
+    }
+    picked |= {key: column[order] for key, column in columns.items()}
     workload = Workload(
         arrival_s=arrival_s - arrival_s[0],
         name=name,
-        **{key: column[order] for key, column in columns.items()},
         **picked,
-        **settings,
+        **(settings or {}),
     )
     return Trace(workload, notes, format_name)
