@@ -1,0 +1,212 @@
+"""A cell: one system under one load, with everything it needs written down in plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..predictors.dtypes import weight_dtype
+from ..predictors.placement import Placement
+from ..predictors.specs import GIB, gpu, model
+from ..predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
+from ..workloads.slo import parse_slo
+from ..workloads.source import WorkloadSource, load_source
+from ..workloads.workload import Workload
+from .metrics import Hardware, cell_metrics, judge
+from .simulate import simulate
+from .store import Row, Value, request_columns, write_details
+from .systems import System, system
+
+Progress = Callable[[int, float], None]  # requests ended, clock in seconds
+
+
+@dataclass(frozen=True)
+class PlacementSpec:
+    """Where one instance stands, by name."""
+
+    model: str
+    gpu: str
+    tp: int
+    pp: int = 1
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    memory_share: float = 0.9
+    block_tokens: int = 16
+    host_memory_gib: float = 4.0
+    host_s: float | None = None
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """Where requests come from; see `workloads.source.load_source`."""
+
+    workload: str
+    arrivals: str = "poisson"
+    prompt_tokens: str | None = None
+    output_tokens: str | None = None
+    sessions: str | None = None
+    redraw_arrivals: bool = False
+    trace_format: str | None = None
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """What one cell runs. Plain values only, so that it can be sent to another process."""
+
+    cell: str  # unique in the experiment, and a file name
+    columns: Mapping[str, Value]  # what identifies the row, as in cells.csv
+    system: str
+    knobs: Mapping[str, bool | int | float | str]
+    placement: PlacementSpec
+    instances: int
+    router: str | None
+    workload: WorkloadSpec
+    rate_rps: float | None
+    speed: float | None
+    requests: int | None
+    duration_s: float | None
+    warmup_s: float
+    max_output_tokens: int | None
+    slo: str | Mapping[str, Any]
+    slo_scale: float
+    seed: int
+    oversize: str
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(
+            **{
+                **plain,
+                "placement": PlacementSpec(**plain["placement"]),
+                "workload": WorkloadSpec(**plain["workload"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement that fits, and how long its steps take."""
+
+    placement: Placement
+    step_time: StepTimeModel = field(repr=False)
+
+
+@lru_cache(maxsize=64)
+def placed(spec: PlacementSpec) -> Placed:
+    """Look the names up and check that the model fits.
+
+    Raises:
+        SloBenchError: a name is unknown, or the model does not fit.
+    """
+    placement = Placement(
+        model(spec.model),
+        gpu(spec.gpu),
+        tp=spec.tp,
+        pp=spec.pp,
+        weight_dtype=spec.weight_dtype,
+        kv_dtype=spec.kv_dtype,
+        memory_share=spec.memory_share,
+        block_tokens=spec.block_tokens,
+        host_memory_bytes=round(spec.host_memory_gib * GIB),
+    )
+    placement.check()
+    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
+    return Placed(placement, step_time(placement, host_s=host_s))
+
+
+@lru_cache(maxsize=8)
+def source(spec: WorkloadSpec) -> WorkloadSource:
+    """The source, read once for all cells that use it.
+
+    Raises:
+        SloBenchError: a name is unknown or a file cannot be read.
+    """
+    return load_source(
+        spec.workload,
+        arrivals=spec.arrivals,
+        prompt_tokens=spec.prompt_tokens,
+        output_tokens=spec.output_tokens,
+        sessions=spec.sessions,
+        format=spec.trace_format,
+        redraw_arrivals=spec.redraw_arrivals,
+    )
+
+
+def configured(name: str, knobs: Mapping[str, Any]) -> System:
+    """A system with its knobs set."""
+    return system(name).with_knobs(**knobs) if knobs else system(name)
+
+
+def workload_of(spec: CellSpec) -> Workload:
+    """What arrives in a cell; the same for every system."""
+    made = source(spec.workload).make(
+        rate_rps=spec.rate_rps,
+        speed=spec.speed,
+        requests=spec.requests,
+        duration_s=spec.duration_s,
+        seed=spec.seed,
+        slo=parse_slo(spec.slo, spec.slo_scale),
+    )
+    if spec.max_output_tokens is None:
+        return made
+    declared = np.maximum(made.output_tokens, spec.max_output_tokens)
+    return dataclasses.replace(made, max_output_tokens=declared)
+
+
+def run_cell(
+    spec: CellSpec, folder: Path, *, records: str = "csv", progress: Progress | None = None
+) -> Row:
+    """Simulate a cell, put its details into `folder` and return its row of `cells.csv`.
+
+    Raises:
+        SloBenchError: the cell cannot be run as asked.
+    """
+    place = placed(spec.placement)
+    workload = workload_of(spec)
+    result = simulate(
+        workload,
+        configured(spec.system, spec.knobs),
+        place.placement,
+        place.step_time.model,
+        instances=spec.instances,
+        router=spec.router,
+        oversize=spec.oversize,
+        progress=progress,
+    )
+    judged = judge(workload, result.records)
+    hardware = _hardware(place.placement, spec.instances)
+    metrics = cell_metrics(workload, result, hardware, judged=judged, warmup_s=spec.warmup_s)
+    row: Row = dict(spec.columns)
+    if row["rate_rps"] is None:
+        row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
+    for name, value in metrics.items():
+        # A nanosecond is beyond any model's truth; fewer digits are easier to read.
+        row[name] = round(value, 9) if isinstance(value, float) else value
+        if name == "valid":
+            row["step_time"] = "fitted" if place.step_time.fitted else "unfitted"
+    requests = request_columns(workload, result.records, judged)
+    write_details(folder, spec.cell, requests, result.timeline, records=records)
+    return row
+
+
+def _hardware(placement: Placement, instances: int) -> Hardware:
+    bits = weight_dtype(placement.weight_dtype).compute_bits
+    return Hardware(
+        gpus=placement.gpus * instances,
+        parameters=placement.model.parameters,
+        peak_flops=placement.gpu.flops(bits),
+        usd_per_gpu_hour=placement.gpu.price_per_hour_usd or None,
+    )
+
+
+def _arrival_rate_rps(arrival_s: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    known = arrival_s[np.isfinite(arrival_s)]
+    span_s = float(known.max() - known.min()) if len(known) else 0.0
+    return round((len(known) - 1) / span_s, 9) if span_s > 0 else float("nan")

@@ -1,0 +1,310 @@
+"""From what was asked to the cells to run: names looked up, blanks filled in, all checked first."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
+
+from ..predictors.placement import smallest_tp
+from ..predictors.specs import gpu, model
+from ..workloads.errors import SloBenchError
+from ..workloads.slo import parse_slo
+from .cells import CellSpec, PlacementSpec, WorkloadSpec, configured, placed, source
+from .clusters.routers import router as router_by_name
+from .load import Level, filled_in, load_of
+from .schema import ExperimentSchema
+from .store import Value
+
+_NAMED = ("workload", "model", "gpu", "gpus")  # these columns are always there
+_PLACED = (
+    "weight_dtype",
+    "kv_dtype",
+    "memory_share",
+    "block_tokens",
+    "host_memory_gib",
+    "host_s",
+)
+_WORKLOAD = (
+    "workload",
+    "arrivals",
+    "redraw_arrivals",
+    "prompt_tokens",
+    "output_tokens",
+    "sessions",
+)
+_AXES = (
+    *_WORKLOAD,
+    "model",
+    "gpu",
+    "tp",
+    "pp",
+    "instances",
+    "gpus",
+    "router",
+    *_PLACED,
+    "requests",
+    "duration_s",
+    "warmup_s",
+    "max_output_tokens",
+    "slo",
+    "slo_scale",
+    "oversize",
+)
+
+_LONGEST_NAME = 150  # of a cell, which is a file's name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All cells of an experiment in order, and the experiment with nothing left open."""
+
+    cells: tuple[CellSpec, ...]
+    resolved: ExperimentSchema
+
+    def step_times(self) -> dict[str, dict[str, object]]:
+        """Where the step times of every placement come from, for `environment.json`."""
+        found: dict[str, dict[str, object]] = {}
+        for spec in dict.fromkeys(cell.placement for cell in self.cells):
+            name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
+            name += f" pp{spec.pp}" if spec.pp > 1 else ""
+            timed = placed(spec).step_time
+            found[name] = {"fitted": timed.fitted, "provenance": timed.provenance}
+        return found
+
+
+@dataclass(frozen=True)
+class _SystemChoice:
+    """A system with one value for each of its knobs."""
+
+    asked: str
+    label: str
+    knobs: Mapping[str, Any]
+    swept: tuple[str, ...]  # knobs that have several values in the experiment
+
+    @property
+    def turned(self) -> dict[str, Value]:
+        return {f"{self.label}.{knob}": self.knobs[knob] for knob in self.swept}
+
+
+@dataclass(frozen=True)
+class _Combination:
+    """One value for every axis but the load and the system, and what follows from them."""
+
+    values: Mapping[str, Any]
+    workload: WorkloadSpec
+    place: PlacementSpec
+    instances: int
+
+    @property
+    def gpus(self) -> int:
+        return self.instances * self.place.tp * self.place.pp
+
+
+def plan(asked: ExperimentSchema) -> Plan:
+    """Look up, fill in and check everything that can be checked without running.
+
+    Raises:
+        SloBenchError: an unknown name, a model that does not fit, a file that cannot be read, or
+            settings that contradict each other.
+    """
+    axes = {name: getattr(asked, name) for name in _AXES}
+    for slo in axes["slo"]:
+        parse_slo(slo)
+    for router in filter(None, axes["router"]):
+        router_by_name(router)
+    systems = list(_systems(asked))
+    combinations = [
+        _combination(dict(zip(axes, values, strict=True)), asked.trace_format)
+        for values in itertools.product(*axes.values())
+    ]
+    workloads = list(dict.fromkeys(c.workload for c in combinations))
+    load = load_of(asked, workloads, combinations[0].place, combinations[0].instances)
+    columns = _Columns.of(asked, workloads)
+    seeds = range(asked.seed, asked.seed + load.seeds)
+    cells = (
+        _cell(system, combination, level, seed, load.requests, columns)
+        for system, combination, level, seed in itertools.product(
+            systems, combinations, load.levels, seeds
+        )
+    )
+    filled = _hardware(asked, combinations) | filled_in(asked, load) | _records(asked)
+    return Plan(tuple(_distinct(cells)), asked.model_copy(update=filled))
+
+
+def _cell(
+    system: _SystemChoice,
+    combination: _Combination,
+    level: Level,
+    seed: int,
+    default_requests: int | None,
+    columns: _Columns,
+) -> CellSpec:
+    values = combination.values
+    open_length = values["requests"] is None and values["duration_s"] is None
+    identity: dict[str, Value] = {
+        "system": system.label,
+        "backend": "simulated",
+        "workload": columns.workload[values["workload"]],
+        "model": columns.model[values["model"]],
+        "gpu": values["gpu"],
+        "gpus": combination.gpus,
+        **_offered(level, source(combination.workload).natural_rate_rps),
+        "seed": seed,
+        **{name: _column(values[name]) for name in columns.swept if name not in _NAMED},
+        **system.turned,
+    }
+    parts = [system.label]
+    parts += [_part(name, values[name]) for name in columns.swept]
+    parts += [_part(knob, system.knobs[knob]) for knob in system.swept]
+    parts += [level.label, f"seed-{seed}"]
+    return CellSpec(
+        cell=_file_name(parts),
+        columns=identity,
+        system=system.asked,
+        knobs=system.knobs,
+        placement=combination.place,
+        instances=combination.instances,
+        router=values["router"],
+        workload=combination.workload,
+        rate_rps=level.rate_rps,
+        speed=level.speed,
+        requests=default_requests if open_length else values["requests"],
+        duration_s=values["duration_s"],
+        warmup_s=values["warmup_s"],
+        max_output_tokens=values["max_output_tokens"],
+        slo=values["slo"],
+        slo_scale=values["slo_scale"],
+        seed=seed,
+        oversize=values["oversize"],
+    )
+
+
+def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
+    for name in asked.systems:
+        choices = asked.knobs.get(name, {})
+        swept = tuple(knob for knob, values in choices.items() if len(values) > 1)
+        for values in itertools.product(*choices.values()):
+            knobs = dict(zip(choices, values, strict=True))
+            yield _SystemChoice(name, configured(name, knobs).name, knobs, swept)
+
+
+def _combination(values: Mapping[str, Any], trace_format: str | None) -> _Combination:
+    """Settle GPUs = instances × tp × pp, and check that the model fits."""
+    pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
+    numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
+    tp = values["tp"] or smallest_tp(model(values["model"]), gpu(values["gpu"]), pp=pp, **numbers)
+    each = tp * pp
+    place = PlacementSpec(
+        model=values["model"],
+        gpu=values["gpu"],
+        tp=tp,
+        pp=pp,
+        **{name: values[name] for name in _PLACED},
+    )
+    placed(place)
+    workload = WorkloadSpec(**{name: values[name] for name in _WORKLOAD}, trace_format=trace_format)
+    shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
+    if gpus is None:
+        return _Combination(values, workload, place, instances or 1)
+    if instances is not None and gpus != instances * each:
+        raise SloBenchError(
+            f"gpus = {gpus} contradicts {instances} instances × {shape} = {instances * each} GPUs; "
+            "leave one of them out"
+        )
+    if gpus % each:
+        raise SloBenchError(
+            f"{gpus} GPUs cannot be shared out to instances of {shape} = {each} GPUs; "
+            f"use {max(1, gpus // each) * each} or another tp"
+        )
+    return _Combination(values, workload, place, gpus // each)
+
+
+def _hardware(
+    asked: ExperimentSchema, combinations: Iterable[_Combination]
+) -> dict[str, tuple[int, ...]]:
+    """The parallelism that was left open, where it is the same throughout."""
+    found = {
+        "tp": {combination.place.tp for combination in combinations},
+        "instances": {combination.instances for combination in combinations},
+    }
+    return {
+        name: tuple(values)
+        for name, values in found.items()
+        if len(values) == 1 and getattr(asked, name) == (None,)
+    }
+
+
+def _records(asked: ExperimentSchema) -> dict[str, str]:
+    if asked.records == "auto":
+        return {"records": "parquet" if find_spec("pyarrow") else "csv"}
+    if asked.records == "parquet" and not find_spec("pyarrow"):
+        raise SloBenchError("records as parquet need pyarrow: pip install 'slo-bench[parquet]'")
+    return {"records": asked.records}
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Which settings have a column, and what they call workloads and models there."""
+
+    swept: tuple[str, ...]
+    workload: Mapping[str, str]
+    model: Mapping[str, str]
+
+    @classmethod
+    def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> _Columns:
+        names = {spec.workload: source(spec).name for spec in workloads}
+        return cls(
+            tuple(name for name in _AXES if len(getattr(asked, name)) > 1),
+            _if_distinct(names),
+            _if_distinct({text: model(text).name for text in asked.model}),
+        )
+
+
+def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
+    """Short names, where they tell the texts they stand for apart; else the texts."""
+    return names if len(set(names.values())) == len(names) else {text: text for text in names}
+
+
+def _offered(level: Level, natural_rate_rps: float | None) -> dict[str, Value]:
+    """The columns of the load; a rate that only the run can tell is None here."""
+    if level.speed is None or natural_rate_rps is None:
+        return {"rate_rps": level.rate_rps, "speed": level.speed}
+    return {"rate_rps": round(natural_rate_rps * level.speed, 9), "speed": level.speed}
+
+
+def _column(value: object) -> Value:
+    """A setting as it stands in its column."""
+    if isinstance(value, Mapping):
+        return "; ".join(
+            f"{name}:{','.join(f'{k}={v}' for k, v in bounds.items())}"
+            if isinstance(bounds, Mapping)
+            else f"{name}={bounds}"
+            for name, bounds in value.items()
+        )
+    assert value is None or isinstance(value, str | int | float)
+    return value
+
+
+def _part(name: str, value: object) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(_column(value))
+    return text if name in ("workload", "model", "gpu") else f"{name}-{text}"
+
+
+def _file_name(parts: Iterable[str]) -> str:
+    plain = (re.sub(r"[^A-Za-z0-9.+-]+", "-", part.rpartition("/")[2]) for part in parts)
+    return "_".join(part.strip("-.") for part in plain)[:_LONGEST_NAME]
+
+
+def _distinct(cells: Iterable[CellSpec]) -> Iterator[CellSpec]:
+    """Cells whose names came out equal get numbers."""
+    taken: set[str] = set()
+    for spec in cells:
+        name, number = spec.cell, 2
+        while name.lower() in taken:  # some file systems know no case
+            name, number = f"{spec.cell}_{number}", number + 1
+        taken.add(name.lower())
+        yield replace(spec, cell=name, columns={"cell": name, **spec.columns})

@@ -1,0 +1,202 @@
+"""What a person may write in an experiment file.
+
+Every setting but the few that belong to the whole experiment may be a list: it is then an axis of
+the experiment, every combination is run, and its column says which value a row had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from .toml_text import line_of, read_toml, to_toml
+
+T = TypeVar("T")
+
+
+def _listed(value: object) -> object:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+# One value or several may be given; what is kept is a tuple.
+Axis = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Knob = bool | int | float | str
+SloTable = dict[str, float | str | dict[str, float | str]]
+
+
+class SettingError(SloBenchError):
+    """A setting that an experiment cannot have; `location` is its path in the file."""
+
+    def __init__(self, location: tuple[str | int, ...], problem: str) -> None:
+        super().__init__(problem)
+        self.location = location
+
+
+class ExperimentSchema(BaseModel):
+    """An experiment as written: what is run, on what, under which load. Frozen.
+
+    Where a setting is None: `tp` is the smallest that fits, `instances` 1, `gpus` = instances × tp
+    × pp, `router` the system's own, `rates` a ladder around the estimated capacity (a trace: its
+    own arrivals at speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (a trace at
+    its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    # What is compared.
+    name: Annotated[str, Field(min_length=1)] = "experiment"
+    systems: Axis[str] = ("vllm",)
+    knobs: dict[str, dict[str, Axis[Knob]]] = {}  # by system
+
+    # What arrives.
+    workload: Axis[str] = ("sharegpt",)
+    arrivals: Axis[str] = ("poisson",)
+    redraw_arrivals: Axis[bool] = (False,)  # for a trace that has its own
+    prompt_tokens: Axis[str | None] = (None,)  # a distribution in place of the catalogue's
+    output_tokens: Axis[str | None] = (None,)
+    sessions: Axis[str | None] = (None,)
+    trace_format: str | None = None
+    rates: Axis[Positive] | None = None  # req/s
+    speeds: Axis[Positive] | None = None  # of a trace's own arrivals
+    requests: Axis[Count | None] = (None,)
+    duration_s: Axis[Positive | None] = (None,)
+    warmup_s: Axis[NotNegative] = (0.0,)
+    max_output_tokens: Axis[Count | None] = (None,)  # what requests declare; None: what they need
+    slo: Axis[str | SloTable] = ("ttft=1,tpot=0.15",)  # "": the workload's own
+    slo_scale: Axis[Positive] = (1.0,)
+    seeds: Count | None = None
+    seed: Annotated[int, Field(ge=0)] = 0  # the first
+
+    # What serves it.
+    model: Axis[str] = ("llama-3.1-8b",)
+    gpu: Axis[str] = ("a100-80g",)
+    tp: Axis[Count | None] = (None,)
+    pp: Axis[Count] = (1,)
+    instances: Axis[Count | None] = (None,)
+    gpus: Axis[Count | None] = (None,)
+    router: Axis[str | None] = (None,)
+    weight_dtype: Axis[str] = ("bf16",)
+    kv_dtype: Axis[str] = ("bf16",)
+    memory_share: Axis[Share] = (0.9,)
+    block_tokens: Axis[Count] = (16,)
+    host_memory_gib: Axis[NotNegative] = (4.0,)  # for swapped KV, per GPU
+    host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
+
+    # How it is run.
+    oversize: Axis[Literal["error", "reject", "truncate"]] = ("error",)
+    records: Literal["auto", "csv", "parquet", "none"] = "auto"
+
+    @field_validator("*")
+    @classmethod
+    def _no_repeats(cls, value: object) -> object:
+        if isinstance(value, tuple):
+            for place, one in enumerate(value):
+                if one in value[:place]:
+                    raise ValueError(f"has {one!r} twice")
+        return value
+
+    @model_validator(mode="after")
+    def _agreement(self) -> ExperimentSchema:
+        if self.rates is not None and self.speeds is not None:
+            raise ValueError("rates and speeds contradict: give one of them")
+        if any(self.requests) and any(self.duration_s):
+            raise ValueError("requests and duration_s contradict: give one of them")
+        strangers = set(self.knobs) - set(self.systems)
+        if strangers:
+            raise ValueError(
+                f"knobs are set for {min(strangers)!r}, which is not among the systems"
+            )
+        return self
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - the fields say what is allowed
+        try:
+            super().__init__(**settings)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise SettingError(first["loc"], _problem(first, type(self).model_fields)) from None
+
+    @classmethod
+    def load(cls, path: str | Path, **changes: object) -> Self:
+        """The experiment in a TOML file, with `changes` in place of what the file says.
+
+        Relative paths in the file start at its folder.
+
+        Raises:
+            FileFormatError: the file cannot be read, or a setting in it is wrong (with its line).
+            SloBenchError: a change is wrong.
+        """
+        path = Path(path)
+        table, text = read_toml(path)
+        for key in ("workload", "systems", "model"):
+            if key in table:
+                table[key] = _anchored(table[key], path.resolve().parent)
+        try:
+            whole = cls(**table)
+        except SettingError as error:
+            line = line_of(text, error.location)
+            raise FileFormatError(path, line, str(error)) from None
+        return cls(**{**table, **changes}) if changes else whole
+
+    def to_toml(self) -> str:
+        """The experiment as a file; a setting with one value is written without brackets."""
+        table: dict[str, object] = {}
+        for name in type(self).model_fields:
+            value = getattr(self, name)
+            if name == "knobs":
+                value = {
+                    system: {knob: _single(v) for knob, v in knobs.items()}
+                    for system, knobs in value.items()
+                }
+            elif name not in ("systems", "rates", "speeds"):
+                value = _single(value)
+            table[name] = value
+        return to_toml(table)
+
+
+def _single(value: object) -> object:
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def _anchored(value: object, folder: Path) -> object:
+    """Names of files beside the experiment's own, made absolute."""
+    if isinstance(value, list):
+        return [_anchored(one, folder) for one in value]
+    if not isinstance(value, str):
+        return value
+    path, colon, rest = value.partition(":")
+    if path and (folder / path).is_file():
+        return f"{folder / path}{colon}{rest}"
+    return value
+
+
+def _problem(error: ErrorDetails, fields: Mapping[str, object]) -> str:
+    """One of pydantic's complaints in this project's words."""
+    location = [str(part) for part in error["loc"] if isinstance(part, str)]
+    setting = ".".join(location[:3] if location[:1] == ["knobs"] else location[:1])
+    kind, message = error["type"], str(error["msg"])
+    if kind == "extra_forbidden":
+        return str(UnknownNameError("setting", setting, fields))
+    if kind == "value_error":
+        message = message.removeprefix("Value error, ")
+        return f"{setting} {message}".strip()
+    if kind == "too_short":
+        return f"{setting} must have at least one value"
+    message = message.removeprefix("Input should be ")
+    return f"{setting} must be {message} but is {error['input']!r}"

@@ -1,0 +1,194 @@
+"""Cells side by side: worker processes that are told cells and answer with rows, line by line.
+
+Workers are started as programs of their own, not by `multiprocessing`, so that a script or a
+notebook that calls `Experiment.run` needs no `if __name__ == "__main__"` and is not run again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ..workloads.errors import SloBenchError
+from .cells import CellSpec, run_cell
+from .store import Row
+
+_BETWEEN_REPORTS_S = 0.1
+
+
+@dataclass(frozen=True)
+class CellProgress:
+    """So many requests of a running cell have ended."""
+
+    cell: str
+    requests: int
+
+
+@dataclass(frozen=True)
+class CellDone:
+    """A cell's details are on disk, and this is its row."""
+
+    cell: str
+    row: Row
+
+
+Event = CellProgress | CellDone
+
+
+def run_cells(
+    specs: Sequence[CellSpec], folder: Path, *, records: str, jobs: int
+) -> Iterator[Event]:
+    """Run cells, `jobs` at a time; the order of completion is nobody's promise.
+
+    Closing the iterator (or an exception in it, Ctrl-C included) stops what is running.
+
+    Raises:
+        SloBenchError: of the first cell that fails, or a worker that died.
+    """
+    jobs = min(jobs, len(specs))
+    if jobs <= 1:
+        yield from _here(specs, folder, records)
+    else:
+        yield from _side_by_side(specs, folder, records, jobs)
+
+
+def _here(specs: Sequence[CellSpec], folder: Path, records: str) -> Iterator[Event]:
+    for spec in specs:
+        yield CellProgress(spec.cell, 0)
+        yield CellDone(spec.cell, run_cell(spec, folder, records=records))
+
+
+class _Worker:
+    """A worker process and the thread that talks to it."""
+
+    def __init__(
+        self, todo: queue.SimpleQueue[CellSpec | None], events: queue.SimpleQueue[Event | Exception]
+    ) -> None:
+        self._todo = todo
+        self._events = events
+        # A group of its own: Ctrl-C reaches only the parent, which then stops the workers.
+        own_group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            **own_group,
+        )
+        self._thread = threading.Thread(target=self._converse, daemon=True)
+
+    def start(self, folder: Path, records: str) -> None:
+        self._tell({"folder": str(folder), "records": records})
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def _tell(self, message: object) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(message) + "\n")
+        self._process.stdin.flush()
+
+    def _converse(self) -> None:
+        try:
+            while (spec := self._todo.get()) is not None:
+                self._tell(dataclasses.asdict(spec))
+                self._listen(spec.cell)
+        except (SloBenchError, OSError, ValueError) as error:
+            self._events.put(error)
+
+    def _listen(self, cell: str) -> None:
+        """Pass on what the worker says until the cell is done."""
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise SloBenchError(answer["error"])
+            if "row" in answer:
+                self._events.put(CellDone(cell, answer["row"]))
+                return
+            self._events.put(CellProgress(cell, answer["requests"]))
+        code = self._process.wait()
+        raise SloBenchError(
+            f"the process that ran cell {cell} ended with code {code}; "
+            "it may have run out of memory: try fewer --jobs"
+        )
+
+
+def _side_by_side(
+    specs: Sequence[CellSpec], folder: Path, records: str, jobs: int
+) -> Iterator[Event]:
+    todo: queue.SimpleQueue[CellSpec | None] = queue.SimpleQueue()
+    for spec in specs:
+        todo.put(spec)
+    for _ in range(jobs):
+        todo.put(None)
+    events: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
+    workers: list[_Worker] = []
+    try:
+        for _ in range(jobs):
+            workers.append(_Worker(todo, events))
+            workers[-1].start(folder, records)
+        left = len(specs)
+        while left:
+            event = events.get()
+            if isinstance(event, Exception):
+                raise event
+            left -= isinstance(event, CellDone)
+            yield event
+    finally:
+        for _ in workers:
+            todo.put(None)
+        for worker in workers:
+            worker.stop()
+
+
+def _work(requests: IO[str], answers: IO[str]) -> None:
+    """The worker's side."""
+
+    def answer(message: object) -> None:
+        answers.write(json.dumps(message) + "\n")
+        answers.flush()
+
+    order = json.loads(requests.readline())
+    folder, records = Path(order["folder"]), order["records"]
+    reported_s = 0.0
+
+    def progress(ended: int, clock_s: float) -> None:
+        nonlocal reported_s
+        now_s = time.monotonic()
+        if now_s - reported_s >= _BETWEEN_REPORTS_S:
+            reported_s = now_s
+            answer({"requests": ended})
+
+    for line in requests:
+        spec = CellSpec.from_plain(json.loads(line))
+        try:
+            answer({"row": run_cell(spec, folder, records=records, progress=progress)})
+        except SloBenchError as error:
+            answer({"error": str(error)})
+
+
+if __name__ == "__main__":
+    # What a policy of the user's prints must not end up among the answers.
+    sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
+    own_answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    _work(sys.stdin, own_answers)
