@@ -175,17 +175,24 @@ class OperatorRoofline:
         """
         if duration_s <= 0:
             return 0
-        first_s = self.step_s(decode_seqs, decode_kv_tokens, ())
-        half_s = 0.5 * self.decode_kv_s * decode_seqs  # span = half·n² + (first - half)·n
-        linear_s = first_s - half_s
-        # The root in the form that stays exact as the quadratic part vanishes.
-        root = 2 * duration_s / (linear_s + sqrt(linear_s * linear_s + 4 * half_s * duration_s))
-        steps = max(1, int(root))
-        span_s = self.span_s
-        while span_s(decode_seqs, decode_kv_tokens, steps) < duration_s:
+        if decode_seqs < self.crossover_tokens:
+            linear_s = self.memory_s + self.memory_s_per_token * decode_seqs
+        else:
+            linear_s = self.compute_s + self.compute_s_per_token * decode_seqs
+        first_s = linear_s + self.sequence_s * decode_seqs + self.decode_kv_s * decode_kv_tokens
+        growth_s = self.decode_kv_s * decode_seqs
+        # span = growth/2 * n^2 + (first - growth/2) * n. The root is taken in the form that stays
+        # exact as the quadratic part vanishes; both loops below run once or not at all.
+        rest_s = first_s - 0.5 * growth_s
+        root = 2 * duration_s / (rest_s + sqrt(rest_s * rest_s + 2 * growth_s * duration_s))
+        steps = int(root) + 1
+        while steps * first_s + growth_s * (steps * (steps - 1) * 0.5) < duration_s:
             steps += 1
-        while steps > 1 and span_s(decode_seqs, decode_kv_tokens, steps - 1) >= duration_s:
-            steps -= 1
+        while steps > 1:
+            fewer = steps - 1
+            if fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5) < duration_s:
+                break
+            steps = fewer
         return steps
 
     def hop_s(self, tokens: int) -> float:

@@ -1,0 +1,147 @@
+from dataclasses import replace
+
+import pytest
+
+from slo_bench.predictors.placement import Placement, smallest_tp
+from slo_bench.predictors.specs import gpu, link, model
+from slo_bench.predictors.transfer import migrate_s, swap_s
+from slo_bench.workloads.errors import SloBenchError
+
+LLAMA_8B = Placement(model("llama-3-8b"), gpu("a100-80g"))
+
+
+def test_kv_blocks_by_hand():
+    # Reserve: 1 GiB; 8192 tokens * (4 * 4096 + 3 * 14336) * 2 bytes; 256 * 128256 * 4 * 2 bytes.
+    reserve = 2**30 + 8192 * 59392 * 2 + 256 * 128256 * 8
+    free = int(round(79.15 * 2**30) * 0.9) - 2 * 8_030_261_248 - reserve
+    assert LLAMA_8B.reserve_bytes_per_gpu == reserve
+    assert LLAMA_8B.kv_blocks == free // (131_072 * 16)
+    assert LLAMA_8B.kv_tokens == 16 * LLAMA_8B.kv_blocks
+
+
+def test_kv_blocks_are_about_what_vllm_finds():
+    # vLLM logs about 27,900 blocks of 16 tokens for Llama-3-8B on one A100-80G.
+    assert LLAMA_8B.kv_blocks == pytest.approx(27_900, rel=0.03)
+
+
+def test_host_blocks_and_swap_time():
+    assert LLAMA_8B.host_blocks == 4 * 2**30 // (131_072 * 16) == 2048
+    per_block = 131_072 * 16 / 24.6e9
+    assert LLAMA_8B.swap_s_per_block == pytest.approx(per_block)
+    assert swap_s(LLAMA_8B, 10) == pytest.approx(10e-6 + 10 * per_block)
+    assert swap_s(LLAMA_8B, 0) == 0
+
+
+def test_every_gpu_swaps_its_own_part():
+    split = replace(LLAMA_8B, tp=4)
+    assert split.swap_s_per_block == pytest.approx(LLAMA_8B.swap_s_per_block / 4)
+    assert split.host_blocks == 4 * LLAMA_8B.host_blocks
+
+
+def test_migration_over_a_link():
+    over = link("infiniband-hdr")
+    assert migrate_s(LLAMA_8B, 1000, over) == pytest.approx(5e-6 + 1000 * 131_072 / 24e9)
+    assert migrate_s(LLAMA_8B, 0, over) == 0
+
+
+def test_kv_heads_are_copied_where_tp_exceeds_them():
+    chatglm = Placement(model("chatglm2-6b"), gpu("rtx-3090"), tp=4)  # two KV heads on four GPUs
+    assert chatglm.kv_heads_per_gpu == 1
+    assert chatglm.kv_bytes_per_token == 2 * chatglm.model.kv_bytes_per_token()
+    assert replace(chatglm, tp=2).kv_bytes_per_token == chatglm.model.kv_bytes_per_token()
+
+
+def test_pipeline_stages_share_weights_and_kv():
+    one, two = LLAMA_8B, replace(LLAMA_8B, pp=2)
+    assert two.gpus == 2
+    layers = 16 * two.model.layer_weight_bytes()
+    assert two.weight_bytes_per_gpu == layers + 2 * 128_256 * 4096
+    assert two.kv_blocks > 2 * one.kv_blocks
+    assert two.kv_bytes_per_token == one.kv_bytes_per_token
+
+
+def test_an_uneven_pipeline_is_bound_by_its_longest_stage():
+    three = replace(LLAMA_8B, pp=3)
+    assert three.stage_layers == 11
+    per_block = 131_072 // 32 * 11 * 16
+    free = three.usable_bytes_per_gpu - three.weight_bytes_per_gpu - three.reserve_bytes_per_gpu
+    assert three.kv_blocks == free // per_block
+
+
+def test_narrow_kv_doubles_the_blocks():
+    assert replace(LLAMA_8B, kv_dtype="fp8").kv_blocks in (
+        2 * LLAMA_8B.kv_blocks,
+        2 * LLAMA_8B.kv_blocks + 1,
+    )
+
+
+def test_what_fits_passes():
+    LLAMA_8B.check()
+    Placement(model("llama-3-70b"), gpu("a100-80g"), tp=4).check()
+    Placement(model("bge-m3"), gpu("t4")).check()
+    Placement(model("llama-3-8b"), gpu("l4"), weight_dtype="int4").check()
+
+
+@pytest.mark.parametrize(
+    ("placement", "complaint"),
+    [
+        (
+            Placement(model("llama-3-70b"), gpu("a100-80g")),
+            r"llama-3-70b needs 141\.1 GB of weights.*a100-80g × tp 1 offers 76\.5 GB; "
+            "use tp 2 or more",
+        ),
+        (Placement(model("opt-175b"), gpu("t4"), tp=8), "use a larger GPU"),
+        (replace(LLAMA_8B, tp=3), "32 attention heads, not divisible by tp 3"),
+        (
+            replace(LLAMA_8B, tp=16, model=replace(LLAMA_8B.model, kv_heads=6, heads=48)),
+            "6 KV heads",
+        ),
+        (replace(LLAMA_8B, pp=33), "32 layers, fewer than pp 33"),
+    ],
+)
+def test_what_does_not_fit_says_why(placement, complaint):
+    with pytest.raises(SloBenchError, match=complaint):
+        placement.check()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tp", 0),
+        ("pp", -1),
+        ("memory_share", 0.0),
+        ("memory_share", 1.5),
+        ("memory_share", float("nan")),
+        ("block_tokens", 0),
+        ("host_memory_bytes", -1),
+        ("weight_dtype", "bf61"),
+        ("kv_dtype", "int4"),
+    ],
+)
+def test_wrong_settings(field, value):
+    with pytest.raises(SloBenchError, match=r"must be|unknown"):
+        replace(LLAMA_8B, **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("name", "on", "tp"),
+    [
+        ("llama-3-8b", "a100-80g", 1),
+        ("llama-3-70b", "a100-80g", 2),
+        ("llama-3-70b", "h100-80g", 2),
+        ("llama-3-70b", "a100-40g", 4),
+        ("opt-13b", "rtx-3090", 2),
+    ],
+)
+def test_smallest_tp(name, on, tp):
+    assert smallest_tp(model(name), gpu(on)) == tp
+    Placement(model(name), gpu(on), tp=tp).check()
+
+
+def test_smallest_tp_takes_narrow_weights_into_account():
+    assert smallest_tp(model("llama-3-70b"), gpu("a100-80g"), weight_dtype="int4") == 1
+
+
+def test_no_tp_is_enough():
+    with pytest.raises(SloBenchError, match="opt-175b needs 349"):
+        smallest_tp(model("opt-175b"), gpu("t4"))
