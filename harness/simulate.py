@@ -24,6 +24,7 @@ from .core.records import Gaps, Result, Timeline, Totals
 from .engines.device import Device
 from .engines.instance import Instance
 from .engines.measures import Measures
+from .engines.plain import PlainInstance
 from .engines.predictions import ModelledPredictions
 from .engines.simulated import SimulatedInstance
 from .engines.static import StaticInstance
@@ -57,7 +58,7 @@ def simulate(
         oversize: what becomes of requests longer than the context or the KV cache: `error`,
             `reject` (they count as missed) or `truncate` (prompt cut from the front, then the
             answer, to fit).
-        step: execute every decode step instead of leaping (slow; same result).
+        step: run the plain reference engine, step by step (slow; same records, gaps and no more).
         progress: called now and then with (requests ended, clock in seconds).
 
     Raises:
@@ -87,6 +88,10 @@ def simulate(
     )
     with _no_garbage_collection():
         cluster.run(closed=workload.closed)
+    for instance in built:
+        ledger = instance.ledger
+        assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
+        assert ledger.host_free == ledger.host_total, "host KV blocks were lost"
     return Result(recorder.records, _gaps(built), _timeline(built), _totals(built, recorder))
 
 
@@ -164,7 +169,17 @@ class _Builder:
             index,
         )
 
-    def _loop(self, policy: Policy, index: int) -> SimulatedInstance:
+    def _loop(self, policy: Policy, index: int) -> SimulatedInstance | PlainInstance:
+        if self._step:
+            return PlainInstance(
+                policy,
+                self._ledger(),
+                self._predictions,
+                self._step_time,
+                self._stages,
+                Measures(self._sample_s),
+                index,
+            )
         return SimulatedInstance(
             policy,
             self._ledger(),
@@ -174,14 +189,11 @@ class _Builder:
             Measures(self._sample_s),
             index,
             alone=self._placement.pp == 1,
-            step=self._step,
         )
 
     def _ledger(self) -> BlockLedger:
         block_tokens = self._placement.block_tokens
-        return BlockLedger(
-            self._blocks, block_tokens, self._host_blocks, self._prefix_block_tokens
-        )
+        return BlockLedger(self._blocks, block_tokens, self._host_blocks, self._prefix_block_tokens)
 
 
 def _fit(
@@ -217,9 +229,7 @@ def _fit(
 
 def _gaps(instances: list[Instance]) -> Gaps:
     parts = [i.measures.gaps() for i in instances]
-    return Gaps(
-        np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts])
-    )
+    return Gaps(np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts]))
 
 
 def _timeline(instances: list[Instance]) -> Timeline:

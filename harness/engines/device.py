@@ -28,3 +28,10 @@ def occupy(stages: tuple[Device, ...], begin_s: float, duration_s: float) -> flo
         now_s = max(now_s, stage.free_at_s) + share_s
         stage.free_at_s = now_s
     return now_s
+
+
+def free_after(stages: tuple[Device, ...], end_s: float, duration_s: float) -> None:
+    """A step of `duration_s` that met no other ended at `end_s`: when that left each stage free."""
+    share_s = duration_s / len(stages)
+    for behind, stage in enumerate(reversed(stages)):
+        stage.free_at_s = end_s - behind * share_s

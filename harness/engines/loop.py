@@ -215,7 +215,7 @@ class Loop:
         if ledger.free - lim.headroom_blocks < need:
             need, preempted = self._make_room(lim)
         if self._dirty and not (preempted and self.decoding):
-            self._hold = need if lim.mix else 0
+            self._hold = need
             self._dirty = self._refill(lim)
         self._dirty = self._dirty or preempted
 
@@ -359,6 +359,8 @@ class Loop:
             if self.policy.refill(self.view) is Refill.NEITHER:
                 return False
         waiting, ledger = self.waiting, self.ledger
+        if not lim.mix:
+            self._hold = 0  # if anybody enters, nobody decodes in this iteration
         room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
         while waiting.live:
             pending = self.prefill_pending

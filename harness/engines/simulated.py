@@ -2,8 +2,7 @@
 
 Spans of decode steps in which nothing can change are leapt over in one go. A leap ends where
 stepping would next do something else: an arrival, a finish, a request that leaves, the horizon,
-or KV blocks running out. It gives what stepping gives (`step=True` steps, for comparison; the
-independent reference is `engines.plain`).
+or KV blocks running out. It gives what stepping gives; `engines.plain` steps, as the reference.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from ...predictors.step_time import StepTime
 from ..core.ledger import BlockLedger
 from ..core.policy import Policy
 from ..core.view import Predictions
-from .device import Device, occupy
+from .device import Device, free_after, occupy
 from .instance import EngineStuckError
 from .loop import INF, Loop
 from .measures import Measures
@@ -21,7 +20,7 @@ from .measures import Measures
 class SimulatedInstance(Loop):
     """One instance in simulated time."""
 
-    __slots__ = ("_alone", "_leaps", "stages", "step_time")
+    __slots__ = ("_alone", "stages", "step_time")
 
     def __init__(
         self,
@@ -34,13 +33,11 @@ class SimulatedInstance(Loop):
         index: int = 0,
         *,
         alone: bool = True,
-        step: bool = False,
     ) -> None:
         super().__init__(policy, ledger, predictions, measures, index)
         self.step_time = step_time
         self.stages = stages
         self._alone = alone  # nobody else computes on these devices
-        self._leaps = not step
 
     def ready_s(self) -> float:
         if not self.idle:
@@ -87,7 +84,7 @@ class SimulatedInstance(Loop):
             measures.kv_block_s += used * duration_s
             if used > measures.kv_peak:
                 measures.kv_peak = used
-            if not (self.complete() or chunks or self._dirty) and self._leaps:
+            if not (self.complete() or chunks or self._dirty):
                 self._leap(horizon_s, duration_s)
             if self.now_s >= measures.next_sample_s:
                 self._sample()
@@ -161,8 +158,8 @@ class SimulatedInstance(Loop):
         if used + blocks > measures.kv_peak:
             measures.kv_peak = used + blocks
         if not self._alone:
-            for stage in self.stages:
-                stage.free_at_s = max(stage.free_at_s, self.now_s)
+            last_s = span_s - self.step_time.span_s(seqs, kv_sum, steps - 1) if steps > 1 else span_s
+            free_after(self.stages, self.now_s, last_s)
         if self.ends[0][0] <= self.tick:
             self.finish_due()
 

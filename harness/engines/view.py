@@ -30,12 +30,15 @@ class Viewed(Protocol):
     prefilling: list[RequestState]
     decoding: dict[RequestState, None]
     tick: int
-    kv_sum: int
-    prefill_kv: int
-    most_tokens: int
 
     @property
     def waiting(self) -> Waiting: ...
+    @property
+    def kv_sum(self) -> int: ...
+    @property
+    def prefill_kv(self) -> int: ...
+    @property
+    def most_tokens(self) -> int: ...
 
 
 class LoopView:

@@ -1,0 +1,423 @@
+"""The plain reference: one decode step at a time, every request touched in every step.
+
+It answers to the same policies under the same contract as `engines.loop`, but shares none of its
+bookkeeping: no ticks, no heaps, no residues, no leaps; lengths are counted on the requests, block
+needs request by request. Tests run it beside the leaping engine and compare records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ...predictors.step_time import StepTime
+from ..core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
+from ..core.ledger import BlockLedger
+from ..core.policy import Policy
+from ..core.state import Phase, RequestState
+from ..core.view import Predictions
+from .arrival_queue import ArrivalQueue
+from .device import Device, occupy
+from .instance import EngineStuckError
+from .measures import Measures
+from .release import Release
+from .view import LoopView
+
+INF = float("inf")
+
+
+class PlainInstance:
+    """One instance, the slow and obvious way."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: BlockLedger,
+        predictions: Predictions,
+        step_time: StepTime,
+        stages: tuple[Device, ...],
+        measures: Measures,
+        index: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.ledger = ledger
+        self.predictions = predictions
+        self.step_time = step_time
+        self.stages = stages
+        self.measures = measures
+        self.index = index
+        self.now_s = 0.0
+        self.policy_state = policy.new_state()
+        self.inbox: deque[RequestState] = deque()
+        self.outbox: list[Release] = []
+        self.finished: list[RequestState] = []
+        self.waiting = ArrivalQueue()
+        self.resident: list[RequestState] = []
+        self.stalled: list[RequestState] = []
+        self.prefilling: list[RequestState] = []
+        self.decoding: dict[RequestState, None] = {}
+        self.tick = 0  # never moves: lengths stand on the requests themselves
+        self.swap_s = 0.0
+        self.arrived = 0
+        self.changed = True
+        self.leaves: dict[RequestState, Leave] = {}
+        self.view = LoopView(self)
+        self.limits = policy.limits(self.view)
+
+    @property
+    def kv_sum(self) -> int:
+        return sum(r.kv_tokens for r in self.decoding)
+
+    @property
+    def prefill_kv(self) -> int:
+        return sum(r.kv_tokens for r in self.prefilling)
+
+    @property
+    def most_tokens(self) -> int:
+        batch = [*self.decoding, *self.prefilling]
+        return sum(r.prompt_tokens + r.max_output_tokens for r in batch)
+
+    @property
+    def idle(self) -> bool:
+        return not (
+            self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
+        )
+
+    @property
+    def may_release(self) -> bool:
+        return True
+
+    def ready_s(self) -> float:
+        if not self.idle:
+            return self.now_s
+        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def run(self, horizon_s: float, stop_on_release: bool) -> None:
+        while True:
+            self._arrive()
+            self._dismiss()
+            if stop_on_release and self.outbox:
+                return
+            if self.idle:
+                if not self.inbox or self.inbox[0].visible_s >= horizon_s:
+                    return
+                self.now_s = max(self.now_s, self.inbox[0].visible_s)
+            elif self.now_s >= horizon_s:
+                return
+            elif not self._iterate() and not self._pass_time(horizon_s):
+                return
+
+    # ---------------------------------------------------------------- queue
+
+    def _arrive(self) -> None:
+        while self.inbox and self.inbox[0].visible_s <= self.now_s:
+            r = self.inbox.popleft()
+            self.arrived += 1
+            r.seq = self.arrived
+            r.instance = self.index
+            self.changed = True
+            if r.phase is Phase.RESIDENT:
+                self.resident.append(r)
+            elif self.policy.admit(r, self.view) is Admission.REJECT:
+                self.outbox.append(Release(r, Why.REJECT))
+            else:
+                self.waiting.push(r)
+                leave = None if r.emitted_tokens else self.policy.leave(r, self.view)
+                if leave is not None:
+                    self.leaves[r] = leave
+
+    def _dismiss(self) -> None:
+        due = [(leave.time_s, r.seq, r) for r, leave in self.leaves.items()]
+        for time_s, _, r in sorted(due, key=lambda d: d[:2]):
+            if time_s <= self.now_s:
+                leave = self.leaves.pop(r)
+                self.waiting.remove_all([r])
+                self.outbox.append(Release(r, leave.why))
+                self.changed = True
+
+    def _by_urgency(self, requests: list[RequestState]) -> list[RequestState]:
+        return sorted(requests, key=lambda r: (self.policy.urgency(r, self.view), r.seq))
+
+    def _next_waiting(self) -> RequestState:
+        if self.policy.order == "cache" and self.waiting.live > 128:
+            raise NotImplementedError("the reference orders short queues only")
+        return self._by_urgency(list(self.waiting))[0]
+
+    # ---------------------------------------------------------------- one iteration
+
+    def _iterate(self) -> bool:
+        if self.changed and self.policy.limits_vary:
+            self.limits = self.policy.limits(self.view)
+        limits, ledger = self.limits, self.ledger
+        preempted = self._preempt_until_growth_fits(limits)
+        if self.changed and not (preempted and self.decoding):
+            self.changed = self._enter_who_fits(limits)
+        self.changed = self.changed or preempted
+        plan = self._chunks(limits)
+        decoders = list(self.decoding) if limits.mix or not plan else []
+        kv_tokens = sum(r.kv_tokens for r in decoders)
+        for r in decoders:
+            self._hold(r, r.kv_tokens + 1)
+        chunks = []
+        for r, tokens in plan:
+            chunks.append((r.kv_tokens, tokens))
+            r.kv_tokens += tokens
+            self._hold(r, r.kv_tokens)
+            if r.prefix_blocks and ledger.unit_tokens:
+                ledger.publish(r, r.kv_tokens)
+        ledger.evict()
+        if not decoders and not plan:
+            return False
+        duration_s = self.step_time.step_s(len(decoders), kv_tokens, chunks) + self.swap_s
+        self.swap_s = 0.0
+        self.now_s = occupy(self.stages, self.now_s, duration_s)
+        for r in decoders:
+            self._decoded(r)
+        for r, _ in plan:
+            if r.kv_tokens == r.target_tokens:
+                self._prefilled(r)
+        return True
+
+    def _hold(self, r: RequestState, tokens: int) -> None:
+        blocks = max(r.blocks, self.ledger.blocks(tokens))
+        self.ledger.free -= blocks - r.blocks
+        r.blocks = blocks
+
+    def _decoded(self, r: RequestState) -> None:
+        r.kv_tokens += 1
+        r.emitted_tokens += 1
+        self.measures.gap(self.now_s - r.last_token_s)
+        r.last_token_s = self.now_s
+        if r.emitted_tokens == r.output_tokens:
+            del self.decoding[r]
+            self._finish(r)
+
+    def _prefilled(self, r: RequestState) -> None:
+        self.prefilling.remove(r)
+        r.emitted_tokens += 1
+        if r.emitted_tokens == 1:
+            r.first_token_s = self.now_s
+        else:
+            self.measures.gap(self.now_s - r.last_token_s)
+        r.last_token_s = self.now_s
+        if r.emitted_tokens == r.output_tokens:
+            self._finish(r)
+        else:
+            r.phase = Phase.DECODE
+            r.tick0 = 0
+            self.decoding[r] = None
+        if self.waiting.live:
+            self.changed = True
+
+    def _finish(self, r: RequestState) -> None:
+        r.finish_s = self.now_s
+        r.phase = Phase.DONE
+        if r.prefix_blocks and self.ledger.unit_tokens:
+            self.ledger.publish(r, r.kv_tokens)
+        self.ledger.release(r)
+        self.finished.append(r)
+        self.changed = True
+        if r.notify:
+            self.outbox.append(Release.finish(r))
+        self.policy.finished(r, self.view)
+
+    def _pass_time(self, horizon_s: float) -> bool:
+        self.changed = True
+        if self.swap_s:
+            self.now_s += self.swap_s
+            self.swap_s = 0.0
+            return True
+        times = [leave.time_s for leave in self.leaves.values()]
+        if self.inbox:
+            times.append(self.inbox[0].visible_s)
+        next_s = min(times, default=INF)
+        if next_s >= horizon_s:
+            if horizon_s == INF:
+                raise EngineStuckError(f"instance {self.index} is stuck at {self.now_s:.3f} s")
+            self.now_s = horizon_s
+            return False
+        self.now_s = max(self.now_s, next_s)
+        return True
+
+    # ---------------------------------------------------------------- KV pressure
+
+    def _growth(self, limits: Limits) -> int:
+        """Blocks that the running requests take in this iteration."""
+        blocks = self.ledger.blocks
+        need = sum(blocks(r.kv_tokens + 1) - r.blocks for r in self.decoding)
+        if limits.by_chunk:
+            room = limits.token_budget - len(self.decoding)
+            for r in self.prefilling:
+                tokens = min(r.target_tokens - r.kv_tokens, room)
+                if tokens <= 0:
+                    break
+                room -= tokens
+                need += blocks(r.kv_tokens + tokens) - r.blocks
+        return need
+
+    def _preempt_until_growth_fits(self, limits: Limits) -> bool:
+        preempted = False
+        while self.decoding or self.prefilling:
+            need = self._growth(limits)
+            if self.ledger.free - limits.headroom_blocks >= need:
+                break
+            alone = len(self.decoding) == 1 and not self.prefilling
+            if alone and self.ledger.free >= need:
+                break
+            self._preempt()
+            preempted = True
+        return preempted
+
+    def _preempt(self) -> None:
+        def rank(r: RequestState) -> tuple[object, int]:
+            return (self.policy.keep(r, self.view), -r.seq)
+
+        victim = min([*self.decoding, *self.prefilling], key=rank)
+        how = PreemptBy.RECOMPUTE
+        if victim in self.decoding:
+            how = self.policy.preempt_by(victim, self.view)
+            del self.decoding[victim]
+        else:
+            self.prefilling.remove(victim)
+        if how is PreemptBy.STALL:
+            victim.phase = Phase.STALLED
+            self.stalled.append(victim)
+            if self.decoding or self.prefilling:
+                return
+            victim = min(self.stalled, key=rank)
+            self.stalled.remove(victim)
+            self.changed = True
+        blocks = victim.blocks
+        self.ledger.release(victim)
+        if how is PreemptBy.SWAP and blocks <= self.ledger.host_free:
+            victim.blocks = blocks
+            self.ledger.host_free -= blocks
+            victim.phase = Phase.RESIDENT
+            victim.in_host = True
+            victim.swaps += 1
+            self.resident.append(victim)
+            self.swap_s += self.predictions.swap_s(blocks)
+        else:
+            victim.phase = Phase.WAITING
+            victim.target_tokens = victim.prompt_tokens + victim.emitted_tokens
+            victim.kv_tokens = 0
+            victim.recomputes += 1
+            self.waiting.push(victim)
+
+    # ---------------------------------------------------------------- entering
+
+    def _enter_who_fits(self, limits: Limits) -> bool:
+        if self.stalled:
+            self._resume_stalled(limits)
+        held = self._growth(limits)
+        if self.resident or self.waiting.live:
+            which = self.policy.refill(self.view)
+            if self.resident and which is Refill.RESIDENT:
+                return self._enter_residents(limits, held)
+            if which is Refill.NEITHER:
+                return False
+        ledger = self.ledger
+        if not limits.mix:
+            held = 0  # if anybody enters, nobody decodes in this iteration
+        room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        while self.waiting.live:
+            pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
+            if pending >= room:
+                return True
+            r = self._next_waiting()
+            units = ledger.match_units(r) if ledger.unit_tokens else 0
+            tokens = r.target_tokens - units * ledger.unit_tokens
+            if not limits.chunked and pending and pending + tokens > room:
+                return True
+            need = ledger.blocks(r.target_tokens)
+            if units:
+                need += ledger.idle_in_match(r, units) - units * ledger.unit_blocks
+            if not self._has_room(r, need + held, limits):
+                return False
+            self.waiting.remove_all([r])
+            self.leaves.pop(r, None)
+            if units:
+                ledger.take_match(r, units)
+            if r.cached_tokens < 0:
+                r.cached_tokens = r.kv_tokens
+            if limits.by_chunk:
+                chunk = min(tokens, room - pending)
+                held += ledger.blocks(r.kv_tokens + chunk) - r.blocks
+            else:
+                self._hold(r, r.target_tokens)
+            ledger.evict()
+            r.phase = Phase.PREFILL
+            self.prefilling.append(r)
+            self._enlist(r)
+        return False
+
+    def _has_room(self, r: RequestState, need: int, limits: Limits) -> bool:
+        policy, ledger = self.policy, self.ledger
+        need += limits.watermark_blocks + policy.reserve(r, self.view)
+        promised = sum(x.promised_blocks for x in self._everybody())
+        promise = 0 if r.promised_blocks else policy.commit(r, self.view)
+        return (
+            len(self.decoding) + len(self.prefilling) < limits.max_seqs
+            and need <= ledger.free
+            and promised + promise <= ledger.total
+        )
+
+    def _everybody(self) -> list[RequestState]:
+        batch = [*self.decoding, *self.prefilling]
+        return [*batch, *self.stalled, *self.resident, *self.waiting]
+
+    def _enlist(self, r: RequestState) -> None:
+        if r.scheduled_s != r.scheduled_s:
+            r.scheduled_s = self.now_s
+        if not r.promised_blocks:
+            r.promised_blocks = self.policy.commit(r, self.view)
+
+    def _enter_residents(self, limits: Limits, held: int) -> bool:
+        ledger = self.ledger
+        entered = False
+        for r in self._by_urgency(self.resident):
+            blocks = ledger.blocks(r.kv_tokens + 1)
+            if not self._has_room(r, blocks + held, limits):
+                break
+            entered = True
+            self.resident.remove(r)
+            if r.in_host:
+                ledger.host_free += r.blocks
+                self.swap_s += self.predictions.swap_s(r.blocks)
+                r.in_host = False
+            r.blocks = ledger.blocks(r.kv_tokens)
+            ledger.free -= r.blocks
+            held += blocks - r.blocks
+            self._enlist(r)
+            r.phase = Phase.DECODE
+            self.decoding[r] = None
+        return entered
+
+    def _resume_stalled(self, limits: Limits) -> None:
+        def rank(r: RequestState) -> tuple[object, int]:
+            return (self.policy.keep(r, self.view), -r.seq)
+
+        for r in sorted(self.stalled, key=rank, reverse=True):
+            spare = limits.headroom_blocks if self.decoding else 0
+            decoders = [*self.decoding, r]
+            need = sum(self.ledger.blocks(x.kv_tokens + 1) - x.blocks for x in decoders)
+            if self.ledger.free - need < spare:
+                break
+            self.stalled.remove(r)
+            r.phase = Phase.DECODE
+            self.decoding[r] = None
+
+    def _chunks(self, limits: Limits) -> list[tuple[RequestState, int]]:
+        budget = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        plan: list[tuple[RequestState, int]] = []
+        for r in self.prefilling:
+            tokens = r.target_tokens - r.kv_tokens
+            if tokens > budget:
+                if limits.chunked:
+                    tokens = budget
+                elif plan:
+                    break
+            if tokens <= 0:
+                break
+            plan.append((r, tokens))
+            budget -= tokens
+        return plan
