@@ -125,12 +125,15 @@ class ModelSpec:
     @property
     def lookup_parameters(self) -> int:
         """Parameters that are only looked up: token (where not tied), position, type tables."""
-        traits = self.traits
-        rows = traits.token_types
-        if traits.position_offset is not None:
-            rows += self.context_tokens + traits.position_offset
         tokens = 0 if self.tied_embeddings and self.kind == "decoder" else self.embedding_parameters
-        return tokens + rows * self.hidden
+        return tokens + self._table_rows * self.hidden
+
+    @property
+    def _table_rows(self) -> int:
+        traits = self.traits
+        if traits.position_offset is None:
+            return traits.token_types
+        return traits.token_types + traits.position_offset + self.context_tokens
 
     @property
     def streamed_parameters(self) -> int:
@@ -140,14 +143,11 @@ class ModelSpec:
     @property
     def parameters(self) -> int:
         """All parameters, shared ones counted once."""
-        traits = self.traits
-        rows = traits.token_types
-        if traits.position_offset is not None:
-            rows += self.context_tokens + traits.position_offset
-        total = self.layers * self.layer_parameters + self.embedding_parameters + rows * self.hidden
+        total = self.layers * self.layer_parameters + self.embedding_parameters
+        total += self._table_rows * self.hidden
         if self.kind == "encoder":  # norm over the embeddings, and the pooler
             return total + self._norm_parameters + self.hidden * (self.hidden + 1)
-        total += self._norm_parameters if traits.final_norm else 0
+        total += self._norm_parameters if self.traits.final_norm else 0
         return total + (0 if self.tied_embeddings else self.embedding_parameters)
 
     def kv_bytes_per_token(self, dtype: str = "bf16") -> int:

@@ -14,7 +14,7 @@ OVERHEAD_BYTES = GIB
 ACTIVATION_BYTES = 2
 LOGITS_BYTES = 4
 LEAST_KV_TOKENS = 2048
-MAX_TP = 8
+TP_DEGREES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
@@ -163,10 +163,12 @@ class Placement:
             raise SloBenchError(
                 f"{model.name} has {model.layers} layers, fewer than pp {self.pp} stages"
             )
-        if not self._fits():
+        if not self.fits:
             raise SloBenchError(self._too_small())
 
-    def _fits(self) -> bool:
+    @property
+    def fits(self) -> bool:
+        """Is there room for weights, reserve and the least KV that `check` asks for?"""
         if self.model.kind == "encoder":
             needed = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu
             return needed <= self.usable_bytes_per_gpu
@@ -182,7 +184,7 @@ class Placement:
             f"workspace and room for KV; {where} offers {offered_gb:.1f} GB"
         )
         for tp in _tp_degrees(self.model):
-            if tp > self.tp and replace(self, tp=tp)._fits():
+            if tp > self.tp and replace(self, tp=tp).fits:
                 return f"{problem}; use tp {tp} or more"
         return f"{problem}; use a larger GPU, smaller weights (weight_dtype) or pp above {self.pp}"
 
@@ -190,7 +192,7 @@ class Placement:
 def _tp_degrees(model: ModelSpec) -> list[int]:
     return [
         tp
-        for tp in (1, 2, 4, 8)
+        for tp in TP_DEGREES
         if model.heads % tp == 0 and (model.kv_heads % tp == 0 or tp % model.kv_heads == 0)
     ]
 
@@ -213,7 +215,7 @@ def smallest_tp(
     )
     degrees = _tp_degrees(model)
     for tp in degrees:
-        if replace(base, tp=tp)._fits():
+        if replace(base, tp=tp).fits:
             return tp
     replace(base, tp=degrees[-1]).check()
     raise AssertionError("check() accepts what does not fit")
