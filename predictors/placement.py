@@ -168,7 +168,7 @@ class Placement:
 
     @property
     def fits(self) -> bool:
-        """Is there room for weights, reserve and the least KV that `check` asks for?"""
+        """Whether there is room for weights, reserve and the least KV that `check` asks for."""
         if self.model.kind == "encoder":
             needed = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu
             return needed <= self.usable_bytes_per_gpu
