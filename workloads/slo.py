@@ -94,6 +94,10 @@ class SloSpec:
     def __post_init__(self) -> None:
         positive(self.slo_scale, "slo_scale")
 
+    def scaled(self, factor: float) -> SloSpec:
+        """The same objectives, every bound multiplied by `factor`."""
+        return dataclasses.replace(self, slo_scale=self.slo_scale * positive(factor, "slo_scale"))
+
     def apply(self, workload: Workload, rng: np.random.Generator) -> Workload:
         """The workload with these objectives; bounds not named here stay as they were.
 

@@ -1,0 +1,93 @@
+"""A workload as the plain CSV that `readers.plain_csv` reads back."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import os
+from collections.abc import Iterable, Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import SloBenchError
+from .workload import Workload
+
+
+def write_csv(workload: Workload, path: Path) -> None:
+    """Write all columns that say anything; gzip if the name ends in .gz. Same bytes every time.
+
+    The file appears whole or not at all. Texts are not written.
+
+    Raises:
+        SloBenchError: the workload is a closed loop of fixed concurrency, which a table of
+            requests cannot hold, or the file cannot be written.
+    """
+    if workload.concurrency is not None:
+        raise SloBenchError(
+            "a closed loop (concurrency) has no arrival times to write; give the lengths to a run "
+            'with arrivals = "concurrency(…)" instead'
+        )
+    columns = _columns(workload)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as raw:
+            # No name and no time in the gzip header: the same workload gives the same bytes.
+            packed = gzip.GzipFile("", "wb", 6, raw, mtime=0) if path.suffix == ".gz" else None
+            with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="") as text:
+                writer = csv.writer(text, lineterminator="\n")
+                writer.writerow(columns)
+                writer.writerows(zip(*columns.values(), strict=False))
+        part.replace(path)
+    except OSError as error:
+        raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _columns(workload: Workload) -> dict[str, Iterable[object]]:
+    columns: dict[str, Iterable[object]] = {
+        "arrival_s": workload.arrival_s.tolist(),
+        "prompt_tokens": workload.prompt_tokens.tolist(),
+        "output_tokens": workload.output_tokens.tolist(),
+    }
+    if (workload.max_output_tokens != workload.output_tokens).any():
+        columns["max_output_tokens"] = workload.max_output_tokens.tolist()
+    for name, index, names in (
+        ("class", workload.class_index, workload.class_names),
+        ("model", workload.model_index, workload.model_names),
+    ):
+        if any(names):
+            columns[name] = (names[k] for k in index.tolist())
+    for name in ("session", "follows"):
+        if (getattr(workload, name) >= 0).any():
+            columns[name] = getattr(workload, name).tolist()
+    for name in ("priority", "think_s", "kind"):
+        if getattr(workload, name).any():
+            columns[name] = getattr(workload, name).tolist()
+    for name in ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_s"):
+        column: NDArray[np.float64] = getattr(workload, name)
+        if np.isfinite(column).any():
+            columns[name] = ("" if s == np.inf else s for s in column.tolist())
+    if workload.prefix_blocks is not None:
+        columns["prefix_blocks"] = (_ranges(blocks) for blocks in workload.prefix_blocks)
+        columns["prefix_block_tokens"] = (workload.prefix_block_tokens for _ in count())
+    return columns
+
+
+def _ranges(blocks: tuple[int, ...]) -> str:
+    """Consecutive numbers as `0-13 20`."""
+    return " ".join(_runs(blocks))
+
+
+def _runs(blocks: tuple[int, ...]) -> Iterator[str]:
+    at = 0
+    while at < len(blocks):
+        first = at
+        while at + 1 < len(blocks) and blocks[at + 1] == blocks[at] + 1:
+            at += 1
+        yield f"{blocks[first]}-{blocks[at]}" if at > first else f"{blocks[first]}"
+        at += 1
