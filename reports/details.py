@@ -34,7 +34,7 @@ SHARES: Floats = np.concatenate(
 )
 """The shares at which a distribution is kept."""
 
-TIMELINE_POINTS = 160
+TIMELINE_POINTS = 120
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import pandas as pd
 
 from .details import CAUSES, PHASES, Bound, Distribution, LevelDetail
+from .levels import TARGETS
 from .tables import rate_text, seconds_text
 
 Format = Literal["rate", "percent", "seconds", "number", "dollars"]
@@ -49,11 +50,23 @@ class Figure:
     markers: bool = True
     categories: list[str] = field(default_factory=list)
 
-    def as_json(self) -> dict[str, Any]:
-        """Plain numbers of four significant digits; what is not finite becomes null."""
-        plain = _plain(asdict(self))
-        assert isinstance(plain, dict)
-        return plain
+
+def as_json(drawn: Iterable[Figure]) -> dict[str, Any]:
+    """`figures` by id, as plain JSON values, and the `arrays` they share.
+
+    Numbers have four significant digits; what is not finite becomes null. A curve's x, y, lo and
+    hi are places in `arrays`, since many curves have the same.
+    """
+    arrays: dict[tuple[Any, ...], int] = {}
+    plain = {figure.id: cast("dict[str, Any]", _plain(asdict(figure))) for figure in drawn}
+    for figure in plain.values():
+        if figure["kind"] != "lines":
+            continue
+        for view in figure["views"].values():
+            for curve in view["series"]:
+                for key in {"x", "y", "lo", "hi"} & curve.keys():
+                    curve[key] = arrays.setdefault(tuple(curve[key]), len(arrays))
+    return {"figures": plain, "arrays": [list(array) for array in arrays]}
 
 
 def _plain(value: object) -> object:
@@ -62,7 +75,7 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     if isinstance(value, float):
-        return float(f"{value:.5g}") if math.isfinite(value) else None
+        return float(f"{value:.4g}") if math.isfinite(value) else None
     return value
 
 
@@ -251,13 +264,16 @@ def efficiency(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
             labels = [f"{rate_text(rate)} req/s" for rate in of["rate_rps"]]
             per_gpu = (of["output_tokens_per_s"] / of["gpus"]).tolist()
             per_user = (1 / of["tpot_p50_s"]).tolist()
-            curves.append({"s": place, "x": per_user, "y": per_gpu, "labels": labels})
+            short = (of["attainment"] < TARGETS[0]).tolist()
+            curves.append(
+                {"s": place, "x": per_user, "y": per_gpu, "labels": labels, "hollow": short}
+            )
     return Figure(
         id="efficiency",
         kind="lines",
         title="Throughput per GPU against speed per user",
-        note="Output tokens; speed per user is 1 / median TPOT. A point per rate; ringed points "
-        "are those that no other beats in both. Whether they met their SLO is not in this figure.",
+        note="Output tokens; speed per user is 1 / median TPOT. A point per rate, hollow where "
+        "under 90 % of requests met their SLO, ringed where no other beats it in both.",
         x=Axis("tokens/s per user", "number"),
         y=Axis("tokens/s per GPU", "number"),
         views={ONLY: {"series": curves, "lines": [], "frontier": True}},

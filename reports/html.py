@@ -92,6 +92,7 @@ def _document(shown: _Shown) -> str:
     body = f"""
 <a class="skip" href="#load">Skip to the figures</a>
 <header class="top">
+<p class="eyebrow">SLO report by slo-bench</p>
 <h1>{escape(heading)}</h1>
 {sections.facts(cells, shown.bounds)}
 {sections.notices(cells, shown.runs)}
@@ -118,7 +119,7 @@ hide or show it in every figure.</p>{_grid(load, cells)}</section>
         "series": list(names),
         "origin": origin(cells),
         "rate": figures.rate_key(knee_rps(shown.rows)),
-        "figures": {figure.id: figure.as_json() for figure in (*load, *at_rate, *worth)},
+        **figures.as_json([*load, *at_rate, *worth]),
     }
     return _page(f"{heading} – SLO report", body, data)
 

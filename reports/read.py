@@ -134,7 +134,7 @@ def _read_detail(
             frame = pd.read_csv(
                 path,
                 usecols=list(columns),
-                dtype={c: "str" if c in words else "float64" for c in columns},
+                dtype={c: "category" if c in words else "float64" for c in columns},
                 keep_default_na=False,
                 na_values={c: _NO_VALUE for c in columns if c not in words},
             )
@@ -142,8 +142,7 @@ def _read_detail(
         raise SloBenchError(f"{path} needs pyarrow: pip install 'slo-bench[parquet]'") from error
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    numbers = [c for c in columns if c not in words]
-    return frame.astype(dict.fromkeys(numbers, "float64"))
+    return frame.astype({c: "category" if c in words else "float64" for c in columns})
 
 
 def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:

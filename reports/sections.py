@@ -44,10 +44,12 @@ def title(cells: pd.DataFrame) -> str:
 
 def facts(cells: pd.DataFrame, bounds: Mapping[str, Bound]) -> str:
     """One line: how much was run, under which SLO."""
+    series = cells["series"].nunique()
     gpus = sorted(set(cells["gpus"].dropna()))
     count = f"{gpus[0]:g}" if len(gpus) == 1 else f"{gpus[0]:g}–{gpus[-1]:g}" if gpus else "?"
     items = [
-        _counted(cells["series"].nunique(), "system"),
+        _counted(cells["system"].nunique(), "system"),
+        *([_counted(series, "configuration")] if series > cells["system"].nunique() else []),
         _counted(cells["rate_rps"].nunique(), "rate"),
         _counted(cells["seed"].nunique(), "seed"),
         f"{int(cells['requests'].sum()):,} requests",
@@ -112,7 +114,7 @@ def answer(cells: pd.DataFrame, names: Sequence[str]) -> str:
     if not carried:
         low = min(h.lowest_rps for h in found.values())
         return (
-            "No system kept 90 % of requests in their SLO at any tested rate; the lowest was "
+            "No system kept 90&nbsp;% of requests in their SLO at any tested rate; the lowest was "
             f"<strong>{rate_text(low)} req/s</strong>."
         )
     best = max(carried.values())
@@ -121,7 +123,7 @@ def answer(cells: pd.DataFrame, names: Sequence[str]) -> str:
     verb = "carries" if len(winners) == 1 else "carry"
     text = (
         f"<strong>{who}</strong> {verb} <strong>{rate_text(best)} req/s</strong> with at least "
-        "90 % of requests in their SLO"
+        "90&nbsp;% of requests in their SLO"
     )
     if any(found[n].at_end for n in winners):
         return f"{text}, the highest rate tested; the limit may lie above it."
@@ -148,18 +150,24 @@ def summary(
         goodput = rows.loc[rows["series"] == name, "goodput_rps"]
         best = rate_text(float(goodput.max())) if len(goodput) else "–"
         body.append(
-            f'<tr><th scope="row"><span class="swatch" data-series="{place}"></span>{escape(name)}'
-            f"</th><td>{_highest(at_90, place, top)}</td><td>{_highest(at_99, place, top)}</td>"
-            f'<td>{best}</td><td class="wide">{_cost_at(details, name, at_90)}</td></tr>'
+            f'<tr><th scope="row">{_named(name, place)}</th><td>{_highest(at_90, place, top)}</td>'
+            f"<td>{_highest(at_99, place, top)}</td><td>{best}</td>"
+            f'<td class="wide">{_cost_at(details, name, at_90)}</td></tr>'
         )
     return (
         '<div class="card summary scroll"><table>'
-        f"<caption>Highest tested rate, req/s, mean over seeds {badge(cells)}</caption>"
-        '<thead><tr><th scope="col">System</th><th scope="col">≥ 90 % in SLO</th>'
-        '<th scope="col">≥ 99 % in SLO</th><th scope="col">Best goodput, req/s</th>'
-        '<th scope="col" class="wide">US$ per million tokens in SLO, at 90 %</th></tr></thead>'
+        "<caption>Highest tested rate and best goodput, req/s, mean over seeds "
+        f"{badge(cells)}</caption>"
+        '<thead><tr><th scope="col">System</th><th scope="col">≥ 90&nbsp;% in SLO</th>'
+        '<th scope="col">≥ 99&nbsp;% in SLO</th><th scope="col">Best goodput</th>'
+        '<th scope="col" class="wide">US$ per million tokens in SLO, at 90&nbsp;%</th></tr></thead>'
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _named(name: str, place: int) -> str:
+    swatch = f'<span class="swatch" data-series="{place}"></span>'
+    return f'<span class="named">{swatch}<span>{escape(name)}</span></span>'
 
 
 def _highest(found: HighestRate, place: int, top: float) -> str:
@@ -176,53 +184,53 @@ def _cost_at(details: Sequence[LevelDetail], name: str, found: HighestRate) -> s
 
 def level_table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str:
     """Every system at every rate."""
-    heads = (
-        "System",
-        "Offered req/s",
-        "In SLO",
-        "Goodput req/s",
-        "TTFT p50",
-        "TTFT p99",
-        "TPOT p50",
-        "TPOT p99",
-        "Tokens/s",
-        "KV peak",
-        "Preemptions",
-    )
     body = []
     for place, name in enumerate(names):
-        for _, row in rows[rows["series"] == name].iterrows():
-            low, high = float(row["attainment_lo"]), float(row["attainment_hi"])
-            share = percent_text(float(row["attainment"]))
-            span = f"{percent_text(low)} – {percent_text(high)}"
-            mark = "" if float(row["attainment"]) >= TARGETS[0] else ' class="short"'
-            preempted = sum(
-                float(row.get(f"preemptions_{way}", 0.0)) for way in ("swap", "recompute")
-            )
-            values = [
-                rate_text(float(row["rate_rps"])),
-                f'<span{mark}>{share}</span> <span class="range">{span}</span>',
-                rate_text(float(row["goodput_rps"])),
-                *(
-                    seconds_text(float(row[f"{metric}_{p}_s"]))
-                    for metric in ("ttft", "tpot")
-                    for p in ("p50", "p99")
-                ),
-                f"{float(row['output_tokens_per_s']):,.0f}",
-                percent_text(float(row.get("kv_peak", math.nan))),
-                rate_text(preempted),
-            ]
-            body.append(
-                f'<tr><th scope="row"><span class="swatch" data-series="{place}"></span>'
-                f"{escape(name)}</th>{''.join(f'<td>{v}</td>' for v in values)}</tr>"
-            )
-    head = "".join(f'<th scope="col">{h}</th>' for h in heads)
+        body.append(
+            f'<tr class="group"><th scope="rowgroup" colspan="{len(LEVEL_HEADS)}">'
+            f"{_named(name, place)}</th></tr>"
+        )
+        body += [_level_row(row) for _, row in rows[rows["series"] == name].iterrows()]
+    head = "".join(f'<th scope="col">{h}</th>' for h in LEVEL_HEADS)
     return (
         '<details class="fold"><summary>All systems at all rates</summary>'
         '<div class="scroll" tabindex="0" role="region" aria-label="All systems at all rates">'
-        f"<table><caption>Means over seeds; In SLO with its lowest and highest seed {badge(cells)}"
-        f"</caption><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div></details>"
+        "<table><caption>Means over seeds, with the lowest and highest attainment of a seed "
+        f"{badge(cells)}</caption><thead><tr>{head}</tr></thead>"
+        f"<tbody>{''.join(body)}</tbody></table></div></details>"
     )
+
+
+LEVEL_HEADS = (
+    "Offered req/s",
+    "In SLO",
+    "Lowest – highest",
+    "Goodput req/s",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+    "TPOT p99",
+    "Tokens/s",
+    "KV peak",
+    "Preemptions",
+)
+
+
+def _level_row(row: pd.Series[Any]) -> str:
+    share, low, high = (float(row[f"attainment{end}"]) for end in ("", "_lo", "_hi"))
+    mark = "" if share >= TARGETS[0] else ' class="short"'
+    preempted = sum(float(row.get(f"preemptions_{way}", 0.0)) for way in ("swap", "recompute"))
+    values = [
+        rate_text(float(row["rate_rps"])),
+        f"<span{mark}>{percent_text(share)}</span>",
+        f'<span class="range">{percent_text(low)} – {percent_text(high)}</span>',
+        rate_text(float(row["goodput_rps"])),
+        *(seconds_text(float(row[f"{m}_{p}_s"])) for m in ("ttft", "tpot") for p in ("p50", "p99")),
+        f"{float(row['output_tokens_per_s']):,.0f}",
+        percent_text(float(row.get("kv_peak", math.nan))),
+        rate_text(preempted),
+    ]
+    return f"<tr>{''.join(f'<td>{value}</td>' for value in values)}</tr>"
 
 
 def figure(drawn: Figure, cells: pd.DataFrame) -> str:

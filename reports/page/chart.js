@@ -4,6 +4,9 @@ const page = JSON.parse(document.getElementById("report-data").textContent);
 const SHOWN_AT_FIRST = 10;
 const hidden = new Set(page.series.slice(SHOWN_AT_FIRST).map((_, i) => i + SHOWN_AT_FIRST));
 let rate = page.rate;
+// Long lists of numbers stand once in `page.arrays`; figures hold their places there.
+for (const figure of Object.values(page.figures)) for (const view of Object.values(figure.views)) for (const c of view.series)
+  for (const key of ["x", "y", "lo", "hi"]) if (typeof c[key] === "number") c[key] = page.arrays[c[key]];
 
 // ---- small makers --------------------------------------------------------------------------
 function svg(tag, attributes = {}, parent = null, text = null) {
@@ -26,7 +29,7 @@ const dash = (s) => ["", "7 4", "2 4"][Math.floor(s / 8) % 3];
 
 const SHAPES = [
   "M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z", "M-3.6-3.6H3.6V3.6H-3.6Z", "M0-4.8L4.6 3.6H-4.6Z", "M0-5L5 0L0 5L-5 0Z",
-  "M0 4.8L4.6-3.6H-4.6Z", "M-1.5-4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z", "M0-5L4.8-1.5L3-4.1L0 0Z M-4-4L4 4L4-4L-4 4Z", "M-5-2.5H5V2.5H-5Z",
+  "M0 4.8L4.6-3.6H-4.6Z", "M-1.5-4.5H1.5V-1.5H4.5V1.5H1.5V4.5H-1.5V1.5H-4.5V-1.5H-1.5Z", "M-4.2-4.4H4.2L-4.2 4.4H4.2Z", "M-5-2.5H5V2.5H-5Z",
 ];
 const shape = (i) => SHAPES[i % SHAPES.length];
 
@@ -170,7 +173,9 @@ class Chart {
     this.legend.replaceChildren();
     if (this.figure.categories.length) {
       const kind = { causes: "cause", phases: "phase" }[this.figure.id];
+      const occurs = (i) => Object.values(this.figure.views).some((v) => v.series.some((c) => c.parts[i] > 0));
       this.figure.categories.forEach((name, i) => {
+        if (kind && !occurs(i)) return;
         const key = html("span", "key", this.legend);
         if (kind) swatch(key, `${kind}${i}`, SQUARE); else swatch(key, "soft", shape(i));
         html("span", "", key, name);
@@ -250,10 +255,18 @@ function drawLines(chart, view) {
       if (points.length > 1) svg("path", { class: "band", d: `M${upper.concat(lower).join("L")}Z` }, group);
     }
     if (points.length) svg("path", { class: "curve", "stroke-dasharray": dash(c.s), d: `M${points.map(([a, b]) => `${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("L")}` }, group);
-    if (figure.markers || points.length === 1) for (const [a, b] of points) svg("path", { class: "mark", d: shape(c.s), transform: `translate(${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)})` }, group);
+    const marked = figure.markers || points.length === 1 ? points : spacedOut(points, c.s, x, left);
+    for (const [a, b, i] of marked) svg("path", { class: c.hollow?.[i] ? "mark hollow" : "mark", d: shape(c.s), transform: `translate(${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)})` }, group);
   }
   if (view.frontier) ringFrontier(image, view.series, x, y);
   ({ x: hoverX, interpolate: hoverBetween, point: hoverPoint })[figure.hover](chart, image, view, x, y, { left, right, top, bottom });
+}
+// Of a curve of many points, one every 90 pixels, so that shapes tell curves apart without colour.
+function spacedOut(points, s, x, left) {
+  const chosen = [];
+  let next = left + 20 + ((s * 29) % 90);
+  for (const point of points) if (x.at(point[0]) >= next) { chosen.push(point); while (next <= x.at(point[0])) next += 90; }
+  return chosen;
 }
 function drawReferences(image, lines, x, y, box) {
   for (const line of lines) {
@@ -366,7 +379,7 @@ function drawBars(chart, view) {
   const { image, x } = rowFrame(chart, view, totals);
   view.series.forEach((c, row) => {
     let start = 0;
-    const visit = () => chart.show(x.at(totals[row]), row * ROW + 28, page.series[c.s], figure.categories.map((name, i) => ({ swatch: (to) => swatch(to, `${kind}${i}`, SQUARE), label: name, value: say(figure.x, c.parts[i]) })));
+    const visit = () => chart.show(x.at(totals[row]), row * ROW + 28, page.series[c.s], figure.categories.map((name, i) => ({ swatch: (to) => swatch(to, `${kind}${i}`, SQUARE), label: name, value: say(figure.x, c.parts[i]) })).filter((_, i) => c.parts[i] > 0));
     c.parts.forEach((value, i) => {
       if (!value) return;
       const wide = x.at(start + value) - x.at(start);

@@ -1,0 +1,165 @@
+"""The page in a browser: drawn, silent, within its width, and deaf to hostile names."""
+
+import os
+
+import pytest
+
+from slo_bench.reports.html import write_report
+
+pytestmark = pytest.mark.browser
+
+HOSTILE = '</script><script>window.owned=1</script><img src=x onerror="window.owned=1">'
+FIGURES = "[...document.querySelectorAll('figure[data-figure]')]"
+
+
+@pytest.fixture(scope="module")
+def browser(headless):
+    """One Chromium for all tests of this file."""
+    program = headless.find_chromium()
+    if program is None:
+        reason = "no chromium on this machine (Debian: apt-get install chromium)"
+        if os.environ.get("SLO_BENCH_REQUIRE_BROWSER") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    browser = headless.Browser(program)
+    yield browser
+    browser.close()
+
+
+@pytest.fixture
+def report(make_run, tmp_path):
+    """The address of a report with ordinary and hostile names, long names and classes."""
+    folder = make_run(
+        systems=["vllm", "orca", HOSTILE, "a-very-long-system-name-" * 4],
+        model="<b>model</b>",
+        toml="note = '" + "x" * 400 + "'\n",
+        environment={"command": "slo-bench run " + "y" * 300, "step_time": {}},
+    )
+    return write_report([folder], tmp_path / "report.html").as_uri()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+def test_all_charts_are_drawn_in_silence_and_within_the_width(browser, report, width, dark):
+    page = browser.open(report, width=width, dark=dark)
+    undrawn = page.run(
+        f"{FIGURES}.filter(f => !f.querySelector('.plot svg :is(path.curve, rect.part, path.mark)'))"
+        ".map(f => f.dataset.figure)"
+    )
+    assert undrawn == []
+    lengths = page.run("[...document.querySelectorAll('path.curve')].map(p => p.getTotalLength())")
+    assert len(lengths) > 20
+    assert sum(length > 40 for length in lengths) > len(lengths) / 2
+    page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.settle()
+    widths = page.run(
+        "[document.documentElement.scrollWidth, document.documentElement.clientWidth]"
+    )
+    assert widths[0] <= widths[1]
+    outside = page.run(
+        f"{FIGURES}.flatMap(f => [...f.querySelectorAll('.plot text')].filter(t => {{"
+        "const a = t.getBoundingClientRect(), b = f.getBoundingClientRect();"
+        "return a.left < b.left - 1 || a.right > b.right + 1; }).map(t => t.textContent))"
+    )
+    assert outside == []
+    assert page.complaints() == []
+    assert page.requests() == []
+    assert page.run("typeof window.owned") == "undefined"
+    page.close()
+
+
+def test_text_contrasts_with_its_ground_in_both_schemes(browser, report):
+    def luminance(colour):
+        parts = [int(p) / 255 for p in colour[4:-1].split(",")]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return sum(w * p for w, p in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+
+    for dark in (False, True):
+        page = browser.open(report, width=1280, dark=dark)
+        style = "getComputedStyle(document.querySelector('{}')).{}"
+        ground = page.run(style.format("figure.figure", "backgroundColor"))
+        assert (luminance(ground) < 0.2) == dark
+        for selector, prop in ((".note", "color"), ("h3", "color"), (".plot text", "fill")):
+            pair = sorted((luminance(ground), luminance(page.run(style.format(selector, prop)))))
+            assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (dark, selector)
+        page.close()
+
+
+def test_pointer_and_keys_read_values(browser, report):
+    page = browser.open(report, width=1280)
+    page.run("document.documentElement.style.scrollBehavior = 'auto'")
+    for name in ("attainment", "ttft-distribution", "efficiency", "causes", "classes"):
+        figure = f"document.querySelector('#figure-{name}')"
+        place = page.run(
+            f"(() => {{ const s = {figure}.querySelector('.plot svg');"
+            "s.scrollIntoView({block: 'center'}); const r = s.getBoundingClientRect();"
+            "return [r.left + r.width * .6, r.top + r.height * .5]; })()"
+        )
+        page.move(*place)
+        page.settle()
+        tip = f"{figure}.querySelector('.tip')"
+        assert page.run(f"!{tip}.hidden && {tip}.innerText.length > 10"), name
+        page.move(2, 2)
+        page.settle()
+        assert page.run(f"{tip}.hidden"), name
+        page.run(f"{figure}.querySelector('.plot svg').focus()")
+        page.key("ArrowRight")
+        assert page.run(f"{figure}.querySelector('[role=status]').textContent.length > 10"), name
+    assert page.complaints() == []
+    page.close()
+
+
+def test_the_rate_and_the_percentile_can_be_chosen(browser, report):
+    page = browser.open(report, width=1280)
+    drawn = "document.querySelector('#figure-{} .curve').getAttribute('d')"
+    before = page.run(drawn.format("time-running"))
+    rate = page.run("document.getElementById('rate').value")
+    page.run("document.querySelector('.ratebar button:not(:disabled)').click()")
+    assert page.run("document.getElementById('rate').value") != rate
+    assert page.run(drawn.format("time-running")) != before
+    before = page.run(drawn.format("ttft-rate"))
+    page.run("document.querySelector('#figure-ttft-rate .choices button').click()")
+    assert page.run(drawn.format("ttft-rate")) != before
+    page.close()
+
+
+def test_a_legend_hides_a_system_in_every_figure(browser, report):
+    page = browser.open(report, width=1280)
+    count = "document.querySelectorAll('#figure-{} .curve').length"
+    before = [page.run(count.format(name)) for name in ("attainment", "goodput")]
+    page.run("document.querySelector('#figure-attainment .legend button').click()")
+    after = [page.run(count.format(name)) for name in ("attainment", "goodput")]
+    assert after == [n - 1 for n in before]
+    pressed = "document.querySelector('#figure-goodput .legend button').ariaPressed"
+    assert page.run(pressed) == "false"
+    page.close()
+
+
+def test_numbers_open_as_a_table(browser, report):
+    page = browser.open(report, width=400)
+    page.run("document.querySelectorAll('figure details').forEach(d => { d.open = true; })")
+    page.settle()
+    empty = page.run(
+        f"{FIGURES}.filter(f => !f.querySelector('details td')).map(f => f.dataset.figure)"
+    )
+    assert empty == []
+    assert page.complaints() == []
+    page.close()
+
+
+def test_many_series_start_with_the_best_ten(browser, make_run, tmp_path):
+    folder = make_run(systems=[f"s{i}" for i in range(15)], rates=[1.0, 2.0], seeds=1, requests=30)
+    page = browser.open(write_report([folder], tmp_path / "many.html").as_uri(), width=1280)
+    assert page.run("document.querySelectorAll('#figure-attainment .curve').length") == 10
+    page.run("document.querySelector('#figure-attainment .legend .more').click()")
+    assert page.run("document.querySelectorAll('#figure-attainment .legend button').length") == 15
+    assert page.complaints() == []
+    page.close()
+
+
+def test_one_cell_is_enough(browser, make_run, tmp_path):
+    folder = make_run(systems=["vllm"], rates=[2.0], seeds=1, requests=1)
+    page = browser.open(write_report([folder], tmp_path / "one.html").as_uri(), width=400)
+    assert page.complaints() == []
+    assert page.run("document.querySelectorAll('#figure-attainment .mark').length") == 1
+    page.close()

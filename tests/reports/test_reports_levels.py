@@ -1,0 +1,106 @@
+"""Highest rates, series and levels, by hand-made cells."""
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.reports.levels import (
+    combine,
+    highest_rate,
+    knee_rps,
+    levels,
+    series_names,
+    with_series,
+)
+from slo_bench.reports.read import read_runs
+
+
+def cells_of(*rows, system="a", valid=True):
+    """Cells from (rate, attainment) pairs, one seed each."""
+    return pd.DataFrame(
+        {
+            "system": system,
+            "backend": "simulated",
+            "workload": "w",
+            "model": "m",
+            "gpu": "g",
+            "gpus": 1.0,
+            "rate_rps": [float(rate) for rate, _ in rows],
+            "seed": range(len(rows)),
+            "requests": 100.0,
+            "attainment": [share for _, share in rows],
+            "valid": valid,
+        }
+    )
+
+
+def test_highest_rate_takes_the_mean_over_seeds():
+    cells = cells_of((1, 1.0), (1, 0.98), (2, 0.95), (2, 0.87), (4, 0.5), (4, 0.6))
+    found = highest_rate(cells, 0.9)
+    assert (found.rate_rps, found.at_end) == (2.0, False)
+    assert found.attainment == pytest.approx(0.91)
+    assert highest_rate(cells, 0.99).rate_rps == 1.0
+
+
+def test_highest_rate_says_when_nothing_reached_the_target_or_all_did():
+    none = highest_rate(cells_of((2, 0.5), (4, 0.3)), 0.9)
+    assert (none.rate_rps, none.attainment, none.lowest_rps) == (None, None, 2.0)
+    every = highest_rate(cells_of((2, 1.0), (4, 0.9)), 0.9)
+    assert (every.rate_rps, every.at_end) == (4.0, True)
+
+
+def test_a_mean_of_equal_shares_is_not_lost_to_rounding():
+    assert highest_rate(cells_of((3, 0.9), (3, 0.9), (3, 0.9)), 0.9).rate_rps == 3.0
+
+
+def test_invalid_cells_count_nowhere():
+    cells = pd.concat([cells_of((1, 1.0)), cells_of((2, 1.0), valid=False)])
+    assert highest_rate(cells, 0.9).rate_rps == 1.0
+    nothing = highest_rate(cells_of((2, 1.0), valid=False), 0.9)
+    assert (nothing.rate_rps, nothing.top_rps) == (None, 2.0)
+    assert levels(with_series(cells))["rate_rps"].tolist() == [1.0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.floats(0, 1)), min_size=1, max_size=20),
+    st.floats(0, 1),
+)
+def test_no_rate_above_the_highest_reaches_the_target(pairs, target):
+    cells = cells_of(*pairs)
+    found = highest_rate(cells, target)
+    means = cells.groupby("rate_rps")["attainment"].mean()
+    above = means[means.index > (found.rate_rps or 0.0)]
+    assert (above < target).all()
+
+
+def test_levels_hold_mean_lowest_and_highest():
+    rows = levels(with_series(cells_of((1, 0.8), (1, 1.0), (2, 0.5))))
+    first = rows.iloc[0]
+    assert (first["seeds"], first["attainment"]) == (2, pytest.approx(0.9))
+    assert (first["attainment_lo"], first["attainment_hi"]) == (0.8, 1.0)
+
+
+def test_series_are_named_by_what_differs_and_ordered_by_merit():
+    cells = pd.concat([cells_of((1, 1.0), (2, 0.2)), cells_of((1, 1.0), (2, 0.95), system="b")])
+    assert series_names(with_series(cells)) == ["b", "a"]
+    two_models = pd.concat([cells.assign(model="x"), cells.assign(model="y")])
+    assert set(with_series(two_models)["series"]) == {"a · x", "a · y", "b · x", "b · y"}
+
+
+def test_sweep_axes_and_runs_are_told_apart(make_run):
+    swept = make_run("swept", systems=["vllm"], axes={"tp": ["1", "2"]}, requests=20)
+    cells = combine(read_runs([swept]))
+    assert set(cells["series"]) == {"vllm · tp 1", "vllm · tp 2"}
+    other = make_run("other", systems=["vllm"], axes={"tp": ["1", "2"]}, requests=20)
+    both = combine(read_runs([swept, other]))
+    assert "vllm · tp 1 · other" in set(both["series"])
+    plain = make_run("plain", systems=["orca"], requests=20)
+    assert "orca" in set(combine(read_runs([swept, plain]))["series"])
+
+
+def test_the_knee_is_where_the_median_system_falls_below_ninety_percent():
+    good, bad = cells_of((1, 1.0), (2, 1.0)), cells_of((1, 0.95), (2, 0.1), system="b")
+    assert knee_rps(levels(with_series(pd.concat([good, bad])))) == 2.0
+    assert knee_rps(levels(with_series(good))) == 2.0
+    assert knee_rps(levels(with_series(cells_of((1, 0.2), (2, 0.1))))) == 1.0

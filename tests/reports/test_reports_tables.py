@@ -1,0 +1,76 @@
+"""The terminal summary: what it says, in 80 columns and without colour."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from slo_bench.reports.levels import combine
+from slo_bench.reports.read import read_runs
+from slo_bench.reports.tables import percent_text, rate_text, seconds_text, summary_table
+
+
+def printed(cells, **options):
+    stream = io.StringIO()
+    Console(file=stream, width=80, **options).print(summary_table(cells))
+    return stream.getvalue()
+
+
+def test_summary_fits_eighty_columns_and_has_no_colour_off_a_terminal(make_run):
+    folder = make_run(systems=["vllm", "a-system-with-a-rather-long-name-" * 2], requests=60)
+    text = printed(combine(read_runs([folder])))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "\x1b" not in text
+    assert "simulated" in text
+    assert "TTFT p99" in text
+
+
+def test_no_color_is_honoured_on_a_terminal(make_run, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    text = printed(combine(read_runs([make_run(requests=60)])), force_terminal=True)
+    assert "\x1b[3" not in text.replace("\x1b[3m", "")
+
+
+def test_summary_of_a_bare_cells_frame(make_run):
+    cells = read_runs([make_run(requests=60)])[0].cells
+    assert "orca" in printed(cells)
+
+
+def test_names_are_never_markup(make_run):
+    text = printed(combine(read_runs([make_run(systems=["[red]x[/red]"], requests=60)])))
+    assert "[red]x[/red]" in text
+
+
+def test_unfitted_invalid_and_measured_are_said(make_run):
+    text = printed(combine(read_runs([make_run("u", requests=60, step_time="unfitted")])))
+    assert "unfitted: step times of llama-3.1-8b on a100-80g" in text
+    text = printed(combine(read_runs([make_run("v", requests=60, valid=False)])))
+    assert "12 of 12 cells are invalid" in text
+    text = printed(combine(read_runs([make_run("m", requests=60, backend="vllm 0.32")])))
+    assert "simulated" not in text
+    assert "measured" in text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0123, "12.3 ms"),
+        (0.9996, "1 s"),
+        (1.25, "1.25 s"),
+        (210.4, "210 s"),
+        (0.0, "0 ms"),
+        (math.nan, "–"),
+        (math.inf, "∞"),
+    ],
+)
+def test_seconds(seconds, text):
+    assert seconds_text(seconds) == text
+
+
+def test_rates_and_percentages():
+    texts = [rate_text(r) for r in (0.0, 0.25, 6.0, 6.45, 12.3456, 1234.5, math.nan)]
+    assert texts == ["0", "0.25", "6", "6.45", "12.3", "1,234", "–"]
+    assert percent_text(0.89999) == "89.9 %"
+    assert percent_text(0.9) == "90.0 %"
+    assert percent_text(0.29) == "29.0 %"
