@@ -153,7 +153,7 @@ def test_invalid_cells_are_named_and_left_out(make_run, tmp_path):
     assert Elements(text).data["arrays"][0] == [1]
     cells[1] = cells[1].replace(",True,", ",False,")
     (folder / "cells.csv").write_text("\n".join(cells) + "\n")
-    with pytest.raises(SloBenchError, match="no cell of .* is valid"):
+    with pytest.raises(SloBenchError, match=r"no cell of .* is valid"):
         write_report([folder], tmp_path / "s.html")
 
 
