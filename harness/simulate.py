@@ -108,10 +108,11 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 class _Builder:
-    """Makes instances. With pipeline parallelism an instance is `pp` lanes over `pp` stages:
+    """Makes instances.
 
-    so many batches are in flight, each with its share of the KV blocks, and they meet at the
-    stages, which compute one step at a time.
+    With pipeline parallelism an instance is `pp` lanes over `pp` stages: so many batches are in
+    flight, each with its share of the KV blocks, and they meet at the stages, which compute one
+    step at a time.
     """
 
     def __init__(
@@ -257,7 +258,7 @@ def _totals(instances: list[Instance], recorder: Recorder) -> Totals:
         kv_mean = sum(m.kv_block_s for m in measures) / (makespan_s * total_blocks)
     return Totals(
         makespan_s=makespan_s,
-        busy_s=sum(m.busy_s for m in measures),
+        busy_s=sum(i.now_s - i.measures.idle_s for i in instances),
         steps=sum(m.steps for m in measures),
         prefill_tokens=sum(m.prefill_tokens for m in measures),
         decode_tokens=sum(m.decode_tokens for m in measures),

@@ -60,8 +60,11 @@ class Cluster:
         instances, arrivals = self._instances, self._arrivals
         while True:
             requests = arrivals.pop_slice()
-            for r in requests:
-                self._router.dispatch(r, instances).inbox.append(r)
+            if len(instances) == 1:
+                instances[0].inbox.extend(requests)
+            else:
+                for r in requests:
+                    self._router.dispatch(r, instances).inbox.append(r)
             horizon_s = arrivals.next_s()
             for instance in instances:
                 instance.run(horizon_s, False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import numpy as np
 
 from ..core.decisions import Why
@@ -10,6 +12,20 @@ from ..core.state import RequestState
 from ..engines.release import Release
 
 _OUTCOMES = {Why.DROP: Outcome.DROPPED, Why.REJECT: Outcome.REJECTED, Why.OFFLOAD: Outcome.DROPPED}
+
+
+_COLUMNS = {
+    "arrival_s": "arrival_s",
+    "scheduled_s": "scheduled_s",
+    "first_token_s": "first_token_s",
+    "finish_s": "finish_s",
+    "tokens_out": "emitted_tokens",
+    "cached_tokens": "cached_tokens",
+    "preemptions_swap": "swaps",
+    "preemptions_recompute": "recomputes",
+    "instance": "instance",
+}
+_VALUES = attrgetter("id", *_COLUMNS.values())
 
 
 class Recorder:
@@ -25,18 +41,11 @@ class Recorder:
         if not requests:
             return
         self.ended += len(requests)
-        rows = np.array([r.id for r in requests])
-        columns = self.records
-        columns.arrival_s[rows] = [r.arrival_s for r in requests]
-        columns.scheduled_s[rows] = [r.scheduled_s for r in requests]
-        columns.first_token_s[rows] = [r.first_token_s for r in requests]
-        columns.finish_s[rows] = [r.finish_s for r in requests]
-        columns.outcome[rows] = Outcome.FINISHED
-        columns.tokens_out[rows] = [r.emitted_tokens for r in requests]
-        columns.cached_tokens[rows] = [max(r.cached_tokens, 0) for r in requests]
-        columns.preemptions_swap[rows] = [r.swaps for r in requests]
-        columns.preemptions_recompute[rows] = [r.recomputes for r in requests]
-        columns.instance[rows] = [r.instance for r in requests]
+        values = zip(*map(_VALUES, requests), strict=True)
+        rows = np.array(next(values))
+        for name in _COLUMNS:
+            getattr(self.records, name)[rows] = next(values)
+        self.records.outcome[rows] = Outcome.FINISHED
 
     def gone(self, release: Release, now_s: float) -> None:
         """That one will not be served."""

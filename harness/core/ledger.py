@@ -109,7 +109,7 @@ class BlockLedger:
             self.cache_version += 1
 
     def release(self, r: RequestState) -> None:
-        """Give back all blocks of `r`; cached units stay as idle ones, the last to be lost first."""
+        """Give back all blocks of `r`; its cached units stay, idle, the last to be lost first."""
         held = r.shared
         if held:
             refs, idle, unit_blocks = self.refs, self.idle, self.unit_blocks

@@ -1,4 +1,4 @@
-"""A policy is a handful of small decisions over a read-only view; every engine asks the same ones."""
+"""A policy: a handful of small decisions over a read-only view. Every engine asks the same ones."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from .ledger import BlockLedger
-from .policy import Policy
+from .policy import Policy, overrides
 from .state import RequestState
 from .view import View
 
@@ -20,10 +20,11 @@ class WaitQueue:
     An entry is stale when its version is not the request's any more.
     """
 
-    __slots__ = ("_heap", "_policy", "_view", "live")
+    __slots__ = ("_by_arrival", "_heap", "_policy", "_view", "live")
 
     def __init__(self, policy: Policy, view: View) -> None:
         self._policy = policy
+        self._by_arrival = not overrides(policy, "urgency")
         self._view = view
         self._heap: list[tuple[Any, int, int, RequestState]] = []
         self.live = 0
@@ -35,7 +36,8 @@ class WaitQueue:
         """`r` enters."""
         self.live += 1
         r.version += 1
-        heappush(self._heap, (self._policy.urgency(r, self._view), r.seq, r.version, r))
+        key = r.arrival_s if self._by_arrival else self._policy.urgency(r, self._view)
+        heappush(self._heap, (key, r.seq, r.version, r))
 
     def head(self) -> RequestState:
         """The next request; the queue must not be empty."""
@@ -44,13 +46,10 @@ class WaitQueue:
             heappop(heap)
         return heap[0][3]
 
-    def pop(self) -> RequestState:
-        """Take the next request out."""
-        r = self.head()
-        heappop(self._heap)
+    def take_head(self) -> None:
+        """The request that `head` has just named leaves."""
+        heappop(self._heap)[3].version += 1
         self.live -= 1
-        r.version += 1
-        return r
 
     def remove(self, r: RequestState) -> None:
         """`r` leaves from wherever it stands."""
@@ -76,8 +75,6 @@ class CacheOrderedQueue(WaitQueue):
         if self._ledger.cache_version != self._seen and self.live <= _REKEY_AT_MOST:
             self._seen = self._ledger.cache_version
             urgency, view = self._policy.urgency, self._view
-            self._heap = [
-                (urgency(r, view), r.seq, r.version, r) for r in super().__iter__()
-            ]
+            self._heap = [(urgency(r, view), r.seq, r.version, r) for r in super().__iter__()]
             heapify(self._heap)
         return super().head()

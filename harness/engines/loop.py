@@ -30,7 +30,7 @@ class Loop:
 
     After `schedule()` the iteration is: `decode_seqs` requests that decode one token each
     (`decode_kv_tokens` KV tokens in all), `chunks` = (tokens in KV, tokens to prefill) of the
-    requests in `chunk_requests`, and `swap_s` seconds of swapping that go before them.
+    first requests in `prefilling`, and `swap_s` seconds of swapping that go before them.
     """
 
     # Slots: the loop reads these a few dozen times an iteration.
@@ -49,7 +49,6 @@ class Loop:
         "_limits_vary",
         "_mask",
         "_tells_finished",
-        "chunk_requests",
         "chunks",
         "decode_kv_tokens",
         "decode_seqs",
@@ -68,7 +67,6 @@ class Loop:
         "policy",
         "policy_state",
         "predictions",
-        "prefill_kv",
         "prefill_pending",
         "prefilling",
         "promised_blocks",
@@ -121,13 +119,11 @@ class Loop:
         self.leavers: list[tuple[float, int, int, RequestState, Why]] = []
         self.promised_blocks = 0
         self.most_tokens = 0  # sum of prompt + maximum output over the batch
-        self.prefill_kv = 0  # sum of KV lengths of `prefilling`
         self.prefill_pending = 0  # tokens that `prefilling` still lacks
 
         self.decode_seqs = 0
         self.decode_kv_tokens = 0
         self.chunks: list[tuple[int, int]] = []
-        self.chunk_requests: list[RequestState] = []
         self.swap_s = 0.0
 
         self._lim = policy.limits(self.view)
@@ -151,11 +147,7 @@ class Loop:
     def idle(self) -> bool:
         """Is nothing here (arrivals still in the inbox aside)?"""
         return not (
-            self.decoding
-            or self.prefilling
-            or self.waiting.live
-            or self.resident
-            or self.stalled
+            self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
         )
 
     @property
@@ -224,7 +216,6 @@ class Loop:
             seqs = self._plan_chunks(lim, seqs)
         elif self.chunks:
             self.chunks = []
-            self.chunk_requests = []
         self.decode_seqs = seqs
         if seqs:
             self.decode_kv_tokens = self.kv_sum
@@ -253,12 +244,18 @@ class Loop:
 
     def finish_due(self) -> bool:
         """Those decoding requests whose last token is out are done; True if any was."""
-        ends, tick = self.ends, self.tick
+        ends, tick, bs = self.ends, self.tick, self.ledger.block_tokens
         any_ended = False
         while ends and ends[0][0] <= tick:
             _, _, version, r = heappop(ends)
             if version == r.version:
-                self._stop_decode(r)
+                r.emitted_tokens = r.output_tokens
+                r.kv_tokens = kv_tokens = r.kv_tokens + tick - r.tick0
+                r.blocks = -(-kv_tokens // bs)
+                self.residues[r.residue] -= 1
+                self.kv_sum -= kv_tokens
+                del self.decoding[r]
+                self.measures.decode_tokens += tick - r.tick0
                 self._finish(r)
                 any_ended = True
         return any_ended
@@ -313,8 +310,9 @@ class Loop:
         else:
             how = PreemptBy.RECOMPUTE
             self.prefilling.remove(victim)
-            self.prefill_kv -= victim.kv_tokens
-            self.prefill_pending -= victim.target_tokens - victim.kv_tokens
+            missing = victim.target_tokens - victim.kv_tokens
+            self.prefill_pending -= missing
+            self.measures.prefill_tokens -= missing
         self.most_tokens -= victim.prompt_tokens + victim.max_output_tokens
         if how is PreemptBy.STALL:
             victim.phase = Phase.STALLED
@@ -355,9 +353,8 @@ class Loop:
                 return self._enter_residents(lim)
             if which is Refill.NEITHER:
                 return False
-        elif self._asks_refill and self.waiting.live:
-            if self.policy.refill(self.view) is Refill.NEITHER:
-                return False
+        elif self._asks_refill and self.policy.refill(self.view) is Refill.NEITHER:
+            return False
         waiting, ledger = self.waiting, self.ledger
         if not lim.mix:
             self._hold = 0  # if anybody enters, nobody decodes in this iteration
@@ -373,7 +370,7 @@ class Loop:
                 return True
             if not self._has_room(r, lim, units):
                 return False
-            waiting.pop()
+            waiting.take_head()
             self._enter(r, lim, units)
             if lim.by_chunk:
                 chunk = min(tokens, room - pending)
@@ -414,8 +411,9 @@ class Loop:
             ledger.evict()
         r.phase = Phase.PREFILL
         self.prefilling.append(r)
-        self.prefill_kv += r.kv_tokens
-        self.prefill_pending += r.target_tokens - r.kv_tokens
+        tokens = r.target_tokens - r.kv_tokens
+        self.prefill_pending += tokens
+        self.measures.prefill_tokens += tokens
         self._enlist(r)
 
     def _enlist(self, r: RequestState) -> None:
@@ -449,7 +447,7 @@ class Loop:
         return entered > 0
 
     def _resume_stalled(self, lim: Limits) -> None:
-        """Those sitting out go on, the last victim's betters first, while their next block exists."""
+        """Those sitting out go on, who is kept longest first, while their next block exists."""
         policy, view, ledger = self.policy, self.view, self.ledger
         mask = ledger.block_tokens - 1
         free = ledger.free - self.residues[self.tick & mask]
@@ -473,7 +471,7 @@ class Loop:
         ledger = self.ledger
         budget = lim.token_budget - seqs if lim.mix else lim.token_budget
         chunks: list[tuple[int, int]] = []
-        planned: list[RequestState] = []
+        planned = 0
         for r in self.prefilling:
             before = r.kv_tokens
             chunk = r.target_tokens - before
@@ -487,19 +485,17 @@ class Loop:
             r.kv_tokens = after = before + chunk
             if after == r.target_tokens:
                 self._filled = True
-            blocks = -(-after // ledger.block_tokens)
-            if blocks > r.blocks:
+            if after > r.blocks * ledger.block_tokens:
+                blocks = -(-after // ledger.block_tokens)
                 ledger.free -= blocks - r.blocks
                 r.blocks = blocks
-            self.prefill_kv += chunk
             self.prefill_pending -= chunk
             budget -= chunk
             chunks.append((before, chunk))
-            planned.append(r)
-            if r.prefix_blocks and ledger.unit_tokens:
+            planned += 1
+            if ledger.unit_tokens and r.prefix_blocks:
                 ledger.publish(r, after)
         self.chunks = chunks
-        self.chunk_requests = planned
         return 0 if planned and not lim.mix else seqs
 
     def _complete_prefills(self) -> bool:
@@ -507,10 +503,11 @@ class Loop:
         self._filled = False
         now_s = self.now_s
         ended = False
-        for r in self.chunk_requests:
+        still: list[RequestState] = []
+        for r in self.prefilling:
             if r.kv_tokens < r.target_tokens:
+                still.append(r)
                 continue
-            self.prefill_kv -= r.kv_tokens
             r.emitted_tokens += 1
             if r.first_token_s != r.first_token_s:  # not yet
                 r.first_token_s = now_s
@@ -522,8 +519,7 @@ class Loop:
                 ended = True
             else:
                 self._start_decode(r)
-        prefill = Phase.PREFILL
-        self.prefilling = [r for r in self.prefilling if r.phase is prefill]
+        self.prefilling = still
         if self.waiting.live:
             self._dirty = True
         return ended
@@ -539,7 +535,8 @@ class Loop:
         r.residue = residue
         self.residues[residue] += 1
         self.kv_sum += r.kv_tokens
-        self.measures.join(r.last_token_s, not self.decoding)
+        if r.last_token_s != self.measures.last_decode_s:
+            self.measures.join(r.last_token_s, not self.decoding)
         self.decoding[r] = None
         self._entered = entered = self._entered + 1
         heappush(self.ends, (end_tick, entered, r.version, r))
@@ -547,6 +544,7 @@ class Loop:
     def _stop_decode(self, r: RequestState) -> None:
         """Bring the lengths of `r` up to the present tick and take it out of the counters."""
         steps = self.tick - r.tick0
+        self.measures.decode_tokens += steps
         if steps:
             r.last_token_s = self.measures.last_decode_s
         else:
@@ -563,7 +561,7 @@ class Loop:
         r.finish_s = self.now_s
         r.phase = Phase.DONE
         ledger = self.ledger
-        if r.prefix_blocks and ledger.unit_tokens:
+        if ledger.unit_tokens and r.prefix_blocks:
             ledger.publish(r, r.kv_tokens)
         ledger.release(r)
         self.most_tokens -= r.prompt_tokens + r.max_output_tokens

@@ -23,8 +23,8 @@ class Measures:
         "_gap_count",
         "_gap_s",
         "_joined",
-        "busy_s",
         "decode_tokens",
+        "idle_s",
         "kv_block_s",
         "kv_peak",
         "last_decode_s",
@@ -41,7 +41,7 @@ class Measures:
         self._gap_count = array("q")
         self._joined: list[float] = []
         self.last_decode_s = 0.0
-        self.busy_s = 0.0
+        self.idle_s = 0.0  # time with nothing to do before the last work ended
         self.steps = 0
         self.prefill_tokens = 0
         self.decode_tokens = 0

@@ -68,10 +68,6 @@ class PlainInstance:
         return sum(r.kv_tokens for r in self.decoding)
 
     @property
-    def prefill_kv(self) -> int:
-        return sum(r.kv_tokens for r in self.prefilling)
-
-    @property
     def most_tokens(self) -> int:
         batch = [*self.decoding, *self.prefilling]
         return sum(r.prompt_tokens + r.max_output_tokens for r in batch)
@@ -101,9 +97,10 @@ class PlainInstance:
                 if not self.inbox or self.inbox[0].visible_s >= horizon_s:
                     return
                 self.now_s = max(self.now_s, self.inbox[0].visible_s)
-            elif self.now_s >= horizon_s:
+                continue
+            if self.now_s >= horizon_s:
                 return
-            elif not self._iterate() and not self._pass_time(horizon_s):
+            if not self._iterate() and not self._pass_time(horizon_s):
                 return
 
     # ---------------------------------------------------------------- queue

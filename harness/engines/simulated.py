@@ -54,10 +54,11 @@ class SimulatedInstance(Loop):
                 self.dismiss()
             if stop_on_release and self.outbox:
                 return
-            if self.idle:
+            if not self.decoding and self.idle:
                 if not inbox or inbox[0].visible_s >= horizon_s:
                     return
-                self.now_s = max(self.now_s, inbox[0].visible_s)
+                measures.idle_s += inbox[0].visible_s - self.now_s
+                self.now_s = inbox[0].visible_s
                 continue
             if self.now_s >= horizon_s:
                 return
@@ -75,11 +76,6 @@ class SimulatedInstance(Loop):
             else:
                 self.now_s = occupy(self.stages, self.now_s, duration_s)
             measures.steps += 1
-            measures.busy_s += duration_s
-            measures.decode_tokens += seqs
-            if chunks:
-                for _, chunk in chunks:
-                    measures.prefill_tokens += chunk
             used = ledger.total - ledger.free
             measures.kv_block_s += used * duration_s
             if used > measures.kv_peak:
@@ -122,27 +118,28 @@ class SimulatedInstance(Loop):
         anything else could happen.
         """
         seqs, kv_sum, ledger, measures = self.decode_seqs, self.kv_sum, self.ledger, self.measures
+        span_of = self.step_time.span_s
         steps = self.next_end_tick() - self.tick
         until_s = min(horizon_s, measures.next_sample_s)
         if self.inbox and self.inbox[0].visible_s < until_s:
             until_s = self.inbox[0].visible_s
         if self.leavers and self.leavers[0][0] < until_s:
             until_s = self.leavers[0][0]
-        span_s = self.step_time.span_s(seqs, kv_sum, steps)
+        span_s = span_of(seqs, kv_sum, steps)
         if self.now_s + span_s >= until_s:
             within = self.step_time.steps_within(seqs, kv_sum, until_s - self.now_s)
             if within < steps:
                 steps = within
                 if steps <= 0:
                     return
-                span_s = self.step_time.span_s(seqs, kv_sum, steps)
+                span_s = span_of(seqs, kv_sum, steps)
         blocks = self._growth(steps)
         if blocks > ledger.free - self._lim.headroom_blocks:
             steps = self._steps_before_pressure(steps)
             if steps <= 0:
                 return
             blocks = self._growth(steps)
-            span_s = self.step_time.span_s(seqs, kv_sum, steps)
+            span_s = span_of(seqs, kv_sum, steps)
         self.now_s += span_s
         self.tick += steps
         self.kv_sum = kv_sum + steps * seqs
@@ -152,13 +149,11 @@ class SimulatedInstance(Loop):
             ledger.evict()
         measures.decode_span(self.now_s, seqs, steps, span_s, step_s)
         measures.steps += steps
-        measures.busy_s += span_s
-        measures.decode_tokens += steps * seqs
         measures.kv_block_s += (used + 0.5 * blocks) * span_s
         if used + blocks > measures.kv_peak:
             measures.kv_peak = used + blocks
         if not self._alone:
-            last_s = span_s - self.step_time.span_s(seqs, kv_sum, steps - 1) if steps > 1 else span_s
+            last_s = span_s - span_of(seqs, kv_sum, steps - 1) if steps > 1 else span_s
             free_after(self.stages, self.now_s, last_s)
         if self.ends[0][0] <= self.tick:
             self.finish_due()

@@ -53,7 +53,7 @@ class StaticInstance:
         self.resident: list[RequestState] = []
         self.prefilling: list[RequestState] = []
         self.decoding: dict[RequestState, None] = {}
-        self.kv_sum = self.tick = self.most_tokens = self.prefill_kv = 0
+        self.kv_sum = self.tick = self.most_tokens = 0
         self.policy_state: Any = None
         self.view = LoopView(self)
 
@@ -71,7 +71,7 @@ class StaticInstance:
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
-        inbox, waiting = self.inbox, self.waiting
+        inbox, waiting, measures = self.inbox, self.waiting, self.measures
         while True:
             while inbox and inbox[0].visible_s <= self.now_s:
                 r = inbox.popleft()
@@ -84,7 +84,9 @@ class StaticInstance:
             if not waiting.live:
                 if not inbox or inbox[0].visible_s >= horizon_s:
                     return
-                self.now_s = max(self.now_s, inbox[0].visible_s)
+                arrival_s = inbox[0].visible_s
+                measures.idle_s += arrival_s - self.now_s
+                self.now_s = arrival_s
                 continue
             if self.now_s >= horizon_s:
                 return
@@ -128,7 +130,6 @@ class StaticInstance:
         if gaps:
             measures.gap(decode_s / (answer - 1), gaps)
         measures.steps += answer
-        measures.busy_s += prefill_s + decode_s
         measures.prefill_tokens += n * prompt
         measures.decode_tokens += n * (answer - 1)
         measures.padded_tokens += n * (prompt + answer - 1) - useful

@@ -36,8 +36,6 @@ class Viewed(Protocol):
     @property
     def kv_sum(self) -> int: ...
     @property
-    def prefill_kv(self) -> int: ...
-    @property
     def most_tokens(self) -> int: ...
 
 
@@ -104,7 +102,7 @@ class LoopView:
     @property
     def future_tokens(self) -> int:
         loop = self._loop
-        return loop.most_tokens - loop.kv_sum - loop.prefill_kv
+        return loop.most_tokens - loop.kv_sum - sum(r.kv_tokens for r in loop.prefilling)
 
     def waiting(self) -> Iterable[RequestState]:
         return iter(self._loop.waiting)

@@ -15,7 +15,7 @@ from ..core.view import View
 
 @dataclass(frozen=True)
 class ShortestJobFirst(StaticPolicy):
-    """The `max_batch` waiting requests with the shortest predicted answers, of equals the oldest."""
+    """The `max_batch` requests with the shortest predicted answers, of equals the oldest."""
 
     max_batch: int = knob(32, 1, 4096, log=True)
 
