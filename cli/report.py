@@ -7,6 +7,11 @@ from typing import Annotated
 
 import typer
 
+EXAMPLES = (
+    "slo-bench report runs/quickstart",
+    "slo-bench report runs/before runs/after --out comparison.html",
+)
+
 
 def report(
     run_dirs: Annotated[

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .levels import same_rate
 from .read import RunFolder, read_requests, read_timeline
 
 Floats = NDArray[np.float64]
@@ -138,7 +137,7 @@ class _Level:
 def level_details(runs: Sequence[RunFolder], cells: pd.DataFrame) -> Iterator[LevelDetail]:
     """One detail per series and rate of the valid `cells` (as `levels.combine` gives them)."""
     valid = cells[cells["valid"]]
-    for (series, rate), rows in valid.groupby(["series", same_rate(valid["rate_rps"])]):
+    for (series, rate), rows in valid.groupby(["series", "level_rps"]):
         level = _Level()
         rows = rows.sort_values("seed", kind="stable")
         for _, row in rows.iterrows():

@@ -91,7 +91,7 @@ STATES: tuple[State, ...] = ("waiting", "running", "kv_share")
 
 def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:
     """`rate_key` of every row."""
-    return cells["rate_rps"].map(rate_key)
+    return cells["level_rps"].map(rate_key)
 
 
 def rate_key(rate_rps: float) -> str:

@@ -40,7 +40,7 @@ def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
         rates = cells["rate_rps"]
         low, top = (float(rates.min()), float(rates.max())) if len(rates) else (0.0, 0.0)
         return HighestRate(target, None, None, False, low, top)
-    means = valid.groupby(same_rate(valid["rate_rps"]))["attainment"].mean()
+    means = valid.groupby(level_rates(valid))["attainment"].mean()
     low, top = float(means.index.min()), float(means.index.max())
     # A mean of three 0.9 is a hair below 0.9 in binary.
     passing = means[means >= target - 1e-12]
@@ -50,20 +50,39 @@ def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
     return HighestRate(target, rate, float(passing.loc[rate]), rate == top, low, top)
 
 
-def same_rate(rate_rps: pd.Series[float]) -> pd.Series[float]:
-    """Rates equal to four significant digits are one level."""
-    return rate_rps.map(lambda rate: float(f"{rate:.4g}"))
+def level_rates(cells: pd.DataFrame) -> pd.Series[float]:
+    """The rate of every row's level: `cells` of one series, or with `level_rps` from before.
+
+    Rates equal to four significant digits are one level. Where no two seeds share a rate, as in a
+    closed loop, whose rate is only known afterwards, the lowest rates of all seeds are one level,
+    the next lowest another, at their mean, as long as they are alike.
+    """
+    if "level_rps" in cells.columns:
+        return cells["level_rps"]
+    rates = cells["rate_rps"].map(_four_digits)
+    seeds = cells["seed"]
+    if seeds.nunique() < 2 or (seeds.groupby(rates).nunique() > 1).any():
+        return rates
+    levels_of_seeds = rates.groupby(rates.groupby(seeds).rank("dense"))
+    alike = levels_of_seeds.max() <= 1.25 * levels_of_seeds.min()
+    return levels_of_seeds.transform("mean").map(_four_digits) if alike.all() else rates
+
+
+def _four_digits(rate_rps: float) -> float:
+    return float(f"{rate_rps:.4g}")
 
 
 def axes_of(cells: pd.DataFrame) -> tuple[str, ...]:
     """The sweep axes of a cells frame: the columns before `requests` that are not always there."""
     names = list(cells.columns)
     before = names[: names.index("requests")]
-    return tuple(c for c in before if c not in (*LEAD_COLUMNS, "run", "folder", "series"))
+    return tuple(c for c in before if c not in LEAD_COLUMNS)
 
 
 def with_series(cells: pd.DataFrame, axes: Sequence[str] | None = None) -> pd.DataFrame:
-    """`cells` with a `series` column: the system's name and whatever else differs between rows."""
+    """`cells` with their `series`, the system's name and whatever else differs between rows, and
+    their `level_rps` (see `level_rates`).
+    """
     axes = axes_of(cells) if axes is None else axes
     labels = cells["system"].astype("str")
     for column in [c for c in (*IDENTITY, *axes) if c in cells.columns]:
@@ -73,7 +92,9 @@ def with_series(cells: pd.DataFrame, axes: Sequence[str] | None = None) -> pd.Da
         labels = labels + cells[column].map(lambda v, c=column, n=named: _part(c, v, bare=n))
     if "run" in cells.columns and _shared_between_runs(cells, labels):
         labels = labels + cells["run"].map(lambda v: f" · {v}")
-    return cells.assign(series=labels)
+    cells = cells.assign(series=labels)
+    rates = [level_rates(rows) for _, rows in cells.groupby("series", sort=False)]
+    return cells.assign(level_rps=pd.concat(rates).reindex(cells.index))
 
 
 def _part(column: str, value: object, *, bare: bool) -> str:
@@ -117,8 +138,8 @@ def levels(cells: pd.DataFrame) -> pd.DataFrame:
     its lowest and its highest value as `<name>_lo` and `<name>_hi`.
     """
     valid = cells[cells["valid"]]
-    keys = {"series": valid["series"], "rate_rps": same_rate(valid["rate_rps"])}
-    dropped = {"rate_rps", "seed", "folder", "valid", "speed"}
+    keys = {"series": valid["series"], "rate_rps": valid["level_rps"].rename("rate_rps")}
+    dropped = {"rate_rps", "level_rps", "seed", "folder", "valid", "speed"}
     numbers = [c for c in valid.select_dtypes("number").columns if c not in dropped]
     grouped = valid[numbers].groupby([keys["series"], keys["rate_rps"]], sort=True)
     parts = [

@@ -157,19 +157,22 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     if raw.empty:
         raise FileFormatError(path, None, "holds no finished cell; run the experiment first")
     axes = tuple(c for c in names[: names.index("requests")] if c not in LEAD_COLUMNS)
-    cells = raw.copy()
+    columns: dict[str, pd.Series[Any]] = {}
     for column in names:
         if column in TEXT_COLUMNS or column in axes:
-            continue
-        if column == "valid":
-            cells[column] = raw[column].map({"True": True, "False": False})
-            _refuse(path, raw, column, cells[column].isna(), "must be True or False")
-            cells[column] = cells[column].astype(bool)
-            continue
-        blank = raw[column].isin(_NO_VALUE)
-        numbers = pd.to_numeric(raw[column].mask(blank), errors="coerce").astype("float64")
-        _refuse(path, raw, column, numbers.isna() & ~blank, "must be a number")
-        cells[column] = numbers
+            columns[column] = raw[column]
+        elif column == "valid":
+            columns[column] = raw[column].map({"True": True, "False": False})
+            _refuse(path, raw, column, columns[column].isna(), "must be True or False")
+            columns[column] = columns[column].astype(bool)
+        else:
+            blank = raw[column].isin(_NO_VALUE)
+            numbers = pd.to_numeric(raw[column].mask(blank), errors="coerce").astype("float64")
+            _refuse(path, raw, column, numbers.isna() & ~blank, "must be a number")
+            columns[column] = numbers
+    # A single request, or one user of a closed loop, has no rate: it is shown at 0.
+    columns["rate_rps"] = columns["rate_rps"].fillna(0.0)
+    cells = pd.DataFrame(columns)
     for column in ("rate_rps", "attainment", "requests"):
         _refuse(path, raw, column, ~(cells[column] >= 0), "must be a number of at least 0")
     inside = cells["cell"].map(lambda stem: Path(stem).name == stem)

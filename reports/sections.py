@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Any
@@ -50,7 +51,7 @@ def facts(cells: pd.DataFrame, bounds: Mapping[str, Bound]) -> str:
     items = [
         _counted(cells["system"].nunique(), "system"),
         *([_counted(series, "configuration")] if series > cells["system"].nunique() else []),
-        _counted(cells["rate_rps"].nunique(), "rate"),
+        _counted(cells["level_rps"].nunique(), "rate"),
         _counted(cells["seed"].nunique(), "seed"),
         f"{int(cells['requests'].sum()):,} requests",
         f"{count} GPU{'' if count == '1' else 's'}",
@@ -286,6 +287,8 @@ def _definitions(values: Mapping[str, Any]) -> str:
     def one(value: object) -> str:
         if isinstance(value, str):
             return escape(value)
+        if isinstance(value, list) and all(isinstance(part, str) for part in value):
+            return escape(shlex.join(value))
         text = json.dumps(value, ensure_ascii=False, indent=1)
         return f"<pre>{escape(text)}</pre>"
 

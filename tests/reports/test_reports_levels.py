@@ -27,7 +27,7 @@ def cells_of(*rows, system="a", valid=True):
             "gpu": "g",
             "gpus": 1.0,
             "rate_rps": [float(rate) for rate, _ in rows],
-            "seed": range(len(rows)),
+            "seed": [[r for r, _ in rows[:at]].count(rate) for at, (rate, _) in enumerate(rows)],
             "requests": 100.0,
             "attainment": [share for _, share in rows],
             "valid": valid,
@@ -104,3 +104,15 @@ def test_the_knee_is_where_the_median_system_falls_below_ninety_percent():
     assert knee_rps(levels(with_series(pd.concat([good, bad])))) == 2.0
     assert knee_rps(levels(with_series(good))) == 2.0
     assert knee_rps(levels(with_series(cells_of((1, 0.2), (2, 0.1))))) == 1.0
+
+
+def test_seeds_of_a_closed_loop_are_one_level_though_their_rates_differ():
+    cells = cells_of((1.01, 1.0), (1.02, 0.9), (1.03, 0.8), (2.01, 0.5), (2.02, 0.4), (2.06, 0.3))
+    cells["seed"] = [0, 1, 2, 0, 1, 2]
+    rows = levels(with_series(cells))
+    assert rows["rate_rps"].tolist() == [1.02, 2.03]
+    assert rows["seeds"].tolist() == [3, 3]
+    assert highest_rate(cells, 0.9).rate_rps == 1.02
+    apart = cells_of((1, 1.0), (2, 0.5))
+    apart["seed"] = [0, 1]
+    assert levels(with_series(apart))["rate_rps"].tolist() == [1.0, 2.0]
