@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..workloads.errors import SloBenchError, UnknownNameError
+from .machine import cores
 from .plan import Plan, plan
 from .schema import ExperimentSchema
 from .store import RunFolder, open_run_folder, read_rows
-from .workers import CellDone, run_cells
+from .workers import CellDone, Event, run_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -108,8 +107,8 @@ def _run_missing(
     missing = set(held.missing)
     todo = [spec for spec in planned.cells if spec.cell in missing]
     running: dict[str, int] = {}
-    # The heaviest first would pack best, but rows on disk in order are easier to watch.
-    for event in run_cells(todo, held.path, records=planned.resolved.records, jobs=jobs):
+
+    def tell(event: Event) -> None:
         if isinstance(event, CellDone):
             running.pop(event.cell, None)
             held.add(event.cell, event.row)
@@ -117,6 +116,8 @@ def _run_missing(
             running[event.cell] = event.requests
         if progress is not None:
             progress(Progress(len(held.finished), len(held.cells), running))
+
+    run_cells(todo, held.path, records=planned.resolved.records, jobs=jobs, tell=tell)
 
 
 @dataclass(frozen=True)
@@ -164,11 +165,6 @@ class RunResult:
         known = {path.name.split(".csv.gz")[0] for path in (self.folder / kind).glob("*.csv.gz")}
         known |= {path.stem for path in (self.folder / kind).glob("*.parquet")}
         raise UnknownNameError(f"cell with {kind}", cell, known)
-
-
-def cores() -> int:
-    """Processor cores this process may use."""
-    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def suites() -> dict[str, Path]:

@@ -132,7 +132,7 @@ def cell_metrics(
         summarise(np.where(counted, seconds, np.nan))
         for seconds in (records.ttft_s, records.tpot_s, records.e2e_s)
     )
-    computed = totals.prefill_tokens + totals.decode_tokens
+    computed = totals.prefill_tokens + totals.decode_tokens - totals.padded_tokens
     able_flops = hardware.peak_flops * hardware.gpus * totals.makespan_s
     began = ~np.isnan(records.scheduled_s)
     prompt_tokens = int(workload.prompt_tokens[began].sum())

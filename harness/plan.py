@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from ..predictors.placement import smallest_tp
@@ -111,6 +112,7 @@ def plan(asked: ExperimentSchema) -> Plan:
         SloBenchError: an unknown name, a model that does not fit, a file that cannot be read, or
             settings that contradict each other.
     """
+    asked = asked.anchored(Path.cwd())
     axes = {name: getattr(asked, name) for name in _AXES}
     for slo in axes["slo"]:
         parse_slo(slo)

@@ -26,6 +26,8 @@ from .toml_text import line_of, read_toml, to_toml
 
 T = TypeVar("T")
 
+_PATHS = ("systems", "workload", "model")  # settings that may name files
+
 
 def _listed(value: object) -> object:
     return value if isinstance(value, list | tuple) else (value,)
@@ -125,7 +127,7 @@ class ExperimentSchema(BaseModel):
             )
         return self
 
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - the fields say what is allowed
+    def __init__(self, **settings: Any) -> None:
         try:
             super().__init__(**settings)
         except ValidationError as error:
@@ -144,15 +146,18 @@ class ExperimentSchema(BaseModel):
         """
         path = Path(path)
         table, text = read_toml(path)
-        for key in ("workload", "systems", "model"):
-            if key in table:
-                table[key] = _anchored(table[key], path.resolve().parent)
+        table |= _all_anchored(table, path.resolve().parent)
         try:
             whole = cls(**table)
         except SettingError as error:
             line = line_of(text, error.location)
             raise FileFormatError(path, line, str(error)) from None
         return cls(**{**table, **changes}) if changes else whole
+
+    def anchored(self, folder: Path) -> Self:
+        """The same with every relative path made absolute, starting at `folder`."""
+        settings = {name: getattr(self, name) for name in (*_PATHS, "knobs")}
+        return self.model_copy(update=_all_anchored(settings, folder))
 
     def to_toml(self) -> str:
         """The experiment as a file; a setting with one value is written without brackets."""
@@ -174,14 +179,24 @@ def _single(value: object) -> object:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
+def _all_anchored(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
+    found = {name: _anchored(settings[name], folder) for name in _PATHS if name in settings}
+    knobs = settings.get("knobs")
+    if isinstance(knobs, Mapping):
+        found["knobs"] = {_anchored(system, folder): values for system, values in knobs.items()}
+    return found
+
+
 def _anchored(value: object, folder: Path) -> object:
-    """Names of files beside the experiment's own, made absolute."""
-    if isinstance(value, list):
-        return [_anchored(one, folder) for one in value]
+    """Names of files in `folder`, made absolute; what is no file stays as it is."""
+    if isinstance(value, list | tuple):
+        return type(value)(_anchored(one, folder) for one in value)
     if not isinstance(value, str):
         return value
     path, colon, rest = value.partition(":")
-    if path and (folder / path).is_file():
+    # A name like `sharegpt` means the catalogue's even where a folder of that name lies about.
+    like_a_path = "/" in path or Path(path).suffix
+    if like_a_path and (folder / path).exists():
         return f"{folder / path}{colon}{rest}"
     return value
 

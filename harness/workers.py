@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import queue
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,26 +48,44 @@ Event = CellProgress | CellDone
 
 
 def run_cells(
-    specs: Sequence[CellSpec], folder: Path, *, records: str, jobs: int
-) -> Iterator[Event]:
-    """Run cells, `jobs` at a time; the order of completion is nobody's promise.
+    specs: Sequence[CellSpec],
+    folder: Path,
+    *,
+    records: str,
+    jobs: int,
+    tell: Callable[[Event], None],
+) -> None:
+    """Run cells, `jobs` at a time, in order but for who ends first; `tell` hears how it goes.
 
-    Closing the iterator (or an exception in it, Ctrl-C included) stops what is running.
+    An exception, from `tell` too, and Ctrl-C stop what is running.
 
     Raises:
-        SloBenchError: of the first cell that fails, or a worker that died.
+        SloBenchError: of the first cell that fails, or of a worker that died.
     """
     jobs = min(jobs, len(specs))
-    if jobs <= 1:
-        yield from _here(specs, folder, records)
-    else:
-        yield from _side_by_side(specs, folder, records, jobs)
-
-
-def _here(specs: Sequence[CellSpec], folder: Path, records: str) -> Iterator[Event]:
+    if jobs > 1:
+        _side_by_side(specs, folder, records, jobs, tell)
+        return
     for spec in specs:
-        yield CellProgress(spec.cell, 0)
-        yield CellDone(spec.cell, run_cell(spec, folder, records=records))
+        progress = _now_and_then(partial(_tell_progress, tell, spec.cell))
+        tell(CellDone(spec.cell, run_cell(spec, folder, records=records, progress=progress)))
+
+
+def _tell_progress(tell: Callable[[Event], None], cell: str, ended: int) -> None:
+    tell(CellProgress(cell, ended))
+
+
+def _now_and_then(report: Callable[[int], None]) -> Callable[[int, float], None]:
+    reported_s = -math.inf
+
+    def progress(ended: int, clock_s: float) -> None:
+        nonlocal reported_s
+        now_s = time.monotonic()
+        if now_s - reported_s >= _BETWEEN_REPORTS_S:
+            reported_s = now_s
+            report(ended)
+
+    return progress
 
 
 class _Worker:
@@ -133,8 +153,12 @@ class _Worker:
 
 
 def _side_by_side(
-    specs: Sequence[CellSpec], folder: Path, records: str, jobs: int
-) -> Iterator[Event]:
+    specs: Sequence[CellSpec],
+    folder: Path,
+    records: str,
+    jobs: int,
+    tell: Callable[[Event], None],
+) -> None:
     todo: queue.SimpleQueue[CellSpec | None] = queue.SimpleQueue()
     for spec in specs:
         todo.put(spec)
@@ -152,7 +176,7 @@ def _side_by_side(
             if isinstance(event, Exception):
                 raise event
             left -= isinstance(event, CellDone)
-            yield event
+            tell(event)
     finally:
         for _ in workers:
             todo.put(None)
@@ -169,15 +193,7 @@ def _work(requests: IO[str], answers: IO[str]) -> None:
 
     order = json.loads(requests.readline())
     folder, records = Path(order["folder"]), order["records"]
-    reported_s = 0.0
-
-    def progress(ended: int, clock_s: float) -> None:
-        nonlocal reported_s
-        now_s = time.monotonic()
-        if now_s - reported_s >= _BETWEEN_REPORTS_S:
-            reported_s = now_s
-            answer({"requests": ended})
-
+    progress = _now_and_then(lambda ended: answer({"requests": ended}))
     for line in requests:
         spec = CellSpec.from_plain(json.loads(line))
         try:

@@ -1,0 +1,117 @@
+"""From the options of `slo-bench run` to an experiment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..harness.experiment import Experiment
+from ..harness.load import rates_text
+from ..harness.systems import system
+from ..workloads.calls import split_outside
+from ..workloads.errors import SloBenchError, UnknownNameError
+
+DEFAULT_SUITE = "quickstart"
+_INSTEAD = {
+    "rates": "speeds",
+    "speeds": "rates",
+    "requests": "duration_s",
+    "duration_s": "requests",
+}
+
+
+def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
+    """The values of `--rates` and `--speed`."""
+    if text is None:
+        return None
+    try:
+        return rates_text(text)
+    except SloBenchError as error:
+        raise SloBenchError(f"{option}: {error}") from None
+
+
+def experiment_of(
+    *,
+    file: Path | None,
+    suite: str | None,
+    asked: Mapping[str, Any],
+    sweeps: Sequence[str],
+    resumed: Path | None,
+) -> Experiment:
+    """The experiment in the file, suite or resumed folder, changed by the options.
+
+    Raises:
+        SloBenchError: the options contradict each other, or make no experiment.
+    """
+    if file is not None and suite is not None:
+        raise SloBenchError("give an experiment file or --suite, not both")
+    bare = not asked and not sweeps
+    if file is not None:
+        base = Experiment.load(file)
+    elif suite is not None:
+        base = Experiment.suite(suite)
+    elif resumed is not None and bare:
+        kept = resumed / "experiment.toml"
+        if not kept.is_file():
+            raise SloBenchError(f"there is nothing to resume in {resumed}: no experiment.toml")
+        base = Experiment.load(kept)
+    else:
+        base = Experiment.suite(DEFAULT_SUITE) if bare else Experiment()
+    return base if bare else _changed(base, asked, sweeps)
+
+
+def _changed(base: Experiment, asked: Mapping[str, Any], sweeps: Sequence[str]) -> Experiment:
+    settings: dict[str, Any] = base.model_dump()
+    for name, value in asked.items():
+        settings[name] = value
+        if name in _INSTEAD and _INSTEAD[name] not in asked:
+            settings[_INSTEAD[name]] = None
+    systems: Sequence[str] = settings["systems"]
+    settings["knobs"] = {name: dict(knobs) for name, knobs in base.knobs.items() if name in systems}
+    seen = set(asked)
+    for sweep in sweeps:
+        name, equals, text = sweep.partition("=")
+        name = name.strip()
+        if not equals or not text.strip():
+            raise SloBenchError(f"cannot read --sweep {sweep!r}; write FIELD=A,B as in tp=1,2")
+        if name in seen:
+            raise SloBenchError(f"{name} is given twice; keep one of them")
+        seen.add(name)
+        if name == "slo":
+            raise SloBenchError("an SLO has commas of its own; repeat --slo to compare several")
+        values = split_outside(text, ",")
+        owner, dot, knob = name.rpartition(".")
+        if dot:
+            choices = settings["knobs"].setdefault(_asked_name(owner, systems), {})
+            choices[knob] = tuple(map(_knob, values))
+        elif name not in Experiment.model_fields or name == "knobs":
+            raise UnknownNameError(
+                "setting in --sweep", name, set(Experiment.model_fields) - {"knobs"}
+            )
+        else:
+            settings[name] = values[0] if len(values) == 1 else tuple(values)
+            if name in _INSTEAD and _INSTEAD[name] not in seen:
+                settings[_INSTEAD[name]] = None
+    return Experiment(**settings)
+
+
+def _asked_name(owner: str, systems: Sequence[str]) -> str:
+    """The system as it was asked for, by that or by its name."""
+    by_name = {system(asked).name: asked for asked in systems}
+    if owner in systems:
+        return owner
+    if owner not in by_name:
+        raise UnknownNameError("system in --sweep", owner, by_name)
+    return by_name[owner]
+
+
+def _knob(text: str) -> bool | int | float | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,167 @@
+"""`slo-bench list`: the names that other commands take."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from ..workloads.errors import UnknownNameError
+
+EXAMPLES = ("slo-bench list systems", "slo-bench list gpus --json")
+
+Entry = dict[str, str | int | float | None]
+
+
+def list_names(
+    kind: Annotated[
+        str,
+        typer.Argument(
+            metavar="KIND",
+            help="systems, models, gpus, links, workloads, suites or routers.",
+        ),
+    ],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """List the names that other commands take, with what stands behind them."""
+    if kind not in _KINDS:
+        raise UnknownNameError("list", kind, _KINDS)
+    entries = _KINDS[kind]()
+    if as_json:
+        typer.echo(json.dumps(entries, ensure_ascii=False, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in entries[0]:
+        numbers = all(isinstance(entry[column], int | float | None) for entry in entries)
+        table.add_column(
+            column.replace("_", " "),
+            justify="right" if numbers else "left",
+            no_wrap=column == "name" or numbers,
+            overflow="fold",
+        )
+    for entry in entries:
+        table.add_row(*(Text(_shown(value)) for value in entry.values()))
+    Console().print(table)
+
+
+def _shown(value: str | float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+
+
+def _systems() -> list[Entry]:
+    from ..harness.systems import SYSTEMS
+
+    return [
+        {
+            "name": system.name,
+            "description": system.description,
+            "source": system.source,
+            "router": system.router,
+            "knobs": ", ".join(f"{name}={value}" for name, value in system.knobs().items()),
+        }
+        for system in SYSTEMS.values()
+    ]
+
+
+def _models() -> list[Entry]:
+    from ..predictors.specs import models
+
+    return [
+        {
+            "name": spec.name,
+            "family": spec.family,
+            "parameters_billions": round(spec.parameters / 1e9, 3),
+            "layers": spec.layers,
+            "context_tokens": spec.context_tokens,
+            "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        }
+        for spec in models().values()
+    ]
+
+
+def _gpus() -> list[Entry]:
+    from ..predictors.specs import GIB, gpus
+
+    return [
+        {
+            "name": spec.name,
+            "memory_gib": round(spec.memory_bytes / GIB, 1),
+            "bandwidth_gb_per_s": spec.bandwidth_bytes_per_s / 1e9,
+            "tflops_16bit": spec.flops_16bit / 1e12,
+            "power_w": spec.power_w,
+            "usd_per_hour": spec.price_per_hour_usd or None,
+            "host_link": spec.host_link,
+            "peer_link": spec.peer_link,
+        }
+        for spec in gpus().values()
+    ]
+
+
+def _links() -> list[Entry]:
+    from ..predictors.specs import links
+
+    return [
+        {
+            "name": spec.name,
+            "bandwidth_gb_per_s": spec.bandwidth_bytes_per_s / 1e9,
+            "latency_us": round(spec.latency_s * 1e6, 3),
+            "origin": spec.origin,
+        }
+        for spec in links().values()
+    ]
+
+
+def _workloads() -> list[Entry]:
+    from ..workloads.catalogue import catalogue
+
+    return [
+        {
+            "name": entry.name,
+            "title": entry.title,
+            "mean_prompt_tokens": entry.mean_prompt_tokens,
+            "mean_output_tokens": entry.mean_output_tokens,
+            "natural_rate_rps": entry.natural_rate_rps,
+            "licence": entry.licence,
+            "origin": entry.origin,
+        }
+        for entry in catalogue().values()
+    ]
+
+
+def _suites() -> list[Entry]:
+    from ..harness.experiment import suites
+
+    return [
+        {"name": name, "question": path.read_text("utf-8").splitlines()[0].lstrip("# ")}
+        for name, path in suites().items()
+    ]
+
+
+def _routers() -> list[Entry]:
+    import inspect
+
+    from ..harness.clusters.routers import ROUTERS
+
+    return [
+        {"name": name, "description": (inspect.getdoc(router) or "").splitlines()[0]}
+        for name, router in ROUTERS.items()
+    ]
+
+
+_KINDS: dict[str, Callable[[], list[Entry]]] = {
+    "systems": _systems,
+    "models": _models,
+    "gpus": _gpus,
+    "links": _links,
+    "workloads": _workloads,
+    "suites": _suites,
+    "routers": _routers,
+}

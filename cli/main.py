@@ -1,0 +1,69 @@
+"""`slo-bench`: the way in. Commands import what they need when they run, so that help is quick."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from ..workloads.errors import SloBenchError
+from .doctor import EXAMPLES as DOCTOR_EXAMPLES
+from .doctor import doctor
+from .examples import epilog
+from .list import EXAMPLES as LIST_EXAMPLES
+from .list import list_names
+from .report import report
+from .run import EXAMPLES as RUN_EXAMPLES
+from .run import run
+from .workload import app as workload
+
+app = typer.Typer(
+    name="slo-bench",
+    help="How much load can an LLM serving system carry while its requests meet their latency "
+    "objectives, and which policy, placement and settings carry the most?",
+    epilog=epilog(["slo-bench run", "slo-bench list systems", "slo-bench run --help"]),
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=epilog(RUN_EXAMPLES))(run)
+app.command()(report)
+app.add_typer(workload, name="workload")
+app.command("list", epilog=epilog(LIST_EXAMPLES))(list_names)
+app.command(epilog=epilog(DOCTOR_EXAMPLES))(doctor)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        from .. import __version__
+
+        typer.echo(f"slo-bench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Options of `slo-bench` itself."""
+
+
+def main() -> None:
+    """Run the command line; what the user can mend ends with one line and exit code 2."""
+    try:
+        app()
+    except SloBenchError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""What `slo-bench run` shows: progress while it runs, the summary at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import typer
+
+from ..harness.experiment import Experiment, Progress, RunResult, new_folder
+
+Watch = Callable[[Progress], None]
+
+
+def run_shown(
+    experiment: Experiment, out: Path | None, *, jobs: int | None, resume: bool
+) -> RunResult:
+    """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
+    folder = new_folder(experiment.name) if out is None else out
+    last = Progress(0, 0, {})
+
+    try:
+        with _display(folder) as show:
+
+            def watch(progress: Progress) -> None:
+                nonlocal last
+                last = progress
+                show(progress)
+
+            return experiment.run(
+                folder, jobs=jobs, resume=resume, progress=watch, command=sys.argv[1:]
+            )
+    except KeyboardInterrupt:
+        if last.finished:
+            typer.echo(
+                f"interrupted: {last.finished} of {last.cells} cells are finished; "
+                f"go on with: slo-bench run --resume --out {folder}",
+                err=True,
+            )
+        else:
+            typer.echo("interrupted before the first cell was finished", err=True)
+        raise typer.Exit(130) from None
+
+
+@contextlib.contextmanager
+def _display(folder: Path) -> Iterator[Watch]:
+    """A bar where somebody watches, two lines where nobody does."""
+    if not sys.stderr.isatty():
+        yield _line(folder)
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.progress import Progress as Bar
+
+    with Bar(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("cells"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(progress: Progress) -> None:
+            running = (f"{cell} {ended:,}" for cell, ended in progress.running.items())
+            bar.update(
+                task,
+                total=progress.cells,
+                completed=progress.finished,
+                description=" · ".join(running),
+            )
+
+        yield show
+
+
+def _line(folder: Path) -> Watch:
+    said = False
+
+    def show(progress: Progress) -> None:
+        nonlocal said
+        if not said:
+            said = True
+            typer.echo(f"running {progress.cells} cells into {folder}", err=True)
+
+    return show
+
+
+def write_page(result: RunResult) -> Path:
+    """`report.html` in the run folder."""
+    from ..reports.html import write_report
+
+    return write_report([result.folder], result.folder / "report.html")
+
+
+def summarise(result: RunResult, page: Path | None) -> None:
+    """The tables, and where everything is."""
+    from rich.console import Console
+
+    from ..reports.levels import combine
+    from ..reports.read import read_runs
+    from ..reports.tables import summary_table
+
+    console = Console()
+    console.print(summary_table(combine(read_runs([result.folder]))))
+    where = f"report: {page}" if page is not None else f"results: {result.folder}"
+    console.print(where, markup=False, highlight=False, soft_wrap=True)
