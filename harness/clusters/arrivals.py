@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from heapq import heappop, heappush
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...workloads.request import Slo
 from ...workloads.workload import Workload
@@ -23,12 +23,13 @@ class Arrivals:
     order, one whenever another ends.
     """
 
-    def __init__(self, workload: Workload, skip: Sequence[int] | np.ndarray = ()) -> None:
+    def __init__(self, workload: Workload, skip: NDArray[np.int64] | None = None) -> None:
         """`skip`: rows that do not arrive, because they were refused at the door."""
         self._workload = workload
         follows = workload.follows
         comes = follows < 0
-        comes[skip] = False
+        if skip is not None:
+            comes[skip] = False
         self._open_rows = np.flatnonzero(comes)
         self._followers: dict[int, list[int]] = {}
         for row in np.flatnonzero(follows >= 0).tolist():
@@ -55,7 +56,7 @@ class Arrivals:
             return Slo(*(float(c[0]) for c in columns))
         return None
 
-    def _states(self, rows: np.ndarray, arrival_s: list[float]) -> list[RequestState]:
+    def _states(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
         w = self._workload
         ids = rows.tolist()
         prompts = w.prompt_tokens[rows].tolist()
@@ -84,7 +85,7 @@ class Arrivals:
             for i, a, p, o, m, s in zip(ids, arrival_s, prompts, outputs, most, slos, strict=True)
         ]
 
-    def _slos(self, rows: np.ndarray) -> list[Slo]:
+    def _slos(self, rows: NDArray[np.int64]) -> list[Slo]:
         w = self._workload
         columns = (w.ttft_slo_s, w.tpot_slo_s, w.e2e_slo_s, w.deadline_s)
         return [Slo(*values) for values in zip(*(c[rows].tolist() for c in columns), strict=True)]
