@@ -427,7 +427,7 @@ def parse_arrivals(text: str | Call) -> ArrivalProcess:
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
         UnknownNameError: no such process.
-    """  # noqa: D205
+    """
     call = parse_call(text) if isinstance(text, str) else text
     if call.name not in ARRIVALS:
         raise UnknownNameError("arrival process", call.name, ARRIVALS)

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     import httpx
 
 CACHE_VARIABLE = "SLO_BENCH_CACHE"
-_CHUNK_BYTES = 1 << 20
 
 Progress = Callable[[int, int | None], None]
 """Told the bytes on disk so far, and how many there will be where the server says."""
@@ -143,7 +142,7 @@ def _download(url: str, part: Path, progress: Progress | None) -> None:
         total = _total_bytes(answer, part.stat().st_size if resumed else 0)
         with part.open("ab" if resumed else "wb") as file:
             try:
-                for chunk in answer.iter_bytes(_CHUNK_BYTES):
+                for chunk in answer.iter_bytes():
                     file.write(chunk)
                     if progress is not None:
                         progress(file.tell(), total)

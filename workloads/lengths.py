@@ -208,7 +208,7 @@ def parse_lengths(text: str | int) -> Lengths:
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
         UnknownNameError: no such distribution.
-    """  # noqa: D205
+    """
     call = parse_call(str(text))
     if not call.positional and not call.named and call.name[0] in "0123456789-+.":
         return build(Fixed, Call("fixed", (call.name,), {}, call.text))

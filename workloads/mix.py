@@ -162,7 +162,7 @@ def parse_mix(
 
     Raises:
         SloBenchError: the text has another form, or a source cannot be mixed.
-    """  # noqa: D205
+    """
     call = parse_call(text)
     if call.name != "mix":
         raise SloBenchError(

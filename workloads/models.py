@@ -104,7 +104,7 @@ def parse_models(text: str) -> ModelChoice:
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
         UnknownNameError: no such way to choose.
-    """  # noqa: D205
+    """
     call = parse_call(text)
     if call.name != "zipf":
         raise UnknownNameError("choice of models", call.name, ("zipf",))

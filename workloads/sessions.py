@@ -22,6 +22,19 @@ Ints = NDArray[np.int64]
 N = TypeVar("N", np.int64, np.float64)
 
 
+Pauses = Lengths
+"""A distribution of whole seconds."""
+
+
+@dataclass(frozen=True)
+class NoPause:
+    """No think time at all."""
+
+    def at(self, u: Floats) -> Ints:
+        """See `Lengths`."""
+        return np.zeros(len(u), dtype=np.int64)
+
+
 @dataclass(frozen=True)
 class Sessions:
     """How long conversations are and how their users think.
@@ -36,7 +49,7 @@ class Sessions:
     """
 
     turns: Lengths = dataclasses.field(default_factory=lambda: Geometric(4.0))
-    think_s: Lengths = dataclasses.field(default_factory=lambda: Lognormal(median=30.0, sigma=1.0))
+    think_s: Pauses = dataclasses.field(default_factory=lambda: Lognormal(median=30.0, sigma=1.0))
     system_prompt_tokens: int = 0
     closed: bool = True
     answer_s: float = 10.0
@@ -63,7 +76,8 @@ class Sessions:
         """Sessions that begin by the arrival process, so that turns come at the rate on average.
 
         The rate of sessions is the rate of requests over the mean number of turns, before any
-        session is cut at `max_context_tokens`. `requests` keeps the first turns to arrive.
+        session is cut at `max_context_tokens`; it is reached once sessions of all ages are under
+        way, since all begin after time 0. `requests` keeps the first turns to arrive.
 
         Raises:
             SloBenchError: the arrivals are a closed loop over single requests.
@@ -126,23 +140,17 @@ def parse_sessions(text: str) -> Sessions:
 
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
-    """  # noqa: D205
+    """
     call = parse_call(text)
     if call.name != "sessions":
         raise UnknownNameError("session setting", call.name, ("sessions",))
-    return build(Sessions, call, {"Lengths": lambda value, what: _lengths(value)})
+    read = {
+        "Lengths": lambda value, what: parse_lengths(value),
+        "Pauses": lambda value, what: parse_pauses(value),
+    }
+    return build(Sessions, call, read)
 
 
-def _lengths(text: str) -> Lengths:
-    return _ZERO if text.strip() in ("0", "fixed(0)") else parse_lengths(text)
-
-
-@dataclass(frozen=True)
-class _Zero:
-    """No think time at all."""
-
-    def at(self, u: Floats) -> Ints:
-        return np.zeros(len(u), dtype=np.int64)
-
-
-_ZERO = _Zero()
+def parse_pauses(text: str) -> Pauses:
+    """Read a length distribution as whole seconds, or `0` for none."""
+    return NoPause() if text.strip() in ("0", "fixed(0)") else parse_lengths(text)

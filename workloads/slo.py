@@ -137,7 +137,7 @@ def parse_slo(text: str | Mapping[str, Any] | None, slo_scale: float = 1.0) -> S
     Raises:
         SloBenchError: a bound is not a positive number or the text has another form.
         UnknownNameError: a key other than ttft, tpot, e2e and deadline.
-    """  # noqa: D205
+    """
     if text is None:
         return SloSpec(slo_scale=slo_scale)
     if isinstance(text, Mapping):

@@ -404,4 +404,5 @@ def _unknown(text: str) -> SloBenchError:
             f"{', '.join(sorted(catalogue.catalogue()))}"
         )
     error = UnknownNameError("workload", text, catalogue.catalogue())
-    return SloBenchError(f"{error} (the path of a trace file works too)")
+    error.args = (f"{error} (the path of a trace file works too)",)
+    return error

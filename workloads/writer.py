@@ -61,7 +61,7 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
         ("model", workload.model_index, workload.model_names),
     ):
         if any(names):
-            columns[name] = (names[k] for k in index.tolist())
+            columns[name] = [names[k] for k in index.tolist()]
     for name in ("session", "follows"):
         if (getattr(workload, name) >= 0).any():
             columns[name] = getattr(workload, name).tolist()
@@ -71,7 +71,7 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
     for name in ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_s"):
         column: NDArray[np.float64] = getattr(workload, name)
         if np.isfinite(column).any():
-            columns[name] = ("" if s == np.inf else s for s in column.tolist())
+            columns[name] = ["" if s == np.inf else s for s in column.tolist()]
     if workload.prefix_blocks is not None:
         columns["prefix_blocks"] = (_ranges(blocks) for blocks in workload.prefix_blocks)
         columns["prefix_block_tokens"] = (workload.prefix_block_tokens for _ in count())

@@ -3,7 +3,7 @@ release 2.0, `Session ID` and `Elapsed time`.
 
 Source: https://github.com/HPMLL/BurstGPT (CC-BY-4.0). Rows without response tokens are requests
 that failed at the origin and are left out.
-"""  # noqa: D205
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.slo import parse_slo
+from slo_bench.workloads.source import load_source
+
+
+def test_shares_classes_and_slos():
+    source = load_source("mix(chat=azure-conv:3, code=azure-code:1)")
+    workload = source.make(rate_rps=5, requests=40_000, slo=parse_slo("ttft=1;code:ttft=3"), seed=1)
+    assert workload.class_names == ("chat", "code")
+    assert workload.class_index.mean() == pytest.approx(0.25, abs=0.01)
+    assert set(workload.ttft_slo_s[workload.class_index == 1]) == {3.0}
+    for k, mean in ((0, 1180), (1, 2031)):
+        mine = workload.prompt_tokens[workload.class_index == k]
+        assert mine.mean() == pytest.approx(mean, rel=0.05)
+    assert (np.diff(workload.arrival_s) >= 0).all()
+
+
+def test_a_positional_member_is_named_after_its_source_and_files_mix_too(tmp_path):
+    path = tmp_path / "d.jsonl"
+    path.write_text('{"prompt": "abcd", "output_tokens": 7}\n')
+    workload = load_source(f"mix(alpaca:0.5, own={path}:0.5)").make(rate_rps=1, requests=200)
+    assert workload.class_names == ("alpaca", "own")
+    own = workload.class_index == 1
+    assert set(workload.output_tokens[own]) == {7}
+    assert {workload.texts[row] for row in np.flatnonzero(own)} == {"abcd"}
+    assert {workload.texts[row] for row in np.flatnonzero(~own)} == {None}
+
+
+def test_adding_a_class_leaves_the_lengths_of_others_alone():
+    two = load_source("mix(a=alpaca:1, b=arxiv:1)").make(rate_rps=1, requests=300)
+    three = load_source("mix(a=alpaca:1, b=arxiv:1, c=gsm8k:1)").make(rate_rps=1, requests=300)
+    n = int((three.class_index == 0).sum())
+    assert (
+        two.prompt_tokens[two.class_index == 0][:n].tolist()
+        == three.prompt_tokens[three.class_index == 0].tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("mix()", "one class at least"),
+        ("mix(alpaca)", "lacks its share"),
+        ("mix(alpaca:0)", "share of alpaca must be positive"),
+        ("mix(alpaca:x)", "must be a number"),
+        ("mix(alpcaa:1)", "did you mean alpaca"),
+        ("mix(alpaca:1, alpaca:2)", "no class name twice"),
+        ("mix(mooncake-conversation:1)", "cannot be mixed"),
+        ("mix(m=mix(a=alpaca:1):1)", "another mix"),
+        ("mix(a=alpaca:1", "cannot read|not closed"),
+    ],
+)
+def test_bad_mixes_say_what_is_wrong(text, says):
+    with pytest.raises(SloBenchError, match=says):
+        load_source(text)

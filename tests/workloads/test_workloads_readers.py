@@ -1,0 +1,262 @@
+import gzip
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from slo_bench.workloads.readers import read
+
+SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).resolve().parents[3] / "shared"))
+
+AZURE = """TIMESTAMP,ContextTokens,GeneratedTokens
+2023-11-16 18:15:46.6805900,374,44
+2023-11-16 18:15:50.9951690,396,109
+2023-11-16 18:15:51.2224670,879,55
+"""
+AZURE_2024 = """TIMESTAMP,ContextTokens,GeneratedTokens
+2024-05-10 00:00:00.009930+00:00,2162,5
+2024-05-10 00:00:00.017335+00:00,2399,6
+"""
+BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,GPT-4,1087,0,1087,API log
+118,GPT-4,417,276,693,Conversation log
+"""
+BURSTGPT_2 = """\
+Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type
+7.5,a1,3.2,ChatGPT,10,20,30,Conversation log
+9.0,,1.0,ChatGPT,11,21,32,API log
+"""
+MOONCAKE = """\
+{"timestamp": 27482, "input_length": 1025, "output_length": 52, "hash_ids": [46, 47, 48]}
+{"timestamp": 30535, "input_length": 512, "output_length": 26, "hash_ids": [46]}
+"""
+BAILIAN = """\
+{"chat_id": 1, "timestamp": 61.114, "input_length": 33, "output_length": 132, "type": "text",\
+ "parent_chat_id": -1, "turn": 1, "hash_ids": [1, 2, 3]}
+{"chat_id": 2, "timestamp": 62.5, "input_length": 40, "output_length": 10, "type": "search",\
+ "parent_chat_id": 1, "turn": 2, "hash_ids": [1, 2, 9]}
+"""
+PLAIN = """arrival_s,prompt_tokens,output_tokens,class,ttft_slo_s,met
+1.5,10,20,chat,0.5,True
+2.25,11,21,code,,False
+"""
+
+
+def stored(tmp_path, text, name="trace.csv", packed=False):
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(text.encode()) if packed else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("text", "format_name", "arrival_s", "prompt", "output"),
+    [
+        (AZURE, "azure", [0, 4.314579, 4.541877], [374, 396, 879], [44, 109, 55]),
+        (AZURE_2024, "azure", [0, 0.007405], [2162, 2399], [5, 6]),
+        (BURSTGPT, "burstgpt", [0, 113], [472, 417], [18, 276]),
+        (BURSTGPT_2, "burstgpt", [0, 1.5], [10, 11], [20, 21]),
+        (MOONCAKE, "mooncake", [0, 3.053], [1025, 512], [52, 26]),
+        (BAILIAN, "bailian", [0, 1.386], [33, 40], [132, 10]),
+        (PLAIN, "csv", [0, 0.75], [10, 11], [20, 21]),
+    ],
+)
+def test_formats_are_told_apart_and_begin_at_zero(
+    tmp_path, text, format_name, arrival_s, prompt, output, packed
+):
+    trace = read(stored(tmp_path, text, packed=packed))
+    assert trace.format == format_name
+    assert trace.has_arrivals
+    np.testing.assert_allclose(trace.workload.arrival_s, arrival_s, atol=1e-9)
+    assert trace.workload.prompt_tokens.tolist() == prompt
+    assert trace.workload.output_tokens.tolist() == output
+
+
+def test_burstgpt_leaves_failed_requests_out_and_says_so(tmp_path):
+    trace = read(stored(tmp_path, BURSTGPT))
+    assert trace.notes == ("1 of 3 requests with no output token left out",)
+    assert [r.model for r in trace.workload] == ["ChatGPT", "GPT-4"]
+    assert [r.class_name for r in trace.workload] == ["Conversation log"] * 2
+
+
+def test_mooncake_keeps_hashes_of_full_blocks(tmp_path):
+    workload = read(stored(tmp_path, MOONCAKE)).workload
+    assert workload.prefix_block_tokens == 512
+    assert list(workload.prefix_blocks) == [(46, 47), (46,)]
+
+
+def test_bailian_has_sixteen_token_blocks_and_types(tmp_path):
+    workload = read(stored(tmp_path, BAILIAN)).workload
+    assert workload.prefix_block_tokens == 16
+    assert list(workload.prefix_blocks) == [(1, 2), (1, 2)]
+    assert workload.class_names == ("text", "search")
+
+
+def test_plain_columns(tmp_path):
+    text = (
+        "arrival_s,prompt_tokens,output_tokens,max_output_tokens,model,session,follows,think_s,"
+        "priority,tpot_slo_s,kind,prefix_blocks,prefix_block_tokens,unknown\n"
+        "0,8,2,100,a,3,-1,0,-2,0.1,0,0-1,4,x\n"
+        "1,12,3,,b,3,0,2.5,7,,1,0-1 9,4,y\n"
+    )
+    first, second = read(stored(tmp_path, text)).workload
+    assert first.max_output_tokens == 100
+    assert second.max_output_tokens == 3
+    assert (first.model, second.model) == ("a", "b")
+    assert (second.session, second.follows, second.think_s) == (3, 0, 2.5)
+    assert (first.priority, second.priority) == (-2, 7)
+    assert (first.slo.tpot_s, second.slo.tpot_s) == (0.1, np.inf)
+    assert second.prefix_blocks == (0, 1, 9)
+    assert second.kind == 1
+
+
+def test_unsorted_rows_are_sorted_stably_and_said_to_be(tmp_path):
+    text = "arrival_s,prompt_tokens,output_tokens,follows\n9,1,1,-1\n5,2,1,-1\n9,3,1,1\n5,4,1,-1\n"
+    trace = read(stored(tmp_path, text))
+    assert trace.workload.prompt_tokens.tolist() == [2, 4, 1, 3]
+    assert trace.workload.arrival_s.tolist() == [0, 0, 4, 4]
+    assert trace.workload.follows.tolist() == [-1, -1, -1, 0]
+    assert "sorted" in trace.notes[0]
+
+
+def test_lengths_alone_have_no_arrivals(tmp_path):
+    trace = read(stored(tmp_path, "prompt_tokens,output_tokens\n5,6\n"))
+    assert not trace.has_arrivals
+    jsonl = '{"prompt_tokens": 5, "output_tokens": 6}\n{"prompt_tokens": 5, "output_tokens": 0}\n'
+    trace = read(stored(tmp_path, jsonl))
+    assert not trace.has_arrivals
+    assert trace.notes == ("1 of 2 rows with no output token left out",)
+
+
+def test_sharegpt_takes_the_first_exchange(tmp_path):
+    data = [
+        {"conversations": [{"from": "human", "value": "x" * 9}, {"from": "gpt", "value": "y" * 8}]},
+        {"conversations": [{"from": "gpt", "value": "no question"}]},
+        {"conversations": []},
+        {
+            "prompt_tokens": 7,
+            "output_tokens": 70,
+            "conversations": [{"from": "user", "value": "q"}, {"from": "gpt", "value": "a"}],
+        },
+    ]
+    trace = read(stored(tmp_path, json.dumps(data), "s.json"))
+    assert trace.format == "sharegpt"
+    assert trace.workload.prompt_tokens.tolist() == [3, 7]
+    assert trace.workload.output_tokens.tolist() == [2, 70]
+    assert trace.workload.texts == ["x" * 9, "q"]
+    assert "2 of 4" in trace.notes[0]
+    assert "four characters" in trace.notes[1]
+
+
+def test_alpaca_joins_instruction_and_input(tmp_path):
+    data = [{"instruction": "a" * 6, "input": "b" * 5, "output": "c" * 4}]
+    trace = read(stored(tmp_path, json.dumps(data, indent=1), "a.json"))
+    assert trace.format == "alpaca"
+    assert trace.workload.prompt_tokens.tolist() == [3]
+    assert trace.workload.texts == ["aaaaaa\nbbbbb"]
+
+
+def test_custom_prompts_have_vllms_default_output(tmp_path):
+    text = '{"prompt": "12345678", "output_tokens": 9}\n\n{"prompt": "1"}\n'
+    trace = read(stored(tmp_path, text, "d.jsonl"))
+    assert trace.format == "custom"
+    assert trace.workload.prompt_tokens.tolist() == [2, 1]
+    assert trace.workload.output_tokens.tolist() == [9, 256]
+    assert any("256" in note for note in trace.notes)
+
+
+H = "arrival_s,prompt_tokens,output_tokens\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (H + "0,1,1\n1,two,1\n", "prompt_tokens must be a number but is 'two' .*line 3"),
+        (H + "0,1,1\n1,2\n", "2 cells, the header 3 .*line 3"),
+        (H + "0,1,1\n-1,1,1\n", "arrival_s must be a number from 0 on but is '-1' .*line 3"),
+        (H + "nan,1,1\n", "arrival_s .*'nan' .*line 2"),
+        (H + "inf,1,1\n", "finite .*line 2"),
+        (H + "0,0,1\n", "prompt_tokens must be a number from 1 on but is '0' .*line 2"),
+        (H + "0,1,0\n", "output_tokens .*line 2"),
+        (H + "0,1.5,1\n", "whole number but is 1.5 .*line 2"),
+        (H + "0,,1\n", "prompt_tokens must be a number but is '' .*line 2"),
+        (H, "empty"),
+        ("", "empty"),
+        ("\n\n", "empty"),
+        ("a,b\n1,2\n", "lacks prompt_tokens and output_tokens"),
+        (H + '0,"1,1\n', "CSV"),
+        (AZURE + "yesterday,1,1\n", "date and time but is 'yesterday' .*line 5"),
+        (AZURE + ",1,1\n", "date and time .*line 5"),
+        (AZURE + "2023-11-16 18:15:46,-1,1\n", "ContextTokens .*line 5"),
+        (AZURE + "2023-11-16 18:15:46,0,1\n", "prompt token at least .*line 5"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,5,0\n", "no request"),
+        (MOONCAKE + "{broken\n", "JSON.*line 3"),
+        (MOONCAKE + "[1]\n", "JSON object.*line 3"),
+        (MOONCAKE + '{"timestamp": 1, "input_length": 1}\n', "lacks 'output_length' .*line 3"),
+        (
+            MOONCAKE + '{"timestamp": 1, "input_length": null, "output_length": 1}\n',
+            "number from 0 on but is None .*line 3",
+        ),
+        (
+            '{"timestamp": 1, "input_length": 100, "output_length": 1, "hash_ids": [1, 2, 3]}\n',
+            "block size.*line 1",
+        ),
+        (
+            MOONCAKE + '{"timestamp":1,"input_length":9,"output_length":1,"hash_ids":["a"]}\n',
+            "whole numbers .*line 3",
+        ),
+        ('{"what": 1}\n', "neither timestamp"),
+        ('{"prompt": ""}\n', "prompt must be a text .*line 1"),
+        ('{"prompt": "a", "output_tokens": -1}\n', "output_tokens .*line 1"),
+        ("[]", "empty"),
+        ("[1]", "element 0"),
+        ("[{]", "JSON"),
+        (H[:-1] + ",follows\n0,1,1,0\n", "earlier row.*line 2"),
+        (H[:-1] + ",prefix_blocks\n0,1,1,a-b\n", "prefix_blocks .*line 2"),
+    ],
+)
+def test_errors_name_the_line(tmp_path, text, says):
+    with pytest.raises(FileFormatError, match=says):
+        read(stored(tmp_path, text))
+
+
+def test_cut_gzip_and_other_encodings_are_named(tmp_path):
+    whole = gzip.compress((H + "0,1,1\n" * 5000).encode())
+    cut = tmp_path / "cut.csv.gz"
+    cut.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FileFormatError, match=r"cut short.*cut\.csv\.gz, line"):
+        read(cut)
+    latin = tmp_path / "latin.csv"
+    latin.write_bytes((H + "0,1,1\n").encode() + b"\xff\xfe,1,1\n")
+    with pytest.raises(FileFormatError, match="not UTF-8"):
+        read(latin)
+
+
+def test_missing_files_folders_and_formats(tmp_path):
+    with pytest.raises(SloBenchError, match="no file"):
+        read(tmp_path / "absent.csv")
+    with pytest.raises(SloBenchError, match="is a folder"):
+        read(tmp_path)
+    with pytest.raises(UnknownNameError, match="did you mean azure"):
+        read(stored(tmp_path, AZURE), "azur")
+
+
+def test_a_byte_order_mark_does_no_harm(tmp_path):
+    assert len(read(stored(tmp_path, "\ufeff" + H + "0,1,1\n")).workload) == 1
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="needs the shared data folder")
+@pytest.mark.parametrize(
+    ("name", "requests", "block_tokens"),
+    [("azure_2023_conv.csv.gz", 15493, None), ("mooncake_conversation.jsonl.gz", 9625, 512)],
+)
+def test_shared_traces(name, requests, block_tokens):
+    workload = read(SHARED / "data" / "traces" / name).workload
+    assert len(workload) == requests
+    assert (workload.prefix_blocks is not None) == (block_tokens is not None)
+    if block_tokens:
+        assert workload.prefix_block_tokens == block_tokens
