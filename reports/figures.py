@@ -1,83 +1,19 @@
-"""The report's figures as plain data, one small function each; `page/chart.js` draws them.
-
-A figure holds one or more views: of a percentile, of a rate, or a single one. Its series are
-indices into the page's list of series, so that colours agree over all figures.
-"""
+"""The report's figures, one small function each."""
 
 from __future__ import annotations
 
+import bisect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, cast
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal
 
 import pandas as pd
 
 from .details import CAUSES, PHASES, Bound, Distribution, LevelDetail
+from .figure import ONLY, Axis, Figure, View, rate_key
 from .levels import TARGETS
 from .tables import rate_text, seconds_text
-
-Format = Literal["rate", "percent", "seconds", "number", "dollars"]
-View = dict[str, Any]
-
-ONLY = "only"
-
-
-@dataclass(frozen=True)
-class Axis:
-    """`scale` is `linear` or `log`; `top` fixes the end of a linear axis."""
-
-    label: str
-    format: Format
-    scale: Literal["linear", "log"] = "linear"
-    top: float | None = None
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure. `hover` says what a pointer finds: the nearest x, or the nearest point."""
-
-    id: str
-    kind: Literal["lines", "bars", "spread"]
-    title: str
-    note: str
-    x: Axis
-    y: Axis
-    views: dict[str, View]
-    picker: Literal["none", "rate", "local"] = "none"
-    options: list[list[str]] = field(default_factory=list)  # [view, label] of a local picker
-    hover: Literal["x", "interpolate", "point"] = "x"
-    markers: bool = True
-    categories: list[str] = field(default_factory=list)
-
-
-def as_json(drawn: Iterable[Figure]) -> dict[str, Any]:
-    """`figures` by id, as plain JSON values, and the `arrays` they share.
-
-    Numbers have four significant digits; what is not finite becomes null. A curve's x, y, lo and
-    hi are places in `arrays`, since many curves have the same.
-    """
-    arrays: dict[tuple[Any, ...], int] = {}
-    plain = {figure.id: cast("dict[str, Any]", _plain(asdict(figure))) for figure in drawn}
-    for figure in plain.values():
-        if figure["kind"] != "lines":
-            continue
-        for view in figure["views"].values():
-            for curve in view["series"]:
-                for key in {"x", "y", "lo", "hi"} & curve.keys():
-                    curve[key] = arrays.setdefault(tuple(curve[key]), len(arrays))
-    return {"figures": plain, "arrays": [list(array) for array in arrays]}
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
-    if isinstance(value, float):
-        return float(f"{value:.4g}") if math.isfinite(value) else None
-    return value
-
 
 RATE = Axis("offered rate, req/s", "rate")
 BAND = "Line: mean over seeds; band: lowest to highest seed."
@@ -87,16 +23,6 @@ Metric = Literal["ttft", "tpot"]
 State = Literal["waiting", "running", "kv_share"]
 METRICS: tuple[Metric, ...] = ("ttft", "tpot")
 STATES: tuple[State, ...] = ("waiting", "running", "kv_share")
-
-
-def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:
-    """`rate_key` of every row."""
-    return cells["level_rps"].map(rate_key)
-
-
-def rate_key(rate_rps: float) -> str:
-    """The name of a rate's view."""
-    return f"{rate_rps:.4g}"
 
 
 def attainment(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
@@ -201,27 +127,33 @@ def causes(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
         views=_by_rate(details, names, bar),
         picker="rate",
         categories=list(CAUSES),
+        palette="cause",
     )
 
 
-def phases(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
-    """Where the time of the finished requests that missed went, at one rate."""
+def phases(
+    details: Iterable[LevelDetail], names: Sequence[str], *, until: Literal["first", "last"]
+) -> Figure:
+    """Where the time of the finished requests that missed went, until their first or last token."""
+    shown = PHASES if until == "last" else PHASES[:2]
 
     def bar(detail: LevelDetail, place: int) -> View | None:
-        parts = [detail.missed_phase_s[p] for p in PHASES]
+        parts = [detail.missed_phase_s[p] for p in shown]
         return None if any(math.isnan(p) for p in parts) else {"s": place, "parts": parts}
 
     return Figure(
-        id="phases",
+        id=f"{until}-token",
         kind="bars",
-        title="Where the time of missed requests went",
-        note="Mean over requests that finished but missed. Waiting: arrival to first batch; "
-        "prefill: to first token; decode: to last token. Preemptions count where they fell.",
+        title=f"Missed requests: time until the {until} token",
+        note="Mean over requests that finished but missed. Waiting: from arrival to the first "
+        "batch; prefill: to the first token; decode: to the last. Preemptions count where they "
+        "fell. A far longer bar is cut.",
         x=Axis("mean time per missed request", "seconds"),
         y=Axis("", "number"),
         views=_by_rate(details, names, bar),
         picker="rate",
-        categories=list(PHASES),
+        categories=list(shown),
+        palette="phase",
     )
 
 
@@ -241,18 +173,31 @@ def over_time(
         values = getattr(detail.timeline, column)
         return {"s": place, "x": detail.timeline.time_s.tolist(), "y": values.tolist()}
 
+    views = _by_rate(details, names, curve)
+    for view in views.values():
+        _cut_late(view["series"])
     return Figure(
         id=f"time-{column.replace('_', '-')}",
         kind="lines",
         title=title,
-        note="All instances together, one seed; means over equal spans of time.",
+        note="All instances together, one seed; means over equal spans of time. Cut at twice the "
+        "time that the median system took.",
         x=Axis("time since start, s", "number"),
         y=axis,
-        views=_by_rate(details, names, curve),
+        views=views,
         picker="rate",
         hover="interpolate",
         markers=False,
     )
+
+
+def _cut_late(curves: list[View]) -> None:
+    """One system that drains its queue for hours must not press the others into a corner."""
+    if curves:
+        end = 2 * statistics.median(curve["x"][-1] for curve in curves if curve["x"])
+        for curve in curves:
+            kept = bisect.bisect_right(curve["x"], end)
+            curve["x"], curve["y"] = curve["x"][:kept], curve["y"][:kept]
 
 
 def efficiency(rows: pd.DataFrame, names: Sequence[str]) -> Figure:

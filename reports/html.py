@@ -20,7 +20,7 @@ import pandas as pd
 from ..workloads.errors import SloBenchError
 from . import figures, sections
 from .details import Bound, LevelDetail, level_details
-from .figures import Figure
+from .figure import Figure, as_json, rate_key, rate_keys
 from .levels import combine, knee_rps, levels, series_names
 from .read import RunFolder, read_runs
 from .tables import origin, rate_text
@@ -80,7 +80,8 @@ def _document(shown: _Shown) -> str:
     at_rate = [
         *(figures.latency_distribution(shown.details, names, m) for m in figures.METRICS),
         figures.causes(shown.details, names),
-        figures.phases(shown.details, names),
+        figures.phases(shown.details, names, until="first"),
+        figures.phases(shown.details, names, until="last"),
         *(figures.over_time(shown.details, names, c) for c in figures.STATES),
         *_present(figures.classes(shown.rows, names)),
     ]
@@ -118,8 +119,8 @@ hide or show it in every figure.</p>{_grid(load, cells)}</section>
     data = {
         "series": list(names),
         "origin": origin(cells),
-        "rate": figures.rate_key(knee_rps(shown.rows)),
-        **figures.as_json([*load, *at_rate, *worth]),
+        "rate": rate_key(knee_rps(shown.rows)),
+        **as_json([*load, *at_rate, *worth]),
     }
     return _page(f"{heading} – SLO report", body, data)
 
@@ -159,10 +160,10 @@ def json_for_html(value: object) -> str:
 
 
 def _rate_bar(shown: _Shown) -> str:
-    knee = figures.rate_key(knee_rps(shown.rows))
+    knee = rate_key(knee_rps(shown.rows))
     options = []
     for rate in sorted(set(shown.rows["rate_rps"])):
-        key = figures.rate_key(rate)
+        key = rate_key(rate)
         chosen = " selected" if key == knee else ""
         options.append(f'<option value="{key}"{chosen}>{_rate_label(shown.cells, rate)}</option>')
     return (
@@ -179,7 +180,7 @@ def _rate_label(cells: pd.DataFrame, rate: float) -> str:
     text = f"{rate_text(rate)} req/s"
     if "speed" not in cells.columns or cells["speed"].nunique() < 2:
         return text
-    speeds = cells.loc[figures.rate_keys(cells) == figures.rate_key(rate), "speed"].dropna()
+    speeds = cells.loc[rate_keys(cells) == rate_key(rate), "speed"].dropna()
     return f"{text} ({speeds.iloc[0]:g}× speed)" if speeds.nunique() == 1 else text
 
 

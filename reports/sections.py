@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from .details import Bound, LevelDetail
-from .figures import Figure
+from .figure import Figure
 from .levels import TARGETS, HighestRate, highest_rate
 from .read import RunFolder
 from .tables import highest_text, origin, percent_text, rate_text, seconds_text

@@ -172,7 +172,7 @@ class Chart {
   drawLegend() {
     this.legend.replaceChildren();
     if (this.figure.categories.length) {
-      const kind = { causes: "cause", phases: "phase" }[this.figure.id];
+      const kind = this.figure.palette;
       const occurs = (i) => Object.values(this.figure.views).some((v) => v.series.some((c) => c.parts[i] > 0));
       this.figure.categories.forEach((name, i) => {
         if (kind && !occurs(i)) return;
@@ -374,19 +374,24 @@ function rowFrame(chart, view, values) {
 }
 function drawBars(chart, view) {
   const { figure } = chart, totals = view.series.map((c) => c.parts.reduce((a, b) => a + b, 0));
-  const kind = figure.id === "phases" ? "phase" : "cause";
+  const kind = figure.palette;
   if (!Math.max(...totals)) { html("p", "empty", chart.plot, "No request missed its SLO at this rate."); return; }
-  const { image, x } = rowFrame(chart, view, totals);
+  // A time many times as long as the others is cut, so that theirs can be read.
+  const middle = [...totals].sort((a, b) => a - b)[Math.floor(totals.length / 2)];
+  const limit = kind === "phase" && middle > 0 ? Math.min(Math.max(...totals), 5 * middle) : Math.max(...totals);
+  const { image, x } = rowFrame(chart, view, [limit]);
   view.series.forEach((c, row) => {
     let start = 0;
-    const visit = () => chart.show(x.at(totals[row]), row * ROW + 28, page.series[c.s], figure.categories.map((name, i) => ({ swatch: (to) => swatch(to, `${kind}${i}`, SQUARE), label: name, value: say(figure.x, c.parts[i]) })).filter((_, i) => c.parts[i] > 0));
+    const visit = () => chart.show(x.at(Math.min(totals[row], limit)), row * ROW + 28, page.series[c.s], figure.categories.map((name, i) => ({ swatch: (to) => swatch(to, `${kind}${i}`, SQUARE), label: name, value: say(figure.x, c.parts[i]) })).filter((_, i) => c.parts[i] > 0));
     c.parts.forEach((value, i) => {
-      if (!value) return;
-      const wide = x.at(start + value) - x.at(start);
+      if (!value || start >= limit) return;
+      const wide = x.at(Math.min(start + value, limit)) - x.at(start);
       paint(svg("rect", { class: "part", x: x.at(start), y: row * ROW + 20, width: Math.max(0.6, wide - (wide > 3 ? 1 : 0)), height: 14 }, image), `${kind}${i}`);
       start += value;
     });
-    svg("text", { x: x.at(start) + 6, y: row * ROW + 31, class: "strong halo" }, image, say(figure.x, totals[row]));
+    const end = x.at(Math.min(start, limit)), cut = start > limit * 1.0001;
+    if (cut) svg("path", { class: "cut", d: `M${end - 9} ${row * ROW + 36}l4-18M${end - 4} ${row * ROW + 36}l4-18` }, image);
+    svg("text", { x: end + 6, y: row * ROW + 31, class: "strong halo" }, image, say(figure.x, totals[row]));
     svg("rect", { x: 0, y: row * ROW, width: chart.width, height: ROW, fill: "transparent" }, image).addEventListener("pointermove", visit);
     chart.stops.push(visit);
   });

@@ -1,0 +1,86 @@
+"""A figure as plain data, which `page/chart.js` draws.
+
+A figure holds one or more views: of a percentile, of a rate, or a single one. Its series are
+indices into the page's list of series, so that colours agree over all figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, cast
+
+import pandas as pd
+
+Format = Literal["rate", "percent", "seconds", "number", "dollars"]
+View = dict[str, Any]
+
+ONLY = "only"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """`scale` is `linear` or `log`; `top` fixes the end of a linear axis."""
+
+    label: str
+    format: Format
+    scale: Literal["linear", "log"] = "linear"
+    top: float | None = None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure. `hover` says what a pointer finds: the nearest x, or the nearest point."""
+
+    id: str
+    kind: Literal["lines", "bars", "spread"]
+    title: str
+    note: str
+    x: Axis
+    y: Axis
+    views: dict[str, View]
+    picker: Literal["none", "rate", "local"] = "none"
+    options: list[list[str]] = field(default_factory=list)  # [view, label] of a local picker
+    hover: Literal["x", "interpolate", "point"] = "x"
+    markers: bool = True
+    categories: list[str] = field(default_factory=list)
+    palette: Literal["", "cause", "phase"] = ""  # colours of the categories, else of the series
+
+
+def as_json(drawn: Iterable[Figure]) -> dict[str, Any]:
+    """`figures` by id, as plain JSON values, and the `arrays` they share.
+
+    Numbers have four significant digits; what is not finite becomes null. A curve's x, y, lo and
+    hi are places in `arrays`, since many curves have the same.
+    """
+    arrays: dict[tuple[Any, ...], int] = {}
+    plain = {figure.id: cast("dict[str, Any]", _plain(asdict(figure))) for figure in drawn}
+    for figure in plain.values():
+        if figure["kind"] != "lines":
+            continue
+        for view in figure["views"].values():
+            for curve in view["series"]:
+                for key in {"x", "y", "lo", "hi"} & curve.keys():
+                    curve[key] = arrays.setdefault(tuple(curve[key]), len(arrays))
+    return {"figures": plain, "arrays": [list(array) for array in arrays]}
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    return value
+
+
+def rate_keys(cells: pd.DataFrame) -> pd.Series[str]:
+    """`rate_key` of every row."""
+    return cells["level_rps"].map(rate_key)
+
+
+def rate_key(rate_rps: float) -> str:
+    """The name of a rate's view."""
+    return f"{rate_rps:.4g}"

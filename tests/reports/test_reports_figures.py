@@ -1,0 +1,106 @@
+"""Figures as data, by hand-made levels and details."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from slo_bench.reports import figures
+from slo_bench.reports.details import CAUSES, Bound, LevelDetail, TimelineMeans, distribution
+from slo_bench.reports.figure import as_json
+
+NAMES = ["a", "b"]
+
+
+def detail(series="a", rate_rps=2.0, end_s=10.0, **changes):
+    """Four requests, of which one was dropped and one missed its TTFT."""
+    time_s = np.linspace(0.0, end_s, 11)
+    plain = {
+        "requests": 4,
+        "ttft": distribution(np.array([0.1, 0.2, 2.0, np.nan])),
+        "tpot": distribution(np.array([0.01, 0.02, 0.03, np.nan])),
+        "missed": {**dict.fromkeys(CAUSES, 0), "dropped": 1, "TTFT": 1},
+        "missed_phase_s": {"waiting": 1.5, "prefill": 0.5, "decode": 3.0},
+        "met_phase_s": {"waiting": 0.0, "prefill": 0.1, "decode": 1.0},
+        "bounds": {"ttft": Bound(1.0, 1.0)},
+        "cost": 2.0,
+        "cost_low": 1.0,
+        "cost_high": 3.0,
+        "timeline": TimelineMeans(time_s, time_s * 2, time_s * 3, time_s / 100),
+    }
+    return LevelDetail(series=series, rate_rps=rate_rps, **(plain | changes))
+
+
+def test_causes_are_shares_of_all_requests():
+    (bar,) = figures.causes([detail()], NAMES).views["2"]["series"]
+    assert dict(zip(CAUSES, bar["parts"], strict=True))["dropped"] == 0.25
+    assert sum(bar["parts"]) == 0.5
+
+
+def test_phases_end_with_the_token_asked_for():
+    first = figures.phases([detail()], NAMES, until="first").views["2"]["series"]
+    last = figures.phases([detail()], NAMES, until="last").views["2"]["series"]
+    assert (first[0]["parts"], last[0]["parts"]) == ([1.5, 0.5], [1.5, 0.5, 3.0])
+    nothing = detail(missed_phase_s=dict.fromkeys(("waiting", "prefill", "decode"), math.nan))
+    assert figures.phases([nothing], NAMES, until="last").views["2"]["series"] == []
+
+
+def test_distributions_keep_the_slo_line_and_stop_at_what_came():
+    view = figures.latency_distribution([detail()], NAMES, "ttft").views["2"]
+    assert view["series"][0]["y"][-1] == 0.75
+    assert view["lines"] == [{"axis": "x", "value": 1.0, "label": "SLO 1 s"}]
+    differing = detail(bounds={"ttft": Bound(0.5, 1.0)})
+    assert figures.latency_distribution([differing], NAMES, "ttft").views["2"]["lines"] == []
+
+
+def test_time_is_cut_at_twice_the_median_system():
+    rows = [detail("a", end_s=10.0), detail("b", end_s=10.0), detail("c", end_s=100.0)]
+    view = figures.over_time(rows, ["a", "b", "c"], "waiting").views["2"]
+    assert [curve["x"][-1] for curve in view["series"]] == [10.0, 10.0, 20.0]
+    assert all(len(curve["x"]) == len(curve["y"]) for curve in view["series"])
+
+
+def test_efficiency_is_per_gpu_and_per_user():
+    rows = pd.DataFrame(
+        {
+            "series": "b",
+            "rate_rps": [1.0, 2.0],
+            "tpot_p50_s": [0.02, 0.05],
+            "output_tokens_per_s": [800.0, 1600.0],
+            "gpus": 4.0,
+            "attainment": [0.95, 0.5],
+        }
+    )
+    (curve,) = figures.efficiency(rows, NAMES).views["only"]["series"]
+    assert (curve["s"], curve["x"], curve["y"]) == (1, [50.0, 20.0], [200.0, 400.0])
+    assert curve["hollow"] == [False, True]
+
+
+def test_cost_leaves_out_what_bought_nothing():
+    free = detail("b", cost=math.inf)
+    figure = figures.cost([detail(), free], NAMES)
+    assert [curve["s"] for curve in figure.views["only"]["series"]] == [0]
+    assert figures.cost([free], NAMES) is None
+
+
+def test_classes_only_where_there_are_any():
+    rows = pd.DataFrame({"series": ["a"], "rate_rps": [2.0], "attainment": [0.5]})
+    assert figures.classes(rows, NAMES) is None
+    for name in ("chat", "code", "spread"):
+        rows[f"attainment_{name}"] = rows[f"attainment_{name}_lo"] = 0.4
+        rows[f"attainment_{name}_hi"] = 0.4
+    figure = figures.classes(rows, NAMES)
+    assert figure.categories == ["chat", "code"]
+    assert figure.views["2"]["series"] == [{"s": 0, "x": [0.4, 0.4]}]
+
+
+def test_json_is_plain_finite_and_shares_its_arrays():
+    drawn = [figures.over_time([detail()], NAMES, column) for column in figures.STATES]
+    plain = as_json(drawn)
+    times = {f["views"]["2"]["series"][0]["x"] for f in plain["figures"].values()}
+    assert len(times) == 1
+    assert plain["arrays"][times.pop()] == pytest.approx(np.linspace(0, 10, 11).tolist())
+    broken = detail(missed_phase_s={"waiting": math.inf, "prefill": 0.0, "decode": 1 / 3})
+    (figure,) = as_json([figures.phases([broken], NAMES, until="last")])["figures"].values()
+    assert figure["views"]["2"]["series"][0]["parts"] == [None, 0.0, 0.3333]
