@@ -20,6 +20,9 @@ class Phase(Enum):
     DONE = "done"
 
 
+WAITING = Phase.WAITING  # a name of its own: looking a member up costs, a million times
+
+
 class RequestState:
     """Progress of a request. `id` is its row in the workload.
 
@@ -34,7 +37,6 @@ class RequestState:
         "blocks",
         "cached_tokens",
         "emitted_tokens",
-        "end_tick",
         "finish_s",
         "first_token_s",
         "id",
@@ -82,13 +84,11 @@ class RequestState:
         self.prefix_blocks = prefix_blocks
         self.notify = notify  # somebody waits for this answer
         self.scheduled_s = self.first_token_s = self.finish_s = self.last_token_s = NOT_YET_S
-        self.phase = Phase.WAITING
+        self.phase = WAITING
         self.emitted_tokens = self.kv_tokens = self.blocks = self.promised_blocks = 0
-        self.tick0 = self.end_tick = self.residue = self.version = self.seq = 0
-        self.recomputes = self.swaps = 0
-        self.cached_tokens = -1  # not looked up yet
+        self.tick0 = self.residue = self.version = self.recomputes = self.swaps = 0
+        self.cached_tokens = self.instance = self.seq = -1  # not looked up, not sent, not come yet
         self.in_host = False
-        self.instance = -1
         self.shared: list[int] | None = None  # hashes of the cached units it holds
 
     def __repr__(self) -> str:

@@ -16,13 +16,14 @@ from ..core.decisions import Admission, Limits, PreemptBy, Refill, Why
 from ..core.ledger import BlockLedger
 from ..core.policy import Policy, overrides
 from ..core.queues import CacheOrderedQueue, WaitQueue
-from ..core.state import Phase, RequestState
+from ..core.state import WAITING, Phase, RequestState
 from ..core.view import Predictions
 from .measures import Measures
 from .release import Release
 from .view import LoopView
 
 INF = float("inf")
+_DECODE, _DONE, _PREFILL, _RESIDENT = Phase.DECODE, Phase.DONE, Phase.PREFILL, Phase.RESIDENT
 
 
 class Loop:
@@ -166,7 +167,7 @@ class Loop:
             r.seq = self._arrived
             r.instance = self.index
             self._dirty = True
-            if r.phase is Phase.RESIDENT:
+            if r.phase is _RESIDENT:
                 self.resident.append(r)
                 continue
             if self._asks_admit and self.policy.admit(r, self.view) is Admission.REJECT:
@@ -206,12 +207,13 @@ class Loop:
             need += self._chunk_need(lim)
         if ledger.free - lim.headroom_blocks < need:
             need, preempted = self._make_room(lim)
-        if self._dirty and not (preempted and self.decoding):
-            self._hold = need
-            self._dirty = self._refill(lim)
-        self._dirty = self._dirty or preempted
-
         seqs = len(self.decoding)
+        if preempted:
+            self._dirty = True
+        if self._dirty and not (preempted and seqs):
+            self._hold = need
+            self._dirty = self._refill(lim) or preempted
+            seqs = len(self.decoding)
         if self.prefilling:
             seqs = self._plan_chunks(lim, seqs)
         elif self.chunks:
@@ -249,13 +251,14 @@ class Loop:
         while ends and ends[0][0] <= tick:
             _, _, version, r = heappop(ends)
             if version == r.version:
+                steps = tick - r.tick0
                 r.emitted_tokens = r.output_tokens
-                r.kv_tokens = kv_tokens = r.kv_tokens + tick - r.tick0
+                r.kv_tokens = kv_tokens = r.kv_tokens + steps
                 r.blocks = -(-kv_tokens // bs)
                 self.residues[r.residue] -= 1
                 self.kv_sum -= kv_tokens
                 del self.decoding[r]
-                self.measures.decode_tokens += tick - r.tick0
+                self.measures.decode_tokens += steps
                 self._finish(r)
                 any_ended = True
         return any_ended
@@ -371,17 +374,31 @@ class Loop:
             if not self._has_room(r, lim, units):
                 return False
             waiting.take_head()
-            self._enter(r, lim, units)
+            if units:
+                ledger.take_match(r, units)
+            if r.cached_tokens < 0:
+                r.cached_tokens = r.kv_tokens
             if lim.by_chunk:
                 chunk = min(tokens, room - pending)
-                self._hold += ledger.blocks(r.kv_tokens + chunk) - r.blocks
+                self._hold += -(-(r.kv_tokens + chunk) // ledger.block_tokens) - r.blocks
+            else:
+                blocks = -(-r.target_tokens // ledger.block_tokens)
+                ledger.free -= blocks - r.blocks
+                r.blocks = blocks
+            if ledger.idle_blocks > ledger.free:
+                ledger.evict()
+            r.phase = _PREFILL
+            self.prefilling.append(r)
+            self.prefill_pending = pending + tokens
+            self.measures.prefill_tokens += tokens
+            self._enlist(r)
         return False
 
     def _has_room(self, r: RequestState, lim: Limits, units: int) -> bool:
         if len(self.decoding) + len(self.prefilling) >= lim.max_seqs:
             return False
         ledger = self.ledger
-        if r.phase is Phase.WAITING:
+        if r.phase is WAITING:
             need = -(-r.target_tokens // ledger.block_tokens)
             if units:  # held by others: free of charge; idle: already counted as free
                 need += ledger.idle_in_match(r, units) - units * ledger.unit_blocks
@@ -396,25 +413,6 @@ class Loop:
             promise = self.policy.commit(r, self.view)
             return self.promised_blocks + promise <= ledger.total
         return True
-
-    def _enter(self, r: RequestState, lim: Limits, units: int) -> None:
-        ledger = self.ledger
-        if units:
-            ledger.take_match(r, units)
-        if r.cached_tokens < 0:
-            r.cached_tokens = r.kv_tokens
-        if not lim.by_chunk:
-            blocks = -(-r.target_tokens // ledger.block_tokens)
-            ledger.free -= blocks - r.blocks
-            r.blocks = blocks
-        if ledger.idle_blocks > ledger.free:
-            ledger.evict()
-        r.phase = Phase.PREFILL
-        self.prefilling.append(r)
-        tokens = r.target_tokens - r.kv_tokens
-        self.prefill_pending += tokens
-        self.measures.prefill_tokens += tokens
-        self._enlist(r)
 
     def _enlist(self, r: RequestState) -> None:
         """What is common to all who join the batch."""
@@ -528,17 +526,16 @@ class Loop:
 
     def _start_decode(self, r: RequestState) -> None:
         tick = self.tick
-        r.phase = Phase.DECODE
+        r.phase = _DECODE
         r.tick0 = tick
-        r.end_tick = end_tick = tick + r.output_tokens - r.emitted_tokens
-        residue = (tick - r.kv_tokens) & self._mask
-        r.residue = residue
+        r.residue = residue = (tick - r.kv_tokens) & self._mask
         self.residues[residue] += 1
         self.kv_sum += r.kv_tokens
         if r.last_token_s != self.measures.last_decode_s:
             self.measures.join(r.last_token_s, not self.decoding)
         self.decoding[r] = None
         self._entered = entered = self._entered + 1
+        end_tick = tick + r.output_tokens - r.emitted_tokens
         heappush(self.ends, (end_tick, entered, r.version, r))
 
     def _stop_decode(self, r: RequestState) -> None:
@@ -559,7 +556,7 @@ class Loop:
 
     def _finish(self, r: RequestState) -> None:
         r.finish_s = self.now_s
-        r.phase = Phase.DONE
+        r.phase = _DONE
         ledger = self.ledger
         if ledger.unit_tokens and r.prefix_blocks:
             ledger.publish(r, r.kv_tokens)
