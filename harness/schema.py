@@ -64,7 +64,7 @@ class ExperimentSchema(BaseModel):
 
     # What is compared.
     name: Annotated[str, Field(min_length=1)] = "experiment"
-    systems: Axis[str] = ("vllm",)
+    systems: Axis[str] = ("vllm", "sarathi", "sglang")
     knobs: dict[str, dict[str, Axis[Knob]]] = {}  # by system
 
     # What arrives.
