@@ -169,6 +169,15 @@ def test_custom_prompts_have_vllms_default_output(tmp_path):
     assert any("256" in note for note in trace.notes)
 
 
+def test_longbench_task(tmp_path):
+    text = '{"context": "cccc", "input": "qqq", "answers": ["aaaaa", "b"], "length": 2}\n'
+    trace = read(stored(tmp_path, text, "qasper.jsonl"))
+    assert trace.format == "longbench"
+    assert not trace.has_arrivals
+    assert trace.workload.prompt_tokens.tolist() == [2]
+    assert trace.workload.output_tokens.tolist() == [2]
+
+
 H = "arrival_s,prompt_tokens,output_tokens\n"
 
 
@@ -212,6 +221,7 @@ H = "arrival_s,prompt_tokens,output_tokens\n"
         ('{"what": 1}\n', "neither timestamp"),
         ('{"prompt": ""}\n', "prompt must be a text .*line 1"),
         ('{"prompt": "a", "output_tokens": -1}\n', "output_tokens .*line 1"),
+        ('{"context": "c", "input": "", "answers": []}\n', "list of answers .*line 1"),
         ("[]", "empty"),
         ("[1]", "element 0"),
         ("[{]", "JSON"),

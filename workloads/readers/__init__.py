@@ -12,7 +12,7 @@ from .azure import read_azure
 from .burstgpt import read_burstgpt
 from .plain_csv import read_plain_csv, require_columns
 from .table import lines, parse_object
-from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl
+from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl, read_longbench
 from .timed_jsonl import read_bailian, read_mooncake, read_plain_jsonl
 from .trace import Trace
 
@@ -29,6 +29,7 @@ FORMATS: dict[str, Callable[[Path], Trace]] = {
     "custom": read_custom_jsonl,
     "sharegpt": read_json_array,
     "alpaca": read_json_array,
+    "longbench": read_longbench,
 }
 
 
@@ -73,6 +74,7 @@ def _format_of(path: Path, number: int, line: str) -> str:
             ({"timestamp", "input_length"}, "mooncake"),
             ({"arrival_s", "prompt_tokens"}, "jsonl"),
             ({"prompt"}, "custom"),
+            ({"context", "answers"}, "longbench"),
             ({"prompt_tokens", "output_tokens"}, "lengths-jsonl"),
         ):
             if needed <= keys:

@@ -1,4 +1,4 @@
-"""Data sets of texts, without arrivals: ShareGPT and Alpaca JSON, vLLM's custom JSON lines.
+"""Data sets of texts, without arrivals: ShareGPT, Alpaca, LongBench, vLLM's custom JSON lines.
 
 Without a tokenizer token counts are approximate: four characters a token, OpenAI's rule of thumb
 for English (https://help.openai.com/en/articles/4936856). A row that has `prompt_tokens` and
@@ -123,6 +123,26 @@ def read_custom_jsonl(path: Path) -> Trace:
         rows.add(given, prompt, CUSTOM_OUTPUT_TOKENS)
     note = f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
     return rows.trace(path, "custom", (note,) if assumed else ())
+
+
+def read_longbench(path: Path) -> Trace:
+    """Read one task of LongBench: `{"context": …, "input": …, "answers": […]}` a line.
+
+    The prompt is the context and the question, without the task's instruction; the output is
+    the first reference answer.
+
+    Raises:
+        FileFormatError: a line cannot be read.
+    """
+    table = read_jsonl(path, ("context", "input", "answers"))
+    rows = _Rows()
+    columns = (table.columns[key] for key in ("context", "input", "answers"))
+    for at, (context, question, answers) in enumerate(zip(*columns, strict=True)):
+        prompt = "\n".join(text for text in (context, question) if text)
+        if not prompt or not isinstance(answers, list) or not answers:
+            raise table.fail(at, "each line needs a context or an input, and a list of answers")
+        rows.add({}, prompt, str(answers[0]))
+    return rows.trace(path, "longbench", ())
 
 
 def read_lengths_jsonl(path: Path) -> Trace:
