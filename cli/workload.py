@@ -209,7 +209,7 @@ def _originals_table() -> Table:
 def _print_summary(console: Console, summary: Summary, workload: Workload) -> None:
     from rich.table import Table
 
-    table = Table("tokens", box=None, header_style="bold")
+    table = Table("tokens", box=None, header_style="bold", pad_edge=False)
     for head in ("mean", "cv", "min", "p5", "p25", "p50", "p75", "p90", "p99", "max"):
         table.add_column(head, justify="right")
     table.add_row("prompt", *_cells(summary.prompt_tokens))
@@ -248,7 +248,8 @@ def _print_summary(console: Console, summary: Summary, workload: Workload) -> No
 
 def _cells(figures: ColumnFigures) -> list[str]:
     values = [figures.min, *figures.quantiles.values(), figures.max]
-    return [f"{figures.mean:,.1f}", f"{figures.cv:.2f}", *(f"{v:,.0f}" for v in values)]
+    mean = f"{figures.mean:,.1f}" if figures.mean < 1000 else f"{figures.mean:,.0f}"
+    return [mean, f"{figures.cv:.2f}", *(f"{v:,.0f}" for v in values)]
 
 
 def _groups_table(kind: str, groups: tuple[GroupFigures, ...]) -> Table:
