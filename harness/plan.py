@@ -281,14 +281,24 @@ def _offered(level: Level, natural_rate_rps: float | None) -> dict[str, Value]:
 def _column(value: object) -> Value:
     """A setting as it stands in its column."""
     if isinstance(value, Mapping):
-        return "; ".join(
-            f"{name}:{','.join(f'{k}={v}' for k, v in bounds.items())}"
-            if isinstance(bounds, Mapping)
-            else f"{name}={bounds}"
-            for name, bounds in value.items()
-        )
+        return _slo_text(value)
     assert value is None or isinstance(value, str | int | float)
     return value
+
+
+def _slo_text(table: Mapping[str, Any]) -> str:
+    """A table of SLOs in the short form: `ttft=1,tpot=0.15; chat:ttft=0.5`."""
+
+    def bounds(of: Mapping[str, Any]) -> str:
+        return ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in of.items()
+        )
+
+    for_all = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
+    pieces = [bounds(for_all)] if for_all else []
+    pieces += [f"{name}:{bounds(of)}" for name, of in table.items() if isinstance(of, Mapping)]
+    return "; ".join(pieces)
 
 
 def _part(name: str, value: object) -> str:

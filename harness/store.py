@@ -223,8 +223,7 @@ def open_run_folder(
                 if not known.is_file():
                     raise SloBenchError(f"{path} cannot be resumed: it has no experiment.toml")
                 _same_experiment(known, experiment_toml)
-                for leftover in path.rglob(f".*{_UNFINISHED_SUFFIX}"):
-                    leftover.unlink()
+                _clear(path)  # of a run that was killed
             else:
                 write_whole(known, [experiment_toml.encode()])
             folder = RunFolder(path, cells, _finished_rows(path, cells))
@@ -235,12 +234,18 @@ def open_run_folder(
                 yield folder
             except BaseException:
                 made = made and not folder.finished
+                _clear(path)  # of workers that were stopped
                 raise
             made = False
     except BaseException:
         if made:
             shutil.rmtree(path)
         raise
+
+
+def _clear(path: Path) -> None:
+    for leftover in path.rglob(f".*{_UNFINISHED_SUFFIX}"):
+        leftover.unlink()
 
 
 def _make(path: Path) -> bool:

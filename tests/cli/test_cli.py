@@ -1,0 +1,264 @@
+import csv
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from importlib.metadata import version
+
+import pytest
+
+from slo_bench.cli import doctor as doctor_module
+from slo_bench.cli.main import main
+from slo_bench.cli.run import EXAMPLES as RUN_EXAMPLES
+
+SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "20"]
+COMMANDS = ["run", "report", "list", "doctor", "workload"]
+
+
+@pytest.fixture
+def slo_bench(tmp_path, monkeypatch, capsys):
+    """The command line, as it is installed: exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        captured = capsys.readouterr()
+        return (0 if code is None else code), captured.out, captured.err
+
+    return call
+
+
+def test_version(slo_bench):
+    code, out, _ = slo_bench("--version")
+    assert (code, out) == (0, f"slo-bench {version('slo-bench')}\n")
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['slo-bench', '--help']\n"
+        "from slo_bench.cli.main import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "heavy = {'numpy', 'pandas', 'pydantic', 'plotly', 'httpx', 'optuna'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help(slo_bench, command):
+    code, out, _ = slo_bench(command, "--help")
+    assert code == 0
+    assert "Usage:" in out
+
+
+@pytest.mark.parametrize("example", RUN_EXAMPLES)
+def test_examples_of_run_can_be_run(slo_bench, example, tmp_path):
+    arguments = shlex.split(example)[1:]
+    if "--resume" in arguments:
+        assert slo_bench(*SMALL, "--out", "results", "--no-report")[0] == 0
+    if "--requests" not in arguments and "--resume" not in arguments:
+        arguments += ["--requests", "30"]  # as written they take seconds
+    code, out, err = slo_bench(*arguments)
+    assert code == 0, err
+    page = out.strip().splitlines()[-1].removeprefix("report: ")
+    assert (tmp_path / page).is_file()
+
+
+def test_json_is_the_rows_and_nothing_else(slo_bench, tmp_path):
+    code, out, _ = slo_bench(*SMALL, "--out", "o", "--json")
+    assert code == 0
+    rows = json.loads(out)
+    with (tmp_path / "o" / "cells.csv").open(newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [row["cell"] for row in rows] == [row["cell"] for row in table]
+    assert rows[0]["attainment"] == float(table[0]["attainment"])
+    assert table[0]["speed"] == ""
+    assert rows[0]["speed"] is None
+    assert (tmp_path / "o" / "report.html").is_file()
+
+
+def test_an_interrupted_folder_is_finished_by_resume_alone(slo_bench, tmp_path):
+    assert slo_bench(*SMALL, "-o", "o", "--no-report")[0] == 0
+    table = tmp_path / "o" / "cells.csv"
+    whole = table.read_text()
+    table.write_text("".join(whole.splitlines(keepends=True)[:2]))
+    code, out, _ = slo_bench("run", "--resume", "--out", "o", "--no-report")
+    assert code == 0
+    assert table.read_text() == whole
+    assert out.splitlines()[-1] == "results: o"
+
+
+def test_a_file_and_options(slo_bench, tmp_path):
+    (tmp_path / "x.toml").write_text(
+        'systems = ["vllm", "orca"]\nrates = [1, 2]\nseeds = 1\nrequests = 10\n'
+        "[knobs.orca]\nmax_batch = 8\n"
+    )
+    code, out, _ = slo_bench("run", "x.toml", "-s", "vllm", "--sweep", "tp=1,2", "--json")
+    assert code == 0
+    assert [(row["system"], row["tp"], row["rate_rps"]) for row in json.loads(out)] == [
+        ("vllm", 1, 1.0),
+        ("vllm", 1, 2.0),
+        ("vllm", 2, 1.0),
+        ("vllm", 2, 2.0),
+    ]
+
+
+def test_knobs_on_the_command_line(slo_bench):
+    sweep = ["--sweep", "vllm.max_num_seqs=1,64", "--sweep", "rates=3"]
+    code, out, _ = slo_bench(
+        "run", "-s", "vllm", "--requests", "30", "--seeds", "1", *sweep, "--json"
+    )
+    assert code == 0
+    narrow, wide = json.loads(out)
+    assert (narrow["vllm.max_num_seqs"], wide["vllm.max_num_seqs"]) == (1, 64)
+    assert narrow["ttft_p99_s"] > wide["ttft_p99_s"]
+
+
+def test_several_slos_are_compared(slo_bench):
+    code, out, _ = slo_bench(*SMALL, "--slo", "ttft=100", "--slo", "ttft=0.001", "--json")
+    assert code == 0
+    assert {(row["slo"], row["attainment"]) for row in json.loads(out)} == {
+        ("ttft=100", 1.0),
+        ("ttft=0.001", 0.0),
+    }
+
+
+WRONG = [
+    (["run", "-s", "vlm"], "unknown system 'vlm'; did you mean vllm"),
+    (["run", "--suite", "quick"], "did you mean quickstart"),
+    (["run", "--rates", "-1"], "rates must be greater than 0 but is -1"),
+    (["run", "--rates", "nan"], "rates must be a finite number but is nan"),
+    (["run", "--rates", "8:2"], "--rates: '8:2' has no values"),
+    (["run", "--rates", "2", "--speed", "1"], "rates and speeds contradict"),
+    (["run", "--requests", "1", "--duration", "1"], "requests and duration_s contradict"),
+    (["run", "none.toml"], "No such file"),
+    (["run", "none.toml", "--suite", "quickstart"], "not both"),
+    (["run", "--resume"], "--out DIR"),
+    (["run", "--resume", "--out", "none"], "nothing to resume in none"),
+    (["run", "--jobs", "0", "--requests", "1"], "jobs must be at least 1"),
+    (["run", "--sweep", "tp"], "write FIELD=A,B"),
+    (["run", "--sweep", "tq=1"], "unknown setting in --sweep 'tq'; did you mean tp"),
+    (["run", "--tp", "1", "--sweep", "tp=1,2"], "tp is given twice"),
+    (["run", "--sweep", "slo=ttft=1,tpot=1"], "repeat --slo"),
+    (["run", "--sweep", "sarathy.chunk_tokens=1"], "unknown system in --sweep 'sarathy'"),
+    (["run", "--sweep", "seeds=1,2"], "seeds must be"),
+    (["run", "--model", "llama-3-70b", "--tp", "1"], "use tp"),
+    (["run", "--out", "file/x", "--requests", "1"], "cannot write to file/x"),
+    (["run", "--workload", "empty.csv"], "empty.csv"),
+    (["list", "sytems"], "did you mean systems"),
+    (["report", "none"], "none"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=[" ".join(a) for a, _ in WRONG])
+def test_wrong_input_is_one_message_and_nothing_written(slo_bench, tmp_path, arguments, message):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "empty.csv").write_text("arrival_s,prompt_tokens,output_tokens\n")
+    code, out, err = slo_bench(*arguments)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert message in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty.csv", "file"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [(["rnu"], "Did you mean 'run'"), (["run", "--rate", "1"], "--rates")],
+)
+def test_misspelt_commands_and_options_get_a_hint(slo_bench, arguments, hint):
+    code, _, err = slo_bench(*arguments)
+    assert code == 2
+    assert hint in err
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("systems", "vllm-swap"),
+        ("models", "llama-3.1-8b"),
+        ("gpus", "a100-80g"),
+        ("links", "pcie"),
+        ("workloads", "azure-conv"),
+        ("suites", "quickstart"),
+        ("routers", "prefix-aware"),
+    ],
+)
+def test_lists(slo_bench, kind, name):
+    code, out, _ = slo_bench("list", kind)
+    assert code == 0
+    assert name in out
+    code, out, _ = slo_bench("list", kind, "--json")
+    assert any(name in entry["name"] for entry in json.loads(out))
+
+
+def test_doctor_finds_this_machine_in_order(slo_bench):
+    code, out, _ = slo_bench("doctor", "--json")
+    found = {finding["what"]: finding for finding in json.loads(out)}
+    assert code == 0
+    assert found["Python"]["state"] == "ok"
+    assert found["packages"]["state"] == "ok"
+    assert slo_bench("doctor")[0] == 0
+
+
+def test_doctor_names_the_command_that_mends(slo_bench, monkeypatch, tmp_path):
+    (tmp_path / "cache").write_text("a file in the way")
+    monkeypatch.setenv("SLO_BENCH_CACHE", str(tmp_path / "cache" / "deep"))
+    monkeypatch.setattr(doctor_module, "EXTRAS", {"moon": ("no-such-package", "moonlight")})
+    code, out, _ = slo_bench("doctor", "--json")
+    found = {finding["what"]: finding for finding in json.loads(out)}
+    assert code == 1
+    assert found["cache"]["state"] == "broken"
+    assert "SLO_BENCH_CACHE" in found["cache"]["mend"]
+    assert found["extra moon"]["mend"] == "pip install 'slo-bench[moon]'"
+
+
+def test_a_terminal_sees_a_bar(tmp_path):
+    pty = pytest.importorskip("pty")
+    read, write = pty.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "slo_bench.cli.main", *SMALL, "--no-report", "--json"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=write,
+        check=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(write)
+    shown = os.read(read, 100_000).decode()
+    os.close(read)
+    assert len(json.loads(done.stdout)) == 2
+    assert "2/2" in re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path):
+    many = ["run", "-s", "vllm", "--rates", "4", "--seeds", "400", "--requests", "400", "-j", "2"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slo_bench.cli.main", *many, "--out", "o"],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    table = tmp_path / "o" / "cells.csv"
+    until = time.monotonic() + 60
+    while not table.exists() and time.monotonic() < until:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    said = re.search(r"interrupted: (\d+) of 400 cells are finished; go on with: (.*)", err)
+    assert said is not None
+    assert said[2] == "slo-bench run --resume --out o"
+    # The row of one more cell may be on disk, if the signal came before it was counted.
+    assert len(table.read_text().splitlines()) - 1 - int(said[1]) in (0, 1)
+    assert "Traceback" not in err
+    assert not list(tmp_path.rglob("*.part"))
