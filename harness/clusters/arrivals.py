@@ -7,6 +7,7 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from ...workloads.errors import SloBenchError
 from ...workloads.request import Slo
 from ...workloads.workload import Workload
 from ..core.state import RequestState
@@ -24,15 +25,23 @@ class Arrivals:
     """
 
     def __init__(self, workload: Workload, skip: NDArray[np.int64] | None = None) -> None:
-        """`skip`: rows that do not arrive, because they were refused at the door."""
+        """`skip`: rows that do not arrive, because they were refused at the door.
+
+        Raises:
+            SloBenchError: a concurrency limit together with rows that follow others.
+        """
         self._workload = workload
         follows = workload.follows
-        comes = follows < 0
+        comes = np.ones(len(workload), dtype=np.bool_)
         if skip is not None:
             comes[skip] = False
-        self._open_rows = np.flatnonzero(comes)
+        if workload.concurrency is not None and (follows >= 0).any():
+            raise SloBenchError(
+                "requests that follow others set their own pace; leave concurrency out"
+            )
+        self._open_rows = np.flatnonzero(comes & (follows < 0))
         self._followers: dict[int, list[int]] = {}
-        for row in np.flatnonzero(follows >= 0).tolist():
+        for row in np.flatnonzero(comes & (follows >= 0)).tolist():
             self._followers.setdefault(int(follows[row]), []).append(row)
         self._next_open = 0
         self._slice: list[RequestState] = []
@@ -40,6 +49,8 @@ class Arrivals:
         self._due: list[tuple[float, int]] = []  # followers whose time is known
         self._slo: Slo | None = self._common_slo()
         self.cancelled: list[int] = []  # rows that never arrive: the one they follow was lost
+        for row in np.flatnonzero(~comes).tolist():
+            self._cancel_followers(row)
         if workload.concurrency is not None:
             first = self._open_rows[: workload.concurrency]
             self._due = [(0.0, int(row)) for row in first]
@@ -127,15 +138,18 @@ class Arrivals:
         """Row `row` has ended: whoever waited for it may come."""
         if self._held:
             heappush(self._due, (end_s, self._held.pop()))
+        if not answered:
+            self._cancel_followers(row)
+            return
         w = self._workload
         for follower in self._followers.pop(row, ()):
-            if answered:
-                due_s = max(end_s + float(w.think_s[follower]), float(w.arrival_s[follower]))
-                heappush(self._due, (due_s, follower))
-            else:
-                self._cancel(follower)
+            due_s = max(end_s + float(w.think_s[follower]), float(w.arrival_s[follower]))
+            heappush(self._due, (due_s, follower))
 
-    def _cancel(self, row: int) -> None:
-        self.cancelled.append(row)
-        for follower in self._followers.pop(row, ()):
-            self._cancel(follower)
+    def _cancel_followers(self, row: int) -> None:
+        """Whoever waits for row `row`, or for one of those, never comes."""
+        lost = self._followers.pop(row, [])
+        while lost:
+            follower = lost.pop()
+            self.cancelled.append(follower)
+            lost += self._followers.pop(follower, ())

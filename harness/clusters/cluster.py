@@ -113,7 +113,7 @@ class Cluster:
         instance.finished.clear()
         for release in instance.outbox:
             if release.why is not Why.FINISH:
-                recorder.gone(release, instance.now_s)
+                recorder.gone(release)
                 if release.request.notify:
                     self._arrivals.ended(release.request.id, instance.now_s, answered=False)
         instance.outbox.clear()

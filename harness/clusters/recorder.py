@@ -47,12 +47,11 @@ class Recorder:
             getattr(self.records, name)[rows] = next(values)
         self.records.outcome[rows] = Outcome.FINISHED
 
-    def gone(self, release: Release, now_s: float) -> None:
-        """That one will not be served."""
+    def gone(self, release: Release) -> None:
+        """That one will not be served: it has no finish."""
         r, columns = release.request, self.records
         self.ended += 1
         columns.arrival_s[r.id] = r.arrival_s
-        columns.finish_s[r.id] = now_s
         columns.outcome[r.id] = _OUTCOMES[release.why]
         columns.instance[r.id] = r.instance
 
