@@ -201,29 +201,36 @@ class Loop:
         if self._dirty and self._limits_vary:
             self._lim = self.policy.limits(self.view)
         lim = self._lim
-        preempted = False
-        need = self.residues[self.tick & self._mask] if self.decoding else 0
-        if lim.by_chunk and self.prefilling:
+        decoding = self.decoding
+        before = len(decoding)
+        growth = need = self.residues[self.tick & self._mask] if before else 0
+        if self.prefilling and lim.by_chunk:
             need += self._chunk_need(lim)
+        preempted = False
         if ledger.free - lim.headroom_blocks < need:
             need, preempted = self._make_room(lim)
-        seqs = len(self.decoding)
+        if (self._dirty or preempted) and not (preempted and decoding):
+            if self.waiting.live or self.resident or self.stalled:
+                self._hold = need
+                self._dirty = self._refill(lim)
+            else:
+                self._dirty = False
         if preempted:
             self._dirty = True
-        if self._dirty and not (preempted and seqs):
-            self._hold = need
-            self._dirty = self._refill(lim) or preempted
-            seqs = len(self.decoding)
+
+        seqs = len(decoding)
         if self.prefilling:
             seqs = self._plan_chunks(lim, seqs)
         elif self.chunks:
             self.chunks = []
-        self.decode_seqs = seqs
         if seqs:
             self.decode_kv_tokens = self.kv_sum
-            ledger.free -= self.residues[self.tick & self._mask]
+            if preempted or len(decoding) != before:
+                growth = self.residues[self.tick & self._mask]
+            ledger.free -= growth
         else:
             self.decode_kv_tokens = 0
+        self.decode_seqs = seqs
         if ledger.idle_blocks > ledger.free:
             ledger.evict()
         return seqs > 0 or bool(self.chunks)
