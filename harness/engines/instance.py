@@ -29,6 +29,7 @@ class Instance(Protocol):
     inbox: deque[RequestState]  # by visible_s
     outbox: list[Release]
     finished: list[RequestState]
+    stalled: list[RequestState]
     view: LoopView
 
     @property

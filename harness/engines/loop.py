@@ -474,22 +474,23 @@ class Loop:
         blocks. Returns how many of the `seqs` decoding requests run beside them.
         """
         ledger = self.ledger
-        budget = lim.token_budget - seqs if lim.mix else lim.token_budget
+        mix = lim.mix
+        budget = lim.token_budget - seqs if mix else lim.token_budget
         chunks: list[tuple[int, int]] = []
-        planned = 0
         for r in self.prefilling:
             before = r.kv_tokens
             chunk = r.target_tokens - before
-            if chunk > budget:
-                if lim.chunked:
-                    chunk = budget
-                elif planned:
-                    break  # a whole prompt larger than the budget still goes, alone
-                if chunk <= 0:
-                    break
-            r.kv_tokens = after = before + chunk
-            if after == r.target_tokens:
+            if chunk <= budget:
                 self._filled = True
+            elif lim.chunked:
+                if budget <= 0:
+                    break
+                chunk = budget
+            elif chunks:
+                break
+            else:
+                self._filled = True  # a whole prompt larger than the budget still goes, alone
+            r.kv_tokens = after = before + chunk
             if after > r.blocks * ledger.block_tokens:
                 blocks = -(-after // ledger.block_tokens)
                 ledger.free -= blocks - r.blocks
@@ -497,11 +498,10 @@ class Loop:
             self.prefill_pending -= chunk
             budget -= chunk
             chunks.append((before, chunk))
-            planned += 1
             if ledger.unit_tokens and r.prefix_blocks:
                 ledger.publish(r, after)
         self.chunks = chunks
-        return 0 if planned and not lim.mix else seqs
+        return seqs if mix or not chunks else 0
 
     def _complete_prefills(self) -> bool:
         """Those whose prompt is in have a token; they decode from the next iteration on."""

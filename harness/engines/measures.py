@@ -20,6 +20,8 @@ class Measures:
     """
 
     __slots__ = (
+        "_add_count",
+        "_add_gap",
         "_gap_count",
         "_gap_s",
         "_joined",
@@ -39,6 +41,7 @@ class Measures:
     def __init__(self, sample_s: float = float("inf")) -> None:
         self._gap_s = array("d")
         self._gap_count = array("q")
+        self._add_gap, self._add_count = self._gap_s.append, self._gap_count.append
         self._joined: list[float] = []
         self.last_decode_s = 0.0
         self.idle_s = 0.0  # time with nothing to do before the last work ended
@@ -66,8 +69,8 @@ class Measures:
 
     def gap(self, gap_s: float, count: int = 1) -> None:
         """A gap that occurred so many times."""
-        self._gap_s.append(gap_s)
-        self._gap_count.append(count)
+        self._add_gap(gap_s)
+        self._add_count(count)
 
     def decode_step(self, now_s: float, seqs: int) -> None:
         """`seqs` requests got a token at `now_s`."""
@@ -77,8 +80,8 @@ class Measures:
             seqs -= len(self._joined)
             self._joined.clear()
         if seqs:
-            self._gap_s.append(now_s - self.last_decode_s)
-            self._gap_count.append(seqs)
+            self._add_gap(now_s - self.last_decode_s)
+            self._add_count(seqs)
         self.last_decode_s = now_s
 
     def decode_span(
@@ -89,14 +92,14 @@ class Measures:
         """
         mean_s = span_s / steps
         if steps < _SPAN_POINTS or mean_s - before_s <= _SPAN_TOLERANCE * before_s:
-            self._gap_s.append(mean_s)
-            self._gap_count.append(seqs * steps)
+            self._add_gap(mean_s)
+            self._add_count(seqs * steps)
         else:
             share, rest = divmod(steps, _SPAN_POINTS)
             for k in range(_SPAN_POINTS):
                 at = (k + 0.5) / _SPAN_POINTS
-                self._gap_s.append(mean_s + (2 * at - 1) * (mean_s - before_s))
-                self._gap_count.append(seqs * (share + (1 if k < rest else 0)))
+                self._add_gap(mean_s + (2 * at - 1) * (mean_s - before_s))
+                self._add_count(seqs * (share + (1 if k < rest else 0)))
         self.last_decode_s = now_s
 
     def gaps(self) -> Gaps:

@@ -45,12 +45,13 @@ class SimulatedInstance(Loop):
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
-        step_s = self.step_time.step_s
-        inbox, measures, ledger = self.inbox, self.measures, self.ledger
+        step_s, alone = self.step_time.step_s, self._alone
+        inbox, leavers = self.inbox, self.leavers
+        measures, ledger = self.measures, self.ledger
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
                 self.deliver()
-            if self.leavers and self.leavers[0][0] <= self.now_s:
+            if leavers and leavers[0][0] <= self.now_s:
                 self.dismiss()
             if stop_on_release and self.outbox:
                 return
@@ -71,7 +72,7 @@ class SimulatedInstance(Loop):
             if self.swap_s:
                 duration_s += self.swap_s
                 self.swap_s = 0.0
-            if self._alone:
+            if alone:
                 self.now_s += duration_s
             else:
                 self.now_s = occupy(self.stages, self.now_s, duration_s)

@@ -11,6 +11,7 @@ from collections import deque
 from typing import Any
 
 from ...predictors.step_time import StepTime
+from ...workloads.errors import SloBenchError
 from ..core.ledger import BlockLedger
 from ..core.policy import StaticPolicy
 from ..core.state import Phase, RequestState
@@ -49,9 +50,10 @@ class StaticInstance:
         self.finished: list[RequestState] = []
         self.waiting = ArrivalQueue()
         self._arrived = 0
-        # What a view shows of a batch: between batches, when policies look, nothing runs.
         self.resident: list[RequestState] = []
+        self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
+        # The batch, until the clock passes its end; policies look between batches.
         self.decoding: dict[RequestState, None] = {}
         self.kv_sum = self.tick = self.most_tokens = 0
         self.policy_state: Any = None
@@ -59,7 +61,7 @@ class StaticInstance:
 
     @property
     def idle(self) -> bool:
-        return not self.waiting.live
+        return not (self.waiting.live or self.decoding)
 
     @property
     def may_release(self) -> bool:
@@ -79,6 +81,8 @@ class StaticInstance:
                 r.seq = self._arrived
                 r.instance = self.index
                 waiting.push(r)
+            if self.decoding and self.now_s < horizon_s:
+                self._give_back()
             if stop_on_release and self.outbox:
                 return
             if not waiting.live:
@@ -90,9 +94,25 @@ class StaticInstance:
                 continue
             if self.now_s >= horizon_s:
                 return
-            batch = self._fitting(self.policy.form_batch(list(waiting), self.view))
-            waiting.remove_all(batch)
-            self._run_batch(batch)
+            self._run_batch(self._next_batch())
+
+    def _next_batch(self) -> list[RequestState]:
+        """The policy's choice, taken out of the queue.
+
+        Raises:
+            SloBenchError: it chose nobody, somebody twice, or somebody who does not wait.
+        """
+        name, waits = type(self.policy).__name__, self.waiting.live
+        chosen = self.policy.form_batch(list(self.waiting), self.view)
+        if not chosen:
+            raise SloBenchError(f"{name}.form_batch chose nobody of {waits} waiting requests")
+        batch = self._fitting(chosen)
+        self.waiting.remove_all(batch)
+        if waits - self.waiting.live != len(batch):
+            raise SloBenchError(
+                f"{name}.form_batch chose a request twice or one that does not wait"
+            )
+        return batch
 
     def _fitting(self, batch: list[RequestState]) -> list[RequestState]:
         """The longest prefix of `batch` whose padded KV fits; the rest goes on waiting."""
@@ -113,6 +133,7 @@ class StaticInstance:
         first_s = occupy(self.stages, begin_s, prefill_s)
         decode_s = self.step_time.span_s(n, n * prompt, answer - 1) if answer > 1 else 0.0
         end_s = occupy(self.stages, first_s, decode_s) if answer > 1 else first_s
+        self.decoding = dict.fromkeys(batch)
         blocks = n * self.ledger.blocks(prompt + answer - 1)
         useful = 0
         for r in batch:
@@ -124,11 +145,9 @@ class StaticInstance:
             r.phase = Phase.DONE
             useful += r.prompt_tokens + r.output_tokens - 1
         self.now_s = end_s
-        self.finished.extend(batch)
-        self.outbox.extend(Release.finish(r) for r in batch if r.notify)
         gaps = sum(r.output_tokens - 1 for r in batch)
         if gaps:
-            measures.gap(decode_s / (answer - 1), gaps)
+            measures.gap((end_s - first_s) / (answer - 1), gaps)
         measures.steps += answer
         measures.prefill_tokens += n * prompt
         measures.decode_tokens += n * (answer - 1)
@@ -139,3 +158,9 @@ class StaticInstance:
             measures.samples.append((begin_s, self.waiting.live, n, blocks))
             measures.samples.append((end_s, self.waiting.live, 0, 0))
             measures.next_sample_s = end_s + measures.sample_s
+
+    def _give_back(self) -> None:
+        """The batch has ended: all its answers go out."""
+        self.finished.extend(self.decoding)
+        self.outbox.extend(Release.finish(r) for r in self.decoding if r.notify)
+        self.decoding.clear()
