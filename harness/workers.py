@@ -147,8 +147,10 @@ class _Worker:
             self._events.put(CellProgress(cell, answer["requests"]))
         code = self._process.wait()
         raise SloBenchError(
-            f"the process that ran cell {cell} ended with code {code}; "
-            "it may have run out of memory: try fewer --jobs"
+            f"the process that ran cell {cell} was killed (signal {-code}); "
+            "if memory ran out, try fewer jobs"
+            if code < 0
+            else f"the process that ran cell {cell} failed with code {code}; its error stands above"
         )
 
 

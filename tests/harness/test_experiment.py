@@ -67,14 +67,14 @@ def test_what_was_left_open_is_written_down(tmp_path):
 
 
 def test_resume_runs_only_what_is_missing(tmp_path, monkeypatch):
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def stop_after_three(progress):
         if progress.finished == 3:
-            raise Enough
+            raise EnoughError
 
-    with pytest.raises(Enough):
+    with pytest.raises(EnoughError):
         small().run(tmp_path / "run", jobs=1, progress=stop_after_three)
     ran = []
     run_cells = experiment_module.run_cells
@@ -90,15 +90,15 @@ def test_resume_runs_only_what_is_missing(tmp_path, monkeypatch):
 
 
 def test_a_worker_process_stops_with_the_run(tmp_path):
-    class Enough(Exception):
+    class EnoughError(Exception):
         pass
 
     def stop_soon(progress):
         if progress.finished == 1:
-            raise Enough
+            raise EnoughError
 
     many = small(seeds=8)
-    with pytest.raises(Enough):
+    with pytest.raises(EnoughError):
         many.run(tmp_path / "run", jobs=2, progress=stop_soon)
     rows = (tmp_path / "run" / "cells.csv").read_text().splitlines()
     assert 2 <= len(rows) < 32
@@ -269,3 +269,11 @@ def test_suites_can_be_planned(name):
 def test_an_unknown_suite():
     with pytest.raises(SloBenchError, match="did you mean quickstart"):
         Experiment.suite("quickstrat")
+
+
+def test_the_library_writes_the_report_too(tmp_path):
+    from slo_bench import write_report
+
+    result = small().run(tmp_path / "run", jobs=1)
+    page = write_report([result.folder], result.folder / "report.html")
+    assert "simulated" in page.read_text()

@@ -1,0 +1,119 @@
+"""What README and CONTRIBUTING tell people to type is typed here."""
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from slo_bench import Experiment
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def blocks(name, language):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
+
+
+def slo_bench(command, folder):
+    arguments = shlex.split(command)
+    assert arguments[0] == "slo-bench"
+    return subprocess.run(
+        [sys.executable, "-m", "slo_bench.cli.main", *arguments[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+README_COMMANDS = [
+    line for block in blocks("README.md", "sh") for line in block.splitlines() if line[0] != "p"
+]
+
+
+@pytest.mark.parametrize("command", README_COMMANDS)
+def test_the_commands_of_the_readme(command, tmp_path):
+    if command.startswith("slo-bench report"):
+        for day in ("monday", "tuesday"):
+            Experiment(systems="vllm", rates=[2, 4], seeds=1, requests=20).run(
+                tmp_path / "runs" / day, jobs=1
+            )
+    if command.startswith("slo-bench run"):
+        command += " --requests 30"
+    assert slo_bench(command, tmp_path).stdout
+
+
+def test_the_readme_shows_five_commands():
+    assert [shlex.split(command)[1] for command in README_COMMANDS] == [
+        "run",
+        "workload",
+        "list",
+        "report",
+        "doctor",
+    ]
+
+
+def test_the_program_of_the_readme(tmp_path):
+    (program,) = blocks("README.md", "python")
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert "attainment" in done.stdout
+    assert "Length: 500" in done.stdout
+
+
+def test_the_experiment_file_of_the_readme():
+    (text,) = blocks("README.md", "toml")
+    cells = Experiment(**tomllib.loads(text)).plan().cells
+    assert {(cell.placement.tp, cell.instances) for cell in cells} == {(2, 4), (4, 2)}
+
+
+def test_the_policy_of_contributing(tmp_path):
+    (policy,) = blocks("CONTRIBUTING.md", "python")
+    (tmp_path / "short_prompts.py").write_text(policy, encoding="utf-8")
+    command, checks = (block.strip() for block in blocks("CONTRIBUTING.md", "sh"))
+    rows = json.loads(slo_bench(command + " --json --no-report", tmp_path).stdout)
+    assert {row["system"] for row in rows} == {"short-prompts", "vllm"}
+    # With no weight on the prompt it is first come, first served, as vLLM is; with some, not.
+    p50 = {
+        (row["system"], row["short-prompts.wait_s_per_token"]): row["ttft_p50_s"]
+        for row in rows
+        if row["rate_rps"] == 10
+    }
+    assert p50["short-prompts", 0] == p50["vllm", None]
+    assert p50["short-prompts", 0.01] < p50["vllm", None]
+    assert (ROOT / checks).is_file()
+
+
+def test_the_entry_point_of_contributing(tmp_path, monkeypatch):
+    (policy,) = blocks("CONTRIBUTING.md", "python")
+    (snippet,) = blocks("CONTRIBUTING.md", "toml")
+    ((group, names),) = tomllib.loads(snippet)["project"]["entry-points"].items()
+    package = tmp_path / "your_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "short_prompts.py").write_text(policy, encoding="utf-8")
+    metadata = tmp_path / "your_package-1.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: your-package\nVersion: 1\n")
+    points = "\n".join(f"{name} = {where}" for name, where in names.items())
+    (metadata / "entry_points.txt").write_text(f"[{group}]\n{points}\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+    run = Experiment(systems="short-prompts", rates=[2, 4], seeds=1, requests=20)
+    rows = run.run(tmp_path / "out", jobs=2).rows()
+    assert {row["system"] for row in rows} == {"short-prompts"}
+
+
+def test_the_pictures_of_the_readme_exist():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", text)
+    assert pictures
+    for picture in pictures:
+        assert (ROOT / picture).is_file()
