@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -63,12 +65,15 @@ def simulate(
 
     Raises:
         SloBenchError: an unknown router or option, an oversize request under `error`, requests
-            of a kind that this engine does not serve, or a policy that admits nobody.
+            of a kind that this engine does not serve, no memory for KV, or a policy that admits
+            nobody.
     """
     if oversize not in OVERSIZE:
         raise SloBenchError(f"oversize must be one of {', '.join(OVERSIZE)} but is {oversize!r}")
     if instances < 1:
         raise SloBenchError(f"instances must be at least 1 but is {instances}")
+    if placement.kv_blocks < placement.pp:
+        raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
     if (workload.kind != Kind.GENERATE).any():
         raise SloBenchError("embedding requests are not simulated yet; leave them out")
     builder = _Builder(workload, system, placement, step_time, step)
@@ -88,6 +93,7 @@ def simulate(
     )
     with _no_garbage_collection():
         cluster.run(closed=workload.closed)
+    recorder.records.instance[:] //= placement.pp  # of lanes to that of their instance
     for instance in built:
         ledger = instance.ledger
         assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
@@ -216,16 +222,50 @@ def _fit(
         )
     if oversize == "reject":
         return workload, rows
+    if limit_tokens < 2:
+        raise SloBenchError(
+            f"{max(limit_tokens, 0)} tokens fit the KV cache, so that nothing can be truncated to "
+            "fit; use more GPUs or another model"
+        )
     most = np.minimum(workload.max_output_tokens, limit_tokens - 1)
     output = np.minimum(workload.output_tokens, most)
     kept = most if reserved else output
     prompt = np.minimum(workload.prompt_tokens, limit_tokens - kept)
+    prefixes = workload.prefix_blocks
+    if prefixes is not None:
+        # What is left of a prompt begins elsewhere: it shares no prefix any more.
+        cut = frozenset(np.flatnonzero(prompt < workload.prompt_tokens).tolist())
+        prefixes = _Without(prefixes, cut)
     return (
         dataclasses.replace(
-            workload, prompt_tokens=prompt, output_tokens=output, max_output_tokens=most
+            workload,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            max_output_tokens=most,
+            prefix_blocks=prefixes,
         ),
         nobody,
     )
+
+
+@dataclass(frozen=True)
+class _Without(Sequence[tuple[int, ...]]):
+    """Prefix blocks row by row, none for the rows in `cut`."""
+
+    blocks: Sequence[tuple[int, ...]]
+    cut: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @overload
+    def __getitem__(self, row: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
+    def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        return () if row in self.cut else self.blocks[row]
 
 
 def _gaps(instances: list[Instance]) -> Gaps:
@@ -234,14 +274,15 @@ def _gaps(instances: list[Instance]) -> Gaps:
 
 
 def _timeline(instances: list[Instance]) -> Timeline:
-    """Samples of all instances on one axis; each holds its last state until its next sample."""
+    """Samples of all instances on one axis; each holds its last state until its next sample.
+
+    The last sample of each is the end of its work, when it is empty.
+    """
     total = sum(i.ledger.total for i in instances)
-    times = np.unique(np.concatenate([[s[0] for s in i.measures.samples] for i in instances]))
+    sampled = [np.array([*i.measures.samples, (i.now_s, 0, 0, 0)]) for i in instances]
+    times = np.unique(np.concatenate([samples[:, 0] for samples in sampled]))
     sums = np.zeros((3, len(times)), dtype=np.int64)
-    for instance in instances:
-        if not instance.measures.samples:
-            continue
-        samples = np.array(instance.measures.samples)
+    for samples in sampled:
         at = np.searchsorted(samples[:, 0], times, side="right") - 1
         state = samples[np.maximum(at, 0), 1:].astype(np.int64).T
         sums += np.where(at >= 0, state, 0)

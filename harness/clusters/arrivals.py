@@ -28,17 +28,20 @@ class Arrivals:
         """`skip`: rows that do not arrive, because they were refused at the door.
 
         Raises:
-            SloBenchError: a concurrency limit together with rows that follow others.
+            SloBenchError: a concurrency below 1, or one together with rows that follow others.
         """
         self._workload = workload
         follows = workload.follows
         comes = np.ones(len(workload), dtype=np.bool_)
         if skip is not None:
             comes[skip] = False
-        if workload.concurrency is not None and (follows >= 0).any():
-            raise SloBenchError(
-                "requests that follow others set their own pace; leave concurrency out"
-            )
+        if workload.concurrency is not None:
+            if workload.concurrency < 1:
+                raise SloBenchError(f"concurrency must be at least 1 but is {workload.concurrency}")
+            if (follows >= 0).any():
+                raise SloBenchError(
+                    "requests that follow others set their own pace; leave concurrency out"
+                )
         self._open_rows = np.flatnonzero(comes & (follows < 0))
         self._followers: dict[int, list[int]] = {}
         for row in np.flatnonzero(comes & (follows >= 0)).tolist():

@@ -23,7 +23,8 @@ class Router(Protocol):
 def load(instance: Instance) -> int:
     """Requests on their way to, waiting at, or running on an instance."""
     view = instance.view
-    return len(instance.inbox) + view.n_waiting + view.n_resident + view.n_running
+    held_back = view.n_waiting + view.n_resident + len(instance.stalled)
+    return len(instance.inbox) + held_back + view.n_running
 
 
 def _least_loaded(instances: Sequence[Instance]) -> Instance:
