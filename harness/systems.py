@@ -7,7 +7,7 @@ import importlib.util
 import inspect
 import sys
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -90,8 +90,22 @@ def system(name: str) -> System:
         return _from_file(name, Path(path), attribute)
     installed = {e.name: e for e in entry_points(group=ENTRY_POINT_GROUP)}
     if name in installed:
-        return _as_system(name, installed[name].load(), installed[name].value)
+        return _as_system(name, _load_installed(installed[name]), installed[name].value)
     raise UnknownNameError("system", name, [*SYSTEMS, *installed])
+
+
+def _made(policy: type[AnyPolicy], where: str) -> AnyPolicy:
+    """The policy with its default knobs."""
+    undeclared = [k for k, v in vars(policy).items() if isinstance(v, dataclasses.Field)]
+    if undeclared:
+        raise SloBenchError(
+            f"{undeclared[0]} of {policy.__name__} ({where}) is no knob yet: put "
+            "@dataclass(frozen=True) above the class and give the knob a type"
+        )
+    try:
+        return policy()
+    except TypeError as error:
+        raise SloBenchError(f"{where}: every knob needs a default ({error})") from error
 
 
 def _from_file(name: str, path: Path, attribute: str) -> System:
@@ -135,11 +149,20 @@ def _load(path: Path) -> ModuleType:
     return module
 
 
+def _load_installed(entry: EntryPoint) -> Any:
+    try:
+        return entry.load()
+    except Exception as error:
+        raise SloBenchError(
+            f"system {entry.name} ({entry.value}) cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
 def _as_system(name: str, found: Any, where: str) -> System:
     if isinstance(found, System):
         return found
     if isinstance(found, type) and issubclass(found, Policy | StaticPolicy):
-        found = found()
+        found = _made(found, where)
     if isinstance(found, Policy | StaticPolicy):
         return System(name.lower().replace("_", "-"), found, source=where)
     raise SloBenchError(f"{where} is neither a System nor a Policy but {found!r}")
