@@ -99,12 +99,18 @@ class _Worker:
         # A group of its own: Ctrl-C reaches only the parent, which then stops the workers.
         own_group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
         self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", "-m", __name__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                # What a policy of the user's imports is found as it is here.
+                "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+            },
             **own_group,
         )
         self._thread = threading.Thread(target=self._converse, daemon=True)
