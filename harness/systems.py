@@ -22,7 +22,8 @@ from .policies.sarathi import Sarathi
 from .policies.sglang import Sglang
 from .policies.sjf import ShortestJobFirst
 from .policies.vllm import Vllm
-from .policies.vllm_v0 import VllmSwap, VllmV0
+from .policies.vllm_swap import VllmSwap
+from .policies.vllm_v0 import VllmV0
 
 ENTRY_POINT_GROUP = "slo_bench.systems"
 
@@ -39,8 +40,10 @@ class System:
 
     @property
     def description(self) -> str:
-        """The first line of the policy's module or class docstring."""
-        return (inspect.getdoc(type(self.policy)) or self.name).splitlines()[0]
+        """The first line of the docstring of the policy's module, or else of its class."""
+        kind = type(self.policy)
+        text = sys.modules[kind.__module__].__doc__ or inspect.getdoc(kind) or self.name
+        return text.strip().splitlines()[0]
 
     def knobs(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""

@@ -1,17 +1,15 @@
 """vLLM as published (V0 engine, 0.2 series): whole prompts first, decodes wait for them.
 
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
-PagedAttention" (SOSP 2023), §4.5: all-or-nothing preemption of the last comer by recomputation
-or by swapping.
+PagedAttention" (SOSP 2023), §4.5: all-or-nothing preemption of the last comer by recomputation.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.decisions import Limits, PreemptBy
+from ..core.decisions import Limits
 from ..core.policy import Policy, knob
-from ..core.state import RequestState
 from ..core.view import View
 
 
@@ -32,20 +30,3 @@ class VllmV0(Policy):
             watermark_blocks=int(self.watermark * view.total_blocks),
             headroom_blocks=1,
         )
-
-
-@dataclass(frozen=True)
-class VllmSwap(VllmV0):
-    """Preempts by swapping to host memory; the swapped come back before anybody new enters.
-
-    What happens when host memory is full is not published (the AdaptiveLLM paper, which uses it
-    as a baseline, blames host memory for its throughput). `host_full`: `stall` lets the victim
-    keep its blocks and sit out; `recompute` throws its KV away.
-    """
-
-    host_full: str = knob("stall", choices=("stall", "recompute"))
-
-    def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
-        if view.held_blocks(r) <= view.host_free_blocks:
-            return PreemptBy.SWAP
-        return PreemptBy(self.host_full)
