@@ -13,6 +13,7 @@ from .doctor import doctor
 from .examples import epilog
 from .list import EXAMPLES as LIST_EXAMPLES
 from .list import list_names
+from .report import EXAMPLES as REPORT_EXAMPLES
 from .report import report
 from .run import EXAMPLES as RUN_EXAMPLES
 from .run import run
@@ -28,7 +29,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=epilog(RUN_EXAMPLES))(run)
-app.command()(report)
+app.command(epilog=epilog(REPORT_EXAMPLES))(report)
 app.add_typer(workload, name="workload")
 app.command("list", epilog=epilog(LIST_EXAMPLES))(list_names)
 app.command(epilog=epilog(DOCTOR_EXAMPLES))(doctor)

@@ -6,6 +6,7 @@ notebook that calls `Experiment.run` needs no `if __name__ == "__main__"` and is
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -215,4 +216,5 @@ if __name__ == "__main__":
     sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
     own_answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    _work(sys.stdin, own_answers)
+    with contextlib.suppress(BrokenPipeError):  # the parent is gone, and nobody listens
+        _work(sys.stdin, own_answers)

@@ -16,7 +16,7 @@ from slo_bench.cli.main import main
 from slo_bench.cli.run import EXAMPLES as RUN_EXAMPLES
 
 SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "20"]
-COMMANDS = ["run", "report", "list", "doctor", "workload"]
+COMMANDS = ["run", "report", "list", "doctor"]
 
 
 @pytest.fixture
@@ -57,6 +57,7 @@ def test_every_command_has_help(slo_bench, command):
     code, out, _ = slo_bench(command, "--help")
     assert code == 0
     assert "Usage:" in out
+    assert f"slo-bench {command}" in out.partition("Examples:")[2]
 
 
 @pytest.mark.parametrize("example", RUN_EXAMPLES)
