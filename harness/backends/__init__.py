@@ -1,0 +1,1 @@
+"""What carries cells out on real servers."""
