@@ -74,7 +74,7 @@ class Cluster:
 
     def _run_together(self) -> None:
         instances, arrivals = self._instances, self._arrivals
-        steps = 0
+        steps = parked = 0
         while True:
             arrival_s = arrivals.next_s()
             ready = [i.ready_s() for i in instances]
@@ -93,7 +93,12 @@ class Cluster:
                 if k != at and ready[k] < horizon_s and self._concerns(instance):
                     horizon_s = ready[k]
             instance = instances[at]
-            instance.run(max(horizon_s, math.nextafter(now_s, INF)), True)
+            horizon_s = max(horizon_s, math.nextafter(now_s, INF))
+            if parked > len(instances):
+                # All wait and none can act: they would hand each other the least of time for ever.
+                horizon_s = arrival_s
+            instance.run(horizon_s, True)
+            parked = parked + 1 if instance.now_s == horizon_s and not instance.idle else 0
             if instance.outbox or len(instance.finished) >= 1024:
                 self._collect(instance)
             steps += 1
@@ -106,7 +111,10 @@ class Cluster:
 
     def _collect(self, instance: Instance) -> None:
         recorder = self._recorder
-        recorder.finished(instance.finished)
+        eventful = bool(
+            self._closed or instance.measures.preemptions or instance.ledger.unit_tokens
+        )
+        recorder.finished(instance.finished, instance.index, eventful=eventful)
         for r in instance.finished:
             if r.notify:
                 self._arrivals.ended(r.id, r.finish_s, answered=True)

@@ -14,18 +14,19 @@ from ..engines.release import Release
 _OUTCOMES = {Why.DROP: Outcome.DROPPED, Why.REJECT: Outcome.REJECTED, Why.OFFLOAD: Outcome.DROPPED}
 
 
-_COLUMNS = {
-    "arrival_s": "arrival_s",
+_ALWAYS = {
     "scheduled_s": "scheduled_s",
     "first_token_s": "first_token_s",
     "finish_s": "finish_s",
     "tokens_out": "emitted_tokens",
+}
+# Columns that stay at their defaults on an instance without followers, cache or preemption.
+_EVENTFUL = {
+    "arrival_s": "arrival_s",
     "cached_tokens": "cached_tokens",
     "preemptions_swap": "swaps",
     "preemptions_recompute": "recomputes",
-    "instance": "instance",
 }
-_VALUES = attrgetter("id", *_COLUMNS.values())
 
 
 class Recorder:
@@ -36,16 +37,21 @@ class Recorder:
         self.records.arrival_s[:] = arrival_s
         self.ended = 0
 
-    def finished(self, requests: list[RequestState]) -> None:
-        """Those have all their tokens."""
+    def finished(self, requests: list[RequestState], instance: int, *, eventful: bool) -> None:
+        """Those have all their tokens from that instance.
+
+        `eventful`: some may have followed others, been preempted or found a cached prefix.
+        """
         if not requests:
             return
         self.ended += len(requests)
-        values = zip(*map(_VALUES, requests), strict=True)
+        columns = _ALWAYS | _EVENTFUL if eventful else _ALWAYS
+        values = zip(*map(attrgetter("id", *columns.values()), requests), strict=True)
         rows = np.array(next(values))
-        for name in _COLUMNS:
+        for name in columns:
             getattr(self.records, name)[rows] = next(values)
         self.records.outcome[rows] = Outcome.FINISHED
+        self.records.instance[rows] = instance
 
     def gone(self, release: Release) -> None:
         """That one will not be served: it has no finish."""

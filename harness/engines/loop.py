@@ -312,6 +312,7 @@ class Loop:
 
     def _preempt(self) -> None:
         policy, view, ledger = self.policy, self.view, self.ledger
+        self.measures.preemptions += 1
         candidates = [*self.decoding, *self.prefilling]
         victim = min(candidates, key=lambda r: (policy.keep(r, view), -r.seq))
         if victim.phase is Phase.DECODE:

@@ -32,6 +32,7 @@ class Measures:
         "last_decode_s",
         "next_sample_s",
         "padded_tokens",
+        "preemptions",
         "prefill_tokens",
         "sample_s",
         "samples",
@@ -49,6 +50,7 @@ class Measures:
         self.prefill_tokens = 0
         self.decode_tokens = 0
         self.padded_tokens = 0
+        self.preemptions = 0
         self.kv_block_s = 0.0
         self.kv_peak = 0
         self.sample_s = sample_s

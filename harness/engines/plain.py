@@ -268,6 +268,7 @@ class PlainInstance:
         def rank(r: RequestState) -> tuple[object, int]:
             return (self.policy.keep(r, self.view), -r.seq)
 
+        self.measures.preemptions += 1
         victim = min([*self.decoding, *self.prefilling], key=rank)
         how = PreemptBy.RECOMPUTE
         if victim in self.decoding:

@@ -48,7 +48,9 @@ def main() -> None:
     parser.add_argument("--systems", default="vllm,sarathi,vllm-v0,sglang")
     parser.add_argument("--rates", default="6.45", help="12 saturates the KV cache")
     asked = parser.parse_args()
-    print(f"{'system':12} {'req/s':>6} {'requests':>9} {'CPU s':>7} {'per CPU s':>10} {'peak MB':>8}")
+    print(
+        f"{'system':12} {'req/s':>6} {'requests':>9} {'CPU s':>7} {'per CPU s':>10} {'peak MB':>8}"
+    )
     with tempfile.TemporaryDirectory() as folder:
         for rate in asked.rates.split(","):
             for system in asked.systems.split(","):

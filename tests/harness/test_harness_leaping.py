@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from slo_bench.harness.core.decisions import Admission, Leave, PreemptBy, Refill, Why
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome, Records
