@@ -13,7 +13,8 @@ class BlockLedger:
     `free` counts every block that can be taken, also those that only hold cached prefixes nobody
     uses. With `unit_tokens` set, the ledger keeps a prefix cache of units of so many tokens:
     reference counts, and least-recently-used eviction of idle units (a request's last units
-    first), done as soon as the free blocks no longer cover them.
+    first), done as soon as the free blocks no longer cover them. A hash names its tokens and all
+    before them, as in vLLM and in Mooncake's traces: equal hashes are equal prefixes.
     """
 
     __slots__ = (
