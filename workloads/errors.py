@@ -16,7 +16,8 @@ class UnknownNameError(SloBenchError):
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
         names = sorted(known)
-        close = difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
+        begin = [known_name for known_name in names if known_name.startswith(name.lower())]
+        close = begin[:3] or difflib.get_close_matches(name.lower(), names, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(names)}"
         super().__init__(f"unknown {kind} {name!r}; {hint}")
 
