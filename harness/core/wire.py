@@ -1,0 +1,52 @@
+"""What a client tells a server of ours about a request, beyond the fields of the OpenAI API.
+
+The names are flat and the values plain, because vLLM takes nothing nested in `vllm_xargs`; SGLang
+gets the same in `custom_params`. Servers without our plugin leave them alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ...workloads.request import NEVER_S, Request, Slo
+
+VLLM_FIELD = "vllm_xargs"
+SGLANG_FIELD = "custom_params"
+
+_BOUNDS = ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_in_s")
+
+Wire = dict[str, str | int | float]
+
+
+def to_wire(request: Request) -> Wire:
+    """The values of one request; bounds that ask nothing are left out.
+
+    `deadline_in_s` counts from the arrival, since client and server share no clock; `row` is the
+    request's row in the workload.
+    """
+    slo = request.slo
+    bounds = (slo.ttft_s, slo.tpot_s, slo.e2e_s, slo.deadline_s - request.arrival_s)
+    wire: Wire = {"row": request.id, "max_output_tokens": request.max_output_tokens}
+    if request.class_name:
+        wire["class_name"] = request.class_name
+    for name, seconds in zip(_BOUNDS, bounds, strict=True):
+        if math.isfinite(seconds):
+            wire[name] = seconds
+    return wire
+
+
+def slo_from_wire(wire: Mapping[str, Any], arrival_s: float) -> Slo:
+    """The bounds of a request that arrived at `arrival_s` on the server's clock.
+
+    What is absent, or no number, asks nothing.
+    """
+    ttft_s, tpot_s, e2e_s, deadline_in_s = (_seconds(wire.get(name)) for name in _BOUNDS)
+    return Slo(ttft_s, tpot_s, e2e_s, arrival_s + deadline_in_s)
+
+
+def _seconds(value: object) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
+        return float(value)
+    return NEVER_S
