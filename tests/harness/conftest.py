@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+
 from slo_bench.harness.core.records import Records, Result
 from slo_bench.harness.simulate import simulate
 from slo_bench.harness.systems import System

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
 from slo_bench.harness.core.ledger import BlockLedger
 from slo_bench.harness.core.state import RequestState
 from slo_bench.workloads.request import Slo

@@ -1,9 +1,10 @@
-"""The iteration loop by hand: one second an iteration, blocks of 16 tokens, a handful of requests."""
+"""The iteration loop by hand: a second an iteration, blocks of 16 tokens, a handful of requests."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.policies.fastertransformer import FasterTransformer
 from slo_bench.harness.policies.orca import Orca
