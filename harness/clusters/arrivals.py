@@ -54,14 +54,12 @@ class Arrivals:
         self.cancelled: list[int] = []  # rows that never arrive: the one they follow was lost
         for row in np.flatnonzero(~comes).tolist():
             self._cancel_followers(row)
+        self._held: list[int] = []  # rows that wait for a place, the next one last
+        self._places_s: list[float] = []  # since when places are free
         if workload.concurrency is not None:
-            first = self._open_rows[: workload.concurrency]
-            self._due = [(0.0, int(row)) for row in first]
-            self._held = self._open_rows[workload.concurrency :].tolist()
-            self._held.reverse()
+            self._held = self._open_rows[::-1].tolist()
+            self._places_s = [0.0] * min(workload.concurrency, len(self._held))
             self._open_rows = self._open_rows[:0]
-        else:
-            self._held = []
 
     def _common_slo(self) -> Slo | None:
         w = self._workload
@@ -116,12 +114,16 @@ class Arrivals:
 
     def next_s(self) -> float:
         """When the next request arrives; infinite if none is known."""
+        if self._held:
+            return self._places_s[0] if self._places_s else INF
         head = self._head()
         open_s = head.arrival_s if head is not None else INF
         return min(open_s, self._due[0][0]) if self._due else open_s
 
     def pop(self) -> RequestState:
         """The next request; one must be known."""
+        if self._held:
+            return self._states(np.array([self._held.pop()]), [heappop(self._places_s)])[0]
         head = self._head()
         if head is not None and (not self._due or head.arrival_s <= self._due[0][0]):
             self._at += 1
@@ -140,7 +142,7 @@ class Arrivals:
     def ended(self, row: int, end_s: float, answered: bool) -> None:
         """Row `row` has ended: whoever waited for it may come."""
         if self._held:
-            heappush(self._due, (end_s, self._held.pop()))
+            heappush(self._places_s, end_s)
         if not answered:
             self._cancel_followers(row)
             return
