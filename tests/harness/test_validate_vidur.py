@@ -73,22 +73,22 @@ class VidurStepTime:
 
     def span_s(self, decode_seqs, decode_kv_tokens, steps):
         total_s = 0.0
-        for step_s, most in self._runs(decode_seqs, decode_kv_tokens):
+        runs = self._runs(decode_seqs, decode_kv_tokens)
+        while steps > 0:
+            step_s, most = next(runs)
             total_s += step_s * min(steps, most)
             steps -= most
-            if steps <= 0:
-                return total_s
+        return total_s
 
     def steps_within(self, decode_seqs, decode_kv_tokens, duration_s):
         done = 0
-        if duration_s <= 0:
-            return done
-        for step_s, most in self._runs(decode_seqs, decode_kv_tokens):
-            needed = math.ceil(duration_s / step_s)
-            if needed <= most:
-                return done + needed
-            done += most
-            duration_s -= most * step_s
+        runs = self._runs(decode_seqs, decode_kv_tokens)
+        while duration_s > 0:
+            step_s, most = next(runs)
+            steps = min(most, math.ceil(duration_s / step_s))
+            done += steps
+            duration_s -= steps * step_s
+        return done
 
 
 @dataclass(frozen=True)
