@@ -14,6 +14,9 @@ from typing import Any
 
 from ..workloads.errors import SloBenchError, UnknownNameError
 from .core.policy import AnyPolicy, Policy, StaticPolicy
+from .policies.adaptivellm import AdaptiveLlm
+from .policies.edf import EarliestDeadlineFirst
+from .policies.edf_drop import EdfDrop
 from .policies.fastertransformer import FasterTransformer
 from .policies.fifo import Fifo
 from .policies.ljf import LongestJobFirst
@@ -63,6 +66,8 @@ _STOCK = (
     System("vllm-v0", VllmV0(), source="Kwon et al., SOSP 2023; vLLM 0.2"),
     System("vllm-swap", VllmSwap(), source="Kwon et al., SOSP 2023; vLLM 0.2"),
     System("sarathi", Sarathi(), source="Agrawal et al., OSDI 2024"),
+    System("edf", EarliestDeadlineFirst(), source="Liu & Layland, J. ACM 1973"),
+    System("edf-drop", EdfDrop(), source="Gujarati et al., OSDI 2020, §4.4"),
     System("orca", Orca(), source="Yu et al., OSDI 2022"),
     System("fastertransformer", FasterTransformer(), source="as in Orca, OSDI 2022"),
     System("fifo", Fifo(), source="UELLM, §3.5"),
@@ -75,6 +80,7 @@ _STOCK = (
         prefix_cache=True,
         source="Zheng et al., NeurIPS 2024",
     ),
+    System("adaptivellm", AdaptiveLlm(), source="AdaptiveLLM, Algorithms 1 and 2"),
 )
 SYSTEMS: dict[str, System] = {s.name: s for s in _STOCK}
 

@@ -65,3 +65,16 @@ class Leave:
 
     time_s: float
     why: Why
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A key that changes with time: `value` at `time_s`, and `per_s` more each second."""
+
+    time_s: float
+    value: float
+    per_s: float
+
+    def at(self, now_s: float) -> float:
+        """The key now."""
+        return self.value + (now_s - self.time_s) * self.per_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from .decisions import Admission, Leave, Limits, PreemptBy, Refill
+from .decisions import Admission, Leave, Limits, Line, PreemptBy, Refill
 from .state import RequestState
 from .view import View
 
@@ -96,7 +96,8 @@ class Policy(_Knobs):
     """
 
     # When urgency is asked: once on entering the queue, or again when the prefix cache changed.
-    order: ClassVar[Literal["entry", "cache"]] = "entry"
+    # With "time" the keys are straight lines in time, and `urgency_line` says which.
+    order: ClassVar[Literal["entry", "cache", "time"]] = "entry"
     # Do the limits depend on the view? Then they are asked whenever the composition changed.
     limits_vary: ClassVar[bool] = False
 
@@ -116,6 +117,10 @@ class Policy(_Knobs):
         """Order of the queue: the smallest key goes next. Times in seconds compare with times."""
         return r.arrival_s
 
+    def urgency_line(self, r: RequestState, view: View) -> Line:
+        """The line on which `urgency` moves, where `order` is "time"; asked on entering."""
+        raise NotImplementedError(f"{type(self).__name__} orders by time but gives no line")
+
     def keep(self, r: RequestState, view: View) -> Key:
         """Under KV pressure the request in the batch with the smallest key is preempted."""
         return -r.arrival_s
@@ -125,7 +130,10 @@ class Policy(_Knobs):
         return PreemptBy.RECOMPUTE
 
     def refill(self, view: View) -> Refill:
-        """Who enters next, asked when both or either group waits."""
+        """Who enters next, asked when either group waits; asked again after anybody entered.
+
+        `view.would_enter(group)` names those of a group for whom there is room now.
+        """
         return Refill.RESIDENT if view.n_resident else Refill.WAITING
 
     def reserve(self, r: RequestState, view: View) -> int:

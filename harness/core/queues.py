@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -58,6 +59,15 @@ class WaitQueue:
 
     def __iter__(self) -> Iterator[RequestState]:
         return (entry[3] for entry in self._heap if entry[3].version == entry[2])
+
+    def ordered(self) -> Iterator[RequestState]:
+        """All, the next one first."""
+        self.head()
+        return (entry[3] for entry in sorted(self._heap) if entry[3].version == entry[2])
+
+    def overtaken_s(self) -> float:
+        """When another request becomes the next one if nothing else happens; infinite if never."""
+        return math.inf
 
 
 class CacheOrderedQueue(WaitQueue):

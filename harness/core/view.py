@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+from .decisions import Refill
 from .state import RequestState
 
 
@@ -105,6 +106,10 @@ class View(Protocol):
 
     def running(self) -> Iterable[RequestState]:
         """Requests in the batch."""
+        ...
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        """Those of a group, in their order, for whom there is room now (for `refill`)."""
         ...
 
     def kv_tokens(self, r: RequestState) -> int:

@@ -9,21 +9,31 @@ tick = k (mod block size). The clock belongs to whoever executes the iteration.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from ...workloads.errors import SloBenchError
 from ..core.decisions import Admission, Limits, PreemptBy, Refill, Why
 from ..core.ledger import BlockLedger
+from ..core.line_queue import LineQueue, overtaken_s
 from ..core.policy import Policy, overrides
 from ..core.queues import CacheOrderedQueue, WaitQueue
 from ..core.state import WAITING, Phase, RequestState
-from ..core.view import Predictions
+from ..core.view import Predictions, View
 from .measures import Measures
 from .release import Release
 from .view import LoopView
 
 INF = float("inf")
 _DECODE, _DONE, _PREFILL, _RESIDENT = Phase.DECODE, Phase.DONE, Phase.PREFILL, Phase.RESIDENT
+
+
+def _queue(policy: Policy, view: View, ledger: BlockLedger) -> WaitQueue | LineQueue:
+    if policy.order == "time":
+        return LineQueue(policy, view)
+    if policy.order == "cache":
+        return CacheOrderedQueue(policy, view, ledger)
+    return WaitQueue(policy, view)
 
 
 class Loop:
@@ -42,6 +52,7 @@ class Loop:
         "_asks_leave",
         "_asks_refill",
         "_asks_reserve",
+        "_by_time",
         "_dirty",
         "_entered",
         "_filled",
@@ -73,6 +84,7 @@ class Loop:
         "promised_blocks",
         "resident",
         "residues",
+        "review_s",
         "stalled",
         "swap_s",
         "tick",
@@ -103,11 +115,7 @@ class Loop:
         self.inbox: deque[RequestState] = deque()  # by visible_s, complete up to the horizon
         self.outbox: list[Release] = []
         self.finished: list[RequestState] = []
-        self.waiting = (
-            CacheOrderedQueue(policy, self.view, ledger)
-            if policy.order == "cache"
-            else WaitQueue(policy, self.view)
-        )
+        self.waiting = _queue(policy, self.view, ledger)
         self.resident: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
@@ -126,6 +134,7 @@ class Loop:
         self.decode_kv_tokens = 0
         self.chunks: list[tuple[int, int]] = []
         self.swap_s = 0.0
+        self.review_s = INF  # when somebody else would go next, if nothing happens before
 
         self._lim = policy.limits(self.view)
         self._dirty = True  # the composition changed since the policy was last asked
@@ -135,6 +144,7 @@ class Loop:
         self._arrived = 0
         self._entered = 0
         self._limits_vary = policy.limits_vary
+        self._by_time = policy.order == "time"
         self._asks_admit = overrides(policy, "admit")
         self._asks_refill = overrides(policy, "refill")
         self._asks_reserve = overrides(policy, "reserve")
@@ -198,6 +208,9 @@ class Loop:
     def schedule(self) -> bool:
         """Decide the next iteration. False if there is nothing to run now."""
         ledger = self.ledger
+        if self.now_s >= self.review_s:
+            self.review_s = INF
+            self._dirty = True
         if self._dirty and self._limits_vary:
             self._lim = self.policy.limits(self.view)
         lim = self._lim
@@ -209,10 +222,12 @@ class Loop:
         preempted = False
         if ledger.free - lim.headroom_blocks < need:
             need, preempted = self._make_room(lim)
-        if (self._dirty or preempted) and not (preempted and decoding):
+        if self._dirty and not (preempted and decoding):
             if self.waiting.live or self.resident or self.stalled:
                 self._hold = need
                 self._dirty = self._refill(lim)
+                if self._by_time and not self._dirty:
+                    self.review_s = self._overtaken_s()
             else:
                 self._dirty = False
         if preempted:
@@ -370,6 +385,7 @@ class Loop:
         if not lim.mix:
             self._hold = 0  # if anybody enters, nobody decodes in this iteration
         room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
+        entered = False
         while waiting.live:
             pending = self.prefill_pending
             if pending >= room:
@@ -380,8 +396,9 @@ class Loop:
             if not lim.chunked and pending and pending + tokens > room:
                 return True
             if not self._has_room(r, lim, units):
-                return False
+                break
             waiting.take_head()
+            entered = True
             if units:
                 ledger.take_match(r, units)
             if r.cached_tokens < 0:
@@ -400,7 +417,43 @@ class Loop:
             self.prefill_pending = pending + tokens
             self.measures.prefill_tokens += tokens
             self._enlist(r)
-        return False
+        return entered and bool(self.resident)  # whose turn it may be next
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        """Those of a group, in their order, for whom there is room now."""
+        lim, ledger = self._lim, self.ledger
+        if group is Refill.RESIDENT:
+            candidates, held = self._residents(), self._hold
+        else:
+            candidates, held = self.waiting.ordered(), self._hold if lim.mix else 0
+        room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
+        pending = self.prefill_pending
+        most = lim.max_seqs - len(self.decoding) - len(self.prefilling)
+        fitting: list[RequestState] = []
+        for r in candidates:
+            if len(fitting) >= most:
+                break
+            if r.phase is WAITING:
+                blocks, tokens = ledger.blocks(r.target_tokens), r.target_tokens
+                full = pending >= room or (not lim.chunked and pending and pending + tokens > room)
+            else:
+                blocks, tokens, full = ledger.blocks(r.kv_tokens + 1), 0, False
+            spare = self.policy.reserve(r, self.view) if self._asks_reserve else 0
+            if full or held + blocks + lim.watermark_blocks + spare > ledger.free:
+                break
+            held += blocks
+            pending += tokens
+            fitting.append(r)
+        return fitting
+
+    def _residents(self) -> Iterator[RequestState]:
+        policy, view = self.policy, self.view
+        self.resident.sort(key=lambda r: (policy.urgency(r, view), r.seq))
+        return iter(self.resident)
+
+    def _overtaken_s(self) -> float:
+        lines = [self.policy.urgency_line(r, self.view) for r in self.resident]
+        return min(self.waiting.overtaken_s(), overtaken_s(lines, self.now_s))
 
     def _has_room(self, r: RequestState, lim: Limits, units: int) -> bool:
         if len(self.decoding) + len(self.prefilling) >= lim.max_seqs:
@@ -432,10 +485,9 @@ class Loop:
             self.promised_blocks += r.promised_blocks
 
     def _enter_residents(self, lim: Limits) -> bool:
-        policy, view, ledger = self.policy, self.view, self.ledger
-        self.resident.sort(key=lambda r: (policy.urgency(r, view), r.seq))
+        ledger = self.ledger
         entered = 0
-        for r in self.resident:
+        for r in self._residents():
             if not self._has_room(r, lim, 0):
                 break
             entered += 1

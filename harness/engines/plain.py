@@ -57,9 +57,11 @@ class PlainInstance:
         self.decoding: dict[RequestState, None] = {}
         self.tick = 0  # never moves: lengths stand on the requests themselves
         self.swap_s = 0.0
+        self.held = 0
         self.arrived = 0
         self.changed = True
         self.leaves: dict[RequestState, Leave] = {}
+        self.next_ones: list[RequestState] = []
         self.view = LoopView(self)
         self.limits = policy.limits(self.view)
 
@@ -134,6 +136,11 @@ class PlainInstance:
     def _by_urgency(self, requests: list[RequestState]) -> list[RequestState]:
         return sorted(requests, key=lambda r: (self.policy.urgency(r, self.view), r.seq))
 
+    def _next_ones(self) -> list[RequestState]:
+        """Who would go next of those that wait and of those whose KV is elsewhere."""
+        groups = (list(self.waiting), self.resident)
+        return [self._by_urgency(group)[0] for group in groups if group]
+
     def _next_waiting(self) -> RequestState:
         if self.policy.order == "cache" and self.waiting.live > 128:
             raise NotImplementedError("the reference orders short queues only")
@@ -142,12 +149,15 @@ class PlainInstance:
     # ---------------------------------------------------------------- one iteration
 
     def _iterate(self) -> bool:
+        if self.policy.order == "time" and self._next_ones() != self.next_ones:
+            self.changed = True
         if self.changed and self.policy.limits_vary:
             self.limits = self.policy.limits(self.view)
         limits, ledger = self.limits, self.ledger
         preempted = self._preempt_until_growth_fits(limits)
         if self.changed and not (preempted and self.decoding):
             self.changed = self._enter_who_fits(limits)
+            self.next_ones = self._next_ones()
         self.changed = self.changed or preempted
         plan = self._chunks(limits)
         decoders = list(self.decoding) if limits.mix or not plan else []
@@ -306,7 +316,7 @@ class PlainInstance:
     def _enter_who_fits(self, limits: Limits) -> bool:
         if self.stalled:
             self._resume_stalled(limits)
-        held = self._growth(limits)
+        held = self.held = self._growth(limits)
         if self.resident or self.waiting.live:
             which = self.policy.refill(self.view)
             if self.resident and which is Refill.RESIDENT:
@@ -317,6 +327,7 @@ class PlainInstance:
         if not limits.mix:
             held = 0  # if anybody enters, nobody decodes in this iteration
         room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        entered = False
         while self.waiting.live:
             pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
             if pending >= room:
@@ -330,7 +341,8 @@ class PlainInstance:
             if units:
                 need += ledger.idle_in_match(r, units) - units * ledger.unit_blocks
             if not self._has_room(r, need + held, limits):
-                return False
+                break
+            entered = True
             self.waiting.remove_all([r])
             self.leaves.pop(r, None)
             if units:
@@ -346,7 +358,30 @@ class PlainInstance:
             r.phase = Phase.PREFILL
             self.prefilling.append(r)
             self._enlist(r)
-        return False
+        return entered and bool(self.resident)
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        """Those of a group, in their order, for whom there is room now."""
+        limits, ledger = self.limits, self.ledger
+        waits = group is Refill.WAITING
+        held = 0 if waits and not limits.mix else self.held
+        pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
+        room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        seqs = len(self.decoding) + len(self.prefilling)
+        fitting: list[RequestState] = []
+        for r in self._by_urgency(list(self.waiting) if waits else self.resident):
+            tokens = r.target_tokens if waits else r.kv_tokens + 1
+            held += ledger.blocks(tokens)
+            needed = held + limits.watermark_blocks + self.policy.reserve(r, self.view)
+            if needed > ledger.free or seqs + len(fitting) >= limits.max_seqs:
+                break
+            if waits and pending >= room:
+                break
+            if waits and not limits.chunked and pending and pending + tokens > room:
+                break
+            pending += tokens if waits else 0
+            fitting.append(r)
+        return fitting
 
     def _has_room(self, r: RequestState, need: int, limits: Limits) -> bool:
         policy, ledger = self.policy, self.ledger

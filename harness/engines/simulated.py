@@ -100,7 +100,8 @@ class SimulatedInstance(Loop):
             self.now_s += self.swap_s
             self.swap_s = 0.0
             return True
-        next_s = min(self.inbox[0].visible_s if self.inbox else INF, self.next_leave_s())
+        arrival_s = self.inbox[0].visible_s if self.inbox else INF
+        next_s = min(arrival_s, self.next_leave_s(), self.review_s)
         if next_s >= horizon_s:
             if horizon_s == INF:
                 raise EngineStuckError(
@@ -121,7 +122,7 @@ class SimulatedInstance(Loop):
         seqs, kv_sum, ledger, measures = self.decode_seqs, self.kv_sum, self.ledger, self.measures
         span_of = self.step_time.span_s
         steps = self.next_end_tick() - self.tick
-        until_s = min(horizon_s, measures.next_sample_s)
+        until_s = min(horizon_s, measures.next_sample_s, self.review_s)
         if self.inbox and self.inbox[0].visible_s < until_s:
             until_s = self.inbox[0].visible_s
         if self.leavers and self.leavers[0][0] < until_s:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
+from ..core.decisions import Refill
 from ..core.ledger import BlockLedger
 from ..core.policy import StaticPolicy
 from ..core.state import Phase, RequestState
@@ -113,6 +114,9 @@ class StaticInstance:
                 f"{name}.form_batch chose a request twice or one that does not wait"
             )
         return batch
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        return []  # static batches are formed, not refilled
 
     def _fitting(self, batch: list[RequestState]) -> list[RequestState]:
         """The longest prefix of `batch` whose padded KV fits; the rest goes on waiting."""

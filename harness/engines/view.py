@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
+from ..core.decisions import Refill
 from ..core.ledger import BlockLedger
 from ..core.state import Phase, RequestState
 from ..core.view import Predictions
@@ -37,6 +38,7 @@ class Viewed(Protocol):
     def kv_sum(self) -> int: ...
     @property
     def most_tokens(self) -> int: ...
+    def would_enter(self, group: Refill) -> list[RequestState]: ...
 
 
 class LoopView:
@@ -109,6 +111,9 @@ class LoopView:
 
     def running(self) -> Iterable[RequestState]:
         return [*self._loop.decoding, *self._loop.prefilling]
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        return self._loop.would_enter(group)
 
     def kv_tokens(self, r: RequestState) -> int:
         return r.kv_tokens + self._steps(r)

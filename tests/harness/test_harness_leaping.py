@@ -89,6 +89,9 @@ CASES = {name: stock(name) for name in CONTINUOUS}
 CASES["vllm-swap-recompute"] = lambda n: SYSTEMS["vllm-swap"].with_knobs(
     max_num_seqs=n, host_full="recompute"
 )
+CASES["adaptivellm-by-the-letter"] = lambda n: SYSTEMS["adaptivellm"].with_knobs(
+    max_num_seqs=n, groups="mean-priority"
+)
 CASES["deadlines"] = lambda n: System("deadlines", Deadlines())
 CASES["swap-in-batches"] = lambda n: System("swap", SwapInBatches(max_num_seqs=n))
 CASES["sarathi-cached"] = lambda n: System(

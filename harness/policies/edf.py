@@ -1,0 +1,33 @@
+"""Earliest deadline first, with vLLM's batches.
+
+Source: Liu & Layland, "Scheduling Algorithms for Multiprogramming in a Hard-Real-Time
+Environment" (J. ACM 1973), on vLLM's iterations (Kwon et al., SOSP 2023).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.policy import Key
+from ..core.state import RequestState
+from ..core.view import View
+from .vllm import Vllm
+
+
+def due_s(r: RequestState) -> float:
+    """The first moment by which an SLO wants something of `r`; never, if it wants nothing."""
+    return min(r.arrival_s + min(r.slo.ttft_s, r.slo.e2e_s), r.slo.deadline_s)
+
+
+@dataclass(frozen=True)
+class EarliestDeadlineFirst(Vllm):
+    """Who is due first enters first; under KV pressure who is due last is preempted.
+
+    Due is the earliest moment that the SLO names: first token, end, or deadline.
+    """
+
+    def urgency(self, r: RequestState, view: View) -> Key:
+        return due_s(r)
+
+    def keep(self, r: RequestState, view: View) -> Key:
+        return -due_s(r)
