@@ -15,6 +15,10 @@ from ...workloads.request import NEVER_S, Request, Slo
 VLLM_FIELD = "vllm_xargs"
 SGLANG_FIELD = "custom_params"
 
+# A request that a policy lets go ends with finish_reason "abort"; its stop_reason begins with:
+REJECTED = "slo_bench: rejected"
+DROPPED = "slo_bench: dropped"
+
 _BOUNDS = ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_in_s")
 
 Wire = dict[str, str | int | float]

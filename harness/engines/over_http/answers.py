@@ -1,0 +1,267 @@
+"""From the bytes of an answer to its tokens: read when the run is over.
+
+Servers stream events with one token each, or several, or with none (a role, a token whose text is
+held back until it is a whole character). What counts, best first: the running usage that some send
+in every event; the usage at the end, spread over the events; one token for each event with text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...core.records import Outcome
+from ...core.wire import REJECTED
+from .faults import Fault, outcome_of
+
+_DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
+# Most events differ by their text alone. In JSON a quote inside a text is escaped, so that these
+# patterns cannot match inside one.
+_PLAIN_TEXT = re.compile(rb'"(?:text|content)": ?"[^"]')
+_UNFINISHED = re.compile(rb'"finish_reason": ?null')
+_NOT_PLAIN = re.compile(rb'"usage": ?\{|"error"|"logprobs": ?\{')
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_DETAIL_CHARACTERS = 200
+
+
+@dataclass
+class Answer:
+    """What a request was given; `token_s` are the clock's times, one for each token."""
+
+    outcome: Outcome
+    fault: Fault
+    detail: str
+    token_s: array[float] = field(default_factory=lambda: array("d"))
+    chunks: int = 0  # events that brought tokens
+    prompt_tokens: int = -1  # by the server's usage; -1: it said nothing
+    completion_tokens: int = -1
+    cached_tokens: int = -1
+    text: str = ""
+
+
+@dataclass
+class Raw:
+    """An exchange, as kept."""
+
+    status: int
+    fault: Fault
+    detail: str
+    stamps: array[float]
+    lengths: array[int]  # of the pieces
+    body: bytes
+    embeds: bool
+
+
+def read_answer(raw: Raw, *, keep_text: bool = False) -> Answer:
+    """What the bytes say."""
+    answer = Answer(Outcome.UNFINISHED, raw.fault, raw.detail)
+    if raw.fault is Fault.NONE and raw.status != 200:
+        answer.fault = Fault.STATUS
+        answer.detail = f"{raw.status}: {_message(raw.body)}"
+    elif raw.status == 200:
+        reader = _Reader(raw, answer, keep_text)
+        stripped = raw.body.lstrip()
+        if stripped.startswith(b"{"):
+            reader.read_whole(stripped)
+        else:
+            reader.read_stream()
+    answer.detail = " ".join(answer.detail.split())[:_DETAIL_CHARACTERS]
+    refused = answer.detail.startswith(REJECTED)
+    answer.outcome = outcome_of(answer.fault, raw.status, refused=refused)
+    return answer
+
+
+def _message(body: bytes) -> str:
+    """What an error's body says, whichever way it is worded."""
+    try:
+        found: Any = json.loads(body)
+    except ValueError:
+        return body.decode(errors="replace")
+    while isinstance(found, dict):
+        found = found.get("error") or found.get("message") or found.get("detail") or str(found)
+    return str(found)
+
+
+@dataclass
+class _Event:
+    """One event of a stream that may have brought tokens."""
+
+    time_s: float
+    has_text: bool
+    total_tokens: int = -1  # running usage, where it is sent
+
+
+class _Reader:
+    """Fills an answer."""
+
+    def __init__(self, raw: Raw, answer: Answer, keep_text: bool) -> None:
+        self._raw = raw
+        self._answer = answer
+        self._keep_text = keep_text
+        self._events: list[_Event] = []
+        self._texts: list[str] = []
+        self._done = False
+        self._finish = ""
+        self._stop = ""
+
+    def read_whole(self, body: bytes) -> None:
+        """An answer in one piece: embeddings, or a server that does not stream."""
+        raw, answer = self._raw, self._answer
+        try:
+            found = json.loads(body)
+        except ValueError as error:
+            self._fault(Fault.MALFORMED, f"no JSON: {error}")
+            return
+        if found.get("error"):
+            self._fault(Fault.ERROR_EVENT, _message(body))
+            return
+        self._usage(found.get("usage"))
+        last_s = raw.stamps[-1]
+        if raw.embeds:
+            if not found.get("data"):
+                self._fault(Fault.EMPTY, "no embedding in the answer")
+            else:
+                answer.token_s.append(last_s)
+            return
+        for choice in found.get("choices") or []:
+            self._choice(choice, last_s)
+        self._done = True
+        self._settle()
+
+    def read_stream(self) -> None:
+        """Server-sent events, each at the time when its last byte was there."""
+        raw = self._raw
+        stamps, lengths, body = raw.stamps, raw.lengths, raw.body
+        keep_text = self._keep_text
+        events = self._events
+        piece, piece_end = 0, lengths[0] if lengths else 0
+        for found in _DATA.finditer(body):
+            start, end = found.span(1)
+            while piece_end < end and piece + 1 < len(lengths):
+                piece += 1
+                piece_end += lengths[piece]
+            if (
+                not keep_text
+                and body[end - 1 : end] == b"}"
+                and _PLAIN_TEXT.search(body, start, end)
+                and _UNFINISHED.search(body, start, end)
+                and not _NOT_PLAIN.search(body, start, end)
+            ):
+                events.append(_Event(stamps[piece], True))
+            elif not self._event(body[start:end], stamps[piece]):
+                return
+        self._settle()
+
+    def _event(self, data: bytes, time_s: float) -> bool:
+        """Read any event; False ends the reading."""
+        if data.strip() == b"[DONE]":
+            self._done = True
+            return True
+        try:
+            found = json.loads(data)
+            if not isinstance(found, dict):
+                raise ValueError("no object")
+        except ValueError as error:
+            self._fault(Fault.MALFORMED, f"an event is no JSON: {error}")
+            return False
+        if found.get("error") or found.get("object") == "error":
+            self._fault(Fault.ERROR_EVENT, _message(data))
+            return False
+        usage = found.get("usage")
+        self._usage(usage)
+        choices = found.get("choices")
+        for choice in choices or []:
+            self._choice(choice, time_s)
+        if choices and isinstance(usage, dict) and self._events:
+            self._events[-1].total_tokens = usage.get("completion_tokens", -1)
+        return True
+
+    def _choice(self, choice: Mapping[str, Any], time_s: float) -> None:
+        part = choice.get("delta") or choice.get("message") or choice
+        texts = [part[name] for name in _TEXTS if isinstance(part.get(name), str)]
+        text = "".join(texts) or (part["text"] if isinstance(part.get("text"), str) else "")
+        has_tokens = bool(text or part.get("tool_calls") or choice.get("token_ids"))
+        self._finish = choice.get("finish_reason") or self._finish
+        self._stop = str(choice.get("stop_reason") or self._stop)
+        # A role, and a last event that only says why it is the last, bring no token.
+        if has_tokens or not (part.get("role") or choice.get("finish_reason")):
+            self._events.append(_Event(time_s, has_tokens))
+        if self._keep_text:
+            self._texts.append(text)
+
+    def _usage(self, usage: object) -> None:
+        if not isinstance(usage, dict):
+            return
+        answer = self._answer
+        answer.prompt_tokens = _count(usage.get("prompt_tokens"))
+        answer.completion_tokens = _count(usage.get("completion_tokens"))
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict):
+            answer.cached_tokens = _count(details.get("cached_tokens"))
+
+    def _fault(self, fault: Fault, detail: str) -> None:
+        self._answer.fault = fault
+        self._answer.detail = detail
+        self._settle()
+
+    def _settle(self) -> None:
+        """Events to tokens, and what a whole answer lacks."""
+        answer = self._answer
+        answer.text = "".join(self._texts)
+        self._count_tokens()
+        if answer.fault is not Fault.NONE:
+            return
+        if self._finish == "abort":
+            answer.fault = Fault.ABORTED
+            answer.detail = self._stop or "the server gave it up"
+        elif not self._done and not self._finish:
+            answer.fault = Fault.CUT
+            answer.detail = "the stream ended without an end"
+        elif not answer.token_s:
+            answer.fault = Fault.EMPTY
+            answer.detail = "a whole answer without a token"
+
+    def _count_tokens(self) -> None:
+        answer, events = self._answer, self._events
+        if any(event.total_tokens >= 0 for event in events):
+            before = 0
+            for event in events:
+                total = event.total_tokens if event.total_tokens >= 0 else before + event.has_text
+                self._bring(event.time_s, total - before)
+                before = max(before, total)
+            return
+        with_text = sum(event.has_text for event in events)
+        known = answer.completion_tokens
+        if known <= with_text or answer.fault is not Fault.NONE:
+            # As many as there are texts: usage that counts fewer (tokens without a meaning left
+            # out) does not take back what was seen.
+            for event in events:
+                if event.has_text:
+                    self._bring(event.time_s, 1)
+            return
+        # More tokens than texts. First the events without text had some; what is left was spread
+        # evenly, as speculation and multi-step scheduling do on average.
+        silent = known - with_text
+        bringers = []
+        for event in events:
+            if event.has_text:
+                bringers.append(event)
+            elif silent > 0:
+                bringers.append(event)
+                silent -= 1
+        for place, event in enumerate(bringers):
+            share = known * (place + 1) // len(bringers) - known * place // len(bringers)
+            self._bring(event.time_s, share)
+
+    def _bring(self, time_s: float, tokens: int) -> None:
+        if tokens > 0:
+            self._answer.chunks += 1
+            self._answer.token_s.extend([time_s] * tokens)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1

@@ -1,0 +1,131 @@
+"""What each request says, as JSON; written before the run starts, read back when it is due."""
+
+from __future__ import annotations
+
+import json
+import os
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....workloads.errors import SloBenchError
+from ....workloads.request import Kind, Request
+from ....workloads.workload import Workload
+from ...core.wire import to_wire
+from .options import Api, HttpOptions, Prompts
+from .prompts import PromptMaker
+from .tokenizer import Vocabulary, load_encoder
+
+
+class BodyMaker:
+    """Puts a request into the words of its API."""
+
+    def __init__(self, workload: Workload, options: HttpOptions) -> None:
+        self._options = options
+        tokenizer = options.tokenizer
+        vocabulary = (
+            Vocabulary.span(*options.token_ids) if tokenizer is None else Vocabulary.read(tokenizer)
+        )
+        encoder = None
+        if tokenizer is not None and any(self._wordy(api) for api in _used(workload, options)):
+            encoder = load_encoder(tokenizer)
+        self._prompts = PromptMaker(vocabulary, workload.prefix_block_tokens, options.salt, encoder)
+        if options.prompts is Prompts.IDS and Api.CHAT in _used(workload, options):
+            raise SloBenchError(
+                "the chat API takes no token ids; use --prompts words, or --api completions"
+            )
+
+    def body(self, request: Request) -> dict[str, Any]:
+        """All fields of the body."""
+        options = self._options
+        api = options.api.of(request.kind)
+        body: dict[str, Any] = {}
+        if request.model or options.model:
+            body["model"] = request.model or options.model
+        if api is Api.EMBEDDINGS:
+            body["input"] = self._prompt(request, api)
+        elif api is Api.CHAT:
+            body["messages"] = [{"role": "user", "content": self._prompt(request, api)}]
+        else:
+            body["prompt"] = self._prompt(request, api)
+        if api is not Api.EMBEDDINGS:
+            body |= self._generation(request)
+        if request.priority:
+            body["priority"] = request.priority
+        if options.values_field is not None:
+            body[options.values_field] = to_wire(request)
+        return {**body, **options.body}
+
+    def _generation(self, request: Request) -> dict[str, Any]:
+        common = {"stream": True, "stream_options": {"include_usage": True}, "temperature": 0}
+        if not self._options.exact_output:
+            return {"max_tokens": request.max_output_tokens, **common}
+        tokens = request.output_tokens
+        return {"max_tokens": tokens, "min_tokens": tokens, "ignore_eos": True, **common}
+
+    def _prompt(self, request: Request, api: Api) -> str | list[int]:
+        if request.text is not None:
+            return request.text
+        if self._wordy(api):
+            return self._prompts.words(request)
+        return self._prompts.token_ids(request)
+
+    def _wordy(self, api: Api) -> bool:
+        prompts = self._options.prompts
+        return prompts is Prompts.WORDS or (prompts is Prompts.AUTO and api is Api.CHAT)
+
+
+def _used(workload: Workload, options: HttpOptions) -> set[Api]:
+    return {options.api.of(Kind(int(kind))) for kind in np.unique(workload.kind)}
+
+
+class Bodies:
+    """Every request's body in one file, so that memory does not grow with the workload."""
+
+    def __init__(self, path: Path, ends: array[int]) -> None:
+        self._file = path.open("rb")
+        self._ends = ends
+
+    @classmethod
+    def write(cls, workload: Workload, options: HttpOptions, path: Path) -> Bodies:
+        """Put all requests into words.
+
+        Raises:
+            SloBenchError: a prompt cannot be made, or the file cannot be written.
+        """
+        maker = BodyMaker(workload, options)
+        ends = array("q")
+        try:
+            with path.open("wb", buffering=1 << 20) as file:
+                for body in _encoded(workload, maker):
+                    file.write(body)
+                    ends.append(file.tell() if not ends else ends[-1] + len(body))
+        except OSError as error:
+            raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
+        path.with_suffix(".ends").write_bytes(ends.tobytes())
+        return cls(path, ends)
+
+    @classmethod
+    def read(cls, path: Path) -> Bodies:
+        """What `write` has written, perhaps in another process."""
+        ends = array("q")
+        ends.frombytes(path.with_suffix(".ends").read_bytes())
+        return cls(path, ends)
+
+    def __getitem__(self, row: int) -> bytes:
+        first = self._ends[row - 1] if row else 0
+        return os.pread(self._file.fileno(), self._ends[row] - first, first)
+
+    def close(self) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+def _encoded(workload: Workload, maker: BodyMaker) -> Iterator[bytes]:
+    # No non-ASCII escapes: what is sent is what a text holds, byte for byte.
+    encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+    for request in workload:
+        yield encode(maker.body(request)).encode()

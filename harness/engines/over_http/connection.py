@@ -1,0 +1,236 @@
+"""Connections that are used again, and what happens on them; the hot path.
+
+A read costs a clock reading, the HTTP parser and two appends: no JSON is looked at before the run
+is over, so that a busy client stamps as truly as an idle one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any, cast
+
+import httptools
+
+from .endpoint import Endpoint
+from .exchange import Exchange
+from .faults import Fault, connect_fault
+
+Ended = Callable[[Exchange], None]
+
+
+class Connection(asyncio.Protocol):
+    """One connection; at most one exchange at a time."""
+
+    __slots__ = ("_framed", "_now_s", "_parser", "_pool", "_transport", "_used", "exchange")
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._transport: asyncio.Transport
+        self._parser: Any = None
+        self._framed = False  # the answer's head says where its body ends
+        self._used = False  # has carried a whole exchange
+        self._now_s = 0.0
+        self.exchange: Exchange | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        found: Any = transport.get_extra_info("socket")
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def send(self, exchange: Exchange) -> None:
+        """Put a request; the pool hears when it has ended."""
+        self.exchange = exchange
+        self._parser = httptools.HttpResponseParser(self)
+        self._framed = False
+        request = self._pool.request_of(exchange.row)
+        exchange.sent_s = perf_counter()
+        self._transport.writelines(request)
+
+    def data_received(self, data: bytes) -> None:
+        self._now_s = now_s = perf_counter()
+        exchange = self.exchange
+        if exchange is None:  # nobody asked
+            self._transport.abort()
+            return
+        if exchange.first_byte_s != exchange.first_byte_s:
+            exchange.first_byte_s = now_s
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise  # a fault of ours: the driver hears of it
+        except httptools.HttpParserError as error:
+            self.break_off(Fault.MALFORMED, f"no HTTP: {error}")
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        if self.exchange is not None:
+            self.exchange.status = self._parser.get_status_code()
+
+    def on_body(self, piece: bytes) -> None:
+        exchange = self.exchange
+        if exchange is not None:
+            exchange.stamps.append(self._now_s)
+            exchange.pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        exchange = self.exchange
+        if exchange is None or exchange.status < 200:  # 100 Continue: the answer comes yet
+            return
+        self.exchange = None
+        self._used = True
+        exchange.end_s = self._now_s
+        if self._parser.should_keep_alive():
+            self._pool.idle.append(self)
+        else:
+            self._transport.close()
+        self._pool.ended(exchange)
+
+    def close(self) -> None:
+        """Close an idle connection."""
+        self._transport.close()
+
+    def break_off(self, fault: Fault, detail: str) -> None:
+        """End the exchange, and the connection with it."""
+        exchange, self.exchange = self.exchange, None
+        self._transport.abort()
+        if exchange is not None:
+            _fail(exchange, fault, detail)
+            self._pool.ended(exchange)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        pool = self._pool
+        pool.open.discard(self)
+        exchange, self.exchange = self.exchange, None
+        if exchange is None:
+            if self in pool.idle:
+                pool.idle.remove(self)
+            return
+        nothing_came = exchange.first_byte_s != exchange.first_byte_s
+        if nothing_came and self._used and exchange.connections == 1:
+            # The server closed an idle connection just when we used it again: no fault of its.
+            pool.connect(exchange)
+            return
+        if exchange.status == 200 and not self._framed and exc is None:
+            exchange.end_s = perf_counter()  # closing is how old servers end a body
+        elif exc is None:
+            _fail(exchange, Fault.CUT, "closed before the end of the answer")
+        else:
+            _fail(exchange, Fault.RESET, str(exc) or type(exc).__name__)
+        pool.ended(exchange)
+
+
+def _fail(exchange: Exchange, fault: Fault, detail: str) -> None:
+    exchange.fault = fault
+    exchange.detail = detail
+    exchange.end_s = perf_counter()
+
+
+class Pool:
+    """The connections to one server: as many as are needed, the one used last first.
+
+    `request_of` gives the bytes of a row's request, `ended` hears of every exchange once.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        request_of: Callable[[int], list[bytes]],
+        ended: Ended,
+        *,
+        connect_limit_s: float,
+        tls: ssl.SSLContext | None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.request_of = request_of
+        self.ended = ended
+        self.idle: list[Connection] = []
+        self.open: set[Connection] = set()
+        self._connect_limit_s = connect_limit_s
+        self._tls = tls
+        self._loop = asyncio.get_running_loop()
+        self._connecting: dict[asyncio.Task[None], Exchange] = {}
+        self._address: tuple[str, int] = (endpoint.host, endpoint.port)
+
+    async def resolve(self) -> None:
+        """Look the host up once, so that no request waits for that.
+
+        Raises:
+            OSError: there is no such host.
+        """
+        found = await self._loop.getaddrinfo(
+            self.endpoint.host, self.endpoint.port, type=socket.SOCK_STREAM
+        )
+        if len(found) == 1:  # of several, whichever answers is tried for each connection
+            self._address = found[0][4][:2]  # type: ignore[assignment]
+
+    def send(self, exchange: Exchange) -> None:
+        """Put a request on an idle connection, or on a new one."""
+        if self.idle:
+            exchange.connections = 1
+            self.idle.pop().send(exchange)
+        else:
+            self.connect(exchange)
+
+    def connect(self, exchange: Exchange) -> None:
+        """Put a request on a new connection."""
+        exchange.connections += 1
+        task = self._loop.create_task(self._connect(exchange))
+        self._connecting[task] = exchange
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._connecting.pop(task, None)
+
+    async def _connect(self, exchange: Exchange) -> None:
+        host, port = self._address
+        try:
+            async with asyncio.timeout(self._connect_limit_s):
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self),
+                    host,
+                    port,
+                    ssl=self._tls,
+                    server_hostname=self.endpoint.host if self._tls is not None else None,
+                )
+        except (OSError, TimeoutError) as error:
+            detail = str(error) or f"no connection within {self._connect_limit_s:g} s"
+            _fail(exchange, connect_fault(error), detail)
+            self.ended(exchange)
+            return
+        self.open.add(connection)
+        connection.send(exchange)
+
+    def stalled(self, before_s: float) -> list[Connection]:
+        """Connections whose stream began and has said nothing since `before_s`."""
+        return [
+            connection
+            for connection in self.open
+            if (exchange := connection.exchange) is not None
+            and exchange.stamps
+            and exchange.stamps[-1] < before_s
+        ]
+
+    def give_up(self, fault: Fault, detail: str) -> None:
+        """End whatever is under way."""
+        for connection in list(self.open):
+            if connection.exchange is not None:
+                connection.break_off(fault, detail)
+        for task, exchange in list(self._connecting.items()):
+            if task.cancel():
+                _fail(exchange, fault, detail)
+                self.ended(exchange)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for connection in list(self.open):
+            connection.close()
+        for task in list(self._connecting):
+            task.cancel()
+        await asyncio.sleep(0)

@@ -1,0 +1,46 @@
+"""One request on its way: when what happened, and the bytes that came."""
+
+from __future__ import annotations
+
+from array import array
+
+from .faults import Fault
+
+NOT_YET_S = float("nan")
+
+
+class Exchange:
+    """Times are `time.perf_counter`'s; `pieces[i]` of the body was there at `stamps[i]`."""
+
+    __slots__ = (
+        "connections",
+        "detail",
+        "due_s",
+        "end_s",
+        "endpoint",
+        "fault",
+        "first_byte_s",
+        "pieces",
+        "row",
+        "sent_s",
+        "stamps",
+        "started_s",
+        "status",
+        "waited_for",
+    )
+
+    def __init__(self, row: int, endpoint: int, due_s: float, waited_for: bool) -> None:
+        self.row = row
+        self.endpoint = endpoint
+        self.due_s = due_s  # scheduled
+        self.started_s = NOT_YET_S  # when we turned to it: later than due, if we are late
+        self.sent_s = NOT_YET_S  # written to a connection
+        self.first_byte_s = NOT_YET_S
+        self.end_s = NOT_YET_S
+        self.status = 0
+        self.fault = Fault.NONE
+        self.detail = ""
+        self.connections = 0  # that were tried
+        self.waited_for = waited_for  # others arrive when this one is answered
+        self.stamps = array("d")
+        self.pieces: list[bytes] = []

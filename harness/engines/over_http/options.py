@@ -1,0 +1,136 @@
+"""How requests are put to a server."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from ....workloads.errors import SloBenchError
+from ....workloads.request import Kind
+
+
+class Api(StrEnum):
+    """Which of the OpenAI paths generation goes to."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+    EMBEDDINGS = "embeddings"
+
+    @property
+    def path(self) -> str:
+        """On the server."""
+        return "/v1/chat/completions" if self is Api.CHAT else f"/v1/{self.value}"
+
+    def of(self, kind: Kind) -> Api:
+        """What a request of that kind is put to."""
+        return Api.EMBEDDINGS if kind is Kind.EMBED else self
+
+
+class Prompts(StrEnum):
+    """What prompts without a text of their own are made of."""
+
+    AUTO = "auto"  # ids where the API takes them, else words
+    IDS = "ids"  # token ids: exact, and known prefixes are really shared
+    WORDS = "words"  # text; exact with a tokenizer, about a token a word without
+
+
+@dataclass(frozen=True)
+class HttpOptions:
+    """How requests are put to a server, and when we give up.
+
+    Attributes:
+        api: where generation goes; embedding requests always go to `/v1/embeddings`.
+        model: what requests ask for that name no model.
+        headers: sent with every request; `$NAME` in a value is the environment variable NAME.
+        api_key_env: name of the environment variable that holds the API key.
+        body: fields of the body, beside and in place of ours.
+        values_field: body field for per-request values (see `core.wire`); None: not sent.
+        exact_output: make the server give exactly the workload's output tokens
+            (`ignore_eos`, `min_tokens`), which vLLM and SGLang understand.
+        prompts: what prompts without text are made of.
+        tokenizer: folder of the served model's tokenizer, for the vocabulary and exact words.
+        token_ids: lowest and one above the highest id for made-up prompts, without a tokenizer.
+        salt: cells with different salts have different prompts, so that none finds another's
+            in the server's prefix cache.
+        time_limit_s: of a whole cell; by default the arrivals' span and ten minutes, for loops
+            that are closed one hour.
+        connect_limit_s: for a connection to come about.
+        stall_limit_s: how long a stream that began may say nothing.
+        processes: that send; None: as many as the offered load needs.
+        late_limit_s: dispatch later than this at the 99th percentile makes a level invalid.
+        rate_limit_share: so does a sent rate further from the offered one than this share.
+        keep_texts: keep what was answered.
+        keep_token_times: keep the time of every token.
+    """
+
+    api: Api = Api.COMPLETIONS
+    model: str = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    api_key_env: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+    values_field: str | None = None
+    exact_output: bool = True
+    prompts: Prompts = Prompts.AUTO
+    tokenizer: Path | None = None
+    token_ids: tuple[int, int] = (1000, 30000)
+    salt: str = ""
+    time_limit_s: float | None = None
+    connect_limit_s: float = 10.0
+    stall_limit_s: float = 120.0
+    processes: int | None = None
+    late_limit_s: float = 0.01
+    rate_limit_share: float = 0.02
+    keep_texts: bool = False
+    keep_token_times: bool = False
+
+    def header_lines(self) -> bytes:
+        """Extra headers and the key, as they are sent. Never store or show them.
+
+        Raises:
+            SloBenchError: a header is none, or an environment variable is not set.
+        """
+        lines = [f"{name}: {_expanded(name, value)}" for name, value in self.headers.items()]
+        if self.api_key_env is not None:
+            lines.append(f"authorization: Bearer {_variable(self.api_key_env)}")
+        return "".join(f"{line}\r\n" for line in lines).encode("latin-1")
+
+
+_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_VARIABLE = re.compile(r"\$(\w+)|\$\{(\w+)\}")
+_SECRET = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
+
+
+def check_header(name: str, value: str) -> None:
+    """Refuse what is no header, and secrets written out: run folders keep what was asked.
+
+    Raises:
+        SloBenchError: with what to write instead.
+    """
+    if not _NAME.fullmatch(name) or any(c in value for c in "\r\n\0"):
+        raise SloBenchError(f"{name!r} is no header; write NAME=VALUE")
+    if _SECRET.search(name) and not _VARIABLE.search(value):
+        raise SloBenchError(
+            f"header {name} looks like a secret, and run folders keep headers as written; put its "
+            f"value into an environment variable and write {name}=$THAT_VARIABLE, "
+            "or use --api-key-env"
+        )
+
+
+def _expanded(name: str, value: str) -> str:
+    check_header(name, value)
+    found = _VARIABLE.sub(lambda m: _variable(m[1] or m[2]), value)
+    if any(c in found for c in "\r\n\0"):
+        raise SloBenchError(f"the value of header {name} has a line break")
+    return found
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise SloBenchError(f"the environment variable {name} is not set; it should hold a key")
+    return value

@@ -1,0 +1,171 @@
+"""Prompts for requests that have lengths but no text.
+
+A prompt follows from the request alone: its known prefix blocks from their hashes, so that
+requests which share blocks share tokens, and the rest from its row. The same workload and salt
+give the same prompts.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....workloads.request import Request
+from .tokenizer import Vocabulary
+
+Ints = NDArray[np.int64]
+Hashes = NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_ROW_STREAM = 1 << 62  # keeps rows apart from block hashes
+
+# Short and frequent: nearly every tokenizer has each of them, with its space, as one token.
+_WORDS = tuple(
+    [
+        "the",
+        "of",
+        "and",
+        "to",
+        "in",
+        "is",
+        "you",
+        "that",
+        "it",
+        "he",
+        "was",
+        "for",
+        "on",
+        "are",
+        "as",
+        "with",
+        "his",
+        "they",
+        "at",
+        "be",
+        "this",
+        "have",
+        "from",
+        "or",
+        "one",
+        "had",
+        "by",
+        "word",
+        "but",
+        "not",
+        "what",
+        "all",
+        "were",
+        "we",
+        "when",
+        "your",
+        "can",
+        "said",
+        "there",
+        "use",
+        "an",
+        "each",
+        "which",
+        "she",
+        "do",
+        "how",
+        "their",
+        "if",
+        "will",
+        "up",
+        "other",
+        "about",
+        "out",
+        "many",
+        "then",
+        "them",
+        "these",
+        "so",
+        "some",
+        "her",
+        "would",
+        "make",
+        "like",
+        "him",
+        "into",
+        "time",
+        "has",
+        "look",
+        "two",
+        "more",
+        "write",
+        "go",
+        "see",
+        "number",
+        "no",
+        "way",
+        "could",
+        "people",
+        "my",
+        "than",
+        "first",
+        "water",
+    ]
+)
+
+
+class PromptMaker:
+    """Makes prompts of exact lengths in tokens."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, block_tokens: int, salt: str, encoder: Any = None
+    ) -> None:
+        self._ids = vocabulary.ids
+        self._block_tokens = block_tokens
+        self._salt = np.uint64(zlib.crc32(salt.encode()) + 1) * _GOLDEN
+        self._encoder = encoder
+
+    def token_ids(self, request: Request) -> list[int]:
+        """As many ids as the prompt has tokens."""
+        drawn = self._drawn(request)
+        ids: list[int] = self._ids[drawn % np.uint64(len(self._ids))].tolist()
+        return ids
+
+    def words(self, request: Request) -> str:
+        """A text of as many words; of exactly as many tokens where the tokenizer is at hand."""
+        drawn = (self._drawn(request) % np.uint64(len(_WORDS))).tolist()
+        text = " ".join([_WORDS[k] for k in drawn])
+        return text if self._encoder is None else self._cut(text, request.prompt_tokens)
+
+    def _cut(self, text: str, tokens: int) -> str:
+        """The start of a text that has exactly so many tokens, or as nearly as it goes."""
+        encode = self._encoder.encode
+        words = text.split(" ")
+        for _ in range(8):
+            count = len(encode(" ".join(words), add_special_tokens=False).ids)
+            if count == tokens:
+                break
+            if count > tokens:
+                words = words[: max(1, len(words) - (count - tokens))]
+            else:
+                words += [_WORDS[k % len(_WORDS)] for k in range(tokens - count)]
+        return " ".join(words)
+
+    def _drawn(self, request: Request) -> Hashes:
+        """A number for each token of the prompt."""
+        tokens = request.prompt_tokens
+        size = self._block_tokens
+        shared = request.prefix_blocks[: -(-tokens // size)]
+        known = min(tokens, len(shared) * size)
+        blocks = np.array([hash_ & 0xFFFFFFFFFFFFFFFF for hash_ in shared], dtype=np.uint64)
+        place = np.arange(size, dtype=np.uint64)
+        rest = np.arange(tokens - known, dtype=np.uint64)
+        row = np.uint64(_ROW_STREAM + request.id)
+        with np.errstate(over="ignore"):
+            of_blocks = _mixed(_mixed(blocks + self._salt)[:, None] + place * _GOLDEN).ravel()
+            of_row = _mixed(_mixed(np.array([row]) + self._salt) + rest * _GOLDEN)
+        return np.concatenate([of_blocks[:known], of_row])
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, OOPSLA 2014): even bits from any."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))
