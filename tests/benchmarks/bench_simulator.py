@@ -1,8 +1,9 @@
 """How many requests the simulator serves in a CPU second.
 
-Run `python tests/benchmarks/bench_simulator.py`. Each line is one `slo-bench run` as a process of its own (start-up, drawing the workload, request
-records on disk; no report), with the CPU time and the peak memory that the operating system says
-it took: Azure conversation lengths, Llama-3-8B on one A100-80G, Poisson arrivals.
+Run `python tests/benchmarks/bench_simulator.py`. Each line is one `slo-bench run` as a process of
+its own (start-up, drawing the workload, request records on disk; no report), with the CPU time and
+the peak memory that the operating system says it took: Azure conversation lengths, Llama-3-8B on
+one A100-80G, Poisson arrivals.
 """
 
 from __future__ import annotations
