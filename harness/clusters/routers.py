@@ -2,12 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence, Sized
+from typing import Protocol, TypeVar
 
 from ...workloads.errors import UnknownNameError
 from ..core.state import RequestState
 from ..engines.instance import Instance
+
+
+class Counts(Protocol):
+    """Who is on a target, by where they stand."""
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that wait for prefill."""
+        ...
+
+    @property
+    def n_resident(self) -> int:
+        """Requests whose KV exists elsewhere."""
+        ...
+
+    @property
+    def n_running(self) -> int:
+        """Requests in the batch."""
+        ...
+
+
+class Target(Protocol):
+    """Where the routers below can send a request: a simulated instance, or a real server."""
+
+    @property
+    def index(self) -> int:
+        """Its place among its equals."""
+        ...
+
+    @property
+    def inbox(self) -> Sized:
+        """Requests on their way to it."""
+        ...
+
+    @property
+    def stalled(self) -> Sized:
+        """Requests that sit out."""
+        ...
+
+    @property
+    def view(self) -> Counts:
+        """All others."""
+        ...
+
+
+T = TypeVar("T", bound=Target)
 
 
 class Router(Protocol):
@@ -20,14 +66,14 @@ class Router(Protocol):
         ...
 
 
-def load(instance: Instance) -> int:
+def load(target: Target) -> int:
     """Requests on their way to, waiting at, or running on an instance."""
-    view = instance.view
-    held_back = view.n_waiting + view.n_resident + len(instance.stalled)
-    return len(instance.inbox) + held_back + view.n_running
+    view = target.view
+    held_back = view.n_waiting + view.n_resident + len(target.stalled)
+    return len(target.inbox) + held_back + view.n_running
 
 
-def _least_loaded(instances: Sequence[Instance]) -> Instance:
+def _least_loaded(instances: Sequence[T]) -> T:
     return min(instances, key=lambda i: (load(i), i.index))
 
 
@@ -39,7 +85,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
         instance = instances[self._next % len(instances)]
         self._next += 1
         return instance
@@ -50,7 +96,7 @@ class LeastLoaded:
 
     watches = True
 
-    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
         return _least_loaded(instances)
 
 
@@ -73,7 +119,7 @@ class PrefixAware:
     def __init__(self) -> None:
         self._seen: dict[int, dict[int, None]] = {}
 
-    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
         chosen = self._choose(r, instances)
         seen = self._seen.setdefault(chosen.index, {})
         for h in r.prefix_blocks:
@@ -83,7 +129,7 @@ class PrefixAware:
             del seen[next(iter(seen))]
         return chosen
 
-    def _choose(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+    def _choose(self, r: RequestState, instances: Sequence[T]) -> T:
         loads = [load(i) for i in instances]
         low, high = min(loads), max(loads)
         if high - low > self.APART_REQUESTS and high > self.APART_RATIO * low:
