@@ -4,6 +4,7 @@
 >>> result = Experiment(systems=["vllm", "sarathi"], rates=[2, 4, 8]).run()  # doctest: +SKIP
 >>> result.cells[["system", "rate_rps", "attainment"]]  # doctest: +SKIP
 >>> write_report([result.folder], result.folder / "report.html")  # doctest: +SKIP
+>>> plotly_figures([result.folder])["goodput"].show()  # doctest: +SKIP
 """
 
 from importlib import import_module
@@ -13,16 +14,25 @@ if TYPE_CHECKING:
     from .harness.experiment import Experiment as Experiment
     from .harness.experiment import RunResult as RunResult
     from .reports.html import write_report as write_report
+    from .reports.notebook import plotly_figures as plotly_figures
     from .workloads.errors import SloBenchError as SloBenchError
 
 __version__ = "0.1.0"
-__all__ = ["Experiment", "RunResult", "SloBenchError", "__version__", "write_report"]
+__all__ = [
+    "Experiment",
+    "RunResult",
+    "SloBenchError",
+    "__version__",
+    "plotly_figures",
+    "write_report",
+]
 
 # These bring numpy, pandas and pydantic; a bare `import slo_bench` (and --help) should not.
 _WHERE = {
     "Experiment": ".harness.experiment",
     "RunResult": ".harness.experiment",
     "SloBenchError": ".workloads.errors",
+    "plotly_figures": ".reports.notebook",
     "write_report": ".reports.html",
 }
 
