@@ -1,0 +1,66 @@
+"""What policies believe inside a real server: step times learned from the steps it has run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..core.state import RequestState
+
+_FORGET = 0.999  # weight of a step, after one more
+_PRIOR = 1e6  # how little is known at first
+_FEATURES = 4
+
+
+class LearnedPredictions:
+    """Recursive least squares on a step's sums: constant, decodes, KV read, tokens prefilled.
+
+    Before the first step it predicts zero, so that nobody is dropped for what is not known.
+    """
+
+    def __init__(self) -> None:
+        self._weights = np.zeros(_FEATURES)
+        self._covariance = np.eye(_FEATURES) * _PRIOR
+        self._swap_s_per_block = 0.0
+
+    def learn(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        chunks: Sequence[tuple[int, int]],
+        duration_s: float,
+    ) -> None:
+        """A step of this composition took so long."""
+        x = _features(decode_seqs, decode_kv_tokens, chunks)
+        gain = self._covariance @ x / (_FORGET + x @ self._covariance @ x)
+        self._weights += gain * (duration_s - x @ self._weights)
+        self._covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / _FORGET
+        if not np.isfinite(self._covariance).all() or np.trace(self._covariance) > 1e12:
+            self._covariance = np.eye(_FEATURES) * _PRIOR  # the same batch for very long
+
+    def learn_swap(self, blocks: int, duration_s: float) -> None:
+        """Moving so many blocks took so long."""
+        if blocks:
+            self._swap_s_per_block += 0.2 * (duration_s / blocks - self._swap_s_per_block)
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        return max(0.0, float(_features(decode_seqs, decode_kv_tokens, chunks) @ self._weights))
+
+    def swap_s(self, blocks: int) -> float:
+        return blocks * self._swap_s_per_block
+
+    def output_tokens(self, r: RequestState) -> int:
+        """The most it may have: a server knows no more."""
+        return r.max_output_tokens
+
+
+def _features(
+    decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    prefill = sum(tokens for _, tokens in chunks)
+    kv_read = decode_kv_tokens + sum(before + tokens // 2 for before, tokens in chunks)
+    # Thousands, so that the columns are of like size.
+    return np.array([1.0, decode_seqs / 1e3, kv_read / 1e3, prefill / 1e3])

@@ -1,0 +1,135 @@
+"""A KV connector that swaps single requests to host memory and back, when the policy says so.
+
+In the scheduler's process it keeps the books: who is swapped, with how many tokens. In the
+workers it copies blocks: out before the step that reuses them, in before the step that reads them.
+Works where a layer's KV cache is one tensor with a dimension of blocks, in one KV cache group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorMetadata,
+)
+
+NAME = "SloBenchSwapConnector"
+
+
+@dataclass
+class SwapMetadata(KVConnectorMetadata):
+    """What the workers do before the next step."""
+
+    out: list[tuple[str, list[int]]] = field(default_factory=list)
+    into: list[tuple[str, list[int], int]] = field(default_factory=list)  # from block number
+    forget: list[str] = field(default_factory=list)
+
+
+class SloBenchSwapConnector(KVConnectorBase_V1):
+    """Both sides; vLLM makes one object in the scheduler's process and one in each worker."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any = None) -> None:
+        try:
+            super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
+        except TypeError:  # releases before 0.12 take no cache configuration
+            super().__init__(vllm_config=vllm_config, role=role)
+        self._block_tokens = int(vllm_config.cache_config.block_size)
+        self.swapped: dict[str, int] = {}  # request id to tokens in host memory
+        self.swaps_out = self.swaps_in = 0
+        self._pending = SwapMetadata()
+        self._local: dict[str, int] = {}
+        self._host: dict[str, list[torch.Tensor]] = {}
+        self._layers: list[torch.Tensor] = []
+        self._n_blocks = int(getattr(kv_cache_config, "num_blocks", 0) or 0)
+
+    # ---------------------------------------------------------------- in the scheduler's process
+
+    def swap_out(self, request_id: str, block_ids: Sequence[int], tokens: int) -> None:
+        """The KV of this request goes to host memory before its blocks are reused."""
+        self.swapped[request_id] = tokens
+        self._pending.out.append((request_id, list(block_ids)))
+        self.swaps_out += 1
+
+    def get_num_new_matched_tokens(
+        self, request: Any, num_computed_tokens: int
+    ) -> tuple[int, bool]:
+        tokens = min(self.swapped.get(request.request_id, 0), request.num_tokens - 1)
+        self._local[request.request_id] = num_computed_tokens
+        return max(0, tokens - num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        request_id = request.request_id
+        local = self._local.pop(request_id, 0)
+        if request_id not in self.swapped:
+            return
+        tokens = self.swapped.pop(request_id)
+        if num_external_tokens <= 0:  # the prefix cache has kept everything
+            self._pending.forget.append(request_id)
+            return
+        last = -(-tokens // self._block_tokens)
+        first = local // self._block_tokens  # what the prefix cache still holds is not copied
+        ids = list(blocks.get_block_ids()[0][first:last])
+        self._pending.into.append((request_id, ids, first))
+        self.swaps_in += 1
+
+    def build_connector_meta(self, scheduler_output: Any) -> SwapMetadata:
+        metadata, self._pending = self._pending, SwapMetadata()
+        return metadata
+
+    def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
+        self._local.pop(request.request_id, None)
+        if self.swapped.pop(request.request_id, None) is not None:
+            self._pending.forget.append(request.request_id)
+        return False, None
+
+    # ---------------------------------------------------------------- in the workers
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        self._layers = list(kv_caches.values())
+        for name, layer in kv_caches.items():
+            blocks = layer.shape[self._dimension(layer)]
+            if self._n_blocks and blocks != self._n_blocks:
+                raise RuntimeError(
+                    f"slo-bench cannot swap this KV cache: {name} has {blocks} blocks, the "
+                    f"scheduler counts {self._n_blocks}"
+                )
+
+    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
+        """Before the step: its requests may overwrite the blocks of the preempted."""
+        for request_id, block_ids in kv_connector_metadata.out:
+            self._host[request_id] = [
+                layer.index_select(self._dimension(layer), _index(block_ids, layer)).cpu()
+                for layer in self._layers
+            ]
+        for request_id in kv_connector_metadata.forget:
+            self._host.pop(request_id, None)
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        for request_id, block_ids, first in self._get_connector_metadata().into:
+            for layer, host in zip(self._layers, self._host.pop(request_id), strict=True):
+                dimension = self._dimension(layer)
+                blocks = host.narrow(dimension, first, len(block_ids)).to(layer.device)
+                layer.index_copy_(dimension, _index(block_ids, layer), blocks)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Loads are complete when `start_load_kv` returns."""
+
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
+        """Nothing is saved layer by layer."""
+
+    def wait_for_save(self) -> None:
+        """Nothing is under way."""
+
+    def _dimension(self, layer: torch.Tensor) -> int:
+        """Which dimension counts blocks: the first, or the second behind keys and values."""
+        return 1 if layer.shape[0] == 2 != self._n_blocks else 0
+
+
+def _index(block_ids: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    return torch.tensor(list(block_ids), dtype=torch.long, device=like.device)

