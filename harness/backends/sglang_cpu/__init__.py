@@ -1,0 +1,1 @@
+"""Files for SGLang's CPU environment, copied into its site-packages; nothing here imports them."""
