@@ -26,6 +26,11 @@ class Api(StrEnum):
         """On the server."""
         return "/v1/chat/completions" if self is Api.CHAT else f"/v1/{self.value}"
 
+    @property
+    def streams(self) -> bool:
+        """Whether answers come token by token."""
+        return self is not Api.EMBEDDINGS
+
     def of(self, kind: Kind) -> Api:
         """What a request of that kind is put to."""
         return Api.EMBEDDINGS if kind is Kind.EMBED else self

@@ -1,0 +1,108 @@
+"""One process's share of a workload, sent to real servers behind a router."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+from ...workloads.errors import SloBenchError
+from ...workloads.workload import Workload
+from ..core.state import RequestState
+from ..engines.over_http.bodies import Bodies
+from ..engines.over_http.columns import Part, read_part
+from ..engines.over_http.drive import Driver, Limits, Progress
+from ..engines.over_http.endpoint import Endpoint
+from ..engines.over_http.heads import WireRequests
+from ..engines.over_http.options import HttpOptions
+from .arrivals import Arrivals
+from .routers import Router
+from .routers import router as router_by_name
+from .shares import Share, rows_elsewhere
+
+_DRAIN_S = 600.0
+_CLOSED_LIMIT_S = 3600.0
+_AHEAD_S = 0.05  # between "all is ready" and the workload's time zero
+
+
+def limits_of(workload: Workload, options: HttpOptions) -> Limits:
+    """When a cell ends at the latest.
+
+    Raises:
+        SloBenchError: before its last request arrives.
+    """
+    span_s = 0.0 if workload.concurrency is not None else workload.span_s
+    time_s = options.time_limit_s
+    if time_s is None:
+        time_s = _CLOSED_LIMIT_S + span_s if workload.closed else span_s + _DRAIN_S
+    elif time_s <= span_s:
+        raise SloBenchError(
+            f"the time limit of {time_s:g} s ends before the last request arrives, after "
+            f"{span_s:g} s; give a longer --time-limit or fewer requests"
+        )
+    return Limits(time_s, options.connect_limit_s, options.stall_limit_s)
+
+
+def send_share(
+    workload: Workload,
+    endpoints: Sequence[Endpoint],
+    options: HttpOptions,
+    router: str,
+    share: Share,
+    bodies: Bodies,
+    *,
+    start_s: Callable[[], float] | None = None,
+    progress: Progress | None = None,
+) -> Part:
+    """Send one process's share of a workload and read the answers."""
+    own = share.of(workload)
+    arrivals = Arrivals(own, skip=rows_elsewhere(workload, share))
+    requests = WireRequests(own, endpoints, options, bodies)
+    tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
+    route = Balanced(len(endpoints), router_by_name(router), share.index)
+    limits = limits_of(workload, options)
+    driver = Driver(arrivals, route, requests, endpoints, limits, tls, progress)
+    driven = driver.run(start_s or (lambda: perf_counter() + _AHEAD_S))
+    return read_part(
+        driven,
+        requests.embeds,
+        keep_texts=options.keep_texts,
+        keep_token_times=options.keep_token_times,
+    )
+
+
+class _Server:
+    """A server as a router sees it: we know what we sent and what has ended."""
+
+    inbox: tuple[()] = ()
+    stalled: tuple[()] = ()
+    n_waiting = n_resident = 0
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.n_running = 0
+
+    @property
+    def view(self) -> _Server:
+        return self
+
+
+class Balanced:
+    """A router over servers. `first`: whose turn it is at the start."""
+
+    def __init__(self, n: int, router: Router, first: int = 0) -> None:
+        self._servers = [_Server(index) for index in range(n)]
+        turn = first % n
+        self._in_turn = self._servers[turn:] + self._servers[:turn]
+        self._router: Callable[[RequestState, Sequence[_Server]], _Server]
+        self._router = router.dispatch  # type: ignore[assignment]
+
+    def choose(self, r: RequestState) -> int:
+        """The index of the server that gets the request."""
+        server = self._router(r, self._in_turn)
+        server.n_running += 1
+        return server.index
+
+    def ended(self, endpoint: int) -> None:
+        """One of its requests has ended."""
+        self._servers[endpoint].n_running -= 1

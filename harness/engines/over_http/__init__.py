@@ -1,0 +1,10 @@
+"""The load generator: any OpenAI-compatible server, as a client that stamps what really happened.
+
+`clusters.servers.measure` runs a workload over it.
+"""
+
+from .endpoint import Endpoint
+from .faults import Fault
+from .options import Api, HttpOptions, Prompts
+
+__all__ = ["Api", "Endpoint", "Fault", "HttpOptions", "Prompts"]

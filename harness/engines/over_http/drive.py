@@ -1,0 +1,289 @@
+"""Sends every request when it is due and follows each to its end; one event loop, one process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import math
+import resource
+import ssl
+import sys
+from array import array
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+
+from ....workloads.errors import SloBenchError
+from ...core.records import Outcome
+from ...core.state import RequestState
+from .answers import read_answer
+from .connection import Pool
+from .endpoint import Endpoint
+from .exchange import Exchange
+from .faults import Fault
+from .spool import Spool
+
+Progress = Callable[[int, float], None]
+_TICK_S = 0.02
+_SWEEP_TICKS = 25
+
+
+class Due(Protocol):
+    """Says who comes next; see `clusters.arrivals.Arrivals`."""
+
+    cancelled: list[int]
+
+    def next_s(self) -> float:
+        """When the next request arrives; infinite if none is known."""
+        ...
+
+    def pop(self) -> RequestState:
+        """The next request."""
+        ...
+
+    def ended(self, row: int, end_s: float, answered: bool) -> None:
+        """A request has ended: whoever waited for it may come."""
+        ...
+
+
+class Route(Protocol):
+    """Chooses the server of a request."""
+
+    def choose(self, r: RequestState) -> int:
+        """The index of the endpoint that gets it."""
+        ...
+
+    def ended(self, endpoint: int) -> None:
+        """A request there has ended."""
+        ...
+
+
+class Requests(Protocol):
+    """What goes over the wire."""
+
+    def of(self, endpoint: int, row: int) -> list[bytes]:
+        """Head and body."""
+        ...
+
+    def embeds(self, row: int) -> bool:
+        """Whether it asks for an embedding."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When we give up; see `HttpOptions`."""
+
+    time_s: float
+    connect_s: float
+    stall_s: float
+
+
+@dataclass
+class Driven:
+    """Everything that was sent, and how well we did it. Times are `time.perf_counter`'s."""
+
+    start_s: float  # the workload's time zero
+    exchanges: list[Exchange]
+    spool: Spool
+    lag_s: array[float]  # of the event loop, some 50 times a second
+    cpu_s: float
+    peak_rss_bytes: int
+
+
+class Driver:
+    """One run. `start_s` is the moment, by `perf_counter`, of the workload's time zero."""
+
+    def __init__(
+        self,
+        due: Due,
+        route: Route,
+        requests: Requests,
+        endpoints: Sequence[Endpoint],
+        limits: Limits,
+        tls: ssl.SSLContext | None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._due = due
+        self._route = route
+        self._requests = requests
+        self._endpoints = endpoints
+        self._limits = limits
+        self._tls = tls
+        self._progress = progress
+        self._spool = Spool()
+        self._exchanges: list[Exchange] = []
+        self._in_flight = 0
+        self._dispatching = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._start_s = 0.0
+        self._over = False
+        self._lag_s: array[float] = array("d")
+        self._error: BaseException | None = None
+
+    def run(self, start_s: Callable[[], float]) -> Driven:
+        """Run to the end; `start_s` is asked when all is ready to go.
+
+        Raises:
+            SloBenchError: a host does not exist.
+        """
+        _allow_many_sockets()
+        with _quiet_memory():
+            return _run(self._run(start_s))
+
+    async def _run(self, start_s: Callable[[], float]) -> Driven:
+        loop = self._loop = asyncio.get_running_loop()
+        self._finished: asyncio.Future[None] = loop.create_future()
+        loop.set_exception_handler(self._on_error)
+        self._pools = [self._pool(index) for index in range(len(self._endpoints))]
+        for pool in self._pools:
+            try:
+                await pool.resolve()
+            except OSError as error:
+                raise SloBenchError(f"cannot find {pool.endpoint.host}: {error}") from error
+        before = resource.getrusage(resource.RUSAGE_SELF)
+        self._start_s = start_s()
+        self._tick_due_s = perf_counter() + _TICK_S
+        loop.call_later(_TICK_S, self._tick, 0)
+        self._dispatch()
+        try:
+            await self._finished
+        finally:
+            self._over = True
+            for pool in self._pools:
+                await pool.close()
+        after = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        unit = 1 if sys.platform == "darwin" else 1024
+        return Driven(
+            self._start_s,
+            self._exchanges,
+            self._spool,
+            self._lag_s,
+            cpu_s,
+            after.ru_maxrss * unit,
+        )
+
+    def _pool(self, index: int) -> Pool:
+        endpoint = self._endpoints[index]
+        return Pool(
+            endpoint,
+            lambda row: self._requests.of(index, row),
+            self._ended,
+            connect_limit_s=self._limits.connect_s,
+            tls=self._tls if endpoint.tls else None,
+        )
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback of ours raised: that must not look like a slow server."""
+        if not self._finished.done():
+            error = context.get("exception") or RuntimeError(str(context.get("message")))
+            self._finished.set_exception(error)
+
+    def _dispatch(self) -> None:
+        """Send whatever is due, and sleep until the next is."""
+        if self._dispatching or self._over:  # called back from a request that ended at once
+            return
+        self._dispatching = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            while True:
+                next_s = self._due.next_s()
+                if next_s == math.inf:
+                    self._finish_if_done()
+                    return
+                wait_s = self._start_s + next_s - perf_counter()
+                if wait_s > 0:
+                    # The loop counts milliseconds; woken a little early, it asks again at once.
+                    self._timer = self._loop.call_later(wait_s, self._dispatch)
+                    return
+                self._send(self._due.pop())
+        finally:
+            self._dispatching = False
+
+    def _send(self, r: RequestState) -> None:
+        endpoint = self._route.choose(r)
+        exchange = Exchange(r.id, endpoint, self._start_s + r.arrival_s, r.notify)
+        exchange.started_s = perf_counter()
+        self._exchanges.append(exchange)
+        self._in_flight += 1
+        self._pools[endpoint].send(exchange)
+
+    def _ended(self, exchange: Exchange) -> None:
+        self._in_flight -= 1
+        self._route.ended(exchange.endpoint)
+        self._spool.keep(exchange)
+        if exchange.waited_for:
+            answered = self._answered(exchange)
+            self._due.ended(exchange.row, exchange.end_s - self._start_s, answered)
+            self._dispatch()
+        elif self._in_flight == 0:
+            self._finish_if_done()
+
+    def _answered(self, exchange: Exchange) -> bool:
+        raw = self._spool.raw(exchange, embeds=self._requests.embeds(exchange.row))
+        return read_answer(raw).outcome is Outcome.FINISHED
+
+    def _finish_if_done(self) -> None:
+        over = self._over or self._due.next_s() == math.inf
+        if over and self._in_flight == 0 and not self._finished.done():
+            self._finished.set_result(None)
+
+    def _tick(self, number: int) -> None:
+        """Now and then: how late the loop is, what stalls, whether time is up."""
+        if self._over:
+            return
+        now_s = perf_counter()
+        self._lag_s.append(max(0.0, now_s - self._tick_due_s))
+        if self._progress is not None:
+            ended = len(self._exchanges) - self._in_flight
+            self._progress(ended, max(0.0, now_s - self._start_s))
+        if number % _SWEEP_TICKS == 0:
+            limit_s = self._limits.stall_s
+            for pool in self._pools:
+                for connection in pool.stalled(now_s - limit_s):
+                    connection.break_off(Fault.STALLED, f"nothing came for {limit_s:g} s")
+        if now_s - self._start_s >= self._limits.time_s:
+            self._over = True
+            for pool in self._pools:
+                pool.give_up(Fault.TIME_LIMIT, f"not ended after {self._limits.time_s:g} s")
+            self._finish_if_done()
+            return
+        self._tick_due_s = perf_counter() + _TICK_S
+        self._loop.call_later(_TICK_S, self._tick, number + 1)
+
+
+def _run(main: Coroutine[Any, Any, Driven]) -> Driven:
+    if sys.platform == "win32":
+        return asyncio.run(main)
+    import uvloop
+
+    driven: Driven = uvloop.run(main)
+    return driven
+
+
+@contextlib.contextmanager
+def _quiet_memory() -> Iterator[None]:
+    """No garbage collection: it would stop the clock-reading for milliseconds."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
+
+
+def _allow_many_sockets() -> None:
+    """As many as the system lets us have without asking."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,60 @@
+"""The bytes of ended exchanges, kept in a file until the run is over: memory stays small."""
+
+from __future__ import annotations
+
+import tempfile
+from array import array
+from dataclasses import dataclass
+from typing import IO
+
+from .answers import Raw
+from .exchange import Exchange
+
+_IN_MEMORY_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an exchange's stamps, lengths and bytes lie, one after the other."""
+
+    offset: int
+    pieces: int
+    body_bytes: int
+
+
+class Spool:
+    """A temporary file that nobody else sees; it goes when it is closed."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
+        self._places: dict[int, _Place] = {}
+        self._end = 0
+
+    def keep(self, exchange: Exchange) -> None:
+        """Move the bytes of an ended exchange out of memory."""
+        pieces = exchange.pieces
+        if not pieces:
+            return
+        body = b"".join(pieces)
+        record = exchange.stamps.tobytes() + array("I", map(len, pieces)).tobytes() + body
+        self._file.write(record)
+        self._places[exchange.row] = _Place(self._end, len(pieces), len(body))
+        self._end += len(record)
+        exchange.pieces = []
+        exchange.stamps = array("d")
+
+    def raw(self, exchange: Exchange, *, embeds: bool) -> Raw:
+        """An exchange with its bytes."""
+        stamps, lengths, body = array("d"), array("I"), b""
+        place = self._places.get(exchange.row)
+        if place is not None:
+            self._file.seek(place.offset)
+            stamps.frombytes(self._file.read(place.pieces * stamps.itemsize))
+            lengths.frombytes(self._file.read(place.pieces * lengths.itemsize))
+            body = self._file.read(place.body_bytes)
+            self._file.seek(0, 2)
+        return Raw(exchange.status, exchange.fault, exchange.detail, stamps, lengths, body, embeds)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._file.close()

@@ -1,0 +1,88 @@
+"""Was the client late? A level in which it was says more of the client than of the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+_FEW_REQUESTS = 20  # a rate over fewer says little
+
+
+@dataclass(frozen=True)
+class ClientFigures:
+    """How well the load was generated; seconds, NaN where nothing was measured."""
+
+    late_p50_s: float
+    late_p99_s: float
+    lag_p99_s: float
+    lag_max_s: float
+    offered_rps: float
+    sent_rps: float
+    cpu_s: float
+    peak_rss_bytes: int
+    processes: int
+    own_faults: int
+
+
+def client_figures(
+    due_s: Floats,
+    started_s: Floats,
+    lag_s: Floats,
+    *,
+    cpu_s: float,
+    peak_rss_bytes: int,
+    processes: int,
+    own_faults: int,
+) -> ClientFigures:
+    """Sum up one cell. `due_s` and `started_s` are of the requests that were sent."""
+    late_s = np.maximum(0.0, started_s - due_s)
+    return ClientFigures(
+        late_p50_s=_quantile(late_s, 0.5),
+        late_p99_s=_quantile(late_s, 0.99),
+        lag_p99_s=_quantile(lag_s, 0.99),
+        lag_max_s=_quantile(lag_s, 1.0),
+        offered_rps=_rate(due_s),
+        sent_rps=_rate(started_s),
+        cpu_s=cpu_s,
+        peak_rss_bytes=peak_rss_bytes,
+        processes=processes,
+        own_faults=own_faults,
+    )
+
+
+def invalid_because(
+    figures: ClientFigures, requests: int, *, late_limit_s: float, rate_limit_share: float
+) -> str | None:
+    """Why the level must not be used, or None."""
+    reasons: Sequence[tuple[bool, str]] = (
+        (figures.own_faults > 0, f"{figures.own_faults} requests failed on our side"),
+        (
+            figures.late_p99_s > late_limit_s,
+            f"requests were sent late: {figures.late_p99_s * 1e3:.1f} ms at p99, "
+            f"{late_limit_s * 1e3:g} ms is the limit",
+        ),
+        (
+            figures.lag_p99_s > late_limit_s,
+            f"the client was busy: its event loop lagged {figures.lag_p99_s * 1e3:.1f} ms at p99, "
+            f"{late_limit_s * 1e3:g} ms is the limit",
+        ),
+        (
+            requests >= _FEW_REQUESTS
+            and figures.sent_rps < (1 - rate_limit_share) * figures.offered_rps,
+            f"{figures.sent_rps:.4g} req/s were sent where {figures.offered_rps:.4g} were due",
+        ),
+    )
+    return next((reason for wrong, reason in reasons if wrong), None)
+
+
+def _quantile(values: Floats, q: float) -> float:
+    return float(np.quantile(values, q)) if len(values) else float("nan")
+
+
+def _rate(times_s: Floats) -> float:
+    span_s = float(times_s.max() - times_s.min()) if len(times_s) > 1 else 0.0
+    return (len(times_s) - 1) / span_s if span_s > 0 else float("nan")
