@@ -18,6 +18,7 @@ from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engines.device import Device
 from slo_bench.harness.engines.instance import EngineStuckError
+from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.simulate import simulate
@@ -54,6 +55,8 @@ class Closed(Policy):
     def limits(self, view):
         return Limits(max_seqs=0)
 
+
+SHORT_BATCHES = Fifo(max_batch=3)
 
 # ---------------------------------------------------------------- routers
 
@@ -212,6 +215,52 @@ def test_followers_of_the_oversize_are_cancelled(serve_each_way, requests):
         done, rejected, cancelled, cancelled, done, rejected, cancelled,
     ]  # fmt: skip
     assert records.tokens_out.tolist() == [2, 0, 0, 0, 2, 0, 0]
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    instances=st.sampled_from([1, 2, 3]),
+    policy=st.sampled_from([ShortOnly(), Impatient(), SHORT_BATCHES]),
+)
+def test_sessions_keep_their_order(serve, seed, instances, policy):
+    """Whatever is refused, dropped or too long: every request ends once, as its story demands."""
+    rng = np.random.default_rng(seed)
+    n = 50
+    follows = np.array([int(rng.integers(-1, row)) for row in range(n)])
+    follows[rng.random(n) < 0.3] = -1
+    prompts = rng.integers(1, 60, n)
+    prompts[rng.random(n) < 0.1] = 500  # too long
+    workload = Workload(
+        np.cumsum(rng.exponential(1.0, n)),
+        prompts,
+        rng.integers(1, 9, n),
+        follows=follows,
+        think_s=rng.exponential(2.0, n),
+    )
+    records = serve(
+        workload,
+        System("own", policy, router="least-loaded"),
+        instances=instances,
+        kv_blocks=20,
+        oversize="reject",
+    ).records
+    finished = records.outcome == Outcome.FINISHED
+    for row, before in enumerate(follows.tolist()):
+        outcome = records.outcome[row]
+        if prompts[row] == 500:
+            assert outcome == Outcome.REJECTED
+        elif before >= 0 and not finished[before]:
+            assert outcome == Outcome.CANCELLED
+            assert np.isnan(records.arrival_s[row])
+        else:
+            assert outcome in (Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED)
+            due_s = workload.arrival_s[row]
+            if before >= 0:
+                due_s = max(due_s, records.finish_s[before] + workload.think_s[row])
+            assert records.arrival_s[row] == due_s
+    np.testing.assert_array_equal(records.tokens_out, np.where(finished, workload.output_tokens, 0))
+    assert (records.scheduled_s[finished] >= records.arrival_s[finished]).all()
 
 
 def test_a_long_chain_is_cancelled(requests):
