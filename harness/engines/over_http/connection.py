@@ -1,7 +1,8 @@
 """Connections that are used again, and what happens on them; the hot path.
 
-A read costs a clock reading, the HTTP parser and two appends: no JSON is looked at before the run
-is over, so that a busy client stamps as truly as an idle one.
+Of a stream, a read costs a clock reading and two appends: its chunks are taken apart when the last
+one is there, and no JSON is looked at before the run is over. So a busy client stamps as truly as
+an idle one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, cast
 
 import httptools
 
+from .chunks import LAST_CHUNK, unchunk
 from .endpoint import Endpoint
 from .exchange import Exchange
 from .faults import Fault, connect_fault
@@ -25,13 +27,25 @@ Ended = Callable[[Exchange], None]
 class Connection(asyncio.Protocol):
     """One connection; at most one exchange at a time."""
 
-    __slots__ = ("_framed", "_now_s", "_parser", "_pool", "_transport", "_used", "exchange")
+    __slots__ = (
+        "_framed",
+        "_now_s",
+        "_parser",
+        "_pool",
+        "_stays",
+        "_streams",
+        "_transport",
+        "_used",
+        "exchange",
+    )
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
         self._parser: Any = None
         self._framed = False  # the answer's head says where its body ends
+        self._streams = False  # it is a chunked body, of which `exchange` holds the bare reads
+        self._stays = True  # the connection may be used again
         self._used = False  # has carried a whole exchange
         self._now_s = 0.0
         self.exchange: Exchange | None = None
@@ -44,20 +58,62 @@ class Connection(asyncio.Protocol):
     def send(self, exchange: Exchange) -> None:
         """Put a request; the pool hears when it has ended."""
         self.exchange = exchange
-        self._parser = httptools.HttpResponseParser(self)
-        self._framed = False
+        self._parser = None
+        self._framed = self._streams = False
         request = self._pool.request_of(exchange.row)
         exchange.sent_s = perf_counter()
         self._transport.writelines(request)
 
     def data_received(self, data: bytes) -> None:
-        self._now_s = now_s = perf_counter()
+        now_s = perf_counter()
         exchange = self.exchange
         if exchange is None:  # nobody asked
             self._transport.abort()
-            return
-        if exchange.first_byte_s != exchange.first_byte_s:
-            exchange.first_byte_s = now_s
+        elif self._streams:
+            exchange.stamps.append(now_s)
+            exchange.pieces.append(data)
+            # A last chunk that was torn apart comes as a short read.
+            if data.endswith(LAST_CHUNK) or len(data) < len(LAST_CHUNK):
+                self._end_stream(now_s)
+        else:
+            if exchange.first_byte_s != exchange.first_byte_s:
+                exchange.first_byte_s = now_s
+            if self._parser is not None or not self._begin_stream(exchange, data, now_s):
+                self._parse(data, now_s)
+
+    def _begin_stream(self, exchange: Exchange, data: bytes, now_s: float) -> bool:
+        """Is this the start of a chunked answer, with its whole head?"""
+        head_end = data.find(b"\r\n\r\n") + 4
+        if head_end < 4 or not data.startswith(b"HTTP/1.1 200"):
+            return False
+        head = data[:head_end].lower()
+        if b"\r\ntransfer-encoding: chunked\r\n" not in head or b"\r\ntrailer:" in head:
+            return False
+        self._streams = self._framed = True
+        self._stays = b"\r\nconnection: close" not in head
+        exchange.status = 200
+        if head_end < len(data):
+            exchange.stamps.append(now_s)
+            exchange.pieces.append(data[head_end:])
+            if data.endswith(LAST_CHUNK):
+                self._end_stream(now_s)
+        return True
+
+    def _end_stream(self, now_s: float) -> None:
+        """End the exchange, if its last chunk is there."""
+        exchange = self.exchange
+        assert exchange is not None
+        found = unchunk(exchange.pieces, exchange.stamps)
+        if found.complete:
+            exchange.pieces, exchange.stamps = found.pieces, found.stamps
+            self._streams = False
+            self._end(exchange, now_s, stays=self._stays)
+
+    def _parse(self, data: bytes, now_s: float) -> None:
+        """Any other answer."""
+        self._now_s = now_s
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError:
@@ -81,16 +137,30 @@ class Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         exchange = self.exchange
-        if exchange is None or exchange.status < 200:  # 100 Continue: the answer comes yet
-            return
+        if exchange is not None and exchange.status >= 200:  # 100 Continue: the answer comes yet
+            self._end(exchange, self._now_s, stays=self._parser.should_keep_alive())
+
+    def _end(self, exchange: Exchange, now_s: float, *, stays: bool) -> None:
+        """The whole answer is there."""
         self.exchange = None
         self._used = True
-        exchange.end_s = self._now_s
-        if self._parser.should_keep_alive():
+        exchange.end_s = now_s
+        if stays:
             self._pool.idle.append(self)
         else:
             self._transport.close()
         self._pool.ended(exchange)
+
+    def _break(self) -> Exchange | None:
+        """Take the exchange away before its end, with what came of it."""
+        exchange, self.exchange = self.exchange, None
+        if exchange is not None and self._streams:
+            found = unchunk(exchange.pieces, exchange.stamps)
+            exchange.pieces, exchange.stamps = found.pieces, found.stamps
+            self._streams = False
+            if found.problem:
+                exchange.detail = found.problem
+        return exchange
 
     def close(self) -> None:
         """Close an idle connection."""
@@ -98,7 +168,7 @@ class Connection(asyncio.Protocol):
 
     def break_off(self, fault: Fault, detail: str) -> None:
         """End the exchange, and the connection with it."""
-        exchange, self.exchange = self.exchange, None
+        exchange = self._break()
         self._transport.abort()
         if exchange is not None:
             _fail(exchange, fault, detail)
@@ -107,7 +177,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         pool = self._pool
         pool.open.discard(self)
-        exchange, self.exchange = self.exchange, None
+        exchange = self._break()
         if exchange is None:
             if self in pool.idle:
                 pool.idle.remove(self)
@@ -117,7 +187,9 @@ class Connection(asyncio.Protocol):
             # The server closed an idle connection just when we used it again: no fault of its.
             pool.connect(exchange)
             return
-        if exchange.status == 200 and not self._framed and exc is None:
+        if exchange.detail:
+            _fail(exchange, Fault.MALFORMED, exchange.detail)
+        elif exchange.status == 200 and not self._framed and exc is None:
             exchange.end_s = perf_counter()  # closing is how old servers end a body
         elif exc is None:
             _fail(exchange, Fault.CUT, "closed before the end of the answer")
