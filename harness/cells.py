@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..predictors.dtypes import weight_dtype
+from ..predictors.output_length import Ints, length_predictor
 from ..predictors.placement import Placement
 from ..predictors.specs import GIB, gpu, model
 from ..predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
@@ -24,6 +25,7 @@ from .store import Row, Value, request_columns, write_details
 from .systems import System, system
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
+_LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class CellSpec:
     slo_scale: float
     seed: int
     oversize: str
+    length_predictor: str = "oracle"
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
@@ -160,6 +163,14 @@ def workload_of(spec: CellSpec) -> Workload:
     return dataclasses.replace(made, max_output_tokens=declared)
 
 
+def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
+    """What policies are told of the answers' lengths, alike for every system; None: the truth."""
+    if spec.length_predictor == "oracle":
+        return None
+    rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
+    return length_predictor(spec.length_predictor).predict(workload, rng)
+
+
 def run_cell(
     spec: CellSpec, folder: Path, *, records: str = "csv", progress: Progress | None = None
 ) -> Row:
@@ -178,6 +189,7 @@ def run_cell(
         instances=spec.instances,
         router=spec.router,
         oversize=spec.oversize,
+        predicted_output_tokens=predicted_output_tokens(spec, workload),
         progress=progress,
     )
     judged = judge(workload, result.records)

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..predictors.output_length import length_predictor
 from ..predictors.placement import smallest_tp
 from ..predictors.specs import gpu, model
 from ..workloads.errors import SloBenchError
@@ -53,6 +54,7 @@ _AXES = (
     "max_output_tokens",
     "slo",
     "slo_scale",
+    "length_predictor",
     "oversize",
 )
 
@@ -116,6 +118,8 @@ def plan(asked: ExperimentSchema) -> Plan:
     axes = {name: getattr(asked, name) for name in _AXES}
     for slo in axes["slo"]:
         parse_slo(slo)
+    for text in axes["length_predictor"]:
+        length_predictor(text)
     for router in filter(None, axes["router"]):
         router_by_name(router)
     systems = list(_systems(asked))
@@ -182,6 +186,7 @@ def _cell(
         slo_scale=values["slo_scale"],
         seed=seed,
         oversize=values["oversize"],
+        length_predictor=values["length_predictor"],
     )
 
 

@@ -100,6 +100,7 @@ class ExperimentSchema(BaseModel):
     block_tokens: Axis[Count] = (16,)
     host_memory_gib: Axis[NotNegative] = (4.0,)  # for swapped KV, per GPU
     host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
+    length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 
     # How it is run.
     oversize: Axis[Literal["error", "reject", "truncate"]] = ("error",)

@@ -23,11 +23,12 @@ from .clusters.routers import router as router_by_name
 from .core.ledger import BlockLedger
 from .core.policy import Policy, StaticPolicy, overrides
 from .core.records import Gaps, Result, Timeline, Totals
+from .core.state import RequestState
 from .engines.device import Device
 from .engines.instance import Instance
 from .engines.measures import Measures
 from .engines.plain import PlainInstance
-from .engines.predictions import ModelledPredictions
+from .engines.predictions import ModelledPredictions, true_output_tokens
 from .engines.simulated import SimulatedInstance
 from .engines.static import StaticInstance
 from .systems import System
@@ -45,6 +46,7 @@ def simulate(
     instances: int = 1,
     router: str | None = None,
     oversize: str = "error",
+    predicted_output_tokens: np.ndarray | None = None,
     step: bool = False,
     progress: Callable[[int, float], None] | None = None,
 ) -> Result:
@@ -60,6 +62,8 @@ def simulate(
         oversize: what becomes of requests longer than the context or the KV cache: `error`,
             `reject` (they count as missed) or `truncate` (prompt cut from the front, then the
             answer, to fit).
+        predicted_output_tokens: what policies are told of each answer's length; the truth by
+            default.
         step: run the plain reference engine, step by step (slow; same records, gaps and no more).
         progress: called now and then with (requests ended, clock in seconds).
 
@@ -76,7 +80,10 @@ def simulate(
         raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
     if (workload.kind != Kind.GENERATE).any():
         raise SloBenchError("embedding requests are not simulated yet; leave them out")
-    builder = _Builder(workload, system, placement, step_time, step)
+    guess: Callable[[RequestState], int] = true_output_tokens
+    if predicted_output_tokens is not None:
+        guess = _lookup(predicted_output_tokens, len(workload))
+    builder = _Builder(workload, system, placement, step_time, step, guess)
     limit = builder.most_tokens_per_request()
     workload, rejected = _fit(workload, limit, oversize, reserved=builder.reserves_maximum)
     built = [builder.build(index) for index in range(instances * placement.pp)]
@@ -99,6 +106,15 @@ def simulate(
         assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
         assert ledger.host_free == ledger.host_total, "host KV blocks were lost"
     return Result(recorder.records, _gaps(built), _timeline(built), _totals(built, recorder))
+
+
+def _lookup(predicted: np.ndarray, requests: int) -> Callable[[RequestState], int]:
+    if len(predicted) != requests:
+        raise SloBenchError(
+            f"predicted_output_tokens has {len(predicted)} values for {requests} requests"
+        )
+    told = [int(tokens) for tokens in predicted]
+    return lambda r: told[r.id]
 
 
 @contextlib.contextmanager
@@ -128,6 +144,7 @@ class _Builder:
         placement: Placement,
         step_time: StepTime,
         step: bool,
+        guess: Callable[[RequestState], int],
     ) -> None:
         self._system = system
         self._placement = placement
@@ -139,7 +156,7 @@ class _Builder:
         self._prefix_block_tokens = workload.prefix_block_tokens if cached else 0
         self._sample_s = max(workload.span_s, 1.0) / _SAMPLES
         self._stages: tuple[Device, ...] = ()
-        self._predictions = ModelledPredictions(step_time, placement.swap_s_per_block)
+        self._predictions = ModelledPredictions(step_time, placement.swap_s_per_block, guess)
 
     @property
     def reserves_maximum(self) -> bool:

@@ -1,0 +1,122 @@
+"""How long an answer will be: what a policy is told before it is known.
+
+Source: UELLM, Eq. 3-1 (buckets) and Eq. 3-2 (the bucket's representative value stands for the
+length). The thesis reports 99.51 % of buckets right from the prompt alone; `noisy(accuracy=…)`
+says what a predictor of any stated accuracy would be worth, `oracle` what a perfect one would and
+`constant(…)` what none would.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..workloads.calls import build, parse_call
+from ..workloads.errors import SloBenchError, UnknownNameError
+from ..workloads.workload import Workload
+
+Ints = NDArray[np.int64]
+
+# Eq. 3-1: [0, 8), [8, 16), [16, 32), …, [1024, 2048), and one for whatever is longer.
+BUCKET_EDGES: tuple[int, ...] = (0, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_OVERFLOW_END = 4096  # the overflow bucket is represented as if it doubled like the others
+_EDGES = np.array(BUCKET_EDGES)
+_ENDS = np.append(_EDGES[1:], _OVERFLOW_END)
+_MIDDLES = np.maximum(1, (_EDGES + _ENDS) // 2)
+
+
+def bucket_of(tokens: int) -> int:
+    """The index of the bucket that holds a length."""
+    return int(np.searchsorted(_EDGES, tokens, side="right")) - 1
+
+
+def buckets_of(tokens: Ints) -> Ints:
+    """The index of the bucket that holds each length."""
+    found: Ints = np.searchsorted(_EDGES, tokens, side="right") - 1
+    return found
+
+
+def bucket_last_tokens(bucket: int) -> int:
+    """The longest length that a bucket holds (the overflow bucket: as if it doubled)."""
+    return int(_ENDS[bucket]) - 1
+
+
+class LengthPredictor(Protocol):
+    """Tells lengths of answers in advance. A learnt one reads `Workload.texts`."""
+
+    def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        """Predicted output tokens of each request, at least 1."""
+        ...
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """The true length, token by token."""
+
+    def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        """See `LengthPredictor`."""
+        return workload.output_tokens
+
+
+@dataclass(frozen=True)
+class NoisyOracle:
+    """The middle of the true bucket with probability `accuracy`, else of a neighbouring one."""
+
+    accuracy: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.accuracy <= 1:
+            raise SloBenchError(f"noisy accuracy must be from 0 to 1 but is {self.accuracy:g}")
+
+    def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        """See `LengthPredictor`."""
+        true = buckets_of(workload.output_tokens)
+        wrong = rng.random(len(true)) >= self.accuracy
+        beside = true + rng.choice((-1, 1), len(true))
+        # The first and the last bucket have one neighbour only.
+        beside = np.where(beside < 0, 1, np.where(beside == len(_EDGES), true - 1, beside))
+        predicted: Ints = _MIDDLES[np.where(wrong, beside, true)]
+        return predicted
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same for every request: no prediction at all."""
+
+    tokens: int
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise SloBenchError(f"constant tokens must be at least 1 but is {self.tokens}")
+
+    def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        """See `LengthPredictor`."""
+        return np.full(len(workload), self.tokens, dtype=np.int64)
+
+
+_KINDS: dict[str, type[Oracle] | type[NoisyOracle] | type[Constant]] = {
+    "oracle": Oracle,
+    "noisy": NoisyOracle,
+    "constant": Constant,
+}
+
+
+def length_predictor(text: str) -> LengthPredictor:
+    """`oracle`, `noisy(accuracy=0.8)` or `constant(256)`.
+
+    Raises:
+        UnknownNameError: there is no such predictor, or it has no such setting.
+        SloBenchError: a value is missing or out of range.
+    """
+    call = parse_call(text)
+    if call.name not in _KINDS:
+        raise UnknownNameError("length predictor", call.name, _KINDS)
+    return build(_KINDS[call.name], call)
+
+
+def bucket_accuracy(predicted: Ints, true: Ints) -> float:
+    """Share of lengths predicted into the bucket that they fall into."""
+    return float((buckets_of(predicted) == buckets_of(true)).mean())
