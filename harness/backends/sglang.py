@@ -47,6 +47,7 @@ _CPU_NEEDS = (
     "psutil",
     "pybase64",
     "pydantic",
+    "python-dateutil<3",
     "python-multipart",
     "pyzmq>=25.1.2",
     "regex",
@@ -64,6 +65,7 @@ _CPU_NEEDS = (
     "uvicorn>=0.51",
     "uvloop",
     "watchfiles",
+    "xgrammar==0.2.7",
     "xxhash",
     "zstandard",
 )
@@ -99,7 +101,8 @@ def _add_stand_ins(site_packages: Path, version: str) -> None:
 
 
 _PROBE = (
-    "import sglang.srt.server_args, sglang.srt.plugins.hook_registry, importlib.metadata as m; "
+    "import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, "
+    "importlib.metadata as m; "
     "print(m.version('sglang'))"
 )
 

@@ -1,0 +1,1 @@
+"""Our policies inside SGLang: imported by the server's processes, which have SGLang and torch."""

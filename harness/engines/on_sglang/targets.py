@@ -1,0 +1,69 @@
+"""What of SGLang we hook into or call, and whether it is still as we know it.
+
+None of it is a stable interface. An upgrade that moves something must say so at start-up, with
+the name of what moved, and not by scheduling as if nothing had been asked.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from importlib.metadata import PackageNotFoundError, version
+
+_SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
+_MANAGERS = "sglang.srt.managers"
+
+STARTED = f"{_SCHEDULER}.__init__"
+ENQUEUE = f"{_SCHEDULER}._add_request_to_queue"
+NEXT_BATCH = f"{_SCHEDULER}.get_next_batch_to_run"
+ALLOCATABLE = f"{_SCHEDULER}.get_num_allocatable_reqs"
+RUN = f"{_SCHEDULER}.run_batch"
+RESULT = f"{_SCHEDULER}.process_batch_result"
+ORDER = f"{_MANAGERS}.schedule_policy.SchedulePolicy.calc_priority"
+VICTIMS = f"{_MANAGERS}.schedule_batch.ScheduleBatch._get_decode_retraction_order"
+
+# Name to the parameters that come first, in this order.
+_HOOKED: dict[str, tuple[str, ...]] = {
+    STARTED: ("self", "server_args"),
+    ENQUEUE: ("self", "req", "is_retracted"),
+    NEXT_BATCH: ("self", "running_batch", "last_batch"),
+    ALLOCATABLE: ("self", "running_bs"),
+    RUN: ("self", "batch"),
+    RESULT: ("self", "batch", "result"),
+    ORDER: ("self", "waiting_queue", "running_batch"),
+    VICTIMS: ("reqs",),
+}
+_CALLED: dict[str, tuple[str, ...]] = {
+    f"{_SCHEDULER}.send_abort_output": ("self", "abort_req", "req"),
+    f"{_SCHEDULER}._release_aborted_request": ("self", "req"),
+    f"{_MANAGERS}.scheduler._make_abort_req": ("req", "finished_reason"),
+    f"{_MANAGERS}.schedule_batch.Req.finished": ("self",),
+    f"{_MANAGERS}.utils.is_health_check_generate_req": ("recv_req",),
+    "sglang.srt.mem_cache.common.match_kv_cache": ("req", "tree_cache"),
+    "sglang.srt.plugins.hook_registry.HookRegistry.register": ("target", "hook", "hook_type"),
+}
+HOOKS = tuple(_HOOKED)
+
+
+def sglang_version() -> str:
+    """Of the installed SGLang."""
+    try:
+        return version("sglang")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def moved() -> list[str]:
+    """What is not as we know it, in words; empty if everything is."""
+    wanted = {**_HOOKED, **_CALLED}
+    return [problem for name, first in wanted.items() if (problem := _problem(name, first))]
+
+
+def _problem(name: str, first: tuple[str, ...]) -> str:
+    try:
+        found = list(inspect.signature(pkgutil.resolve_name(name)).parameters)
+    except (ImportError, AttributeError):
+        return f"{name} is gone"
+    if tuple(found[: len(first)]) != first:
+        return f"{name} takes ({', '.join(found)}), not ({', '.join(first)}, …)"
+    return ""
