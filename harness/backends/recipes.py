@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 from ...workloads.errors import UnknownNameError
 from .recipe import Recipe
+from .sglang import SGLANG
 from .vllm import VLLM
 
-RECIPES: Mapping[str, Recipe] = {recipe.backend: recipe for recipe in (VLLM,)}
+RECIPES: Mapping[str, Recipe] = {recipe.backend: recipe for recipe in (VLLM, SGLANG)}
 
 
 def recipe(backend: str) -> Recipe:
