@@ -1,9 +1,10 @@
 """vLLM's scheduler, with a policy of ours deciding.
 
 vLLM executes: it keeps blocks, batches and outputs. What the policy decides is put where vLLM
-looks for it before each step: limits into its limits, the order into its waiting queue, the
-victims' ranks into `request.priority` (vLLM's PRIORITY mode preempts the largest), how a victim
-goes into `_preempt_request`. Positions in `running` only say who is served first: decodes, then
+looks for it before each step: limits into its limits, the order into its waiting queue. Who must
+go is preempted before the step, as far as the need for blocks can be foreseen; for what cannot
+(speculative tokens, say), the victims' ranks stand in `request.priority`, of which vLLM's PRIORITY
+mode preempts the largest. Positions in `running` only say who is served first: decodes, then
 prefills in the order in which they came in.
 """
 
@@ -196,7 +197,8 @@ class PolicyScheduler(Scheduler):
         if self.slo_policy.order != "entry":
             self.waiting.rekey()
         self._rank()
-        which = self._who_enters()
+        preempted = self._make_room()
+        which = Refill.NEITHER if preempted and self._decoding() else self._who_enters()
         sitting_out = self._sitting_out(which)
         self.waiting.opened(which, self._fits)
         try:
@@ -234,6 +236,46 @@ class PolicyScheduler(Scheduler):
             request.priority = rank
         running.sort(key=lambda r: (1, 0) if self.prefills(r) else (0, r.priority))
 
+    def _make_room(self) -> bool:
+        """Preempt until the blocks are there that this step takes; True if anybody had to go.
+
+        vLLM would do it in the middle of its pass over the batch, and those behind the victim
+        would then sit out the step, or get chunks cut for a victim that is gone.
+        """
+        preempted = False
+        while self.running:
+            decoding = self._decoding()
+            need = self._growth(decoding) + self._chunk_growth(len(decoding))
+            free = self.view.free_blocks
+            if free - self._limits.headroom_blocks >= need:
+                break
+            if len(decoding) == len(self.running) == 1 and free >= need:
+                break  # the headroom is for others, and there are none
+            victim = max(self.running, key=lambda r: r.priority)
+            self.running.remove(victim)
+            self._preempt_request(victim, time.monotonic())
+            preempted = True
+        return preempted
+
+    def _decoding(self) -> list[Request]:
+        return [r for r in self.running if not self.prefills(r)]
+
+    def _growth(self, decoding: list[Request]) -> int:
+        """Blocks that their next tokens take."""
+        return sum(r.num_computed_tokens % self.block_size == 0 for r in decoding)
+
+    def _chunk_growth(self, decoding: int) -> int:
+        """Blocks that the chunks beside so many decodes take."""
+        room = self.max_num_scheduled_tokens - decoding
+        growth = 0
+        for request in self.running:
+            if room > 0 and self.prefills(request):
+                before = request.num_computed_tokens
+                chunk = min(request.num_tokens - before, room)
+                room -= chunk
+                growth += -(-(before + chunk) // self.block_size) - -(-before // self.block_size)
+        return growth
+
     def _who_enters(self) -> Refill:
         queue = self.waiting
         if not (queue.resident or self._asks_refill):
@@ -259,7 +301,7 @@ class PolicyScheduler(Scheduler):
         """Those of a group, in their order, for whom there is room now."""
         queue, limits = self.waiting, self._limits
         entries = queue.resident if group is Refill.RESIDENT else queue.waiting
-        decoding = [r for r in self.running if not self.prefills(r)]
+        decoding = self._decoding()
         free = self.view.free_blocks
         if limits.mix or group is Refill.RESIDENT:
             free -= self._growth(decoding)
@@ -273,29 +315,20 @@ class PolicyScheduler(Scheduler):
             fitting.append(r)
         return fitting
 
-    def _growth(self, decoding: list[Request]) -> int:
-        """Blocks that their next tokens take."""
-        return sum(r.num_computed_tokens % self.block_size == 0 for r in decoding)
-
     def _sitting_out(self, which: Refill) -> list[Request]:
         """Who decodes in no step in which somebody prefills, if the policy does not mix."""
         if self._limits.mix:
             return []
-        decoding = [r for r in self.running if not self.prefills(r)]
+        decoding = self._decoding()
         if len(decoding) < len(self.running):
             return decoding  # a prompt is under way
         head = self.waiting.head() if which is Refill.WAITING else None
-        if head is None or self._decode_next or self._pressed(decoding):
+        if head is None or self._decode_next:
             return []
         blocks = -(-head.num_tokens // self.block_size)
         room = len(decoding) < min(self._own_limits[1], self._limits.max_seqs)
         enters = room and blocks <= self.view.free_blocks and self._fits(head)
         return decoding if enters else []
-
-    def _pressed(self, decoding: list[Request]) -> bool:
-        """Will the next decodes not fit?"""
-        free = self.view.free_blocks - self._limits.headroom_blocks
-        return free < self._growth(decoding)
 
     def _schedule_without(
         self, sitting_out: list[Request], args: tuple[Any, ...], kwargs: dict[str, Any]
