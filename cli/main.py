@@ -9,9 +9,13 @@ import typer
 
 from ..workloads.errors import SloBenchError
 from .backends import app as backends
+from .compare import EXAMPLES as COMPARE_EXAMPLES
+from .compare import compare
 from .doctor import EXAMPLES as DOCTOR_EXAMPLES
 from .doctor import doctor
 from .examples import epilog
+from .gate import EXAMPLES as GATE_EXAMPLES
+from .gate import gate
 from .list import EXAMPLES as LIST_EXAMPLES
 from .list import list_names
 from .report import EXAMPLES as REPORT_EXAMPLES
@@ -31,6 +35,8 @@ app = typer.Typer(
 )
 app.command(epilog=epilog(RUN_EXAMPLES))(run)
 app.command(epilog=epilog(REPORT_EXAMPLES))(report)
+app.command(epilog=epilog(COMPARE_EXAMPLES))(compare)
+app.command(epilog=epilog(GATE_EXAMPLES))(gate)
 app.add_typer(workload, name="workload")
 app.add_typer(backends, name="backends")
 app.command("list", epilog=epilog(LIST_EXAMPLES))(list_names)

@@ -1,0 +1,1 @@
+"""Two sets of results side by side: what differs, by how much, and is it noise?"""

@@ -1,0 +1,301 @@
+"""Resampling: how else the figures of a few seeds of many requests each could have come out.
+
+Requests of one run are correlated (they share a queue), so whole blocks of consecutive requests
+are drawn, not single ones; and seeds are drawn before blocks are. Where two systems served the
+same requests, both get the same seeds and blocks: what is common to them cancels.
+
+Nothing is resampled request by request. A draw of blocks is a row of counts; sums over a draw are
+counts @ block sums, and quantiles come from counts @ block histograms over the sorted values.
+
+Sources: Künsch, "The jackknife and the bootstrap for general stationary observations" (Ann. Stat.
+1989) for blocks; Politis and White, "Automatic block-length selection for the dependent bootstrap"
+(Econometric Reviews 2004, with the correction of Patton et al. 2009) for their length; Davison and
+Hinkley, "Bootstrap Methods and their Application" (1997), §3.8, for the two stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .metrics import Column, Metric
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+REPLICATES = 2000
+MOST_BLOCKS = 256
+FEWEST_BLOCKS = 8
+_EXACT_ROWS = 4096  # up to so many values each is a bin of its own
+_COARSE, _FINE = 1024, 512  # bins over everything, and around each quantile asked for
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What one run says about its requests, in order of arrival; those that count, and only those.
+
+    Latencies are NaN where there is none (no token, or one token and therefore no TPOT). `met` is
+    None where no SLO is known. `window_s` runs from the first arrival to the last finish.
+    """
+
+    latency_s: dict[Column, Floats]
+    tokens: Floats
+    met: Mask | None
+    window_s: float
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def block_length(values: Floats) -> int:
+    """The length of blocks that suits the correlation of a series (Politis and White).
+
+    Works on ranks, so that a heavy tail does not hide the correlation.
+    """
+    n = len(values)
+    if n < 16:
+        return 1
+    order = np.argsort(values, kind="stable")
+    ranks = np.empty(n)
+    ranks[order] = np.arange(n)
+    ranks -= ranks.mean()
+    most_lags = math.ceil(math.sqrt(n)) + max(5, math.ceil(math.log10(n)))
+    padded = 1 << (2 * n - 1).bit_length()
+    spectrum = np.abs(np.fft.rfft(ranks, padded)) ** 2
+    covariance = np.fft.irfft(spectrum, padded)[: most_lags + 1] / n
+    correlation = covariance / covariance[0]
+    quiet = np.abs(correlation[1:]) < 2 * math.sqrt(math.log10(n) / n)
+    run = max(5, math.ceil(math.log10(n)))
+    calm = np.convolve(quiet, np.ones(run, dtype=np.int64))[run - 1 : len(quiet)] == run
+    last = int(calm.argmax()) if calm.any() else most_lags
+    lags = np.arange(1, min(2 * max(last, 1), most_lags) + 1)
+    weight = np.clip(2 * (1 - lags / (2 * max(last, 1))), 0, 1)
+    spread = 2 * float((weight * lags * covariance[lags]).sum())
+    level = float(covariance[0] + 2 * (weight * covariance[lags]).sum())
+    if level <= 0:
+        return 1
+    best = (1.5 * (spread / level) ** 2 * n) ** (1 / 3)
+    return int(max(1, math.ceil(min(best, 3 * math.sqrt(n), n / 3))))
+
+
+def block_count(samples: Sequence[Sample]) -> int:
+    """Into how many blocks to cut runs of these (equally long) samples."""
+    lengths = []
+    for sample in samples:
+        ttft_s = sample.latency_s["ttft"]
+        lengths.append(block_length(np.where(np.isnan(ttft_s), np.inf, ttft_s)))
+    n = min(map(len, samples))
+    return max(1, min(n, max(FEWEST_BLOCKS, n // max(lengths)), MOST_BLOCKS))
+
+
+def draw_counts(blocks: int, replicates: int, rng: np.random.Generator) -> Floats:
+    """How often each block is drawn, replicate by replicate: (replicates, blocks)."""
+    drawn = rng.integers(blocks, size=(replicates, blocks))
+    drawn += np.arange(replicates)[:, None] * blocks
+    counts = np.bincount(drawn.ravel(), minlength=replicates * blocks)
+    return counts.reshape(replicates, blocks).astype(np.float64)
+
+
+def estimates(sample: Sample, metrics: Sequence[Metric]) -> Floats:
+    """The figures of one run; NaN where there is nothing to take them of."""
+    found = []
+    for metric in metrics:
+        if metric.column is None:
+            found.append(_share_or_rate(sample, metric))
+            continue
+        values = sample.latency_s[metric.column]
+        known = values[~np.isnan(values)]
+        if not len(known):
+            found.append(math.nan)
+        elif metric.quantile is None:
+            found.append(float(known.mean()))
+        else:
+            found.append(float(np.quantile(known, metric.quantile)))
+    return np.array(found)
+
+
+def _share_or_rate(sample: Sample, metric: Metric) -> float:
+    total = sample.tokens if metric.name == "output_tokens" else sample.met
+    if total is None or not len(total):
+        return math.nan
+    if metric.unit == "share":
+        return float(total.mean())
+    return float(total.sum()) / sample.window_s if sample.window_s > 0 else math.nan
+
+
+def replicate_figures(sample: Sample, metrics: Sequence[Metric], counts: Floats) -> Floats:
+    """The figures of resampled runs, (metrics, replicates); `counts` as `draw_counts` makes them.
+
+    The window of a run stays as it is: rates vary by what is counted in it.
+    """
+    blocks = counts.shape[1]
+    edges = np.linspace(0, len(sample), blocks + 1).round().astype(np.int64)
+    rows = np.repeat(np.arange(blocks), np.diff(edges))
+    drawn = counts @ np.diff(edges).astype(np.float64)
+    figures = np.full((len(metrics), counts.shape[0]), math.nan)
+    for column in dict.fromkeys(m.column for m in metrics):
+        places = [at for at, metric in enumerate(metrics) if metric.column == column]
+        if column is not None:
+            asked = [metrics[at].quantile for at in places]
+            figures[places] = _latencies(sample.latency_s[column], rows, counts, asked)
+            continue
+        for at in places:
+            total = sample.tokens if metrics[at].name == "output_tokens" else sample.met
+            if total is None:
+                continue
+            share = counts @ np.bincount(rows, total, blocks) / drawn
+            if metrics[at].unit == "per_s":
+                share *= len(sample) / sample.window_s if sample.window_s > 0 else math.nan
+            figures[at] = share
+    return figures
+
+
+def _latencies(values: Floats, rows: Ints, counts: Floats, asked: Sequence[float | None]) -> Floats:
+    """Means (asked for as None) and quantiles of the known values, (asked, replicates)."""
+    known = ~np.isnan(values)
+    values, rows = values[known], rows[known]
+    replicates, blocks = counts.shape
+    figures = np.full((len(asked), replicates), math.nan)
+    if not len(values):
+        return figures
+    weight = counts @ np.bincount(rows, minlength=blocks).astype(np.float64)
+    quantiles = [q for q in asked if q is not None]
+    found = iter(_quantiles(values, rows, counts, quantiles)) if quantiles else iter(())
+    with np.errstate(invalid="ignore", divide="ignore"):
+        for at, quantile in enumerate(asked):
+            if quantile is None:
+                figures[at] = counts @ np.bincount(rows, values, blocks) / weight
+            else:
+                figures[at] = next(found)
+    return figures
+
+
+def _quantiles(
+    values: Floats, rows: Ints, counts: Floats, quantiles: Sequence[float]
+) -> list[Floats]:
+    """Quantiles of every draw, by linear interpolation between neighbours as numpy's default.
+
+    Exact for few values; for many, values that are close neighbours count as their mean.
+    """
+    blocks = counts.shape[1]
+    edges = _bin_edges(np.sort(values), quantiles)
+    bins = np.searchsorted(edges, values, side="left")
+    size = len(edges)
+    held = np.bincount(bins, minlength=size)
+    stands_for = np.bincount(bins, values, size) / np.maximum(held, 1)
+    histogram = np.bincount(rows * size + bins, minlength=blocks * size).reshape(blocks, size)
+    # Counts are whole numbers far below 2**24: single precision keeps them exact, twice as fast.
+    below = np.cumsum(counts.astype(np.float32) @ histogram.astype(np.float32), axis=1)
+    total = below[:, -1]
+    found = []
+    for quantile in quantiles:
+        position = np.maximum(quantile * (total.astype(np.float64) - 1), 0)
+        lower = np.floor(position)
+        first = (below <= lower[:, None]).sum(axis=1).clip(max=size - 1)
+        second = (below <= (lower + 1)[:, None]).sum(axis=1).clip(max=size - 1)
+        low, high = stands_for[first], stands_for[second]
+        found.append(np.where(total > 0, low + (position - lower) * (high - low), math.nan))
+    return found
+
+
+def _bin_edges(ordered: Floats, quantiles: Sequence[float]) -> Floats:
+    """Upper ends of bins, the last the largest value; narrow around the quantiles."""
+    n = len(ordered)
+    if n <= _EXACT_ROWS:
+        return np.unique(ordered)
+    shares = [np.linspace(0, 1, _COARSE + 1)]
+    for quantile in quantiles:
+        reach = 0.5 * min(quantile, 1 - quantile)
+        shares.append(quantile + reach * np.linspace(-1, 1, _FINE + 1))
+    places = np.unique((np.concatenate(shares) * (n - 1)).round().astype(np.int64))
+    edges: Floats = np.unique(ordered[places])
+    return edges
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Figures of A and B, one for each metric, and the draws of both, (metrics, replicates)."""
+
+    a: Floats
+    b: Floats
+    drawn_a: Floats
+    drawn_b: Floats
+    blocks: int
+
+
+def resample(
+    runs_a: Sequence[Sample],
+    runs_b: Sequence[Sample],
+    metrics: Sequence[Metric],
+    *,
+    paired: bool,
+    rng: np.random.Generator,
+    replicates: int = REPLICATES,
+) -> Differences:
+    """Figures as means over runs (seeds), and what they come out as when seeds and then blocks of
+    requests are drawn again. `paired`: the runs of A and B are the same requests, one by one.
+    """
+    if paired:
+        blocks = [block_count(pair) for pair in zip(runs_a, runs_b, strict=True)]
+        counts = [draw_counts(n, replicates, rng) for n in blocks]
+        picks = _picks(len(runs_a), replicates, rng)
+        figures_a = _seed_figures(runs_a, metrics, counts)
+        figures_b = _seed_figures(runs_b, metrics, counts)
+        drawn_a, drawn_b = _over_seeds(figures_a, picks), _over_seeds(figures_b, picks)
+    else:
+        blocks, drawn = [], []
+        for runs in (runs_a, runs_b):
+            own = [block_count([run]) for run in runs]
+            blocks += own
+            counts = [draw_counts(n, replicates, rng) for n in own]
+            figures = _seed_figures(runs, metrics, counts)
+            drawn.append(_over_seeds(figures, _picks(len(runs), replicates, rng)))
+        drawn_a, drawn_b = drawn
+    return Differences(
+        a=_mean_known(np.array([estimates(run, metrics) for run in runs_a])),
+        b=_mean_known(np.array([estimates(run, metrics) for run in runs_b])),
+        drawn_a=drawn_a,
+        drawn_b=drawn_b,
+        blocks=min(blocks),
+    )
+
+
+def _seed_figures(
+    runs: Sequence[Sample], metrics: Sequence[Metric], counts: Sequence[Floats]
+) -> Floats:
+    """Draws of every seed: (seeds, metrics, replicates)."""
+    return np.array(
+        [replicate_figures(run, metrics, drawn) for run, drawn in zip(runs, counts, strict=True)]
+    )
+
+
+def _picks(seeds: int, replicates: int, rng: np.random.Generator) -> Ints:
+    """Seeds drawn with replacement, as many as there are: (replicates, seeds)."""
+    return rng.integers(seeds, size=(replicates, seeds))
+
+
+def _over_seeds(figures: Floats, picks: Ints) -> Floats:
+    """Means over the seeds drawn, (metrics, replicates).
+
+    A seed drawn twice in a replicate brings two different draws of its blocks: each place in the
+    draw reads another replicate of the seed.
+    """
+    replicates, places = picks.shape
+    total: Any = 0.0
+    for place in range(places):
+        shifted = (np.arange(replicates) + place * (replicates // places)) % replicates
+        total = total + figures[picks[:, place], :, shifted].T
+    mean: Floats = total / places
+    return mean
+
+
+def _mean_known(per_seed: Floats) -> Floats:
+    """Means over seeds; NaN as soon as one seed has no value, as nothing can stand in for it."""
+    mean: Floats = per_seed.mean(axis=0)
+    return mean

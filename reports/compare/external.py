@@ -1,0 +1,416 @@
+"""Result files of other load generators as `Results`, their definitions converted or refused.
+
+| | vllm `--save-detailed` | guidellm `benchmarks.json` | aiperf `profile_export.jsonl` |
+|---|---|---|---|
+| latencies count from | sending | the moment aimed at | sending |
+| TPOT of ours is its | TPOT | ITL; its TPOT includes the first token | ITL, a mean per request |
+| its goodput counts | met of those that succeeded | none | met of those that succeeded |
+
+Every figure is taken anew from times and token counts of single requests, so that it means what it
+means everywhere in slo-bench; what a file does not hold is refused, never guessed. Formats read:
+vllm/benchmarks/serve.py, guidellm/schemas/{info,request_stats}.py (0.4 and later) and aiperf
+docs/tutorials/working-with-profile-exports.md, as they stood in 2026.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...workloads.errors import FileFormatError, SloBenchError
+from .results import Cell, Requests, Results, number
+
+Json = Mapping[str, Any]
+
+VLLM, GUIDELLM, AIPERF = "vllm bench serve", "guidellm", "aiperf"
+_GAPS_NOTE = (
+    "{name}: time per output token is (last − first token) / (tokens − 1) of each request, {what}."
+)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Requests of a foreign file before they are columns."""
+
+    arrival_s: list[float]
+    first_token_s: list[float]
+    finish_s: list[float]
+    prompt_tokens: list[float]
+    tokens_out: list[float]
+    finished: list[bool]
+
+    @classmethod
+    def empty(cls) -> _Rows:
+        return cls([], [], [], [], [], [])
+
+    def add(
+        self,
+        arrival_s: float,
+        first_token_s: float,
+        finish_s: float,
+        prompt_tokens: float,
+        tokens_out: float,
+        finished: bool,
+    ) -> None:
+        """One request; of one that failed no time after its arrival counts."""
+        self.arrival_s.append(arrival_s)
+        self.first_token_s.append(first_token_s if finished else math.nan)
+        self.finish_s.append(finish_s if finished else math.nan)
+        self.prompt_tokens.append(prompt_tokens)
+        self.tokens_out.append(tokens_out if finished else 0.0)
+        self.finished.append(finished)
+
+    def requests(self, duration_s: float | None = None) -> Requests:
+        """In order of arrival, times from the first."""
+        arrival_s = np.array(self.arrival_s)
+        order = np.argsort(arrival_s, kind="stable")
+        begin_s = float(np.nanmin(arrival_s)) if duration_s is None else 0.0
+
+        def column(values: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
+            return np.array(values, dtype=np.float64)[order]
+
+        return Requests(
+            arrival_s=column(self.arrival_s) - begin_s,
+            first_token_s=column(self.first_token_s) - begin_s,
+            finish_s=column(self.finish_s) - begin_s,
+            tokens_out=column(self.tokens_out),
+            prompt_tokens=column(self.prompt_tokens),
+            output_tokens=None,
+            finished=np.array(self.finished, dtype=np.bool_)[order],
+            duration_s=duration_s,
+        )
+
+
+def external_results(path: Path) -> Results:
+    """Read a file of `vllm bench serve`, guidellm or aiperf, which of them is seen from the file.
+
+    Raises:
+        SloBenchError: it is none of them, or one without requests.
+    """
+    documents = list(_documents(path))
+    first = documents[0]
+    if "benchmarks" in first:
+        return _guidellm(path, first)
+    if "metadata" in first and "metrics" in first:
+        return _aiperf(path, documents)
+    if "request_throughput" in first and "model_id" in first:
+        return _vllm(path, documents)
+    if "request_latency" in first and "time_to_first_token" in first:
+        raise FileFormatError(
+            path,
+            None,
+            "is aiperf's summary, which has no single requests; give profile_export.jsonl, "
+            "which lies beside it",
+        )
+    raise FileFormatError(
+        path,
+        None,
+        "is neither a run folder nor a result file of `vllm bench serve`, guidellm or aiperf",
+    )
+
+
+def _documents(path: Path) -> Iterator[Json]:
+    """The JSON object of a file, or those of its lines."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    if not text.strip():
+        raise FileFormatError(path, None, "is empty")
+    try:
+        pieces: list[tuple[int | None, Any]] = [(None, json.loads(text))]
+    except json.JSONDecodeError:
+        pieces = []
+        for line, piece in enumerate(text.splitlines(), start=1):
+            if not piece.strip():
+                continue
+            try:
+                pieces.append((line, json.loads(piece)))
+            except json.JSONDecodeError as error:
+                raise FileFormatError(path, line, f"is not JSON: {error.msg}") from error
+    for place, document in pieces:
+        if not isinstance(document, dict):
+            raise FileFormatError(path, place, "must hold a JSON object")
+        yield document
+
+
+def _held(requests: Requests) -> Callable[[], Requests]:
+    return lambda: requests
+
+
+def _identity(system: str, model: str) -> dict[str, str]:
+    return {
+        "system": system,
+        "backend": "measured",
+        "workload": "",
+        "model": model,
+        "gpu": "",
+        "gpus": "",
+    }
+
+
+def _seeded(cells: Sequence[tuple[str, float | None, str, Requests]], system: str) -> list[Cell]:
+    """Cells; those of the same rate and model count as repetitions."""
+    seen: dict[tuple[float | None, str], int] = {}
+    found = []
+    for name, rate_rps, model, requests in cells:
+        seed = seen.get((rate_rps, model), 0)
+        seen[rate_rps, model] = seed + 1
+        found.append(Cell(name, _identity(system, model), rate_rps, seed, _held(requests)))
+    return found
+
+
+# ---------------------------------------------------------------- vllm bench serve
+
+
+def _vllm(path: Path, documents: Sequence[Json]) -> Results:
+    name = path.name
+    cells: list[tuple[str, float | None, str, Requests]] = []
+    refused: dict[str, str] = {}
+    notes = [_GAPS_NOTE.format(name=name, what="which is its TPOT")]
+    for at, document in enumerate(documents):
+        if "ttfts" not in document or "output_lens" not in document:
+            raise FileFormatError(
+                path,
+                None,
+                "holds only the summary of `vllm bench serve`, from which no interval can be "
+                "had; run it with --save-result --save-detailed",
+            )
+        if "itls" not in document and "latencies" not in document:
+            raise FileFormatError(path, None, "lacks itls, and so the time of the last token")
+        rate_rps = number(document.get("request_rate"))
+        limit = document.get("max_concurrency")
+        open_loop = math.isfinite(rate_rps)
+        if limit is not None and open_loop and "queue_times" not in document:
+            for family in ("ttft", "e2e", "attainment", "goodput"):
+                refused[family] = (
+                    f"requests waited in the client for --max-concurrency {limit}, "
+                    "and the file does not say how long"
+                )
+        if "start_times" not in document:
+            notes.append(
+                f"{name}: no start_times in the file; rates are per second of its `duration`."
+            )
+        requests = _vllm_requests(path, document)
+        label = f"{name} #{at + 1}" if len(documents) > 1 else name
+        rate = rate_rps if open_loop else None
+        cells.append((label, rate, str(document["model_id"]), requests))
+    return Results(
+        name=name,
+        kind=VLLM,
+        cells=_seeded(cells, path.stem),
+        clock="sent",
+        notes=tuple(dict.fromkeys(notes)),
+        refused=refused,
+    )
+
+
+def _vllm_requests(path: Path, document: Json) -> Requests:
+    columns: dict[str, list[Any]] = {}
+    for key in ("ttfts", "output_lens", "input_lens", "errors", "itls", "latencies"):
+        if key in document:
+            columns[key] = list(document[key])
+    n = len(columns["ttfts"])
+    for key, values in columns.items():
+        if len(values) != n:
+            raise FileFormatError(path, None, f"{key} has {len(values)} entries, ttfts has {n}")
+    if not n:
+        raise FileFormatError(path, None, "holds no request")
+    begins = document.get("start_times")
+    waits = document.get("queue_times") or [0.0] * n
+    rows = _Rows.empty()
+    for i in range(n):
+        failed = bool(columns["errors"][i]) if "errors" in columns else False
+        tokens = number(columns["output_lens"][i])
+        finished = not failed and tokens >= 1
+        sent_s = number(begins[i]) if begins is not None else 0.0
+        ttft_s = number(columns["ttfts"][i])
+        latency_s = (
+            number(columns["latencies"][i])
+            if "latencies" in columns
+            else ttft_s + sum(columns["itls"][i])
+        )
+        rows.add(
+            arrival_s=sent_s - (number(waits[i]) if begins is not None else 0.0),
+            first_token_s=sent_s + ttft_s,
+            finish_s=sent_s + latency_s,
+            prompt_tokens=number(columns["input_lens"][i]) if "input_lens" in columns else math.nan,
+            tokens_out=tokens,
+            finished=finished,
+        )
+    duration_s = None if begins is not None else number(document.get("duration"))
+    return rows.requests(duration_s)
+
+
+# ---------------------------------------------------------------- guidellm
+
+
+def _guidellm(path: Path, document: Json) -> Results:
+    cells: list[tuple[str, float | None, str, Requests]] = []
+    name = path.name
+    refused: dict[str, str] = {}
+    notes = [
+        _GAPS_NOTE.format(
+            name=name, what="which guidellm calls ITL; its TPOT includes the first token"
+        ),
+        f"{name}: latencies count from the moment aimed at (targeted_start) instead of sending.",
+    ]
+    for at, benchmark in enumerate(document["benchmarks"]):
+        config = benchmark.get("config")
+        if not isinstance(config, Mapping):
+            raise FileFormatError(
+                path,
+                None,
+                "was written by guidellm before 0.4; its requests lack the times needed",
+            )
+        strategy = config.get("strategy", {})
+        kind = str(strategy.get("type_", ""))
+        rate_rps = number(strategy.get("rate")) if kind in ("constant", "poisson") else None
+        by_status = benchmark.get("requests") or {}
+        sampled = config.get("sample_requests")
+        if sampled is not None and any(len(by_status.get(s) or ()) >= sampled for s in by_status):
+            for family in ("attainment", "goodput", "output_tokens"):
+                refused[family] = (
+                    f"the file keeps a sample of {sampled} requests of each outcome, so that "
+                    "shares of all are unknown; run guidellm without --sample-requests"
+                )
+        requests, incomplete = _guidellm_requests(path, benchmark, by_status)
+        if incomplete:
+            notes.append(
+                f"{name}: {incomplete} requests were under way when guidellm stopped; "
+                "they arrived and did not finish, and so count as missed."
+            )
+        asked = document.get("args") or {}
+        model = str((config.get("backend") or {}).get("model") or asked.get("model") or "")
+        cells.append((f"{name} #{at + 1} {kind}", rate_rps, model, requests))
+    if not cells:
+        raise FileFormatError(path, None, "holds no benchmark")
+    return Results(
+        name=name,
+        kind=GUIDELLM,
+        cells=_seeded(cells, path.stem),
+        notes=tuple(dict.fromkeys(notes)),
+        refused=refused,
+    )
+
+
+def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Requests, int]:
+    rows = _Rows.empty()
+    incomplete = 0
+    begin_s, end_s = number(benchmark.get("start_time")), number(benchmark.get("end_time"))
+    for status in ("successful", "incomplete", "errored"):
+        for request in by_status.get(status) or ():
+            try:
+                times: Json = request["info"]["timings"]
+            except (KeyError, TypeError):
+                raise FileFormatError(path, None, "has a request without info.timings") from None
+            sent_s = number(times.get("request_start"))
+            aimed_s = number(times.get("targeted_start"))
+            arrival_s = sent_s if math.isnan(aimed_s) else aimed_s
+            if arrival_s < begin_s or arrival_s > end_s:
+                continue  # warm-up and cool-down, as guidellm was told
+            if math.isnan(arrival_s):
+                continue  # cancelled before it was ever due
+            incomplete += status == "incomplete"
+            tokens = number(request.get("output_tokens"))
+            if math.isnan(tokens):
+                tokens = number((request.get("output_metrics") or {}).get("total_tokens"))
+            last_s = number(times.get("last_token_iteration"))
+            rows.add(
+                arrival_s=arrival_s,
+                first_token_s=number(times.get("first_token_iteration")),
+                finish_s=number(times.get("request_end")) if math.isnan(last_s) else last_s,
+                prompt_tokens=number(request.get("prompt_tokens")),
+                tokens_out=tokens,
+                finished=status == "successful",
+            )
+    if not rows.arrival_s:
+        raise FileFormatError(path, None, "has a benchmark that holds no request")
+    return rows.requests(), incomplete
+
+
+# ---------------------------------------------------------------- aiperf
+
+
+def _aiperf(path: Path, records: Sequence[Json]) -> Results:
+    rows = _Rows.empty()
+    refused: dict[str, str] = {}
+    for line, record in enumerate(records, start=1):
+        about, metrics = record.get("metadata") or {}, record.get("metrics") or {}
+        if about.get("benchmark_phase", "profiling") != "profiling":
+            continue
+        sent_s = number(about.get("request_start_ns")) * 1e-9
+        if math.isnan(sent_s):
+            raise FileFormatError(path, line, "has no metadata.request_start_ns")
+        failed = record.get("error") is not None or bool(about.get("was_cancelled"))
+        latency_s = _aiperf_s(path, line, metrics, "request_latency")
+        if math.isnan(latency_s):
+            latency_s = number(about.get("request_end_ns")) * 1e-9 - sent_s
+        ttft_s = _aiperf_s(path, line, metrics, "time_to_first_token")
+        if not failed and math.isnan(ttft_s):
+            for family in ("ttft", "tpot"):
+                refused[family] = "no time to first token is known; run aiperf with --streaming"
+        rows.add(
+            arrival_s=sent_s,
+            first_token_s=sent_s + ttft_s,
+            finish_s=sent_s + latency_s,
+            prompt_tokens=_aiperf_count(metrics, "input_sequence_length"),
+            tokens_out=_aiperf_count(metrics, "output_sequence_length"),
+            finished=not failed,
+        )
+    if not rows.arrival_s:
+        raise FileFormatError(path, None, "holds no request of the phase `profiling`")
+    model, rate_rps = _aiperf_settings(path)
+    system = path.parent.name or path.stem
+    return Results(
+        name=path.name if not path.parent.name else f"{path.parent.name}/{path.name}",
+        kind=AIPERF,
+        cells=_seeded([(path.name, rate_rps, model, rows.requests())], system),
+        clock="sent",
+        notes=(
+            _GAPS_NOTE.format(
+                name=path.name, what="which is what aiperf calls ITL (a mean of each request)"
+            ),
+        ),
+        refused=refused,
+    )
+
+
+def _aiperf_s(path: Path, line: int, metrics: Json, name: str) -> float:
+    """A time in seconds; its unit stands beside it."""
+    measured = metrics.get(name)
+    if not isinstance(measured, Mapping):
+        return math.nan
+    scales = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "sec": 1.0, "s": 1.0, "seconds": 1.0}
+    unit = str(measured.get("unit"))
+    if unit not in scales:
+        raise FileFormatError(path, line, f"{name} is in {unit!r}; known: {', '.join(scales)}")
+    return number(measured.get("value")) * scales[unit]
+
+
+def _aiperf_count(metrics: Json, name: str) -> float:
+    measured = metrics.get(name)
+    return number(measured.get("value")) if isinstance(measured, Mapping) else math.nan
+
+
+def _aiperf_settings(path: Path) -> tuple[str, float | None]:
+    """Model and rate, from the summary beside the records, where there is one."""
+    beside = path.with_name("profile_export_aiperf.json")
+    if not beside.is_file():
+        return "", None
+    try:
+        summary = json.loads(beside.read_text(encoding="utf-8"))
+        config = summary.get("input_config") or {}
+        names = (config.get("endpoint") or {}).get("model_names") or [
+            item.get("name", "") for item in (config.get("models") or {}).get("items") or []
+        ]
+        rate_rps = number((config.get("loadgen") or {}).get("request_rate"))
+    except (OSError, ValueError, AttributeError) as error:
+        raise SloBenchError(f"{beside} cannot be read: {error}") from error
+    return ",".join(map(str, names)), rate_rps if math.isfinite(rate_rps) else None
