@@ -47,6 +47,8 @@ def knob(
     choices: tuple[Any, ...] | None = None,
 ) -> Any:
     """A dataclass field that the user may set and the tuner may search."""
+    if isinstance(default, bool) and choices is None:
+        choices = (True, False)
     bounds = Bounds(low, high, log, choices)
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 

@@ -12,7 +12,7 @@ from .policy import Policy, overrides
 from .state import RequestState
 from .view import View
 
-_REKEY_AT_MOST = 128  # SGLang orders longer queues by arrival as well (Sheng et al., SGLang)
+REKEY_AT_MOST = 128  # SGLang orders longer queues by arrival as well (Sheng et al., SGLang)
 
 
 class WaitQueue:
@@ -71,7 +71,9 @@ class WaitQueue:
 
 
 class CacheOrderedQueue(WaitQueue):
-    """Keys depend on the prefix cache: asked again when it changed, for short queues only."""
+    """Keys depend on the prefix cache: asked again when it changed. Long queues are in order of
+    arrival.
+    """
 
     __slots__ = ("_ledger", "_seen")
 
@@ -82,9 +84,15 @@ class CacheOrderedQueue(WaitQueue):
 
     def head(self) -> RequestState:
         """The next request by today's cache."""
-        if self._ledger.cache_version != self._seen and self.live <= _REKEY_AT_MOST:
+        by_arrival = self.live > REKEY_AT_MOST
+        changed = self._ledger.cache_version != self._seen
+        if by_arrival != self._by_arrival or (changed and not by_arrival):
             self._seen = self._ledger.cache_version
+            self._by_arrival = by_arrival
             urgency, view = self._policy.urgency, self._view
-            self._heap = [(urgency(r, view), r.seq, r.version, r) for r in super().__iter__()]
+            self._heap = [
+                (r.arrival_s if by_arrival else urgency(r, view), r.seq, r.version, r)
+                for r in super().__iter__()
+            ]
             heapify(self._heap)
         return super().head()

@@ -69,6 +69,12 @@ class Measures:
         if last_token_s in self._joined:
             self._joined.remove(last_token_s)
 
+    def idle(self, from_s: float, to_s: float) -> None:
+        """Nothing is here between those times; a spell longer than a sample shows as such."""
+        self.idle_s += to_s - from_s
+        if to_s - from_s > self.sample_s and self.samples:
+            self.samples.append((from_s, 0, 0, 0))
+
     def gap(self, gap_s: float, count: int = 1) -> None:
         """A gap that occurred so many times."""
         self._add_gap(gap_s)

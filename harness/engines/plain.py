@@ -13,6 +13,7 @@ from ...predictors.step_time import StepTime
 from ..core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
 from ..core.ledger import BlockLedger
 from ..core.policy import Policy
+from ..core.queues import REKEY_AT_MOST
 from ..core.state import Phase, RequestState
 from ..core.view import Predictions
 from .arrival_queue import ArrivalQueue
@@ -142,8 +143,8 @@ class PlainInstance:
         return [self._by_urgency(group)[0] for group in groups if group]
 
     def _next_waiting(self) -> RequestState:
-        if self.policy.order == "cache" and self.waiting.live > 128:
-            raise NotImplementedError("the reference orders short queues only")
+        if self.policy.order == "cache" and self.waiting.live > REKEY_AT_MOST:
+            return min(self.waiting, key=lambda r: (r.arrival_s, r.seq))
         return self._by_urgency(list(self.waiting))[0]
 
     # ---------------------------------------------------------------- one iteration

@@ -58,7 +58,7 @@ class SimulatedInstance(Loop):
             if not self.decoding and self.idle:
                 if not inbox or inbox[0].visible_s >= horizon_s:
                     return
-                measures.idle_s += inbox[0].visible_s - self.now_s
+                measures.idle(self.now_s, inbox[0].visible_s)
                 self.now_s = inbox[0].visible_s
                 continue
             if self.now_s >= horizon_s:

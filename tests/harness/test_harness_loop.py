@@ -238,6 +238,16 @@ def test_sglang_serves_the_longest_cached_prefix_first(serve_each_way, requests)
         assert served.log[-2:] == [(0, 0, [(32, 8)]), (0, 0, [(0, 40)])]
 
 
+def test_sglang_orders_long_queues_by_arrival(serve_each_way, requests):
+    # 141 wait at 13 s. By arrival until 128 are left; then the last comer, whose prefix is cached.
+    rows = [(0, 40, 1), (10, 16, 3), *[(10.5, 16, 1)] * 140, (10.75, 40, 1)]
+    blocks = [(1, 2), *[()] * 141, (1, 2)]
+    system = System("one at a time", Sglang(max_running_requests=1), prefix_cache=True)
+    records = serve_each_way(requests(*rows, prefix_blocks=blocks), system).records
+    assert records.scheduled_s[2:].argsort().tolist() == [*range(13), 140, *range(13, 140)]
+    assert records.cached_tokens[-1] == 32
+
+
 def test_without_a_cache_sglang_is_first_come_first_served(serve_each_way, requests):
     system = System("one at a time", Sglang(max_running_requests=1))
     served = serve_each_way(requests(*CACHED, prefix_blocks=HASHES), system)
