@@ -19,11 +19,7 @@ from ...core.wire import REJECTED
 from .faults import Fault, outcome_of
 
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
-# Most events differ by their text alone. In JSON a quote inside a text is escaped, so that these
-# patterns cannot match inside one.
-_PLAIN_TEXT = re.compile(rb'"(?:text|content)": ?"[^"]')
-_UNFINISHED = re.compile(rb'"finish_reason": ?null')
-_NOT_PLAIN = re.compile(rb'"usage": ?\{|"error"|"logprobs": ?\{')
+_TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _DETAIL_CHARACTERS = 200
 
@@ -86,13 +82,42 @@ def _message(body: bytes) -> str:
     return str(found)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Event:
     """One event of a stream that may have brought tokens."""
 
     time_s: float
     has_text: bool
     total_tokens: int = -1  # running usage, where it is sent
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What stands around the text of an event. Most events of a stream differ by nothing else, so
+    that one is read as JSON and the others are compared to it.
+    """
+
+    before: bytes
+    after: bytes
+
+    @classmethod
+    def of(cls, data: bytes) -> _Shape | None:
+        """Of an event that brings one text without anything to unescape."""
+        found = list(_TEXT_FIELD.finditer(data))
+        if len(found) != 1:
+            return None
+        start, end = found[0].span(1)
+        return cls(data[:start], data[end:])
+
+    def fits(self, data: bytes) -> bool:
+        """Whether it is an event of this shape; in JSON a quote in a text is escaped."""
+        start, end = len(self.before), len(data) - len(self.after)
+        return (
+            start < end
+            and data.startswith(self.before)
+            and data.endswith(self.after)
+            and data.find(b'"', start, end) < 0
+        )
 
 
 class _Reader:
@@ -107,6 +132,7 @@ class _Reader:
         self._done = False
         self._finish = ""
         self._stop = ""
+        self._shape: _Shape | None = None
 
     def read_whole(self, body: bytes) -> None:
         """An answer in one piece: embeddings, or a server that does not stream."""
@@ -136,23 +162,17 @@ class _Reader:
         """Server-sent events, each at the time when its last byte was there."""
         raw = self._raw
         stamps, lengths, body = raw.stamps, raw.lengths, raw.body
-        keep_text = self._keep_text
         events = self._events
         piece, piece_end = 0, lengths[0] if lengths else 0
         for found in _DATA.finditer(body):
-            start, end = found.span(1)
+            data = found[1]
+            end = found.end(1)
             while piece_end < end and piece + 1 < len(lengths):
                 piece += 1
                 piece_end += lengths[piece]
-            if (
-                not keep_text
-                and body[end - 1 : end] == b"}"
-                and _PLAIN_TEXT.search(body, start, end)
-                and _UNFINISHED.search(body, start, end)
-                and not _NOT_PLAIN.search(body, start, end)
-            ):
+            if self._shape is not None and self._shape.fits(data):
                 events.append(_Event(stamps[piece], True))
-            elif not self._event(body[start:end], stamps[piece]):
+            elif not self._event(data, stamps[piece]):
                 return
         self._settle()
 
@@ -176,8 +196,11 @@ class _Reader:
         choices = found.get("choices")
         for choice in choices or []:
             self._choice(choice, time_s)
-        if choices and isinstance(usage, dict) and self._events:
-            self._events[-1].total_tokens = usage.get("completion_tokens", -1)
+        if isinstance(usage, dict):
+            if choices and self._events:
+                self._events[-1].total_tokens = _count(usage.get("completion_tokens"))
+        elif choices and not self._finish and not self._keep_text:
+            self._shape = _Shape.of(data)
         return True
 
     def _choice(self, choice: Mapping[str, Any], time_s: float) -> None:

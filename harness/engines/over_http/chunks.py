@@ -7,8 +7,6 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
 
-LAST_CHUNK = b"0\r\n\r\n"
-
 
 @dataclass
 class Unchunked:

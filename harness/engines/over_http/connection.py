@@ -1,8 +1,7 @@
 """Connections that are used again, and what happens on them; the hot path.
 
-Of a stream, a read costs a clock reading and two appends: its chunks are taken apart when the last
-one is there, and no JSON is looked at before the run is over. So a busy client stamps as truly as
-an idle one.
+Of a stream, a read costs a clock reading and two appends: its chunks are taken apart, and its JSON
+is looked at, when the run is over. So a busy client stamps as truly as an idle one.
 """
 
 from __future__ import annotations
@@ -16,12 +15,16 @@ from typing import Any, cast
 
 import httptools
 
-from .chunks import LAST_CHUNK, unchunk
+from .chunks import unchunk
 from .endpoint import Endpoint
 from .exchange import Exchange
 from .faults import Fault, connect_fault
 
 Ended = Callable[[Exchange], None]
+
+# How the last chunk follows another. In a stream of events that are JSON it can be nothing else;
+# whether all chunks before it are whole is looked at when they are taken apart.
+_END = b"\r\n0\r\n\r\n"
 
 
 class Connection(asyncio.Protocol):
@@ -44,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser: Any = None
         self._framed = False  # the answer's head says where its body ends
-        self._streams = False  # it is a chunked body, of which `exchange` holds the bare reads
+        self._streams = False  # it is a chunked body
         self._stays = True  # the connection may be used again
         self._used = False  # has carried a whole exchange
         self._now_s = 0.0
@@ -72,9 +75,8 @@ class Connection(asyncio.Protocol):
         elif self._streams:
             exchange.stamps.append(now_s)
             exchange.pieces.append(data)
-            # A last chunk that was torn apart comes as a short read.
-            if data.endswith(LAST_CHUNK) or len(data) < len(LAST_CHUNK):
-                self._end_stream(now_s)
+            if data.endswith(_END) or (len(data) < len(_END) and self._is_whole(exchange)):
+                self._end(exchange, now_s, stays=self._stays)
         else:
             if exchange.first_byte_s != exchange.first_byte_s:
                 exchange.first_byte_s = now_s
@@ -89,25 +91,23 @@ class Connection(asyncio.Protocol):
         head = data[:head_end].lower()
         if b"\r\ntransfer-encoding: chunked\r\n" not in head or b"\r\ntrailer:" in head:
             return False
-        self._streams = self._framed = True
+        self._streams = exchange.chunked = self._framed = True
         self._stays = b"\r\nconnection: close" not in head
         exchange.status = 200
         if head_end < len(data):
             exchange.stamps.append(now_s)
             exchange.pieces.append(data[head_end:])
-            if data.endswith(LAST_CHUNK):
-                self._end_stream(now_s)
+            if data.endswith(_END):
+                self._end(exchange, now_s, stays=self._stays)
         return True
 
-    def _end_stream(self, now_s: float) -> None:
-        """End the exchange, if its last chunk is there."""
-        exchange = self.exchange
-        assert exchange is not None
-        found = unchunk(exchange.pieces, exchange.stamps)
-        if found.complete:
-            exchange.pieces, exchange.stamps = found.pieces, found.stamps
-            self._streams = False
-            self._end(exchange, now_s, stays=self._stays)
+    @staticmethod
+    def _is_whole(exchange: Exchange) -> bool:
+        """Whether a last chunk that came alone, or torn apart, is there."""
+        pieces = exchange.pieces
+        if pieces[-1] == _END[2:] and len(pieces) > 1 and pieces[-2].endswith(_END[:2]):
+            return True
+        return unchunk(pieces, exchange.stamps).complete
 
     def _parse(self, data: bytes, now_s: float) -> None:
         """Any other answer."""
@@ -151,24 +151,13 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         self._pool.ended(exchange)
 
-    def _break(self) -> Exchange | None:
-        """Take the exchange away before its end, with what came of it."""
-        exchange, self.exchange = self.exchange, None
-        if exchange is not None and self._streams:
-            found = unchunk(exchange.pieces, exchange.stamps)
-            exchange.pieces, exchange.stamps = found.pieces, found.stamps
-            self._streams = False
-            if found.problem:
-                exchange.detail = found.problem
-        return exchange
-
     def close(self) -> None:
         """Close an idle connection."""
         self._transport.close()
 
     def break_off(self, fault: Fault, detail: str) -> None:
         """End the exchange, and the connection with it."""
-        exchange = self._break()
+        exchange, self.exchange = self.exchange, None
         self._transport.abort()
         if exchange is not None:
             _fail(exchange, fault, detail)
@@ -177,7 +166,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         pool = self._pool
         pool.open.discard(self)
-        exchange = self._break()
+        exchange, self.exchange = self.exchange, None
         if exchange is None:
             if self in pool.idle:
                 pool.idle.remove(self)
@@ -187,9 +176,7 @@ class Connection(asyncio.Protocol):
             # The server closed an idle connection just when we used it again: no fault of its.
             pool.connect(exchange)
             return
-        if exchange.detail:
-            _fail(exchange, Fault.MALFORMED, exchange.detail)
-        elif exchange.status == 200 and not self._framed and exc is None:
+        if exchange.status == 200 and not self._framed and exc is None:
             exchange.end_s = perf_counter()  # closing is how old servers end a body
         elif exc is None:
             _fail(exchange, Fault.CUT, "closed before the end of the answer")

@@ -27,6 +27,9 @@ from .spool import Spool
 
 Progress = Callable[[int, float], None]
 _TICK_S = 0.02
+# The loop's timers count whole milliseconds: waiting for less would be spinning. So a request may
+# leave this much early; on average it is then neither early nor late.
+_EARLY_S = 0.0005
 _SWEEP_TICKS = 25
 
 
@@ -197,8 +200,7 @@ class Driver:
                     self._finish_if_done()
                     return
                 wait_s = self._start_s + next_s - perf_counter()
-                if wait_s > 0:
-                    # The loop counts milliseconds; woken a little early, it asks again at once.
+                if wait_s > _EARLY_S:
                     self._timer = self._loop.call_later(wait_s, self._dispatch)
                     return
                 self._send(self._due.pop())

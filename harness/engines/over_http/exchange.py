@@ -10,9 +10,13 @@ NOT_YET_S = float("nan")
 
 
 class Exchange:
-    """Times are `time.perf_counter`'s; `pieces[i]` of the body was there at `stamps[i]`."""
+    """Times are `time.perf_counter`'s; `pieces[i]` was there at `stamps[i]`.
+
+    The pieces are those of the body; if it is `chunked`, with the bytes that say so.
+    """
 
     __slots__ = (
+        "chunked",
         "connections",
         "detail",
         "due_s",
@@ -42,5 +46,6 @@ class Exchange:
         self.detail = ""
         self.connections = 0  # that were tried
         self.waited_for = waited_for  # others arrive when this one is answered
+        self.chunked = False
         self.stamps = array("d")
         self.pieces: list[bytes] = []

@@ -5,10 +5,13 @@ from __future__ import annotations
 import tempfile
 from array import array
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import IO
 
 from .answers import Raw
+from .chunks import unchunk
 from .exchange import Exchange
+from .faults import Fault
 
 _IN_MEMORY_BYTES = 8 << 20
 
@@ -46,6 +49,7 @@ class Spool:
     def raw(self, exchange: Exchange, *, embeds: bool) -> Raw:
         """An exchange with its bytes."""
         stamps, lengths, body = array("d"), array("I"), b""
+        fault, detail = exchange.fault, exchange.detail
         place = self._places.get(exchange.row)
         if place is not None:
             self._file.seek(place.offset)
@@ -53,8 +57,19 @@ class Spool:
             lengths.frombytes(self._file.read(place.pieces * lengths.itemsize))
             body = self._file.read(place.body_bytes)
             self._file.seek(0, 2)
-        return Raw(exchange.status, exchange.fault, exchange.detail, stamps, lengths, body, embeds)
+        if exchange.chunked:
+            found = unchunk(_apart(body, lengths), stamps)
+            stamps, body = found.stamps, b"".join(found.pieces)
+            lengths = array("I", map(len, found.pieces))
+            if found.problem or (fault is Fault.NONE and not found.complete):
+                fault, detail = Fault.MALFORMED, found.problem or "the chunks do not add up"
+        return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds)
 
     def close(self) -> None:
         """Forget everything."""
         self._file.close()
+
+
+def _apart(joined: bytes, lengths: array[int]) -> list[bytes]:
+    ends = list(accumulate(lengths))
+    return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
