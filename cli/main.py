@@ -22,6 +22,8 @@ from .report import EXAMPLES as REPORT_EXAMPLES
 from .report import report
 from .run import EXAMPLES as RUN_EXAMPLES
 from .run import run
+from .serve import EXAMPLES as SERVE_EXAMPLES
+from .serve import serve
 from .workload import app as workload
 
 app = typer.Typer(
@@ -39,6 +41,7 @@ app.command(epilog=epilog(COMPARE_EXAMPLES))(compare)
 app.command(epilog=epilog(GATE_EXAMPLES))(gate)
 app.add_typer(workload, name="workload")
 app.add_typer(backends, name="backends")
+app.command(epilog=epilog(SERVE_EXAMPLES))(serve)
 app.command("list", epilog=epilog(LIST_EXAMPLES))(list_names)
 app.command(epilog=epilog(DOCTOR_EXAMPLES))(doctor)
 

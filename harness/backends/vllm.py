@@ -6,10 +6,15 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ..core.decisions import UNLIMITED
+from ..core.policy import Policy
+from ..engines.on_vllm.fits import start_limits
+from ..systems import system as system_by_name
 from .recipe import TORCH_CPU_INDEX, Build, Launch, Recipe, Step
 
 _SCHEDULER = "slo_bench.harness.engines.on_vllm.scheduler.PolicyScheduler"
 _CONNECTOR = "slo_bench.harness.engines.on_vllm.connector"
+_MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
 
 # vLLM pins torch exactly; what is not listed takes whatever the package asks for.
 _TORCH_OF = {"0.32.0": "2.13.0"}
@@ -63,16 +68,38 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
 
 
 def _patched(launch: Launch) -> list[str]:
+    assert launch.system is not None
+    policy = system_by_name(launch.system).with_knobs(**launch.knobs).policy
+    assert isinstance(policy, Policy)
     # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
     argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
-    connector = {
-        "kv_connector": "SloBenchSwapConnector",
-        "kv_connector_module_path": _CONNECTOR,
-        "kv_role": "kv_both",
-    }
+    limits = start_limits(policy, launch.kv_blocks)
+    context = launch.max_model_tokens or _context_tokens(launch.model)
+    if limits.token_budget < UNLIMITED or context:
+        tokens = min(limits.token_budget, _MOST_TOKENS)
+        if not limits.chunked:  # a whole prompt must fit an iteration
+            tokens = max(tokens, context)
+        argv += ["--max-num-batched-tokens", str(tokens)]
+    argv += ["--max-num-seqs", str(limits.max_seqs)]
+    if not limits.chunked:
+        argv += ["--no-enable-chunked-prefill"]
     if launch.host_blocks:
+        connector = {
+            "kv_connector": "SloBenchSwapConnector",
+            "kv_connector_module_path": _CONNECTOR,
+            "kv_role": "kv_both",
+        }
         argv += ["--kv-transfer-config", json.dumps(connector)]
     return argv
+
+
+def _context_tokens(model: str) -> int:
+    """What the model's configuration says, if it is a folder."""
+    try:
+        config = json.loads((Path(model) / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return 0
+    return int(config.get("max_position_embeddings") or 0)
 
 
 def _environ(device: str, launch: Launch) -> Mapping[str, str]:

@@ -23,14 +23,12 @@ from vllm.v1.request import Request, RequestStatus
 from ...core.decisions import Admission, PreemptBy, Refill, Why
 from ...core.policy import Policy, overrides
 from ...core.state import Phase, RequestState
-from ...core.wire import slo_from_wire
+from ...core.wire import DROPPED, REJECTED, slo_from_wire
 from ..learned import LearnedPredictions
 from ..plugged import StepLog, announce, asked_for, host_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
 from .view import VllmView
-
-STOP_REASON = "slo_bench_{}"  # told to the client of a request that was dropped or rejected
 
 
 class PolicyScheduler(Scheduler):
@@ -165,7 +163,7 @@ class PolicyScheduler(Scheduler):
             request_id=request.request_id,
             new_token_ids=[],
             finish_reason=RequestStatus.get_finished_reason(RequestStatus.FINISHED_ABORTED),
-            stop_reason=STOP_REASON.format("reject" if why is Why.REJECT else "drop"),
+            stop_reason=REJECTED if why is Why.REJECT else DROPPED,
         )
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
         self._goodbyes.append((request.client_index, output))

@@ -17,7 +17,7 @@ from slo_bench.harness.backends.plugin_folder import plugin_folder
 from slo_bench.harness.core.ledger import BlockLedger
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.core.wire import to_wire
+from slo_bench.harness.core.wire import DROPPED, to_wire
 from slo_bench.harness.engines.device import Device
 from slo_bench.harness.engines.measures import Measures
 from slo_bench.harness.engines.plugged import PolicySpec
@@ -184,4 +184,4 @@ def test_finish_steps_and_victims_equal_the_simulators(cases, answer):
 def test_dropped_requests_are_told_so(cases, answer):
     reasons = [why for real in answer["results"] for why in real["away"].values()]
     assert reasons
-    assert set(reasons) == {"slo_bench_drop"}
+    assert set(reasons) == {DROPPED}

@@ -1,0 +1,112 @@
+"""`slo-bench serve`: a server with one of our policies inside, until Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = (
+    "slo-bench serve edf --backend vllm --model path/to/model",
+    "slo-bench serve none --backend vllm --model path/to/model --port 8000",
+    "slo-bench serve edf-drop --backend vllm --model M --kv-blocks 200 "
+    "--server-arg=--max-model-len=2048",
+)
+
+
+def serve(
+    system: Annotated[
+        str,
+        typer.Argument(
+            metavar="SYSTEM",
+            help="A system by name, or FILE.py[:CLASS] with one of your own; none: the server as "
+            "it is, unpatched.",
+        ),
+    ],
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="PATH", help="A folder, or a name on the hub.")
+    ],
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend", "-b", metavar="B", help="vllm or sglang; vllm==0.32.0 chooses a version."
+        ),
+    ] = "vllm",
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A knob of the system. May be repeated."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", help="Default: one that is free.")
+    ] = None,
+    instances: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Servers, each on a port of its own.")
+    ] = 1,
+    served_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The model's name for clients. Default: as --model."),
+    ] = None,
+    kv_blocks: Annotated[
+        int | None, typer.Option(metavar="N", help="KV blocks. Default: what memory holds.")
+    ] = None,
+    block_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a KV block.")
+    ] = None,
+    host_blocks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="KV blocks of host memory for swapping. Default: 1024 where the system swaps.",
+        ),
+    ] = None,
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARG", help="Passed on to the server as it is. May be repeated."),
+    ] = None,
+    step_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A line of JSON for each step (batch, duration)."),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The server's output. Default: servers/SYSTEM.log."),
+    ] = None,
+    ready: Annotated[
+        float, typer.Option(metavar="S", help="How long the start may take, in seconds.")
+    ] = 300.0,
+) -> None:
+    """Serve a model with a policy inside the server; prints the address once it answers."""
+    import contextlib
+    import signal
+
+    from ..harness.backends.serve import Serve
+    from .serving import knobs_of, stop_on_signals, wait_for_any
+
+    stop_on_signals(signal.SIGTERM, signal.SIGHUP)
+    wanted = Serve(
+        backend=backend,
+        model=model,
+        system=None if system == "none" else system,
+        knobs=knobs_of(knob or []),
+        served_name=served_name,
+        kv_blocks=kv_blocks,
+        block_tokens=block_tokens,
+        host_blocks=host_blocks,
+        server_args=tuple(server_arg or ()),
+        step_log=step_log,
+        ready_s=ready,
+    )
+    log = log or Path("servers") / f"{wanted.label}.log"
+    with contextlib.ExitStack() as stack:
+        servers = wanted.start(
+            stack,
+            log,
+            instances=instances,
+            port=port,
+            say=lambda line: typer.echo(line, err=True),
+        )
+        for server in servers:
+            typer.echo(server.url)
+        typer.echo(f"logs: {log.parent.absolute()}; Ctrl-C stops", err=True)
+        wait_for_any(servers)

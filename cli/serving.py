@@ -1,0 +1,62 @@
+"""What `slo-bench serve` needs beside its options."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from types import FrameType
+
+from ..harness.backends.servers import Server
+from ..workloads.errors import SloBenchError
+
+_LOOK_EVERY_S = 0.5
+
+
+def knobs_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
+    """NAME=VALUE options.
+
+    Raises:
+        SloBenchError: one is no such pair.
+    """
+    found: dict[str, bool | int | float | str] = {}
+    for option in options:
+        name, equals, text = option.partition("=")
+        if not equals or not name or not text:
+            raise SloBenchError(f"cannot read --knob {option!r}; write NAME=VALUE")
+        found[name] = _value(text)
+    return found
+
+
+def _value(text: str) -> bool | int | float | str:
+    if text in ("true", "false"):
+        return text == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def stop_on_signals(*numbers: int) -> None:
+    """Leave by an exception, so that servers are stopped on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, leave)
+
+
+def wait_for_any(servers: Sequence[Server]) -> None:
+    """Until a server ends by itself, which is an error.
+
+    Raises:
+        ServerError: it has; with the end of its log.
+    """
+    while True:
+        for server in servers:
+            server.check()
+        time.sleep(_LOOK_EVERY_S)

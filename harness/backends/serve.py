@@ -1,0 +1,120 @@
+"""From what a user asks for to servers that answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...workloads.errors import SloBenchError
+from ..core.policy import Policy, overrides
+from ..systems import System
+from ..systems import system as system_by_name
+from .environments import environment
+from .matrix import check
+from .recipe import Launch
+from .recipes import recipe
+from .servers import READY_S, Server, free_port, serving
+
+HOST_BLOCKS = 1024  # for swapping, where nothing is said
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Serve:
+    """A server with a policy inside (`system` None: the server as it is).
+
+    Raises:
+        SloBenchError: on `check`: the server is not installed, there is no such system, or it
+            cannot run in this server; says why.
+    """
+
+    backend: str
+    model: str
+    system: str | None = None
+    knobs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    served_name: str | None = None
+    kv_blocks: int | None = None
+    block_tokens: int | None = None
+    max_model_tokens: int | None = None
+    host_blocks: int | None = None
+    server_args: tuple[str, ...] = ()
+    step_log: Path | None = None
+    ready_s: float = READY_S
+
+    @property
+    def label(self) -> str:
+        """For file names."""
+        name = Path(self.system).stem if self.system else self.backend
+        return re.sub(r"[^\w.-]+", "-", name)
+
+    def check(self) -> None:
+        """Refuse what cannot be started, before anything is."""
+        name = environment(self.backend).backend
+        recipe(name)
+        if (found := self._system()) is not None:
+            check(found, name)
+        elif self.knobs or self.step_log:
+            raise SloBenchError("knobs and step logs belong to a system; none is asked for")
+        for what in ("kv_blocks", "block_tokens", "max_model_tokens"):
+            value = getattr(self, what)
+            if value is not None and value < 1:
+                raise SloBenchError(f"{what} must be at least 1 but is {value}")
+
+    def start(
+        self,
+        stack: ExitStack,
+        log: Path,
+        *,
+        instances: int = 1,
+        port: int | None = None,
+        say: Say = lambda line: None,
+    ) -> list[Server]:
+        """Start one server after the other; closing `stack` stops them.
+
+        With several, `-1`, `-2`, … is added to the name of the log, and 1, 2, … to the port.
+
+        Raises:
+            SloBenchError: what `check` refuses, or a server that does not come up.
+        """
+        self.check()
+        servers = []
+        for number in range(instances):
+            own_log = log
+            step_log = self.step_log
+            if instances > 1:
+                own_log = log.with_stem(f"{log.stem}-{number + 1}")
+                step_log = step_log and step_log.with_stem(f"{step_log.stem}-{number + 1}")
+            launch = self._launch(free_port() if port is None else port + number, step_log)
+            say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
+            found = environment(self.backend)
+            server = serving(
+                recipe(found.backend), found, launch, log=own_log, ready_s=self.ready_s, say=say
+            )
+            servers.append(stack.enter_context(server))
+        return servers
+
+    def _system(self) -> System | None:
+        return None if self.system is None else system_by_name(self.system).with_knobs(**self.knobs)
+
+    def _launch(self, port: int, step_log: Path | None) -> Launch:
+        found = self._system()
+        host_blocks = self.host_blocks
+        if host_blocks is None and found is not None and isinstance(found.policy, Policy):
+            host_blocks = HOST_BLOCKS if overrides(found.policy, "preempt_by") else None
+        return Launch(
+            model=self.model,
+            port=port,
+            served_name=self.served_name,
+            kv_blocks=self.kv_blocks,
+            block_tokens=self.block_tokens,
+            max_model_tokens=self.max_model_tokens,
+            system=self.system,
+            knobs=self.knobs,
+            step_log=step_log,
+            host_blocks=host_blocks,
+            server_args=self.server_args,
+        )
