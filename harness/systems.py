@@ -20,10 +20,14 @@ from .policies.edf_drop import EdfDrop
 from .policies.fastertransformer import FasterTransformer
 from .policies.fifo import Fifo
 from .policies.ljf import LongestJobFirst
+from .policies.odbs import Odbs
 from .policies.orca import Orca
+from .policies.s3 import S3
 from .policies.sarathi import Sarathi
 from .policies.sglang import Sglang
 from .policies.sjf import ShortestJobFirst
+from .policies.slo_dbs import SloDbs
+from .policies.slo_odbs import SloOdbs
 from .policies.vllm import Vllm
 from .policies.vllm_swap import VllmSwap
 from .policies.vllm_v0 import VllmV0
@@ -73,6 +77,10 @@ _STOCK = (
     System("fifo", Fifo(), source="UELLM, §3.5"),
     System("sjf", ShortestJobFirst(), source="UELLM, §3.5"),
     System("ljf", LongestJobFirst(), source="UELLM, §3.5"),
+    System("s3", S3(), source="Jin et al., NeurIPS 2023; UELLM, Eq. 2-2"),
+    System("slo-odbs", SloOdbs(), source="UELLM, Algorithm 3-1"),
+    System("slo-dbs", SloDbs(), source="UELLM, §3.4.3"),
+    System("odbs", Odbs(), source="UELLM, §3.4.3"),
     System(
         "sglang",
         Sglang(),

@@ -16,32 +16,19 @@ from numpy.typing import NDArray
 
 from ..workloads.calls import build, parse_call
 from ..workloads.errors import SloBenchError, UnknownNameError
+from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
 
 Ints = NDArray[np.int64]
 
-# Eq. 3-1: [0, 8), [8, 16), [16, 32), …, [1024, 2048), and one for whatever is longer.
-BUCKET_EDGES: tuple[int, ...] = (0, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-_OVERFLOW_END = 4096  # the overflow bucket is represented as if it doubled like the others
 _EDGES = np.array(BUCKET_EDGES)
-_ENDS = np.append(_EDGES[1:], _OVERFLOW_END)
-_MIDDLES = np.maximum(1, (_EDGES + _ENDS) // 2)
-
-
-def bucket_of(tokens: int) -> int:
-    """The index of the bucket that holds a length."""
-    return int(np.searchsorted(_EDGES, tokens, side="right")) - 1
+_MIDDLES = np.array([bucket_middle_tokens(bucket) for bucket in range(len(BUCKET_EDGES))])
 
 
 def buckets_of(tokens: Ints) -> Ints:
     """The index of the bucket that holds each length."""
     found: Ints = np.searchsorted(_EDGES, tokens, side="right") - 1
     return found
-
-
-def bucket_last_tokens(bucket: int) -> int:
-    """The longest length that a bucket holds (the overflow bucket: as if it doubled)."""
-    return int(_ENDS[bucket]) - 1
 
 
 class LengthPredictor(Protocol):

@@ -162,6 +162,17 @@ class StaticPolicy(_Knobs):
         """The batch to run next, at least one request, from `waiting` (in order of arrival)."""
         raise NotImplementedError
 
+    def new_state(self) -> Any:
+        """What this policy learns on one instance, empty."""
+        return None
+
+    def reserve_tokens(self, r: RequestState, view: View) -> int:
+        """Answer tokens that KV is reserved for; a batch of more than one never exceeds memory."""
+        return r.max_output_tokens
+
+    def finished(self, r: RequestState, view: View) -> None:
+        """`r` is done: learn from it."""
+
 
 AnyPolicy = Policy | StaticPolicy
 

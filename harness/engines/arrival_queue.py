@@ -22,6 +22,10 @@ class ArrivalQueue:
         """`r` joins at the end."""
         self._requests.append(r)
 
+    def push_back(self, returned: Iterable[RequestState]) -> None:
+        """Those were here before and take their old places."""
+        self._requests = sorted((*self._requests, *returned), key=lambda r: r.seq)
+
     def remove_all(self, gone: Iterable[RequestState]) -> None:
         """Those leave, in one pass."""
         ids = {r.id for r in gone}

@@ -3,6 +3,11 @@
 Prompts are padded to the longest of the batch and prefilled in one pass; every member then
 decodes until the longest answer is out, and all answers are given back together. Padded tokens
 are computed like any other and counted in `Measures.padded_tokens`.
+
+KV is reserved for the answers that the policy expects. Where they grow longer the reservation
+grows with them, as far as there are blocks. When there are none, members whose answer is complete
+are padded no more, and of the others the first stay and the last go back to the queue, to begin
+anew (`recomputes`).
 """
 
 from __future__ import annotations
@@ -57,7 +62,8 @@ class StaticInstance:
         # The batch, until the clock passes its end; policies look between batches.
         self.decoding: dict[RequestState, None] = {}
         self.kv_sum = self.tick = self.most_tokens = 0
-        self.policy_state: Any = None
+        self.policy_state: Any = policy.new_state()
+        self._tells_finished = type(policy).finished is not StaticPolicy.finished
         self.view = LoopView(self)
 
     @property
@@ -123,48 +129,97 @@ class StaticInstance:
         prompt = answer = 0
         for n, r in enumerate(batch):
             prompt = max(prompt, r.prompt_tokens)
-            answer = max(answer, r.max_output_tokens)
+            expected = self.policy.reserve_tokens(r, self.view)
+            answer = max(answer, min(expected, r.max_output_tokens))
             if (n + 1) * self.ledger.blocks(prompt + answer) > self.ledger.total and n:
                 return batch[:n]
         return batch
 
     def _run_batch(self, batch: list[RequestState]) -> None:
-        measures, n = self.measures, len(batch)
+        measures, begin_s = self.measures, self.now_s
         prompt = max(r.prompt_tokens for r in batch)
-        answer = max(r.output_tokens for r in batch)
-        begin_s = self.now_s
-        prefill_s = self.step_time.step_s(0, 0, [(0, prompt)] * n)
-        first_s = occupy(self.stages, begin_s, prefill_s)
-        decode_s = self.step_time.span_s(n, n * prompt, answer - 1) if answer > 1 else 0.0
-        end_s = occupy(self.stages, first_s, decode_s) if answer > 1 else first_s
-        self.decoding = dict.fromkeys(batch)
-        blocks = n * self.ledger.blocks(prompt + answer - 1)
-        useful = 0
+        first_s = self._compute(
+            self.step_time.step_s(0, 0, [(0, prompt)] * len(batch)), len(batch), prompt
+        )
+        measures.steps += 1
+        measures.prefill_tokens += len(batch) * prompt
+        measures.padded_tokens += sum(prompt - r.prompt_tokens for r in batch)
+        running, emitted, began_anew = batch, 1, set[RequestState]()
+        while True:
+            prompt = max(r.prompt_tokens for r in running)
+            answer = max(r.output_tokens for r in running)
+            # The last token is given back without a place in the cache.
+            each = self.ledger.total // len(running) * self.ledger.block_tokens
+            upto = min(answer, each - prompt + 1)
+            if upto > emitted:
+                self._decode(running, prompt, emitted, upto)
+                emitted = upto
+            if emitted == answer:
+                break
+            running, outgrown = self._make_room(running, prompt, emitted)
+            began_anew.update(outgrown)
+        self.decoding = {r: None for r in batch if r not in began_anew}
         for r in batch:
-            r.scheduled_s = begin_s
-            r.first_token_s = first_s
-            r.finish_s = end_s
-            r.emitted_tokens = r.output_tokens
+            if r.scheduled_s != r.scheduled_s:  # not in a batch before
+                r.scheduled_s = begin_s
             r.cached_tokens = 0
+        for r in self.decoding:
+            r.first_token_s = first_s
+            r.finish_s = self.now_s
+            r.emitted_tokens = r.output_tokens
             r.phase = Phase.DONE
-            useful += r.prompt_tokens + r.output_tokens - 1
-        self.now_s = end_s
-        gaps = sum(r.output_tokens - 1 for r in batch)
-        if gaps:
-            measures.gap((end_s - first_s) / (answer - 1), gaps)
-        measures.steps += answer
-        measures.prefill_tokens += n * prompt
-        measures.decode_tokens += n * (answer - 1)
-        measures.padded_tokens += n * (prompt + answer - 1) - useful
-        measures.kv_block_s += blocks * (end_s - begin_s)
-        measures.kv_peak = max(measures.kv_peak, blocks)
+        if began_anew:
+            self.waiting.push_back(began_anew)
         if first_s >= measures.next_sample_s:
-            measures.samples.append((begin_s, self.waiting.live, n, blocks))
-            measures.samples.append((end_s, self.waiting.live, 0, 0))
-            measures.next_sample_s = end_s + measures.sample_s
+            blocks = len(batch) * self.ledger.blocks(prompt)
+            measures.samples.append((begin_s, self.waiting.live, len(batch), blocks))
+            measures.samples.append((self.now_s, self.waiting.live, 0, 0))
+            measures.next_sample_s = self.now_s + measures.sample_s
+
+    def _compute(self, duration_s: float, requests: int, tokens: int) -> float:
+        """The clock after a computation at whose end so many tokens of each are in the cache."""
+        begin_s = self.now_s
+        self.now_s = occupy(self.stages, begin_s, duration_s)
+        blocks = requests * self.ledger.blocks(tokens)
+        self.measures.kv_block_s += blocks * (self.now_s - begin_s)
+        self.measures.kv_peak = max(self.measures.kv_peak, blocks)
+        return self.now_s
+
+    def _decode(self, running: list[RequestState], prompt: int, emitted: int, upto: int) -> None:
+        """All decode, padded, until they have `upto` tokens."""
+        measures, n, steps, begin_s = self.measures, len(running), upto - emitted, self.now_s
+        decode_s = self.step_time.span_s(n, n * (prompt + emitted - 1), steps)
+        end_s = self._compute(decode_s, n, prompt + upto - 1)
+        useful = sum(max(0, min(r.output_tokens, upto) - emitted) for r in running)
+        if useful:
+            measures.gap((end_s - begin_s) / steps, useful)
+        measures.steps += steps
+        measures.decode_tokens += n * steps
+        measures.padded_tokens += n * steps - useful
+
+    def _make_room(
+        self, running: list[RequestState], prompt: int, emitted: int
+    ) -> tuple[list[RequestState], list[RequestState]]:
+        """No block is free: those who go on, for twice as long at least, and those who leave."""
+        unfinished = [r for r in running if r.output_tokens > emitted]
+        stay = len(unfinished)
+        while stay > 1:
+            most = max(r.max_output_tokens for r in unfinished[:stay])
+            if stay * self.ledger.blocks(prompt + min(2 * emitted, most)) <= self.ledger.total:
+                break
+            stay -= 1
+        for r in unfinished[stay:]:
+            r.phase = Phase.WAITING
+            r.emitted_tokens = emitted
+            r.recomputes += 1
+            self.measures.preemptions += 1
+        return unfinished[:stay], unfinished[stay:]
 
     def _give_back(self) -> None:
         """The batch has ended: all its answers go out."""
+        if self._tells_finished:
+            for r in self.decoding:
+                self.policy.finished(r, self.view)
         self.finished.extend(self.decoding)
         self.outbox.extend(Release.finish(r) for r in self.decoding if r.notify)
         self.decoding.clear()

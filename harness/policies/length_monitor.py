@@ -1,0 +1,70 @@
+"""Online monitor of predicted lengths: KV reserved by them, corrected by what really came.
+
+Source: UELLM, §3.3.3 (reserved memory follows the true growth of the KV cache; mispredicted
+requests are queued for incremental fine-tuning); S3 doubles what it reserved when an answer
+outgrows it. The thesis gives no rule for the correction; the one here is `reserve_tokens`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from ...workloads.length_buckets import BUCKET_EDGES, bucket_last_tokens, bucket_of
+from ..core.state import RequestState
+from ..core.view import View
+
+_REMEMBERED = 128  # answers of each predicted bucket that the correction looks back on
+_QUEUED = 10_000  # mispredictions kept for retraining; the oldest go first
+
+
+@dataclass(frozen=True, slots=True)
+class Misprediction:
+    """A request whose answer fell outside the predicted bucket, to be learnt from."""
+
+    id: int  # its row in the workload
+    prompt_tokens: int
+    predicted_tokens: int
+    output_tokens: int
+
+
+class LengthMonitor:
+    """What one instance has seen of predicted and true lengths; a policy's `new_state()`."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self.in_bucket = 0
+        self.absolute_error_tokens = 0
+        self.mispredicted: deque[Misprediction] = deque(maxlen=_QUEUED)
+        self._true_tokens = [deque[int](maxlen=_REMEMBERED) for _ in BUCKET_EDGES]
+
+    @property
+    def bucket_accuracy(self) -> float:
+        """Share of finished requests whose bucket was predicted; NaN before the first."""
+        return self.in_bucket / self.seen if self.seen else float("nan")
+
+    def expected_tokens(self, r: RequestState, view: View) -> int:
+        """The predicted length, and twice what an answer already had where it began anew."""
+        return max(1, view.predict.output_tokens(r), 2 * view.emitted_tokens(r))
+
+    def reserve_tokens(self, r: RequestState, view: View) -> int:
+        """Answer tokens to reserve KV for.
+
+        The end of the predicted bucket, or the longest answer that lately came out of that
+        bucket where it was longer; never more than the request may have.
+        """
+        bucket = bucket_of(self.expected_tokens(r, view))
+        longest = max(self._true_tokens[bucket], default=0)
+        return min(r.max_output_tokens, max(bucket_last_tokens(bucket), longest))
+
+    def observe(self, r: RequestState, view: View) -> None:
+        """`r` has finished: compare, correct, and queue it where it was mispredicted."""
+        predicted, true = view.predict.output_tokens(r), view.emitted_tokens(r)
+        bucket = bucket_of(predicted)
+        self.seen += 1
+        self.absolute_error_tokens += abs(predicted - true)
+        self._true_tokens[bucket].append(true)
+        if bucket == bucket_of(true):
+            self.in_bucket += 1
+        else:
+            self.mispredicted.append(Misprediction(r.id, r.prompt_tokens, predicted, true))

@@ -1,0 +1,159 @@
+"""S3: static batches packed by predicted length so that the least is padded, within memory.
+
+Source: Jin et al., S³, NeurIPS 2023, as UELLM describes it: Eq. 2-2 (padding to minimise), §2.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..core.policy import StaticPolicy, knob
+from ..core.state import RequestState
+from ..core.view import View
+from .length_monitor import LengthMonitor
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A request to pack: predicted answer, and what it makes a batch reserve."""
+
+    request: RequestState
+    output_tokens: int
+    prompt_tokens: int
+    reserved_tokens: int
+
+
+Batch = Sequence[Item]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one batch may hold: so many requests, and their padded KV in so many blocks."""
+
+    max_batch: int
+    blocks: int
+    block_tokens: int
+
+    def holds(self, requests: int, prompt_tokens: int, reserved_tokens: int) -> bool:
+        """Does a batch fit whose longest prompt and answer are these? One alone always does."""
+        if requests == 1:
+            return True
+        each = -(-(prompt_tokens + reserved_tokens) // self.block_tokens)
+        return requests <= self.max_batch and requests * each <= self.blocks
+
+    def holds_batch(self, batch: Batch) -> bool:
+        """Does this one fit?"""
+        prompt = max(item.prompt_tokens for item in batch)
+        return self.holds(len(batch), prompt, max(item.reserved_tokens for item in batch))
+
+
+@dataclass(frozen=True)
+class S3(StaticPolicy):
+    """Bin packing of what waits; deadlines are not looked at.
+
+    Eq. 2-2 alone is least with batches of one. Here: the fewest batches into which the requests,
+    sorted by predicted answer, can be cut, and of those cuts the one with the least padding; where
+    first-fit in order of arrival pads less, its batches. `first` says which batch runs now: the
+    one with the `oldest` request, or that of the `shortest` answers (both are silent about it).
+    Packed are the oldest `window` requests.
+    """
+
+    max_batch: int = knob(32, 1, 4096, log=True)
+    first: str = knob("oldest", choices=("oldest", "shortest"))
+    window: int = knob(256, 1, 100_000, log=True)
+
+    def new_state(self) -> LengthMonitor:
+        return LengthMonitor()
+
+    def finished(self, r: RequestState, view: View) -> None:
+        view.state.observe(r, view)
+
+    def reserve_tokens(self, r: RequestState, view: View) -> int:
+        tokens: int = view.state.reserve_tokens(r, view)
+        return tokens
+
+    def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
+        monitor: LengthMonitor = view.state
+        items = [
+            Item(
+                r,
+                monitor.expected_tokens(r, view),
+                r.prompt_tokens,
+                monitor.reserve_tokens(r, view),
+            )
+            for r in waiting[: self.window]
+        ]
+        room = Room(self.max_batch, view.total_blocks, view.block_tokens)
+        batches = pack(items, room)
+        if self.first == "oldest":
+            oldest = items[0]
+            chosen = next(batch for batch in batches if oldest in batch)
+        else:
+            chosen = min(batches, key=lambda batch: max(item.output_tokens for item in batch))
+        return [item.request for item in chosen]
+
+
+def padding_tokens(batches: Sequence[Batch]) -> int:
+    """Eq. 2-2."""
+    return sum(
+        max(item.output_tokens for item in batch) * len(batch)
+        - sum(item.output_tokens for item in batch)
+        for batch in batches
+    )
+
+
+def pack(items: Sequence[Item], room: Room) -> list[Batch]:
+    """Batches of all items (in order of arrival), each within `room`; see `S3`."""
+    cut = cut_sorted(sorted(items, key=lambda item: -item.output_tokens), room)
+    plain = first_fit(items, room)
+    return cut if padding_tokens(cut) <= padding_tokens(plain) else plain
+
+
+def first_fit(items: Sequence[Item], room: Room) -> list[Batch]:
+    """Each item into the first batch that still has room for it."""
+    batches: list[list[Item]] = []
+    longest: list[tuple[int, int]] = []  # prompt and reservation of each batch
+    for item in items:
+        for at, (prompt, reserved) in enumerate(longest):
+            grown = max(prompt, item.prompt_tokens), max(reserved, item.reserved_tokens)
+            if room.holds(len(batches[at]) + 1, *grown):
+                batches[at].append(item)
+                longest[at] = grown
+                break
+        else:
+            batches.append([item])
+            longest.append((item.prompt_tokens, item.reserved_tokens))
+    return list(batches)
+
+
+def cut_sorted(items: Sequence[Item], room: Room) -> list[Batch]:
+    """Items, longest answer first, cut into the fewest batches that fit; of those the least padded.
+
+    Dynamic program over the place of the last cut, O(items · max_batch).
+    """
+    n = len(items)
+    best: list[tuple[int, int]] = [(0, 0)]  # batches and padding of the first items
+    begin = [0] * (n + 1)  # where the last batch of the first items begins
+    for end in range(1, n + 1):
+        prompt = reserved = answers = 0
+        found: tuple[int, int] | None = None
+        for start in range(end - 1, -1, -1):
+            item = items[start]
+            prompt = max(prompt, item.prompt_tokens)
+            reserved = max(reserved, item.reserved_tokens)
+            answers += item.output_tokens
+            if not room.holds(end - start, prompt, reserved):
+                break
+            batches, padding = best[start]
+            here = (batches + 1, padding + item.output_tokens * (end - start) - answers)
+            if found is None or here < found:
+                found, begin[end] = here, start
+        assert found is not None
+        best.append(found)
+    batches_found: list[Batch] = []
+    end = n
+    while end:
+        batches_found.append(items[begin[end] : end])
+        end = begin[end]
+    return batches_found
