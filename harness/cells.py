@@ -41,6 +41,8 @@ class PlacementSpec:
     memory_share: float = 0.9
     block_tokens: int = 16
     host_memory_gib: float = 4.0
+    kv_blocks: int | None = None
+    host_blocks: int | None = None
     host_s: float | None = None
 
 
@@ -118,6 +120,8 @@ def placed(spec: PlacementSpec) -> Placed:
         memory_share=spec.memory_share,
         block_tokens=spec.block_tokens,
         host_memory_bytes=round(spec.host_memory_gib * GIB),
+        fixed_kv_blocks=spec.kv_blocks,
+        fixed_host_blocks=spec.host_blocks,
     )
     placement.check()
     host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s

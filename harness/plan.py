@@ -28,6 +28,8 @@ _PLACED = (
     "memory_share",
     "block_tokens",
     "host_memory_gib",
+    "kv_blocks",
+    "host_blocks",
     "host_s",
 )
 _WORKLOAD = (

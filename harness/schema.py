@@ -36,6 +36,7 @@ def _listed(value: object) -> object:
 # One value or several may be given; what is kept is a tuple.
 Axis = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
 Count = Annotated[int, Field(ge=1)]
+CountFrom0 = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -99,6 +100,8 @@ class ExperimentSchema(BaseModel):
     memory_share: Axis[Share] = (0.9,)
     block_tokens: Axis[Count] = (16,)
     host_memory_gib: Axis[NotNegative] = (4.0,)  # for swapped KV, per GPU
+    kv_blocks: Axis[Count | None] = (None,)  # of an instance; None: what fits
+    host_blocks: Axis[CountFrom0 | None] = (None,)  # in place of host_memory_gib
     host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
     length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 

@@ -24,7 +24,9 @@ class Placement:
     `memory_share` of each GPU's memory is for serving. From it go the weights, then a reserve for
     what a forward pass needs (as vLLM measures it at start): 1 GiB for CUDA, NCCL and workspaces,
     and the activations of `batched_tokens` tokens and logits of `sampled_sequences` sequences.
-    What is left holds KV blocks of `block_tokens` tokens.
+    What is left holds KV blocks of `block_tokens` tokens, unless `fixed_kv_blocks` says how many of
+    them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_host_blocks` for
+    swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
     """
 
     model: ModelSpec
@@ -38,6 +40,8 @@ class Placement:
     host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES  # for swapped KV, per GPU
     batched_tokens: int = 8192
     sampled_sequences: int = 256
+    fixed_kv_blocks: int | None = None
+    fixed_host_blocks: int | None = None
 
     def __post_init__(self) -> None:
         weight_dtype(self.weight_dtype)
@@ -53,6 +57,10 @@ class Placement:
             raise SloBenchError(
                 f"host_memory_bytes must be at least 0 but is {self.host_memory_bytes}"
             )
+        if self.fixed_kv_blocks is not None and self.fixed_kv_blocks < 1:
+            raise SloBenchError(f"kv_blocks must be at least 1 but is {self.fixed_kv_blocks}")
+        if self.fixed_host_blocks is not None and self.fixed_host_blocks < 0:
+            raise SloBenchError(f"host_blocks must be at least 0 but is {self.fixed_host_blocks}")
 
     @property
     def gpus(self) -> int:
@@ -115,8 +123,13 @@ class Placement:
         """`memory_share` of a GPU's memory."""
         return int(self.gpu.memory_bytes * self.memory_share)
 
-    @cached_property
+    @property
     def kv_blocks(self) -> int:
+        """Blocks of `block_tokens` tokens: those fixed, else all that fit."""
+        return self.fitting_kv_blocks if self.fixed_kv_blocks is None else self.fixed_kv_blocks
+
+    @cached_property
+    def fitting_kv_blocks(self) -> int:
         """Blocks of `block_tokens` tokens that fit beside the weights; 0 where nothing is left."""
         free = self.usable_bytes_per_gpu - self.weight_bytes_per_gpu - self.reserve_bytes_per_gpu
         return max(0, free // self._block_bytes_on_fullest_gpu)
@@ -128,7 +141,9 @@ class Placement:
 
     @cached_property
     def host_blocks(self) -> int:
-        """Blocks that fit into the host memory set aside for swapped KV."""
+        """Blocks of swapped KV: those fixed, else what fits into the host memory set aside."""
+        if self.fixed_host_blocks is not None:
+            return self.fixed_host_blocks
         return self.host_memory_bytes // self._block_bytes_on_fullest_gpu
 
     @cached_property
@@ -147,7 +162,8 @@ class Placement:
     def check(self) -> None:
         """Raise `SloBenchError` unless the split is possible and everything fits.
 
-        Everything: weights, reserve, and KV for 2,048 tokens (or the context, if shorter).
+        Everything: weights, reserve, and the fixed KV blocks, or else KV for 2,048 tokens (or the
+        context, if shorter).
         """
         model = self.model
         if model.heads % self.tp:
@@ -172,6 +188,8 @@ class Placement:
         if self.model.kind == "encoder":
             needed = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu
             return needed <= self.usable_bytes_per_gpu
+        if self.fixed_kv_blocks is not None:
+            return self.fitting_kv_blocks >= self.fixed_kv_blocks
         return self.kv_tokens >= min(LEAST_KV_TOKENS, self.model.context_tokens)
 
     def _too_small(self) -> str:
@@ -183,6 +201,11 @@ class Placement:
             f"{self.model.name} needs {weights_gb:.1f} GB of weights, {reserve_gb:.1f} GB of "
             f"workspace and room for KV; {where} offers {offered_gb:.1f} GB"
         )
+        if self.fixed_kv_blocks is not None and self.fitting_kv_blocks:
+            problem = (
+                f"{self.fixed_kv_blocks:,} KV blocks of {self.block_tokens} tokens do not fit "
+                f"beside {self.model.name} on {where}: at most {self.fitting_kv_blocks:,} do"
+            )
         for tp in _tp_degrees(self.model):
             if tp > self.tp and replace(self, tp=tp).fits:
                 return f"{problem}; use tp {tp} or more"

@@ -1,7 +1,7 @@
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.cells import CellSpec
+from slo_bench.harness.cells import CellSpec, placed
 from slo_bench.harness.load import DEFAULT_REQUESTS, rates_text, two_digits
 from slo_bench.workloads.errors import SloBenchError
 
@@ -23,6 +23,46 @@ def test_one_value_is_no_axis():
     assert "tp" not in cell.columns
     assert cell.columns["gpus"] == 4
     assert cell.router == "least-loaded"
+
+
+def test_kv_blocks_and_host_blocks_are_settings_and_axes():
+    found = cells(kv_blocks=[128, 256], host_blocks=[0, 64])
+    assert [(c.columns["kv_blocks"], c.columns["host_blocks"]) for c in found] == [
+        (128, 0),
+        (128, 64),
+        (256, 0),
+        (256, 64),
+    ]
+    places = [placed(c.placement).placement for c in found]
+    assert {(p.kv_blocks, p.host_blocks) for p in places} == {
+        (128, 0),
+        (128, 64),
+        (256, 0),
+        (256, 64),
+    }
+    (cell,) = cells(kv_blocks=128)
+    assert "kv_blocks" not in cell.columns
+    assert placed(cell.placement).placement.host_blocks == 2048  # 4 GiB, as without the setting
+
+
+def test_kv_blocks_and_host_blocks_survive_the_file(tmp_path):
+    path = tmp_path / "few.toml"
+    asked = Experiment(systems="vllm", kv_blocks=128, host_blocks=[32, 64])
+    path.write_text(asked.to_toml())
+    assert Experiment.load(path) == asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"kv_blocks": 0}, "kv_blocks must be greater than or equal to 1 but is 0"),
+        ({"host_blocks": -1}, "host_blocks must be greater than or equal to 0 but is -1"),
+        ({"kv_blocks": 10**7}, "10,000,000 KV blocks of 16 tokens do not fit"),
+    ],
+)
+def test_impossible_blocks(settings, complaint):
+    with pytest.raises(SloBenchError, match=complaint):
+        cells(**settings)
 
 
 def test_knobs_are_swept_for_their_own_system_only():

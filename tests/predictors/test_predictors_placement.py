@@ -32,6 +32,25 @@ def test_host_blocks_and_swap_time():
     assert swap_s(LLAMA_8B, 0) == 0
 
 
+def test_fixed_blocks_replace_what_would_fit():
+    few = replace(LLAMA_8B, fixed_kv_blocks=128, fixed_host_blocks=64)
+    few.check()
+    assert (few.kv_blocks, few.kv_tokens, few.host_blocks) == (128, 2048, 64)
+    assert few.fitting_kv_blocks == LLAMA_8B.kv_blocks
+    assert few.swap_s_per_block == LLAMA_8B.swap_s_per_block
+    # Fewer tokens than `check` asks for of itself are all right when they are asked for.
+    tiny = replace(LLAMA_8B, fixed_kv_blocks=3, fixed_host_blocks=0)
+    tiny.check()
+    assert (tiny.kv_blocks, tiny.host_blocks) == (3, 0)
+
+
+def test_fixed_blocks_must_fit():
+    most = LLAMA_8B.kv_blocks
+    replace(LLAMA_8B, fixed_kv_blocks=most).check()
+    with pytest.raises(SloBenchError, match=f"at most {most:,} do; use tp 2 or more"):
+        replace(LLAMA_8B, fixed_kv_blocks=most + 1).check()
+
+
 def test_every_gpu_swaps_its_own_part():
     split = replace(LLAMA_8B, tp=4)
     assert split.swap_s_per_block == pytest.approx(LLAMA_8B.swap_s_per_block / 4)
@@ -114,6 +133,8 @@ def test_what_does_not_fit_says_why(placement, complaint):
         ("memory_share", float("nan")),
         ("block_tokens", 0),
         ("host_memory_bytes", -1),
+        ("fixed_kv_blocks", 0),
+        ("fixed_host_blocks", -1),
         ("weight_dtype", "bf61"),
         ("kv_dtype", "int4"),
     ],
