@@ -120,7 +120,8 @@ def cell_metrics(
     gaps and preemptions are those of the whole run:
     compute_utilisation = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), known as
     MFU, where padding and prompt tokens found in a cache do not count as computed;
-    memory_utilisation = share of the KV blocks in use, averaged over time.
+    memory_utilisation = share of the KV blocks in use, averaged over time;
+    padding_waste = padded tokens / all tokens computed (only static batches are padded).
     """
     records, totals = result.records, result.totals
     counted = measured_window(records, warmup_s)
@@ -132,7 +133,8 @@ def cell_metrics(
         summarise(np.where(counted, seconds, np.nan))
         for seconds in (records.ttft_s, records.tpot_s, records.e2e_s)
     )
-    computed = totals.prefill_tokens + totals.decode_tokens - totals.padded_tokens
+    all_tokens = totals.prefill_tokens + totals.decode_tokens
+    computed = all_tokens - totals.padded_tokens
     able_flops = hardware.peak_flops * hardware.gpus * totals.makespan_s
     began = ~np.isnan(records.scheduled_s)
     prompt_tokens = int(workload.prompt_tokens[began].sum())
@@ -157,6 +159,7 @@ def cell_metrics(
         "e2e_p50_s": e2e.p50_s,
         "e2e_p99_s": e2e.p99_s,
         "e2e_mean_s": e2e.mean_s,
+        "weighted_turnaround": weighted_turnaround(records, finished),
         "makespan_s": makespan_s,
         "throughput_rps": _per_second(int(finished.sum()), makespan_s),
         "output_tokens_per_s": _per_second(int(records.tokens_out[counted].sum()), makespan_s),
@@ -170,6 +173,9 @@ def cell_metrics(
         "preemptions_swap": int(records.preemptions_swap.sum()),
         "preemptions_recompute": int(records.preemptions_recompute.sum()),
         "kv_peak": totals.kv_peak_share,
+        "iterations": totals.steps,
+        "padded_tokens": totals.padded_tokens,
+        "padding_waste": totals.padded_tokens / all_tokens if all_tokens else 0.0,
         "valid": True,  # a simulated client is never late
         "cost_usd_per_hour": NOT_A_NUMBER
         if hardware.usd_per_gpu_hour is None
@@ -185,6 +191,22 @@ def cell_metrics(
     }
     row.update(_by_class(workload, counted, judged.met))
     return row
+
+
+def weighted_turnaround(records: Records, of: Mask) -> float:
+    """Mean of (finish - arrival) / (finish - first scheduled) of the requests `of`; NaN if none.
+
+    1 where nobody ever waits; a request that waits as long as it is then served counts 2. `of`
+    holds finished requests only.
+
+    Source: AdaptiveLLM (see docs/papers.md), Eq. 5.
+    """
+    turnaround_s = records.e2e_s[of]
+    processing_s = (records.finish_s - records.scheduled_s)[of]
+    served = processing_s > 0
+    if not served.any():
+        return NOT_A_NUMBER
+    return float((turnaround_s[served] / processing_s[served]).mean())
 
 
 def _window_s(records: Records, counted: Mask) -> float:
