@@ -33,7 +33,7 @@ def records(arrival, first, finish, tokens, outcome=None, **more):
         "tokens_out": ints(*tokens),
         "outcome": ints(*(outcome or [Outcome.FINISHED] * n)),
     }
-    return dataclasses.replace(Records.empty(n), **columns, **more)
+    return dataclasses.replace(Records.empty(n), **(columns | more))
 
 
 def result(what, **totals):
@@ -122,6 +122,23 @@ def test_attainment_goodput_and_throughput_by_hand():
     assert row["ttft_p50_s"] == 2.0  # of 0.5, 2 and 4.5: the unfinished one did begin
     assert row["e2e_mean_s"] == 6.0
     assert row["tpot_mean_s"] == pytest.approx((4.5 / 10 + 5.0 / 10) / 2)
+
+
+def test_weighted_turnaround_by_hand():
+    # Waited 0, 3 and 4 s and was then served for 2, 1 and 2 s; a fourth never finished.
+    w = workload([0.0, 0.0, 1.0, 1.0])
+    r = records(
+        [0.0, 0.0, 1.0, 1.0],
+        [0.5, 3.5, 5.5, 6.0],
+        [2.0, 4.0, 7.0, NAN],
+        [11, 11, 11, 3],
+        [Outcome.FINISHED] * 3 + [Outcome.UNFINISHED],
+        scheduled_s=floats(0.0, 3.0, 5.0, 6.0),
+    )
+    row = metrics(w, result(r))
+    assert row["weighted_turnaround"] == pytest.approx((1 + 4 + 3) / 3)
+    unknown = dataclasses.replace(r, scheduled_s=np.full(4, NAN))  # a server does not say
+    assert math.isnan(metrics(w, result(unknown))["weighted_turnaround"])
 
 
 def test_utilisation_cost_and_gaps_by_hand():
