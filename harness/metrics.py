@@ -160,7 +160,6 @@ def cell_metrics(
         "e2e_p99_s": e2e.p99_s,
         "e2e_mean_s": e2e.mean_s,
         "weighted_turnaround": weighted_turnaround(records, finished),
-        "weighted_turnaround": weighted_turnaround(records, finished),
         "makespan_s": makespan_s,
         "throughput_rps": _per_second(int(finished.sum()), makespan_s),
         "output_tokens_per_s": _per_second(int(records.tokens_out[counted].sum()), makespan_s),
@@ -192,22 +191,6 @@ def cell_metrics(
     }
     row.update(_by_class(workload, counted, judged.met))
     return row
-
-
-def weighted_turnaround(records: Records, of: Mask) -> float:
-    """Mean of (finish - arrival) / (finish - first scheduled) of the requests `of`; NaN if none.
-
-    1 where nobody ever waits; a request that waits as long as it is then served counts 2. `of`
-    holds finished requests only.
-
-    Source: AdaptiveLLM (see docs/papers.md), Eq. 5.
-    """
-    turnaround_s = records.e2e_s[of]
-    processing_s = (records.finish_s - records.scheduled_s)[of]
-    served = processing_s > 0
-    if not served.any():
-        return NOT_A_NUMBER
-    return float((turnaround_s[served] / processing_s[served]).mean())
 
 
 def weighted_turnaround(records: Records, of: Mask) -> float:
