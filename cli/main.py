@@ -14,6 +14,8 @@ from .compare import compare
 from .doctor import EXAMPLES as DOCTOR_EXAMPLES
 from .doctor import doctor
 from .examples import epilog
+from .explain import EXAMPLES as EXPLAIN_EXAMPLES
+from .explain import explain
 from .gate import EXAMPLES as GATE_EXAMPLES
 from .gate import gate
 from .list import EXAMPLES as LIST_EXAMPLES
@@ -39,6 +41,7 @@ app.command(epilog=epilog(RUN_EXAMPLES))(run)
 app.command(epilog=epilog(REPORT_EXAMPLES))(report)
 app.command(epilog=epilog(COMPARE_EXAMPLES))(compare)
 app.command(epilog=epilog(GATE_EXAMPLES))(gate)
+app.command(epilog=epilog(EXPLAIN_EXAMPLES))(explain)
 app.add_typer(workload, name="workload")
 app.add_typer(backends, name="backends")
 app.command(epilog=epilog(SERVE_EXAMPLES))(serve)

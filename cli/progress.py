@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 
 @contextlib.contextmanager
-def counted(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Yields what is to be called with (done, of how many); silent where stderr is no terminal."""
+def counted(what: str) -> Iterator[Callable[[int, int | None], None]]:
+    """Yields what to call with (done, of how many if known); silent where stderr is no terminal."""
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return

@@ -7,6 +7,7 @@ import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import overload
 
 import numpy as np
@@ -31,6 +32,7 @@ from .engines.plain import PlainInstance
 from .engines.predictions import ModelledPredictions, true_output_tokens
 from .engines.simulated import SimulatedInstance
 from .engines.static import StaticInstance
+from .engines.traced import Trace, TracedInstance, TracedStaticInstance
 from .systems import System
 
 _SAMPLES = 300
@@ -49,6 +51,7 @@ def simulate(
     predicted_output_tokens: np.ndarray | None = None,
     step: bool = False,
     progress: Callable[[int, float], None] | None = None,
+    trace: Trace | None = None,
 ) -> Result:
     """Serve `workload` with `instances` of `system`, each placed as `placement` says.
 
@@ -66,6 +69,7 @@ def simulate(
             default.
         step: run the plain reference engine, step by step (slow; same records, gaps and no more).
         progress: called now and then with (requests ended, clock in seconds).
+        trace: is filled with everything that instances do (not those of `step`).
 
     Raises:
         SloBenchError: an unknown router or option, an oversize request under `error`, requests
@@ -83,7 +87,7 @@ def simulate(
     guess: Callable[[RequestState], int] = true_output_tokens
     if predicted_output_tokens is not None:
         guess = _lookup(predicted_output_tokens, len(workload))
-    builder = _Builder(workload, system, placement, step_time, step, guess)
+    builder = _Builder(workload, system, placement, step_time, step, guess, trace)
     limit = builder.most_tokens_per_request()
     workload, rejected = _fit(workload, limit, oversize, reserved=builder.reserves_maximum)
     built = [builder.build(index) for index in range(instances * placement.pp)]
@@ -145,11 +149,13 @@ class _Builder:
         step_time: StepTime,
         step: bool,
         guess: Callable[[RequestState], int],
+        trace: Trace | None,
     ) -> None:
         self._system = system
         self._placement = placement
         self._step_time = step_time
         self._step = step
+        self._trace = trace
         self._blocks = placement.kv_blocks // placement.pp
         self._host_blocks = placement.host_blocks // placement.pp
         cached = system.prefix_cache and workload.prefix_blocks is not None
@@ -183,7 +189,10 @@ class _Builder:
         policy = self._system.policy
         if isinstance(policy, Policy):
             return self._loop(policy, index)
-        return StaticInstance(
+        kind: Callable[..., StaticInstance] = StaticInstance
+        if self._trace is not None:
+            kind = partial(TracedStaticInstance, self._trace.log(index))
+        return kind(
             policy,
             self._ledger(),
             self._predictions,
@@ -204,7 +213,10 @@ class _Builder:
                 Measures(self._sample_s),
                 index,
             )
-        return SimulatedInstance(
+        kind: Callable[..., SimulatedInstance] = SimulatedInstance
+        if self._trace is not None:
+            kind = partial(TracedInstance, self._trace.log(index))
+        return kind(
             policy,
             self._ledger(),
             self._predictions,

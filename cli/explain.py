@@ -1,0 +1,77 @@
+"""`slo-bench explain`: where a request's time went, and a trace of its whole cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..workloads.errors import SloBenchError
+
+EXAMPLES = (
+    "slo-bench explain runs/quickstart slowest --cell vllm_rate-6_seed-0",
+    "slo-bench explain runs/quickstart 17 --cell vllm_rate-6_seed-0 --trace trace.json.gz",
+    "slo-bench explain runs/quickstart 17 --cell vllm_rate-6_seed-0 --json",
+)
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of simulated cells.")],
+    request: Annotated[
+        str,
+        typer.Argument(metavar="REQUEST", help="Its number (`id` in the records), or slowest."),
+    ],
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            "--cell",
+            "-c",
+            metavar="C",
+            help="Which cell (`cell` in cells.csv). Needed where there are several.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json[.gz]",
+            help="Write the whole cell for ui.perfetto.dev or chrome://tracing, too.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+) -> None:
+    """Say where a request's time went: queue, prefill, preempted, swapped, decode, and what else.
+
+    The cell is simulated again from the run's experiment, watched this time.
+    """
+    from rich.console import Console
+
+    from ..harness.trace import cell_names, replay, write_perfetto
+    from ..reports import explain as explaining
+    from .progress import counted
+
+    names = cell_names(run)
+    if cell is None:
+        if len(names) > 1:
+            raise SloBenchError(
+                f"{run} has {len(names)} cells; choose one with --cell, such as {names[0]}"
+            )
+        cell = names[0]
+    with counted("requests") as progress:
+        watched = replay(run, cell, progress=lambda ended, clock_s: progress(ended, None))
+    doubt = explaining.differs_from_record(run, watched)
+    explanation = explaining.explain(watched, explaining.chosen_request(watched, request))
+    if trace is not None:
+        write_perfetto(watched, trace)
+    if as_json:
+        told = explaining.explanation_json(explanation) | {"doubt": doubt}
+        typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))
+        return
+    if doubt is not None:
+        typer.echo(f"careful: {doubt}", err=True)
+    console = Console()
+    console.print(explaining.explanation_text(explanation))
+    if trace is not None:
+        where = f"trace: {trace} (open it in https://ui.perfetto.dev)"
+        console.print(where, markup=False, highlight=False, soft_wrap=True)
