@@ -39,8 +39,6 @@ def register() -> None:
     spec = asked_for()
     if spec is None:
         return
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     policy = spec.load()
     if reason := refusal(policy):
         raise SystemExit(f"Error: slo-bench: {spec.system} cannot run inside SGLang: {reason}")
@@ -50,6 +48,8 @@ def register() -> None:
             + "; ".join(problems)
         )
     assert isinstance(policy, Policy)
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
     hooks = _Hooks(spec, policy, {target: pkgutil.resolve_name(target) for target in HOOKS})
     table = {
         STARTED: hooks.started,
