@@ -1,0 +1,210 @@
+"""Real vLLM servers on CPU with a tiny model: order, counts and token ids, never times."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from slo_bench.harness.backends.serve import Serve
+from slo_bench.harness.backends.servers import Server, ServerError
+from slo_bench.harness.core.wire import DROPPED, REJECTED
+
+pytestmark = pytest.mark.backends
+
+HERE = Path(__file__).parent
+BLOCKER_TOKENS = 900
+PATIENCE_S = 300
+
+
+@dataclass(frozen=True)
+class Reply:
+    tokens: list[int]
+    finish_reason: str
+    stop_reason: str
+
+
+@dataclass
+class Up:
+    """A server that is up, and the log of its steps."""
+
+    server: Server
+    step_log: Path
+
+    def ask(self, prompt: list[int], max_tokens: int, **wire: float) -> Reply:
+        body = {
+            "model": "tiny",
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "return_token_ids": True,
+        }
+        if wire:
+            body["vllm_xargs"] = wire
+        asked = urllib.request.Request(
+            f"{self.server.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+            choice = json.load(answer)["choices"][0]
+        return Reply(
+            choice["token_ids"] or [], choice["finish_reason"], str(choice["stop_reason"] or "")
+        )
+
+    def metric(self, name: str) -> float:
+        lines = self.server.metrics().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
+
+    def until(self, name: str, at_least: int) -> None:
+        end_s = time.monotonic() + PATIENCE_S
+        while self.metric(name) < at_least:
+            assert time.monotonic() < end_s, f"{name} never was {at_least}"
+            time.sleep(0.05)
+
+    def steps(self) -> list[dict[str, Any]]:
+        lines = self.step_log.read_text("utf-8").splitlines()
+        return [step for line in lines if (step := json.loads(line))["event"] == "step"]
+
+
+@pytest.fixture
+def up(installed, tiny_model, tmp_path):
+    installed("vllm")
+
+    @contextlib.contextmanager
+    def start(system: str | None, *more: str, **options: Any) -> Iterator[Up]:
+        wanted = Serve(
+            backend="vllm",
+            model=str(tiny_model("vllm")),
+            system=system,
+            served_name="tiny",
+            max_model_tokens=1024,
+            block_tokens=32,
+            server_args=("--no-enable-prefix-caching", *more),
+            step_log=tmp_path / "steps.jsonl" if system else None,
+            **options,
+        )
+        with contextlib.ExitStack() as stack:
+            [server] = wanted.start(stack, tmp_path / "servers" / f"{wanted.label}.log")
+            yield Up(server, tmp_path / "steps.jsonl")
+
+    return start
+
+
+def prompt(row: int, tokens: int) -> list[int]:
+    draw = random.Random(row)
+    return [draw.randint(10, 2000) for _ in range(tokens)]
+
+
+def finish_order(server: Up) -> list[str]:
+    """One runs long while five come, the first to come the last to be due."""
+    order: list[str] = []
+
+    def ask(name: str, row: int, tokens: int, ttft_slo_s: float) -> None:
+        server.ask(prompt(row, 8), tokens, ttft_slo_s=ttft_slo_s)
+        order.append(name)
+
+    threads = [threading.Thread(target=ask, args=("long", 9, BLOCKER_TOKENS, 1.0))]
+    threads[0].start()
+    server.until("num_requests_running", 1)
+    for row in range(5):
+        one = threading.Thread(target=ask, args=(f"r{row}", row, 4, 10_000.0 - 1000 * row))
+        one.start()
+        threads.append(one)
+        server.until("num_requests_waiting", row + 1)
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    return order
+
+
+def test_edf_finishes_in_order_of_deadlines(up):
+    with up("edf", knobs={"max_num_seqs": 1}) as server:
+        assert finish_order(server) == ["long", "r4", "r3", "r2", "r1", "r0"]
+        assert server.server.handshake["system"] == "edf"
+        entered = [name for step in server.steps() for name in step["entered"]]
+        assert len(entered) == 6
+
+
+def test_without_a_policy_the_order_is_that_of_arrival(up):
+    with up(None, "--max-num-seqs", "1", "--no-async-scheduling") as server:
+        assert finish_order(server) == ["long", "r0", "r1", "r2", "r3", "r4"]
+        assert not server.server.handshake
+
+
+@pytest.mark.parametrize("system", ["vllm", str(HERE / "swap_always.py"), "edf"])
+def test_preempted_requests_answer_as_if_undisturbed(up, system):
+    n, tokens = 10, 100
+    with up(system, kv_blocks=20) as server:
+        alone = [server.ask(prompt(row, 100), tokens).tokens for row in range(n)]
+        before = len(server.steps())
+        with ThreadPoolExecutor(n) as pool:
+            replies = list(pool.map(lambda row: server.ask(prompt(row, 100), tokens), range(n)))
+        assert [reply.tokens for reply in replies] == alone
+        steps = server.steps()[before:]
+        victims = [victim for step in steps for victim in step["preempted"]]
+        assert len(victims) >= 3  # KV was scarce indeed
+        assert server.metric("num_preemptions_total") == len(victims)
+        assert max(step["decode_seqs"] for step in steps) > 1
+        prefilled = sum(tokens for step in steps for _, tokens in step["chunks"])
+        if system.endswith("swap_always.py"):
+            assert {victim["by"] for victim in victims} == {"swap"}
+            assert max(step["swapped"] for step in steps) > 0
+            assert prefilled == n * 100  # nothing was computed twice
+        else:
+            assert {victim["by"] for victim in victims} == {"recompute"}
+            assert prefilled > n * 100
+
+
+def test_clients_see_who_was_dropped_and_who_was_turned_away(up):
+    with up(str(HERE / "strict.py"), knobs={"max_num_seqs": 1}) as server:
+        rejected = server.ask(prompt(1, 400), 4)
+        assert (rejected.tokens, rejected.finish_reason) == ([], "abort")
+        assert rejected.stop_reason.startswith(REJECTED)
+        with ThreadPoolExecutor(3) as pool:
+            long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS)
+            server.until("num_requests_running", 1)
+            late = pool.submit(server.ask, prompt(2, 8), 4, ttft_slo_s=0.01)
+            patient = pool.submit(server.ask, prompt(3, 8), 4, ttft_slo_s=10_000.0)
+            assert late.result().stop_reason.startswith(DROPPED)
+            assert late.result().finish_reason == "abort"
+            assert not late.result().tokens
+            assert len(patient.result().tokens) == 4
+            assert len(long.result().tokens) == BLOCKER_TOKENS
+
+
+def test_a_policy_that_is_not_in_the_server_is_an_error(up):
+    stock = "--scheduler-cls=vllm.v1.core.sched.scheduler.Scheduler"
+    with pytest.raises(ServerError, match="the policy edf is not in it"), up("edf", stock):
+        pytest.fail("it must not count as started")
+
+
+def test_a_killed_server_is_reported_and_nothing_is_left(up):
+    with up(None) as server, ThreadPoolExecutor(1) as pool:
+        long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS)
+        server.until("num_requests_running", 1)
+        guard = server.server._process.pid
+        [leader] = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
+        group = os.getpgid(int(leader))
+        assert group == int(leader)
+        os.kill(group, signal.SIGKILL)
+        with pytest.raises((urllib.error.URLError, OSError)):
+            long.result()
+        server.server.wait()
+        with pytest.raises(ServerError, match=r"ended with exit code 137.*servers"):
+            server.server.check()
+        with pytest.raises(ProcessLookupError):
+            os.killpg(group, 0)

@@ -1,0 +1,98 @@
+"""Environments: made once, found again, unfinished ones recognised, removed."""
+
+from __future__ import annotations
+
+import sys
+import venv
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.harness.backends import environments
+from slo_bench.harness.backends.recipe import Build, Recipe, Step
+from slo_bench.workloads.errors import SloBenchError, UnknownNameError
+
+HERE = sys.version_info[:2]
+
+
+def recipe(*packages: str, python=(HERE, HERE), probe="print('works')") -> Recipe:
+    def finish(site_packages, version):
+        (site_packages / "added.py").write_text(f"version = {version!r}\n")
+
+    build = Build(
+        version="1.2",
+        steps=lambda version: [Step(packages)] if packages else [],
+        probe=probe,
+        oldest_python=python[0],
+        newest_python=python[1],
+        finish=finish,
+    )
+    return Recipe("fake", {"cpu": build}, lambda *a: [], lambda *a: {})
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
+
+    def make_without_pip(installer):  # which takes seconds, and nothing is installed here
+        venv.create(installer._path, with_pip=False)
+        installer._log.touch()
+
+    monkeypatch.setattr(environments._Installer, "make", make_without_pip)
+
+
+def test_installed_once_found_and_removed():
+    said: list[str] = []
+    made = environments.install(
+        recipe(probe="import added; print(added.version)"), "cpu", say=said.append
+    )
+    assert made.name == "fake-1.2-cpu"
+    assert any("trying it" in line for line in said)
+    assert "1.2" in (made.path / "install.log").read_text().splitlines()
+    assert environments.environment("fake") == made
+    assert environments.environment("fake==1.2") == made
+    said.clear()
+    assert environments.install(recipe(), "cpu", say=said.append) == made
+    assert said == ["fake-1.2-cpu is installed already"]
+    assert environments.remove("fake") == [made.path]
+    assert environments.installed() == []
+
+
+def test_a_failed_installation_says_why_and_is_unfinished():
+    broken = recipe(probe="raise SystemExit('no kernels for this processor')")
+    with pytest.raises(SloBenchError, match=r"no kernels(?s:.*)install\.log"):
+        environments.install(broken, "cpu")
+    assert environments.installed() == []
+    assert [path.name for path in environments.unfinished()] == ["fake-1.2-cpu"]
+
+
+def test_what_is_not_installed_says_how():
+    with pytest.raises(SloBenchError, match=r"backends install vllm --version 0\.1"):
+        environments.environment("vllm==0.1")
+
+
+def test_a_python_that_does_not_fit(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(SloBenchError, match=r"fake needs Python 2\.6 to 2\.7"):
+        environments.install(recipe(python=((2, 6), (2, 7))), "cpu")
+
+
+def test_unknown_names():
+    with pytest.raises(UnknownNameError, match="device"):
+        environments.install(recipe(), "tpu")
+    with pytest.raises(UnknownNameError, match="environment"):
+        environments.remove("vllm")
+
+
+def test_the_newest_of_several_is_taken(tmp_path):
+    for version in ("0.9.0", "0.32.0", "0.31.1"):
+        folder = tmp_path / "environments" / f"vllm-{version}-cpu"
+        folder.mkdir(parents=True)
+        marker = f'{{"backend": "vllm", "version": "{version}", "device": "cpu"}}'
+        (folder / "slo-bench.json").write_text(marker)
+    assert environments.environment("vllm").version == "0.32.0"
+    assert environments.environment("vllm==0.9.0").version == "0.9.0"
+    shown = CliRunner().invoke(app, ["backends", "list", "--json"])
+    assert shown.exit_code == 0
+    assert "vllm-0.31.1-cpu" in shown.stdout

@@ -1,0 +1,110 @@
+"""What runs where, and how servers are told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.backends.matrix import check, matrix, refusal
+from slo_bench.harness.backends.plugin_folder import plugin_folder
+from slo_bench.harness.backends.recipe import Launch
+from slo_bench.harness.backends.serve import Serve
+from slo_bench.harness.backends.vllm import VLLM
+from slo_bench.harness.core.policy import StaticPolicy
+from slo_bench.harness.engines.learned import LearnedPredictions
+from slo_bench.harness.engines.plugged import PolicySpec
+from slo_bench.harness.systems import SYSTEMS, system
+from slo_bench.workloads.errors import SloBenchError
+
+SWAP_ALWAYS = str(Path(__file__).with_name("swap_always.py"))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_everything_is_simulated_and_static_batches_only_there(name):
+    found = matrix(SYSTEMS[name])
+    assert found["simulated"] is None
+    if isinstance(SYSTEMS[name].policy, StaticPolicy):
+        assert "static batches" in (found["vllm"] or "")
+        assert "static batches" in (found["sglang"] or "")
+
+
+def test_edf_runs_everywhere():
+    assert set(matrix(SYSTEMS["edf"]).values()) == {None}
+
+
+def test_victims_that_sit_out_are_refused_with_the_remedy():
+    swap = SYSTEMS["vllm-swap"]
+    assert "host_full=recompute" in (refusal(swap, "vllm") or "")
+    assert refusal(swap.with_knobs(host_full="recompute"), "vllm") is None
+    with pytest.raises(SloBenchError, match="vllm-swap cannot run on vllm"):
+        check(swap, "vllm")
+
+
+def test_serve_refuses_before_anything_is_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
+    with pytest.raises(SloBenchError, match="backends install vllm"):
+        Serve(backend="vllm", model="m", system="edf").check()
+
+
+def argv(**options) -> list[str]:
+    return list(VLLM.argv(Path("/env/bin"), "cpu", Launch(model="m", port=1, **options)))
+
+
+def test_vllm_is_left_alone_without_a_system():
+    assert "--scheduler-cls" not in argv()
+    assert "--no-async-scheduling" not in argv()
+
+
+def test_vllm_is_started_with_the_limits_of_the_policy():
+    words = argv(system="edf", knobs={"max_num_seqs": 7}, kv_blocks=20)
+    assert words[words.index("--max-num-seqs") + 1] == "7"
+    assert words[words.index("--max-num-batched-tokens") + 1] == "2048"
+    assert words[words.index("--num-gpu-blocks-override") + 1] == "21"  # one is vLLM's own
+    assert "--kv-transfer-config" not in words
+    assert "--kv-transfer-config" in argv(system=SWAP_ALWAYS, host_blocks=8)
+    whole = argv(system="orca", max_model_tokens=9000)
+    assert "--no-enable-chunked-prefill" in whole
+    assert int(whole[whole.index("--max-num-batched-tokens") + 1]) >= 9000
+
+
+@pytest.mark.parametrize("name", [*SYSTEMS, SWAP_ALWAYS])
+def test_policies_travel_by_name(name):
+    policy = system(name).policy
+    spec = PolicySpec.from_json(PolicySpec.of(name, policy).to_json())
+    again = spec.load()
+    assert again == policy
+    assert type(again).__name__ == type(policy).__name__
+
+
+def test_servers_find_us_without_an_installation(tmp_path):
+    folder = plugin_folder(tmp_path)
+    assert plugin_folder(tmp_path) == folder
+    code = (
+        "import importlib.metadata as m, os\n"
+        "[e] = [e for e in m.entry_points(group='vllm.general_plugins') if e.name == 'slo_bench']\n"
+        "e.load()()\n"  # without a policy it does nothing, and needs no vLLM
+        "print(os.path.realpath(__import__('slo_bench').__file__))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(Path(__file__).resolve().parents[2] / "__init__.py")
+
+
+def test_step_times_are_learned():
+    learned = LearnedPredictions()
+    assert learned.step_s(1, 100, []) == 0.0
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        seqs, kv, prompt = (int(n) for n in draw.integers(1, [64, 20_000, 2000]))
+        learned.learn(seqs, kv, [(0, prompt)], 0.01 + 1e-4 * seqs + 1e-7 * kv + 2e-5 * prompt)
+    expected = 0.01 + 1e-4 * 32 + 1e-7 * 5000 + 2e-5 * 100
+    assert learned.step_s(32, 5000, [(0, 100)]) == pytest.approx(expected, rel=0.05)
