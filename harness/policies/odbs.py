@@ -22,5 +22,5 @@ class Odbs(SloOdbs):
     """
 
     slo_weight: float = knob(0.0, choices=(0.0,))
-    sort_by: str = knob("weighted", choices=("weighted", "slo", "time-left"))
+    sort_by: str = knob("weighted", choices=("weighted", "slo"))
     batch_order: str = knob("built", choices=("built", "tightest-slo"))

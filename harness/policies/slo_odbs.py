@@ -40,15 +40,15 @@ class SloOdbs(StaticPolicy):
     - `length_term`: `signed` is line 6 (length - O_CM, negative for an answer shorter than the
       batch's, so that the batch never closes), `sum` is Eq. 3-4, `absolute` the padding that either
       adds.
-    - `sort_by`: `slo` is line 1; `time-left` counts what has passed since arrival; `weighted` is
-      the authors' code, w1·SLO + w2·length.
+    - `sort_by`: `slo` is line 1; `weighted` is the authors' code, w1·SLO + w2·length.
+    - `slo_term`: the SLO as `stated`, or the `time-left` of it when the batch is formed.
     - `cm_weights`: `mended` is w1·SLO + w2·length as in line 7, `printed` is line 12, which swaps
       the weights. Line 20 ("adjust the batch size by CM") is: no more than
       max_batch · min(1, `cm_limit` / CM) requests, and at least one.
     - `batch_order`: phase three, "sort all batches", has no code. `tightest-slo` lets the batch go
       first that has the tightest SLO in it, `built` the one built first.
-    - `overdue`: with time left, requests whose SLO has passed are the tightest of all; `last` lets
-      them wait for the others. Not in the thesis.
+    - `overdue`: requests whose SLO has passed go on as the tight ones they are; `last` lets them
+      wait for all others. Not in the thesis.
 
     The engine asks when it is idle, on all that wait, and commits the first batch only. Requests
     without an SLO come last and add nothing to T_l. An SLO is e2e, a deadline, or TTFT with TPOT.
@@ -62,7 +62,8 @@ class SloOdbs(StaticPolicy):
     max_batch: int = knob(32, 1, 4096, log=True)
     cm_limit: float = knob(1_000.0, 1.0, 1e9, log=True)
     length_term: str = knob("absolute", choices=("absolute", "signed", "sum"))
-    sort_by: str = knob("slo", choices=("slo", "time-left", "weighted"))
+    sort_by: str = knob("slo", choices=("slo", "weighted"))
+    slo_term: str = knob("stated", choices=("stated", "time-left"))
     cm_weights: str = knob("mended", choices=("mended", "printed"))
     batch_order: str = knob("tightest-slo", choices=("tightest-slo", "built"))
     overdue: str = knob("first", choices=("first", "last"))
@@ -89,13 +90,14 @@ class SloOdbs(StaticPolicy):
     def _profile(self, r: RequestState, view: View) -> Profile:
         output_tokens: int = view.state.expected_tokens(r, view)
         slo_s = stated_slo_s(r, output_tokens)
-        if self.sort_by == "time-left":
-            slo_s += r.arrival_s - view.now_s
+        left_s = slo_s + r.arrival_s - view.now_s
+        if self.slo_term == "time-left":
+            slo_s = left_s
         sort_key = slo_s
         if self.sort_by == "weighted":
             sort_key = self.slo_weight * slo_s if self.slo_weight else 0.0
             sort_key += self.output_weight * output_tokens
-        if self.overdue == "last" and r.arrival_s + stated_slo_s(r, output_tokens) < view.now_s:
+        if self.overdue == "last" and left_s < 0:
             sort_key += _AFTER_ALL_OTHERS_S
         return Profile(r, output_tokens, max(0.0, slo_s), sort_key)
 
