@@ -20,6 +20,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 
 from ...core.decisions import Admission, Why
 from ...core.policy import Key, Policy, overrides
+from ...core.queues import REKEY_AT_MOST
 from ...core.state import Phase
 from ...core.wire import DROPPED, REJECTED
 from ..learned import LearnedPredictions
@@ -27,8 +28,6 @@ from ..plugged import StepLog
 from .fits import refusal_of
 from .steps import Steps
 from .view import SglangRequest, SglangView, all_ours, ours
-
-_REKEY_AT_MOST = 128  # SGLang orders longer queues without looking into the prefix cache as well
 
 
 class Decider:
@@ -128,10 +127,9 @@ class Decider:
         """Sort the waiting queue in place."""
         self.view.look(type(self).clock(), [] if running is None else [running.reqs])
         if self._policy.order == "cache":
-            waiting = all_ours(queue)
-            for r in waiting:
-                if len(waiting) <= _REKEY_AT_MOST:
-                    r.key = self._policy.urgency(r, self.view)
+            by_arrival = len(queue) > REKEY_AT_MOST
+            for r in all_ours(queue):
+                r.key = r.arrival_s if by_arrival else self._policy.urgency(r, self.view)
         queue.sort(key=self._rank)
 
     def _rank(self, req: Any) -> tuple[bool, Key, int]:

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
-from ...core.decisions import Limits, Refill
+from ...core.decisions import Limits
 from ...core.policy import AnyPolicy, Policy, overrides
-from ...core.state import RequestState
-from ...core.view import Predictions
-from ..learned import LearnedPredictions
+from ...policies.sglang import Sglang
+from ..idle_view import IdleView
 
 _NOT_OFFERED = {
     "preempt_by": "SGLang takes KV from a request only by throwing it away (no swap, no stall)",
@@ -26,12 +22,14 @@ def refusal(policy: AnyPolicy) -> str:
     """Why this policy cannot run inside SGLang; empty if it can."""
     if not isinstance(policy, Policy):
         return "it forms static batches, which SGLang does not"
+    if isinstance(policy, Sglang):
+        return "it is what SGLang does by itself: run the server unpatched"
     for hook, reason in _NOT_OFFERED.items():
         if overrides(policy, hook):
             return f"it decides {hook}: {reason}"
     if policy.limits_vary:
         return "its limits change as it runs; SGLang's are set at the start"
-    return refusal_of(policy.limits(_Idle(policy)))
+    return refusal_of(policy.limits(IdleView(policy)))
 
 
 def refusal_of(limits: Limits) -> str:
@@ -41,39 +39,3 @@ def refusal_of(limits: Limits) -> str:
     if limits.watermark_blocks or limits.headroom_blocks:
         return "it keeps blocks free as a watermark, which SGLang does not"
     return ""
-
-
-class _Idle:
-    """A view of an instance on which nothing is, for limits that are asked once."""
-
-    now_s = 0.0
-    block_tokens = 16
-    total_blocks = free_blocks = 10_000
-    host_free_blocks = 0
-    n_waiting = n_resident = n_prefilling = n_decoding = n_running = 0
-    decode_kv_tokens = future_tokens = 0
-
-    def __init__(self, policy: Policy) -> None:
-        self.predict: Predictions = LearnedPredictions()
-        self.state: Any = policy.new_state()
-
-    def waiting(self) -> Iterable[RequestState]:
-        return ()
-
-    def running(self) -> Iterable[RequestState]:
-        return ()
-
-    def would_enter(self, group: Refill) -> list[RequestState]:
-        return []
-
-    def kv_tokens(self, r: RequestState) -> int:
-        return 0
-
-    def emitted_tokens(self, r: RequestState) -> int:
-        return 0
-
-    def held_blocks(self, r: RequestState) -> int:
-        return 0
-
-    def cached_tokens(self, r: RequestState) -> int:
-        return 0
