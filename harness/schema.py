@@ -67,6 +67,7 @@ class ExperimentSchema(BaseModel):
     name: Annotated[str, Field(min_length=1)] = "experiment"
     systems: Axis[str] = ("vllm", "sarathi", "sglang")
     knobs: dict[str, dict[str, Axis[Knob]]] = {}  # by system
+    published: str | None = None  # a table of published results that the report sets beside these
 
     # What arrives.
     workload: Axis[str] = ("sharegpt",)
