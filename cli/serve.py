@@ -9,7 +9,7 @@ import typer
 
 EXAMPLES = (
     "slo-bench serve edf --backend vllm --model path/to/model",
-    "slo-bench serve none --backend vllm --model path/to/model --port 8000",
+    "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
     "slo-bench serve edf-drop --backend vllm --model M --kv-blocks 200 "
     "--server-arg=--max-model-len=2048",
 )
@@ -20,8 +20,8 @@ def serve(
         str,
         typer.Argument(
             metavar="SYSTEM",
-            help="A system by name, or FILE.py[:CLASS] with one of your own; none: the server as "
-            "it is, unpatched.",
+            help="A system by name, or FILE.py[:CLASS] with one of your own. That of the server's "
+            "own name is the server unpatched.",
         ),
     ],
     model: Annotated[
@@ -87,7 +87,7 @@ def serve(
     wanted = Serve(
         backend=backend,
         model=model,
-        system=None if system == "none" else system,
+        system=system,
         knobs=knobs_of(knob or []),
         served_name=served_name,
         kv_blocks=kv_blocks,

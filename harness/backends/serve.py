@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError
@@ -19,13 +19,26 @@ from .recipes import recipe
 from .servers import READY_S, Server, free_port, serving
 
 HOST_BLOCKS = 1024  # for swapping, where nothing is said
+_OWN_OPTIONS = {
+    "vllm": {
+        "max_num_batched_tokens": "--max-num-batched-tokens",
+        "max_num_seqs": "--max-num-seqs",
+    },
+    "sglang": {
+        "chunked_prefill_tokens": "--chunked-prefill-size",
+        "max_running_requests": "--max-running-requests",
+    },
+}
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class Serve:
-    """A server with a policy inside (`system` None: the server as it is).
+    """A server with a policy inside.
+
+    With no `system`, or the one of the server's own name, it is the server as it is, unpatched;
+    knobs are then options of its own.
 
     Raises:
         SloBenchError: on `check`: the server is not installed, there is no such system, or it
@@ -51,14 +64,21 @@ class Serve:
         name = Path(self.system).stem if self.system else self.backend
         return re.sub(r"[^\w.-]+", "-", name)
 
+    @property
+    def patched(self) -> bool:
+        """Does a policy of ours run inside?"""
+        return self.system is not None and self.system != environment(self.backend).backend
+
     def check(self) -> None:
         """Refuse what cannot be started, before anything is."""
         name = environment(self.backend).backend
         recipe(name)
-        if (found := self._system()) is not None:
-            check(found, name)
-        elif self.knobs or self.step_log:
-            raise SloBenchError("knobs and step logs belong to a system; none is asked for")
+        if self.patched:
+            check(self._found(), name)
+        elif self.step_log:
+            raise SloBenchError("the step log is the plugin's, and this server runs without one")
+        else:
+            self._own_options(name)
         for what in ("kv_blocks", "block_tokens", "max_model_tokens"):
             value = getattr(self, what)
             if value is not None and value < 1:
@@ -97,24 +117,41 @@ class Serve:
             servers.append(stack.enter_context(server))
         return servers
 
-    def _system(self) -> System | None:
-        return None if self.system is None else system_by_name(self.system).with_knobs(**self.knobs)
+    def _found(self) -> System:
+        assert self.system is not None
+        return system_by_name(self.system).with_knobs(**self.knobs)
+
+    def _own_options(self, backend: str) -> tuple[str, ...]:
+        """The knobs of the unpatched server, as its own options."""
+        if self.system is not None:
+            self._found()  # checks names and bounds
+        options = _OWN_OPTIONS.get(backend, {})
+        strangers = set(self.knobs) - set(options)
+        if strangers:
+            raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")
+        return tuple(word for k, v in self.knobs.items() for word in (options[k], str(v)))
 
     def _launch(self, port: int, step_log: Path | None) -> Launch:
-        found = self._system()
-        host_blocks = self.host_blocks
-        if host_blocks is None and found is not None and isinstance(found.policy, Policy):
-            host_blocks = HOST_BLOCKS if overrides(found.policy, "preempt_by") else None
-        return Launch(
+        launch = Launch(
             model=self.model,
             port=port,
             served_name=self.served_name,
             kv_blocks=self.kv_blocks,
             block_tokens=self.block_tokens,
             max_model_tokens=self.max_model_tokens,
+            server_args=self.server_args,
+        )
+        if not self.patched:
+            options = self._own_options(environment(self.backend).backend)
+            return replace(launch, server_args=(*options, *self.server_args))
+        policy = self._found().policy
+        host_blocks = None
+        if isinstance(policy, Policy) and overrides(policy, "preempt_by"):
+            host_blocks = HOST_BLOCKS if self.host_blocks is None else self.host_blocks
+        return replace(
+            launch,
             system=self.system,
             knobs=self.knobs,
             step_log=step_log,
             host_blocks=host_blocks,
-            server_args=self.server_args,
         )

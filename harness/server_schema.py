@@ -1,0 +1,29 @@
+"""How servers are started for an experiment, as people write it: the table `[server]` of a file."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+class ServerSchema(BaseModel):
+    """Settings of `backend = "vllm"` and `"sglang"`. Frozen.
+
+    `version` chooses among several that are installed; `args` go to the server as they are;
+    `max_model_tokens` bounds prompt and answer together; a `step_log` is kept if asked for.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    version: str | None = None
+    args: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    max_model_tokens: Count | None = None
+    ready_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
+    step_log: bool = False
