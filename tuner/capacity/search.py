@@ -1,0 +1,391 @@
+"""The search: which rate to try next, for how long, and when to stop.
+
+Short runs first bracket the crossing of every target, doubling, halving and then bisecting the
+rate. Then long runs are spent where they say most about the capacity, a little below and a little
+above the current estimate of the target that is known worst, until every interval is narrow enough
+or the budget is spent. Every run has a seed of its own, so that runs are independent of each other
+and the scatter between them shows the whole error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ...workloads.errors import SloBenchError
+from .curve import Crossing, Level, crossing
+from .samples import LevelRunner, LevelSample
+
+_WIDEST_BRACKET = 1.25
+_FARTHEST = 2.0**14  # from the first rate
+_BOUNDS_BRACKETING = 20  # a run lasts so many latency bounds, so that a growing backlog shows
+_BOUNDS_REFINING = 60
+_CORRELATED = 25  # a run is worth so many independent requests
+_LEAST_RUNS = 10
+_SIDE_LOGITS = 0.7
+_NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may spend; None is no limit."""
+
+    requests: int | None = 500_000
+    time_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a search is run.
+
+    `requests` is the least number of requests in a run, `seeds` how many runs of a level follow
+    each other, `tolerance` half the length of the interval aimed at, as a share of the estimate.
+    """
+
+    targets: tuple[float, ...] = (0.9, 0.99)
+    tolerance: float = 0.03
+    requests: int = 2000
+    seeds: int = 3
+    first_seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    low_rps: float = 0.0
+    high_rps: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise SloBenchError("give at least one target, as in 0.9")
+        for target in self.targets:
+            if not 0 < target < 1:
+                raise SloBenchError(f"target must lie between 0 and 1 but is {target:g}")
+        if len(set(self.targets)) < len(self.targets):
+            raise SloBenchError("each target can be given once")
+        if not 0.001 <= self.tolerance <= 0.5:
+            raise SloBenchError(f"tolerance must lie in 0.001..0.5 but is {self.tolerance:g}")
+        for name, least in (("requests", 100), ("seeds", 1), ("first_seed", 0)):
+            if getattr(self, name) < least:
+                raise SloBenchError(f"{name} must be at least {least} but is {getattr(self, name)}")
+        for name in ("requests", "time_s"):
+            limit = getattr(self.budget, name)
+            if limit is not None and limit <= 0:
+                raise SloBenchError(f"max {name} must be positive but is {limit}")
+        if not 0 <= self.low_rps < self.high_rps:
+            raise SloBenchError(
+                f"the lowest rate ({self.low_rps:g}) must be below the highest ({self.high_rps:g})"
+            )
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What was found for one target.
+
+    `capacity_rps` is 0 where even the lowest rate tried misses the target (it is then below
+    `high_rps`), and None where no rate tried misses it (it is then above `low_rps`; `high_rps` is
+    infinite). Otherwise the interval has `CONFIDENCE`. `precise`: it is as narrow as asked.
+    """
+
+    target: float
+    capacity_rps: float | None
+    low_rps: float
+    high_rps: float
+    precise: bool
+    slope: float = math.nan
+    dispersion: float = math.nan
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class CapacitySearch:
+    """A finished search: capacities by target, levels by rate, what it took and why it ended."""
+
+    capacities: tuple[Capacity, ...]
+    levels: tuple[Level, ...]
+    requests_spent: int
+    wall_s: float
+    stopped: str
+
+
+@dataclass(frozen=True)
+class SearchProgress:
+    """How far a search is, after every run."""
+
+    sample: LevelSample
+    requests_spent: int
+    wall_s: float
+    crossings: tuple[Crossing | None, ...]  # of the targets, in their order
+
+
+class _BudgetSpentError(Exception):
+    """There is not enough left for the next run; the message says of what."""
+
+
+def find_capacity(
+    runner: LevelRunner,
+    *,
+    start_rps: float,
+    options: SearchOptions | None = None,
+    neighbours: Sequence[float] = (),
+    watch: Callable[[SearchProgress], None] | None = None,
+) -> CapacitySearch:
+    """The highest rate at which the long-run attainment is at least each target.
+
+    The same runner and arguments give the same search, so that one whose samples are remembered
+    can be repeated up to where it was interrupted.
+
+    Args:
+        runner: what is offered the rates.
+        start_rps: a first guess; any will do, a good one saves a few short runs.
+        options: targets, tolerance, budget.
+        neighbours: capacities of a similar system, where the search begins instead.
+        watch: called after every run.
+
+    Raises:
+        SloBenchError: options make no sense, or every run was invalid.
+    """
+    if not (start_rps > 0 and math.isfinite(start_rps)):
+        raise SloBenchError(f"start_rps must be positive but is {start_rps}")
+    return _Search(runner, options or SearchOptions(), watch).search(start_rps, neighbours)
+
+
+class _Search:
+    def __init__(
+        self,
+        runner: LevelRunner,
+        options: SearchOptions,
+        watch: Callable[[SearchProgress], None] | None,
+    ) -> None:
+        self._runner = runner
+        self._options = options
+        self._watch = watch
+        self._known: dict[float, Level] = {}
+        self._start_rps = 1.0
+        self._step = 2.0
+        self._spent = 0
+        self._wall_s = 0.0
+        self._runs = 0
+        self._bound_s = 0.0
+        self._highest_rps = options.high_rps  # no rate above is tried
+        self._high_reason = "as asked"
+        self._crossings: dict[float, Crossing | None] = dict.fromkeys(options.targets)
+
+    def search(self, start_rps: float, neighbours: Sequence[float]) -> CapacitySearch:
+        try:
+            self._begin(start_rps, neighbours)
+            stopped = self._refine()
+        except _BudgetSpentError as spent:
+            stopped = str(spent)
+        if not any(level.counted for level in self._levels()):
+            raise SloBenchError(
+                "no valid run: the client was late at every rate tried; "
+                "start lower (--rates) or use a faster client machine"
+            )
+        found = tuple(self._capacity(target) for target in sorted(self._options.targets))
+        return CapacitySearch(found, tuple(self._levels()), self._spent, self._wall_s, stopped)
+
+    # What is known.
+
+    def _levels(self) -> list[Level]:
+        return [self._known[rate] for rate in sorted(self._known)]
+
+    def _usable(self) -> list[Level]:
+        return [level for level in self._levels() if level.counted]
+
+    def _capacity(self, target: float) -> Capacity:
+        found = self._crossings[target] = self._cross(target)
+        if found is not None:
+            return Capacity(
+                target,
+                found.rate_rps,
+                found.low_rps,
+                found.high_rps,
+                self._precise(found),
+                found.slope,
+                found.dispersion,
+                found.runs,
+            )
+        rates = [level.rate_rps for level in self._usable()]
+        if self._usable()[0].passes(target):
+            return Capacity(target, None, rates[-1], math.inf, precise=False)
+        return Capacity(target, 0.0, 0.0, rates[0], precise=False)
+
+    def _cross(self, target: float) -> Crossing | None:
+        levels = self._usable()
+        first = crossing(levels, target)
+        if first is None:
+            return None
+        return crossing(self._long_enough(levels, first), target) or first
+
+    def _long_enough(self, levels: Sequence[Level], found: Crossing) -> list[Level]:
+        """Without the runs that are too short, unless they are all there is of a rate."""
+        kept = []
+        for level in levels:
+            needed = self._needed(level.rate_rps, found) // 2
+            runs = tuple(run for run in level.samples if run.requests >= needed)
+            kept.append(Level(level.rate_rps, runs) if any(r.valid for r in runs) else level)
+        return kept
+
+    def _precise(self, found: Crossing) -> bool:
+        return (
+            found.relative_half_width <= self._options.tolerance and found.runs >= _LEAST_RUNS
+        )
+
+    # What is run.
+
+    def _needed(self, rate_rps: float, found: Crossing | None) -> int:
+        """Requests in a run, so that it shows the long run and not its own beginning."""
+        bounds = _BOUNDS_BRACKETING if found is None else _BOUNDS_REFINING
+        least = max(self._options.requests, math.ceil(bounds * self._bound_s * rate_rps))
+        if found is None:
+            return least
+        return max(least, math.ceil(_CORRELATED * found.dispersion))
+
+    def _run(self, rate_rps: float, found: Crossing | None = None) -> LevelSample:
+        requests = self._needed(rate_rps, found)
+        self._check_budget(rate_rps, requests)
+        sample = self._runner.run(rate_rps, self._options.first_seed + self._runs, requests)
+        self._runs += 1
+        self._spent += sample.requests
+        self._wall_s += sample.wall_s
+        before = self._known[rate_rps].samples if rate_rps in self._known else ()
+        self._known[rate_rps] = Level(rate_rps, (*before, sample))
+        self._bound_s = max(self._bound_s, sample.bound_s)
+        if self._watch is not None:
+            found = tuple(self._crossings[target] for target in self._options.targets)
+            self._watch(SearchProgress(sample, self._spent, self._wall_s, found))
+        return sample
+
+    def _check_budget(self, rate_rps: float, requests: int) -> None:
+        budget = self._options.budget
+        if budget.requests is not None and self._spent + requests > budget.requests:
+            raise _BudgetSpentError(
+                f"the next run needs {requests:,} requests, "
+                f"{max(0, budget.requests - self._spent):,} of {budget.requests:,} are left"
+            )
+        if budget.time_s is not None:
+            needs_s = self._seconds(rate_rps, requests)
+            if self._wall_s + needs_s > budget.time_s:
+                raise _BudgetSpentError(
+                    f"the next run needs {needs_s:.3g} s, "
+                    f"{max(0.0, budget.time_s - self._wall_s):.3g} of {budget.time_s:g} s are left"
+                )
+
+    def _seconds(self, rate_rps: float, requests: int) -> float:
+        """What a run will take, by the run at the nearest rate."""
+        runs = [run for level in self._levels() for run in level.samples]
+        if not runs:
+            return 0.0
+        nearest = min(runs, key=lambda run: abs(math.log(run.rate_rps / rate_rps)))
+        return nearest.wall_s / nearest.requests * requests
+
+    def _try(self, rate_rps: float) -> None:
+        """One short run of a level; two where the first is invalid."""
+        rate_rps = _three_digits(rate_rps)
+        sample = self._run(rate_rps)
+        if sample.valid and sample.requests < self._needed(rate_rps, None) // 2:
+            sample = self._run(rate_rps)  # now that the bound is known
+        if not sample.valid and not self._run(rate_rps).valid:
+            self._highest_rps = min(self._highest_rps, rate_rps)
+            self._high_reason = "since the client is late there"
+
+    # The two stages.
+
+    def _begin(self, start_rps: float, neighbours: Sequence[float]) -> None:
+        self._start_rps = start_rps
+        self._step = 1.2 if neighbours else 2.0
+        for rate in dict.fromkeys(neighbours or (start_rps,)):
+            self._try(min(max(rate, self._options.low_rps), self._highest_rps))
+        while self._widen():
+            pass
+        for target in sorted(self._options.targets):
+            self._narrow(target)
+
+    def _widen(self) -> bool:
+        """Try a rate outside those tried, unless every target is bracketed or none may be."""
+        levels = self._usable()
+        options = self._options
+        if not levels:
+            rate = min(self._known) / 2
+        elif not any(level.passes(max(options.targets)) for level in levels):
+            rate = min(self._known) / self._step
+        elif all(level.passes(min(options.targets)) for level in levels):
+            rate = levels[-1].rate_rps * self._step
+        else:
+            return False
+        self._step = min(2.0, self._step**2)
+        low = max(options.low_rps, self._start_rps / _FARTHEST)
+        high = min(self._highest_rps, self._start_rps * _FARTHEST)
+        rate = _three_digits(min(max(rate, low), high))
+        if rate in self._known:
+            return False
+        self._try(rate)
+        return True
+
+    def _narrow(self, target: float) -> None:
+        """Bisect until the rates that pass and fail are near each other."""
+        while True:
+            levels = self._usable()
+            failing = [level.rate_rps for level in levels if not level.passes(target)]
+            passing = [
+                level.rate_rps
+                for level in levels
+                if level.passes(target) and level.rate_rps < min(failing, default=0)
+            ]
+            if not failing or not passing or failing[0] <= passing[-1] * _WIDEST_BRACKET:
+                return
+            middle = _three_digits(math.sqrt(failing[0] * passing[-1]))
+            if middle in self._known:
+                return
+            self._try(middle)
+
+    def _refine(self) -> str:
+        options = self._options
+        while True:
+            self._crossings = {target: self._cross(target) for target in options.targets}
+            known = [found for found in self._crossings.values() if found is not None]
+            if len(known) < len(options.targets) and self._widen():
+                continue
+            rough = [found for found in known if not self._precise(found)]
+            if not rough:
+                break
+            worst = max(rough, key=lambda found: found.relative_half_width)
+            rate = self._next_rate(worst)
+            for _ in range(options.seeds):
+                self._run(rate, worst)
+        if len(known) < len(options.targets):
+            return self._unbracketed()
+        return f"every interval is within ±{options.tolerance:.1%}"
+
+    def _unbracketed(self) -> str:
+        levels = self._usable()
+        low, high = levels[0].rate_rps, levels[-1].rate_rps
+        parts = []
+        for target in sorted(t for t, found in self._crossings.items() if found is None):
+            if levels[0].passes(target):
+                parts.append(f"no rate up to {high:g} req/s falls below {target:g}")
+            else:
+                parts.append(f"even {low:g} req/s falls below {target:g}")
+        return "; ".join(parts)
+
+    def _next_rate(self, found: Crossing) -> float:
+        """A little to that side of the estimate where less has been run."""
+        side = min(max(_SIDE_LOGITS / found.slope, _NARROWEST_SIDE), _WIDEST_SIDE)
+        near = 2.5 * side
+        below = above = 0
+        for level in self._usable():
+            away = math.log(level.rate_rps / found.rate_rps)
+            if -near <= away <= 0:
+                below += level.counted
+            elif 0 < away <= near:
+                above += level.counted
+        rate = found.rate_rps * math.exp(-side if below <= above else side)
+        growing = [level.rate_rps for level in self._usable() if level.growing]
+        if growing and rate >= min(growing):
+            rate = math.sqrt(found.rate_rps * min(growing))
+        rate = min(max(rate, self._options.low_rps), self._highest_rps)
+        known = [lv.rate_rps for lv in self._usable() if abs(math.log(lv.rate_rps / rate)) < side / 3]
+        return min(known, key=lambda r: abs(r - rate)) if known else _three_digits(rate)
+
+
+def _three_digits(rate_rps: float) -> float:
+    """A rate that can be said aloud."""
+    return float(f"{rate_rps:.3g}")
