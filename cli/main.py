@@ -24,6 +24,8 @@ from .report import EXAMPLES as REPORT_EXAMPLES
 from .report import report
 from .run import EXAMPLES as RUN_EXAMPLES
 from .run import run
+from .sensitivity import EXAMPLES as SENSITIVITY_EXAMPLES
+from .sensitivity import sensitivity
 from .serve import EXAMPLES as SERVE_EXAMPLES
 from .serve import serve
 from .workload import app as workload
@@ -42,6 +44,7 @@ app.command(epilog=epilog(REPORT_EXAMPLES))(report)
 app.command(epilog=epilog(COMPARE_EXAMPLES))(compare)
 app.command(epilog=epilog(GATE_EXAMPLES))(gate)
 app.command(epilog=epilog(EXPLAIN_EXAMPLES))(explain)
+app.command(epilog=epilog(SENSITIVITY_EXAMPLES))(sensitivity)
 app.add_typer(workload, name="workload")
 app.add_typer(backends, name="backends")
 app.command(epilog=epilog(SERVE_EXAMPLES))(serve)

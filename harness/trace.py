@@ -129,16 +129,13 @@ def write_perfetto(cell: CellTrace, path: Path) -> Path:
 
 @contextlib.contextmanager
 def _opened(path: Path, *, packed: bool) -> Iterator[Callable[[str], object]]:
-    if packed:
+    with path.open("wb") as file:
+        if not packed:
+            yield lambda text: file.write(text.encode())
+            return
         # No name and no time of day: the same cell gives the same bytes.
-        with (
-            path.open("wb") as file,
-            gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packer,
-        ):
+        with gzip.GzipFile("", "wb", compresslevel=6, fileobj=file, mtime=0) as packer:
             yield lambda text: packer.write(text.encode())
-    else:
-        with path.open("w", encoding="utf-8") as file:
-            yield file.write
 
 
 def events(cell: CellTrace) -> Iterator[Event]:
