@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..workloads.errors import SloBenchError
-from . import figures, sections
+from . import figures, published, sections
 from .details import Bound, LevelDetail, level_details
 from .figure import Figure, as_json, rate_key, rate_keys
 from .levels import combine, knee_rps, levels, series_names
@@ -110,6 +110,7 @@ def _document(shown: _Shown) -> str:
 hide or show it in every figure.</p>{_grid(load, cells)}</section>
 <section id="rate-section"><h2>At one rate</h2>{_rate_bar(shown)}{_grid(at_rate, cells)}</section>
 <section id="worth"><h2>Efficiency and cost</h2>{_cost_lead(worth)}{_grid(worth, cells)}</section>
+{published.section(shown.runs, cells, shown.rows)}
 <section id="setup"><h2>Numbers and setup</h2>
 {sections.level_table(cells, shown.rows, names)}{sections.setup(shown.runs)}
 <details class="fold"><summary>What the terms mean</summary>\
