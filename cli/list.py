@@ -20,7 +20,8 @@ def list_names(
         str,
         typer.Argument(
             metavar="KIND",
-            help="systems, models, gpus, links, workloads, suites or routers.",
+            help="systems, matrix (which runs on which backend), models, gpus, links, workloads, "
+            "suites or routers.",
         ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
@@ -57,6 +58,7 @@ def _shown(value: str | float | None) -> str:
 
 
 def _systems() -> list[Entry]:
+    from ..harness.backends.matrix import matrix
     from ..harness.systems import SYSTEMS
 
     return [
@@ -65,7 +67,22 @@ def _systems() -> list[Entry]:
             "description": system.description,
             "source": system.source,
             "router": system.router,
+            "runs_on": ", ".join(b for b, reason in matrix(system).items() if reason is None),
             "knobs": ", ".join(f"{name}={value}" for name, value in system.knobs().items()),
+        }
+        for system in SYSTEMS.values()
+    ]
+
+
+def _matrix() -> list[Entry]:
+    from ..harness.backends.matrix import matrix
+    from ..harness.systems import SYSTEMS
+
+    return [
+        {"name": system.name}
+        | {
+            backend: "yes" if reason is None else f"no: {reason}"
+            for backend, reason in matrix(system).items()
         }
         for system in SYSTEMS.values()
     ]
@@ -158,6 +175,7 @@ def _routers() -> list[Entry]:
 
 _KINDS: dict[str, Callable[[], list[Entry]]] = {
     "systems": _systems,
+    "matrix": _matrix,
     "models": _models,
     "gpus": _gpus,
     "links": _links,
