@@ -58,8 +58,8 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
         argv += ["--num-gpu-blocks-override", str(launch.kv_blocks + 1)]
     if launch.block_tokens is not None:
         argv += ["--block-size", str(launch.block_tokens)]
-    if launch.max_model_tokens is not None:
-        argv += ["--max-model-len", str(launch.max_model_tokens)]
+    if most := _most_model_tokens(launch):
+        argv += ["--max-model-len", str(most)]
     if device == "cpu":
         argv += ["--enforce-eager"]
     if launch.system is not None:
@@ -74,7 +74,7 @@ def _patched(launch: Launch) -> list[str]:
     # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
     argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
     limits = start_limits(policy, launch.kv_blocks)
-    context = launch.max_model_tokens or _context_tokens(launch.model)
+    context = _most_model_tokens(launch) or _context_tokens(launch.model)
     if limits.token_budget < UNLIMITED or context:
         tokens = min(limits.token_budget, _MOST_TOKENS)
         if not limits.chunked:  # a whole prompt must fit an iteration
@@ -91,6 +91,16 @@ def _patched(launch: Launch) -> list[str]:
         }
         argv += ["--kv-transfer-config", json.dumps(connector)]
     return argv
+
+
+def _most_model_tokens(launch: Launch) -> int | None:
+    """What is asked for, or what the KV cache holds if that is less than the model's context:
+    vLLM does not start where its longest request would not fit.
+    """
+    if launch.max_model_tokens or not (launch.kv_blocks and launch.block_tokens):
+        return launch.max_model_tokens
+    holds = launch.kv_blocks * launch.block_tokens
+    return holds if holds < _context_tokens(launch.model) else None
 
 
 def _context_tokens(model: str) -> int:

@@ -87,13 +87,15 @@ def up(installed, tiny_model, tmp_path):
     installed("vllm")
 
     @contextlib.contextmanager
-    def start(system: str | None, *more: str, **options: Any) -> Iterator[Up]:
+    def start(
+        system: str | None, *more: str, max_model_tokens: int | None = 1024, **options: Any
+    ) -> Iterator[Up]:
         wanted = Serve(
             backend="vllm",
             model=str(tiny_model("vllm")),
             system=system,
             served_name="tiny",
-            max_model_tokens=1024,
+            max_model_tokens=max_model_tokens,
             block_tokens=32,
             server_args=("--no-enable-prefix-caching", *more),
             step_log=tmp_path / "steps.jsonl" if system else None,
@@ -151,7 +153,7 @@ def test_without_a_policy_the_order_is_that_of_arrival(up):
 @pytest.mark.parametrize("system", [str(HERE / "swap_always.py"), "edf"])
 def test_preempted_requests_answer_as_if_undisturbed(up, system):
     n, tokens = 10, 100
-    with up(system, kv_blocks=20) as server:
+    with up(system, kv_blocks=20, max_model_tokens=None) as server:
         alone = [server.ask(prompt(row, 100), tokens).tokens for row in range(n)]
         before = len(server.steps())
         with ThreadPoolExecutor(n) as pool:
