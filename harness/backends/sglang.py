@@ -130,7 +130,11 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
 
 
 def _environ(device: str, launch: Launch) -> Mapping[str, str]:
-    found = {"HF_HUB_OFFLINE": "1" if Path(launch.model).exists() else "0"}
+    found = {
+        "HF_HUB_OFFLINE": "1" if Path(launch.model).exists() else "0",
+        # Being stopped looks like a crash to SGLang: without this it waits 5 s to look into it.
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+    }
     if device == "cpu":
         found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     return found

@@ -353,7 +353,23 @@ def test_steps_are_logged_and_learned_from(decide, at, monkeypatch, tmp_path):
     assert first["entered"] == ["new"]
     assert (second["decode_seqs"], second["decode_kv_tokens"], second["chunks"]) == (1, 7, [])
     assert [line["duration_s"] for line in done] == [3.0, 0.5]
-    assert decider.view.predict.step_s(1, 7, []) == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_first_step_of_a_kind_teaches_nothing(decide, at):
+    _, decider = decide(Vllm())
+    for now_s, lasts_s, batch in (
+        (0.0, 9.0, Batch([Req("slow")], extend=True)),
+        (10.0, 9.0, Batch([Req("slow")])),
+        (20.0, 0.5, Batch([Req("warm")], extend=True)),
+        (30.0, 0.25, Batch([Req("warm")])),
+    ):
+        at(now_s)
+        decider.begins(batch)
+        at(now_s + lasts_s)
+        decider.ended(batch)
+    predict = decider.view.predict
+    assert predict.step_s(0, 0, [(2, 8)]) == pytest.approx(0.5, abs=0.01)
+    assert predict.step_s(1, 0, []) == pytest.approx(0.25, abs=0.01)
 
 
 def test_the_retracted_are_placed_again(decide, at):
