@@ -38,6 +38,7 @@ _SLOPE_DOUBT = 0.3  # the near slope is within a factor of e^0.3 of the wide one
 _SLOPES = np.geomspace(0.5, 4000.0, 40)
 _NEAR_SLOPES = np.exp(np.linspace(-4 * _SLOPE_DOUBT, 4 * _SLOPE_DOUBT, 21))
 _POINTS = 81  # of the capacity grid
+_MARGIN = 0.03  # by which it reaches beyond the lowest and highest rate
 _LEAST_FREEDOM = 4
 
 
@@ -93,6 +94,7 @@ class Crossing:
     slope: float  # logits of attainment lost per e-fold of rate
     dispersion: float  # variance over that of independent requests
     runs: int  # near the crossing, on which the interval rests
+    worth: float  # about so many independent misses are behind it
 
     @property
     def relative_half_width(self) -> float:
@@ -121,7 +123,7 @@ def crossing(levels: Sequence[Level], target: float) -> Crossing | None:
         return None
     wide = _first_guess(usable, target)
     for _ in range(2):
-        wide = _Likelihood(_near(usable, wide, WIDE_LOGITS), target).fit(wide)
+        wide = _Likelihood(_near(usable, wide, WIDE_LOGITS, sides=2), target).fit(wide)
     near = _near(usable, wide, NEAR_LOGITS)
     runs = [run for level in near if not level.growing for run in level.valid]
     dispersion = max(design_effect(runs), _scatter(runs, target, wide))
@@ -137,6 +139,7 @@ def crossing(levels: Sequence[Level], target: float) -> Crossing | None:
         slope=found.slope,
         dispersion=dispersion,
         runs=len(runs),
+        worth=_worth(near, target, found, dispersion),
     )
 
 
@@ -157,12 +160,12 @@ def _first_guess(ordered: Sequence[Level], target: float) -> _Fit:
     return _Fit((low + high) / 2, min(20.0, 4 / (high - low)), low, high)
 
 
-def _near(ordered: Sequence[Level], guess: _Fit, logits: float) -> list[Level]:
-    """The levels within so many logits of the target, and always the nearest on either side."""
+def _near(ordered: Sequence[Level], guess: _Fit, logits: float, sides: int = 1) -> list[Level]:
+    """The levels within so many logits of the target, and always the `sides` nearest on each."""
     away = [math.log(level.rate_rps) - guess.log_rate for level in ordered]
     reach = logits / guess.slope
-    low = min(-reach, max((d for d in away if d <= 0), default=0.0))
-    high = max(reach, min((d for d in away if d > 0), default=0.0))
+    low = min([-reach, *sorted((d for d in away if d <= 0), reverse=True)[:sides]])
+    high = max([reach, *sorted(d for d in away if d > 0)[:sides]])
     near = [level for level, d in zip(ordered, away, strict=True) if low <= d <= high]
     failing = [lv for lv, d in zip(ordered, away, strict=True) if 0 < d <= high and not lv.growing]
     # A level that grows has no attainment to fit; it stands for one of 0 where nothing else fails.
@@ -195,8 +198,7 @@ class _Likelihood:
 
     def fit(self, guess: _Fit, cut: float = 1.0) -> _Fit:
         """Best values and interval on a grid, a coarse one and then around what that left."""
-        low = min(self._log_rate[0], guess.low) - 0.05
-        high = max(self._log_rate[-1], guess.high) + 0.05
+        low, high = self._log_rate[0] - _MARGIN, self._log_rate[-1] + _MARGIN
         fit = guess
         for _ in range(2):
             grid = np.linspace(low, high, _POINTS)
@@ -222,16 +224,27 @@ class _Likelihood:
 
 def _scatter(runs: Sequence[LevelSample], target: float, fit: _Fit) -> float:
     """Pearson's estimate of the dispersion from the runs' distances to the fitted curve."""
-    if len(runs) < 3:
-        return 1.0
     logit = math.log(target / (1 - target))
     counted = np.array([run.counted for run in runs], dtype=float)
     met = np.array([run.met for run in runs], dtype=float)
-    log_rate = np.log([run.rate_rps for run in runs])
-    z = np.clip(logit - fit.slope * (log_rate - fit.log_rate), -7, 7)
-    share = 1 / (1 + np.exp(-z))
+    away = fit.slope * (np.log([run.rate_rps for run in runs]) - fit.log_rate)
+    share = 1 / (1 + np.exp(np.clip(away, -30, 30) - logit))
     pearson = (met - counted * share) ** 2 / (counted * share * (1 - share))
-    return float(pearson.sum() / (len(runs) - 2))
+    near = np.abs(away) <= WIDE_LOGITS  # farther out the curve says too little to be held against
+    freedom = int(near.sum()) - 2
+    return float(pearson[near].sum() / freedom) if freedom > 0 else 1.0
+
+
+def _worth(levels: Sequence[Level], target: float, fit: _Fit, dispersion: float) -> float:
+    """Independent requests that met or missed by chance, in their harmonic sum (n·A·(1 − A))."""
+    logit = math.log(target / (1 - target))
+    worth = 0.0
+    for level in levels:
+        if not level.growing:
+            away = fit.slope * (math.log(level.rate_rps) - fit.log_rate)
+            share = 1 / (1 + math.exp(min(30.0, away - logit)))
+            worth += level.counted * share * (1 - share) / dispersion
+    return worth
 
 
 def student_t(probability: float, freedom: int) -> float:

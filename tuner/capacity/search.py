@@ -22,8 +22,11 @@ _FARTHEST = 2.0**14  # from the first rate
 _BOUNDS_BRACKETING = 20  # a run lasts so many latency bounds, so that a growing backlog shows
 _BOUNDS_REFINING = 60
 _CORRELATED = 25  # a run is worth so many independent requests
+_LENGTHEN = 4  # times what the longest run was, at most
+_LEAST_SHARES = 30  # no run takes more of the budget than one of so many shares
 _LEAST_RUNS = 10
-_SIDE_LOGITS = 0.7
+_LEAST_WORTH = 10.0
+_BELOW_LOGITS, _ABOVE_LOGITS = 0.5, 1.0
 _NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
 
 
@@ -209,24 +212,32 @@ class _Search:
         return Capacity(target, 0.0, 0.0, rates[0], precise=False)
 
     def _cross(self, target: float) -> Crossing | None:
+        """By the long runs alone, as soon as they suffice."""
         levels = self._usable()
-        first = crossing(levels, target)
-        if first is None:
+        found = crossing(levels, target)
+        if found is None:
             return None
-        return crossing(self._long_enough(levels, first), target) or first
-
-    def _long_enough(self, levels: Sequence[Level], found: Crossing) -> list[Level]:
-        """Without the runs that are too short, unless they are all there is of a rate."""
-        kept = []
+        long = []
         for level in levels:
             needed = self._needed(level.rate_rps, found) // 2
             runs = tuple(run for run in level.samples if run.requests >= needed)
-            kept.append(Level(level.rate_rps, runs) if any(r.valid for r in runs) else level)
-        return kept
+            if any(run.valid for run in runs):
+                long.append(Level(level.rate_rps, runs))
+        return crossing(long, target) or found
 
     def _precise(self, found: Crossing) -> bool:
         return (
-            found.relative_half_width <= self._options.tolerance and found.runs >= _LEAST_RUNS
+            found.relative_half_width <= self._options.tolerance
+            and found.runs >= _LEAST_RUNS
+            and found.worth >= _LEAST_WORTH
+        )
+
+    def _lacking(self, found: Crossing) -> float:
+        """How far from precise; more is worse."""
+        return max(
+            found.relative_half_width / self._options.tolerance,
+            math.sqrt(_LEAST_WORTH / max(found.worth, 0.01)),
+            math.sqrt(_LEAST_RUNS / max(found.runs, 1)),
         )
 
     # What is run.
@@ -237,7 +248,11 @@ class _Search:
         least = max(self._options.requests, math.ceil(bounds * self._bound_s * rate_rps))
         if found is None:
             return least
-        return max(least, math.ceil(_CORRELATED * found.dispersion))
+        longest = max(run.requests for level in self._known.values() for run in level.samples)
+        correlated = min(math.ceil(_CORRELATED * found.dispersion), _LENGTHEN * longest)
+        if self._options.budget.requests is not None:
+            correlated = min(correlated, self._options.budget.requests // _LEAST_SHARES)
+        return max(least, correlated)
 
     def _run(self, rate_rps: float, found: Crossing | None = None) -> LevelSample:
         requests = self._needed(rate_rps, found)
@@ -347,7 +362,7 @@ class _Search:
             rough = [found for found in known if not self._precise(found)]
             if not rough:
                 break
-            worst = max(rough, key=lambda found: found.relative_half_width)
+            worst = max(rough, key=self._lacking)
             rate = self._next_rate(worst)
             for _ in range(options.seeds):
                 self._run(rate, worst)
@@ -367,23 +382,31 @@ class _Search:
         return "; ".join(parts)
 
     def _next_rate(self, found: Crossing) -> float:
-        """A little to that side of the estimate where less has been run."""
-        side = min(max(_SIDE_LOGITS / found.slope, _NARROWEST_SIDE), _WIDEST_SIDE)
-        near = 2.5 * side
+        """A little to that side of the estimate where less has been run.
+
+        Farther on the side of the misses, of which a request then says more.
+        """
+        levels = self._usable()
+        rates = [level.rate_rps for level in levels]
+        down, up = (
+            min(max(logits / found.slope, _NARROWEST_SIDE), _WIDEST_SIDE)
+            for logits in (_BELOW_LOGITS, _ABOVE_LOGITS)
+        )
         below = above = 0
-        for level in self._usable():
+        for level in levels:
             away = math.log(level.rate_rps / found.rate_rps)
-            if -near <= away <= 0:
+            if -2 * down <= away <= 0:
                 below += level.counted
-            elif 0 < away <= near:
+            elif 0 < away <= 2 * up:
                 above += level.counted
-        rate = found.rate_rps * math.exp(-side if below <= above else side)
-        growing = [level.rate_rps for level in self._usable() if level.growing]
-        if growing and rate >= min(growing):
-            rate = math.sqrt(found.rate_rps * min(growing))
+        side = -down if below <= above else up
+        rate = found.rate_rps * math.exp(side)
+        growing = min((lv.rate_rps for lv in levels if lv.growing), default=math.inf)
+        if rate >= growing > found.rate_rps:
+            rate = math.sqrt(found.rate_rps * growing)
         rate = min(max(rate, self._options.low_rps), self._highest_rps)
-        known = [lv.rate_rps for lv in self._usable() if abs(math.log(lv.rate_rps / rate)) < side / 3]
-        return min(known, key=lambda r: abs(r - rate)) if known else _three_digits(rate)
+        close = [known for known in rates if abs(math.log(known / rate)) < abs(side) / 3]
+        return min(close, key=lambda known: abs(known - rate), default=_three_digits(rate))
 
 
 def _three_digits(rate_rps: float) -> float:
