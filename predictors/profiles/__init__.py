@@ -1,0 +1,1 @@
+"""Measured profiles: one format, importers, step-time models made of tables, and fits."""

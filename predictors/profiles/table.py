@@ -1,0 +1,343 @@
+"""Step time looked up in measured tables: linear layers by tokens, attention by what is in a batch.
+
+Attention is interpolated linearly along every axis and goes on straight beyond the last point. A
+step that only decodes is then a piecewise linear function of its KV tokens, so that spans of such
+steps have a closed form, stretch by stretch (docs/profiles.md).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+# A tile of a matrix multiplication holds 16 rows or more: between two sizes no further apart than
+# that, time does not grow evenly but is already that of the larger size.
+TILE_TOKENS = 16
+# Ends of the stretches in KV tokens of the batch; seconds at no KV; seconds per KV token.
+_Line = tuple[list[float], list[float], list[float]]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Seconds by a count; `at` ascends."""
+
+    at: Floats
+    seconds: Floats
+
+    def __call__(self, count: float) -> float:
+        """Seconds at `count`: of the next size where that is close, else straight between and
+        beyond the sizes; never negative.
+        """
+        at, seconds = self.at, self.seconds
+        if len(at) == 1:
+            return float(seconds[0])
+        k = min(max(int(np.searchsorted(at, count)), 1), len(at) - 1)
+        if at[k - 1] < count <= at[k] <= at[k - 1] + TILE_TOKENS:
+            return float(seconds[k])
+        return float(_between(at, seconds, count))
+
+
+@dataclass(frozen=True)
+class DecodeGrid:
+    """Attention of a step that only decodes: seconds by sequences and their mean KV tokens."""
+
+    sequences: Floats
+    kv_tokens: Floats
+    seconds: Floats  # [sequences, kv_tokens]
+
+
+@dataclass(frozen=True)
+class MixedGrid:
+    """Attention of a step with prefill: seconds by chunk, the KV before it, decoding sequences
+    and their mean KV tokens. The first of `sequences` may be 0: prefill alone.
+    """
+
+    chunk_tokens: Floats
+    context_tokens: Floats
+    sequences: Floats
+    kv_tokens: Floats
+    seconds: Floats  # [chunk, context, sequences, kv]
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the host adds to a step.
+
+    `step_s` seconds go before every step; `launch_s` more before one that is launched kernel by
+    kernel. Steps of up to `graph_tokens` tokens (0: none) are replayed from a CUDA graph instead,
+    whose sizes are those that vLLM captures.
+    """
+
+    step_s: float = 0.0
+    launch_s: float = 0.0
+    graph_tokens: int = 0
+
+    def graph_size(self, tokens: int) -> int:
+        """The captured size that a step of so many tokens is padded to; itself without one."""
+        if tokens > self.graph_tokens or tokens <= 2:
+            return tokens
+        if tokens <= 4:
+            return 4
+        multiple = 8 if tokens <= 256 else 16
+        return min(self.graph_tokens, -(-tokens // multiple) * multiple)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Sequences that decode together: tables are measured with equal ones, real ones differ.
+
+    `spread`: standard deviation of their KV lengths as a share of the mean. `resident`: how many
+    sequences the GPU attends to at once, two thread blocks on a multiprocessor and one a KV head
+    (0: not known, equal sequences are assumed).
+    """
+
+    spread: float = 0.0
+    resident: float = 0.0
+
+
+class TableStepTime:
+    """`StepTime` from measured tables.
+
+    Args:
+        linear: seconds of everything that depends on the tokens of a batch, all layers.
+        per_sequence: seconds of everything that depends on its sequences (output head, sampler).
+        decode: attention of all layers where nothing is prefilled.
+        mixed: attention of all layers where something is.
+        host: what the host adds.
+        batch: how unequal the sequences of a batch are; by default equal, as in measurements.
+
+    Several chunks in a step count as the one chunk that has as many (query, KV) pairs and, where
+    that is possible, as many tokens.
+    """
+
+    def __init__(
+        self,
+        linear: Curve,
+        per_sequence: Curve,
+        decode: DecodeGrid,
+        mixed: MixedGrid,
+        host: Host | None = None,
+        batch: Batch | None = None,
+    ) -> None:
+        self.host = host or Host()
+        self._batch = batch or Batch()
+        self._linear = linear
+        self._per_sequence = per_sequence
+        self._decode = decode
+        self._mixed = mixed
+        self._chunks = mixed.chunk_tokens.tolist()
+        self._contexts = mixed.context_tokens.tolist()
+        self._kvs = mixed.kv_tokens.tolist()
+        self._fixed_s: dict[int, float] = {}
+        self._sequence_s: dict[int, float] = {}
+        self._lines: dict[int, _Line] = {}
+        self._cubes: dict[int, list[float]] = {}
+        self._lone_s_per_token = self._lone()
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """See `StepTime`."""
+        if not chunks:
+            ends, base_s, slope_s = self._lines.get(decode_seqs) or self._line(decode_seqs)
+            k = bisect_right(ends, decode_kv_tokens)
+            return base_s[k] + slope_s[k] * decode_kv_tokens
+        if len(chunks) == 1:
+            context, tokens = chunks[0]
+            length: float = tokens
+            before: float = context
+        else:
+            pairs = 0.0
+            tokens = 0
+            for context, chunk in chunks:
+                pairs += chunk * (context + 0.5 * chunk)
+                tokens += chunk
+            length = tokens
+            before = pairs / tokens - 0.5 * tokens
+            if before < 0:
+                length = sqrt(2 * pairs)
+                before = 0.0
+        tokens += decode_seqs
+        sequences = decode_seqs + len(chunks)
+        fixed_s = self._fixed_s.get(tokens) or self._fixed(tokens)
+        per_sequence_s = self._sequence_s.get(sequences) or self._sequences(sequences)
+        mixed_s = self._attention(decode_seqs, decode_kv_tokens, length, before)
+        return fixed_s + per_sequence_s + mixed_s
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """See `StepTime`; a sum in closed form for every stretch between two measured lengths."""
+        ends, base_s, slope_s = self._lines.get(decode_seqs) or self._line(decode_seqs)
+        kv = decode_kv_tokens
+        k = bisect_right(ends, kv)
+        before_s = 0.0
+        while True:
+            first_s = base_s[k] + slope_s[k] * kv
+            growth_s = slope_s[k] * decode_seqs
+            here = -int((kv - ends[k]) // decode_seqs) if k < len(ends) else steps
+            if here >= steps:
+                return before_s + (steps * first_s + growth_s * (steps * (steps - 1) * 0.5))
+            before_s += here * first_s + growth_s * (here * (here - 1) * 0.5)
+            steps -= here
+            kv += here * decode_seqs
+            k += 1
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """See `StepTime`; it agrees with `span_s` to the last bit."""
+        if duration_s <= 0:
+            return 0
+        ends, base_s, slope_s = self._lines.get(decode_seqs) or self._line(decode_seqs)
+        kv = decode_kv_tokens
+        k = bisect_right(ends, kv)
+        before_s = 0.0
+        steps = 0
+        while True:
+            first_s = base_s[k] + slope_s[k] * kv
+            growth_s = slope_s[k] * decode_seqs
+            if k == len(ends):
+                break
+            here = -int((kv - ends[k]) // decode_seqs)
+            after_s = before_s + (here * first_s + growth_s * (here * (here - 1) * 0.5))
+            if after_s >= duration_s:
+                break
+            before_s = after_s
+            steps += here
+            kv += here * decode_seqs
+            k += 1
+        return steps + _crossing(first_s, growth_s, before_s, duration_s)
+
+    # ---------------------------------------------------------------- parts of a step
+
+    def _fixed(self, tokens: int) -> float:
+        """Linear layers and host of a step of so many tokens."""
+        host = self.host
+        seconds = self._linear(host.graph_size(tokens)) + host.step_s
+        if tokens > host.graph_tokens:
+            seconds += host.launch_s
+        self._fixed_s[tokens] = seconds
+        return seconds
+
+    def _sequences(self, sequences: int) -> float:
+        self._sequence_s[sequences] = seconds = self._per_sequence(sequences)
+        return seconds
+
+    def _line(self, sequences: int) -> _Line:
+        """Seconds of a decode-only step of so many sequences, piecewise linear in its KV."""
+        grid = self._decode
+        attention_s = _between(grid.sequences, grid.seconds, sequences)
+        if self._lone_s_per_token and self._batch.resident and sequences > 1:
+            attention_s = np.maximum(attention_s, self._unequal(sequences))
+        knots = grid.kv_tokens * sequences
+        slopes = np.diff(attention_s) / np.diff(knots)
+        constant_s = self._fixed(sequences) + self._sequences(sequences)
+        line = (
+            knots[1:-1].tolist(),
+            (constant_s + attention_s[:-1] - slopes * knots[:-1]).tolist(),
+            slopes.tolist(),
+        )
+        self._lines[sequences] = line
+        return line
+
+    def _lone(self) -> float:
+        """Seconds per KV token of one sequence that the GPU reads from end to end on its own.
+
+        Attention kernels read a sequence serially unless they split it, and kernels for mixed
+        batches do not split: the least chunk beside one sequence shows it. 0 where not measured.
+        """
+        grid = self._mixed
+        alone = np.flatnonzero(grid.sequences == 1)
+        if not len(alone) or len(grid.kv_tokens) < 2:
+            return 0.0
+        seconds = grid.seconds[0, 0, alone[0]]
+        return max(0.0, float((seconds[-1] - seconds[0]) / np.ptp(grid.kv_tokens)))
+
+    def _unequal(self, sequences: int) -> Floats:
+        """Attention of sequences of unequal length, at the mean KV tokens of the decode grid.
+
+        All bytes at full bandwidth; then the longest sequence, by itself, from where the others
+        have left it. As many as are resident are read at the same pace. Of n lengths with
+        exponential tails the longest is expected at H(n) - 1 standard deviations above the mean.
+        """
+        grid = self._decode
+        full = grid.seconds[-1]
+        token_s = float((full[-1] - full[0]) / np.ptp(grid.kv_tokens) / grid.sequences[-1])
+        longest = 1 + self._batch.spread * sum(1 / j for j in range(2, sequences + 1))
+        read = max(1.0, sequences / self._batch.resident)
+        alone_s = self._lone_s_per_token * max(0.0, longest - read)
+        start_s = float(_between(grid.sequences, grid.seconds, sequences)[0])
+        return start_s + grid.kv_tokens * (sequences * token_s + alone_s)
+
+    def _attention(self, sequences: int, kv_tokens: int, chunk: float, context: float) -> float:
+        """Attention of a step with prefill, between the points of the mixed grid."""
+        cube = self._cubes.get(sequences) or self._cube(sequences)
+        chunks, contexts, kvs = self._chunks, self._contexts, self._kvs
+        n_kv = len(kvs)
+        stride = len(contexts) * n_kv
+        a = min(max(bisect_left(chunks, chunk), 1), len(chunks) - 1)
+        fa = (chunk - chunks[a - 1]) / (chunks[a] - chunks[a - 1])
+        if fa < 0:
+            fa = 0.0  # a tile holds more tokens than the least chunk measured
+        b = min(max(bisect_left(contexts, context), 1), len(contexts) - 1)
+        fb = (context - contexts[b - 1]) / (contexts[b] - contexts[b - 1])
+        c, fc = 1, 0.0
+        if sequences:
+            kv = kv_tokens / sequences
+            c = min(max(bisect_left(kvs, kv), 1), n_kv - 1)
+            fc = (kv - kvs[c - 1]) / (kvs[c] - kvs[c - 1])
+        at = (a - 1) * stride + (b - 1) * n_kv + c
+        near = cube[at - 1] + fc * (cube[at] - cube[at - 1])
+        if fb:
+            at += n_kv
+            near += fb * (cube[at - 1] + fc * (cube[at] - cube[at - 1]) - near)
+            at -= n_kv
+        if fa:
+            at += stride
+            far = cube[at - 1] + fc * (cube[at] - cube[at - 1])
+            if fb:
+                at += n_kv
+                far += fb * (cube[at - 1] + fc * (cube[at] - cube[at - 1]) - far)
+            near += fa * (far - near)
+        return max(0.0, near)
+
+    def _cube(self, sequences: int) -> list[float]:
+        """The mixed grid at so many decoding sequences, flat."""
+        grid = self._mixed
+        by_sequences = np.moveaxis(grid.seconds, 2, 0)
+        cube: list[float] = _between(grid.sequences, by_sequences, sequences).ravel().tolist()
+        self._cubes[sequences] = cube
+        return cube
+
+
+def _between(at: Floats, values: Floats, x: float) -> Floats:
+    """`values` at `x` along their first axis; straight on beyond the ends, never negative."""
+    if len(at) == 1:
+        return values[0]
+    k = min(max(int(np.searchsorted(at, x)), 1), len(at) - 1)
+    share = (x - at[k - 1]) / (at[k] - at[k - 1])
+    return np.maximum(0.0, values[k - 1] + share * (values[k] - values[k - 1]))
+
+
+def _crossing(first_s: float, growth_s: float, before_s: float, duration_s: float) -> int:
+    """Fewest steps, the first of `first_s` and each longer by `growth_s`, that reach `duration_s`
+    from `before_s`.
+    """
+    # growth/2 * n^2 + (first - growth/2) * n = what is missing. The root is taken in the form that
+    # stays exact as growth vanishes; the loops then run once or not at all.
+    missing_s = duration_s - before_s
+    rest_s = first_s - 0.5 * growth_s
+    root_s = rest_s + sqrt(max(0.0, rest_s * rest_s + 2 * growth_s * missing_s))
+    steps = max(1, int(2 * missing_s / root_s) + 1)
+    while before_s + (steps * first_s + growth_s * (steps * (steps - 1) * 0.5)) < duration_s:
+        steps += 1
+    while steps > 1:
+        fewer = steps - 1
+        if before_s + (fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5)) < duration_s:
+            break
+        steps = fewer
+    return steps
