@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,50 @@ def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
         return rates_text(text)
     except SloBenchError as error:
         raise SloBenchError(f"{option}: {error}") from None
+
+
+def client_of(
+    *,
+    base_url: Sequence[str] | None,
+    header: Sequence[str] | None,
+    body: Sequence[str] | None,
+    tokenizer: Path | None,
+    **settings: object,
+) -> dict[str, Any]:
+    """The options that say how a real server is asked, as the table `client`.
+
+    Raises:
+        SloBenchError: a header or a field of the body cannot be read.
+    """
+    client: dict[str, Any] = {name: value for name, value in settings.items() if value is not None}
+    if base_url:
+        client["base_urls"] = tuple(base_url)
+    if header:
+        client["headers"] = dict(_named_value(one, "--header", "NAME=VALUE") for one in header)
+    if body:
+        pairs = (_named_value(one, "--body", "KEY=JSON") for one in body)
+        client["body"] = {name: _json(name, text) for name, text in pairs}
+    if tokenizer is not None:
+        client["tokenizer"] = str(tokenizer.absolute())
+    return client
+
+
+def _named_value(text: str, option: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        # The value may be a secret: it is not repeated.
+        raise SloBenchError(f"cannot read {option} {name!r}; write {form}")
+    return name.strip(), value.strip()
+
+
+def _json(name: str, text: str) -> Any:
+    """JSON, or a plain word for which nobody wants to write quotes."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        if text[:1] in ("{", "[", '"'):
+            raise SloBenchError(f"--body {name}: {text!r} is no JSON") from None
+        return text
 
 
 def experiment_of(
@@ -62,12 +107,16 @@ def experiment_of(
 
 
 def _changed(base: Experiment, asked: Mapping[str, Any], sweeps: Sequence[str]) -> Experiment:
-    settings: dict[str, Any] = base.model_dump()
+    settings: dict[str, Any] = base.model_dump(exclude_unset=True)
+    asked = dict(asked)
+    tables = {name: asked.pop(name, {}) for name in ("client", "server")}
     for name, value in asked.items():
         settings[name] = value
         if name in _INSTEAD and _INSTEAD[name] not in asked:
             settings[_INSTEAD[name]] = None
-    systems: Sequence[str] = settings["systems"]
+    for name, table in tables.items():
+        settings[name] = settings.get(name, {}) | table
+    systems: Sequence[str] = settings.get("systems", base.systems)
     settings["knobs"] = {name: dict(knobs) for name, knobs in base.knobs.items() if name in systems}
     seen = set(asked)
     for sweep in sweeps:

@@ -17,12 +17,14 @@ EXAMPLES = (
     "slo-bench run --system sarathi --sweep sarathi.chunk_tokens=512,2048 --requests 300",
     "slo-bench run --suite quickstart --out results --jobs 2",
     "slo-bench run --resume --out results",
+    "slo-bench run --base-url http://127.0.0.1:8000 --rates 1,2,4 --requests 200 --seeds 1",
 )
 
 _COMPARED = "What is compared"
 _ARRIVES = "What arrives"
 _SERVES = "What serves it"
 _RUN = "How it is run"
+_CLIENT = "How a real server is asked"
 
 
 def run(
@@ -186,6 +188,113 @@ def run(
             rich_help_panel=_SERVES,
         ),
     ] = None,
+    backend: Annotated[
+        str | None,
+        typer.Option(
+            metavar="simulated|http|vllm|sglang",
+            help="What runs it: the simulator, or real servers. Default: simulated; with "
+            "--base-url http.",
+            rich_help_panel=_RUN,
+        ),
+    ] = None,
+    base_url: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL",
+            help="An OpenAI-compatible server that runs already. Repeated: all of them, behind "
+            "the router.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    api: Annotated[
+        str | None,
+        typer.Option(
+            metavar="completions|chat|embeddings",
+            help="Where requests go. Default: completions.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    header: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="Sent with every request; $NAME in the value is an environment variable. May be "
+            "repeated.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The environment variable that holds the API key; the key is written nowhere.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    body: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=JSON",
+            help="A field of every request's body, in place of ours. May be repeated.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    prompts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="auto|ids|words",
+            help="What prompts without text are made of. Default: token ids, for chat words.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Folder of the served model's tokenizer: prompts use its vocabulary.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ARG",
+            help="Passed on, as it is, to servers that we start (--server-arg=--dtype=float32). "
+            "May be repeated.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="S",
+            help="A cell ends after so long; what is under way is then missed. Default: ten "
+            "minutes after the last arrival.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Processes that send. Default: as many as the load needs.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
+    token_times: Annotated[
+        bool,
+        typer.Option(
+            "--token-times", help="Keep the time of every token.", rich_help_panel=_CLIENT
+        ),
+    ] = False,
+    export: Annotated[
+        str | None,
+        typer.Option(
+            metavar="vllm",
+            help="Also write each cell as `vllm bench serve --save-result --save-detailed` does.",
+            rich_help_panel=_CLIENT,
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -231,7 +340,7 @@ def run(
     ] = False,
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a folder with a report."""
-    from .asked import experiment_of, numbers
+    from .asked import client_of, experiment_of, numbers
     from .running import run_shown, summarise, write_page
 
     asked: dict[str, Any] = {
@@ -257,6 +366,22 @@ def run(
         "router": router,
         "oversize": oversize,
         "records": records,
+        "backend": backend or ("http" if base_url else None),
+        "server": {"args": tuple(server_arg)} if server_arg else None,
+        "client": client_of(
+            base_url=base_url,
+            api=api,
+            header=header,
+            api_key_env=api_key_env,
+            body=body,
+            prompts=prompts,
+            tokenizer=tokenizer,
+            time_limit_s=time_limit,
+            processes=processes,
+            token_times=token_times or None,
+            export=export,
+        )
+        or None,
     }
     asked = {name: value for name, value in asked.items() if value not in (None, ())}
     if resume and out is None:
@@ -265,7 +390,8 @@ def run(
         file=file, suite=suite, asked=asked, sweeps=sweep or [], resumed=out if resume else None
     )
     result = run_shown(experiment, out, jobs=jobs, resume=resume)
-    page = None if no_report else write_page(result)
+    nothing_to_show = not any(row["valid"] for row in result.rows())
+    page = None if no_report or nothing_to_show else write_page(result)
     if as_json:
         typer.echo(json.dumps(result.rows(), allow_nan=False))
     else:

@@ -19,6 +19,8 @@ from ..predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ..workloads.slo import parse_slo
 from ..workloads.source import WorkloadSource, load_source
 from ..workloads.workload import Workload
+from .core.records import Result
+from .csv_columns import Column
 from .metrics import Hardware, cell_metrics, judge
 from .simulate import simulate
 from .store import Row, Value, request_columns, write_details
@@ -196,8 +198,34 @@ def run_cell(
         predicted_output_tokens=predicted_output_tokens(spec, workload),
         progress=progress,
     )
+    return kept_cell(
+        spec,
+        workload,
+        result,
+        _hardware(place.placement, spec.instances),
+        folder,
+        records=records,
+        step_time="fitted" if place.step_time.fitted else "unfitted",
+    )
+
+
+def kept_cell(
+    spec: CellSpec,
+    workload: Workload,
+    result: Result,
+    hardware: Hardware,
+    folder: Path,
+    *,
+    records: str,
+    step_time: str,
+    columns: Mapping[str, Column] | None = None,
+) -> Row:
+    """Judge what came of a cell, put its details into `folder` and return its row.
+
+    `columns` go beside those that every per-request table has; `step_time` says where times come
+    from: `fitted`, `unfitted` or `measured`.
+    """
     judged = judge(workload, result.records)
-    hardware = _hardware(place.placement, spec.instances)
     metrics = cell_metrics(workload, result, hardware, judged=judged, warmup_s=spec.warmup_s)
     row: Row = dict(spec.columns)
     if row["rate_rps"] is None:
@@ -206,8 +234,8 @@ def run_cell(
         # A nanosecond is beyond any model's truth; fewer digits are easier to read.
         row[name] = round(value, 9) if isinstance(value, float) else value
         if name == "valid":
-            row["step_time"] = "fitted" if place.step_time.fitted else "unfitted"
-    requests = request_columns(workload, result.records, judged)
+            row["step_time"] = step_time
+    requests = request_columns(workload, result.records, judged) | dict(columns or {})
     write_details(folder, spec.cell, requests, result.timeline, records=records)
     return row
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..workloads.errors import SloBenchError, UnknownNameError
 from .machine import cores
-from .plan import Plan, plan
+from .plan import SIMULATED, Plan, plan
 from .schema import ExperimentSchema
 from .store import RunFolder, open_run_folder, read_rows
-from .workers import CellDone, Event, run_cells
+from .workers import CellDone, CellProgress, Event, run_cells
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -78,6 +78,7 @@ class Experiment(ExperimentSchema):
         Args:
             out: the folder, empty or new; by default a new one under `runs`.
             jobs: processes; by default one per processor core. With one, cells run in this one.
+                Cells on real servers never run side by side.
             resume: finish what an interrupted run of this experiment left in `out`.
             progress: called as the run goes on.
             command: what was typed, for `environment.json`.
@@ -117,7 +118,21 @@ def _run_missing(
         if progress is not None:
             progress(Progress(len(held.finished), len(held.cells), running))
 
-    run_cells(todo, held.path, records=planned.resolved.records, jobs=jobs, tell=tell)
+    records = planned.resolved.records
+    if planned.resolved.backend == SIMULATED:
+        run_cells(todo, held.path, records=records, jobs=jobs, tell=tell)
+        return
+    from .backends.choose import backend_of
+    from .backends.measuring import measure_cells
+
+    measure_cells(
+        backend_of(planned.resolved),
+        todo,
+        held.path,
+        records=records,
+        progress=lambda cell, requests: tell(CellProgress(cell, requests)),
+        done=lambda cell, row: tell(CellDone(cell, row)),
+    )
 
 
 @dataclass(frozen=True)

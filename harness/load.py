@@ -100,6 +100,10 @@ def _levels(
         return tuple(Level(rate_rps=rate) for rate in asked.rates)
     if recorded:
         return tuple(Level(speed=speed) for speed in DEFAULT_SPEEDS)
+    if asked.backend != "simulated":
+        raise SloBenchError(
+            "what a real server carries is not estimated beforehand; give rates (--rates 1,2,4)"
+        )
     capacity_rps = estimated_capacity_rps(workloads[0], place, asked.seed) * instances
     return tuple(Level(rate_rps=two_digits(capacity_rps * share)) for share in LADDER)
 

@@ -60,6 +60,7 @@ _AXES = (
     "oversize",
 )
 
+SIMULATED = "simulated"
 _LONGEST_NAME = 150  # of a cell, which is a file's name
 
 
@@ -73,6 +74,8 @@ class Plan:
     def step_times(self) -> dict[str, dict[str, object]]:
         """Where the step times of every placement come from, for `environment.json`."""
         found: dict[str, dict[str, object]] = {}
+        if self.resolved.backend != SIMULATED:
+            return found
         for spec in dict.fromkeys(cell.placement for cell in self.cells):
             name = f"{spec.model} on {spec.gpu} tp{spec.tp}"
             name += f" pp{spec.pp}" if spec.pp > 1 else ""
@@ -124,9 +127,9 @@ def plan(asked: ExperimentSchema) -> Plan:
         length_predictor(text)
     for router in filter(None, axes["router"]):
         router_by_name(router)
-    systems = list(_systems(asked))
+    systems = list(_attached(asked) if asked.backend == "http" else _systems(asked))
     combinations = [
-        _combination(dict(zip(axes, values, strict=True)), asked.trace_format)
+        _combination(dict(zip(axes, values, strict=True)), asked)
         for values in itertools.product(*axes.values())
     ]
     workloads = list(dict.fromkeys(c.workload for c in combinations))
@@ -155,7 +158,7 @@ def _cell(
     open_length = values["requests"] is None and values["duration_s"] is None
     identity: dict[str, Value] = {
         "system": system.label,
-        "backend": "simulated",
+        "backend": columns.backend,
         "workload": columns.workload[values["workload"]],
         "model": columns.model[values["model"]],
         "gpu": values["gpu"],
@@ -201,11 +204,26 @@ def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
             yield _SystemChoice(name, configured(name, knobs).name, knobs, swept)
 
 
-def _combination(values: Mapping[str, Any], trace_format: str | None) -> _Combination:
-    """Settle GPUs = instances × tp × pp, and check that the model fits."""
+def _attached(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
+    """Servers that run already: a system is no more than a name for them."""
+    if len(asked.systems) > 1 or asked.knobs:
+        raise SloBenchError(
+            "backend http measures servers that run already: it takes one system, as a name for "
+            "them, and no knobs"
+        )
+    yield _SystemChoice(asked.systems[0], asked.systems[0], {}, ())
+
+
+def _combination(values: Mapping[str, Any], asked: ExperimentSchema) -> _Combination:
+    """Settle GPUs = instances × tp × pp, and check that the model fits (a server checks itself)."""
+    simulated = asked.backend == SIMULATED
+    if asked.client.base_urls:
+        values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
     pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
-    tp = values["tp"] or smallest_tp(model(values["model"]), gpu(values["gpu"]), pp=pp, **numbers)
+    tp = values["tp"] or 1
+    if simulated and values["tp"] is None:
+        tp = smallest_tp(model(values["model"]), gpu(values["gpu"]), pp=pp, **numbers)
     each = tp * pp
     place = PlacementSpec(
         model=values["model"],
@@ -214,8 +232,11 @@ def _combination(values: Mapping[str, Any], trace_format: str | None) -> _Combin
         pp=pp,
         **{name: values[name] for name in _PLACED},
     )
-    placed(place)
-    workload = WorkloadSpec(**{name: values[name] for name in _WORKLOAD}, trace_format=trace_format)
+    if simulated:
+        placed(place)
+    workload = WorkloadSpec(
+        **{name: values[name] for name in _WORKLOAD}, trace_format=asked.trace_format
+    )
     shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
     if gpus is None:
         return _Combination(values, workload, place, instances or 1)
@@ -262,6 +283,7 @@ class _Columns:
     swept: tuple[str, ...]
     workload: Mapping[str, str]
     model: Mapping[str, str]
+    backend: str
 
     @classmethod
     def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> _Columns:
@@ -269,8 +291,14 @@ class _Columns:
         return cls(
             tuple(name for name in _AXES if len(getattr(asked, name)) > 1),
             _if_distinct(names),
-            _if_distinct({text: model(text).name for text in asked.model}),
+            _if_distinct({text: _model_name(text, asked.backend) for text in asked.model}),
+            asked.backend,
         )
+
+
+def _model_name(text: str, backend: str) -> str:
+    """A served model may be none that we know: then it is called as its folder is."""
+    return model(text).name if backend == SIMULATED else text.rstrip("/").rpartition("/")[2]
 
 
 def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:

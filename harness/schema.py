@@ -22,10 +22,13 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from .client_schema import ClientSchema
+from .server_schema import ServerSchema
 from .toml_text import line_of, read_toml, to_toml
 
 T = TypeVar("T")
 
+_TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 _PATHS = ("systems", "workload", "model")  # settings that may name files
 
 
@@ -58,7 +61,9 @@ class ExperimentSchema(BaseModel):
     Where a setting is None: `tp` is the smallest that fits, `instances` 1, `gpus` = instances × tp
     × pp, `router` the system's own, `rates` a ladder around the estimated capacity (a trace: its
     own arrivals at speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (a trace at
-    its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model.
+    its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model. With
+    `backend = "http"` there is one system, a name for what is attached (`server`); `model` is what
+    the server serves (`served`), and `gpu` is `unknown`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -107,8 +112,19 @@ class ExperimentSchema(BaseModel):
     length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 
     # How it is run.
+    backend: Literal["simulated", "http", "vllm", "sglang"] = "simulated"
+    client: ClientSchema = ClientSchema()  # of real servers
+    server: ServerSchema = ServerSchema()  # where we start them
     oversize: Axis[Literal["error", "reject", "truncate"]] = ("error",)
     records: Literal["auto", "csv", "parquet", "none"] = "auto"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _attached(cls, settings: Any) -> Any:
+        """What a server is, that somebody else has started, is not ours to say."""
+        if isinstance(settings, dict) and settings.get("backend") == "http":
+            return {"systems": "server", "model": "served", "gpu": "unknown", **settings}
+        return settings
 
     @field_validator("*")
     @classmethod
@@ -174,6 +190,8 @@ class ExperimentSchema(BaseModel):
                     system: {knob: _single(v) for knob, v in knobs.items()}
                     for system, knobs in value.items()
                 }
+            elif name in _TABLES:
+                value = value.model_dump(exclude_defaults=True)
             elif name not in ("systems", "rates", "speeds"):
                 value = _single(value)
             table[name] = value
@@ -209,10 +227,13 @@ def _anchored(value: object, folder: Path) -> object:
 def _problem(error: ErrorDetails, fields: Mapping[str, object]) -> str:
     """One of pydantic's complaints in this project's words."""
     location = [str(part) for part in error["loc"] if isinstance(part, str)]
-    setting = ".".join(location[:3] if location[:1] == ["knobs"] else location[:1])
+    first = location[0] if location else ""
+    depth = 3 if first == "knobs" else 2 if first in _TABLES else 1
+    setting = ".".join(location[:depth])
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":
-        return str(UnknownNameError("setting", setting, fields))
+        known = _TABLES[first].model_fields if first in _TABLES else fields
+        return str(UnknownNameError("setting", location[depth - 1], known))
     if kind == "value_error":
         message = message.removeprefix("Value error, ")
         return f"{setting} {message}".strip()

@@ -16,6 +16,9 @@ from ..workloads.errors import FileFormatError, SloBenchError
 TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_time")
 """Columns of cells.csv that hold words. Sweep axes are kept as the words in the file, too."""
 
+REASON_COLUMN = "invalid_because"
+"""Why a measured cell must not be used; only cells on real servers have it."""
+
 NUMBER_COLUMNS = (
     "gpus",
     "rate_rps",
@@ -159,7 +162,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     axes = tuple(c for c in names[: names.index("requests")] if c not in LEAD_COLUMNS)
     columns: dict[str, pd.Series[Any]] = {}
     for column in names:
-        if column in TEXT_COLUMNS or column in axes:
+        if column in TEXT_COLUMNS or column in axes or column == REASON_COLUMN:
             columns[column] = raw[column]
         elif column == "valid":
             columns[column] = raw[column].map({"True": True, "False": False})

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .levels import TARGETS, HighestRate, highest_rate, levels, series_names, with_series
+from .read import REASON_COLUMN
 
 __all__ = ["HighestRate", "highest_rate", "seconds_text", "summary_table"]
 
@@ -86,10 +87,19 @@ def _notes(cells: pd.DataFrame) -> list[str]:
     if len(unfitted):
         pairs = sorted(set(unfitted["model"] + " on " + unfitted["gpu"]))
         notes.append(f"unfitted: step times of {', '.join(pairs)} are an analytic estimate.")
-    invalid = int((~cells["valid"]).sum())
-    if invalid:
-        notes.append(f"{invalid} of {len(cells)} cells are invalid (late client) and left out.")
+    invalid = cells[~cells["valid"]]
+    if len(invalid):
+        count = f"{len(invalid)} of {len(cells)}"
+        notes.append(f"{count} cells are invalid and left out: {reason(cells)}.")
     return notes
+
+
+def reason(cells: pd.DataFrame) -> str:
+    """Why the first invalid cell is invalid."""
+    invalid = cells[~cells["valid"]]
+    if REASON_COLUMN in invalid.columns and len(invalid):
+        return str(invalid[REASON_COLUMN].iloc[0])
+    return "late client"
 
 
 def highest_text(found: HighestRate) -> str:

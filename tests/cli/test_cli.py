@@ -60,7 +60,8 @@ def test_every_command_has_help(slo_bench, command):
     assert f"slo-bench {command}" in out.partition("Examples:")[2]
 
 
-@pytest.mark.parametrize("example", RUN_EXAMPLES)
+# Those that ask a real server are tried in tests/harness/http.
+@pytest.mark.parametrize("example", [e for e in RUN_EXAMPLES if "--base-url" not in e])
 def test_examples_of_run_can_be_run(slo_bench, example, tmp_path):
     arguments = shlex.split(example)[1:]
     if "--resume" in arguments:

@@ -41,7 +41,7 @@ class PromptMaker:
     ) -> None:
         self._ids = vocabulary.ids
         self._block_tokens = block_tokens
-        self._salt = np.uint64(zlib.crc32(salt.encode()) + 1) * _GOLDEN
+        self._salt = np.uint64(zlib.crc32(salt.encode()) << 32)
         self._encoder = encoder
 
     def token_ids(self, request: Request) -> list[int]:

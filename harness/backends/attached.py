@@ -1,0 +1,220 @@
+"""Servers that somebody else has started: `--backend http --base-url URL`.
+
+Launched servers are measured in the same way: their backend makes an `Attached` of their addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...workloads.errors import SloBenchError
+from ...workloads.workload import Workload
+from ..cells import CellSpec
+from ..client_schema import ClientSchema
+from ..clusters.servers import HttpResult, measure
+from ..csv_columns import Choice, Column, gzip_csv
+from ..engines.over_http.columns import FAULTS
+from ..engines.over_http.endpoint import Endpoint
+from ..engines.over_http.faults import Fault
+from ..metrics import Hardware
+from ..store import Value, write_whole
+from .base import Measured, Progress
+from .vllm_json import write_vllm_json
+
+SERVED = "served"  # as a model's name: whatever the server serves first
+UNKNOWN_GPU = "unknown"
+_ANSWER_S = 10.0
+_UNKNOWN_HARDWARE = Hardware(gpus=0, parameters=float("nan"), peak_flops=0.0)
+
+
+@dataclass(frozen=True)
+class HttpBackend:
+    """Attaches to running servers; nothing is started or stopped."""
+
+    client: ClientSchema
+    name: str = "http"
+
+    def check(self, spec: CellSpec) -> None:
+        """See `Backend`."""
+        if not self.client.base_urls:
+            raise SloBenchError(
+                "backend http needs the address of a server: --base-url http://127.0.0.1:8000"
+            )
+        if spec.knobs:
+            raise SloBenchError(
+                f"an attached server decides for itself: knobs cannot be set for {spec.system}"
+            )
+
+    def configuration(self, spec: CellSpec) -> Hashable:
+        """See `Backend`: it is always the same servers."""
+        return None
+
+    @contextlib.contextmanager
+    def started(self, spec: CellSpec, folder: Path) -> Iterator[Attached]:
+        """See `Backend`."""
+        endpoints = [Endpoint.parse(url) for url in self.client.base_urls]
+        headers = self.client.options(model="", salt="").header_lines()
+        models = [first_model(endpoint, headers) for endpoint in endpoints]
+        asked = spec.placement.model
+        yield Attached(
+            endpoints,
+            self.client,
+            model=models[0] if asked == SERVED else asked,
+            gpu=spec.placement.gpu,
+        )
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Servers that answer. `values_field`: where they take what a policy is told of a request."""
+
+    endpoints: Sequence[Endpoint]
+    client: ClientSchema
+    model: str
+    gpu: str
+    values_field: str | None = None
+    hardware: Hardware = _UNKNOWN_HARDWARE
+
+    def measure_cell(
+        self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
+    ) -> Measured:
+        """See `Deployment`."""
+        options = self.client.options(
+            model=self.model, salt=spec.cell, values_field=self.values_field
+        )
+        found = measure(
+            workload,
+            self.endpoints,
+            options,
+            router=spec.router or "round-robin",
+            progress=progress,
+        )
+        if self.client.token_times:
+            _write_token_times(folder / "token_times" / f"{spec.cell}.csv.gz", found)
+        if "vllm" in self.client.export:
+            path = folder / "vllm" / f"{spec.cell}.json"
+            write_vllm_json(path, workload, found, model=self.model, rate_rps=spec.rate_rps)
+        return Measured(
+            found.result,
+            invalid_because=found.invalid_because,
+            columns=_columns(found),
+            figures=_figures(workload, found),
+        )
+
+
+def _columns(found: HttpResult) -> dict[str, Column]:
+    columns = found.columns
+    texts = ["", *dict.fromkeys(found.details.values())]
+    place = {text: k for k, text in enumerate(texts)}
+    detail = np.zeros(len(columns.fault), dtype=np.int64)
+    for row, text in found.details.items():
+        detail[row] = place[text]
+    return {
+        "sent_s": columns.sent_s,
+        "first_byte_s": columns.first_byte_s,
+        "ended_s": columns.ended_s,
+        "status": columns.status,
+        "fault": Choice(columns.fault, [fault.value for fault in FAULTS]),
+        "detail": Choice(detail, texts),
+        "connections": columns.connections,
+        "chunks": columns.chunks,
+        "server_prompt_tokens": columns.prompt_tokens,
+        "server_output_tokens": columns.completion_tokens,
+    }
+
+
+def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
+    client, columns = found.client, found.columns
+    chunks = int(columns.chunks.sum())
+    tokens = int(columns.tokens_out.sum())
+    sent_ttft = columns.first_token_s - columns.sent_s
+    answered = sent_ttft[np.isfinite(sent_ttft)]
+    figures: dict[str, Value] = {
+        # What only the server knows.
+        "preemptions_swap": None,
+        "preemptions_recompute": None,
+        "prefix_hit_rate": _prefix_hit_rate(found),
+        "invalid_because": found.invalid_because,
+        "ttft_from_send_p50_s": _rounded(np.median(answered)) if len(answered) else None,
+        "tokens_per_chunk": _rounded(tokens / chunks) if chunks else None,
+        "short_answers": _short_answers(workload, found),
+        "sent_rps": _rounded(client.sent_rps),
+        "late_p50_s": _rounded(client.late_p50_s),
+        "late_p99_s": _rounded(client.late_p99_s),
+        "lag_p99_s": _rounded(client.lag_p99_s),
+        "client_cpu_s": _rounded(client.cpu_s),
+        "client_processes": client.processes,
+    }
+    counts = found.faults()
+    figures |= {
+        f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0) for fault in Fault if fault
+    }
+    return figures
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), 6)
+
+
+def _prefix_hit_rate(found: HttpResult) -> float | None:
+    columns = found.columns
+    known = (columns.cached_tokens >= 0) & (columns.prompt_tokens > 0)
+    if not known.any():
+        return None
+    return _rounded(columns.cached_tokens[known].sum() / columns.prompt_tokens[known].sum())
+
+
+def _short_answers(workload: Workload, found: HttpResult) -> int:
+    """Whole answers with fewer tokens than the workload has."""
+    whole = found.columns.fault == FAULTS.index(Fault.NONE)
+    generated = whole & (found.columns.tokens_out > 0)
+    return int((generated & (found.columns.tokens_out < workload.output_tokens)).sum())
+
+
+def _write_token_times(path: Path, found: HttpResult) -> None:
+    rows = np.arange(len(found.columns.tokens_out))
+    columns: Mapping[str, Column] = {
+        "id": np.repeat(rows, found.columns.tokens_out),
+        "token_s": found.token_s,
+    }
+    write_whole(path, gzip_csv(columns))
+
+
+def first_model(endpoint: Endpoint, headers: bytes = b"") -> str:
+    """What the server serves, by its own word; empty if it does not say.
+
+    Raises:
+        SloBenchError: nobody answers, or it does not let us in.
+    """
+    request = urllib.request.Request(f"{endpoint.url}/v1/models")
+    for line in headers.decode("latin-1").splitlines():
+        name, _, value = line.partition(": ")
+        request.add_header(name, value)
+    # Straight to the server, as the requests will go: no proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_ANSWER_S) as answer:
+            found: Any = json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise SloBenchError(
+                f"{endpoint.url} refuses us with status {error.code}: it wants a key; "
+                "--api-key-env names the environment variable that holds it"
+            ) from None
+        return ""
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise SloBenchError(
+            f"no OpenAI-compatible server answers at {endpoint.url}: {reason}"
+        ) from None
+    models = found.get("data") if isinstance(found, dict) else None
+    return str(models[0].get("id", "")) if models else ""

@@ -1,0 +1,15 @@
+"""Which backend an experiment asks for."""
+
+from __future__ import annotations
+
+from ..schema import ExperimentSchema
+from .attached import HttpBackend
+from .base import Backend
+from .launched import LaunchedBackend
+
+
+def backend_of(asked: ExperimentSchema) -> Backend:
+    """The backend that measures the experiment's cells; not for simulated ones."""
+    if asked.backend == "http":
+        return HttpBackend(asked.client)
+    return LaunchedBackend(asked.backend, asked.client, asked.server)
