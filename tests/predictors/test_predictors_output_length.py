@@ -1,0 +1,120 @@
+"""Length predictors: buckets of Eq. 3-1, a stated accuracy, names and settings."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.cells import predicted_output_tokens
+from slo_bench.harness.experiment import Experiment
+from slo_bench.predictors.output_length import bucket_accuracy, buckets_of, length_predictor
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.length_buckets import (
+    bucket_last_tokens,
+    bucket_middle_tokens,
+    bucket_of,
+)
+from slo_bench.workloads.workload import Workload
+
+
+def workload(outputs):
+    outputs = np.array(outputs)
+    return Workload(np.zeros(len(outputs)), np.full(len(outputs), 10), outputs)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "bucket"),
+    [
+        (1, 0),
+        (7, 0),
+        (8, 1),
+        (15, 1),
+        (16, 2),
+        (1023, 7),
+        (1024, 8),
+        (2047, 8),
+        (2048, 9),
+        (9999, 9),
+    ],
+)
+def test_buckets(tokens, bucket):
+    assert bucket_of(tokens) == bucket
+    assert buckets_of(np.array([tokens]))[0] == bucket
+
+
+def test_values_that_stand_for_buckets():
+    assert [bucket_middle_tokens(b) for b in (0, 1, 2, 8)] == [4, 12, 24, 1536]
+    assert [bucket_last_tokens(b) for b in (0, 1, 2, 8)] == [7, 15, 31, 2047]
+    for bucket in range(10):
+        assert bucket_of(bucket_middle_tokens(bucket)) == bucket
+        assert bucket_of(bucket_last_tokens(bucket)) == bucket
+
+
+def predicted(text, outputs, seed=0):
+    return length_predictor(text).predict(workload(outputs), np.random.default_rng(seed))
+
+
+def test_oracle_and_constant():
+    assert predicted("oracle", [3, 700]).tolist() == [3, 700]
+    assert predicted("constant(256)", [3, 700]).tolist() == [256, 256]
+
+
+@pytest.mark.parametrize("accuracy", [0.0, 0.5, 0.8, 0.9951, 1.0])
+def test_noisy_is_as_right_as_stated(accuracy):
+    true = np.random.default_rng(1).integers(1, 4000, 20_000)
+    told = predicted(f"noisy(accuracy={accuracy})", true)
+    assert bucket_accuracy(told, true) == pytest.approx(accuracy, abs=0.01)
+    # Who is wrong is wrong by one bucket, either way but at the ends.
+    off = buckets_of(told) - buckets_of(true)
+    assert set(np.unique(off)) <= {-1, 0, 1}
+    inner = (buckets_of(true) > 0) & (buckets_of(true) < 9)
+    if accuracy == 0.5:
+        assert off[inner].mean() == pytest.approx(0, abs=0.03)
+
+
+def test_the_same_seed_tells_the_same():
+    true = np.arange(1, 500)
+    assert (predicted("noisy(0.5)", true, 3) == predicted("noisy(0.5)", true, 3)).all()
+    assert (predicted("noisy(0.5)", true, 3) != predicted("noisy(0.5)", true, 4)).any()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("orcale", "unknown length predictor 'orcale'; did you mean oracle"),
+        ("noisy", "'noisy' lacks accuracy"),
+        ("noisy(accuracy=1.2)", "noisy accuracy must be from 0 to 1 but is 1.2"),
+        ("noisy(acc=0.5)", "unknown setting of noisy 'acc'; did you mean accuracy"),
+        ("constant(0)", "constant tokens must be at least 1 but is 0"),
+        ("constant(2.5)", "constant tokens must be a whole number but is 2.5"),
+        ("noisy(0.5", "cannot read 'noisy\\(0.5'"),
+    ],
+)
+def test_what_cannot_be(text, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        length_predictor(text)
+    with pytest.raises(SloBenchError, match=problem):
+        Experiment(length_predictor=text, requests=10, rates=[1], seeds=1).plan()
+
+
+def test_an_experiment_tells_every_system_the_same():
+    asked = Experiment(
+        systems=["sjf", "s3"],
+        length_predictor=["oracle", "noisy(0.6)"],
+        requests=50,
+        rates=[1],
+        seeds=1,
+    )
+    cells = asked.plan().cells
+    assert len(cells) == 4
+    assert {cell.columns["length_predictor"] for cell in cells} == {"oracle", "noisy(0.6)"}
+    outputs = workload(range(1, 51))
+    told = {
+        cell.system: predicted_output_tokens(cell, outputs)
+        for cell in cells
+        if "0.6" in cell.length_predictor
+    }
+    assert told["sjf"].tolist() == told["s3"].tolist()
+    assert all(
+        predicted_output_tokens(c, outputs) is None for c in cells if c.length_predictor == "oracle"
+    )
