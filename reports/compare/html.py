@@ -52,19 +52,21 @@ def comparison_page(comparison: Comparison) -> str:
     heading = f"{comparison.name_b} against {comparison.name_a}"
     names = series(comparison)
     drawn = figures(comparison, names)
-    told = [*differing_lines(comparison), *note_lines(comparison)]
+    differing = "".join(f"<p>{escape(line)}</p>" for line in differing_lines(comparison))
+    notes = "".join(f"<p>{escape(line)}</p>" for line in note_lines(comparison))
     cells = _origin_frame(comparison)
     body = f"""
 <a class="skip" href="#differences">Skip to the figures</a>
 <header class="top">
 <p class="eyebrow">Comparison by slo-bench</p>
 <h1>{escape(heading)}</h1>
-<div class="notice">{"".join(f"<p>{escape(line)}</p>" for line in told)}</div>
+{f'<div class="notice">{differing}</div>' if differing else ""}
 </header>
 <main>
 <p class="answer">{escape(headline(comparison))}</p>
 <noscript><div class="notice">The figures need JavaScript; the table does not.</div></noscript>
 {comparison_section(comparison, drawn, cells)}
+<section id="notes"><h2>How it was done</h2>{notes}</section>
 </main>
 <footer>{escape(comparison.a.name)}, {escape(comparison.b.name)}</footer>"""
     data = {"series": names, "origin": _origin(comparison), "rate": "", **as_json(drawn)}
@@ -128,14 +130,14 @@ def _figure(comparison: Comparison, metric: Metric, names: Sequence[str]) -> Fig
         title=f"Change of {metric.name}",
         note=f"{better.capitalize()}. Hollow marks: not significant among all rows.",
         x=Axis("offered rate, req/s", "rate"),
-        y=Axis(f"change {unit}", "percent"),
+        y=Axis(f"change {unit}", "number" if metric.unit == "share" else "percent"),
         views={ONLY: {"series": curves, "lines": [line]}},
     )
 
 
 def _change(row: Row) -> tuple[float, float, float]:
     if row.metric.unit == "share":
-        return row.difference, row.bounds.low, row.bounds.high
+        return 100 * row.difference, 100 * row.bounds.low, 100 * row.bounds.high
     return row.relative, row.relative_bounds.low, row.relative_bounds.high
 
 

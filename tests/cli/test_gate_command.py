@@ -1,0 +1,167 @@
+"""compare, gate, explain and sensitivity as they are typed."""
+
+import json
+import sys
+
+import pytest
+
+from slo_bench.cli.main import main
+from slo_bench.harness.experiment import Experiment
+
+LOAD = {"systems": ["vllm"], "rates": [3.0], "seeds": 2, "requests": (120,), "records": "csv"}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A baseline, its copy, a slower one, one of another model."""
+    folder = tmp_path_factory.mktemp("runs")
+    for name, changes in {
+        "base": {},
+        "same": {},
+        "slow": {"host_s": (0.004,)},
+        "other": {"workload": ("azure-conv",)},
+        "both": {"systems": ["vllm", "orca"]},
+    }.items():
+        Experiment(**{**LOAD, **changes}).run(folder / name, jobs=1)
+    return folder
+
+
+@pytest.fixture
+def slo_bench(tmp_path, monkeypatch, capsys):
+    """The command line, as it is installed: exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        code = ended.value.code
+        captured = capsys.readouterr()
+        return (0 if code is None else code), captured.out, captured.err
+
+    return call
+
+
+def test_a_gate_that_passes(slo_bench, runs):
+    code, out, _ = slo_bench("gate", runs / "base", runs / "same")
+    assert code == 0
+    assert "passed: nothing" in out
+
+
+def test_a_gate_that_fails(slo_bench, runs):
+    code, out, _ = slo_bench("gate", runs / "base", runs / "slow", "--metric", "tpot_p50,ttft_p50")
+    assert code == 1
+    assert "FAIL  tpot_p50 (3 req/s)" in out
+    assert "failed: " in out
+    code, out, _ = slo_bench(
+        "gate", runs / "base", runs / "slow", "--metric", "tpot_p50", "--max-regression", "90%"
+    )
+    assert code == 0
+
+
+def test_a_gate_in_json(slo_bench, runs):
+    asked = ("--metric", "tpot_p50", "--json")
+    code, out, _ = slo_bench("gate", runs / "base", runs / "slow", *asked)
+    told = json.loads(out)
+    assert (code, told["verdict"], told["passed"]) == (1, "failed", False)
+    (found,) = told["regressions"]
+    assert found["regression"] > 0.05
+    assert found["regression_low"] <= found["regression"]
+    code, out, _ = slo_bench("gate", runs / "base", runs / "other", *asked)
+    assert code == 2
+    assert json.loads(out)["verdict"] == "not comparable"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("base", "other"), "not comparable: the workloads differ"),
+        (("base", "base", "--rates", "9"), "no cell at 9"),
+        (("base", "same", "--max-regression", "5"), "is written 5%"),
+        (("base", "same", "--metric", "speed"), "unknown metric"),
+        (("base", "nowhere"), "there is no"),
+        (("base", "same", "--systems", "vllm"), "two names"),
+        (("base", "same", "--slo", "ttft=uniform(1,2)"), "fixed bounds"),
+    ],
+)
+def test_a_gate_that_cannot_judge(slo_bench, runs, arguments, why):
+    paths = [runs / arguments[0], runs / arguments[1]]
+    code, out, err = slo_bench("gate", *paths, *arguments[2:])
+    assert code == 2
+    assert why in err
+    assert "Traceback" not in err + out
+
+
+def test_compare(slo_bench, runs, tmp_path):
+    code, out, _ = slo_bench("compare", runs / "base", runs / "slow", "--html", "page.html")
+    assert code == 0
+    assert "slow against base" in out
+    assert "Comparison by slo-bench" in (tmp_path / "page.html").read_text()
+    code, out, _ = slo_bench("compare", runs / "both", "--systems", "vllm,orca", "--json")
+    assert code == 0
+    assert {row["metric"] for row in json.loads(out)["rows"]} >= {"attainment", "ttft_p99"}
+    code, _, err = slo_bench("compare", runs / "both")
+    assert code == 2
+    assert "--systems" in err
+
+
+def test_explain(slo_bench, runs, tmp_path):
+    cell = "vllm_rate-3_seed-0"
+    code, out, _ = slo_bench(
+        "explain", runs / "base", "slowest", "--cell", cell, "--trace", "t.json"
+    )
+    assert code == 0
+    assert "Where the time went" in out
+    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    code, out, _ = slo_bench("explain", runs / "base", "5", "--cell", cell, "--json")
+    told = json.loads(out)
+    assert (told["request"], told["doubt"]) == (5, None)
+    for arguments, why in [
+        (("5",), "--cell"),
+        (("5", "--cell", "nobody"), "unknown cell"),
+        (("500", "--cell", cell), "from 0 to 119"),
+    ]:
+        code, _, err = slo_bench("explain", runs / "base", *arguments)
+        assert code == 2
+        assert why in err
+
+
+def test_sensitivity(slo_bench, tmp_path):
+    small = ("--requests", "60", "--seeds", "2", "-s", "vllm,orca")
+    code, out, _ = slo_bench(
+        "sensitivity", *small, "--vary", "host=2", "--vary", "step-time=0.8,1.2", "--html", "s.html"
+    )
+    assert code == 0
+    assert "By capacity" in out
+    page = (tmp_path / "s.html").read_text()
+    assert 'data-figure="sensitivity"' in page
+    code, out, _ = slo_bench(
+        "sensitivity", *small, "--vary", "host=2", "--metric", "ttft_p99", "--rate", "3", "--json"
+    )
+    told = json.loads(out)
+    assert [point["value"] for point in told["points"]] == [2.0]
+    assert set(told["base"]["means"]) == {"vllm", "orca"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--metric", "ttft_p99"), "give --rate"),
+        (("--rate", "3"), "leave --rate out"),
+        (("--vary", "moon=1"), "unknown perturbation"),
+        (("--vary", "host", "--vary", "host=2"), "given twice"),
+        (("-s", "vllm"), "two systems"),
+        (("--workload", "nothing"), "unknown workload"),
+    ],
+)
+def test_sensitivity_refuses(slo_bench, arguments, why):
+    code, _, err = slo_bench("sensitivity", "--requests", "20", "--seeds", "1", *arguments)
+    assert code == 2
+    assert why in err
+
+
+@pytest.mark.parametrize("command", ["compare", "gate", "explain", "sensitivity"])
+def test_help_has_examples(slo_bench, command):
+    code, out, _ = slo_bench(command, "--help")
+    assert code == 0
+    assert f"slo-bench {command}" in out.partition("Examples:")[2]

@@ -1,0 +1,167 @@
+"""Resampling and verdicts: exact where it can be, covering where it must."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.reports.compare.bootstrap import (
+    Sample,
+    block_count,
+    block_length,
+    draw_counts,
+    estimates,
+    replicate_figures,
+    resample,
+)
+from slo_bench.reports.compare.metrics import METRICS, metrics_named
+from slo_bench.reports.compare.verdict import holm, interval, p_value
+from slo_bench.workloads.errors import UnknownNameError
+
+ALL = tuple(METRICS.values())
+
+
+def sample(n=400, seed=0, slow=1.0, correlated=False):
+    rng = np.random.default_rng(seed)
+    arrival_s = np.cumsum(rng.exponential(1.0, n))
+    service_s = np.full(n, 0.8 if correlated else 0.3) * slow
+    work_s = np.concatenate([[0.0], np.cumsum((service_s - np.diff(arrival_s, prepend=0))[1:])])
+    ttft_s = work_s - np.minimum.accumulate(work_s) + 0.1
+    tpot_s = rng.gamma(20.0, 0.002, n) * slow
+    tpot_s[::7] = np.nan
+    latency_s = {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + 1.0}
+    return Sample(latency_s, rng.integers(1, 50, n).astype(float), ttft_s < 1.0, arrival_s[-1])
+
+
+def test_estimates_are_what_cells_csv_has():
+    of = sample()
+    found = dict(zip(METRICS, estimates(of, ALL), strict=True))
+    assert found["attainment"] == of.met.mean()
+    assert found["goodput"] == of.met.sum() / of.window_s
+    assert found["output_tokens"] == of.tokens.sum() / of.window_s
+    assert found["ttft_p99"] == np.quantile(of.latency_s["ttft"], 0.99)
+    assert found["tpot_mean"] == pytest.approx(np.nanmean(of.latency_s["tpot"]))
+
+
+@pytest.mark.parametrize("n", [40, 400])
+def test_a_draw_gives_the_figures_of_the_blocks_drawn(n):
+    of = sample(n)
+    blocks = 10
+    counts = draw_counts(blocks, 30, np.random.default_rng(1))
+    figures = replicate_figures(of, ALL, counts)
+    edges = np.linspace(0, n, blocks + 1).round().astype(int)
+    for place in range(30):
+        rows = np.concatenate(
+            [
+                np.tile(np.arange(edges[b], edges[b + 1]), int(counts[place, b]))
+                for b in range(blocks)
+            ]
+        )
+        drawn = Sample(
+            {name: values[rows] for name, values in of.latency_s.items()},
+            of.tokens[rows],
+            of.met[rows],
+            of.window_s * len(rows) / n,
+        )
+        assert figures[:, place] == pytest.approx(estimates(drawn, ALL), rel=1e-6)
+
+
+def test_many_values_are_binned_without_harm():
+    of = sample(60_000)
+    metrics = metrics_named("ttft_p50,ttft_p90,ttft_p99,e2e_mean")
+    once = replicate_figures(of, metrics, np.ones((1, 50)))
+    assert once[:, 0] == pytest.approx(estimates(of, metrics), rel=1e-3)
+
+
+def test_no_met_no_attainment():
+    of = sample()
+    blind = Sample(of.latency_s, of.tokens, None, of.window_s)
+    assert math.isnan(estimates(blind, metrics_named("attainment"))[0])
+    assert np.isnan(replicate_figures(blind, metrics_named("goodput"), np.ones((2, 4)))).all()
+
+
+def test_blocks_are_longer_where_requests_are_correlated():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=4000)
+    walk = np.zeros(4000)
+    for i in range(1, 4000):
+        walk[i] = 0.98 * walk[i - 1] + noise[i]
+    assert block_length(noise) < 10 < 60 < block_length(walk)
+    assert block_length(np.ones(5)) == 1
+    assert 1 <= block_count([sample(3)]) <= 3
+
+
+def test_the_same_results_never_differ():
+    runs = [sample(seed=s) for s in range(3)]
+    drawn = resample(runs, runs, ALL, paired=True, rng=np.random.default_rng(0), replicates=50)
+    assert (drawn.a == drawn.b).all()
+    assert (drawn.drawn_a == drawn.drawn_b).all()
+
+
+def test_pairing_takes_out_what_both_share():
+    a = [sample(seed=s, correlated=True) for s in range(3)]
+    b = [
+        Sample({k: v * 1.05 for k, v in r.latency_s.items()}, r.tokens, r.met, r.window_s)
+        for r in a
+    ]
+    metrics = metrics_named("ttft_p99,ttft_mean")
+    widths = []
+    for paired in (True, False):
+        drawn = resample(a, b, metrics, paired=paired, rng=np.random.default_rng(0))
+        bounds = interval(drawn.drawn_b[0] - drawn.drawn_a[0], 0.95)
+        widths.append(bounds.high - bounds.low)
+    assert widths[0] < widths[1] / 3
+
+
+def test_intervals_cover_where_nothing_differs():
+    """Two systems that are the same, on other seeds: 95 % intervals of a queue at 0.8 load."""
+    metrics = metrics_named("attainment,ttft_mean,ttft_p50")
+    trials = 50
+    missed = np.zeros(len(metrics))
+    for trial in range(trials):
+        a = [sample(400, seed=1000 + 10 * trial + s, correlated=True) for s in range(3)]
+        b = [sample(400, seed=9000 + 10 * trial + s, correlated=True) for s in range(3)]
+        rng = np.random.default_rng(trial)
+        drawn = resample(a, b, metrics, paired=False, rng=rng, replicates=200)
+        for at in range(len(metrics)):
+            bounds = interval(drawn.drawn_b[at] - drawn.drawn_a[at], 0.95)
+            missed[at] += not bounds.low <= 0 <= bounds.high
+    assert (missed / trials <= 0.12).all(), missed
+    assert missed.mean() / trials <= 0.08
+
+
+def test_p_values():
+    draws = np.linspace(-1.0, 3.0, 1001)
+    assert p_value(1.0, draws) == pytest.approx(0.5, abs=0.01)
+    assert p_value(0.0, draws) == 1.0
+    assert math.isnan(p_value(math.nan, draws))
+    rng = np.random.default_rng(0)
+    far = p_value(10.0, 10 + rng.normal(size=2000))
+    assert 0 < far < 1e-10
+    assert p_value(1.0, np.ones(999)) == pytest.approx(2 / 1000)
+    assert math.isnan(interval(np.full(10, np.nan), 0.95).low)
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.01, math.nan])[0] == 0.01
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20))
+def test_holm_only_ever_raises_and_keeps_the_order(p_values):
+    adjusted = holm(p_values)
+    assert all(0 <= p <= q <= 1 for p, q in zip(p_values, adjusted, strict=True))
+    pairs = sorted(zip(p_values, adjusted, strict=True))
+    assert [q for _, q in pairs] == sorted(q for _, q in pairs)
+
+
+def test_metric_names():
+    assert [m.name for m in metrics_named("goodput_rps, ttft_p99_s,attainment")] == [
+        "goodput",
+        "ttft_p99",
+        "attainment",
+    ]
+    with pytest.raises(UnknownNameError, match="ttft_p99"):
+        metrics_named("ttft_p98")

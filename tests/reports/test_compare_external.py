@@ -1,0 +1,256 @@
+"""Files of other load generators: converted figures by hand, and refusals by name."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from slo_bench.reports.compare.comparing import compare, read_results
+from slo_bench.reports.compare.metrics import metrics_named
+from slo_bench.reports.compare.results import NotComparableError
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
+from slo_bench.workloads.request import Slo
+
+MODEL = "meta-llama/Llama-3.1-8B-Instruct"
+
+
+def vllm(n=60, slow=1.0, **changes):
+    rng = np.random.default_rng(0)
+    itls = [[0.02 * slow] * 9 for _ in range(n)]
+    document = {
+        "date": "20260101-000000",
+        "backend": "vllm",
+        "model_id": MODEL,
+        "num_prompts": n,
+        "request_rate": 4.0,
+        "burstiness": 1.0,
+        "max_concurrency": None,
+        "duration": 20.0,
+        "completed": n,
+        "request_throughput": n / 20,
+        "input_lens": rng.integers(10, 500, n).tolist(),
+        "output_lens": [10] * n,
+        "ttfts": (slow * (0.1 + 0.01 * rng.random(n))).tolist(),
+        "itls": itls,
+        "start_times": (1000 + np.cumsum(rng.exponential(0.25, n))).tolist(),
+        "errors": [""] * n,
+        "generated_texts": ["x"] * n,
+    }
+    return {**document, **changes}
+
+
+def write(path, document):
+    path.write_text(json.dumps(document))
+    return path
+
+
+def guidellm_request(start, first, last, tokens, aimed=None):
+    timings = {
+        "targeted_start": start if aimed is None else aimed,
+        "request_start": start,
+        "first_token_iteration": first,
+        "last_token_iteration": last,
+        "request_end": last + 0.5,
+    }
+    return {"info": {"timings": timings}, "prompt_tokens": 100, "output_tokens": tokens}
+
+
+def guidellm(requests, errored=(), incomplete=(), **config):
+    return {
+        "args": {"model": MODEL},
+        "benchmarks": [
+            {
+                "config": {
+                    "strategy": {"type_": "constant", "rate": 2.0},
+                    "sample_requests": None,
+                    **config,
+                },
+                "start_time": 0.0,
+                "end_time": 100.0,
+                "requests": {
+                    "successful": list(requests),
+                    "errored": list(errored),
+                    "incomplete": list(incomplete),
+                },
+            }
+        ],
+    }
+
+
+def aiperf_record(start_ns, ttft_ms, latency_ms, tokens, phase="profiling", error=None):
+    metrics = {
+        "time_to_first_token": {"value": ttft_ms, "unit": "ms"},
+        "request_latency": {"value": latency_ms, "unit": "ms"},
+        "output_sequence_length": {"value": tokens, "unit": "tokens"},
+        "input_sequence_length": {"value": 100, "unit": "tokens"},
+    }
+    about = {"request_start_ns": start_ns, "request_end_ns": start_ns, "benchmark_phase": phase}
+    return {"metadata": about, "metrics": metrics, "error": error}
+
+
+def only(results, slo=None):
+    (cell,) = results.cells
+    return cell.read().sample(results.clock, slo)
+
+
+def test_vllm_figures_are_its_own(tmp_path):
+    document = vllm()
+    results = read_results(write(tmp_path / "a.json", document))
+    of = only(results, Slo(ttft_s=0.105))
+    assert results.clock == "sent"
+    assert results.cells[0].rate_rps == 4.0
+    assert of.latency_s["ttft"] == pytest.approx(document["ttfts"])
+    assert of.latency_s["tpot"] == pytest.approx(np.full(60, 0.02))
+    ends = np.add(document["start_times"], document["ttfts"]) + 0.18
+    assert of.window_s == pytest.approx(ends.max() - document["start_times"][0])
+    assert of.met.mean() == pytest.approx(np.mean(np.array(document["ttfts"]) <= 0.105))
+
+
+def test_vllm_failures_count_as_missed(tmp_path):
+    document = vllm(errors=["boom"] + [""] * 59, output_lens=[0] + [10] * 59)
+    of = only(read_results(write(tmp_path / "a.json", document)), Slo(ttft_s=10.0))
+    assert len(of) == 60
+    assert of.met.sum() == 59
+    assert np.isnan(of.latency_s["ttft"]).sum() == 1
+
+
+def test_vllm_without_details_is_refused(tmp_path):
+    document = vllm()
+    for name in ("ttfts", "itls", "input_lens", "output_lens", "errors", "start_times"):
+        del document[name]
+    with pytest.raises(FileFormatError, match="--save-detailed"):
+        read_results(write(tmp_path / "a.json", document))
+
+
+def test_vllm_client_queue(tmp_path):
+    hidden = read_results(write(tmp_path / "a.json", vllm(max_concurrency=8)))
+    assert "--max-concurrency 8" in hidden.refused["ttft"]
+    assert "tpot" not in hidden.refused
+    known = read_results(
+        write(tmp_path / "b.json", vllm(max_concurrency=8, queue_times=[0.5] * 60))
+    )
+    assert not known.refused
+    assert only(known).latency_s["ttft"].min() >= 0.6
+
+
+def test_vllm_old_file_without_start_times(tmp_path):
+    document = vllm()
+    del document["start_times"]
+    results = read_results(write(tmp_path / "a.json", document))
+    assert only(results).window_s == 20.0
+    assert any("start_times" in note for note in results.notes)
+
+
+def test_vllm_appended_results_are_seeds(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text("\n".join(json.dumps(vllm()) for _ in range(3)))
+    assert [cell.seed for cell in read_results(path).cells] == [0, 1, 2]
+
+
+def test_guidellm_tpot_leaves_out_the_first_token(tmp_path):
+    request = guidellm_request(10.2, 11.0, 13.0, 5, aimed=10.0)
+    request["time_per_output_token_ms"] = 1000 * (13.0 - 10.2) / 5
+    results = read_results(write(tmp_path / "benchmarks.json", guidellm([request] * 3)))
+    of = only(results)
+    assert of.latency_s["tpot"] == pytest.approx(np.full(3, 0.5))
+    assert of.latency_s["ttft"] == pytest.approx(np.full(3, 1.0))  # from the moment aimed at
+    assert of.latency_s["e2e"] == pytest.approx(np.full(3, 3.0))
+    assert results.cells[0].rate_rps == 2.0
+    assert any("first token" in note for note in results.notes)
+
+
+def test_guidellm_errors_and_interruptions_are_misses(tmp_path):
+    good, bad = guidellm_request(1, 2, 3, 5), guidellm_request(2, 3, 4, 5)
+    document = guidellm([good], errored=[bad], incomplete=[guidellm_request(3, 4, 5, 2)])
+    results = read_results(write(tmp_path / "g.json", document))
+    assert only(results, Slo(ttft_s=9.0)).met.tolist() == [True, False, False]
+    assert any("under way" in note for note in results.notes)
+
+
+def test_guidellm_samples_and_old_files(tmp_path):
+    sampled = guidellm([guidellm_request(1, 2, 3, 5)] * 4, sample_requests=4)
+    results = read_results(write(tmp_path / "g.json", sampled))
+    assert "sample" in results.refused["attainment"]
+    old = {"benchmarks": [{"args": {}, "requests": {"successful": []}}]}
+    with pytest.raises(FileFormatError, match=r"before 0\.4"):
+        read_results(write(tmp_path / "old.json", old))
+
+
+def test_aiperf(tmp_path):
+    records = [
+        aiperf_record(10**18 + i * 10**9, 100.0 + i, 500.0 + i, 5, error=None) for i in range(4)
+    ]
+    records.append(aiperf_record(10**18, 1.0, 1.0, 5, phase="warmup"))
+    records.append(aiperf_record(10**18 + 5 * 10**9, 1.0, 1.0, 5, error={"code": 500}))
+    path = tmp_path / "profile_export.jsonl"
+    path.write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "profile_export_aiperf.json").write_text(
+        json.dumps(
+            {
+                "input_config": {
+                    "endpoint": {"model_names": [MODEL]},
+                    "loadgen": {"request_rate": 7.0},
+                }
+            }
+        )
+    )
+    results = read_results(tmp_path)  # its folder will do
+    of = only(results, Slo(e2e_s=0.502))
+    assert len(of) == 5
+    assert of.latency_s["tpot"][:4] == pytest.approx(np.full(4, 0.1))
+    assert of.met.tolist() == [True, True, True, False, False]
+    assert results.cells[0].rate_rps == 7.0
+    assert results.cells[0].identity["model"] == MODEL
+
+
+def test_aiperf_summary_and_unknown_units(tmp_path):
+    summary = {"request_latency": {"avg": 1}, "time_to_first_token": {"avg": 1}}
+    with pytest.raises(FileFormatError, match=r"profile_export\.jsonl"):
+        read_results(write(tmp_path / "s.json", summary))
+    record = aiperf_record(1, 1.0, 1.0, 2)
+    record["metrics"]["request_latency"]["unit"] = "fortnights"
+    with pytest.raises(FileFormatError, match="fortnights"):
+        read_results(write(tmp_path / "u.jsonl", record))
+
+
+def test_aiperf_without_streaming_has_no_ttft(tmp_path):
+    record = aiperf_record(10**9, 1.0, 400.0, 5)
+    del record["metrics"]["time_to_first_token"]
+    results = read_results(write(tmp_path / "n.jsonl", record))
+    with pytest.raises(NotComparableError, match="--streaming"):
+        compare(results, results, metrics=metrics_named("ttft_p50"))
+    metrics = metrics_named("attainment,e2e_p50")
+    found = compare(results, results, metrics=metrics, slo=Slo(ttft_s=1.0))
+    assert "ttft" in found.refused["attainment"]
+    assert [row.metric.name for row in found.rows] == ["e2e_p50"]
+    assert found.rows[0].b == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [("", "empty"), ("[1]", "JSON object"), ("{not json", "not JSON"), ('{"a": 1}', "neither")],
+)
+def test_other_files(tmp_path, text, problem):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=problem):
+        read_results(path)
+    with pytest.raises(SloBenchError, match="there is no"):
+        read_results(tmp_path / "nowhere.json")
+
+
+def test_two_vllm_files(tmp_path):
+    a = read_results(write(tmp_path / "before.json", vllm(200)))
+    b = read_results(write(tmp_path / "after.json", vllm(200, slow=1.2)))
+    found = compare(a, b, metrics=metrics_named("attainment,ttft_p50,tpot_p99"))
+    assert found.rows[0].paired
+    assert [row.verdict for row in found.rows] == ["worse", "worse"]
+    assert found.rows[0].relative == pytest.approx(0.2)
+    assert "--slo" in found.refused["attainment"]
+    assert found.matched.differs["system"] == ("before", "after")
+    judged = compare(a, b, metrics=metrics_named("attainment"), slo=Slo(ttft_s=0.115))
+    assert judged.rows[0].a == 1.0
+    assert judged.rows[0].b < 0.5
+    assert judged.rows[0].verdict == "worse"
+    assert math.isclose(judged.rows[0].difference, judged.rows[0].b - 1.0)

@@ -1,0 +1,225 @@
+"""Run folders against each other: what is matched, what stands in the way, what is said."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from slo_bench.reports.compare.comparing import compare, read_results
+from slo_bench.reports.compare.gate import judge_comparison, parse_regression
+from slo_bench.reports.compare.html import comparison_page, write_comparison
+from slo_bench.reports.compare.matching import match
+from slo_bench.reports.compare.metrics import metrics_named
+from slo_bench.reports.compare.results import NotComparableError
+from slo_bench.reports.compare.text import comparison_json, comparison_text
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.request import Slo
+
+TOML = 'arrivals = "poisson"\nrequests = 120\n'
+SMALL = {"toml": TOML, "systems": ("vllm",), "rates": (3.0, 5.0), "seeds": 3}
+BOTH = ("vllm", "orca")
+METRICS = metrics_named("attainment,goodput,ttft_p50,tpot_p99")
+
+
+@pytest.fixture
+def make(make_run):
+    """Run folders whose experiment is TOML of today."""
+
+    def one(name, **settings):
+        return make_run(name, **{**SMALL, **settings})
+
+    return one
+
+
+def slowed(folder, factor):
+    """Every request of a run takes that much longer after its first token."""
+    for path in (folder / "requests").iterdir():
+        frame = pd.read_csv(path)
+        decode_s = (frame["finish_s"] - frame["first_token_s"]) * factor
+        frame["finish_s"] = frame["first_token_s"] + decode_s
+        tpot = decode_s / (frame["tokens_out"] - 1).replace(0, np.nan)
+        frame["met"] = (frame["met"].astype(bool) & ~(tpot > 0.06)).astype(int)
+        frame.to_csv(path, index=False)
+    return folder
+
+
+def test_a_run_against_its_copy(make):
+    a, b = (read_results(make(name, systems=BOTH)) for name in "ab")
+    found = compare(a, b, metrics=METRICS)
+    assert len(found.rows) == 2 * 2 * len(METRICS)
+    assert {row.label for row in found.rows} == {"vllm", "orca"}
+    assert all(row.paired and row.verdict == "none" and row.p_holm == 1 for row in found.rows)
+    assert not found.obstacles
+    assert judge_comparison(found, 0.0).passed
+
+
+def test_figures_are_those_of_cells_csv(make):
+    folder = make("a", systems=("vllm",), rates=(3.0,))
+    found = compare(*[read_results(folder)] * 2, metrics=METRICS)
+    cells = pd.read_csv(folder / "cells.csv")
+    for row, column in zip(
+        found.rows, ("attainment", "goodput_rps", "ttft_p50_s", "tpot_p99_s"), strict=True
+    ):
+        assert row.a == pytest.approx(cells[column].mean(), rel=1e-3)
+
+
+def test_a_slower_candidate_fails_the_gate(make):
+    a, b = read_results(make("a")), read_results(slowed(make("b"), 1.1))
+    found = compare(a, b, metrics=metrics_named("tpot_p50,ttft_p50"))
+    tpot = [row for row in found.rows if row.metric.name == "tpot_p50"]
+    assert all(row.verdict == "worse" for row in tpot)
+    assert all(row.relative == pytest.approx(0.1, abs=1e-4) for row in tpot)
+    assert all(row.relative_bounds.low <= row.relative + 1e-9 for row in tpot)
+    assert not judge_comparison(found, 0.05).passed
+    assert judge_comparison(found, 0.2).passed
+    better = compare(b, a, metrics=metrics_named("tpot_p50"))
+    assert {row.verdict for row in better.rows} == {"better"}
+    assert judge_comparison(better, 0.0).passed
+
+
+def test_two_systems_of_one_run(make):
+    run = read_results(make("a", systems=BOTH))
+    found = compare(run, run, systems=("vllm", "orca"), metrics=METRICS)
+    assert (found.name_a, found.name_b) == ("vllm", "orca")
+    assert len(found.rows) == 2 * len(METRICS)
+    with pytest.raises(NotComparableError, match="no system 'nobody'"):
+        compare(run, run, systems=("vllm", "nobody"))
+
+
+def test_systems_that_are_not_in_both(make):
+    a = read_results(make("a", systems=("vllm",)))
+    b = read_results(make("b", systems=("orca",)))
+    assert match(a, b).differs["system"] == ("vllm", "orca")
+    c = read_results(make("c", systems=("orca", "fastertransformer")))
+    with pytest.raises(NotComparableError, match="--systems"):
+        match(a, c)
+
+
+def test_rates(make):
+    a, b = read_results(make("a")), read_results(make("b", rates=(5.0, 7.0)))
+    matched = match(a, b)
+    assert {level.rate_rps for level in matched.levels} == {5.0}
+    assert "no counterpart" in matched.notes[0]
+    with pytest.raises(NotComparableError, match="no cell at 4"):
+        match(a, b, rates=[4.0])
+    with pytest.raises(NotComparableError, match="no rate in common"):
+        match(read_results(make("c", rates=(1.0, 2.0))), b)
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"model": "llama-3-70b"}, "models differ"),
+        ({"backend": "vllm"}, "backends differ"),
+        ({"toml": 'arrivals = "gamma(cv=4)"\nrequests = 120\n'}, "arrivals"),
+        ({"requests": 60, "toml": TOML.replace("120", "60")}, "requests"),
+        ({"requests": 60}, "requests of the same seed"),
+    ],
+)
+def test_what_a_gate_does_not_judge(make, changes, why):
+    found = compare(read_results(make("a")), read_results(make("b", **changes)), metrics=METRICS)
+    with pytest.raises(NotComparableError, match=why):
+        judge_comparison(found, 0.05)
+
+
+def test_another_slo(make):
+    a, b = make("a", rates=(3.0,)), make("b", rates=(3.0,))
+    for path in (b / "requests").iterdir():
+        pd.read_csv(path).assign(ttft_slo_s=2.0).to_csv(path, index=False)
+    found = compare(read_results(a), read_results(b), metrics=METRICS)
+    with pytest.raises(NotComparableError, match="SLOs differ"):
+        judge_comparison(found, 0.05)
+    held = compare(read_results(a), read_results(b), metrics=METRICS, slo=Slo(ttft_s=1.0))
+    assert judge_comparison(held, 0.0).passed
+
+
+def test_closed_loops_match_without_rates(make):
+    toml = 'arrivals = "concurrency(8)"\n'
+    a = make("a", rates=(3.0,), toml=toml)
+    b = make("b", rates=(3.3,), toml=toml)
+    (level, *_) = match(read_results(a), read_results(b)).levels
+    assert level.rate_rps is None
+
+
+def test_warmup_is_left_out(make):
+    folder = make("a", systems=("vllm",), rates=(3.0,), seeds=1, toml=TOML + "warmup_s = 10.0\n")
+    (cell,) = read_results(folder).cells
+    requests = cell.read()
+    counted = (requests.arrival_s >= 10).sum()
+    assert 0 < counted < len(requests)
+    assert len(requests.sample("scheduled", None)) == counted
+
+
+def test_sending_late_shows_on_one_clock_only(make):
+    folder = make("a", systems=("vllm",), rates=(3.0,), seeds=1)
+    for path in (folder / "requests").iterdir():
+        frame = pd.read_csv(path)
+        frame.assign(sent_s=frame["arrival_s"] + 0.05).to_csv(path, index=False)
+    (cell,) = read_results(folder).cells
+    requests = cell.read()
+    due, sent = (requests.sample(clock, None).latency_s["ttft"] for clock in ("scheduled", "sent"))
+    assert np.nanmax(np.abs(due - sent - 0.05)) < 1e-9
+
+
+def test_runs_that_cannot_be_compared(make, tmp_path):
+    folder = make("a", valid=False)
+    with pytest.raises(SloBenchError, match="valid"):
+        read_results(folder)
+    bare = make("b")
+    for path in (bare / "requests").iterdir():
+        path.unlink()
+    (bare / "requests").rmdir()
+    with pytest.raises(SloBenchError, match="per-request"):
+        read_results(bare)
+    with pytest.raises(SloBenchError, match="confidence"):
+        compare(*[read_results(make("c"))] * 2, confidence=1.5)
+
+
+def test_text_and_json(make):
+    a, b = read_results(make("a")), read_results(slowed(make("b"), 1.1))
+    found = compare(a, b, metrics=METRICS)
+    console = Console(width=100, record=True, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    with console.file:
+        console.print(comparison_text(found))
+    text = console.export_text()
+    assert "b against a: worse in" in text
+    assert "+10.0 %" in text
+    plain = json.loads(json.dumps(comparison_json(found), allow_nan=False))
+    assert len(plain["rows"]) == len(found.rows)
+    assert plain["worse"] == sum(row["verdict"] == "worse" for row in plain["rows"])
+
+
+def test_one_seed_says_so(make):
+    a = read_results(make("a", seeds=1))
+    assert any("one seed" in note for note in compare(a, a, metrics=METRICS).notes)
+
+
+def test_the_page_runs_nothing_of_a_name(make):
+    nasty = "</script><script>alert(1)</script>"
+    a = read_results(make("a", systems=("vllm", nasty)))
+    b = read_results(slowed(make("b", systems=("vllm", nasty)), 1.2))
+    page = comparison_page(compare(a, b, metrics=METRICS))
+    assert "<script>alert" not in page
+    assert page.count("<script") == 2
+    assert "Content-Security-Policy" in page
+    assert page.count('data-figure="change-') == len(METRICS)
+
+
+def test_the_page_is_whole_or_not_there(make, tmp_path):
+    a = read_results(make("a", rates=(3.0,)))
+    found = compare(a, a, metrics=METRICS)
+    out = write_comparison(found, tmp_path / "page.html")
+    assert 'data-figure="' not in out.read_text()  # one rate: no line to draw
+    with pytest.raises(SloBenchError, match="cannot write"):
+        write_comparison(found, tmp_path / "no" / "page.html")
+
+
+def test_bounds_of_a_regression():
+    assert parse_regression("5%") == 0.05
+    assert parse_regression("0.05") == 0.05
+    assert parse_regression("150 %") == 1.5
+    for text in ("5", "-1%", "five", "nan", "inf%"):
+        with pytest.raises(SloBenchError, match="5%"):
+            parse_regression(text)
