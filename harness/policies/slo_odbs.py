@@ -23,7 +23,7 @@ class Profile:
     request: RequestState
     output_tokens: int  # predicted
     slo_s: float  # as stated, or what is left of it; infinite where nothing is asked
-    sort_key: float
+    sort_key: tuple[bool, float]  # overdue requests that let others pass come last
 
 
 @dataclass(frozen=True)
@@ -84,8 +84,8 @@ class SloOdbs(StaticPolicy):
             # Sorted by SLO the first batch built is the tightest, and no others can be in it.
             return next(self._batches(heapq.nsmallest(self.max_batch, profiles, key=_sort_key)))
         batches = self._batches(sorted(profiles, key=_sort_key))
-        tightest = {p.request.id: p.slo_s for p in profiles}
-        return min(batches, key=lambda batch: min(tightest[r.id] for r in batch))
+        tightness = {p.request.id: (p.sort_key[0], p.slo_s) for p in profiles}
+        return min(batches, key=lambda batch: min(tightness[r.id] for r in batch))
 
     def _profile(self, r: RequestState, view: View) -> Profile:
         output_tokens: int = view.state.expected_tokens(r, view)
@@ -97,9 +97,8 @@ class SloOdbs(StaticPolicy):
         if self.sort_by == "weighted":
             sort_key = self.slo_weight * slo_s if self.slo_weight else 0.0
             sort_key += self.output_weight * output_tokens
-        if self.overdue == "last" and left_s < 0:
-            sort_key += _AFTER_ALL_OTHERS_S
-        return Profile(r, output_tokens, max(0.0, slo_s), sort_key)
+        waits = self.overdue == "last" and left_s < 0
+        return Profile(r, output_tokens, max(0.0, slo_s), (waits, sort_key))
 
     def _batches(self, profiles: Sequence[Profile]) -> Iterator[list[RequestState]]:
         """Lines 4 to 24."""
@@ -148,10 +147,7 @@ class SloOdbs(StaticPolicy):
         return max(1, int(self.max_batch * self.cm_limit / cm))
 
 
-_AFTER_ALL_OTHERS_S = 1e9
-
-
-def _sort_key(profile: Profile) -> float:
+def _sort_key(profile: Profile) -> tuple[bool, float]:
     return profile.sort_key
 
 

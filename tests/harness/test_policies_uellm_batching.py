@@ -123,6 +123,8 @@ def test_the_overdue_may_go_last():
     assert batches(SloOdbs(max_batch=1), [overdue, new], now_s=10.0) == [[0], [1]]
     last = SloOdbs(max_batch=1, overdue="last")
     assert batches(last, [overdue, new], now_s=10.0) == [[1], [0]]
+    by_both = last.with_knobs(sort_by="weighted", slo_term="time-left")
+    assert batches(by_both, [overdue, new], now_s=10.0) == [[1], [0]]
 
 
 def test_cm_shrinks_batches():
