@@ -1,9 +1,10 @@
 """What decides AdaptiveLLM's Tables 3 and 4: the suite's set-up, one assumption changed at a time.
 
-    python tests/benchmarks/adaptivellm_assumptions.py [MODEL] [SEEDS]
+    python tests/benchmarks/adaptivellm_assumptions.py [MODEL] [SEEDS] [ONLY]
 
 Prints, for every assumption and prompt length, how much faster AdaptiveLLM is than vLLM and
-vLLM-swap, how often each preempts, and the mean weighted turnaround. docs/papers.md quotes it.
+vLLM-swap, how often each preempts, and the mean weighted turnaround. ONLY: no assumption but
+those whose names contain it. docs/papers.md quotes it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ import numpy as np
 from slo_bench import Experiment
 from slo_bench.harness.cells import CellSpec, placed, workload_of
 from slo_bench.harness.core.decisions import PreemptBy
+from slo_bench.harness.core.policy import Key
 from slo_bench.harness.core.records import Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.view import View
 from slo_bench.harness.metrics import weighted_turnaround
+from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.vllm_swap import VllmSwap
 from slo_bench.harness.simulate import simulate
 from slo_bench.harness.systems import System, system
@@ -44,6 +47,14 @@ class SwapOnly(VllmSwap):
     def reserve(self, r: RequestState, view: View) -> int:
         to_come = view.future_tokens + r.max_output_tokens - view.emitted_tokens(r)
         return max(0, -(-to_come // view.block_tokens) - view.host_free_blocks)
+
+
+@dataclass(frozen=True)
+class HighestFirst(AdaptiveLlm):
+    """Algorithm 1 to the letter: the highest priority is preempted."""
+
+    def keep(self, r: RequestState, view: View) -> Key:
+        return -self.priority(r, view)
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,7 @@ class Assumptions:
     host_full: str = "stall"
     knobs: Mapping[str, Any] = field(default_factory=dict)  # of AdaptiveLLM
     max_num_seqs: int = 256
+    victim: str = "lowest"
 
 
 UNFAIR = {"fair": False}  # memory decisions alone
@@ -86,6 +98,8 @@ CASES = (
     Assumptions("host full: recompute", host_full="recompute"),
     Assumptions("host full: nobody enters", host_full="nobody enters"),
     Assumptions("AdaptiveLLM unfair", knobs=UNFAIR),
+    Assumptions("Alg. 1 to the letter", victim="highest"),
+    Assumptions("unfair, swap free of charge", knobs=UNFAIR, swap_gb_per_s=1e6),
     Assumptions("Alg. 2 to the letter", knobs={"groups": "mean-priority"}),
     Assumptions("never swaps, fair", knobs={"adaptive": False}),
     *(
@@ -119,6 +133,8 @@ def systems_under(a: Assumptions) -> dict[str, System]:
     else:
         swap = swap.with_knobs(host_full=a.host_full)
     ours = system("adaptivellm").with_knobs(**cap, **a.knobs)
+    if a.victim == "highest":
+        ours = System("adaptivellm", HighestFirst(max_num_seqs=a.max_num_seqs))
     return {
         "vllm-v0": system("vllm-v0").with_knobs(**cap),
         "vllm-swap": swap,
@@ -192,12 +208,12 @@ def figures(results: Mapping[str, list[Result]]) -> str:
     )
 
 
-def main(model: str = "opt-13b", seeds: str = "1") -> None:
+def main(model: str = "opt-13b", seeds: str = "1", only: str = "") -> None:
     print(
         "assumption | dataset | speed-up over vLLM / vLLM-swap | AdaptiveLLM recomputes + swaps | "
         "vLLM recomputes | vLLM-swap swaps + recomputes | weighted turnaround: ours, v, s"
     )
-    for case in CASES:
+    for case in (c for c in CASES if only in c.name):
         for dataset, chosen in cells(model, int(seeds)):
             runs = [run(case, cell) for cell in chosen]
             results = {name: [r[name] for r in runs] for name in SYSTEMS}
