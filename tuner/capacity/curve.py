@@ -121,17 +121,15 @@ def crossing(levels: Sequence[Level], target: float) -> Crossing | None:
     passing = [level.passes(target) for level in usable]
     if not any(passing) or all(passing):
         return None
-    wide = _first_guess(usable, target)
-    for _ in range(2):
-        wide = _Likelihood(_near(usable, wide, WIDE_LOGITS, sides=2), target).fit(wide)
+    wide = _Likelihood(_wide(usable, target), target).fit()
     near = _near(usable, wide, NEAR_LOGITS)
     runs = [run for level in near if not level.growing for run in level.valid]
     dispersion = max(design_effect(runs), _scatter(runs, target, wide))
     likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
-    fit = likelihood.fit(wide)
+    fit = likelihood.fit()
     dispersion = max(dispersion, _scatter(runs, target, fit))
     freedom = max(_LEAST_FREEDOM, len(runs) - 2)
-    found = likelihood.fit(fit, student_t(_QUANTILE, freedom) ** 2 / 2 * dispersion)
+    found = likelihood.fit(student_t(_QUANTILE, freedom) ** 2 / 2 * dispersion)
     return Crossing(
         rate_rps=math.exp(found.log_rate),
         low_rps=math.exp(found.low),
@@ -151,21 +149,38 @@ def _usable(ordered: list[Level]) -> list[Level]:
     return ordered
 
 
-def _first_guess(ordered: Sequence[Level], target: float) -> _Fit:
-    """Between the best split into rates that pass and rates that fail."""
-    passing = np.array([level.passes(target) for level in ordered])
-    wrong = [(~passing[:at]).sum() + passing[at:].sum() for at in range(1, len(ordered))]
-    at = int(np.argmin(wrong)) + 1
-    low, high = math.log(ordered[at - 1].rate_rps), math.log(ordered[at].rate_rps)
-    return _Fit((low + high) / 2, min(20.0, 4 / (high - low)), low, high)
+def _wide(ordered: Sequence[Level], target: float) -> list[Level]:
+    """The levels whose attainment is not too far from the target, and one more on either side."""
+    logit = math.log(target / (1 - target))
+    shares = falling_shares(ordered)
+    away = [abs(math.log(share / (1 - share)) - logit) for share in shares]
+    first = next(i for i, share in enumerate(shares) if share < target or away[i] <= WIDE_LOGITS)
+    last = max(i for i, share in enumerate(shares) if share >= target or away[i] <= WIDE_LOGITS)
+    return list(ordered[max(0, first - 1) : last + 2])
 
 
-def _near(ordered: Sequence[Level], guess: _Fit, logits: float, sides: int = 1) -> list[Level]:
-    """The levels within so many logits of the target, and always the `sides` nearest on each."""
+def falling_shares(ordered: Sequence[Level]) -> list[float]:
+    """Attainment by rate with its noise pooled away where it rises (isotonic regression).
+
+    Pool adjacent violators: R. E. Barlow et al., Statistical Inference under Order Restrictions,
+    1972. Strictly between 0 and 1.
+    """
+    pools: list[tuple[float, float, int]] = []  # met, counted, levels
+    for level in ordered:
+        met = 0 if level.growing else level.met
+        pools.append((met + 0.5, level.counted + 1.0, 1))
+        while len(pools) > 1 and pools[-2][0] * pools[-1][1] <= pools[-1][0] * pools[-2][1]:
+            last, before = pools.pop(), pools.pop()
+            pools.append((before[0] + last[0], before[1] + last[1], before[2] + last[2]))
+    return [met / counted for met, counted, levels in pools for _ in range(levels)]
+
+
+def _near(ordered: Sequence[Level], guess: _Fit, logits: float) -> list[Level]:
+    """The levels within so many logits of the target, and always the nearest on either side."""
     away = [math.log(level.rate_rps) - guess.log_rate for level in ordered]
     reach = logits / guess.slope
-    low = min([-reach, *sorted((d for d in away if d <= 0), reverse=True)[:sides]])
-    high = max([reach, *sorted(d for d in away if d > 0)[:sides]])
+    low = min(-reach, max((d for d in away if d <= 0), default=0.0))
+    high = max(reach, min((d for d in away if d > 0), default=0.0))
     near = [level for level, d in zip(ordered, away, strict=True) if low <= d <= high]
     failing = [lv for lv, d in zip(ordered, away, strict=True) if 0 < d <= high and not lv.growing]
     # A level that grows has no attainment to fit; it stands for one of 0 where nothing else fails.
@@ -196,10 +211,10 @@ class _Likelihood:
         if slope is not None:
             self._prior = -doubt / 2 * (np.log(_NEAR_SLOPES) / _SLOPE_DOUBT) ** 2
 
-    def fit(self, guess: _Fit, cut: float = 1.0) -> _Fit:
+    def fit(self, cut: float = 1.0) -> _Fit:
         """Best values and interval on a grid, a coarse one and then around what that left."""
+        fit = _Fit(0.0, 1.0, 0.0, 0.0)
         low, high = self._log_rate[0] - _MARGIN, self._log_rate[-1] + _MARGIN
-        fit = guess
         for _ in range(2):
             grid = np.linspace(low, high, _POINTS)
             away = self._log_rate - grid[:, None, None]
