@@ -61,7 +61,8 @@ class ExperimentSchema(BaseModel):
     Where a setting is None: `tp` is the smallest that fits, `instances` 1, `gpus` = instances × tp
     × pp, `router` the system's own, `rates` a ladder around the estimated capacity (a trace: its
     own arrivals at speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (a trace at
-    its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model. With
+    its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model,
+    `kv_blocks` and `host_blocks` what fits into the memory for them. With
     `backend = "http"` there is one system, a name for what is attached (`server`); `model` is what
     the server serves (`served`), and `gpu` is `unknown`.
     """
