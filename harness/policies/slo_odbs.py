@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
 
 from ..core.policy import StaticPolicy, knob
 from ..core.state import RequestState
@@ -22,8 +24,18 @@ class Profile:
 
     request: RequestState
     output_tokens: int  # predicted
-    slo_s: float  # as stated, or what is left of it; infinite where nothing is asked
-    sort_key: tuple[bool, float]  # overdue requests that let others pass come last
+    slo_s: float  # as stated, infinite where nothing is asked
+    due_s: float  # on the clock
+    order: float  # requests are sorted by this
+    began_anew: int  # how often, when this was noted: the prediction then changes
+
+
+class Profiled:
+    """What one instance has learnt of lengths, and the profiles of those who wait."""
+
+    def __init__(self) -> None:
+        self.lengths = LengthMonitor()
+        self.profiles: dict[int, Profile] = {}  # by request: noted once, sorted many times
 
 
 @dataclass(frozen=True)
@@ -68,44 +80,63 @@ class SloOdbs(StaticPolicy):
     batch_order: str = knob("tightest-slo", choices=("tightest-slo", "built"))
     overdue: str = knob("first", choices=("first", "last"))
 
-    def new_state(self) -> LengthMonitor:
-        return LengthMonitor()
+    def new_state(self) -> Profiled:
+        return Profiled()
 
     def finished(self, r: RequestState, view: View) -> None:
-        view.state.observe(r, view)
+        view.state.lengths.observe(r, view)
+        view.state.profiles.pop(r.id, None)
 
     def reserve_tokens(self, r: RequestState, view: View) -> int:
-        tokens: int = view.state.reserve_tokens(r, view)
+        tokens: int = view.state.lengths.reserve_tokens(r, view)
         return tokens
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
-        profiles = [self._profile(r, view) for r in waiting]
-        if self.sort_by != "weighted" or self.batch_order == "built":
+        known, now_s = view.state.profiles, view.now_s
+        profiles: list[Profile] = [
+            p
+            if (p := known.get(r.id)) is not None and p.began_anew == r.recomputes
+            else self._profile(r, view)
+            for r in waiting
+        ]
+        key: Callable[[Profile], Any] = attrgetter("order")
+        if self.overdue == "last":
+            key = lambda p: (p.due_s < now_s, p.order)  # noqa: E731
+        if self.sort_by == "slo" or self.batch_order == "built":
             # Sorted by SLO the first batch built is the tightest, and no others can be in it.
-            return next(self._batches(heapq.nsmallest(self.max_batch, profiles, key=_sort_key)))
-        batches = self._batches(sorted(profiles, key=_sort_key))
-        tightness = {p.request.id: (p.sort_key[0], p.slo_s) for p in profiles}
-        return min(batches, key=lambda batch: min(tightness[r.id] for r in batch))
+            first = heapq.nsmallest(self.max_batch, profiles, key=key)
+            return [p.request for p in next(self._batches(first, now_s))]
+        batches = self._batches(sorted(profiles, key=key), now_s)
+        tightest = min(batches, key=lambda b: min(self._tightness(p, now_s) for p in b))
+        return [p.request for p in tightest]
 
     def _profile(self, r: RequestState, view: View) -> Profile:
-        output_tokens: int = view.state.expected_tokens(r, view)
+        output_tokens: int = view.state.lengths.expected_tokens(r, view)
         slo_s = stated_slo_s(r, output_tokens)
-        left_s = slo_s + r.arrival_s - view.now_s
-        if self.slo_term == "time-left":
-            slo_s = left_s
-        sort_key = slo_s
+        due_s = r.arrival_s + slo_s
+        # Time left is the moment due less now, which is the same for all and sorts nobody.
+        order = slo_s if self.slo_term == "stated" else due_s
         if self.sort_by == "weighted":
-            sort_key = self.slo_weight * slo_s if self.slo_weight else 0.0
-            sort_key += self.output_weight * output_tokens
-        waits = self.overdue == "last" and left_s < 0
-        return Profile(r, output_tokens, max(0.0, slo_s), (waits, sort_key))
+            order = self.slo_weight * order if self.slo_weight else 0.0
+            order += self.output_weight * output_tokens
+        found = Profile(r, output_tokens, slo_s, due_s, order, r.recomputes)
+        view.state.profiles[r.id] = found
+        return found
 
-    def _batches(self, profiles: Sequence[Profile]) -> Iterator[list[RequestState]]:
+    def _slo_s(self, p: Profile, now_s: float) -> float:
+        """The SLO that Algorithm 3-1 reckons with."""
+        return p.slo_s if self.slo_term == "stated" else max(0.0, p.due_s - now_s)
+
+    def _tightness(self, p: Profile, now_s: float) -> tuple[bool, float]:
+        return self.overdue == "last" and p.due_s < now_s, self._slo_s(p, now_s)
+
+    def _batches(self, profiles: Sequence[Profile], now_s: float) -> Iterator[list[Profile]]:
         """Lines 4 to 24."""
-        batch: list[RequestState] = []
+        batch: list[Profile] = []
         longest_slo_s, longest_output, cm = 0.0, 0, 0.0
         for p in profiles:
-            slo_s = p.slo_s if math.isfinite(p.slo_s) else 0.0
+            slo_s = self._slo_s(p, now_s)
+            slo_s = slo_s if math.isfinite(slo_s) else 0.0
             if batch and not (
                 len(batch) < self._most(cm)
                 and self._total(p.output_tokens, slo_s, len(batch), longest_slo_s, longest_output)
@@ -114,7 +145,7 @@ class SloOdbs(StaticPolicy):
                 yield batch
                 batch = []
                 longest_slo_s, longest_output, cm = 0.0, 0, 0.0
-            batch.append(p.request)
+            batch.append(p)
             longest_slo_s = max(longest_slo_s, slo_s)
             longest_output = max(longest_output, p.output_tokens)
             cm = max(cm, self._cm(p.output_tokens, slo_s))
@@ -145,10 +176,6 @@ class SloOdbs(StaticPolicy):
         if cm <= self.cm_limit:
             return self.max_batch
         return max(1, int(self.max_batch * self.cm_limit / cm))
-
-
-def _sort_key(profile: Profile) -> tuple[bool, float]:
-    return profile.sort_key
 
 
 def stated_slo_s(r: RequestState, output_tokens: int) -> float:
