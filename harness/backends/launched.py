@@ -8,8 +8,10 @@ servers/<cell>[-N].metrics        its own metrics before and after the cell
 from __future__ import annotations
 
 import contextlib
+import datetime
 import math
 import re
+import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,7 +26,7 @@ from ..server_schema import ServerSchema
 from ..store import Value, write_whole
 from .attached import Attached
 from .base import Measured, Progress
-from .environments import environment
+from .environments import environment, home
 from .serve import Serve
 from .servers import Server, ServerError
 
@@ -65,7 +67,8 @@ class LaunchedBackend:
         if self.server.step_log and wanted.patched:
             wanted = replace(wanted, step_log=log.with_suffix(".steps.jsonl"))
         with contextlib.ExitStack() as stack:
-            servers = wanted.start(stack, log, instances=spec.instances)
+            with _kept_logs(log.parent):
+                servers = wanted.start(stack, log, instances=spec.instances)
             device = environment(wanted.backend).device
             attached = Attached(
                 [Endpoint.parse(server.url) for server in servers],
@@ -167,6 +170,21 @@ def _sums(text: str) -> dict[str, float]:
         with contextlib.suppress(ValueError):
             sums[name] = sums.get(name, 0.0) + float(value)
     return sums
+
+
+@contextlib.contextmanager
+def _kept_logs(folder: Path) -> Iterator[None]:
+    """A run folder without a finished cell is removed; logs of a failed start are kept elsewhere.
+
+    Raises:
+        ServerError: what was raised within, with the place where the log is kept.
+    """
+    try:
+        yield
+    except ServerError as error:
+        kept = home() / "logs" / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        shutil.copytree(folder, kept, dirs_exist_ok=True)
+        raise ServerError(str(error).replace(str(folder), str(kept))) from error
 
 
 def _served_name(model: str) -> str:

@@ -27,7 +27,8 @@ class Build:
     `steps` are made for a version; `without` are packages that come as dependencies, have no
     build that fits, and are not needed. `finish` gets the site-packages folder and the version
     and adds what the packages lack. `probe` is Python that proves the environment works and
-    prints the server's version as its last line.
+    prints the server's version as its last line. KV blocks must hold a multiple of
+    `block_tokens_multiple` tokens.
     """
 
     version: str
@@ -37,6 +38,7 @@ class Build:
     newest_python: tuple[int, int]
     without: tuple[str, ...] = ()
     finish: Callable[[Path, str], None] | None = None
+    block_tokens_multiple: int = 1
 
 
 @dataclass(frozen=True)

@@ -71,8 +71,14 @@ class Serve:
 
     def check(self) -> None:
         """Refuse what cannot be started, before anything is."""
-        name = environment(self.backend).backend
-        recipe(name)
+        found = environment(self.backend)
+        name = found.backend
+        multiple = recipe(name).builds[found.device].block_tokens_multiple
+        if self.block_tokens is not None and self.block_tokens % multiple:
+            raise SloBenchError(
+                f"{name} on {found.device} needs block_tokens that are a multiple of {multiple}, "
+                f"but they are {self.block_tokens}"
+            )
         if self.patched:
             check(self._found(), name)
         elif self.step_log:

@@ -139,6 +139,7 @@ VLLM = Recipe(
             newest_python=(3, 14),
             without=("torchvision", "torchaudio", "torchcodec"),
             finish=_name_the_distribution,
+            block_tokens_multiple=32,
         ),
         "cuda": Build(
             version="0.32.0",
