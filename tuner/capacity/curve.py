@@ -88,6 +88,7 @@ class Level:
 class Crossing:
     """The rate at which attainment crosses a target, and how well it is known."""
 
+    target: float
     rate_rps: float
     low_rps: float
     high_rps: float
@@ -131,6 +132,7 @@ def crossing(levels: Sequence[Level], target: float) -> Crossing | None:
     freedom = max(_LEAST_FREEDOM, len(runs) - 2)
     found = likelihood.fit(student_t(_QUANTILE, freedom) ** 2 / 2 * dispersion)
     return Crossing(
+        target=target,
         rate_rps=math.exp(found.log_rate),
         low_rps=math.exp(found.low),
         high_rps=math.exp(found.high),

@@ -22,10 +22,11 @@ _FARTHEST = 2.0**14  # from the first rate
 _BOUNDS_BRACKETING = 20  # a run lasts so many latency bounds, so that a growing backlog shows
 _BOUNDS_REFINING = 60
 _CORRELATED = 25  # a run is worth so many independent requests
+_LEAST_MISSES = 2  # and so many independent misses
 _LENGTHEN = 4  # times what the longest run was, at most
-_LEAST_SHARES = 30  # no run takes more of the budget than one of so many shares
-_LEAST_RUNS = 10
-_LEAST_WORTH = 10.0
+_LEAST_SHARES = 15  # no run takes more of the budget than one of so many shares
+_LEAST_RUNS = 8
+_LEAST_WORTH = 12.0
 _BELOW_LOGITS, _ABOVE_LOGITS = 0.5, 1.0
 _NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
 
@@ -34,7 +35,7 @@ _NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
 class Budget:
     """What a search may spend; None is no limit."""
 
-    requests: int | None = 500_000
+    requests: int | None = 1_000_000
     time_s: float | None = None
 
 
@@ -249,7 +250,8 @@ class _Search:
         if found is None:
             return least
         longest = max(run.requests for level in self._known.values() for run in level.samples)
-        correlated = min(math.ceil(_CORRELATED * found.dispersion), _LENGTHEN * longest)
+        apart = max(_CORRELATED, _LEAST_MISSES / (1 - found.target))
+        correlated = min(math.ceil(apart * found.dispersion), _LENGTHEN * longest)
         if self._options.budget.requests is not None:
             correlated = min(correlated, self._options.budget.requests // _LEAST_SHARES)
         return max(least, correlated)
