@@ -114,14 +114,20 @@ def first_fit(items: Sequence[Item], room: Room) -> list[Batch]:
     """Each item into the first batch that still has room for it."""
     batches: list[list[Item]] = []
     longest: list[tuple[int, int]] = []  # prompt and reservation of each batch
+    not_full: list[int] = []
     for item in items:
-        for at, (prompt, reserved) in enumerate(longest):
+        for at in not_full:
+            prompt, reserved = longest[at]
             grown = max(prompt, item.prompt_tokens), max(reserved, item.reserved_tokens)
             if room.holds(len(batches[at]) + 1, *grown):
                 batches[at].append(item)
                 longest[at] = grown
+                if len(batches[at]) == room.max_batch:
+                    not_full.remove(at)
                 break
         else:
+            if room.max_batch > 1:
+                not_full.append(len(batches))
             batches.append([item])
             longest.append((item.prompt_tokens, item.reserved_tokens))
     return list(batches)
@@ -133,24 +139,27 @@ def cut_sorted(items: Sequence[Item], room: Room) -> list[Batch]:
     Dynamic program over the place of the last cut, O(items · max_batch).
     """
     n = len(items)
-    best: list[tuple[int, int]] = [(0, 0)]  # batches and padding of the first items
+    another = 1 + sum(item.output_tokens for item in items) * room.max_batch  # beyond any padding
+    most_prompt = max((item.prompt_tokens for item in items), default=0)
+    most_reserved = max((item.reserved_tokens for item in items), default=0)
+    ample = room.holds(min(n, room.max_batch), most_prompt, most_reserved)
+    cost = [0]  # of the first items: padding, and `another` for each batch
     begin = [0] * (n + 1)  # where the last batch of the first items begins
     for end in range(1, n + 1):
         prompt = reserved = answers = 0
-        found: tuple[int, int] | None = None
-        for start in range(end - 1, -1, -1):
+        least = -1
+        for start in range(end - 1, max(-1, end - 1 - room.max_batch), -1):
             item = items[start]
-            prompt = max(prompt, item.prompt_tokens)
-            reserved = max(reserved, item.reserved_tokens)
             answers += item.output_tokens
-            if not room.holds(end - start, prompt, reserved):
-                break
-            batches, padding = best[start]
-            here = (batches + 1, padding + item.output_tokens * (end - start) - answers)
-            if found is None or here < found:
-                found, begin[end] = here, start
-        assert found is not None
-        best.append(found)
+            if not ample:
+                prompt = max(prompt, item.prompt_tokens)
+                reserved = max(reserved, item.reserved_tokens)
+                if not room.holds(end - start, prompt, reserved):
+                    break
+            here = cost[start] + another + item.output_tokens * (end - start) - answers
+            if least < 0 or here < least:
+                least, begin[end] = here, start
+        cost.append(least)
     batches_found: list[Batch] = []
     end = n
     while end:
