@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import math
 import os
@@ -40,6 +41,7 @@ Row = dict[str, Value]
 
 RECORD_FORMATS = ("csv", "parquet", "none")
 _UNFINISHED_SUFFIX = ".part"
+_FIRST_FIGURE = "requests"
 _LAST_COLUMN = "attainment_spread"
 
 
@@ -304,8 +306,12 @@ def _finished_rows(path: Path, cells: Sequence[str]) -> dict[str, Row]:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as CSV; a column that some rows lack is empty there."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
+    """Rows as CSV; a column that some rows lack is empty there.
+
+    What identifies a row, knobs of other systems too, stands before its figures.
+    """
+    identity = [name for row in rows for name in itertools.takewhile(_FIRST_FIGURE.__ne__, row)]
+    columns = list(dict.fromkeys((*identity, *(name for row in rows for name in row))))
     if _LAST_COLUMN in columns:
         columns.remove(_LAST_COLUMN)
         columns.append(_LAST_COLUMN)

@@ -67,6 +67,17 @@ def test_the_spread_over_classes_stands_last(tmp_path):
     assert header == "cell,attainment_x,attainment_y,attainment_spread"
 
 
+def test_knobs_of_some_systems_stand_before_the_figures(tmp_path):
+    rows = [
+        {"cell": "a", "system": "fifo", "requests": 5, "attainment": 1.0},
+        {"cell": "b", "system": "s3", "s3.first": "oldest", "requests": 5, "attainment": 0.5},
+    ]
+    write_rows(tmp_path / "cells.csv", rows)
+    lines = (tmp_path / "cells.csv").read_text().splitlines()
+    assert lines[0] == "cell,system,s3.first,requests,attainment"
+    assert lines[1] == "a,fifo,,5,1.0"
+
+
 def test_a_folder_with_files_needs_resume(tmp_path):
     (tmp_path / "letter.txt").write_text("mine")
     with pytest.raises(SloBenchError, match=r"not empty.*--resume"), opened(tmp_path):
