@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
-from typing import Protocol
+from typing import Protocol, TypeGuard
 
 
 class StepTime(Protocol):
@@ -25,6 +25,48 @@ class StepTime(Protocol):
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
         """Fewest such iterations whose span is at least `duration_s`; 0 if that is not positive."""
+
+
+class LengthAwareStepTime(StepTime, Protocol):
+    """Takes longer for sequences of unequal length: it is told the longest that decodes.
+
+    `longest_kv_tokens` is the KV length of that sequence (at the first step of a span; 0: not
+    known). Engines tell those whose `wants_longest` is true.
+    """
+
+    wants_longest: bool
+
+    def step_s(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        chunks: Sequence[tuple[int, int]],
+        longest_kv_tokens: int = 0,
+    ) -> float:
+        """See `StepTime`."""
+
+    def span_s(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        steps: int,
+        longest_kv_tokens: int = 0,
+    ) -> float:
+        """See `StepTime`; nobody joins or leaves within a span."""
+
+    def steps_within(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        duration_s: float,
+        longest_kv_tokens: int = 0,
+    ) -> int:
+        """See `StepTime`."""
+
+
+def wants_longest(step_time: StepTime) -> TypeGuard[LengthAwareStepTime]:
+    """Does this model ask for the longest sequence?"""
+    return getattr(step_time, "wants_longest", False) is True
 
 
 @dataclass(frozen=True, slots=True)

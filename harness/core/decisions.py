@@ -15,7 +15,8 @@ class Limits:
     `mix`: prefill and decode share an iteration (False: prefill goes first, alone).
     `chunked`: a prompt may be split over iterations. `by_chunk`: its blocks are taken chunk by
     chunk instead of at entry; entry still needs room for all of it. `watermark_blocks` stay free
-    after an entry, `headroom_blocks` after decode growth.
+    after an entry, `headroom_blocks` after decode growth. `ahead`: an iteration is decided while
+    the one before it runs, so that it holds only who had arrived when that one began.
     """
 
     token_budget: int = 2048
@@ -25,6 +26,7 @@ class Limits:
     by_chunk: bool = False
     watermark_blocks: int = 0
     headroom_blocks: int = 0
+    ahead: bool = False
 
 
 class Admission(Enum):

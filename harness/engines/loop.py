@@ -57,6 +57,7 @@ class Loop:
         "_entered",
         "_filled",
         "_hold",
+        "_lengths",
         "_lim",
         "_limits_vary",
         "_mask",
@@ -139,6 +140,8 @@ class Loop:
         self._lim = policy.limits(self.view)
         self._dirty = True  # the composition changed since the policy was last asked
         self._filled = False  # does a prefill complete in this iteration?
+        # Decoding requests, the longest first: (tick - KV tokens, entered, version, request).
+        self._lengths: list[tuple[int, int, int, RequestState]] | None = None
         self._hold = 0  # blocks that running requests take in this iteration
         self._mask = bs - 1
         self._arrived = 0
@@ -168,10 +171,10 @@ class Loop:
             self._asks_admit and bool(self.inbox)
         )
 
-    def deliver(self) -> None:
-        """Take in everything from the inbox that is due."""
-        inbox, now_s = self.inbox, self.now_s
-        while inbox and inbox[0].visible_s <= now_s:
+    def deliver(self, seen_s: float) -> None:
+        """Take in everything from the inbox that was there at `seen_s`."""
+        inbox = self.inbox
+        while inbox and inbox[0].visible_s <= seen_s:
             r = inbox.popleft()
             self._arrived += 1
             r.seq = self._arrived
@@ -291,6 +294,16 @@ class Loop:
         while ends[0][3].version != ends[0][2]:
             heappop(ends)
         return ends[0][0]
+
+    def longest_kv_tokens(self) -> int:
+        """KV length of the longest decoding request, where that is kept track of; else 0."""
+        lengths = self._lengths
+        while lengths:
+            begin, _, version, r = lengths[0]
+            if version == r.version and r.phase is _DECODE:
+                return self.tick - begin
+            heappop(lengths)
+        return 0
 
     # ---------------------------------------------------------------- KV growth and preemption
 
@@ -597,6 +610,8 @@ class Loop:
         self._entered = entered = self._entered + 1
         end_tick = tick + r.output_tokens - r.emitted_tokens
         heappush(self.ends, (end_tick, entered, r.version, r))
+        if self._lengths is not None:
+            heappush(self._lengths, (tick - r.kv_tokens, entered, r.version, r))
 
     def _stop_decode(self, r: RequestState) -> None:
         """Bring the lengths of `r` up to the present tick and take it out of the counters."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from ...predictors.roofline import wants_longest
 from ...predictors.step_time import StepTime
 from ..core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
 from ..core.ledger import BlockLedger
@@ -47,6 +48,7 @@ class PlainInstance:
         self.measures = measures
         self.index = index
         self.now_s = 0.0
+        self.began_s = 0.0  # when the last iteration began
         self.policy_state = policy.new_state()
         self.inbox: deque[RequestState] = deque()
         self.outbox: list[Release] = []
@@ -103,13 +105,17 @@ class PlainInstance:
                 continue
             if self.now_s >= horizon_s:
                 return
-            if not self._iterate() and not self._pass_time(horizon_s):
-                return
+            if not self._iterate():
+                if not self._pass_time(horizon_s):
+                    return
+                self.began_s = self.now_s
 
     # ---------------------------------------------------------------- queue
 
     def _arrive(self) -> None:
-        while self.inbox and self.inbox[0].visible_s <= self.now_s:
+        ahead = self.limits.ahead and not self.idle
+        seen_s = self.began_s if ahead else self.now_s
+        while self.inbox and self.inbox[0].visible_s <= seen_s:
             r = self.inbox.popleft()
             self.arrived += 1
             r.seq = self.arrived
@@ -163,6 +169,7 @@ class PlainInstance:
         plan = self._chunks(limits)
         decoders = list(self.decoding) if limits.mix or not plan else []
         kv_tokens = sum(r.kv_tokens for r in decoders)
+        longest = max((r.kv_tokens for r in decoders), default=0)
         for r in decoders:
             self._hold(r, r.kv_tokens + 1)
         chunks = []
@@ -175,8 +182,15 @@ class PlainInstance:
         ledger.evict()
         if not decoders and not plan:
             return False
-        duration_s = self.step_time.step_s(len(decoders), kv_tokens, chunks) + self.swap_s
+        batch = (len(decoders), kv_tokens, chunks)
+        step_time = self.step_time
+        if wants_longest(step_time):
+            duration_s = step_time.step_s(*batch, longest)
+        else:
+            duration_s = step_time.step_s(*batch)
+        duration_s += self.swap_s
         self.swap_s = 0.0
+        self.began_s = self.now_s
         self.now_s = occupy(self.stages, self.now_s, duration_s)
         for r in decoders:
             self._decoded(r)

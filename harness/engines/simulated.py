@@ -7,6 +7,9 @@ or KV blocks running out. It gives what stepping gives; `engines.plain` steps, a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ...predictors.roofline import LengthAwareStepTime, wants_longest
 from ...predictors.step_time import StepTime
 from ..core.ledger import BlockLedger
 from ..core.policy import Policy
@@ -20,7 +23,7 @@ from .measures import Measures
 class SimulatedInstance(Loop):
     """One instance in simulated time."""
 
-    __slots__ = ("_alone", "stages", "step_time")
+    __slots__ = ("_alone", "_began_s", "_span_of", "_step_of", "_within_of", "stages", "step_time")
 
     def __init__(
         self,
@@ -38,6 +41,15 @@ class SimulatedInstance(Loop):
         self.step_time = step_time
         self.stages = stages
         self._alone = alone  # nobody else computes on these devices
+        self._began_s = 0.0  # when the last iteration began
+        self._step_of = step_time.step_s
+        self._span_of = step_time.span_s
+        self._within_of = step_time.steps_within
+        if wants_longest(step_time):
+            self._lengths = []
+            told = _Told(self, step_time)
+            self._step_of, self._span_of = told.step_s, told.span_s
+            self._within_of = told.steps_within
 
     def ready_s(self) -> float:
         if not self.idle:
@@ -45,12 +57,12 @@ class SimulatedInstance(Loop):
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
-        step_s, alone = self.step_time.step_s, self._alone
+        step_s, alone, ahead = self._step_of, self._alone, self._lim.ahead
         inbox, leavers = self.inbox, self.leavers
         measures, ledger = self.measures, self.ledger
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
-                self.deliver()
+                self.deliver(self._began_s if ahead and not self.idle else self.now_s)
             if leavers and leavers[0][0] <= self.now_s:
                 self.dismiss()
             if stop_on_release and self.outbox:
@@ -66,12 +78,14 @@ class SimulatedInstance(Loop):
             if not self.schedule():
                 if not self._pass_time(horizon_s):
                     return
+                self._began_s = self.now_s
                 continue
             chunks, seqs = self.chunks, self.decode_seqs
             duration_s = step_s(seqs, self.decode_kv_tokens, chunks)
             if self.swap_s:
                 duration_s += self.swap_s
                 self.swap_s = 0.0
+            self._began_s = self.now_s
             if alone:
                 self.now_s += duration_s
             else:
@@ -120,7 +134,7 @@ class SimulatedInstance(Loop):
         anything else could happen.
         """
         seqs, kv_sum, ledger, measures = self.decode_seqs, self.kv_sum, self.ledger, self.measures
-        span_of = self.step_time.span_s
+        span_of = self._span_of
         steps = self.next_end_tick() - self.tick
         until_s = min(horizon_s, measures.next_sample_s, self.review_s)
         if self.inbox and self.inbox[0].visible_s < until_s:
@@ -129,7 +143,7 @@ class SimulatedInstance(Loop):
             until_s = self.leavers[0][0]
         span_s = span_of(seqs, kv_sum, steps)
         if self.now_s + span_s >= until_s:
-            within = self.step_time.steps_within(seqs, kv_sum, until_s - self.now_s)
+            within = self._within_of(seqs, kv_sum, until_s - self.now_s)
             if within < steps:
                 steps = within
                 if steps <= 0:
@@ -184,3 +198,24 @@ class SimulatedInstance(Loop):
                 break
             steps += 1
         return steps
+
+
+class _Told:
+    """A step-time model that is told the longest decoding request of an instance."""
+
+    def __init__(self, loop: Loop, step_time: LengthAwareStepTime) -> None:
+        self._longest = loop.longest_kv_tokens
+        self._step_time = step_time
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        return self._step_time.step_s(decode_seqs, decode_kv_tokens, chunks, self._longest())
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        return self._step_time.span_s(decode_seqs, decode_kv_tokens, steps, self._longest())
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        return self._step_time.steps_within(
+            decode_seqs, decode_kv_tokens, duration_s, self._longest()
+        )

@@ -115,7 +115,7 @@ class TracedInstance(SimulatedInstance):
 
     def complete(self) -> bool:
         begin_s, swap_s = self._before
-        step_s, seqs, kv_tokens = self.step_time.step_s, self.decode_seqs, self.decode_kv_tokens
+        step_s, seqs, kv_tokens = self._step_of, self.decode_seqs, self.decode_kv_tokens
         compute_s = step_s(seqs, kv_tokens, self.chunks)
         alone_s = compute_s
         if self.chunks:

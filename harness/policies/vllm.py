@@ -26,6 +26,13 @@ class Vllm(Policy):
 
     max_num_batched_tokens: int = knob(2048, 16, 131072, log=True)
     max_num_seqs: int = knob(256, 1, 8192, log=True)
+    # The next batch is decided while the present one runs, as vLLM does from 0.14 on.
+    async_scheduling: bool = knob(False, choices=(False, True))
 
     def limits(self, view: View) -> Limits:
-        return Limits(self.max_num_batched_tokens, self.max_num_seqs, by_chunk=True)
+        return Limits(
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            by_chunk=True,
+            ahead=self.async_scheduling,
+        )

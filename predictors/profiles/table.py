@@ -8,9 +8,9 @@ steps have a closed form, stretch by stretch (docs/profiles.md).
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +20,7 @@ Floats = NDArray[np.float64]
 # A tile of a matrix multiplication holds 16 rows or more: between two sizes no further apart than
 # that, time does not grow evenly but is already that of the larger size.
 TILE_TOKENS = 16
-# Ends of the stretches in KV tokens of the batch; seconds at no KV; seconds per KV token.
-_Line = tuple[list[float], list[float], list[float]]
+_ENDLESS = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -89,17 +88,20 @@ class Host:
         return min(self.graph_tokens, -(-tokens // multiple) * multiple)
 
 
-@dataclass(frozen=True)
-class Batch:
-    """Sequences that decode together: tables are measured with equal ones, real ones differ.
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A decode-only step of so many sequences, by the KV tokens of the batch.
 
-    `spread`: standard deviation of their KV lengths as a share of the mean. `resident`: how many
-    sequences the GPU attends to at once, two thread blocks on a multiprocessor and one a KV head
-    (0: not known, equal sequences are assumed).
+    Equal sequences: `base_s[k]` + `slope_s[k]` * tokens up to `ends[k]`. Unequal ones take at
+    least `unequal_s` + `unequal_s_per_token` * tokens + `longest_s_per_token` * longest.
     """
 
-    spread: float = 0.0
-    resident: float = 0.0
+    ends: list[float]
+    base_s: list[float]
+    slope_s: list[float]
+    unequal_s: float
+    unequal_s_per_token: float
+    longest_s_per_token: float
 
 
 class TableStepTime:
@@ -111,7 +113,9 @@ class TableStepTime:
         decode: attention of all layers where nothing is prefilled.
         mixed: attention of all layers where something is.
         host: what the host adds.
-        batch: how unequal the sequences of a batch are; by default equal, as in measurements.
+        resident: how many sequences the GPU attends to at once: two thread blocks on a
+            multiprocessor, one a KV head. Tables are measured with equal sequences; where this is
+            known, unequal ones cost what the longest adds. 0: not known, lengths do not matter.
 
     Several chunks in a step count as the one chunk that has as many (query, KV) pairs and, where
     that is possible, as many tokens.
@@ -124,10 +128,10 @@ class TableStepTime:
         decode: DecodeGrid,
         mixed: MixedGrid,
         host: Host | None = None,
-        batch: Batch | None = None,
+        resident: float = 0.0,
     ) -> None:
         self.host = host or Host()
-        self._batch = batch or Batch()
+        self.resident = resident
         self._linear = linear
         self._per_sequence = per_sequence
         self._decode = decode
@@ -140,15 +144,26 @@ class TableStepTime:
         self._lines: dict[int, _Line] = {}
         self._cubes: dict[int, list[float]] = {}
         self._lone_s_per_token = self._lone()
+        self.wants_longest = bool(resident and self._lone_s_per_token)
 
     def step_s(
-        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        chunks: Sequence[tuple[int, int]],
+        longest_kv_tokens: int = 0,
     ) -> float:
         """See `StepTime`."""
         if not chunks:
-            ends, base_s, slope_s = self._lines.get(decode_seqs) or self._line(decode_seqs)
-            k = bisect_right(ends, decode_kv_tokens)
-            return base_s[k] + slope_s[k] * decode_kv_tokens
+            line = self._lines.get(decode_seqs) or self._line(decode_seqs)
+            k = bisect_right(line.ends, decode_kv_tokens)
+            equal_s = line.base_s[k] + line.slope_s[k] * decode_kv_tokens
+            unequal_s = (
+                line.unequal_s
+                + line.unequal_s_per_token * decode_kv_tokens
+                + line.longest_s_per_token * longest_kv_tokens
+            )
+            return equal_s if equal_s > unequal_s else unequal_s
         if len(chunks) == 1:
             context, tokens = chunks[0]
             length: float = tokens
@@ -171,46 +186,78 @@ class TableStepTime:
         mixed_s = self._attention(decode_seqs, decode_kv_tokens, length, before)
         return fixed_s + per_sequence_s + mixed_s
 
-    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """See `StepTime`; a sum in closed form for every stretch between two measured lengths."""
-        ends, base_s, slope_s = self._lines.get(decode_seqs) or self._line(decode_seqs)
-        kv = decode_kv_tokens
-        k = bisect_right(ends, kv)
+    def span_s(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        steps: int,
+        longest_kv_tokens: int = 0,
+    ) -> float:
+        """See `StepTime`; a sum in closed form for every stretch in which one line holds."""
         before_s = 0.0
-        while True:
-            first_s = base_s[k] + slope_s[k] * kv
-            growth_s = slope_s[k] * decode_seqs
-            here = -int((kv - ends[k]) // decode_seqs) if k < len(ends) else steps
+        for here, first_s, growth_s in self._stretches(
+            decode_seqs, decode_kv_tokens, longest_kv_tokens
+        ):
             if here >= steps:
-                return before_s + (steps * first_s + growth_s * (steps * (steps - 1) * 0.5))
-            before_s += here * first_s + growth_s * (here * (here - 1) * 0.5)
+                return before_s + _sum(steps, first_s, growth_s)
+            before_s += _sum(here, first_s, growth_s)
             steps -= here
-            kv += here * decode_seqs
-            k += 1
+        raise AssertionError("the last stretch has no end")
 
-    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+    def steps_within(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        duration_s: float,
+        longest_kv_tokens: int = 0,
+    ) -> int:
         """See `StepTime`; it agrees with `span_s` to the last bit."""
         if duration_s <= 0:
             return 0
-        ends, base_s, slope_s = self._lines.get(decode_seqs) or self._line(decode_seqs)
-        kv = decode_kv_tokens
-        k = bisect_right(ends, kv)
         before_s = 0.0
         steps = 0
-        while True:
-            first_s = base_s[k] + slope_s[k] * kv
-            growth_s = slope_s[k] * decode_seqs
-            if k == len(ends):
-                break
-            here = -int((kv - ends[k]) // decode_seqs)
-            after_s = before_s + (here * first_s + growth_s * (here * (here - 1) * 0.5))
+        for here, first_s, growth_s in self._stretches(
+            decode_seqs, decode_kv_tokens, longest_kv_tokens
+        ):
+            after_s = before_s + _sum(here, first_s, growth_s) if here < _ENDLESS else inf
             if after_s >= duration_s:
-                break
+                return steps + _crossing(first_s, growth_s, before_s, duration_s)
             before_s = after_s
             steps += here
-            kv += here * decode_seqs
-            k += 1
-        return steps + _crossing(first_s, growth_s, before_s, duration_s)
+        raise AssertionError("the last stretch has no end")
+
+    def _stretches(
+        self, sequences: int, kv_tokens: int, longest: int
+    ) -> Iterator[tuple[int, float, float]]:
+        """Steps that only decode, as stretches in which they grow evenly: how many, seconds of
+        the first, and by how much each is longer than the one before.
+        """
+        line = self._lines.get(sequences) or self._line(sequences)
+        ends = line.ends
+        k = bisect_right(ends, kv_tokens)
+        unequal_growth_s = line.unequal_s_per_token * sequences + line.longest_s_per_token
+        while True:
+            here = -int((kv_tokens - ends[k]) // sequences) if k < len(ends) else _ENDLESS
+            equal_s = line.base_s[k] + line.slope_s[k] * kv_tokens
+            growth_s = line.slope_s[k] * sequences
+            unequal_s = (
+                line.unequal_s
+                + line.unequal_s_per_token * kv_tokens
+                + line.longest_s_per_token * longest
+            )
+            # The longer of the two holds, until the other overtakes it.
+            lead_s, gain_s = equal_s - unequal_s, unequal_growth_s - growth_s
+            first_s = equal_s
+            if lead_s < 0:
+                first_s, growth_s = unequal_s, unequal_growth_s
+                lead_s, gain_s = -lead_s, -gain_s
+            if gain_s > 0 and lead_s < gain_s * here:
+                here = min(here, int(lead_s / gain_s) + 1)
+            yield here, first_s, growth_s
+            kv_tokens += here * sequences
+            longest += here
+            if k < len(ends) and kv_tokens >= ends[k]:
+                k += 1
 
     # ---------------------------------------------------------------- parts of a step
 
@@ -231,15 +278,24 @@ class TableStepTime:
         """Seconds of a decode-only step of so many sequences, piecewise linear in its KV."""
         grid = self._decode
         attention_s = _between(grid.sequences, grid.seconds, sequences)
-        if self._lone_s_per_token and self._batch.resident and sequences > 1:
-            attention_s = np.maximum(attention_s, self._unequal(sequences))
         knots = grid.kv_tokens * sequences
+        fixed_s = self._fixed(sequences) + self._sequences(sequences)
+        unequal = (0.0, 0.0, 0.0)
+        if self.wants_longest and sequences > 1:
+            # All bytes at full bandwidth, then the longest sequence by itself, from where the
+            # others have left it: as many as are resident are read at the same pace.
+            full = grid.seconds[-1]
+            token_s = float((full[-1] - full[0]) / np.ptp(grid.kv_tokens) / grid.sequences[-1])
+            attention_s = np.maximum(attention_s, attention_s[0] + token_s * knots)
+            alone_s = self._lone_s_per_token
+            read = max(1 / sequences, 1 / self.resident)
+            unequal = (fixed_s + float(attention_s[0]), token_s - alone_s * read, alone_s)
         slopes = np.diff(attention_s) / np.diff(knots)
-        constant_s = self._fixed(sequences) + self._sequences(sequences)
-        line = (
+        line = _Line(
             knots[1:-1].tolist(),
-            (constant_s + attention_s[:-1] - slopes * knots[:-1]).tolist(),
+            (fixed_s + attention_s[:-1] - slopes * knots[:-1]).tolist(),
             slopes.tolist(),
+            *unequal,
         )
         self._lines[sequences] = line
         return line
@@ -256,22 +312,6 @@ class TableStepTime:
             return 0.0
         seconds = grid.seconds[0, 0, alone[0]]
         return max(0.0, float((seconds[-1] - seconds[0]) / np.ptp(grid.kv_tokens)))
-
-    def _unequal(self, sequences: int) -> Floats:
-        """Attention of sequences of unequal length, at the mean KV tokens of the decode grid.
-
-        All bytes at full bandwidth; then the longest sequence, by itself, from where the others
-        have left it. As many as are resident are read at the same pace. Of n lengths with
-        exponential tails the longest is expected at H(n) - 1 standard deviations above the mean.
-        """
-        grid = self._decode
-        full = grid.seconds[-1]
-        token_s = float((full[-1] - full[0]) / np.ptp(grid.kv_tokens) / grid.sequences[-1])
-        longest = 1 + self._batch.spread * sum(1 / j for j in range(2, sequences + 1))
-        read = max(1.0, sequences / self._batch.resident)
-        alone_s = self._lone_s_per_token * max(0.0, longest - read)
-        start_s = float(_between(grid.sequences, grid.seconds, sequences)[0])
-        return start_s + grid.kv_tokens * (sequences * token_s + alone_s)
 
     def _attention(self, sequences: int, kv_tokens: int, chunk: float, context: float) -> float:
         """Attention of a step with prefill, between the points of the mixed grid."""
@@ -317,27 +357,27 @@ class TableStepTime:
 def _between(at: Floats, values: Floats, x: float) -> Floats:
     """`values` at `x` along their first axis; straight on beyond the ends, never negative."""
     if len(at) == 1:
-        return values[0]
+        return np.asarray(values[0])
     k = min(max(int(np.searchsorted(at, x)), 1), len(at) - 1)
     share = (x - at[k - 1]) / (at[k] - at[k - 1])
-    return np.maximum(0.0, values[k - 1] + share * (values[k] - values[k - 1]))
+    return np.asarray(np.maximum(0.0, values[k - 1] + share * (values[k] - values[k - 1])))
+
+
+def _sum(steps: int, first_s: float, growth_s: float) -> float:
+    """Seconds of so many steps, the first of `first_s` and each longer by `growth_s`."""
+    return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
 
 
 def _crossing(first_s: float, growth_s: float, before_s: float, duration_s: float) -> int:
-    """Fewest steps, the first of `first_s` and each longer by `growth_s`, that reach `duration_s`
-    from `before_s`.
-    """
+    """Fewest of such steps that reach `duration_s` from `before_s`."""
     # growth/2 * n^2 + (first - growth/2) * n = what is missing. The root is taken in the form that
     # stays exact as growth vanishes; the loops then run once or not at all.
     missing_s = duration_s - before_s
     rest_s = first_s - 0.5 * growth_s
     root_s = rest_s + sqrt(max(0.0, rest_s * rest_s + 2 * growth_s * missing_s))
     steps = max(1, int(2 * missing_s / root_s) + 1)
-    while before_s + (steps * first_s + growth_s * (steps * (steps - 1) * 0.5)) < duration_s:
+    while before_s + _sum(steps, first_s, growth_s) < duration_s:
         steps += 1
-    while steps > 1:
-        fewer = steps - 1
-        if before_s + (fewer * first_s + growth_s * (fewer * (fewer - 1) * 0.5)) < duration_s:
-            break
-        steps = fewer
+    while steps > 1 and before_s + _sum(steps - 1, first_s, growth_s) >= duration_s:
+        steps -= 1
     return steps
