@@ -88,6 +88,7 @@ def run(case: dict) -> dict:
     finish_step: dict[str, int] = {}
     away: dict[str, str] = {}
     preempted: list[list] = []
+    mixed_steps = 0
     while todo or scheduler.has_requests():
         if not scheduler.has_requests():
             Steps.now = max(Steps.now, todo[0][1]["arrival_step"])
@@ -102,6 +103,8 @@ def run(case: dict) -> dict:
             )
         output = scheduler.schedule()
         preempted += [[int(p["id"]), p["by"], p["kv_tokens"]] for p in scheduler._preempted]
+        _, decode_seqs, _, chunks = scheduler._began
+        mixed_steps += bool(decode_seqs and chunks)
         ids = list(output.num_scheduled_tokens)
         sampled = [[] if scheduler.requests[i].is_prefill_chunk else [9] for i in ids]
         answers = scheduler.update_from_output(
@@ -131,7 +134,13 @@ def run(case: dict) -> dict:
     )
     assert not scheduler.states, scheduler.states
     assert not scheduler.swapped
-    return {"finish_step": finish_step, "away": away, "preempted": preempted, "swaps": swaps}
+    return {
+        "finish_step": finish_step,
+        "away": away,
+        "preempted": preempted,
+        "swaps": swaps,
+        "mixed_steps": mixed_steps,
+    }
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ from slo_bench.harness.engines.simulated import SimulatedInstance
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.harness.policies.vllm_v0 import VllmV0
 from slo_bench.harness.systems import system
 from slo_bench.workloads.request import Request, Slo
 
@@ -131,7 +132,7 @@ def drawn(seed: int) -> Case:
             int(draw.integers(1, 300)),
             output := int(draw.integers(1, 150)),
             output,
-            Slo(ttft_s=float(draw.uniform(0.5, 20))),
+            Slo(ttft_s=float(draw.uniform(0.05, 2.0))),
         )
         for row, moment in enumerate(moments)
     )
@@ -146,10 +147,11 @@ def cases() -> list[Case]:
 
 @pytest.fixture(scope="module")
 def answer(cases, installed, tiny_model, tmp_path_factory) -> dict[str, Any]:
+    unmixed = [dataclasses.replace(drawn(seed), policy=VllmV0()) for seed in range(0, 40, 5)]
     environ = {**os.environ, "PYTHONPATH": str(plugin_folder(tmp_path_factory.mktemp("home")))}
     done = subprocess.run(
         [installed("vllm").python, WORKER, tiny_model("vllm")],
-        input=json.dumps([case.to_json() for case in cases]),
+        input=json.dumps([case.to_json() for case in (*cases, *unmixed)]),
         capture_output=True,
         text=True,
         env=environ,
@@ -157,6 +159,8 @@ def answer(cases, installed, tiny_model, tmp_path_factory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found["unmixed"] = found["results"][len(cases) :]
+    del found["results"][len(cases) :]
     return found
 
 
@@ -181,7 +185,15 @@ def test_finish_steps_and_victims_equal_the_simulators(cases, answer):
     assert swaps > 50
 
 
+def test_policies_that_do_not_mix_have_no_mixed_step(answer):
+    assert sum(real["mixed_steps"] for real in answer["results"]) > 100
+    for real in answer["unmixed"]:
+        assert real["mixed_steps"] == 0
+        assert len(real["finish_step"]) == 60
+    assert sum(len(real["preempted"]) for real in answer["unmixed"]) > 20
+
+
 def test_dropped_requests_are_told_so(cases, answer):
     reasons = [why for real in answer["results"] for why in real["away"].values()]
-    assert reasons
+    assert len(reasons) > 50
     assert set(reasons) == {DROPPED}
