@@ -8,9 +8,9 @@ import contextlib
 import hashlib
 import shutil
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
-from ... import __version__
 from ...workloads.errors import SloBenchError
 
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -22,7 +22,8 @@ slo_bench = slo_bench.harness.engines.on_vllm.plugin:register
 [sglang.srt.plugins]
 slo_bench = slo_bench.harness.engines.on_sglang.plugin:register
 """
-_METADATA = f"Metadata-Version: 2.1\nName: slo-bench\nVersion: {__version__}\n"
+_VERSION = version("slo-bench")
+_METADATA = f"Metadata-Version: 2.1\nName: slo-bench\nVersion: {_VERSION}\n"
 
 
 def plugin_folder(under: Path) -> Path:
@@ -39,7 +40,7 @@ def plugin_folder(under: Path) -> Path:
         folder.parent.mkdir(parents=True, exist_ok=True)
         part = Path(tempfile.mkdtemp(dir=folder.parent))
         (part / "slo_bench").symlink_to(_PACKAGE, target_is_directory=True)
-        info = part / f"slo_bench-{__version__}.dist-info"
+        info = part / f"slo_bench-{_VERSION}.dist-info"
         info.mkdir()
         (info / "METADATA").write_text(_METADATA, "utf-8")
         (info / "entry_points.txt").write_text(_ENTRY_POINTS, "utf-8")
