@@ -27,6 +27,7 @@ _LENGTHEN = 4  # times what the longest run was, at most
 _LEAST_SHARES = 15  # no run takes more of the budget than one of so many shares
 _LEAST_RUNS = 8
 _LEAST_WORTH = 12.0
+_ROUGH = 2.0  # times the tolerance: an interval with which the estimate says little yet
 _BELOW_LOGITS, _ABOVE_LOGITS = 0.5, 1.0
 _NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
 
@@ -386,27 +387,30 @@ class _Search:
     def _next_rate(self, found: Crossing) -> float:
         """A little to that side of the estimate where less has been run.
 
-        Farther on the side of the misses, of which a request then says more.
+        Farther on the side of the misses, of which a request then says more. While little is known
+        the middle of the interval takes the place of the estimate, which may lie at its end.
         """
         levels = self._usable()
-        rates = [level.rate_rps for level in levels]
+        rough = found.relative_half_width > _ROUGH * self._options.tolerance
+        centre = math.sqrt(found.low_rps * found.high_rps) if rough else found.rate_rps
         down, up = (
             min(max(logits / found.slope, _NARROWEST_SIDE), _WIDEST_SIDE)
             for logits in (_BELOW_LOGITS, _ABOVE_LOGITS)
         )
         below = above = 0
         for level in levels:
-            away = math.log(level.rate_rps / found.rate_rps)
+            away = math.log(level.rate_rps / centre)
             if -2 * down <= away <= 0:
                 below += level.counted
             elif 0 < away <= 2 * up:
                 above += level.counted
         side = -down if below <= above else up
-        rate = found.rate_rps * math.exp(side)
+        rate = centre * math.exp(side)
         growing = min((lv.rate_rps for lv in levels if lv.growing), default=math.inf)
-        if rate >= growing > found.rate_rps:
-            rate = math.sqrt(found.rate_rps * growing)
+        if rate >= growing > centre:
+            rate = math.sqrt(centre * growing)
         rate = min(max(rate, self._options.low_rps), self._highest_rps)
+        rates = [level.rate_rps for level in levels]
         close = [known for known in rates if abs(math.log(known / rate)) < abs(side) / 3]
         return min(close, key=lambda known: abs(known - rate), default=_three_digits(rate))
 
