@@ -78,14 +78,13 @@ def _matrix() -> list[Entry]:
     from ..harness.backends.matrix import matrix
     from ..harness.systems import SYSTEMS
 
-    return [
-        {"name": system.name}
-        | {
-            backend: "yes" if reason is None else f"no: {reason}"
-            for backend, reason in matrix(system).items()
-        }
-        for system in SYSTEMS.values()
-    ]
+    entries: list[Entry] = []
+    for system in SYSTEMS.values():
+        entry: Entry = {"name": system.name}
+        for backend, reason in matrix(system).items():
+            entry[backend] = "yes" if reason is None else f"no: {reason}"
+        entries.append(entry)
+    return entries
 
 
 def _models() -> list[Entry]:
