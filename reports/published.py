@@ -196,7 +196,10 @@ def _ours_text(row: PublishedRow, cells: pd.DataFrame, knee: float) -> str:
     if row.column is None:
         return '<span class="dim">not run</span>'
     found = ours(row, cells, knee)
-    return '<span class="dim">–</span>' if found is None else figure_text(found, row.unit)
+    if found is None:
+        return '<span class="dim">–</span>'
+    sign = "+" if row.than is not None and row.by == "difference" and found > 0 else ""
+    return sign + figure_text(found, row.unit)
 
 
 def figure_text(value: float | str, unit: str) -> str:
