@@ -37,10 +37,10 @@ class Request:
     """One row of a `Workload`.
 
     `prefix_blocks` are hashes of consecutive blocks of `Workload.prefix_block_tokens` tokens; each
-    names its block and everything before it. They cover the prompt and, where known, may go on over the output (so that the next
-    turn of a conversation finds it cached). `follows` is the index of the request whose answer
-    this one waits for; it arrives `think_s` after that answer ends, and `arrival_s` is then only
-    the earliest moment it could.
+    names its block and everything before it. They cover the prompt and, where known, may go on over
+    the output (so that the next turn of a conversation finds it cached). `follows` is the index of
+    the request whose answer this one waits for; it arrives `think_s` after that answer ends, and
+    `arrival_s` is then only the earliest moment it could.
     """
 
     id: int
