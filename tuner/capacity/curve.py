@@ -31,7 +31,9 @@ from .samples import LevelSample, design_effect, grows
 Floats = NDArray[np.float64]
 
 CONFIDENCE = 0.95
-_QUANTILE = 0.975
+_QUANTILE = (
+    0.98  # a little wider than 0.975: a search stops where the interval happens to be narrow
+)
 WIDE_LOGITS = 3.0  # the slope is looked for among levels so far from the target
 NEAR_LOGITS = 1.5  # and the crossing among these: odds to miss within a factor of 4.5
 _SLOPE_DOUBT = 0.3  # the near slope is within a factor of e^0.3 of the wide one, more or less
@@ -123,7 +125,7 @@ def crossing(levels: Sequence[Level], target: float) -> Crossing | None:
     if not any(passing) or all(passing):
         return None
     wide = _Likelihood(_wide(usable, target), target).fit()
-    near = _near(usable, wide, NEAR_LOGITS)
+    near = _near(usable, target, wide)
     runs = [run for level in near if not level.growing for run in level.valid]
     dispersion = max(design_effect(runs), _scatter(runs, target, wide))
     likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
@@ -177,12 +179,15 @@ def falling_shares(ordered: Sequence[Level]) -> list[float]:
     return [met / counted for met, counted, levels in pools for _ in range(levels)]
 
 
-def _near(ordered: Sequence[Level], guess: _Fit, logits: float) -> list[Level]:
-    """The levels within so many logits of the target, and always the nearest on either side."""
-    away = [math.log(level.rate_rps) - guess.log_rate for level in ordered]
-    reach = logits / guess.slope
-    low = min(-reach, max((d for d in away if d <= 0), default=0.0))
-    high = max(reach, min((d for d in away if d > 0), default=0.0))
+def _near(ordered: Sequence[Level], target: float, wide: _Fit) -> list[Level]:
+    """The levels whose attainment is near the target, and always one that passes and one that fails
+    on their sides of the crossing.
+    """
+    away = [math.log(level.rate_rps) - wide.log_rate for level in ordered]
+    passing = [level.passes(target) for level in ordered]
+    reach = NEAR_LOGITS / wide.slope
+    low = min(-reach, max((d for d, ok in zip(away, passing, strict=True) if ok), default=0.0))
+    high = max(reach, min((d for d, ok in zip(away, passing, strict=True) if not ok), default=0.0))
     near = [level for level, d in zip(ordered, away, strict=True) if low <= d <= high]
     failing = [lv for lv, d in zip(ordered, away, strict=True) if 0 < d <= high and not lv.growing]
     # A level that grows has no attainment to fit; it stands for one of 0 where nothing else fails.
