@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..predictors.dtypes import weight_dtype
-from ..predictors.output_length import Ints, length_predictor
+from ..predictors.output_length import Ints, bucket_accuracy, length_predictor
 from ..predictors.placement import Placement
 from ..predictors.specs import GIB, gpu, model
 from ..predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
@@ -22,8 +22,9 @@ from ..workloads.workload import Workload
 from .core.records import Result
 from .csv_columns import Column
 from .metrics import Hardware, cell_metrics, judge
+from .policies.length_monitor import monitor_in
 from .simulate import simulate
-from .store import Row, Value, request_columns, write_details
+from .store import Row, Value, request_columns, write_details, write_mispredictions
 from .systems import System, system
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
@@ -187,6 +188,7 @@ def run_cell(
     """
     place = placed(spec.placement)
     workload = workload_of(spec)
+    predicted = predicted_output_tokens(spec, workload)
     result = simulate(
         workload,
         configured(spec.system, spec.knobs),
@@ -195,10 +197,12 @@ def run_cell(
         instances=spec.instances,
         router=spec.router,
         oversize=spec.oversize,
-        predicted_output_tokens=predicted_output_tokens(spec, workload),
+        predicted_output_tokens=predicted,
         progress=progress,
     )
-    return kept_cell(
+    if records != "none":
+        write_mispredictions(folder, spec.cell, filter(None, map(monitor_in, result.learned)))
+    row = kept_cell(
         spec,
         workload,
         result,
@@ -207,6 +211,9 @@ def run_cell(
         records=records,
         step_time="fitted" if place.step_time.fitted else "unfitted",
     )
+    if predicted is not None:
+        row["length_bucket_accuracy"] = round(bucket_accuracy(predicted, workload.output_tokens), 9)
+    return row
 
 
 def kept_cell(

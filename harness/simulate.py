@@ -109,7 +109,13 @@ def simulate(
         ledger = instance.ledger
         assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
         assert ledger.host_free == ledger.host_total, "host KV blocks were lost"
-    return Result(recorder.records, _gaps(built), _timeline(built), _totals(built, recorder))
+    return Result(
+        recorder.records,
+        _gaps(built),
+        _timeline(built),
+        _totals(built, recorder),
+        tuple(instance.view.state for instance in built),
+    )
 
 
 def _lookup(predicted: np.ndarray, requests: int) -> Callable[[RequestState], int]:

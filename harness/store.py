@@ -5,6 +5,7 @@
     cells.csv                one row for each cell, in the order of the experiment
     requests/<cell>.csv.gz   what happened to every request (or .parquet)
     timelines/<cell>.csv.gz  queue, batch and KV use over time
+    mispredictions/<cell>.jsonl  lengths to retrain a predictor on, where a policy watched any
 
 A cell counts as finished once its row is in `cells.csv`; its details are on disk before that.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import dataclasses
 import itertools
 import json
 import math
@@ -32,6 +34,7 @@ from ..workloads.workload import Workload
 from .core.records import Outcome, Records, Timeline
 from .csv_columns import Choice, Column, gzip_csv
 from .metrics import Judged
+from .policies.length_monitor import LengthMonitor
 
 if sys.platform != "win32":
     import fcntl
@@ -102,6 +105,14 @@ def write_details(
         "kv_share": timeline.kv_share,
     }
     write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
+
+
+def write_mispredictions(folder: Path, cell: str, monitors: Iterable[LengthMonitor]) -> None:
+    """Put the requests of one cell whose length was mispredicted on disk, where there are any."""
+    queued = [one for monitor in monitors for one in monitor.mispredicted]
+    if queued:
+        lines = (json.dumps(dataclasses.asdict(one)).encode() + b"\n" for one in queued)
+        write_whole(folder / "mispredictions" / f"{cell}.jsonl", lines)
 
 
 def _write_parquet(path: Path, columns: Mapping[str, Column]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,3 +131,4 @@ class Result:
     gaps: Gaps
     timeline: Timeline
     totals: Totals
+    learned: tuple[Any, ...] = ()  # what the policy of each instance learnt: its `new_state()`

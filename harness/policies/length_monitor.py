@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from ...workloads.length_buckets import BUCKET_EDGES, bucket_last_tokens, bucket_of
 from ..core.state import RequestState
@@ -68,3 +69,9 @@ class LengthMonitor:
             self.in_bucket += 1
         else:
             self.mispredicted.append(Misprediction(r.id, r.prompt_tokens, predicted, true))
+
+
+def monitor_in(state: Any) -> LengthMonitor | None:
+    """The monitor in what a policy has learnt, where it keeps one."""
+    found = getattr(state, "lengths", state)
+    return found if isinstance(found, LengthMonitor) else None

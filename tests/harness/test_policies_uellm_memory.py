@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
+from slo_bench.harness.experiment import Experiment
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.s3 import S3
 from slo_bench.harness.policies.slo_odbs import SloOdbs
 from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.length_buckets import bucket_of
 
 
 def test_a_reservation_grows_while_there_are_blocks(serve, requests):
@@ -83,3 +87,33 @@ def test_everybody_ends_whatever_is_predicted(policy, serve, requests):
 def test_predictions_for_other_requests_are_refused(serve, requests):
     with pytest.raises(SloBenchError, match="has 3 values for 1 requests"):
         serve(requests((0, 4, 2)), S3(), predicted_output_tokens=np.array([1, 2, 3]))
+
+
+@pytest.mark.parametrize("system", ["s3", "slo-odbs"])
+def test_mispredictions_are_kept_for_retraining(system, tmp_path):
+    asked = Experiment(
+        systems=[system],
+        workload="alpaca",
+        length_predictor="noisy(0.7)",
+        requests=100,
+        rates=[1],
+        seeds=1,
+        slo="e2e=100",
+        records="csv",
+    )
+    result = asked.run(tmp_path / "run", jobs=1)
+    (row,) = result.rows()
+    lines = (result.folder / "mispredictions" / f"{row['cell']}.jsonl").read_text().splitlines()
+    assert len(lines) == round(100 * (1 - row["length_bucket_accuracy"]))
+    assert 10 < len(lines) < 50
+    outputs = result.requests(row["cell"])["tokens_out"]
+    for line in map(json.loads, lines):
+        assert outputs[line["id"]] == line["output_tokens"]
+        assert bucket_of(line["predicted_tokens"]) != bucket_of(line["output_tokens"])
+
+
+def test_an_oracle_mispredicts_nothing(tmp_path):
+    asked = Experiment(systems=["s3"], workload="alpaca", requests=50, rates=[1], seeds=1)
+    result = asked.run(tmp_path / "run", jobs=1)
+    assert not (result.folder / "mispredictions").exists()
+    assert "length_bucket_accuracy" not in result.rows()[0]
