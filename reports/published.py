@@ -146,7 +146,10 @@ def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
 
 def table_of(run: RunFolder) -> PublishedTable | None:
     """The table that a run's experiment names, if any."""
-    name = tomllib.loads(run.experiment_toml).get("published")
+    try:
+        name = tomllib.loads(run.experiment_toml).get("published")
+    except tomllib.TOMLDecodeError:
+        return None  # the report shows the file as it is
     return None if name is None else load_published(str(name))
 
 
