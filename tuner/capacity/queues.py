@@ -66,7 +66,8 @@ class MdcQueue:
         step[:, -1] += 1 - step.sum(axis=1)
         balance = step.T - np.eye(size)
         balance[-1] = 1.0
-        return np.linalg.solve(balance, np.eye(size)[-1])
+        chances: Floats = np.linalg.solve(balance, np.eye(size)[-1])
+        return chances
 
     def _decay(self, load: float) -> float:
         """Far out, each chance is exp(−decay) of the one before: e^{load(z−1)} = z^c, z > 1."""
@@ -125,4 +126,5 @@ def _poisson(mean: float, size: int) -> Floats:
     """Chances of 0 … size − 1."""
     counts = np.arange(size)
     logs = np.concatenate(([0.0], np.cumsum(np.log(np.arange(1, size)))))
-    return np.exp(counts * math.log(mean) - mean - logs) if mean > 0 else np.eye(1, size)[0]
+    chances: Floats = np.exp(counts * math.log(mean) - mean - logs)
+    return chances

@@ -10,7 +10,7 @@ and the scatter between them shows the whole error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...workloads.errors import SloBenchError
@@ -170,7 +170,7 @@ class _Search:
         self._runs = 0
         self._bound_s = 0.0
         self._highest_rps = options.high_rps  # no rate above is tried
-        self._high_reason = "as asked"
+        self._late_rps: float | None = None  # the lowest rate at which the client is always late
         self._crossings: dict[float, Crossing | None] = dict.fromkeys(options.targets)
 
     def search(self, start_rps: float, neighbours: Sequence[float]) -> CapacitySearch:
@@ -259,7 +259,11 @@ class _Search:
 
     def _run(self, rate_rps: float, found: Crossing | None = None) -> LevelSample:
         requests = self._needed(rate_rps, found)
-        self._check_budget(rate_rps, requests)
+        refusal = within_budget(
+            self._options.budget, self._spent, self._wall_s, requests, self._levels(), rate_rps
+        )
+        if refusal is not None:
+            raise _BudgetSpentError(refusal)
         sample = self._runner.run(rate_rps, self._options.first_seed + self._runs, requests)
         self._runs += 1
         self._spent += sample.requests
@@ -267,43 +271,31 @@ class _Search:
         before = self._known[rate_rps].samples if rate_rps in self._known else ()
         self._known[rate_rps] = Level(rate_rps, (*before, sample))
         self._bound_s = max(self._bound_s, sample.bound_s)
+        self._note_late(self._known[rate_rps])
         if self._watch is not None:
-            found = tuple(self._crossings[target] for target in self._options.targets)
-            self._watch(SearchProgress(sample, self._spent, self._wall_s, found))
+            known = tuple(self._crossings[target] for target in self._options.targets)
+            self._watch(SearchProgress(sample, self._spent, self._wall_s, known))
         return sample
 
-    def _check_budget(self, rate_rps: float, requests: int) -> None:
-        budget = self._options.budget
-        if budget.requests is not None and self._spent + requests > budget.requests:
-            raise _BudgetSpentError(
-                f"the next run needs {requests:,} requests, "
-                f"{max(0, budget.requests - self._spent):,} of {budget.requests:,} are left"
-            )
-        if budget.time_s is not None:
-            needs_s = self._seconds(rate_rps, requests)
-            if self._wall_s + needs_s > budget.time_s:
-                raise _BudgetSpentError(
-                    f"the next run needs {needs_s:.3g} s, "
-                    f"{max(0.0, budget.time_s - self._wall_s):.3g} of {budget.time_s:g} s are left"
-                )
-
-    def _seconds(self, rate_rps: float, requests: int) -> float:
-        """What a run will take, by the run at the nearest rate."""
-        runs = [run for level in self._levels() for run in level.samples]
-        if not runs:
-            return 0.0
-        nearest = min(runs, key=lambda run: abs(math.log(run.rate_rps / rate_rps)))
-        return nearest.wall_s / nearest.requests * requests
+    def _note_late(self, level: Level) -> None:
+        """Where the client is late again and again, no higher rate can be judged either."""
+        if level.valid or len(level.samples) < 2:
+            return
+        below = [lv.rate_rps for lv in self._usable() if lv.rate_rps < level.rate_rps]
+        if below and level.rate_rps / below[-1] > _WIDEST_BRACKET:
+            limit = math.sqrt(below[-1] * level.rate_rps)
+        else:
+            limit = below[-1] if below else level.rate_rps / 2
+        if limit < self._highest_rps:
+            self._highest_rps, self._late_rps = limit, level.rate_rps
 
     def _try(self, rate_rps: float) -> None:
         """One short run of a level; two where the first is invalid."""
-        rate_rps = _three_digits(rate_rps)
+        rate_rps = three_digits(rate_rps)
         sample = self._run(rate_rps)
-        if sample.valid and sample.requests < self._needed(rate_rps, None) // 2:
-            sample = self._run(rate_rps)  # now that the bound is known
-        if not sample.valid and not self._run(rate_rps).valid:
-            self._highest_rps = min(self._highest_rps, rate_rps)
-            self._high_reason = "since the client is late there"
+        # Now the bound is known, and being late once may have been an accident.
+        if not sample.valid or sample.requests < self._needed(rate_rps, None) // 2:
+            self._run(rate_rps)
 
     # The two stages.
 
@@ -332,7 +324,7 @@ class _Search:
         self._step = min(2.0, self._step**2)
         low = max(options.low_rps, self._start_rps / _FARTHEST)
         high = min(self._highest_rps, self._start_rps * _FARTHEST)
-        rate = _three_digits(min(max(rate, low), high))
+        rate = three_digits(min(max(rate, low), high))
         if rate in self._known:
             return False
         self._try(rate)
@@ -350,7 +342,7 @@ class _Search:
             ]
             if not failing or not passing or failing[0] <= passing[-1] * _WIDEST_BRACKET:
                 return
-            middle = _three_digits(math.sqrt(failing[0] * passing[-1]))
+            middle = three_digits(math.sqrt(failing[0] * passing[-1]))
             if middle in self._known:
                 return
             self._try(middle)
@@ -380,6 +372,8 @@ class _Search:
         for target in sorted(t for t, found in self._crossings.items() if found is None):
             if levels[0].passes(target):
                 parts.append(f"no rate up to {high:g} req/s falls below {target:g}")
+                if self._late_rps is not None:
+                    parts.append(f"at {self._late_rps:g} req/s the client is late")
             else:
                 parts.append(f"even {low:g} req/s falls below {target:g}")
         return "; ".join(parts)
@@ -412,9 +406,37 @@ class _Search:
         rate = min(max(rate, self._options.low_rps), self._highest_rps)
         rates = [level.rate_rps for level in levels]
         close = [known for known in rates if abs(math.log(known / rate)) < abs(side) / 3]
-        return min(close, key=lambda known: abs(known - rate), default=_three_digits(rate))
+        return min(close, key=lambda known: abs(known - rate), default=three_digits(rate))
 
 
-def _three_digits(rate_rps: float) -> float:
+def within_budget(
+    budget: Budget,
+    spent: int,
+    wall_s: float,
+    requests: int,
+    levels: Iterable[Level],
+    rate_rps: float,
+) -> str | None:
+    """None, or why a run of `requests` at `rate_rps` is more than is left."""
+    if budget.requests is not None and spent + requests > budget.requests:
+        return (
+            f"the next run needs {requests:,} requests, "
+            f"{max(0, budget.requests - spent):,} of {budget.requests:,} are left"
+        )
+    runs = [run for level in levels for run in level.samples]
+    if budget.time_s is None or not runs:
+        return None
+    # What a run takes, one knows by the run at the nearest rate.
+    nearest = min(runs, key=lambda run: abs(math.log(run.rate_rps / rate_rps)))
+    needs_s = nearest.wall_s / nearest.requests * requests
+    if wall_s + needs_s <= budget.time_s:
+        return None
+    return (
+        f"the next run needs {needs_s:.3g} s, "
+        f"{max(0.0, budget.time_s - wall_s):.3g} of {budget.time_s:g} s are left"
+    )
+
+
+def three_digits(rate_rps: float) -> float:
     """A rate that can be said aloud."""
     return float(f"{rate_rps:.3g}")
