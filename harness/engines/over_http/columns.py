@@ -154,7 +154,7 @@ def read_part(
 
 
 def _fill(columns: Columns, place: int, exchange: Exchange, answer: Answer, start_s: float) -> None:
-    columns.arrival_s[place] = exchange.due_s - start_s
+    columns.arrival_s[place] = exchange.arrival_s
     columns.started_s[place] = exchange.started_s - start_s
     columns.sent_s[place] = exchange.sent_s - start_s
     columns.first_byte_s[place] = exchange.first_byte_s - start_s

@@ -7,6 +7,7 @@ is looked at, when the run is over. So a busy client stamps as truly as an idle 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from .chunks import unchunk
 from .endpoint import Endpoint
 from .exchange import Exchange
 from .faults import Fault, connect_fault
+
+_CLOSE_LIMIT_S = 2.0
 
 Ended = Callable[[Exchange], None]
 
@@ -151,9 +154,9 @@ class Connection(asyncio.Protocol):
             self._transport.close()
         self._pool.ended(exchange)
 
-    def close(self) -> None:
-        """Close an idle connection."""
-        self._transport.close()
+    def abort(self) -> None:
+        """Close at once, without the farewells of TLS."""
+        self._transport.abort()
 
     def break_off(self, fault: Fault, detail: str) -> None:
         """End the exchange, and the connection with it."""
@@ -165,11 +168,9 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         pool = self._pool
-        pool.open.discard(self)
+        pool.lost(self)
         exchange, self.exchange = self.exchange, None
         if exchange is None:
-            if self in pool.idle:
-                pool.idle.remove(self)
             return
         nothing_came = exchange.first_byte_s != exchange.first_byte_s
         if nothing_came and self._used and exchange.connections == 1:
@@ -214,6 +215,8 @@ class Pool:
         self._connect_limit_s = connect_limit_s
         self._tls = tls
         self._loop = asyncio.get_running_loop()
+        self._closing = False
+        self._closed = asyncio.Event()
         self._connecting: dict[asyncio.Task[None], Exchange] = {}
         self._address: tuple[str, int] = (endpoint.host, endpoint.port)
 
@@ -287,9 +290,22 @@ class Pool:
                 self.ended(exchange)
 
     async def close(self) -> None:
-        """Close all connections."""
-        for connection in list(self.open):
-            connection.close()
+        """Close all connections, and wait until they are: the loop goes next."""
+        self._closing = True
         for task in list(self._connecting):
             task.cancel()
-        await asyncio.sleep(0)
+        for connection in list(self.open):
+            connection.abort()
+        if self._connecting:
+            await asyncio.wait(list(self._connecting))
+        if self.open:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closed.wait(), _CLOSE_LIMIT_S)
+
+    def lost(self, connection: Connection) -> None:
+        """A connection is no more."""
+        self.open.discard(connection)
+        if connection in self.idle:
+            self.idle.remove(connection)
+        if self._closing and not self.open:
+            self._closed.set()

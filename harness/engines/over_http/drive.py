@@ -133,8 +133,12 @@ class Driver:
             SloBenchError: a host does not exist.
         """
         _allow_many_sockets()
-        with _quiet_memory():
-            return _run(self._run(start_s))
+        try:
+            with _quiet_memory():
+                return _run(self._run(start_s))
+        except BaseException:
+            self._spool.close()
+            raise
 
     async def _run(self, start_s: Callable[[], float]) -> Driven:
         loop = self._loop = asyncio.get_running_loop()
@@ -209,7 +213,7 @@ class Driver:
 
     def _send(self, r: RequestState) -> None:
         endpoint = self._route.choose(r)
-        exchange = Exchange(r.id, endpoint, self._start_s + r.arrival_s, r.notify)
+        exchange = Exchange(r.id, endpoint, r.arrival_s, r.notify)
         exchange.started_s = perf_counter()
         self._exchanges.append(exchange)
         self._in_flight += 1

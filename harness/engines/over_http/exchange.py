@@ -10,16 +10,16 @@ NOT_YET_S = float("nan")
 
 
 class Exchange:
-    """Times are `time.perf_counter`'s; `pieces[i]` was there at `stamps[i]`.
+    """Times but the arrival are `time.perf_counter`'s; `pieces[i]` was there at `stamps[i]`.
 
     The pieces are those of the body; if it is `chunked`, with the bytes that say so.
     """
 
     __slots__ = (
+        "arrival_s",
         "chunked",
         "connections",
         "detail",
-        "due_s",
         "end_s",
         "endpoint",
         "fault",
@@ -33,10 +33,10 @@ class Exchange:
         "waited_for",
     )
 
-    def __init__(self, row: int, endpoint: int, due_s: float, waited_for: bool) -> None:
+    def __init__(self, row: int, endpoint: int, arrival_s: float, waited_for: bool) -> None:
         self.row = row
         self.endpoint = endpoint
-        self.due_s = due_s  # scheduled
+        self.arrival_s = arrival_s  # scheduled, on the workload's clock
         self.started_s = NOT_YET_S  # when we turned to it: later than due, if we are late
         self.sent_s = NOT_YET_S  # written to a connection
         self.first_byte_s = NOT_YET_S
