@@ -362,6 +362,8 @@ class Loop:
             victim = min(self.stalled, key=lambda r: (policy.keep(r, view), -r.seq))
             self.stalled.remove(victim)
             self._dirty = True
+        if ledger.unit_tokens and victim.prefix_blocks:
+            ledger.publish(victim, victim.kv_tokens)  # what it comes back for, if it still is there
         if how is PreemptBy.SWAP and victim.blocks <= ledger.host_free:
             blocks = victim.blocks
             ledger.release(victim)

@@ -310,6 +310,8 @@ class PlainInstance:
             self.stalled.remove(victim)
             self.changed = True
         blocks = victim.blocks
+        if victim.prefix_blocks and self.ledger.unit_tokens:
+            self.ledger.publish(victim, victim.kv_tokens)
         self.ledger.release(victim)
         if how is PreemptBy.SWAP and blocks <= self.ledger.host_free:
             victim.blocks = blocks
