@@ -36,12 +36,15 @@ def vllm_json(
     """One cell, as vLLM words it."""
     columns = found.columns
     whole = columns.outcome == Outcome.FINISHED
-    answers = _answers(found)
     ttft_s = np.where(whole, columns.first_token_s - columns.started_s, 0.0)
     e2e_s = (columns.last_token_s - columns.started_s)[whole]
     inputs = np.where(columns.prompt_tokens > 0, columns.prompt_tokens, workload.prompt_tokens)
     outputs = np.where(whole, columns.tokens_out, 0)
-    itl_s = [np.diff(np.unique(times)) if ok else np.empty(0) for times, ok in answers]
+    answers = np.split(found.token_s, np.cumsum(columns.tokens_out)[:-1])
+    itl_s = [
+        _gaps_s(times, chunks) if ok else np.empty(0)
+        for times, chunks, ok in zip(answers, columns.chunks.tolist(), whole, strict=True)
+    ]
     several = whole & (outputs > 1)
     tpot_s = ((columns.last_token_s - columns.first_token_s) / np.maximum(1, outputs - 1))[several]
     begin_s = float(np.nanmin(columns.started_s)) if whole.any() else 0.0
@@ -87,11 +90,10 @@ def vllm_json(
     }
 
 
-def _answers(found: HttpResult) -> list[tuple[Floats, bool]]:
-    """The token times of each request, and whether it was answered whole."""
-    ends = np.cumsum(found.columns.tokens_out)
-    whole = (found.columns.outcome == Outcome.FINISHED).tolist()
-    return list(zip(np.split(found.token_s, ends[:-1]), whole, strict=True))
+def _gaps_s(token_s: Floats, chunks: int) -> Floats:
+    """Between chunks, which is what vLLM calls inter-token latency."""
+    # Tokens that came with one chunk have one time.
+    return np.diff(token_s if chunks == len(token_s) else np.unique(token_s))
 
 
 def _per_second(token_s: Floats) -> NDArray[np.int64]:

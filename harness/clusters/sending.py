@@ -119,9 +119,12 @@ class _Child:
 
     def _listen(self) -> None:
         assert self.process.stdout is not None
+        message: dict[str, Any] = {}
         for line in self.process.stdout:
-            self._said.put((self._index, json.loads(line)))
-        self._said.put((self._index, None))
+            message = json.loads(line)
+            self._said.put((self._index, message))
+        if "done" not in message:
+            self._said.put((self._index, None))
 
     def tell(self, line: str) -> None:
         assert self.process.stdin is not None

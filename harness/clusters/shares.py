@@ -15,6 +15,7 @@ from ..machine import cores
 # CPU time that sending takes, generously; `slo-bench selftest` measures it.
 REQUEST_CPU_S = 0.4e-3
 TOKEN_CPU_S = 10e-6
+_LITTLE_WORK_S = 0.5  # is done when another process would have started
 _BUSY_SHARE = 0.5  # of a core; above it, stamps begin to wait for each other
 
 
@@ -48,7 +49,8 @@ def processes_for(workload: Workload) -> int:
     """
     if workload.concurrency is not None or workload.span_s <= 0:
         return 1
-    requests_s = len(workload) * REQUEST_CPU_S
-    tokens_s = float(workload.output_tokens.sum()) * TOKEN_CPU_S
-    busy_cores = (requests_s + tokens_s) / workload.span_s
+    work_s = len(workload) * REQUEST_CPU_S + float(workload.output_tokens.sum()) * TOKEN_CPU_S
+    if work_s < _LITTLE_WORK_S:
+        return 1
+    busy_cores = work_s / workload.span_s
     return max(1, min(math.ceil(busy_cores / _BUSY_SHARE), cores()))

@@ -111,6 +111,7 @@ def test_processes_follow_the_load(workload, monkeypatch):
     assert processes_for(workload(1000, gap_s=0.001, tokens=64)) == 3
     assert processes_for(workload(1000, gap_s=0.0001, tokens=64)) == 8
     assert processes_for(workload(1000, gap_s=0.0001, concurrency=4)) == 1
+    assert processes_for(workload(100, gap_s=0.0001, tokens=64)) == 1
 
 
 @pytest.mark.parametrize("router", ["round-robin", "least-loaded"])
