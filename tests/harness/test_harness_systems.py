@@ -205,7 +205,7 @@ def test_an_installed_system_that_is_broken(installed, value, problem):
 
 def test_knobs_make_another_system():
     wide = SYSTEMS["vllm"].with_knobs(max_num_seqs=512)
-    assert wide.knobs() == {"max_num_batched_tokens": 2048, "max_num_seqs": 512}
+    assert wide.knobs() == {**SYSTEMS["vllm"].knobs(), "max_num_seqs": 512}
     assert SYSTEMS["vllm"].knobs()["max_num_seqs"] == 256  # unchanged
     assert (wide.name, wide.prefix_cache) == ("vllm", True)
 
