@@ -1,0 +1,162 @@
+"""From a profile to a step-time model."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError
+from ..specs import model
+from .grid import grid_of
+from .profile import Profile, Table
+from .table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
+
+Floats = NDArray[np.float64]
+
+# A block of a decoding sequence and one KV head runs beside one other on a multiprocessor.
+BLOCKS_PER_MULTIPROCESSOR = 2
+# A step that is launched kernel by kernel instead of replayed from a CUDA graph. Measured once: on
+# the host of LLMServingSim's RTX PRO 6000 (vLLM 0.19, Llama-3.1-8B); held for all others.
+LAUNCH_S = 0.006
+GRAPH_TOKENS = 512  # the largest CUDA graph that vLLM captures
+
+
+def default_host(host_s: float | None = None) -> Host:
+    """What the host adds where steps are scheduled ahead and decode from CUDA graphs.
+
+    With `host_s`, that many seconds go before every step instead.
+    """
+    if host_s is None:
+        return Host(launch_s=LAUNCH_S, graph_tokens=GRAPH_TOKENS)
+    return Host(step_s=host_s, graph_tokens=GRAPH_TOKENS)
+
+
+def table_step_time(profile: Profile, host: Host | None = None) -> TableStepTime:
+    """The profile's tables as a step-time model.
+
+    Raises:
+        SloBenchError: a table is missing, or attention lacks decode or prefill.
+    """
+    attention = _table(profile, "attention")
+    linear = _curve(_table(profile, "linear"), "tokens")
+    if "per_sequence" in profile.tables:
+        per_sequence = _curve(profile.tables["per_sequence"], "sequences")
+    else:
+        per_sequence = Curve(np.array([1.0]), np.array([0.0]))
+    decode = _decode(profile, attention)
+    return TableStepTime(
+        linear,
+        per_sequence,
+        decode,
+        _mixed(profile, attention, decode),
+        default_host() if host is None else host,
+        resident=_resident(profile),
+    )
+
+
+def _table(profile: Profile, kind: str) -> Table:
+    if kind not in profile.tables:
+        there = ", ".join(profile.tables) or "none"
+        raise SloBenchError(
+            f"the profile of {profile.label} has no table {kind!r} (it has: {there}); add one "
+            "with `slo-bench profile import … --add`, or fit a formula that does without"
+        )
+    return profile.tables[kind]
+
+
+def _curve(table: Table, count: str) -> Curve:
+    """All operators of a step together; an operator not measured at a size is interpolated."""
+    sizes = np.unique(table[count])
+    seconds = np.zeros(len(sizes))
+    for operator in np.unique(table.words["operator"]):
+        rows = table.rows(table.words["operator"] == operator)
+        (at,), times = grid_of([rows[count]], rows["time_us"] * rows["calls"] * 1e-6, ())
+        seconds += np.interp(sizes, at, times)
+    return Curve(sizes, seconds)
+
+
+def _decode(profile: Profile, attention: Table) -> DecodeGrid:
+    rows = attention.rows((attention["prefill_chunk"] == 0) & (attention["n_decode"] > 0))
+    if len(np.unique(rows["n_decode"])) < 2 or len(np.unique(rows["kv_decode"])) < 2:
+        raise SloBenchError(
+            f"the attention table of {profile.label} has too few rows that only decode; a grid of "
+            "sequences and lengths is needed"
+        )
+    (sequences, kv), seconds = grid_of(
+        [rows["n_decode"], rows["kv_decode"]], _seconds(rows), fill_along=(1, 0)
+    )
+    return DecodeGrid(sequences, kv, seconds)
+
+
+def _mixed(profile: Profile, attention: Table, decode: DecodeGrid) -> MixedGrid:
+    prefill = attention.rows((attention["prefill_chunk"] > 0) & (attention["n_decode"] == 0))
+    if len(np.unique(prefill["prefill_chunk"])) < 2:
+        raise SloBenchError(
+            f"the attention table of {profile.label} has too few rows of prefill; several chunk "
+            "lengths are needed"
+        )
+    mixed = attention.rows((attention["prefill_chunk"] > 0) & (attention["n_decode"] > 0))
+    if len(mixed):
+        return _measured_mix(prefill, mixed)
+    return _added_mix(prefill, decode)
+
+
+def _measured_mix(prefill: Table, mixed: Table) -> MixedGrid:
+    """Prefill alone is one more slice, the same at every length of the (absent) decodes."""
+    kv = np.unique(mixed["kv_decode"])
+    repeated = [np.repeat(prefill[name], len(kv)) for name in ("prefill_chunk", "kv_prefill")]
+    alone = len(repeated[0])
+    columns = [
+        np.concatenate([mixed["prefill_chunk"], repeated[0]]),
+        np.concatenate([mixed["kv_prefill"], repeated[1]]),
+        np.concatenate([mixed["n_decode"], np.zeros(alone)]),
+        np.concatenate([mixed["kv_decode"], np.tile(kv, len(prefill))]),
+    ]
+    times = np.concatenate([_seconds(mixed), np.repeat(_seconds(prefill), len(kv))])
+    # Along chunks attention is smoothest, along the decodes' lengths it has steps (caches).
+    axes, seconds = grid_of(columns, times, fill_along=(0, 1, 3, 2))
+    chunks, contexts, sequences, kv = axes
+    if len(contexts) == 1:
+        contexts, seconds = _with_contexts(chunks, contexts, seconds)
+    return MixedGrid(chunks, contexts, sequences, kv, seconds)
+
+
+def _added_mix(prefill: Table, decode: DecodeGrid) -> MixedGrid:
+    """Mixed batches were not measured: prefill and decode attention one after the other."""
+    (chunks, contexts), alone = grid_of(
+        [prefill["prefill_chunk"], prefill["kv_prefill"]], _seconds(prefill), fill_along=(0, 1)
+    )
+    if len(contexts) == 1:
+        contexts, alone = _with_contexts(chunks, contexts, alone)
+    sequences = np.concatenate([[0.0], decode.sequences])
+    decodes = np.concatenate([np.zeros((1, len(decode.kv_tokens))), decode.seconds])
+    seconds = alone[:, :, None, None] + decodes[None, None, :, :]
+    return MixedGrid(chunks, contexts, sequences, decode.kv_tokens, seconds)
+
+
+def _with_contexts(chunks: Floats, contexts: Floats, seconds: Floats) -> tuple[Floats, Floats]:
+    """Chunks after others were not measured: each is priced by its (query, KV) pairs.
+
+    The longest chunk measured, c tokens in `seconds`, attends to c * c / 2 pairs.
+    """
+    longest = float(chunks[-1])
+    pair_s = seconds[-1, 0] / (longest * longest / 2)
+    more = longest
+    shape = (len(chunks),) + (1,) * (seconds.ndim - 2)
+    later = seconds[:, 0] + chunks.reshape(shape) * more * pair_s[None]
+    return np.array([contexts[0], contexts[0] + more]), np.stack([seconds[:, 0], later], axis=1)
+
+
+def _seconds(table: Table) -> Floats:
+    return table["time_us"] * table["calls"] * 1e-6
+
+
+def _resident(profile: Profile) -> float:
+    """Sequences of the model that the GPU attends to at once; 0 where that is not known."""
+    if not profile.multiprocessors:
+        return 0.0
+    try:
+        kv_heads = -(-model(profile.model).kv_heads // profile.tp)
+    except SloBenchError:
+        return 0.0
+    return BLOCKS_PER_MULTIPROCESSOR * profile.multiprocessors / kv_heads

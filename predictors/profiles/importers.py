@@ -1,0 +1,53 @@
+"""The importers: one a file, each reads one project's measurements into a `Profile`."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...workloads.errors import UnknownNameError
+from .names import recognise
+from .profile import Profile
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user names, for files that hold or are about several; None: find out."""
+
+    model: str | None = None
+    gpu: str | None = None
+    tp: int | None = None
+
+    def model_name(self, found: str | None) -> str:
+        """The model's name: as asked, else what the file's name for it stands for."""
+        return self.model or recognise("models", found or "")
+
+    def gpu_name(self, found: str | None) -> str:
+        """The GPU's name, in the same way."""
+        return self.gpu or recognise("gpus", found or "")
+
+
+# A source's module, and what its path is. Each has `read(path, asked) -> Profile`.
+IMPORTERS = {
+    "llmservingsim": "a folder with dense.csv, per_sequence.csv and attention.csv",
+    "vidur": "GPU__ORG__MODEL__linear.csv, or Vidur's own mlp.csv",
+    "aiconfigurator": "a folder with the Parquet files of one system and backend (needs --model)",
+    "distserve": "a profiler JSON of fitted coefficients",
+    "splitwise": "perf_model.csv",
+}
+
+
+def import_profile(source: str, path: Path, asked: Asked) -> Profile:
+    """Read what `source` measured at `path`.
+
+    Raises:
+        UnknownNameError: no importer has that name.
+        SloBenchError: the files are missing, malformed, or hold several and none was asked for.
+    """
+    if source not in IMPORTERS:
+        raise UnknownNameError("source of profiles", source, IMPORTERS)
+    module = importlib.import_module(f".from_{source}", __package__)
+    read: Callable[[Path, Asked], Profile] = module.read
+    return read(path, asked)

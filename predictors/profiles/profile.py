@@ -1,0 +1,400 @@
+"""The profile format: a TOML header, tables of measurements beside it (docs/profiles.md).
+
+A header names model, GPU and tensor-parallel degree, says where the numbers come from, and lists
+its tables, each a CSV or Parquet file in the header's folder. It may hold fitted coefficients.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+
+FORMAT = 1
+Floats = NDArray[np.float64]
+Words = NDArray[np.str_]
+
+
+@dataclass(frozen=True)
+class TableKind:
+    """A kind of table: its columns, and what a row is."""
+
+    words: tuple[str, ...]
+    counts: tuple[str, ...]
+    row: str
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """In the order of the file; all times are microseconds."""
+        return (*self.words, *self.counts, "time_us")
+
+
+TABLES = {
+    "linear": TableKind(
+        ("operator",),
+        ("tokens", "calls"),
+        "one call of an operator on so many tokens; a step makes so many calls",
+    ),
+    "per_sequence": TableKind(
+        ("operator",),
+        ("sequences", "calls"),
+        "one call of an operator on so many sequences; a step makes so many calls",
+    ),
+    "attention": TableKind(
+        (),
+        ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "calls"),
+        "attention of one layer: a chunk after kv_prefill tokens beside n_decode sequences of "
+        "kv_decode tokens each; a step makes so many calls",
+    ),
+    "steps": TableKind(
+        (),
+        ("chunks", "prefill_chunk", "kv_prefill", "n_decode", "kv_decode"),
+        "a whole step: equal chunks, each after kv_prefill tokens, beside n_decode sequences of "
+        "kv_decode tokens each",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where numbers come from."""
+
+    project: str
+    path: str
+    licence: str = ""
+    version: str = ""  # commit or release
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length; `words` are names, all else numbers."""
+
+    columns: Mapping[str, Floats]
+    words: Mapping[str, Words] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.columns["time_us"])
+
+    def __getitem__(self, column: str) -> Floats:
+        return self.columns[column]
+
+    def rows(self, chosen: NDArray[np.bool_]) -> Table:
+        """The chosen rows."""
+        return Table(
+            {name: column[chosen] for name, column in self.columns.items()},
+            {name: column[chosen] for name, column in self.words.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Coefficients of a formula and how far off they were, in percent of the time measured."""
+
+    coefficients: Mapping[str, float]
+    held_out_percent: float = math.nan  # mean, on rows kept out of the fit at random
+    extrapolated_percent: float = math.nan  # mean, beyond the range fitted
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured or fitted for one model on one kind of GPU at one tensor-parallel degree.
+
+    Times are per GPU of a tensor-parallel group, whose members work side by side. `best` names
+    the formula that `run --profile` takes; `multiprocessors` of the GPU are 0 where not known.
+    """
+
+    model: str
+    gpu: str
+    tp: int = 1
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    multiprocessors: int = 0
+    best: str = ""
+    sources: tuple[Source, ...] = ()
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    fits: Mapping[str, Fitted] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """Model, GPU and tensor-parallel degree, for people."""
+        return f"{self.model} on {self.gpu}" + (f" × tp {self.tp}" if self.tp > 1 else "")
+
+    def joined(self, other: Profile) -> Profile:
+        """With the tables and fits of `other` as well, which must be for the same.
+
+        Raises:
+            SloBenchError: it is for something else, or has a table of the same kind.
+        """
+        for name in ("model", "gpu", "tp", "weight_dtype", "kv_dtype"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise SloBenchError(
+                    f"the profiles are not of the same: {name} is {mine!r} here and {theirs!r} "
+                    "there; import into another file"
+                )
+        both = sorted(set(self.tables) & set(other.tables))
+        if both:
+            raise SloBenchError(
+                f"both profiles have a table {both[0]}; import into another file, or take one "
+                "of them out"
+            )
+        return dataclasses.replace(
+            self,
+            multiprocessors=self.multiprocessors or other.multiprocessors,
+            best="",
+            sources=(*self.sources, *other.sources),
+            tables={**self.tables, **other.tables},
+            fits={**self.fits, **other.fits},
+        )
+
+
+def read_profile(path: str | Path) -> Profile:
+    """The profile whose header is `path`, or `profile.toml` in the folder `path`.
+
+    Raises:
+        FileFormatError: header or table cannot be read or are not in the format.
+    """
+    path = Path(path)
+    header = path / "profile.toml" if path.is_dir() else path
+    try:
+        content = tomllib.loads(header.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot be read as a profile: {getattr(error, 'strerror', None) or error}"
+        raise FileFormatError(header, None, problem) from None
+    except tomllib.TOMLDecodeError as error:
+        raise FileFormatError(header, None, f"not a profile, for it is no TOML: {error}") from None
+    if content.pop("format", None) != FORMAT:
+        raise FileFormatError(
+            header,
+            None,
+            f"not a profile: it must begin with format = {FORMAT}; `slo-bench profile import` "
+            "makes one",
+        )
+    return _from_header(header, content)
+
+
+def _from_header(header: Path, content: dict[str, Any]) -> Profile:
+    tables = _section(header, content, "table")
+    fits = _section(header, content, "fit")
+    sources = content.pop("source", [])
+    known = {f.name: f for f in dataclasses.fields(Profile)}
+    plain = set(known) - {"sources", "tables", "fits"}
+    for name, value in content.items():
+        if name not in plain:
+            raise FileFormatError(header, None, str(UnknownNameError("field", name, plain)))
+        kind = int if name in ("tp", "multiprocessors") else str
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise FileFormatError(
+                header, None, f"{name} must be {'a whole number' if kind is int else 'text'}"
+            )
+    for name in ("model", "gpu"):
+        if name not in content:
+            raise FileFormatError(header, None, f"{name} is missing")
+    try:
+        profile = Profile(
+            **content,
+            sources=tuple(Source(**source) for source in sources),
+            tables={
+                kind: _read_table(header, kind, str(entry.get("file", "")))
+                for kind, entry in tables.items()
+            },
+            fits={name: _fitted(entry) for name, entry in fits.items()},
+        )
+    except (TypeError, ValueError) as error:
+        raise FileFormatError(header, None, f"not in the format: {error}") from None
+    if profile.tp < 1:
+        raise FileFormatError(header, None, f"tp must be at least 1 but is {profile.tp}")
+    return profile
+
+
+def _section(header: Path, content: dict[str, Any], name: str) -> dict[str, dict[str, Any]]:
+    section = content.pop(name, {})
+    if not isinstance(section, dict) or not all(isinstance(v, dict) for v in section.values()):
+        raise FileFormatError(header, None, f"[{name}] must hold tables [{name}.NAME]")
+    return section
+
+
+def _fitted(entry: Mapping[str, Any]) -> Fitted:
+    errors = {f.name for f in dataclasses.fields(Fitted)} - {"coefficients"}
+    return Fitted(
+        {k: float(v) for k, v in entry.items() if k not in errors},
+        **{k: float(v) for k, v in entry.items() if k in errors},
+    )
+
+
+def write_profile(profile: Profile, path: Path, tables: str = "csv") -> Path:
+    """Write header and tables, tables first, and return the header's path.
+
+    A path that ends in `.toml` is the header, with its tables beside it as NAME.TABLE.csv; any
+    other is a folder with `profile.toml` and TABLE.csv. `tables` is `csv` or `parquet`.
+
+    Raises:
+        SloBenchError: a file cannot be written, or Parquet is asked for without pyarrow.
+    """
+    if tables not in ("csv", "parquet"):
+        raise SloBenchError(f"tables must be csv or parquet but is {tables!r}")
+    header = path if path.suffix == ".toml" else path / "profile.toml"
+    stem = f"{header.stem}." if path.suffix == ".toml" else ""
+    names = {kind: f"{stem}{kind}.{tables}" for kind in profile.tables}
+    try:
+        header.parent.mkdir(parents=True, exist_ok=True)
+        for kind, table in profile.tables.items():
+            _write_table(header.parent / names[kind], kind, table)
+        header.write_text(_header_text(profile, names), encoding="utf-8")
+    except OSError as error:
+        raise SloBenchError(f"cannot write the profile {header}: {error.strerror}") from error
+    return header
+
+
+def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
+    lines = [
+        "# A profile for slo-bench; times in the tables are microseconds (docs/profiles.md).",
+        f"format = {FORMAT}",
+    ]
+    for f in dataclasses.fields(Profile):
+        value = getattr(profile, f.name)
+        if f.name not in ("sources", "tables", "fits") and value not in ("", 0):
+            lines.append(f"{f.name} = {_toml(value)}")
+    for source in profile.sources:
+        lines += ["", "[[source]]"]
+        lines += [f"{k} = {_toml(v)}" for k, v in dataclasses.asdict(source).items() if v]
+    for kind, name in names.items():
+        lines += ["", f"[table.{kind}]", f"file = {_toml(name)}", f"# {TABLES[kind].row}"]
+        lines.append(f"# columns: {', '.join(TABLES[kind].columns)}")
+    for name, fit in profile.fits.items():
+        lines += ["", f"[fit.{name}]"]
+        lines += [f"{k} = {v!r}" for k, v in fit.coefficients.items()]
+        errors = dataclasses.asdict(fit)
+        del errors["coefficients"]
+        lines += [f"{k} = {v:.3f}" for k, v in errors.items() if math.isfinite(v)]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: str | int) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
+
+
+def table_of(kind: str, rows: Sequence[Sequence[Any]]) -> Table:
+    """Rows in the order of the kind's columns."""
+    spec = TABLES[kind]
+    by_column = list(zip(*rows, strict=True)) if rows else [()] * len(spec.columns)
+    columns = dict(zip(spec.columns, by_column, strict=True))
+    words = {name: np.array(columns.pop(name), dtype=np.str_) for name in spec.words}
+    return Table({k: np.array(v, dtype=np.float64) for k, v in columns.items()}, words)
+
+
+def _read_table(header: Path, kind: str, name: str) -> Table:
+    if kind not in TABLES:
+        raise FileFormatError(header, None, str(UnknownNameError("table", kind, TABLES)))
+    if not name:
+        raise FileFormatError(header, None, f"[table.{kind}] needs file = NAME")
+    path = header.parent / name
+    spec = TABLES[kind]
+    if path.suffix == ".parquet":
+        columns = read_parquet(path, spec.columns)
+    else:
+        columns = read_csv(path, spec.columns)
+    words = {name: np.array(columns.pop(name), dtype=np.str_) for name in spec.words}
+    numbers = {name: _numbers(path, name, values) for name, values in columns.items()}
+    if not len(numbers["time_us"]):
+        raise FileFormatError(path, None, "has no rows")
+    return Table(numbers, words)
+
+
+def _numbers(path: Path, name: str, values: Sequence[Any]) -> Floats:
+    try:
+        numbers = np.array(values, dtype=np.float64)
+    except ValueError as error:
+        raise FileFormatError(path, None, f"column {name}: {error}") from None
+    if not np.isfinite(numbers).all() or (numbers < 0).any():
+        row = int(np.flatnonzero(~(numbers >= 0) | ~np.isfinite(numbers))[0])
+        raise FileFormatError(path, row + 2, f"{name} must be from 0 on but is {numbers[row]}")
+    return numbers
+
+
+def read_csv(path: Path, wanted: Sequence[str]) -> dict[str, list[str]]:
+    """The `wanted` columns of a CSV file, as text.
+
+    Raises:
+        FileFormatError: the file cannot be read, a column is missing or a row is cut short.
+    """
+    try:
+        reader = csv.reader(io.StringIO(path.read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise FileFormatError(path, None, problem) from None
+    names = next(reader, [])
+    missing = [name for name in wanted if name not in names]
+    if missing:
+        raise FileFormatError(
+            path, 1, f"has no column {missing[0]!r}; its columns are {', '.join(names) or 'none'}"
+        )
+    at = [names.index(name) for name in wanted]
+    columns: dict[str, list[str]] = {name: [] for name in wanted}
+    for row in reader:
+        if len(row) < len(names):
+            if not row:
+                continue
+            raise FileFormatError(path, reader.line_num, f"has {len(row)} fields, not {len(names)}")
+        for name, k in zip(wanted, at, strict=True):
+            columns[name].append(row[k])
+    return columns
+
+
+def read_parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
+    """The `wanted` columns of a Parquet file.
+
+    Raises:
+        SloBenchError: pyarrow is not installed.
+        FileFormatError: the file cannot be read or has no such columns.
+    """
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise SloBenchError(f"{path} is Parquet: install pyarrow to read it") from None
+    try:
+        names = pq.read_schema(path).names
+        missing = [name for name in wanted if name not in names]
+        if missing:
+            raise FileFormatError(
+                path, None, f"has no column {missing[0]!r}; its columns are {', '.join(names)}"
+            )
+        return dict(pq.read_table(path, columns=list(wanted)).to_pydict())
+    except (OSError, pa.ArrowException) as error:
+        raise FileFormatError(path, None, f"cannot be read as Parquet: {error}") from None
+
+
+def _write_table(path: Path, kind: str, table: Table) -> None:
+    names = TABLES[kind].columns
+    columns: dict[str, list[Any]] = {
+        name: (table.words.get(name, table.columns.get(name, np.empty(0)))).tolist()
+        for name in names
+    }
+    if path.suffix == ".parquet":
+        try:
+            import pyarrow as pa
+            import pyarrow.parquet as pq
+        except ImportError:
+            raise SloBenchError("Parquet tables need pyarrow; install it, or use csv") from None
+        pq.write_table(pa.table(columns), path)
+        return
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(names)
+    for row in zip(*columns.values(), strict=True):
+        writer.writerow([f"{v:.12g}" if isinstance(v, float) else v for v in row])
+    path.write_text(text.getvalue(), encoding="utf-8")
