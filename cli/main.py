@@ -24,6 +24,8 @@ from .report import EXAMPLES as REPORT_EXAMPLES
 from .report import report
 from .run import EXAMPLES as RUN_EXAMPLES
 from .run import run
+from .selftest import EXAMPLES as SELFTEST_EXAMPLES
+from .selftest import selftest
 from .sensitivity import EXAMPLES as SENSITIVITY_EXAMPLES
 from .sensitivity import sensitivity
 from .serve import EXAMPLES as SERVE_EXAMPLES
@@ -48,6 +50,7 @@ app.command(epilog=epilog(SENSITIVITY_EXAMPLES))(sensitivity)
 app.add_typer(workload, name="workload")
 app.add_typer(backends, name="backends")
 app.command(epilog=epilog(SERVE_EXAMPLES))(serve)
+app.command(epilog=epilog(SELFTEST_EXAMPLES))(selftest)
 app.command("list", epilog=epilog(LIST_EXAMPLES))(list_names)
 app.command(epilog=epilog(DOCTOR_EXAMPLES))(doctor)
 

@@ -36,6 +36,7 @@ class HttpResult:
 
     `result` is as the simulator's, where the client can see it: what happens inside the server
     (batches, KV use, preemptions) is NaN or zero. `columns` has what only a client knows.
+    `start_s` is the moment, by `time.perf_counter`, of the workload's time zero.
     `details` says what is known of a fault and `texts` what was answered, both by row; `token_s`
     holds the times of all tokens, request after request, where `HttpOptions` asks for them.
     """
@@ -47,6 +48,7 @@ class HttpResult:
     details: Mapping[int, str]
     texts: Mapping[int, str]
     token_s: NDArray[np.float64]
+    start_s: float
 
     def faults(self) -> dict[Fault, int]:
         """How many requests suffered each."""
@@ -131,6 +133,7 @@ def _joined(workload: Workload, parts: Sequence[Part], options: HttpOptions) -> 
         details={row: text for part in parts for row, text in part.details.items()},
         texts={row: text for part in parts for row, text in part.texts.items()},
         token_s=_in_row_order(parts),
+        start_s=parts[0].start_s,
     )
 
 

@@ -69,6 +69,7 @@ class Columns:
 class Part:
     """What one process saw: the rows it sent, of a workload of any length."""
 
+    start_s: float  # the workload's time zero, by `time.perf_counter`
     rows: Ints
     columns: Columns  # of those rows only
     gaps: Gaps
@@ -82,7 +83,7 @@ class Part:
     def save(self, path: Path) -> None:
         """Write it for another process."""
         arrays = {f.name: getattr(self.columns, f.name) for f in fields(Columns)}
-        numbers = np.array([self.cpu_s, self.peak_rss_bytes])
+        numbers = np.array([self.start_s, self.cpu_s, self.peak_rss_bytes])
         np.savez(
             path,
             **{f"column_{name}": values for name, values in arrays.items()},
@@ -100,13 +101,15 @@ class Part:
         """What `save` wrote."""
         details, texts = json.loads(path.with_suffix(".json").read_text("utf-8"))
         with np.load(path, allow_pickle=False) as found:
+            start_s, cpu_s, peak_rss_bytes = found["numbers"].tolist()
             return cls(
+                start_s=start_s,
                 rows=found["rows"],
                 columns=Columns(**{f.name: found[f"column_{f.name}"] for f in fields(Columns)}),
                 gaps=Gaps(found["gap_s"], found["gap_count"]),
                 lag_s=found["lag_s"],
-                cpu_s=float(found["numbers"][0]),
-                peak_rss_bytes=int(found["numbers"][1]),
+                cpu_s=cpu_s,
+                peak_rss_bytes=int(peak_rss_bytes),
                 details={int(row): text for row, text in details.items()},
                 texts={int(row): text for row, text in texts.items()},
                 token_s=found["token_s"],
@@ -126,6 +129,7 @@ def read_part(
     columns = Columns.empty(len(exchanges))
     gaps = _GapCounts()
     part = Part(
+        start_s=start_s,
         rows=np.array([exchange.row for exchange in exchanges], dtype=np.int64),
         columns=columns,
         gaps=Gaps(np.empty(0), np.empty(0, dtype=np.int64)),

@@ -1,0 +1,35 @@
+import json
+import sys
+
+import pytest
+
+from slo_bench.cli.main import main
+
+
+def test_it_tells_our_error_and_cost(monkeypatch, capsys):
+    options = ["--rates", "40,80", "--seconds", "0.5", "--no-search"]
+    monkeypatch.setattr(sys, "argv", ["slo-bench", "selftest", *options, "--json"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert not ended.value.code
+    found = json.loads(capsys.readouterr().out)
+    levels = found["levels"]
+    assert [(one["rate_rps"], one["tokens"]) for one in levels] == [(40, 1), (40, 64), (80, 64)]
+    for one in levels:
+        assert one["finished"] == one["requests"]
+        assert one["token_error_p50_s"] > 0  # nothing is seen before it leaves
+        assert one["ttft_error_p99_s"] >= one["ttft_error_p50_s"]
+        assert one["truthful"] == (one["problem"] is None)
+    true = [one["rate_rps"] for one in levels[1:] if one["truthful"]]
+    assert found["highest_rps"] == max(true, default=None)
+    whole = found["request_cpu_s"] + 64 * found["token_cpu_s"]
+    assert whole == pytest.approx(levels[1]["cpu_per_request_s"])
+
+
+def test_wrong_options(monkeypatch, capsys):
+    for option, value in (("--seconds", "0"), ("--rates", "0")):
+        monkeypatch.setattr(sys, "argv", ["slo-bench", "selftest", option, value])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert ended.value.code == 2
+        assert "must be positive" in capsys.readouterr().err
