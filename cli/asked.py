@@ -1,4 +1,4 @@
-"""From the options of `slo-bench run` to an experiment."""
+"""From the options of `slo-bench run` and its like to an experiment."""
 
 from __future__ import annotations
 
@@ -14,6 +14,22 @@ from ..workloads.calls import split_outside
 from ..workloads.errors import SloBenchError, UnknownNameError
 
 DEFAULT_SUITE = "quickstart"
+_AS_NAMED = (
+    "arrivals",
+    "requests",
+    "slo_scale",
+    "seeds",
+    "seed",
+    "model",
+    "gpu",
+    "gpus",
+    "tp",
+    "pp",
+    "instances",
+    "router",
+    "oversize",
+    "records",
+)
 _INSTEAD = {
     "rates": "speeds",
     "speeds": "rates",
@@ -30,6 +46,59 @@ def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
         return rates_text(text)
     except SloBenchError as error:
         raise SloBenchError(f"{option}: {error}") from None
+
+
+def asked_experiment(given: Mapping[str, Any]) -> Experiment:
+    """The experiment that options ask for, by the names that `run` gives them.
+
+    An option that a command does not have is one that was not given.
+
+    Raises:
+        SloBenchError: they contradict each other, or make no experiment.
+    """
+    resume, out = given.get("resume"), given.get("out")
+    if resume and out is None:
+        raise SloBenchError("--resume needs the folder to go on with: --out DIR")
+    return experiment_of(
+        file=given.get("file"),
+        suite=given.get("suite"),
+        asked=_settings(given),
+        sweeps=given.get("sweep") or [],
+        resumed=out if resume else None,
+    )
+
+
+def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
+    """What the options set, by the names of an experiment's settings."""
+    settings: dict[str, Any] = {name: given.get(name) for name in _AS_NAMED}
+    base_url, server_arg = given.get("base_url"), given.get("server_arg")
+    settings |= {
+        "systems": tuple(name for one in given.get("system") or () for name in one.split(",")),
+        "workload": tuple(given.get("workload") or ()),
+        "redraw_arrivals": None if given.get("arrivals") is None else True,
+        "rates": numbers(given.get("rates"), "--rates"),
+        "speeds": numbers(given.get("speed"), "--speed"),
+        "duration_s": given.get("duration"),
+        "warmup_s": given.get("warmup"),
+        "slo": tuple(given.get("slo") or ()),
+        "backend": given.get("backend") or ("http" if base_url else None),
+        "server": {"args": tuple(server_arg)} if server_arg else None,
+        "client": client_of(
+            base_url=base_url,
+            header=given.get("header"),
+            body=given.get("body"),
+            tokenizer=given.get("tokenizer"),
+            api=given.get("api"),
+            api_key_env=given.get("api_key_env"),
+            prompts=given.get("prompts"),
+            time_limit_s=given.get("time_limit"),
+            processes=given.get("processes"),
+            token_times=given.get("token_times") or None,
+            export=given.get("export"),
+        )
+        or None,
+    }
+    return {name: value for name, value in settings.items() if value not in (None, ())}
 
 
 def client_of(

@@ -1,0 +1,318 @@
+"""The options of commands that run experiments, each declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+COMPARED = "What is compared"
+ARRIVES = "What arrives"
+SERVES = "What serves it"
+RUN = "How it is run"
+CLIENT = "How a real server is asked"
+
+File = Annotated[Path | None, typer.Argument(metavar="[FILE.toml]", help="An experiment file.")]
+Suite = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="An experiment that comes with slo-bench (see `slo-bench list suites`). "
+        "Without any option at all: quickstart.",
+    ),
+]
+System = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--system",
+        "-s",
+        metavar="S",
+        help="A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
+        rich_help_panel=COMPARED,
+    ),
+]
+Sweep = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="FIELD=A,B,…",
+        help="Run every combination with these values of a setting (tp=1,2) or of a system's "
+        "knob (sarathi.chunk_tokens=512,1024); one value just sets it. May be repeated.",
+        rich_help_panel=COMPARED,
+    ),
+]
+Workload = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--workload",
+        "-w",
+        metavar="W",
+        help="A catalogue name, a trace file, or mix(…). May be repeated.",
+        rich_help_panel=ARRIVES,
+    ),
+]
+Arrivals = Annotated[
+    str | None,
+    typer.Option(
+        metavar="PROCESS",
+        help="poisson, gamma(cv=2), concurrency(16), …. Replaces a trace's own.",
+        rich_help_panel=ARRIVES,
+    ),
+]
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="2,4,8|2:16:2",
+        help="Offered rates in requests per second. Default: a ladder around the estimated "
+        "capacity.",
+        rich_help_panel=ARRIVES,
+    ),
+]
+Speed = Annotated[
+    str | None,
+    typer.Option(
+        metavar="0.5,1,2",
+        help="Replay a trace's own arrivals so much faster. Default for traces: 0.5,1,2.",
+        rich_help_panel=ARRIVES,
+    ),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Requests in each cell. Default: 1000; of a trace all.",
+        rich_help_panel=ARRIVES,
+    ),
+]
+Duration = Annotated[
+    float | None,
+    typer.Option(metavar="S", help="Seconds of arrivals, instead.", rich_help_panel=ARRIVES),
+]
+Warmup = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="Requests that arrive in the first S seconds do not count.",
+        rich_help_panel=ARRIVES,
+    ),
+]
+Slo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ttft=1,tpot=0.15",
+        help="Bounds in seconds: any of ttft, tpot, e2e, deadline; e2e=uniform(1,350) draws; "
+        "'chat:ttft=0.5; batch:e2e=60' sets them by class; '' keeps a trace's own. May be "
+        "repeated, which compares them.",
+        rich_help_panel=ARRIVES,
+    ),
+]
+SloScale = Annotated[
+    float | None,
+    typer.Option(metavar="F", help="Multiply every bound.", rich_help_panel=ARRIVES),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Repetitions. Default: 3.", rich_help_panel=ARRIVES),
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="The first seed. Default: 0.", rich_help_panel=ARRIVES),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="M",
+        help="A catalogue name, or a folder with a config.json. Default: llama-3.1-8b.",
+        rich_help_panel=SERVES,
+    ),
+]
+Gpu = Annotated[
+    str | None,
+    typer.Option("--gpu", "-g", metavar="G", help="Default: a100-80g.", rich_help_panel=SERVES),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="In all: instances × tp × pp.", rich_help_panel=SERVES),
+]
+Tp = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Tensor parallel GPUs. Default: the fewest on which the model fits.",
+        rich_help_panel=SERVES,
+    ),
+]
+Pp = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Pipeline stages. Default: 1.", rich_help_panel=SERVES),
+]
+Instances = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Copies of the model. Default: 1.", rich_help_panel=SERVES),
+]
+Router = Annotated[
+    str | None,
+    typer.Option(
+        metavar="R",
+        help="Which instance gets a request. Default: the system's own.",
+        rich_help_panel=SERVES,
+    ),
+]
+Oversize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="error|reject|truncate",
+        help="What becomes of requests longer than the context or the KV cache. Default: error.",
+        rich_help_panel=SERVES,
+    ),
+]
+Backend = Annotated[
+    str | None,
+    typer.Option(
+        metavar="simulated|http|vllm|sglang",
+        help="What runs it: the simulator, or real servers. Default: simulated; with "
+        "--base-url http.",
+        rich_help_panel=RUN,
+    ),
+]
+BaseUrl = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL",
+        help="An OpenAI-compatible server that runs already. Repeated: all of them, behind "
+        "the router.",
+        rich_help_panel=CLIENT,
+    ),
+]
+Api = Annotated[
+    str | None,
+    typer.Option(
+        metavar="completions|chat|embeddings",
+        help="Where requests go. Default: completions.",
+        rich_help_panel=CLIENT,
+    ),
+]
+Header = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="Sent with every request; $NAME in the value is an environment variable. May be "
+        "repeated.",
+        rich_help_panel=CLIENT,
+    ),
+]
+ApiKeyEnv = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The environment variable that holds the API key; the key is written nowhere.",
+        rich_help_panel=CLIENT,
+    ),
+]
+Body = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=JSON",
+        help="A field of every request's body, in place of ours. May be repeated.",
+        rich_help_panel=CLIENT,
+    ),
+]
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|ids|words",
+        help="What prompts without text are made of. Default: token ids, for chat words.",
+        rich_help_panel=CLIENT,
+    ),
+]
+Tokenizer = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder of the served model's tokenizer: prompts use its vocabulary.",
+        rich_help_panel=CLIENT,
+    ),
+]
+ServerArg = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ARG",
+        help="Passed on, as it is, to servers that we start (--server-arg=--dtype=float32). "
+        "May be repeated.",
+        rich_help_panel=CLIENT,
+    ),
+]
+TimeLimit = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="A cell ends after so long; what is under way is then missed. Default: ten "
+        "minutes after the last arrival.",
+        rich_help_panel=CLIENT,
+    ),
+]
+Processes = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Processes that send. Default: as many as the load needs.",
+        rich_help_panel=CLIENT,
+    ),
+]
+TokenTimes = Annotated[
+    bool,
+    typer.Option("--token-times", help="Keep the time of every token.", rich_help_panel=CLIENT),
+]
+Export = Annotated[
+    str | None,
+    typer.Option(
+        metavar="vllm",
+        help="Also write each cell as `vllm bench serve --save-result --save-detailed` does.",
+        rich_help_panel=CLIENT,
+    ),
+]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        help="Run folder, empty or new. Default: a new one under runs.",
+        rich_help_panel=RUN,
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Run only what --out lacks.", rich_help_panel=RUN),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N",
+        help="Processes. Default: one per core.",
+        rich_help_panel=RUN,
+    ),
+]
+Records = Annotated[
+    str | None,
+    typer.Option(
+        metavar="auto|csv|parquet|none",
+        help="Per-request records. Default: Parquet if pyarrow is installed, else CSV.",
+        rich_help_panel=RUN,
+    ),
+]
+NoReport = Annotated[
+    bool, typer.Option("--no-report", help="Write no report.html.", rich_help_panel=RUN)
+]
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print the rows of cells.csv as a JSON list, and nothing else.",
+        rich_help_panel=RUN,
+    ),
+]
