@@ -9,6 +9,8 @@ import typer
 
 from ..workloads.errors import SloBenchError
 from .backends import app as backends
+from .capacity import EXAMPLES as CAPACITY_EXAMPLES
+from .capacity import capacity
 from .compare import EXAMPLES as COMPARE_EXAMPLES
 from .compare import compare
 from .doctor import EXAMPLES as DOCTOR_EXAMPLES
@@ -42,6 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command(epilog=epilog(RUN_EXAMPLES))(run)
+app.command(epilog=epilog(CAPACITY_EXAMPLES))(capacity)
 app.command(epilog=epilog(REPORT_EXAMPLES))(report)
 app.command(epilog=epilog(COMPARE_EXAMPLES))(compare)
 app.command(epilog=epilog(GATE_EXAMPLES))(gate)

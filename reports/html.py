@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..workloads.errors import SloBenchError
-from . import figures, published, sections
+from . import capacity, figures, published, sections
 from .details import Bound, LevelDetail, level_details
 from .figure import Figure, as_json, rate_key, rate_keys
 from .levels import combine, knee_rps, levels, series_names
@@ -89,6 +89,8 @@ def _document(shown: _Shown) -> str:
         figures.efficiency(shown.rows, names),
         *_present(figures.cost(shown.details, names)),
     ]
+    searched = capacity.found_in(shown.runs)
+    capacities = _present(capacity.figure(searched, cells, names))
     heading = sections.title(cells)
     body = f"""
 <a class="skip" href="#load">Skip to the figures</a>
@@ -105,6 +107,7 @@ def _document(shown: _Shown) -> str:
 <a href="#rate-section">At one rate</a><a href="#worth">Efficiency and cost</a>\
 <a href="#setup">Numbers and setup</a></nav>
 <noscript><div class="notice">The figures need JavaScript; the tables do not.</div></noscript>
+{capacity.section(searched, cells, _grid(capacities, cells))}
 <section id="load"><h2>Against load</h2>
 <p class="lead">How each system holds up as the offered rate grows. Click a name in a legend to \
 hide or show it in every figure.</p>{_grid(load, cells)}</section>
@@ -121,7 +124,7 @@ hide or show it in every figure.</p>{_grid(load, cells)}</section>
         "series": list(names),
         "origin": origin(cells),
         "rate": rate_key(knee_rps(shown.rows)),
-        **as_json([*load, *at_rate, *worth]),
+        **as_json([*capacities, *load, *at_rate, *worth]),
     }
     return _page(f"{heading} – SLO report", body, data)
 

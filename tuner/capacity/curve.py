@@ -77,6 +77,16 @@ class Level:
         return self.met / self.counted if self.counted else math.nan
 
     @cached_property
+    def attainment_interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval for as many independent requests as the runs are worth."""
+        n = self.counted / design_effect(self.valid)
+        z2 = NormalDist().inv_cdf(0.975) ** 2
+        middle = (self.attainment + z2 / (2 * n)) / (1 + z2 / n)
+        spread = self.attainment * (1 - self.attainment) / n + z2 / (4 * n * n)
+        half = math.sqrt(z2 * spread) / (1 + z2 / n)
+        return max(0.0, middle - half), min(1.0, middle + half)
+
+    @cached_property
     def growing(self) -> bool:
         """Whether the backlog grows, so that the rate is over capacity whatever was met so far."""
         return bool(self.valid) and grows(self.valid)
@@ -103,6 +113,11 @@ class Crossing:
     def relative_half_width(self) -> float:
         """Half the interval's length over the estimate."""
         return (self.high_rps - self.low_rps) / 2 / self.rate_rps
+
+    @property
+    def attainment_half_width(self) -> float:
+        """By how much the attainment at the estimate may be off the target, about."""
+        return self.relative_half_width * self.slope * self.target * (1 - self.target)
 
 
 @dataclass(frozen=True)

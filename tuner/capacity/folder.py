@@ -30,7 +30,6 @@ from .cells import CellRunner, RealServer, Server, Simulator
 from .samples import LevelRunner, LevelSample
 from .search import (
     Budget,
-    Capacity,
     CapacitySearch,
     SearchOptions,
     SearchProgress,
@@ -39,17 +38,17 @@ from .search import (
 from .traces import find_trace_capacity
 
 FILE = "capacity.json"
-_SIMULATED_BUDGET = Budget(requests=1_000_000)
+_SIMULATED_BUDGET = Budget(requests=150_000)
 _REAL_BUDGET = Budget(requests=None, time_s=3600.0)
 _SIMULATED_REQUESTS, _REAL_REQUESTS = 2000, 300  # of a run, at least
 _SEEDS = 3
 _START_SHARE = 0.6  # of the estimated capacity, which knows no SLO
-_BETWEEN_WRITES_S = 0.5  # of simulated runs, which are sooner repeated than written
+_BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
 
 
 @dataclass(frozen=True)
 class Found:
-    """One configuration's search. `columns` say which: system, workload, model, …"""
+    """One configuration's search. `columns` say which: system, workload, model and so on."""
 
     name: str
     columns: Mapping[str, Value]
@@ -64,12 +63,15 @@ class Found:
                 "valid_runs": len(level.valid),
                 "requests": level.requests,
                 "attainment": level.attainment if level.counted else None,
+                "attainment_low": level.attainment_interval[0] if level.counted else None,
+                "attainment_high": level.attainment_interval[1] if level.counted else None,
                 "backlog_grows": level.growing,
             }
             for level in self.search.levels
         ]
         return [
             {
+                "search": self.name,
                 **self.columns,
                 "target": one.target,
                 "capacity_rps": one.capacity_rps,
@@ -132,7 +134,7 @@ def search_capacity(
 
     The experiment's `rates` are the lowest and the highest that are tried (a single one is where
     the search begins), `requests` the least in a run (2,000; on a real server 300), `seeds` the
-    runs of a level that follow each other (3). Each configuration may spend a million requests,
+    runs of a level that follow each other (3). Each configuration may spend 150,000 requests,
     on a real server an hour, unless `asked` says otherwise.
 
     Args:
@@ -418,7 +420,7 @@ class _Memory:
                 {
                     "search": name,
                     "columns": self.columns.get(name),
-                    "runs": [dataclasses.asdict(sample) for sample in samples],
+                    "runs": [vars(sample) for sample in samples],
                     "found": self.found.get(name),
                 }
                 for name, samples in self.samples.items()
@@ -449,9 +451,10 @@ def _cells_in(folder: Path) -> list[str]:
     return [str(row["cell"]) for row in read_rows(table)] if table.is_file() else []
 
 
-def _sample(plain: Mapping[str, Any]) -> LevelSample:
-    lists = {"batch_met", "batch_requests", "backlog"}
-    return LevelSample(**{k: tuple(v) if k in lists else v for k, v in plain.items()})
+def _sample(plain: dict[str, Any]) -> LevelSample:
+    for name in ("batch_met", "batch_requests", "backlog"):
+        plain[name] = tuple(plain[name])
+    return LevelSample(**plain)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -16,8 +16,8 @@ Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 BATCHES = 20
-WARMUP_SHARE = 0.2
-COOLDOWN_SHARE = 0.05
+WARMUP_SHARE = 0.1
+COOLDOWN_SHARE = 0.03
 _GROWTH_SIGMAS = 3.5
 _LEAST_GROWTH = 8  # requests; fewer is how any queue goes up and down
 
@@ -84,8 +84,8 @@ def sample_of(
 ) -> LevelSample:
     """From the times of every request to a sample.
 
-    The first 20 % of the requests, in order of arrival, do not count, since a system that starts
-    empty flatters; nor do the last 5 %, which are served while nothing arrives any more.
+    The first 10 % of the requests, in order of arrival, do not count, since a system that starts
+    empty flatters; nor do the last 3 %, which are served while nothing arrives any more.
 
     Args:
         rate_rps: what was offered.

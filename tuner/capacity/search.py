@@ -23,6 +23,7 @@ _BOUNDS_BRACKETING = 20  # a run lasts so many latency bounds, so that a growing
 _BOUNDS_REFINING = 60
 _CORRELATED = 25  # a run is worth so many independent requests
 _LEAST_MISSES = 2  # and so many independent misses
+_RESOLUTION = 0.001  # an attainment that is known within ±0.1 % is known well enough
 _LENGTHEN = 4  # times what the longest run was, at most
 _LEAST_SHARES = 15  # no run takes more of the budget than one of so many shares
 _LEAST_RUNS = 8
@@ -228,16 +229,19 @@ class _Search:
         return crossing(long, target) or found
 
     def _precise(self, found: Crossing) -> bool:
-        return (
-            found.relative_half_width <= self._options.tolerance
-            and found.runs >= _LEAST_RUNS
-            and found.worth >= _LEAST_WORTH
+        return self._width(found) <= 1 and found.runs >= _LEAST_RUNS and found.worth >= _LEAST_WORTH
+
+    def _width(self, found: Crossing) -> float:
+        """Of the interval, over what was asked."""
+        return min(
+            found.relative_half_width / self._options.tolerance,
+            found.attainment_half_width / _RESOLUTION,
         )
 
     def _lacking(self, found: Crossing) -> float:
         """How far from precise; more is worse."""
         return max(
-            found.relative_half_width / self._options.tolerance,
+            self._width(found),
             math.sqrt(_LEAST_WORTH / max(found.worth, 0.01)),
             math.sqrt(_LEAST_RUNS / max(found.runs, 1)),
         )

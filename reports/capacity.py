@@ -1,0 +1,178 @@
+"""Capacity searches: what `slo-bench capacity` prints, and their section of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..tuner.capacity.folder import read_capacity
+from .figure import ONLY, Axis, Figure, View
+from .read import RunFolder
+from .tables import percent_text, rate_text, seconds_text
+
+Row = Mapping[str, Any]
+
+
+def capacity_tables(rows: Sequence[Row]) -> RenderableType:
+    """The capacities, then the levels that each search tried, and why it stopped."""
+    parts: list[RenderableType] = [_capacities(rows)]
+    for name in dict.fromkeys(str(row["search"]) for row in rows):
+        row = next(row for row in rows if row["search"] == name)
+        parts += [Text(), _levels(row), Text(_ending(row), style="dim")]
+    return Group(*parts)
+
+
+def _capacities(rows: Sequence[Row]) -> Table:
+    measured = "simulated" if all(r["backend"] == "simulated" for r in rows) else "measured"
+    table = Table(
+        title=Text(f"Capacity, req/s ({measured})"), title_justify="left", box=box.SIMPLE_HEAD
+    )
+    table.add_column("configuration", overflow="fold")
+    for head in ("in SLO", "capacity", "95 % interval", "±"):
+        table.add_column(head, justify="right", no_wrap=True)
+    name = None
+    for row in rows:
+        table.add_row(
+            Text("" if row["search"] == name else str(row["search"])),
+            f"≥ {row['target']:g}",
+            Text(capacity_text(row), style="bold"),
+            interval_text(row),
+            _half_width(row),
+        )
+        name = row["search"]
+    return table
+
+
+def capacity_text(row: Row) -> str:
+    """`6.42`, `> 12` where no rate tried missed the target, `< 0.5` where all did."""
+    if row["capacity_rps"] is None:
+        return f"> {rate_text(row['low_rps'])}"
+    if row["capacity_rps"] == 0:
+        return f"< {rate_text(row['high_rps'])}"
+    return rate_text(row["capacity_rps"])
+
+
+def interval_text(row: Row) -> str:
+    """`6.31 to 6.55`; a dash where there is none."""
+    if not row["capacity_rps"]:
+        return "–"
+    return f"{rate_text(row['low_rps'])} to {rate_text(row['high_rps'])}"
+
+
+def _half_width(row: Row) -> str:
+    if not row["capacity_rps"]:
+        return "–"
+    return f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}"
+
+
+def _levels(row: Row) -> Table:
+    table = Table(
+        title=Text(f"Levels tried: {row['search']}"), title_justify="left", box=box.SIMPLE_HEAD
+    )
+    for head in ("req/s", "runs", "requests", "in SLO", "95 % interval", ""):
+        table.add_column(head, justify="right", no_wrap=True)
+    for level in row["levels"]:
+        known = level["attainment"] is not None
+        late = level["runs"] - level["valid_runs"]
+        notes = ["backlog grows"] * level["backlog_grows"] + [f"{late} invalid"] * bool(late)
+        table.add_row(
+            rate_text(level["rate_rps"]),
+            str(level["runs"]),
+            f"{level['requests']:,}",
+            percent_text(level["attainment"]) if known else "–",
+            f"{level['attainment_low']:.1%} to {level['attainment_high']:.1%}" if known else "–",
+            Text(", ".join(notes), style="yellow"),
+        )
+    return table
+
+
+def _ending(row: Row) -> str:
+    spent = f"{row['requests_spent']:,} requests, {seconds_text(row['wall_s'])}"
+    return f"stopped after {spent}: {row['stopped']}"
+
+
+def found_in(runs: Sequence[RunFolder]) -> list[Row]:
+    """The capacities of all searches in the runs; each row also says its `folder`."""
+    return [
+        {**row, "folder": at}
+        for at, run in enumerate(runs)
+        for row in read_capacity(run.path) or ()
+    ]
+
+
+def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Figure | None:
+    """Attainment against rate, all runs of a rate together, with the capacities; None without."""
+    searches: dict[tuple[int, str], Row] = {}
+    for row in rows:
+        searches.setdefault((row["folder"], row["search"]), row)
+    curves: list[View] = []
+    for row in searches.values():
+        series = _series(row, cells)
+        known = [level for level in row["levels"] if level["attainment"] is not None]
+        if series is not None:
+            curves.append(
+                {
+                    "s": list(names).index(series),
+                    "x": [level["rate_rps"] for level in known],
+                    "y": [level["attainment"] for level in known],
+                    "lo": [level["attainment_low"] for level in known],
+                    "hi": [level["attainment_high"] for level in known],
+                }
+            )
+    if not curves:
+        return None
+    targets = sorted({row["target"] for row in rows})
+    lines = [{"axis": "y", "value": t, "label": f"{t:.6g}"} for t in targets]
+    if len(curves) == 1:
+        lines += [
+            {"axis": "x", "value": row["capacity_rps"], "label": f"{row['target']:g}"}
+            for row in rows
+            if row["capacity_rps"]
+        ]
+    return Figure(
+        id="capacity",
+        kind="lines",
+        title="Capacity",
+        note="Share of requests in SLO in the long run: all runs of a rate together, without their "
+        "start and end. Band: 95 % interval, requests of a run taken as correlated.",
+        x=Axis("offered rate, req/s", "rate"),
+        y=Axis("requests in SLO", "percent", top=1.0),
+        views={ONLY: {"series": curves, "lines": lines}},
+    )
+
+
+def _series(row: Row, cells: pd.DataFrame) -> str | None:
+    """What the page calls the configuration of a search: what it calls its cells."""
+    of_run = cells[cells["folder"] == row["folder"]]
+    own = of_run["cell"].str.startswith(f"{row['search']}_rate-")
+    return str(of_run.loc[own, "series"].iloc[0]) if own.any() else None
+
+
+def section(rows: Sequence[Row], cells: pd.DataFrame, drawn: str) -> str:
+    """The report's section with the capacities; nothing where no run was a search."""
+    if not rows:
+        return ""
+    body = "".join(
+        f'<tr><th scope="row">{escape(_series(row, cells) or str(row["search"]))}</th>'
+        f"<td>{row['target']:g}</td><td>{escape(capacity_text(row))}</td>"
+        f"<td>{escape(interval_text(row))}</td><td>{_half_width(row)}</td>"
+        f"<td>{row['requests_spent']:,}</td>"
+        f'<td class="wide">{escape(str(row["stopped"]))}</td></tr>'
+        for row in rows
+    )
+    return (
+        '<section id="capacity-section"><h2>Capacity</h2><p class="lead">The highest rate at which '
+        "at least a share of all requests meets its SLO for as long as it is offered.</p>"
+        '<div class="card scroll"><table><thead><tr><th scope="col">System</th>'
+        '<th scope="col">in SLO</th><th scope="col">req/s</th>'
+        '<th scope="col">95&nbsp;% interval</th><th scope="col">±</th>'
+        '<th scope="col">requests spent</th><th scope="col" class="wide">stopped because</th>'
+        f"</tr></thead><tbody>{body}</tbody></table></div>{drawn}</section>"
+    )
