@@ -74,7 +74,7 @@ MaxRequests = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Spend no more on one configuration. Default: 150,000, on a real server no limit.",
+        help="Spend no more on one configuration. Default: 120,000, on a real server no limit.",
         rich_help_panel=_SEARCH,
     ),
 ]

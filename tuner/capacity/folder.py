@@ -38,7 +38,7 @@ from .search import (
 from .traces import find_trace_capacity
 
 FILE = "capacity.json"
-_SIMULATED_BUDGET = Budget(requests=150_000)
+_SIMULATED_BUDGET = Budget(requests=120_000)
 _REAL_BUDGET = Budget(requests=None, time_s=3600.0)
 _SIMULATED_REQUESTS, _REAL_REQUESTS = 2000, 300  # of a run, at least
 _SEEDS = 3
@@ -134,7 +134,7 @@ def search_capacity(
 
     The experiment's `rates` are the lowest and the highest that are tried (a single one is where
     the search begins), `requests` the least in a run (2,000; on a real server 300), `seeds` the
-    runs of a level that follow each other (3). Each configuration may spend 150,000 requests,
+    runs of a level that follow each other (3). Each configuration may spend 120,000 requests,
     on a real server an hour, unless `asked` says otherwise.
 
     Args:
