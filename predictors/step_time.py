@@ -19,6 +19,7 @@ from .specs import ModelSpec, model
 __all__ = [
     "FittedPair",
     "OperatorRoofline",
+    "RooflineModel",
     "StepTime",
     "StepTimeModel",
     "fitted_pairs",
@@ -52,9 +53,16 @@ class FittedPair:
 class StepTimeModel:
     """A step-time model and where its numbers come from."""
 
-    model: OperatorRoofline
+    model: StepTime
     fitted: bool
     provenance: str
+
+
+@dataclass(frozen=True, slots=True)
+class RooflineModel(StepTimeModel):
+    """One whose steps are a sum of roofline terms."""
+
+    model: OperatorRoofline
 
 
 @lru_cache(maxsize=1)
@@ -95,7 +103,7 @@ def _coefficients(row: dict[str, Any]) -> Coefficients:
     )
 
 
-def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> StepTimeModel:
+def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> RooflineModel:
     """The step-time model of a placement; `host_s` seconds of scheduling are added to every step.
 
     A fit is used for the shape, GPU and tp that it was made for (16-bit weights and KV, any pp);
@@ -110,13 +118,13 @@ def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> StepTimeM
         raise SloBenchError(f"{placement.model.name} is an encoder; step times are for decoders")
     pair = _fitted_for(placement)
     if pair is not None:
-        return StepTimeModel(
+        return RooflineModel(
             _roofline(placement, pair.coefficients, host_s, all_reduce=False),
             fitted=True,
             provenance=f"fitted: {pair.label}, MAPE {pair.mape_percent} %",
         )
     coefficients = estimated_coefficients(placement.model)
-    return StepTimeModel(
+    return RooflineModel(
         _roofline(placement, coefficients, host_s, all_reduce=placement.tp > 1),
         fitted=False,
         provenance=_describe(coefficients),

@@ -38,9 +38,9 @@ def table_step_time(profile: Profile, host: Host | None = None) -> TableStepTime
         SloBenchError: a table is missing, or attention lacks decode or prefill.
     """
     attention = _table(profile, "attention")
-    linear = _curve(_table(profile, "linear"), "tokens")
+    linear = summed_curve(_table(profile, "linear"), "tokens")
     if "per_sequence" in profile.tables:
-        per_sequence = _curve(profile.tables["per_sequence"], "sequences")
+        per_sequence = summed_curve(profile.tables["per_sequence"], "sequences")
     else:
         per_sequence = Curve(np.array([1.0]), np.array([0.0]))
     decode = _decode(profile, attention)
@@ -64,7 +64,7 @@ def _table(profile: Profile, kind: str) -> Table:
     return profile.tables[kind]
 
 
-def _curve(table: Table, count: str) -> Curve:
+def summed_curve(table: Table, count: str) -> Curve:
     """All operators of a step together; an operator not measured at a size is interpolated."""
     sizes = np.unique(table[count])
     seconds = np.zeros(len(sizes))

@@ -10,17 +10,18 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import inf, sqrt
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
+
+from . import stretches
 
 Floats = NDArray[np.float64]
 
 # A tile of a matrix multiplication holds 16 rows or more: between two sizes no further apart than
 # that, time does not grow evenly but is already that of the larger size.
 TILE_TOKENS = 16
-_ENDLESS = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -194,15 +195,9 @@ class TableStepTime:
         longest_kv_tokens: int = 0,
     ) -> float:
         """See `StepTime`; a sum in closed form for every stretch in which one line holds."""
-        before_s = 0.0
-        for here, first_s, growth_s in self._stretches(
-            decode_seqs, decode_kv_tokens, longest_kv_tokens
-        ):
-            if here >= steps:
-                return before_s + _sum(steps, first_s, growth_s)
-            before_s += _sum(here, first_s, growth_s)
-            steps -= here
-        raise AssertionError("the last stretch has no end")
+        return stretches.span_s(
+            self._stretches(decode_seqs, decode_kv_tokens, longest_kv_tokens), steps
+        )
 
     def steps_within(
         self,
@@ -212,23 +207,13 @@ class TableStepTime:
         longest_kv_tokens: int = 0,
     ) -> int:
         """See `StepTime`; it agrees with `span_s` to the last bit."""
-        if duration_s <= 0:
-            return 0
-        before_s = 0.0
-        steps = 0
-        for here, first_s, growth_s in self._stretches(
-            decode_seqs, decode_kv_tokens, longest_kv_tokens
-        ):
-            after_s = before_s + _sum(here, first_s, growth_s) if here < _ENDLESS else inf
-            if after_s >= duration_s:
-                return steps + _crossing(first_s, growth_s, before_s, duration_s)
-            before_s = after_s
-            steps += here
-        raise AssertionError("the last stretch has no end")
+        return stretches.steps_within(
+            self._stretches(decode_seqs, decode_kv_tokens, longest_kv_tokens), duration_s
+        )
 
     def _stretches(
         self, sequences: int, kv_tokens: int, longest: int
-    ) -> Iterator[tuple[int, float, float]]:
+    ) -> Iterator[stretches.Stretch]:
         """Steps that only decode, as stretches in which they grow evenly: how many, seconds of
         the first, and by how much each is longer than the one before.
         """
@@ -237,7 +222,7 @@ class TableStepTime:
         k = bisect_right(ends, kv_tokens)
         unequal_growth_s = line.unequal_s_per_token * sequences + line.longest_s_per_token
         while True:
-            here = -int((kv_tokens - ends[k]) // sequences) if k < len(ends) else _ENDLESS
+            here = -int((kv_tokens - ends[k]) // sequences) if k < len(ends) else stretches.ENDLESS
             equal_s = line.base_s[k] + line.slope_s[k] * kv_tokens
             growth_s = line.slope_s[k] * sequences
             unequal_s = (
@@ -361,23 +346,3 @@ def _between(at: Floats, values: Floats, x: float) -> Floats:
     k = min(max(int(np.searchsorted(at, x)), 1), len(at) - 1)
     share = (x - at[k - 1]) / (at[k] - at[k - 1])
     return np.asarray(np.maximum(0.0, values[k - 1] + share * (values[k] - values[k - 1])))
-
-
-def _sum(steps: int, first_s: float, growth_s: float) -> float:
-    """Seconds of so many steps, the first of `first_s` and each longer by `growth_s`."""
-    return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
-
-
-def _crossing(first_s: float, growth_s: float, before_s: float, duration_s: float) -> int:
-    """Fewest of such steps that reach `duration_s` from `before_s`."""
-    # growth/2 * n^2 + (first - growth/2) * n = what is missing. The root is taken in the form that
-    # stays exact as growth vanishes; the loops then run once or not at all.
-    missing_s = duration_s - before_s
-    rest_s = first_s - 0.5 * growth_s
-    root_s = rest_s + sqrt(max(0.0, rest_s * rest_s + 2 * growth_s * missing_s))
-    steps = max(1, int(2 * missing_s / root_s) + 1)
-    while before_s + _sum(steps, first_s, growth_s) < duration_s:
-        steps += 1
-    while steps > 1 and before_s + _sum(steps - 1, first_s, growth_s) >= duration_s:
-        steps -= 1
-    return steps

@@ -1,0 +1,296 @@
+"""Logs of real engines: what arrived when, and when its first and last token came.
+
+Two kinds are read. A JSONL file, a request a line, as LLMServingSim's benchmark writes it, with a
+`meta.json` beside it that says how the engine was configured. And our own run folders, or one of
+their request files.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..predictors.profiles.profile import read_parquet
+from ..workloads.errors import FileFormatError, SloBenchError
+from .store import read_rows
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# What a field may be called. Engines stamp `queued` when their core takes a request in.
+_NAMES = {
+    "arrival": ("arrival_time", "arrival_s", "arrived_at"),
+    "queued": ("queued_ts", "queued_s"),
+    "prompt": ("input_toks", "prompt_tokens", "input_tokens", "num_prompt_tokens"),
+    "output": ("output_toks", "tokens_out", "output_tokens", "completion_tokens"),
+    "first": ("first_token_ts", "first_token_s"),
+    "last": ("last_token_ts", "finish_s", "last_token_s"),
+}
+_COUNTS = ("prompt", "output")
+_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How the engine was configured; None: the log does not say."""
+
+    model: str | None = None
+    tp: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_blocks: int | None = None  # as the engine counts them
+    block_tokens: int | None = None
+    prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    eager: bool | None = None
+    version: str | None = None
+
+
+@dataclass(frozen=True)
+class RealLog:
+    """Requests in order of arrival. Times are seconds from the first arrival.
+
+    Latencies count from `begin_s`: where the engine took the request in, if it says so, else the
+    arrival. `unfinished` requests had no tokens to compare and are left out.
+    """
+
+    name: str
+    arrival_s: Floats
+    begin_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    first_s: Floats
+    last_s: Floats
+    engine: EngineSettings
+    unfinished: int = 0
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+
+def read_log(path: str | Path, cell: str | None = None) -> RealLog:
+    """The log at `path`: a JSONL file, a run folder (`cell` names one of several) or one of its
+    request files.
+
+    Raises:
+        FileFormatError: it cannot be read, a field is missing, or its clocks do not agree.
+        SloBenchError: the folder has several cells and none was named.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _from_run_folder(path, cell)
+    if cell is not None:
+        raise SloBenchError(f"--cell is for run folders, but {path} is a file")
+    if path.name.endswith(_SUFFIXES):
+        return _from_columns(path, _read_requests(path), EngineSettings())
+    return _from_columns(path, _read_lines(path), _read_settings(path.parent / "meta.json"))
+
+
+# -------------------------------------------------------------------- JSONL
+
+
+def _read_lines(path: Path) -> dict[str, list[Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise FileFormatError(path, None, problem) from None
+    rows: list[Mapping[str, Any]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise FileFormatError(path, number, f"is not JSON: {error.msg}") from None
+        if not isinstance(row, dict):
+            raise FileFormatError(path, number, "must be a JSON object, a request a line")
+        rows.append(row)
+    if not rows:
+        raise FileFormatError(path, None, "has no requests")
+    return {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(k for r in rows for k in r)
+    }
+
+
+def _read_settings(path: Path) -> EngineSettings:
+    """What `meta.json` says; nothing where there is none."""
+    if not path.is_file():
+        return EngineSettings()
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
+    if not isinstance(meta, dict):
+        raise FileFormatError(path, None, "must hold a JSON object")
+    engine, cache = (_object(path, meta, name) for name in ("engine_kwargs", "kv_cache"))
+
+    def count(table: Mapping[str, Any], name: str) -> int | None:
+        value = table.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise FileFormatError(
+                path, None, f"{name} must be a whole number above 0 but is {value!r}"
+            )
+        return value
+
+    def flag(name: str, *tables: Mapping[str, Any]) -> bool | None:
+        value = next((t[name] for t in tables if t.get(name) is not None), None)
+        if value is not None and not isinstance(value, bool):
+            raise FileFormatError(path, None, f"{name} must be true or false but is {value!r}")
+        return value
+
+    model = meta.get("model") or engine.get("model")
+    version = meta.get("vllm_version")
+    return EngineSettings(
+        model=str(model) if model else None,
+        tp=count(engine, "tensor_parallel_size"),
+        max_num_seqs=count(engine, "max_num_seqs"),
+        max_num_batched_tokens=count(engine, "max_num_batched_tokens"),
+        kv_blocks=count(cache, "num_gpu_blocks") or count(engine, "num_gpu_blocks_override"),
+        block_tokens=count(cache, "block_size") or count(engine, "block_size"),
+        prefix_caching=flag("enable_prefix_caching", cache, engine),
+        async_scheduling=flag("async_scheduling", engine),
+        eager=flag("enforce_eager", engine),
+        version=str(version) if version else None,
+    )
+
+
+def _object(path: Path, meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = meta.get(name) or {}
+    if not isinstance(value, dict):
+        raise FileFormatError(path, None, f"{name} must be a JSON object")
+    return value
+
+
+# -------------------------------------------------------------------- run folders
+
+
+def _from_run_folder(path: Path, cell: str | None) -> RealLog:
+    table = path / "cells.csv"
+    if not table.is_file():
+        raise FileFormatError(path, None, "is not a run folder: it has no cells.csv")
+    rows = {str(row["cell"]): row for row in read_rows(table)}
+    if cell is None and len(rows) != 1:
+        raise SloBenchError(
+            f"{path} has {len(rows)} cells; name one with --cell: {', '.join(rows) or 'none'}"
+        )
+    chosen = next(iter(rows)) if cell is None else cell
+    if chosen not in rows:
+        raise SloBenchError(f"{path} has no cell {chosen!r}; it has {', '.join(rows)}")
+    row = rows[chosen]
+    files = [path / "requests" / f"{chosen}{suffix}" for suffix in (".csv.gz", ".parquet", ".csv")]
+    there = [file for file in files if file.is_file()]
+    if not there:
+        raise FileFormatError(path, None, f"keeps no requests of cell {chosen!r}")
+    settings = EngineSettings(
+        model=str(row["model"]) if row.get("model") else None,
+        tp=_whole(row.get("tp")),
+        max_num_seqs=_whole(row.get("max_num_seqs")),
+        max_num_batched_tokens=_whole(row.get("max_num_batched_tokens")),
+        kv_blocks=_whole(row.get("kv_blocks")),
+        block_tokens=_whole(row.get("block_tokens")),
+    )
+    return _from_columns(there[0], _read_requests(there[0]), settings)
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) and value == value else None
+
+
+def _read_requests(path: Path) -> dict[str, list[Any]]:
+    wanted = ("arrival_s", "prompt_tokens", "tokens_out", "first_token_s", "finish_s")
+    if path.suffix == ".parquet":
+        return read_parquet(path, wanted)
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from None
+    reader = csv.DictReader(io.StringIO(text))
+    missing = [name for name in wanted if name not in (reader.fieldnames or ())]
+    if missing:
+        raise FileFormatError(path, 1, f"has no column {missing[0]!r}")
+    rows = list(reader)
+    return {name: [row[name] or None for row in rows] for name in wanted}
+
+
+# -------------------------------------------------------------------- columns
+
+
+def _from_columns(
+    path: Path, columns: Mapping[str, Sequence[Any]], settings: EngineSettings
+) -> RealLog:
+    found = {field: _column(path, columns, field) for field in _NAMES}
+    found["arrival"] = found["queued"] if found["arrival"] is None else found["arrival"]
+    found["queued"] = found["arrival"] if found["queued"] is None else found["queued"]
+    there: dict[str, Floats] = {}
+    for field, column in found.items():
+        if column is None:
+            names = _NAMES[field]
+            if field in ("arrival", "queued"):
+                names = (*_NAMES["arrival"], *_NAMES["queued"])
+            raise FileFormatError(
+                path, None, f"has no {' or '.join(names)}; each request needs one"
+            )
+        there[field] = column
+    arrival, begin, prompt, output, first, last = (
+        there[field] for field in ("arrival", "queued", "prompt", "output", "first", "last")
+    )
+    known = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
+    known &= (prompt >= 1) & (output >= 1)
+    if not known.any():
+        raise FileFormatError(path, None, "has no request with a first and a last token")
+    unfinished = int((~known).sum())
+    arrival, begin, prompt, output, first, last = (
+        column[known] for column in (arrival, begin, prompt, output, first, last)
+    )
+    # Clients and engines stamp by clocks of their own; the quickest hand-over took no time.
+    arrival = arrival + (begin - arrival).min()
+    early = (first < begin) | (last < first)
+    if early.any():
+        row = int(np.flatnonzero(early)[0])
+        raise FileFormatError(
+            path,
+            None,
+            f"request {row} has its first token {first[row] - begin[row]:.3f} s after its arrival "
+            f"and its last {last[row] - first[row]:.3f} s after its first; are these times of one "
+            "clock?",
+        )
+    order = np.argsort(arrival, kind="stable")
+    zero = arrival[order[0]]
+    return RealLog(
+        name=str(path),
+        arrival_s=(arrival - zero)[order],
+        begin_s=(begin - zero)[order],
+        prompt_tokens=prompt[order].astype(np.int64),
+        output_tokens=output[order].astype(np.int64),
+        first_s=(first - zero)[order],
+        last_s=(last - zero)[order],
+        engine=settings,
+        unfinished=unfinished,
+    )
+
+
+def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Floats | None:
+    name = next((name for name in _NAMES[field] if name in columns), None)
+    if name is None:
+        return None
+    try:
+        return np.array(
+            [np.nan if value is None else float(value) for value in columns[name]],
+            dtype=np.float64,
+        )
+    except (TypeError, ValueError) as error:
+        raise FileFormatError(path, None, f"{name}: {error}") from None

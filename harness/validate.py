@@ -1,0 +1,278 @@
+"""Fidelity: a real engine's log replayed through the simulator, and how far off that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..predictors.placement import Placement
+from ..predictors.profiles.build import GRAPH_TOKENS, LAUNCH_S
+from ..predictors.profiles.models import profiled_step_time
+from ..predictors.profiles.names import recognise
+from ..predictors.profiles.profile import Profile
+from ..predictors.profiles.table import Host
+from ..predictors.specs import gpu, model
+from ..predictors.step_time import DEFAULT_HOST_S
+from ..workloads.errors import SloBenchError
+from ..workloads.workload import Workload
+from .core.records import Outcome, Records
+from .logs import EngineSettings, RealLog
+from .metrics import summarise
+from .simulate import simulate
+from .systems import System, system
+
+Floats = NDArray[np.float64]
+
+METRICS = ("ttft", "tpot", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p99", "mape")
+# vLLM's own defaults, for what a log does not say.
+_DEFAULTS = EngineSettings(
+    max_num_seqs=256, max_num_batched_tokens=2048, block_tokens=16, prefix_caching=True, eager=False
+)
+_ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead by default
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """One figure of the log beside that of the simulation.
+
+    `error` = simulated / real - 1. For `mape` it is the mean over requests of |error|, and there
+    are no two times to show.
+    """
+
+    metric: str
+    statistic: str
+    real_s: float
+    simulated_s: float
+    error: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A log and its simulation, request by request."""
+
+    log: RealLog
+    engine: str
+    settings: EngineSettings  # as simulated, nothing left open
+    host: Host
+    step_time: str  # where the step times come from
+    real: dict[str, Floats]  # seconds by metric; NaN: a request without (one token has no TPOT)
+    simulated: dict[str, Floats]
+    preemptions: int
+    notes: tuple[str, ...]
+
+    def rows(self) -> list[ErrorRow]:
+        """The error table."""
+        return [
+            row
+            for metric in METRICS
+            for row in _rows(metric, self.real[metric], self.simulated[metric])
+        ]
+
+
+def validate(
+    log: RealLog,
+    profile: Profile,
+    engine: str = "vllm",
+    *,
+    overrides: EngineSettings | None = None,
+    host_s: float | None = None,
+) -> Validation:
+    """Replay `log` on `engine`, a system by name, with the profile's step times.
+
+    Args:
+        log: what a real engine did.
+        profile: step times of its model on its GPU.
+        engine: the system that stands for it.
+        overrides: settings that win over the log's own.
+        host_s: seconds that the host adds to a step that is launched kernel by kernel; None: the
+            stated constant (`predictors.profiles.build.LAUNCH_S`).
+
+    Raises:
+        SloBenchError: an unknown system, model or GPU, or a log that cannot be served so.
+    """
+    notes: list[str] = []
+    if log.unfinished:
+        notes.append(f"{log.unfinished} requests of the log did not finish and are left out")
+    served = system(engine)
+    settings = _merged(_merged(_DEFAULTS, log.engine), overrides or EngineSettings())
+    ahead = settings.async_scheduling
+    if ahead is None:
+        ahead = _version(settings.version) >= _ASYNCHRONOUS_FROM
+    settings = dataclasses.replace(settings, async_scheduling=ahead)
+    placement, settings = _placed(profile, settings, notes)
+    served = _configured(served, settings)
+    host = _host(settings, host_s)
+    step_time = profiled_step_time(profile, host)
+    workload = _workload(log, settings)
+    records = simulate(
+        workload, served, placement, step_time.model, instances=1, oversize="error"
+    ).records
+    simulated = _measured(log, records)
+    real = {
+        "ttft": log.first_s - log.begin_s,
+        "tpot": _tpot(log.first_s, log.last_s, log.output_tokens),
+        "e2e": log.last_s - log.begin_s,
+    }
+    return Validation(
+        log=log,
+        engine=served.name,
+        settings=settings,
+        host=host,
+        step_time=step_time.provenance,
+        real=real,
+        simulated=simulated,
+        preemptions=int((records.preemptions_recompute + records.preemptions_swap).sum()),
+        notes=tuple(notes),
+    )
+
+
+def _merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
+    said = {k: v for k, v in dataclasses.asdict(winner).items() if v is not None}
+    return dataclasses.replace(base, **said)
+
+
+def _version(text: str | None) -> tuple[int, ...]:
+    """Major and minor; a version that is not told counts as today's."""
+    parts = (text or "").split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return _ASYNCHRONOUS_FROM
+    return int(parts[0]), int(parts[1])
+
+
+def _placed(
+    profile: Profile, settings: EngineSettings, notes: list[str]
+) -> tuple[Placement, EngineSettings]:
+    """Where it ran; the profile's where the log says nothing, with a note where they differ."""
+    tp = settings.tp or profile.tp
+    if tp != profile.tp:
+        notes.append(
+            f"the log is of tp {tp}, the profile of tp {profile.tp}: its step times are not those "
+            "of the log"
+        )
+    if settings.model and not _same_model(settings.model, profile.model):
+        notes.append(f"the log is of {settings.model}, the profile of {profile.model}")
+    placement = Placement(
+        model(profile.model),
+        gpu(profile.gpu),
+        tp=tp,
+        weight_dtype=profile.weight_dtype,
+        kv_dtype=profile.kv_dtype,
+        block_tokens=settings.block_tokens or 16,
+        batched_tokens=settings.max_num_batched_tokens or 2048,
+        sampled_sequences=settings.max_num_seqs or 256,
+    )
+    if settings.kv_blocks is None:
+        estimated = placement.kv_blocks
+        if estimated < 2:
+            placement.check()
+        notes.append(
+            f"the log does not say how many KV blocks there were; {estimated:,} is an estimate "
+            "(--kv-blocks)"
+        )
+        settings = dataclasses.replace(settings, kv_blocks=estimated)
+    # One of the engine's blocks is a placeholder that holds nothing.
+    usable = max(1, (settings.kv_blocks or 2) - 1)
+    return dataclasses.replace(placement, fixed_kv_blocks=usable), settings
+
+
+def _same_model(said: str, name: str) -> bool:
+    if said == name:
+        return True
+    try:
+        return recognise("models", said) == name
+    except SloBenchError:
+        return False
+
+
+def _configured(served: System, settings: EngineSettings) -> System:
+    """With the engine's settings, as far as the system has such knobs."""
+    names = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling")
+    knobs = {n: getattr(settings, n) for n in names if n in served.knobs()}
+    return served.with_knobs(**knobs)
+
+
+def _host(settings: EngineSettings, host_s: float | None) -> Host:
+    """Scheduling ahead hides the host's work behind the GPU's, but for launching kernels."""
+    if host_s is not None and not (math.isfinite(host_s) and host_s >= 0):
+        raise SloBenchError(f"host_s must be a time from 0 on but is {host_s}")
+    graphs = 0 if settings.eager else min(2 * (settings.max_num_seqs or 256), GRAPH_TOKENS)
+    return Host(
+        step_s=0.0 if settings.async_scheduling else DEFAULT_HOST_S,
+        launch_s=LAUNCH_S if host_s is None else host_s,
+        graph_tokens=graphs,
+    )
+
+
+def _workload(log: RealLog, settings: EngineSettings) -> Workload:
+    tokens = log.prompt_tokens + log.output_tokens
+    block_tokens = settings.block_tokens or 16
+    return Workload(
+        log.arrival_s,
+        log.prompt_tokens,
+        log.output_tokens,
+        prefix_blocks=_OwnBlocks(tokens // block_tokens) if settings.prefix_caching else None,
+        prefix_block_tokens=block_tokens,
+        name=log.name,
+    )
+
+
+@dataclass(frozen=True)
+class _OwnBlocks(Sequence[tuple[int, ...]]):
+    """Prefix hashes where no request shares any: each finds only what itself has computed.
+
+    With prefix caching a preempted request comes back to those of its blocks that are still
+    there. A log has no texts, so what requests have in common is not known.
+    """
+
+    blocks: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    @overload
+    def __getitem__(self, row: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
+    def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
+        if isinstance(row, slice):
+            return [self[at] for at in range(*row.indices(len(self)))]
+        begin = row << 32
+        return tuple(range(begin, begin + int(self.blocks[row])))
+
+
+def _measured(log: RealLog, records: Records) -> dict[str, Floats]:
+    lost = int((records.outcome != Outcome.FINISHED).sum())
+    if lost:
+        raise SloBenchError(f"{lost} of {len(log)} requests did not finish in the simulation")
+    return {
+        "ttft": records.first_token_s - log.begin_s,
+        "tpot": _tpot(records.first_token_s, records.finish_s, log.output_tokens),
+        "e2e": records.finish_s - log.begin_s,
+    }
+
+
+def _tpot(first_s: Floats, last_s: Floats, tokens: NDArray[np.int64]) -> Floats:
+    gaps = tokens - 1
+    return np.where(gaps > 0, (last_s - first_s) / np.maximum(gaps, 1), np.nan)
+
+
+def _rows(metric: str, real: Floats, simulated: Floats) -> list[ErrorRow]:
+    of_real, of_simulated = summarise(real), summarise(simulated)
+    rows = []
+    for statistic in STATISTICS[:-1]:
+        real_s = getattr(of_real, f"{statistic}_s")
+        simulated_s = getattr(of_simulated, f"{statistic}_s")
+        error = simulated_s / real_s - 1 if real_s else math.nan
+        rows.append(ErrorRow(metric, statistic, real_s, simulated_s, error))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.abs(simulated / real - 1)
+    known = each[np.isfinite(each)]
+    mape = float(known.mean()) if len(known) else math.nan
+    return [*rows, ErrorRow(metric, STATISTICS[-1], math.nan, math.nan, mape)]

@@ -1,0 +1,198 @@
+"""Fits of the formulas to a profile's measurements, and how far off each is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError
+from .build import table_step_time
+from .formulas import FORMULAS
+from .models import TABLE
+from .observations import Observations, from_layers, observations
+from .profile import Fitted, Profile, Table
+from .table import Host, TableStepTime
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+FITTED = ("nine", "ascendra")
+HELD_OUT = 0.2
+_LEAST_ROWS = 30
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Errors in percent of the measured time; NaN where they could not be had.
+
+    `held_out_*`: on a fifth of the rows, drawn at random and kept out. `extrapolated_percent`: on
+    the outer half of the range (chunk, context, batch or KV), fitted on the inner.
+    """
+
+    formula: str
+    rows: int
+    held_out_percent: float
+    held_out_p95_percent: float
+    extrapolated_percent: float
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """The profile with its fits and the best formula named, and the quality of each."""
+
+    profile: Profile
+    qualities: tuple[Quality, ...]
+
+
+def fit(profile: Profile, seed: int = 0) -> FitResult:
+    """Fit every formula; the best, by error on held-out rows, becomes the profile's.
+
+    Raises:
+        SloBenchError: the tables make too few steps.
+    """
+    seen = observations(profile)
+    if len(seen) < _LEAST_ROWS:
+        raise SloBenchError(
+            f"the profile of {profile.label} makes {len(seen)} steps, too few to fit "
+            f"({_LEAST_ROWS} are needed)"
+        )
+    rng = np.random.default_rng(seed)
+    kept = rng.random(len(seen)) >= HELD_OUT
+    inner = ~seen.outermost
+    fits, qualities = dict(profile.fits), []
+    for name in FITTED:
+        held = _errors(profile, name, seen, kept)
+        beyond = _errors(profile, name, seen, inner)
+        qualities.append(_quality(name, len(seen), held, beyond))
+        fits[name] = Fitted(
+            coefficients(profile, name, seen),
+            held_out_percent=qualities[-1].held_out_percent,
+            extrapolated_percent=qualities[-1].extrapolated_percent,
+        )
+    if {"linear", "attention"} <= set(profile.tables):
+        qualities.append(
+            _quality(TABLE, len(seen), _table_errors(profile, rng), _table_errors(profile, None))
+        )
+    best = min(qualities, key=lambda q: q.held_out_percent)
+    fitted = dataclasses.replace(profile, fits=fits, best=best.formula)
+    return FitResult(fitted, tuple(qualities))
+
+
+def coefficients(profile: Profile, formula: str, seen: Observations) -> dict[str, float]:
+    """The non-negative coefficients with the least relative squared error."""
+    terms = FORMULAS[formula].terms(profile, seen)
+    weight = 1 / seen.seconds
+    found = non_negative(terms * weight[:, None], np.ones(len(seen)))
+    return dict(zip(FORMULAS[formula].coefficients, found.tolist(), strict=True))
+
+
+def _errors(profile: Profile, formula: str, seen: Observations, kept: Mask) -> Floats:
+    """Relative errors on the rows that were not kept."""
+    if kept.all() or not kept.any():
+        return np.empty(0)
+    found = coefficients(profile, formula, seen[kept])
+    others = seen[~kept]
+    predicted = FORMULAS[formula].terms(profile, others) @ np.array(list(found.values()))
+    return np.asarray(np.abs(predicted / others.seconds - 1))
+
+
+def _table_errors(profile: Profile, rng: np.random.Generator | None) -> Floats:
+    """The same for tables: a part of attention and of the linear layers' sizes is kept out.
+
+    Drawn at random, or without a generator the outer half of attention.
+    """
+    seen = observations(profile)
+    attention, linear = profile.tables["attention"], profile.tables["linear"]
+    whole = from_layers(profile)
+    if rng is None:
+        kept = ~whole.outermost
+        kept_linear = linear["tokens"] <= whole.tokens[kept].max() if kept.any() else kept
+    else:
+        kept = rng.random(len(attention)) >= HELD_OUT
+        sizes = np.unique(linear["tokens"])
+        gone = sizes[rng.random(len(sizes)) < HELD_OUT]
+        kept_linear = ~np.isin(linear["tokens"], gone)
+    if kept.all() or not kept.any() or not kept_linear.any():
+        return np.empty(0)
+    thinned: dict[str, Table] = {
+        **profile.tables,
+        "attention": attention.rows(kept),
+        "linear": linear.rows(kept_linear),
+    }
+    try:
+        made = table_step_time(dataclasses.replace(profile, tables=thinned), Host())
+    except SloBenchError:
+        return np.empty(0)  # what is left is no grid any more
+    fits_memory = (
+        whole.kv_tokens + whole.prefill_kv_tokens <= (seen.kv_tokens + seen.prefill_kv_tokens).max()
+    )
+    others = whole[~kept & fits_memory]
+    return np.abs(predictions(made, others) / others.seconds - 1)
+
+
+def predictions(step_time: TableStepTime, seen: Observations) -> Floats:
+    """Seconds of each step; sequences of equal length."""
+    rows = zip(
+        *(
+            column.tolist()
+            for column in (
+                seen.chunks,
+                seen.chunk_tokens,
+                seen.context_tokens,
+                seen.sequences,
+                seen.kv_tokens,
+            )
+        ),
+        strict=True,
+    )
+    return np.array(
+        [
+            step_time.step_s(round(n), round(kv), [(round(before), round(chunk))] * round(chunks))
+            for chunks, chunk, before, n, kv in rows
+        ]
+    )
+
+
+def _quality(formula: str, rows: int, held: Floats, beyond: Floats) -> Quality:
+    def percent(errors: Floats, quantile: float | None = None) -> float:
+        if not len(errors):
+            return math.nan
+        value = errors.mean() if quantile is None else np.quantile(errors, quantile)
+        return float(100 * value)
+
+    return Quality(formula, rows, percent(held), percent(held, 0.95), percent(beyond))
+
+
+def non_negative(terms: Floats, values: Floats) -> Floats:
+    """Least squares under x >= 0 (Lawson and Hanson, Solving Least Squares Problems, ch. 23)."""
+    scale = np.linalg.norm(terms, axis=0)
+    scale[scale == 0] = 1.0
+    scaled = terms / scale
+    free = np.zeros(scaled.shape[1], dtype=np.bool_)
+    x = np.zeros(scaled.shape[1])
+    for _ in range(10 * len(x)):
+        gain = scaled.T @ (values - scaled @ x)
+        gain[free] = -np.inf
+        best = int(np.argmax(gain))
+        if gain[best] <= 1e-10 * len(values):
+            break
+        free[best] = True
+        while True:
+            trial = np.zeros(len(x))
+            trial[free] = np.linalg.lstsq(scaled[:, free], values, rcond=None)[0]
+            if (trial[free] > 0).all():
+                break
+            # Go from x towards the trial until the first coefficient reaches zero.
+            falling = free & (trial <= 0)
+            share = float((x[falling] / (x[falling] - trial[falling])).min())
+            x = x + share * (trial - x)
+            free &= x > 1e-14
+            x[~free] = 0.0
+            if not free.any():
+                break
+        x = trial if free.any() else x
+    return np.asarray(x / scale)

@@ -1,0 +1,262 @@
+"""Formulas of step time that are linear in their coefficients, and so can be fitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..roofline import Coefficients, OperatorRoofline, StepTime, Work
+from ..step_time import work
+from . import stretches
+from .observations import Observations, placement_of
+from .profile import Profile
+from .table import Host
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Formula:
+    """Names of the coefficients, what each multiplies, and the model they make."""
+
+    title: str
+    coefficients: tuple[str, ...]
+    terms: Callable[[Profile, Observations], Floats]  # [row, coefficient], seconds
+    step_time: Callable[[Profile, Mapping[str, float], Host], StepTime]
+
+
+# -------------------------------------------------------------------- nine terms
+
+_NINE = ("c0", "c1", "c2", "c2_mixed", "c3", "c4", "c5_s", "c6_s", "c7_s", "c8_s")
+
+
+def _nine_terms(profile: Profile, seen: Observations) -> Floats:
+    peak = work(placement_of(profile))
+    read_s = np.full(len(seen), peak.weight_read_s)
+    compute_s = peak.linear_s_per_token * seen.tokens
+    kv_s = peak.kv_read_s_per_token * seen.kv_tokens
+    mixed = seen.chunks > 0
+    return np.column_stack(
+        [
+            np.maximum(read_s, compute_s),
+            np.minimum(read_s, compute_s),
+            np.where(mixed, 0.0, kv_s),
+            np.where(mixed, kv_s, 0.0),
+            peak.attention_s_per_pair * seen.pairs,
+            peak.kv_read_s_per_token * seen.prefill_kv_tokens,
+            seen.tokens,
+            seen.sequences + seen.chunks,
+            mixed.astype(np.float64),
+            np.ones(len(seen)),
+        ]
+    )
+
+
+def _nine(profile: Profile, found: Mapping[str, float], host: Host) -> StepTime:
+    values = dict(found)
+    # A step with prefill is too large for a CUDA graph, all but always.
+    values["c7_s"] += host.launch_s
+    return OperatorRoofline.of(
+        Coefficients(**{name: values[name] for name in _NINE}),
+        work(placement_of(profile)),
+        host.step_s,
+    )
+
+
+# -------------------------------------------------------------------- Ascendra's five
+
+
+@dataclass(frozen=True)
+class AscendraStepTime:
+    """t = C1 (tM + tF) + C2 max(tM, tF) + C3 tM + C4 tF + C5, with tM the time of all bytes and tF
+    that of all operations at the hardware's peak (Ascendra, §4 and appendix A).
+
+    FLOPs count a multiplication and an addition; chunks attend causally to themselves.
+    """
+
+    peak: Work
+    c1: float
+    c2: float
+    c3: float
+    c4: float
+    c5_s: float
+    host: Host
+
+    def _seconds(self, memory_s: float, compute_s: float) -> float:
+        return (
+            self.c1 * (memory_s + compute_s)
+            + self.c2 * max(memory_s, compute_s)
+            + self.c3 * memory_s
+            + self.c4 * compute_s
+            + self.c5_s
+            + self.host.step_s
+        )
+
+    def _decode(self, seqs: int, kv_tokens: int) -> tuple[float, float]:
+        """Byte and operation time of a step that only decodes."""
+        peak = self.peak
+        return (
+            peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens,
+            peak.linear_s_per_token * seqs + peak.attention_s_per_pair * kv_tokens,
+        )
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """See `StepTime`."""
+        memory_s, compute_s = self._decode(decode_seqs, decode_kv_tokens)
+        if not chunks:
+            return self._seconds(memory_s, compute_s)
+        for context, tokens in chunks:
+            memory_s += self.peak.kv_read_s_per_token * (context + tokens)
+            compute_s += self.peak.linear_s_per_token * tokens
+            compute_s += self.peak.attention_s_per_pair * tokens * (context + 0.5 * tokens)
+        return self._seconds(memory_s, compute_s) + self.host.launch_s
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """See `StepTime`."""
+        return stretches.span_s(self._stretches(decode_seqs, decode_kv_tokens), steps)
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """See `StepTime`."""
+        return stretches.steps_within(self._stretches(decode_seqs, decode_kv_tokens), duration_s)
+
+    def _stretches(self, seqs: int, kv_tokens: int) -> Iterator[stretches.Stretch]:
+        """Bytes and operations both grow evenly; the larger may change once."""
+        memory_growth_s = self.peak.kv_read_s_per_token * seqs
+        compute_growth_s = self.peak.attention_s_per_pair * seqs
+        while True:
+            memory_s, compute_s = self._decode(seqs, kv_tokens)
+            first_s = self._seconds(memory_s, compute_s)
+            by_memory = memory_s > compute_s or (
+                memory_s == compute_s and memory_growth_s >= compute_growth_s
+            )
+            growth_s = (
+                (self.c1 + self.c3) * memory_growth_s
+                + (self.c1 + self.c4) * compute_growth_s
+                + self.c2 * (memory_growth_s if by_memory else compute_growth_s)
+            )
+            lead_s = abs(memory_s - compute_s)
+            gain_s = memory_growth_s - compute_growth_s
+            if by_memory:
+                gain_s = -gain_s
+            here = int(lead_s / gain_s) + 1 if gain_s > 0 else stretches.ENDLESS
+            yield here, first_s, growth_s
+            kv_tokens += here * seqs
+
+
+def _bytes_and_operations(profile: Profile, seen: Observations) -> tuple[Floats, Floats]:
+    peak = work(placement_of(profile))
+    kv_tokens = seen.kv_tokens + seen.prefill_kv_tokens
+    return (
+        peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens,
+        peak.linear_s_per_token * seen.tokens
+        + peak.attention_s_per_pair * (seen.kv_tokens + seen.pairs),
+    )
+
+
+def _ascendra_terms(profile: Profile, seen: Observations) -> Floats:
+    memory_s, compute_s = _bytes_and_operations(profile, seen)
+    return np.column_stack(
+        [
+            memory_s + compute_s,
+            np.maximum(memory_s, compute_s),
+            memory_s,
+            compute_s,
+            np.ones(len(seen)),
+        ]
+    )
+
+
+def _ascendra(profile: Profile, found: Mapping[str, float], host: Host) -> StepTime:
+    return AscendraStepTime(work(placement_of(profile)), host=host, **found)
+
+
+# -------------------------------------------------------------------- DistServe's two phases
+
+
+@dataclass(frozen=True)
+class PhasedStepTime:
+    """Prefill a + b Σl + c Σl²; decode a + b · KV tokens + c · sequences (DistServe, appendix A).
+
+    Decode has two sets of coefficients, for batches up to `large_from` sequences and above. A
+    chunk after a context of k tokens costs what the squares say: (k + l)² - k². Both phases in a
+    step: their sum less the smaller constant, for the weights are read once.
+    """
+
+    prefill: tuple[float, float, float]
+    small: tuple[float, float, float]
+    large: tuple[float, float, float]
+    large_from: float
+    host: Host
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """See `StepTime`."""
+        a, b, c = self.small if decode_seqs < self.large_from else self.large
+        decode_s = a + b * decode_kv_tokens + c * decode_seqs if decode_seqs else 0.0
+        if not chunks:
+            return decode_s + self.host.step_s
+        pa, pb, pc = self.prefill
+        prefill_s = pa
+        for context, tokens in chunks:
+            prefill_s += pb * tokens + pc * tokens * (2 * context + tokens)
+        once_s = min(a, pa) if decode_seqs else 0.0
+        return decode_s + prefill_s - once_s + self.host.step_s + self.host.launch_s
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """See `StepTime`."""
+        return stretches.span_s([self._stretch(decode_seqs, decode_kv_tokens)], steps)
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """See `StepTime`."""
+        return stretches.steps_within([self._stretch(decode_seqs, decode_kv_tokens)], duration_s)
+
+    def _stretch(self, seqs: int, kv_tokens: int) -> stretches.Stretch:
+        b = (self.small if seqs < self.large_from else self.large)[1]
+        return stretches.ENDLESS, self.step_s(seqs, kv_tokens, ()), b * seqs
+
+
+_PHASES = tuple(f"{phase}_{name}" for phase in ("prefill", "small", "large") for name in "abc")
+
+
+def _phase_terms(profile: Profile, seen: Observations) -> Floats:
+    """One set for decode: the table's rows do not say where a kernel changes."""
+    prefill, decode = seen.chunks > 0, (seen.sequences > 0) & (seen.chunks == 0)
+    squares = seen.chunks * seen.chunk_tokens * (2 * seen.context_tokens + seen.chunk_tokens)
+    zero = np.zeros(len(seen))
+    return np.column_stack(
+        [
+            prefill,
+            np.where(prefill, seen.chunks * seen.chunk_tokens, 0.0),
+            np.where(prefill, squares, 0.0),
+            decode,
+            seen.kv_tokens,
+            seen.sequences,
+            *(zero, zero, zero),
+        ]
+    )
+
+
+def _phased(profile: Profile, found: Mapping[str, float], host: Host) -> StepTime:
+    def three(phase: str) -> tuple[float, float, float]:
+        return found[f"{phase}_a"], found[f"{phase}_b"], found[f"{phase}_c"]
+
+    large_from = found.get("large_from", float("inf"))
+    return PhasedStepTime(three("prefill"), three("small"), three("large"), large_from, host)
+
+
+FORMULAS = {
+    "nine": Formula("nine roofline terms (docs/step-time.md)", _NINE, _nine_terms, _nine),
+    "ascendra": Formula(
+        "Ascendra's five coefficients",
+        ("c1", "c2", "c3", "c4", "c5_s"),
+        _ascendra_terms,
+        _ascendra,
+    ),
+    "distserve": Formula("DistServe's two phases", _PHASES, _phase_terms, _phased),
+}
