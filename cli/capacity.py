@@ -148,7 +148,8 @@ def capacity(
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
     given = dict(locals())
     from ..harness.experiment import new_folder
-    from ..tuner.capacity.folder import Asked, search_capacity
+    from ..tuner.capacity.folder import search_capacity
+    from ..tuner.capacity.memory import Asked
     from .asked import asked_experiment
 
     experiment = asked_experiment(given)
@@ -184,11 +185,14 @@ def capacity(
 
     console = Console()
     console.print(capacity_tables(result.rows()))
+    if not all(row["precise"] or not row["capacity_rps"] for row in result.rows()):
+        more = f"slo-bench capacity --resume --out {folder} --max-requests …"
+        console.print(f"for narrower intervals: {more}", markup=False, soft_wrap=True)
     where = f"results: {folder}" if page is None else f"report: {page}"
     console.print(where, markup=False, highlight=False, soft_wrap=True)
 
 
-def _write_page(folder: Path) -> Path | None:
+def _write_page(folder: Path) -> Path:
     from ..reports.html import write_report
 
     return write_report([folder], folder / "report.html")

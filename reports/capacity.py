@@ -12,7 +12,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..tuner.capacity.folder import read_capacity
+from ..tuner.capacity.memory import read_capacity
 from .figure import ONLY, Axis, Figure, View
 from .read import RunFolder
 from .tables import percent_text, rate_text, seconds_text

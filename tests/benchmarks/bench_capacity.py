@@ -27,7 +27,8 @@ from slo_bench import Experiment
 from slo_bench.harness.mock_server.config import MockConfig
 from slo_bench.harness.mock_server.running import serving_apart
 from slo_bench.tuner.capacity import Budget, SearchOptions, find_capacity
-from slo_bench.tuner.capacity.folder import Asked, search_capacity
+from slo_bench.tuner.capacity.folder import search_capacity
+from slo_bench.tuner.capacity.memory import Asked
 from slo_bench.tuner.capacity.queues import MdcQueue
 
 QUEUES = [

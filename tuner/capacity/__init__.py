@@ -1,7 +1,7 @@
 """The capacity of a system: the highest rate at which its requests meet their objectives.
 
 >>> from slo_bench import Experiment
->>> from slo_bench.tuner.capacity import search_capacity
+>>> from slo_bench.tuner.capacity.folder import search_capacity
 >>> search_capacity(Experiment(systems="sarathi", seeds=5)).rows()  # doctest: +SKIP
 
 `find_capacity` searches anything that can be offered a rate (`LevelRunner`).
@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
+from .options import Budget, Capacity, CapacitySearch, SearchOptions
 from .samples import LevelRunner, LevelSample, sample_of
-from .search import Budget, Capacity, CapacitySearch, SearchOptions, find_capacity
+from .search import find_capacity
 
 __all__ = [
     "Budget",

@@ -1,21 +1,15 @@
 """Capacity searches over the configurations of an experiment, kept in a run folder.
 
-Beside what every run folder holds, whose cells are here the runs of the searches, there is
-
-    capacity.json    what was asked, every run as the search saw it, and what was found
-
-A search that is resumed is repeated with the runs it remembers, and goes on where they end.
+Its cells are the runs of the searches; what these remember and found stands in `capacity.json`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,67 +18,20 @@ from ...harness.cells import CellSpec, source
 from ...harness.experiment import Experiment, environment, new_folder
 from ...harness.load import estimated_capacity_rps
 from ...harness.plan import SIMULATED, Plan, plan
-from ...harness.store import Row, RunFolder, Value, open_run_folder, read_rows, write_whole
-from ...workloads.errors import FileFormatError, SloBenchError
+from ...harness.store import Value, open_run_folder
+from ...workloads.errors import SloBenchError
 from .cells import CellRunner, RealServer, Server, Simulator
-from .samples import LevelRunner, LevelSample
-from .search import (
-    Budget,
-    CapacitySearch,
-    SearchOptions,
-    SearchProgress,
-    find_capacity,
-)
+from .memory import FILE, Asked, Found, Memory, cells_in, read_capacity
+from .options import Budget, CapacitySearch, SearchOptions
+from .samples import LevelRunner
+from .search import SearchProgress, find_capacity
 from .traces import find_trace_capacity
 
-FILE = "capacity.json"
 _SIMULATED_BUDGET = Budget(requests=120_000)
 _REAL_BUDGET = Budget(requests=None, time_s=3600.0)
 _SIMULATED_REQUESTS, _REAL_REQUESTS = 2000, 300  # of a run, at least
 _SEEDS = 3
 _START_SHARE = 0.6  # of the estimated capacity, which knows no SLO
-_BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
-
-
-@dataclass(frozen=True)
-class Found:
-    """One configuration's search. `columns` say which: system, workload, model and so on."""
-
-    name: str
-    columns: Mapping[str, Value]
-    search: CapacitySearch
-
-    def rows(self) -> list[dict[str, Any]]:
-        """One row for each target, as `slo-bench capacity --json` prints them."""
-        levels = [
-            {
-                "rate_rps": level.rate_rps,
-                "runs": len(level.samples),
-                "valid_runs": len(level.valid),
-                "requests": level.requests,
-                "attainment": level.attainment if level.counted else None,
-                "attainment_low": level.attainment_interval[0] if level.counted else None,
-                "attainment_high": level.attainment_interval[1] if level.counted else None,
-                "backlog_grows": level.growing,
-            }
-            for level in self.search.levels
-        ]
-        return [
-            {
-                "search": self.name,
-                **self.columns,
-                "target": one.target,
-                "capacity_rps": one.capacity_rps,
-                "low_rps": one.low_rps,
-                "high_rps": one.high_rps if math.isfinite(one.high_rps) else None,
-                "precise": one.precise,
-                "requests_spent": self.search.requests_spent,
-                "wall_s": self.search.wall_s,
-                "stopped": self.search.stopped,
-                "levels": levels,
-            }
-            for one in self.search.capacities
-        ]
 
 
 @dataclass(frozen=True)
@@ -107,17 +54,6 @@ class CapacityResult:
     def rows(self) -> list[dict[str, Any]]:
         """The rows of all searches."""
         return [row for found in self.found for row in found.rows()]
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is searched for, where the experiment does not say. None: see `search_capacity`."""
-
-    targets: tuple[float, ...] = (0.9, 0.99)
-    tolerance: float = 0.03
-    max_requests: int | None = None
-    max_time_s: float | None = None
-    warm_start: Path | None = None
 
 
 def search_capacity(
@@ -153,7 +89,7 @@ def search_capacity(
     planned = _planned(experiment)
     options = _options(experiment, asked)
     folder = Path(out) if out is not None else new_folder(f"capacity-{experiment.name}")
-    cells = _cells_in(folder) if resume else []
+    cells = cells_in(folder) if resume else []
     with open_run_folder(
         folder,
         cells=cells,
@@ -161,26 +97,15 @@ def search_capacity(
         environment=environment(planned, command),
         resume=resume,
     ) as held:
-        memory = _Memory.read(held, cells, asked) if resume else _Memory(held, cells, asked)
-        memory.lazy = experiment.backend == SIMULATED
+        memory = Memory(held, cells, asked, options.budget, lazy=experiment.backend == SIMULATED)
+        if resume:
+            memory.recall()
+            options = dataclasses.replace(options, shares_of=memory.shares_of)
         try:
             found = _search_all(experiment, planned, options, asked, memory, progress, ended)
         finally:
             memory.write()
     return CapacityResult(folder, tuple(found))
-
-
-def read_capacity(folder: Path) -> list[dict[str, Any]] | None:
-    """The rows of the searches in a run folder; None if it holds none.
-
-    Raises:
-        FileFormatError: the file is no capacity.json.
-    """
-    path = folder / FILE
-    if not path.is_file():
-        return None
-    searches = _read(path)["searches"]
-    return [row for search in searches for row in search.get("found") or ()]
 
 
 def _planned(experiment: Experiment) -> Plan:
@@ -238,14 +163,14 @@ def _search_all(
     planned: Plan,
     options: SearchOptions,
     asked: Asked,
-    memory: _Memory,
+    memory: Memory,
     progress: Callable[[CapacityProgress], None] | None,
     ended: Callable[[int, float], None] | None,
 ) -> list[Found]:
     found: dict[str, Found] = {}
     before = [] if asked.warm_start is None else _neighbours_in(asked.warm_start)
     for group in _groups(experiment, planned):
-        with _server(experiment, planned, group[0], memory.folder) as server:
+        with _server(experiment, planned, group[0], memory.held.path) as server:
             for spec in group:
                 name = _stem(spec)
 
@@ -257,12 +182,15 @@ def _search_all(
                 runner = CellRunner(spec, name, server, memory.keep_row, ended)
                 columns = _identity(spec.columns)
                 known = [*before, *(row for one in found.values() for row in one.rows())]
+                near = () if experiment.rates else _neighbours(columns, known, options.targets)
+                near = memory.neighbours.setdefault(name, near)
                 search = _search(
-                    memory.remembering(name, columns, runner),
+                    memory.remembering(name, runner),
                     spec,
                     options,
                     _start_rps(experiment, spec),
-                    () if experiment.rates else _neighbours(columns, known, options.targets),
+                    near,
+                    experiment.requests[0],
                     watch,
                 )
                 found[spec.cell] = Found(name, columns, search)
@@ -276,6 +204,7 @@ def _search(
     options: SearchOptions,
     start_rps: float,
     neighbours: Sequence[float],
+    most_rows: int | None,
     watch: Callable[[SearchProgress], None],
 ) -> CapacitySearch:
     where = source(spec.workload)
@@ -284,9 +213,12 @@ def _search(
             runner, start_rps=start_rps, options=options, neighbours=neighbours, watch=watch
         )
     rows = len(where.make(rate_rps=1.0, seed=spec.seed))
-    asked_for = min(rows, spec.requests or rows)
     return find_trace_capacity(
-        runner, start_rps=start_rps, options=options, requests=asked_for, watch=watch
+        runner,
+        start_rps=start_rps,
+        options=options,
+        requests=min(rows, most_rows or rows),
+        watch=watch,
     )
 
 
@@ -349,119 +281,3 @@ def _neighbours(
     best = max(map(alike, usable), default=0)
     nearest = {row["target"]: row["capacity_rps"] for row in usable if alike(row) == best}
     return tuple(sorted(nearest.values()))
-
-
-@dataclass
-class _Memory:
-    """The folder's runs: those of before are remembered, new ones are written."""
-
-    held: RunFolder
-    cells: list[str]  # which the folder shares
-    asked: Asked
-    samples: dict[str, list[LevelSample]] = field(default_factory=dict)
-    columns: dict[str, dict[str, Value]] = field(default_factory=dict)
-    found: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-    lazy: bool = False
-    written_s: float = -math.inf
-
-    @classmethod
-    def read(cls, held: RunFolder, cells: list[str], asked: Asked) -> _Memory:
-        """What an interrupted search of the same experiment and targets left."""
-        memory = cls(held, cells, asked)
-        path = held.path / FILE
-        if not path.is_file():
-            return memory
-        kept = _read(path)
-        for name, now in (("targets", list(asked.targets)), ("tolerance", asked.tolerance)):
-            if kept[name] != now:
-                raise SloBenchError(
-                    f"{held.path} was searched with {name} {kept[name]}, not {now}; "
-                    "choose another folder with --out"
-                )
-        for search in kept["searches"]:
-            memory.samples[search["search"]] = [_sample(run) for run in search["runs"]]
-        return memory
-
-    @property
-    def folder(self) -> Path:
-        return self.held.path
-
-    def remembering(
-        self, name: str, columns: Mapping[str, Value], runner: LevelRunner
-    ) -> LevelRunner:
-        """The runner, but for runs that are known."""
-        self.columns[name] = dict(columns)
-        return _Remembering(runner, self.samples.setdefault(name, []), self.note)
-
-    def keep_row(self, cell: str, row: Row) -> None:
-        if cell not in self.cells:
-            self.cells.append(cell)
-        self.held.finished[cell] = row
-
-    def keep_found(self, found: Found) -> None:
-        self.found[found.name] = found.rows()
-        self.write()
-
-    def note(self) -> None:
-        """A run has been added."""
-        if not self.lazy or time.monotonic() - self.written_s > _BETWEEN_WRITES_S:
-            self.write()
-
-    def write(self) -> None:
-        """Put everything on disk; rows first, since samples without a row would be lost to it."""
-        if not self.held.finished:
-            return
-        last = next(reversed(self.held.finished))
-        self.held.add(last, self.held.finished[last])
-        kept = {
-            "targets": list(self.asked.targets),
-            "tolerance": self.asked.tolerance,
-            "searches": [
-                {
-                    "search": name,
-                    "columns": self.columns.get(name),
-                    "runs": [vars(sample) for sample in samples],
-                    "found": self.found.get(name),
-                }
-                for name, samples in self.samples.items()
-            ],
-        }
-        write_whole(self.folder / FILE, [json.dumps(kept, allow_nan=False).encode()])
-        self.written_s = time.monotonic()
-
-
-@dataclass(frozen=True)
-class _Remembering:
-    runner: LevelRunner
-    samples: list[LevelSample]
-    note: Callable[[], None]
-
-    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        for sample in self.samples:
-            if (sample.rate_rps, sample.seed) == (rate_rps, seed) and sample.requests == requests:
-                return sample
-        sample = self.runner.run(rate_rps, seed, requests)
-        self.samples.append(sample)
-        self.note()
-        return sample
-
-
-def _cells_in(folder: Path) -> list[str]:
-    table = folder / "cells.csv"
-    return [str(row["cell"]) for row in read_rows(table)] if table.is_file() else []
-
-
-def _sample(plain: dict[str, Any]) -> LevelSample:
-    for name in ("batch_met", "batch_requests", "backlog"):
-        plain[name] = tuple(plain[name])
-    return LevelSample(**plain)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    if not isinstance(kept, dict) or "searches" not in kept:
-        raise FileFormatError(path, None, "is not what a capacity search writes")
-    return kept

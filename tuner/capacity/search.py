@@ -10,11 +10,12 @@ and the scatter between them shows the whole error.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from ...workloads.errors import SloBenchError
 from .curve import Crossing, Level, crossing
+from .options import Capacity, CapacitySearch, SearchOptions, within_budget
 from .samples import LevelRunner, LevelSample
 
 _WIDEST_BRACKET = 1.25
@@ -31,84 +32,6 @@ _LEAST_WORTH = 12.0
 _ROUGH = 2.0  # times the tolerance: an interval with which the estimate says little yet
 _BELOW_LOGITS, _ABOVE_LOGITS = 0.5, 1.0
 _NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
-
-
-@dataclass(frozen=True)
-class Budget:
-    """What a search may spend; None is no limit."""
-
-    requests: int | None = 1_000_000
-    time_s: float | None = None
-
-
-@dataclass(frozen=True)
-class SearchOptions:
-    """How a search is run.
-
-    `requests` is the least number of requests in a run, `seeds` how many runs of a level follow
-    each other, `tolerance` half the length of the interval aimed at, as a share of the estimate.
-    """
-
-    targets: tuple[float, ...] = (0.9, 0.99)
-    tolerance: float = 0.03
-    requests: int = 2000
-    seeds: int = 3
-    first_seed: int = 0
-    budget: Budget = field(default_factory=Budget)
-    low_rps: float = 0.0
-    high_rps: float = math.inf
-
-    def __post_init__(self) -> None:
-        if not self.targets:
-            raise SloBenchError("give at least one target, as in 0.9")
-        for target in self.targets:
-            if not 0 < target < 1:
-                raise SloBenchError(f"target must lie between 0 and 1 but is {target:g}")
-        if len(set(self.targets)) < len(self.targets):
-            raise SloBenchError("each target can be given once")
-        if not 0.001 <= self.tolerance <= 0.5:
-            raise SloBenchError(f"tolerance must lie in 0.001..0.5 but is {self.tolerance:g}")
-        for name, least in (("requests", 100), ("seeds", 1), ("first_seed", 0)):
-            if getattr(self, name) < least:
-                raise SloBenchError(f"{name} must be at least {least} but is {getattr(self, name)}")
-        for name in ("requests", "time_s"):
-            limit = getattr(self.budget, name)
-            if limit is not None and limit <= 0:
-                raise SloBenchError(f"max {name} must be positive but is {limit}")
-        if not 0 <= self.low_rps < self.high_rps:
-            raise SloBenchError(
-                f"the lowest rate ({self.low_rps:g}) must be below the highest ({self.high_rps:g})"
-            )
-
-
-@dataclass(frozen=True)
-class Capacity:
-    """What was found for one target.
-
-    `capacity_rps` is 0 where even the lowest rate tried misses the target (it is then below
-    `high_rps`), and None where no rate tried misses it (it is then above `low_rps`; `high_rps` is
-    infinite). Otherwise the interval has `CONFIDENCE`. `precise`: it is as narrow as asked.
-    """
-
-    target: float
-    capacity_rps: float | None
-    low_rps: float
-    high_rps: float
-    precise: bool
-    slope: float = math.nan
-    dispersion: float = math.nan
-    runs: int = 0
-
-
-@dataclass(frozen=True)
-class CapacitySearch:
-    """A finished search: capacities by target, levels by rate, what it took and why it ended."""
-
-    capacities: tuple[Capacity, ...]
-    levels: tuple[Level, ...]
-    requests_spent: int
-    wall_s: float
-    stopped: str
 
 
 @dataclass(frozen=True)
@@ -256,10 +179,13 @@ class _Search:
             return least
         longest = max(run.requests for level in self._known.values() for run in level.samples)
         apart = max(_CORRELATED, _LEAST_MISSES / (1 - found.target))
-        correlated = min(math.ceil(apart * found.dispersion), _LENGTHEN * longest)
-        if self._options.budget.requests is not None:
-            correlated = min(correlated, self._options.budget.requests // _LEAST_SHARES)
-        return max(least, correlated)
+        correlated = min(apart * found.dispersion, _LENGTHEN * longest)
+        whole = self._options.shares_of or self._options.budget
+        if whole.requests is not None:
+            correlated = min(correlated, whole.requests / _LEAST_SHARES)
+        if whole.time_s is not None:
+            correlated = min(correlated, whole.time_s / _LEAST_SHARES * rate_rps)
+        return max(least, math.ceil(correlated))
 
     def _run(self, rate_rps: float, found: Crossing | None = None) -> LevelSample:
         requests = self._needed(rate_rps, found)
@@ -411,34 +337,6 @@ class _Search:
         rates = [level.rate_rps for level in levels]
         close = [known for known in rates if abs(math.log(known / rate)) < abs(side) / 3]
         return min(close, key=lambda known: abs(known - rate), default=three_digits(rate))
-
-
-def within_budget(
-    budget: Budget,
-    spent: int,
-    wall_s: float,
-    requests: int,
-    levels: Iterable[Level],
-    rate_rps: float,
-) -> str | None:
-    """None, or why a run of `requests` at `rate_rps` is more than is left."""
-    if budget.requests is not None and spent + requests > budget.requests:
-        return (
-            f"the next run needs {requests:,} requests, "
-            f"{max(0, budget.requests - spent):,} of {budget.requests:,} are left"
-        )
-    runs = [run for level in levels for run in level.samples]
-    if budget.time_s is None or not runs:
-        return None
-    # What a run takes, one knows by the run at the nearest rate.
-    nearest = min(runs, key=lambda run: abs(math.log(run.rate_rps / rate_rps)))
-    needs_s = nearest.wall_s / nearest.requests * requests
-    if wall_s + needs_s <= budget.time_s:
-        return None
-    return (
-        f"the next run needs {needs_s:.3g} s, "
-        f"{max(0.0, budget.time_s - wall_s):.3g} of {budget.time_s:g} s are left"
-    )
 
 
 def three_digits(rate_rps: float) -> float:

@@ -10,15 +10,9 @@ import math
 from collections.abc import Callable
 
 from .curve import Level
+from .options import Capacity, CapacitySearch, SearchOptions, within_budget
 from .samples import LevelRunner
-from .search import (
-    Capacity,
-    CapacitySearch,
-    SearchOptions,
-    SearchProgress,
-    three_digits,
-    within_budget,
-)
+from .search import SearchProgress, three_digits
 
 _FARTHEST = 2.0**14
 

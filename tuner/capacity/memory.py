@@ -1,0 +1,211 @@
+"""`capacity.json`: what searches were asked, every run as they saw it, and what they found.
+
+A search that is resumed is repeated with the runs it remembers, and goes on where they end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...harness.store import Row, RunFolder, Value, read_rows, write_whole
+from ...workloads.errors import FileFormatError, SloBenchError
+from .options import Budget, CapacitySearch
+from .samples import LevelRunner, LevelSample
+
+FILE = "capacity.json"
+_BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is searched for, where the experiment does not say. None: see `search_capacity`."""
+
+    targets: tuple[float, ...] = (0.9, 0.99)
+    tolerance: float = 0.03
+    max_requests: int | None = None
+    max_time_s: float | None = None
+    warm_start: Path | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """One configuration's search. `columns` say which: system, workload, model and so on."""
+
+    name: str
+    columns: Mapping[str, Value]
+    search: CapacitySearch
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each target, as `slo-bench capacity --json` prints them."""
+        levels = [
+            {
+                "rate_rps": level.rate_rps,
+                "runs": len(level.samples),
+                "valid_runs": len(level.valid),
+                "requests": level.requests,
+                "attainment": level.attainment if level.counted else None,
+                "attainment_low": level.attainment_interval[0] if level.counted else None,
+                "attainment_high": level.attainment_interval[1] if level.counted else None,
+                "backlog_grows": level.growing,
+            }
+            for level in self.search.levels
+        ]
+        return [
+            {
+                "search": self.name,
+                **self.columns,
+                "target": one.target,
+                "capacity_rps": one.capacity_rps,
+                "low_rps": one.low_rps,
+                "high_rps": one.high_rps if math.isfinite(one.high_rps) else None,
+                "precise": one.precise,
+                "requests_spent": self.search.requests_spent,
+                "wall_s": self.search.wall_s,
+                "stopped": self.search.stopped,
+                "levels": levels,
+            }
+            for one in self.search.capacities
+        ]
+
+
+def read_capacity(folder: Path) -> list[dict[str, Any]] | None:
+    """The rows of the searches in a run folder; None if it holds none.
+
+    Raises:
+        FileFormatError: the file is no capacity.json.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    searches = _read(path)["searches"]
+    return [row for search in searches for row in search.get("found") or ()]
+
+
+@dataclass
+class Memory:
+    """The folder's runs: those of before are remembered, new ones are written.
+
+    `cells` is the list of cells that `held` has. `neighbours` and `shares_of` are what a search
+    began with, which must be the same when it is repeated; a `lazy` memory writes now and then.
+    """
+
+    held: RunFolder
+    cells: list[str]
+    asked: Asked
+    shares_of: Budget
+    lazy: bool = False
+    samples: dict[str, list[LevelSample]] = field(default_factory=dict)
+    neighbours: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    found: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    written_s: float = -math.inf
+
+    def recall(self) -> None:
+        """Take in what an interrupted search left, if any.
+
+        Raises:
+            SloBenchError: it was asked something else.
+        """
+        path = self.held.path / FILE
+        if not path.is_file():
+            return
+        kept = _read(path)
+        for name, now in (
+            ("targets", list(self.asked.targets)),
+            ("tolerance", self.asked.tolerance),
+        ):
+            if kept[name] != now:
+                raise SloBenchError(
+                    f"{self.held.path} was searched with {name} {kept[name]}, not {now}; "
+                    "choose another folder with --out"
+                )
+        self.shares_of = Budget(**kept["shares_of"])
+        for search in kept["searches"]:
+            self.samples[search["search"]] = [_sample(run) for run in search["runs"]]
+            self.neighbours[search["search"]] = tuple(search["neighbours"])
+
+    def remembering(self, name: str, runner: LevelRunner) -> LevelRunner:
+        """The runner, but for runs that are known."""
+        return _Remembering(runner, self.samples.setdefault(name, []), self.note)
+
+    def keep_row(self, cell: str, row: Row) -> None:
+        """A run's cell has its details on disk."""
+        if cell not in self.cells:
+            self.cells.append(cell)
+        self.held.finished[cell] = row
+
+    def keep_found(self, found: Found) -> None:
+        """A search has ended."""
+        self.found[found.name] = found.rows()
+        self.write()
+
+    def note(self) -> None:
+        """A run has been added."""
+        if not self.lazy or time.monotonic() - self.written_s > _BETWEEN_WRITES_S:
+            self.write()
+
+    def write(self) -> None:
+        """Put everything on disk; rows first, since samples without a row would be lost to it."""
+        if not self.held.finished:
+            return
+        last = next(reversed(self.held.finished))
+        self.held.add(last, self.held.finished[last])
+        kept = {
+            "targets": list(self.asked.targets),
+            "tolerance": self.asked.tolerance,
+            "shares_of": vars(self.shares_of),
+            "searches": [
+                {
+                    "search": name,
+                    "neighbours": self.neighbours.get(name, ()),
+                    "runs": [vars(sample) for sample in samples],
+                    "found": self.found.get(name),
+                }
+                for name, samples in self.samples.items()
+            ],
+        }
+        write_whole(self.held.path / FILE, [json.dumps(kept, allow_nan=False).encode()])
+        self.written_s = time.monotonic()
+
+
+@dataclass(frozen=True)
+class _Remembering:
+    runner: LevelRunner
+    samples: list[LevelSample]
+    note: Callable[[], None]
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        for sample in self.samples:
+            if (sample.rate_rps, sample.seed) == (rate_rps, seed) and sample.requests == requests:
+                return sample
+        sample = self.runner.run(rate_rps, seed, requests)
+        self.samples.append(sample)
+        self.note()
+        return sample
+
+
+def cells_in(folder: Path) -> list[str]:
+    """The cells that a run folder has so far."""
+    table = folder / "cells.csv"
+    return [str(row["cell"]) for row in read_rows(table)] if table.is_file() else []
+
+
+def _sample(plain: dict[str, Any]) -> LevelSample:
+    for name in ("batch_met", "batch_requests", "backlog"):
+        plain[name] = tuple(plain[name])
+    return LevelSample(**plain)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    if not isinstance(kept, dict) or "searches" not in kept:
+        raise FileFormatError(path, None, "is not what a capacity search writes")
+    return kept

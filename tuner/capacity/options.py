@@ -1,0 +1,120 @@
+"""What a capacity search is asked and what it answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ...workloads.errors import SloBenchError
+from .curve import Level
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a search may spend; None is no limit."""
+
+    requests: int | None = 1_000_000
+    time_s: float | None = None
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """How a search is run.
+
+    `requests` is the least number of requests in a run, `seeds` how many runs of a level follow
+    each other, `tolerance` half the length of the interval aimed at, as a share of the estimate.
+    Only rates from `low_rps` to `high_rps` are tried. No run takes more than a share of
+    `shares_of`, by default the budget: when a search goes on with a larger budget, it stays the
+    first one, so that what was run before is asked for again.
+    """
+
+    targets: tuple[float, ...] = (0.9, 0.99)
+    tolerance: float = 0.03
+    requests: int = 2000
+    seeds: int = 3
+    first_seed: int = 0
+    budget: Budget = field(default_factory=Budget)
+    shares_of: Budget | None = None
+    low_rps: float = 0.0
+    high_rps: float = math.inf
+
+    def __post_init__(self) -> None:
+        if not self.targets:
+            raise SloBenchError("give at least one target, as in 0.9")
+        for target in self.targets:
+            if not 0 < target < 1:
+                raise SloBenchError(f"target must lie between 0 and 1 but is {target:g}")
+        if len(set(self.targets)) < len(self.targets):
+            raise SloBenchError("each target can be given once")
+        if not 0.001 <= self.tolerance <= 0.5:
+            raise SloBenchError(f"tolerance must lie in 0.001..0.5 but is {self.tolerance:g}")
+        for name, least in (("requests", 100), ("seeds", 1), ("first_seed", 0)):
+            if getattr(self, name) < least:
+                raise SloBenchError(f"{name} must be at least {least} but is {getattr(self, name)}")
+        for name in ("requests", "time_s"):
+            limit = getattr(self.budget, name)
+            if limit is not None and limit <= 0:
+                raise SloBenchError(f"max {name} must be positive but is {limit}")
+        if not 0 <= self.low_rps < self.high_rps:
+            raise SloBenchError(
+                f"the lowest rate ({self.low_rps:g}) must be below the highest ({self.high_rps:g})"
+            )
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What was found for one target.
+
+    `capacity_rps` is 0 where even the lowest rate tried misses the target (it is then below
+    `high_rps`), and None where no rate tried misses it (it is then above `low_rps`; `high_rps` is
+    infinite). Otherwise the interval has `CONFIDENCE`. `precise`: it is as narrow as asked.
+    """
+
+    target: float
+    capacity_rps: float | None
+    low_rps: float
+    high_rps: float
+    precise: bool
+    slope: float = math.nan
+    dispersion: float = math.nan
+    runs: int = 0
+
+
+@dataclass(frozen=True)
+class CapacitySearch:
+    """A finished search: capacities by target, levels by rate, what it took and why it ended."""
+
+    capacities: tuple[Capacity, ...]
+    levels: tuple[Level, ...]
+    requests_spent: int
+    wall_s: float
+    stopped: str
+
+
+def within_budget(
+    budget: Budget,
+    spent: int,
+    wall_s: float,
+    requests: int,
+    levels: Iterable[Level],
+    rate_rps: float,
+) -> str | None:
+    """None, or why a run of `requests` at `rate_rps` is more than is left."""
+    if budget.requests is not None and spent + requests > budget.requests:
+        return (
+            f"the next run needs {requests:,} requests, "
+            f"{max(0, budget.requests - spent):,} of {budget.requests:,} are left"
+        )
+    runs = [run for level in levels for run in level.samples]
+    if budget.time_s is None or not runs:
+        return None
+    # What a run takes, one knows by the run at the nearest rate.
+    nearest = min(runs, key=lambda run: abs(math.log(run.rate_rps / rate_rps)))
+    needs_s = nearest.wall_s / nearest.requests * requests
+    if wall_s + needs_s <= budget.time_s:
+        return None
+    return (
+        f"the next run needs {needs_s:.3g} s, "
+        f"{max(0.0, budget.time_s - wall_s):.3g} of {budget.time_s:g} s are left"
+    )
