@@ -22,6 +22,7 @@ from .gate import EXAMPLES as GATE_EXAMPLES
 from .gate import gate
 from .list import EXAMPLES as LIST_EXAMPLES
 from .list import list_names
+from .profile import app as profile
 from .report import EXAMPLES as REPORT_EXAMPLES
 from .report import report
 from .run import EXAMPLES as RUN_EXAMPLES
@@ -32,6 +33,8 @@ from .sensitivity import EXAMPLES as SENSITIVITY_EXAMPLES
 from .sensitivity import sensitivity
 from .serve import EXAMPLES as SERVE_EXAMPLES
 from .serve import serve
+from .validate import EXAMPLES as VALIDATE_EXAMPLES
+from .validate import validate
 from .workload import app as workload
 
 app = typer.Typer(
@@ -50,6 +53,8 @@ app.command(epilog=epilog(COMPARE_EXAMPLES))(compare)
 app.command(epilog=epilog(GATE_EXAMPLES))(gate)
 app.command(epilog=epilog(EXPLAIN_EXAMPLES))(explain)
 app.command(epilog=epilog(SENSITIVITY_EXAMPLES))(sensitivity)
+app.command(epilog=epilog(VALIDATE_EXAMPLES))(validate)
+app.add_typer(profile, name="profile")
 app.add_typer(workload, name="workload")
 app.add_typer(backends, name="backends")
 app.command(epilog=epilog(SERVE_EXAMPLES))(serve)

@@ -254,7 +254,7 @@ function drawLines(chart, view) {
       const lower = points.map(([v, , i]) => `${x.at(v).toFixed(1)} ${y.at(c.lo[i] ?? c.y[i]).toFixed(1)}`).reverse();
       if (points.length > 1) svg("path", { class: "band", d: `M${upper.concat(lower).join("L")}Z` }, group);
     }
-    if (points.length) svg("path", { class: "curve", "stroke-dasharray": dash(c.s), d: `M${points.map(([a, b]) => `${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("L")}` }, group);
+    if (points.length && !view.scatter) svg("path", { class: "curve", "stroke-dasharray": dash(c.s), d: `M${points.map(([a, b]) => `${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)}`).join("L")}` }, group);
     const marked = figure.markers || points.length === 1 ? points : spacedOut(points, c.s, x, left);
     for (const [a, b, i] of marked) svg("path", { class: c.hollow?.[i] ? "mark hollow" : "mark", d: shape(c.s), transform: `translate(${x.at(a).toFixed(1)} ${y.at(b).toFixed(1)})` }, group);
   }

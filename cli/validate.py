@@ -1,0 +1,107 @@
+"""`slo-bench validate`: a real engine's log replayed through the simulator, and the errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = (
+    "slo-bench validate real_vllm/requests.jsonl --profile rtx-pro-6000.toml",
+    "slo-bench validate requests.jsonl --profile rtx-4090.toml --kv-blocks 1900 --html errors.html",
+    "slo-bench validate runs/measured --cell vllm-2 --profile a100.toml --json",
+)
+_ENGINE = "How the engine was configured (default: as the log's meta.json says, else vLLM's own)"
+
+
+def validate(
+    log: Annotated[
+        Path,
+        typer.Argument(
+            metavar="LOG",
+            help="A JSONL file with a request a line (a meta.json beside it is read), a run "
+            "folder, or a request file of one.",
+        ),
+    ],
+    profile: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Step times; see `slo-bench profile import`."),
+    ],
+    engine: Annotated[
+        str, typer.Option(metavar="S", help="The system that stands for the engine.")
+    ] = "vllm",
+    cell: Annotated[
+        str | None, typer.Option(metavar="C", help="Which cell of a run folder.")
+    ] = None,
+    kv_blocks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="As the engine counts them.", rich_help_panel=_ENGINE
+        ),
+    ] = None,
+    block_size: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Tokens of a block.", rich_help_panel=_ENGINE),
+    ] = None,
+    max_num_seqs: Annotated[
+        int | None, typer.Option(metavar="N", min=1, rich_help_panel=_ENGINE)
+    ] = None,
+    max_num_batched_tokens: Annotated[
+        int | None, typer.Option(metavar="N", min=1, rich_help_panel=_ENGINE)
+    ] = None,
+    prefix_caching: Annotated[
+        bool | None,
+        typer.Option("--prefix-caching/--no-prefix-caching", rich_help_panel=_ENGINE),
+    ] = None,
+    async_scheduling: Annotated[
+        bool | None,
+        typer.Option("--async-scheduling/--no-async-scheduling", rich_help_panel=_ENGINE),
+    ] = None,
+    host_ms: Annotated[
+        float | None,
+        typer.Option(
+            metavar="MS",
+            min=0,
+            help="What the host adds to a step without a CUDA graph. Default: 6.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the error table as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Replay a real engine's log in the simulator and print how far off it is."""
+    from rich.console import Console
+
+    from ..harness.logs import EngineSettings, read_log
+    from ..harness.validate import validate as replay
+    from ..predictors.profiles.profile import read_profile
+    from ..reports import validation as shown
+
+    found = replay(
+        read_log(log, cell),
+        read_profile(profile),
+        engine,
+        overrides=EngineSettings(
+            kv_blocks=kv_blocks,
+            block_tokens=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefix_caching=prefix_caching,
+            async_scheduling=async_scheduling,
+        ),
+        host_s=None if host_ms is None else host_ms / 1e3,
+    )
+    if html is not None:
+        shown.write_validation(found, html)
+    if as_json:
+        typer.echo(json.dumps(shown.validation_json(found), allow_nan=False))
+        return
+    console = Console()
+    console.print(shown.validation_text(found))
+    if html is not None:
+        console.print(str(html), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,202 @@
+"""aiconfigurator's measured operators (ai-dynamo/aiconfigurator, Apache-2.0), for one model.
+
+Its tables are by shape, not by model: matrix multiplications by (m, n, k), attention by heads and
+lengths, all-reduces by message. What a model's step is made of is put together here. Norms, rotary
+embedding and activation are not in its tables; their time is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError
+from ..specs import ModelSpec, model
+from .importers import Asked
+from .names import MULTIPROCESSORS
+from .profile import Profile, Source, read_parquet, table_of
+
+Floats = NDArray[np.float64]
+_DTYPE = "bfloat16"
+_REDUCES_A_LAYER = 2
+
+
+def read(path: Path, asked: Asked) -> Profile:
+    """All Parquet files in `path` and below (or beside: `SYSTEM_*` of one system)."""
+    if asked.model is None:
+        raise SloBenchError("aiconfigurator's tables are by shape: name the model with --model")
+    files = _files(path)
+    spec, tp = model(asked.model), asked.tp or 1
+    device = str(_column(files, "generation_attention_perf", "device")[0])
+    gpu = asked.gpu_name(device)
+    tables = {
+        "linear": table_of("linear", _linear(files, spec, tp)),
+        "per_sequence": table_of("per_sequence", _head(files, spec, tp)),
+        "attention": table_of("attention", _attention(files, spec, tp)),
+    }
+    version = str(_column(files, "generation_attention_perf", "version")[0])
+    return Profile(
+        model=asked.model,
+        gpu=gpu,
+        tp=tp,
+        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
+        sources=(
+            Source(
+                "aiconfigurator (ai-dynamo/aiconfigurator)",
+                path.name,
+                licence="Apache-2.0",
+                version=f"vLLM {version}",
+                note="prefill and decode attention apart, never mixed; no norms, no activation",
+            ),
+        ),
+        tables=tables,
+    )
+
+
+def _files(path: Path) -> dict[str, Path]:
+    """Name without suffix to file, for a folder that holds files or folders with them.
+
+    `PATH` may also be the common beginning of several folders' names.
+    """
+    found = sorted(path.rglob("*.parquet")) if path.is_dir() else []
+    if not found and path.parent.is_dir():
+        found = sorted(
+            file
+            for folder in path.parent.glob(f"{path.name}*")
+            if folder.is_dir()
+            for file in folder.rglob("*.parquet")
+        )
+    named = {file.stem: file for file in found}
+    if len(named) != len(found):
+        raise SloBenchError(
+            f"{path} holds several systems; name one, or the beginning of its folders' names, such "
+            f"as {found[0].parent.name.split('_')[0]}"
+        )
+    wanted = ("gemm_perf", "context_attention_perf", "generation_attention_perf")
+    for name in wanted:
+        if name not in named:
+            raise SloBenchError(
+                f"{path} has no {name}.parquet; it has {', '.join(named) or 'none'}"
+            )
+    return named
+
+
+def _column(files: Mapping[str, Path], name: str, column: str) -> list[Any]:
+    return read_parquet(files[name], (column,))[column]
+
+
+def _rows(
+    files: Mapping[str, Path], name: str, counts: tuple[str, ...], where: Mapping[str, Any]
+) -> tuple[Floats, Floats]:
+    """The counts of the rows that fit `where`, and their latency in µs, the least of each point.
+
+    Some points were measured with several kernels: the engine picks the fastest.
+    """
+    columns = read_parquet(files[name], (*counts, *where, "latency"))
+    chosen = np.ones(len(columns["latency"]), dtype=np.bool_)
+    for key, value in where.items():
+        chosen &= np.array(columns[key]) == value
+    points = np.column_stack([np.array(columns[c], dtype=np.float64)[chosen] for c in counts])
+    times = np.array(columns["latency"], dtype=np.float64)[chosen] * 1e3
+    if not len(times):
+        asked = ", ".join(f"{k} {v}" for k, v in where.items())
+        raise SloBenchError(f"{files[name]} has no rows with {asked}")
+    unique, at = np.unique(points, axis=0, return_inverse=True)
+    least = np.full(len(unique), np.inf)
+    np.minimum.at(least, at, times)
+    return unique, least
+
+
+def _gemm(files: Mapping[str, Path], n: int, k: int) -> tuple[Floats, Floats]:
+    """Sizes m and times of (m, n, k): of the shape itself, else scaled from the nearest one."""
+    points, times = _rows(files, "gemm_perf", ("m", "n", "k"), {"gemm_dtype": _DTYPE})
+    shapes = np.unique(points[:, 1:], axis=0)
+    far = np.abs(np.log(shapes / np.array([n, k], dtype=np.float64))).sum(axis=1)
+    nearest = shapes[int(np.argmin(far))]
+    chosen = (points[:, 1:] == nearest).all(axis=1)
+    scale = n * k / float(nearest.prod())
+    return points[chosen, 0], times[chosen] * scale
+
+
+def _matrices(spec: ModelSpec, tp: int) -> dict[str, tuple[int, int]]:
+    """(n, k) of a layer's matrices on one GPU."""
+    heads = -(-spec.kv_heads // tp)
+    qkv = spec.query_width // tp + 2 * heads * spec.head_dim
+    inner = spec.intermediate // tp
+    return {
+        "qkv_proj": (qkv, spec.hidden),
+        "o_proj": (spec.hidden, spec.query_width // tp),
+        "up_proj": ((2 if spec.traits.gated_mlp else 1) * inner, spec.hidden),
+        "down_proj": (spec.hidden, inner),
+    }
+
+
+def _linear(files: Mapping[str, Path], spec: ModelSpec, tp: int) -> list[tuple[Any, ...]]:
+    rows: list[tuple[Any, ...]] = []
+    for operator, (n, k) in _matrices(spec, tp).items():
+        sizes, times = _gemm(files, n, k)
+        rows += [(operator, m, spec.layers, t) for m, t in zip(sizes, times, strict=True)]
+    if tp > 1:
+        if "custom_allreduce_perf" not in files:
+            raise SloBenchError(f"there is no custom_allreduce_perf.parquet, so no tp {tp}")
+        points, times = _rows(
+            files,
+            "custom_allreduce_perf",
+            ("message_size",),
+            {"num_gpus": tp, "backend": "vllm_graph"},
+        )
+        calls = _REDUCES_A_LAYER * spec.layers
+        for elements, time_us in zip(points[:, 0] / spec.hidden, times, strict=True):
+            if elements >= 1:
+                rows.append(("all_reduce", elements, calls, time_us))
+    return rows
+
+
+def _head(files: Mapping[str, Path], spec: ModelSpec, tp: int) -> list[tuple[Any, ...]]:
+    sizes, times = _gemm(files, spec.vocab // tp, spec.hidden)
+    return [("lm_head", m, 1, t) for m, t in zip(sizes, times, strict=True) if m <= 1024]
+
+
+def _attention(files: Mapping[str, Path], spec: ModelSpec, tp: int) -> list[tuple[Any, ...]]:
+    shape = {
+        "num_heads": spec.heads // tp,
+        "num_key_value_heads": -(-spec.kv_heads // tp),
+        "head_dim": spec.head_dim,
+        "attn_dtype": _DTYPE,
+        "kv_cache_dtype": _DTYPE,
+    }
+    rows: list[tuple[Any, ...]] = []
+    points, times = _rows(
+        files,
+        "context_attention_perf",
+        ("batch_size", "isl"),
+        _like(files, "context_attention_perf", shape),
+    )
+    for (batch, length), time_us in zip(points, times, strict=True):
+        if batch == 1:
+            rows.append((length, 0.0, 0.0, 0.0, spec.layers, time_us))
+    points, times = _rows(
+        files,
+        "generation_attention_perf",
+        ("batch_size", "step"),
+        _like(files, "generation_attention_perf", shape),
+    )
+    for (batch, before), time_us in zip(points, times, strict=True):
+        rows.append((0.0, 0.0, batch, before + 1, spec.layers, time_us))
+    return rows
+
+
+def _like(files: Mapping[str, Path], name: str, shape: Mapping[str, Any]) -> dict[str, Any]:
+    """As stored: equal numbers of heads are stored as such in prefill; no sliding window."""
+    columns = _names(files[name])
+    return dict(shape) | ({"window_size": 0} if "window_size" in columns else {})
+
+
+def _names(path: Path) -> list[str]:
+    import pyarrow.parquet as pq
+
+    return list(pq.read_schema(path).names)
