@@ -59,7 +59,10 @@ def import_(
         int | None, typer.Option(metavar="N", min=1, help="Tensor parallel GPUs.")
     ] = None,
     add: Annotated[
-        bool, typer.Option("--add", help="Add to the profile that --out already is.")
+        bool,
+        typer.Option(
+            "--add", help="Add what the profile --out lacks; tables that it has are kept."
+        ),
     ] = False,
     tables: Annotated[
         str, typer.Option(metavar="csv|parquet", help="How tables are kept.")

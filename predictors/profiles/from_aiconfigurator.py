@@ -170,33 +170,23 @@ def _attention(files: Mapping[str, Path], spec: ModelSpec, tp: int) -> list[tupl
         "kv_cache_dtype": _DTYPE,
     }
     rows: list[tuple[Any, ...]] = []
-    points, times = _rows(
-        files,
-        "context_attention_perf",
-        ("batch_size", "isl"),
-        _like(files, "context_attention_perf", shape),
-    )
+    points, times = _calls(files, "context_attention_perf", "isl", shape)
     for (batch, length), time_us in zip(points, times, strict=True):
         if batch == 1:
             rows.append((length, 0.0, 0.0, 0.0, spec.layers, time_us))
-    points, times = _rows(
-        files,
-        "generation_attention_perf",
-        ("batch_size", "step"),
-        _like(files, "generation_attention_perf", shape),
-    )
+    points, times = _calls(files, "generation_attention_perf", "step", shape)
     for (batch, before), time_us in zip(points, times, strict=True):
         rows.append((0.0, 0.0, batch, before + 1, spec.layers, time_us))
     return rows
 
 
-def _like(files: Mapping[str, Path], name: str, shape: Mapping[str, Any]) -> dict[str, Any]:
-    """As stored: equal numbers of heads are stored as such in prefill; no sliding window."""
-    columns = _names(files[name])
-    return dict(shape) | ({"window_size": 0} if "window_size" in columns else {})
-
-
-def _names(path: Path) -> list[str]:
+def _calls(
+    files: Mapping[str, Path], name: str, length: str, shape: Mapping[str, Any]
+) -> tuple[Floats, Floats]:
+    """(batch, length) and times of one shape, without a sliding window."""
     import pyarrow.parquet as pq
 
-    return list(pq.read_schema(path).names)
+    where = dict(shape)
+    if "window_size" in pq.read_schema(files[name]).names:
+        where["window_size"] = 0
+    return _rows(files, name, ("batch_size", length), where)

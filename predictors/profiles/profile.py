@@ -133,10 +133,10 @@ class Profile:
         return f"{self.model} on {self.gpu}" + (f" × tp {self.tp}" if self.tp > 1 else "")
 
     def joined(self, other: Profile) -> Profile:
-        """With the tables and fits of `other` as well, which must be for the same.
+        """With those tables and fits of `other` that this one lacks.
 
         Raises:
-            SloBenchError: it is for something else, or has a table of the same kind.
+            SloBenchError: it is for something else, or has nothing more.
         """
         for name in ("model", "gpu", "tp", "weight_dtype", "kv_dtype"):
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -145,19 +145,17 @@ class Profile:
                     f"the profiles are not of the same: {name} is {mine!r} here and {theirs!r} "
                     "there; import into another file"
                 )
-        both = sorted(set(self.tables) & set(other.tables))
-        if both:
+        if set(other.tables) <= set(self.tables) and set(other.fits) <= set(self.fits):
             raise SloBenchError(
-                f"both profiles have a table {both[0]}; import into another file, or take one "
-                "of them out"
+                f"the profile of {self.label} already has all of that; import into another file"
             )
         return dataclasses.replace(
             self,
             multiprocessors=self.multiprocessors or other.multiprocessors,
             best="",
             sources=(*self.sources, *other.sources),
-            tables={**self.tables, **other.tables},
-            fits={**self.fits, **other.fits},
+            tables={**other.tables, **self.tables},
+            fits={**other.fits, **self.fits},
         )
 
 
