@@ -10,6 +10,7 @@ from typing import Any
 from ..harness.experiment import Experiment
 from ..harness.load import rates_text
 from ..harness.systems import system
+from ..predictors.profiles.profile import read_profile
 from ..workloads.calls import split_outside
 from ..workloads.errors import SloBenchError, UnknownNameError
 
@@ -71,6 +72,11 @@ def asked_experiment(given: Mapping[str, Any]) -> Experiment:
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the options set, by the names of an experiment's settings."""
     settings: dict[str, Any] = {name: given.get(name) for name in _AS_NAMED}
+    if given.get("profile") is not None:
+        measured = read_profile(given["profile"])
+        for name in ("model", "gpu", "tp", "weight_dtype", "kv_dtype"):
+            if settings.get(name) is None:
+                settings[name] = getattr(measured, name)
     base_url, server_arg = given.get("base_url"), given.get("server_arg")
     settings |= {
         "systems": tuple(name for one in given.get("system") or () for name in one.split(",")),
@@ -81,6 +87,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "duration_s": given.get("duration"),
         "warmup_s": given.get("warmup"),
         "slo": tuple(given.get("slo") or ()),
+        "profile": None if given.get("profile") is None else str(given["profile"]),
         "backend": given.get("backend") or ("http" if base_url else None),
         "server": {"args": tuple(server_arg)} if server_arg else None,
         "client": client_of(

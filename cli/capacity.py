@@ -126,6 +126,7 @@ def capacity(
     pp: options.Pp = None,
     instances: options.Instances = None,
     router: options.Router = None,
+    profile: options.Profile = None,
     oversize: options.Oversize = None,
     backend: options.Backend = None,
     base_url: options.BaseUrl = None,

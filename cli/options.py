@@ -160,6 +160,15 @@ Router = Annotated[
         rich_help_panel=SERVES,
     ),
 ]
+Profile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Measured step times in place of the fitted ones (see `slo-bench profile`); sets "
+        "model, GPU and tp unless they are given.",
+        rich_help_panel=SERVES,
+    ),
+]
 Oversize = Annotated[
     str | None,
     typer.Option(

@@ -42,6 +42,7 @@ def run(
     pp: options.Pp = None,
     instances: options.Instances = None,
     router: options.Router = None,
+    profile: options.Profile = None,
     oversize: options.Oversize = None,
     backend: options.Backend = None,
     base_url: options.BaseUrl = None,

@@ -14,8 +14,12 @@ import numpy as np
 from ..predictors.dtypes import weight_dtype
 from ..predictors.output_length import Ints, bucket_accuracy, length_predictor
 from ..predictors.placement import Placement
+from ..predictors.profiles.build import default_host
+from ..predictors.profiles.models import profiled_step_time
+from ..predictors.profiles.profile import read_profile
 from ..predictors.specs import GIB, gpu, model
 from ..predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
+from ..workloads.errors import SloBenchError
 from ..workloads.slo import parse_slo
 from ..workloads.source import WorkloadSource, load_source
 from ..workloads.workload import Workload
@@ -47,6 +51,7 @@ class PlacementSpec:
     kv_blocks: int | None = None
     host_blocks: int | None = None
     host_s: float | None = None
+    profile: str | None = None  # a file of measured step times
 
 
 @dataclass(frozen=True)
@@ -127,8 +132,27 @@ def placed(spec: PlacementSpec) -> Placed:
         fixed_host_blocks=spec.host_blocks,
     )
     placement.check()
+    if spec.profile is not None:
+        return Placed(placement, _profiled(spec.profile, placement, spec.host_s))
     host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
     return Placed(placement, step_time(placement, host_s=host_s))
+
+
+def _profiled(file: str, placement: Placement, host_s: float | None) -> StepTimeModel:
+    profile = read_profile(file)
+    for name, here, there in (
+        ("model", placement.model.name, profile.model),
+        ("gpu", placement.gpu.name, profile.gpu),
+        ("tp", placement.tp, profile.tp),
+        ("weight_dtype", placement.weight_dtype, profile.weight_dtype),
+        ("kv_dtype", placement.kv_dtype, profile.kv_dtype),
+    ):
+        if here != there:
+            raise SloBenchError(
+                f"the profile {file} is for {name} {there}, but {name} is {here}; use another "
+                f"profile, or set {name} to {there}"
+            )
+    return profiled_step_time(profile, default_host(host_s))
 
 
 @lru_cache(maxsize=8)

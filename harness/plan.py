@@ -31,6 +31,7 @@ _PLACED = (
     "kv_blocks",
     "host_blocks",
     "host_s",
+    "profile",
 )
 _WORKLOAD = (
     "workload",

@@ -29,7 +29,7 @@ from .toml_text import line_of, read_toml, to_toml
 T = TypeVar("T")
 
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
-_PATHS = ("systems", "workload", "model")  # settings that may name files
+_PATHS = ("systems", "workload", "model", "profile")  # settings that may name files
 
 
 def _listed(value: object) -> object:
@@ -110,6 +110,7 @@ class ExperimentSchema(BaseModel):
     kv_blocks: Axis[Count | None] = (None,)  # of an instance; None: what fits
     host_blocks: Axis[CountFrom0 | None] = (None,)  # in place of host_memory_gib
     host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
+    profile: Axis[str | None] = (None,)  # a file of measured step times
     length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 
     # How it is run.
