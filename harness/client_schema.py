@@ -65,6 +65,12 @@ class ClientSchema(BaseModel):
             raise ValueError("cannot hold null; leave the field out")
         return body
 
+    def anchored(self, folder: Path) -> ClientSchema:
+        """The same with a relative path made absolute, starting at `folder`."""
+        if self.tokenizer is None:
+            return self
+        return self.model_copy(update={"tokenizer": str(folder / self.tokenizer)})
+
     def options(self, *, model: str, salt: str, values_field: str | None = None) -> HttpOptions:
         """As the load generator takes it, for one cell."""
         return HttpOptions(

@@ -180,7 +180,8 @@ class ExperimentSchema(BaseModel):
     def anchored(self, folder: Path) -> Self:
         """The same with every relative path made absolute, starting at `folder`."""
         settings = {name: getattr(self, name) for name in (*_PATHS, "knobs")}
-        return self.model_copy(update=_all_anchored(settings, folder))
+        found = _all_anchored(settings, folder) | {"client": self.client.anchored(folder)}
+        return self.model_copy(update=found)
 
     def to_toml(self) -> str:
         """The experiment as a file; a setting with one value is written without brackets."""
@@ -206,6 +207,9 @@ def _single(value: object) -> object:
 
 def _all_anchored(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
     found = {name: _anchored(settings[name], folder) for name in _PATHS if name in settings}
+    client = settings.get("client")
+    if isinstance(client, Mapping) and client.get("tokenizer"):
+        found["client"] = {**client, "tokenizer": str(folder / client["tokenizer"])}
     knobs = settings.get("knobs")
     if isinstance(knobs, Mapping):
         found["knobs"] = {_anchored(system, folder): values for system, values in knobs.items()}

@@ -11,8 +11,9 @@ import ssl
 import sys
 from array import array
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any, Protocol
 
 from ....workloads.errors import SloBenchError
@@ -150,7 +151,7 @@ class Driver:
                 await pool.resolve()
             except OSError as error:
                 raise SloBenchError(f"cannot find {pool.endpoint.host}: {error}") from error
-        before = resource.getrusage(resource.RUSAGE_SELF)
+        cpu_before_s = process_time()
         self._start_s = start_s()
         self._tick_due_s = perf_counter() + _TICK_S
         loop.call_later(_TICK_S, self._tick, 0)
@@ -161,16 +162,13 @@ class Driver:
             self._over = True
             for pool in self._pools:
                 await pool.close()
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        unit = 1 if sys.platform == "darwin" else 1024
         return Driven(
             self._start_s,
             self._exchanges,
             self._spool,
             self._lag_s,
-            cpu_s,
-            after.ru_maxrss * unit,
+            process_time() - cpu_before_s,
+            _peak_rss_bytes(),
         )
 
     def _pool(self, index: int) -> Pool:
@@ -264,6 +262,16 @@ class Driver:
 
 
 def _run(main: Coroutine[Any, Any, Driven]) -> Driven:
+    """Run on a loop of its own: of this thread or, if it has one already, of another."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_here(main)
+    with ThreadPoolExecutor(1) as other:  # a notebook's cell
+        return other.submit(_run_here, main).result()
+
+
+def _run_here(main: Coroutine[Any, Any, Driven]) -> Driven:
     if sys.platform == "win32":
         return asyncio.run(main)
     import uvloop
@@ -285,6 +293,11 @@ def _quiet_memory() -> Iterator[None]:
         gc.unfreeze()
         if was_on:
             gc.enable()
+
+
+def _peak_rss_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _allow_many_sockets() -> None:

@@ -1,5 +1,9 @@
+import asyncio
 import shutil
+import signal
 import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -8,7 +12,7 @@ from slo_bench.harness.clusters.servers import measure
 from slo_bench.harness.clusters.shares import Share, processes_for, rows_elsewhere
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engines.over_http import Api, Endpoint, HttpOptions
-from slo_bench.harness.mock_server import MockConfig, serving
+from slo_bench.harness.mock_server import Fault, MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.request import Kind
 from slo_bench.workloads.workload import Workload
@@ -175,6 +179,48 @@ def test_a_server_without_usage_is_counted_by_its_chunks(workload, run):
 def test_a_late_client_makes_a_level_invalid(workload, run):
     found, _ = run(workload(), late_limit_s=1e-9)
     assert "ms is the limit" in found.invalid_because
+
+
+def test_it_runs_where_a_loop_runs_already(workload, run):
+    """As in a notebook."""
+
+    async def cell():
+        return run(workload(2))
+
+    found, truths = asyncio.run(cell())
+    assert found.result.records.tokens_out.tolist() == [5, 5]
+    assert len(truths) == 2
+
+
+def test_ctrl_c_stops_it(workload):
+    """With a server that never answers; the connections are closed on the way out."""
+    silent = MockConfig(fault=Fault.SILENT)
+    with serving(silent) as server:
+        code = (
+            "import numpy as np, sys\n"
+            "from slo_bench.harness.clusters.servers import measure\n"
+            "from slo_bench.harness.engines.over_http import Endpoint, HttpOptions\n"
+            "from slo_bench.workloads.workload import Workload\n"
+            "w = Workload(np.zeros(3), np.full(3, 8), np.full(3, 5))\n"
+            "print('ready', flush=True)\n"
+            "e, options = Endpoint.parse(sys.argv[1]), HttpOptions(processes=int(sys.argv[2]))\n"
+            "try: measure(w, [e], options)\n"
+            "except KeyboardInterrupt: print('stopped')\n"
+        )
+        for processes in ("1", "2"):
+            child = subprocess.Popen(
+                [sys.executable, "-c", code, server.url, processes],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            assert child.stdout.readline() == "ready\n"
+            before = len(server.truths())
+            while len(server.truths()) < before + 3:
+                time.sleep(0.05)
+            child.send_signal(signal.SIGINT)
+            out, _ = child.communicate(timeout=30)
+            assert out == "stopped\n"
+            assert child.returncode == 0
 
 
 def test_the_timeline_is_who_is_under_way(workload, run):

@@ -127,6 +127,14 @@ def test_it_is_written_as_it_was_asked(tmp_path):
     assert planned.resolved.model == ("served",)
 
 
+def test_a_tokenizer_is_looked_for_beside_the_file(tmp_path):
+    path = tmp_path / "x.toml"
+    path.write_text('backend = "http"\n[client]\ntokenizer = "tok"\n')
+    assert Experiment.load(path).client.tokenizer == str(tmp_path / "tok")
+    asked = Experiment(backend="http", client={"tokenizer": "tok"})
+    assert asked.anchored(tmp_path).client.tokenizer == str(tmp_path / "tok")
+
+
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
