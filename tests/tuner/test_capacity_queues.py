@@ -1,0 +1,60 @@
+import heapq
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.tuner.capacity.queues import MdcQueue
+
+
+def test_one_server_that_may_not_wait_is_free_as_often_as_it_idles():
+    assert MdcQueue(1, 2.0, 0.0).attainment(0.3) == pytest.approx(1 - 0.6)
+
+
+@pytest.mark.parametrize("wait_s", [0.25, 0.75, 1.5, 3.2])
+def test_one_server_agrees_with_erlang(wait_s):
+    # A. K. Erlang (1909): P(W ≤ t) = (1 − ρ) Σ_j (−λ(t − jD))^j / j! · e^{λ(t − jD)}, j ≤ t / D.
+    rate = 0.7
+    erlang = (1 - rate) * sum(
+        (-rate * (wait_s - j)) ** j / math.factorial(j) * math.exp(rate * (wait_s - j))
+        for j in range(math.floor(wait_s) + 1)
+    )
+    assert MdcQueue(1, 1.0, wait_s).attainment(rate) == pytest.approx(erlang, abs=1e-9)
+
+
+@pytest.mark.parametrize(("servers", "wait_s"), [(4, 0.5), (8, 1.0)])
+def test_several_servers_agree_with_a_long_simulation(servers, wait_s):
+    queue = MdcQueue(servers, 1.0, wait_s)
+    rate = queue.capacity_rps(0.9)
+    rng = np.random.default_rng(1)
+    arrival_s = np.cumsum(rng.standard_exponential(1_000_000)) / rate
+    met = queue.waits_s(arrival_s)[10_000:] <= wait_s
+    assert met.mean() == pytest.approx(0.9, abs=0.005)
+
+
+def test_nothing_is_met_for_long_above_the_limit():
+    assert MdcQueue(2, 1.0, 5.0).attainment(2.0) == 0.0
+
+
+def test_capacity_rises_with_patience_and_falls_with_the_target():
+    capacities = [MdcQueue(2, 1.0, wait_s).capacity_rps(0.9) for wait_s in (0.2, 1.0, 4.0)]
+    assert capacities == sorted(capacities)
+    queue = MdcQueue(2, 1.0, 1.0)
+    assert queue.capacity_rps(0.99) < queue.capacity_rps(0.9) < queue.limit_rps
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.floats(0, 3), min_size=1, max_size=30),
+)
+def test_waits_are_those_of_a_queue_followed_step_by_step(servers, gaps):
+    arrival_s = np.cumsum(gaps)
+    free_s = [0.0] * servers
+    expected = []
+    for arrival in arrival_s:
+        start = max(arrival, heapq.heappop(free_s))
+        expected.append(start - arrival)
+        heapq.heappush(free_s, start + 1.0)
+    assert MdcQueue(servers, 1.0, 0.0).waits_s(arrival_s) == pytest.approx(expected, abs=1e-9)

@@ -1,0 +1,80 @@
+import numpy as np
+import pytest
+
+from slo_bench.tuner.capacity.queues import MdcQueue
+from slo_bench.tuner.capacity.samples import BATCHES, design_effect, grows, sample_of
+from slo_bench.workloads.errors import SloBenchError
+
+
+def sample(arrival_s, end_s, met=None, **options):
+    arrival_s = np.asarray(arrival_s, dtype=float)
+    met = np.ones(len(arrival_s), dtype=bool) if met is None else np.asarray(met)
+    end_s = np.asarray(end_s, dtype=float)
+    return sample_of(rate_rps=1, seed=0, arrival_s=arrival_s, end_s=end_s, met=met, **options)
+
+
+def test_start_and_end_do_not_count():
+    met = np.zeros(1000, dtype=bool)
+    met[100:970] = True
+    found = sample(np.arange(1000), np.arange(1000) + 0.5, met)
+    assert (found.requests, found.counted, found.attainment) == (1000, 870, 1.0)
+    assert len(found.batch_met) == BATCHES
+
+
+def test_a_whole_trace_counts_from_its_warm_up_on():
+    met = np.arange(1000) % 2 == 0
+    found = sample(np.arange(1000), np.arange(1000) + 0.5, met, whole=True, warmup_s=200.0)
+    assert (found.counted, found.met) == (800, 400)
+
+
+def test_requests_may_come_in_any_order():
+    rng = np.random.default_rng(0)
+    arrival_s = np.sort(rng.uniform(0, 100, 500))
+    met = rng.random(500) < 0.7
+    order = rng.permutation(500)
+    assert sample(arrival_s, arrival_s + 1, met) == sample(
+        arrival_s[order], arrival_s[order] + 1, met[order]
+    )
+
+
+def test_backlog_is_what_has_arrived_and_not_ended():
+    # Everybody stays for ten arrivals, and those of the moment are in.
+    found = sample(np.arange(1000), np.arange(1000) + 9.5)
+    assert set(found.backlog) == {10}
+
+
+def test_what_never_ends_stays_and_what_never_arrives_is_missed():
+    arrival_s = np.arange(1000.0)
+    arrival_s[-10:] = np.nan
+    end_s = arrival_s + 0.5
+    end_s[500] = np.nan
+    met = ~np.isnan(end_s)
+    found = sample(arrival_s, end_s, met, whole=True)
+    assert found.backlog[-1] == 2
+    assert found.met == 989
+
+
+def test_too_few_requests_are_refused():
+    with pytest.raises(SloBenchError, match="at least 20 are needed"):
+        sample(np.arange(15), np.arange(15))
+
+
+def test_a_queue_over_its_limit_grows_and_one_below_does_not():
+    queue = MdcQueue(4, 1.0, 1000.0)  # so patient that all requests are met so far
+    over = [queue.run(4.2, seed, 4000) for seed in range(5)]
+    assert all(run.attainment == 1.0 for run in over)
+    assert grows(over)
+    below = [[queue.run(3.8, 10 * k + seed, 4000) for seed in range(3)] for k in range(50)]
+    assert sum(map(grows, below)) <= 1
+
+
+def test_design_effect_of_independent_and_of_correlated_requests():
+    rng = np.random.default_rng(3)
+
+    def run(stay):
+        """Met or not in spells of so many requests."""
+        met = np.repeat(rng.random(20_000 // stay) < 0.9, stay)
+        return sample(np.arange(20_000), np.arange(20_000), met)
+
+    assert design_effect([run(1) for _ in range(40)]) == pytest.approx(1, abs=0.3)
+    assert design_effect([run(50) for _ in range(40)]) == pytest.approx(50, rel=0.3)

@@ -1,0 +1,172 @@
+import dataclasses
+import math
+from dataclasses import dataclass, field
+
+import pytest
+
+from slo_bench.tuner.capacity import Budget, SearchOptions, find_capacity
+from slo_bench.tuner.capacity.queues import MdcQueue
+from slo_bench.workloads.errors import SloBenchError
+
+QUEUE = MdcQueue(4, 1.0, 0.3)
+
+
+@dataclass
+class Watched:
+    """A queue whose runs are written down; some may be invalid, or never miss."""
+
+    queue: MdcQueue
+    late_from_rps: float = math.inf
+    runs: list = field(default_factory=list)
+
+    def run(self, rate_rps, seed, requests):
+        self.runs.append((rate_rps, seed, requests))
+        sample = self.queue.run(rate_rps, seed, requests)
+        return dataclasses.replace(sample, wall_s=1.0, valid=rate_rps < self.late_from_rps)
+
+
+def test_twenty_searches_cover_the_truth_and_come_close():
+    covered = close = 0
+    for queue in (QUEUE, MdcQueue(8, 1.0, 1.0)):
+        truth_rps = queue.capacity_rps(0.9)
+        for number in range(20):
+            options = SearchOptions(targets=(0.9,), first_seed=1000 * number)
+            start_rps = queue.limit_rps * (0.3, 0.9, 2.0)[number % 3]
+            (found,) = find_capacity(queue, start_rps=start_rps, options=options).capacities
+            assert found.precise
+            covered += found.low_rps <= truth_rps <= found.high_rps
+            close += abs(found.capacity_rps / truth_rps - 1) <= 0.05
+    assert covered >= 35  # of 40: if 95 % are covered, fewer in less than one of two hundred
+    assert close >= 39
+
+
+def test_two_targets_in_one_search():
+    found = find_capacity(QUEUE, start_rps=2.0, options=SearchOptions(targets=(0.99, 0.9)))
+    assert [one.target for one in found.capacities] == [0.9, 0.99]
+    for one in found.capacities:
+        assert one.capacity_rps == pytest.approx(QUEUE.capacity_rps(one.target), rel=0.05)
+    assert found.stopped == "every interval is within ±3.0%"
+    assert found.requests_spent == sum(level.requests for level in found.levels)
+
+
+def test_every_run_has_a_seed_of_its_own():
+    watched = Watched(QUEUE)
+    find_capacity(watched, start_rps=2.0, options=SearchOptions(targets=(0.9,), first_seed=50))
+    seeds = [seed for _, seed, _ in watched.runs]
+    assert seeds == list(range(50, 50 + len(seeds)))
+
+
+def test_the_same_search_again_is_the_same():
+    options = SearchOptions(targets=(0.9,))
+    assert find_capacity(QUEUE, start_rps=2.0, options=options) == find_capacity(
+        QUEUE, start_rps=2.0, options=options
+    )
+
+
+def test_a_budget_of_requests_is_kept():
+    options = SearchOptions(targets=(0.9,), budget=Budget(requests=15_000))
+    found = find_capacity(QUEUE, start_rps=2.0, options=options)
+    assert found.requests_spent <= 15_000
+    assert "of 15,000 are left" in found.stopped
+    (one,) = found.capacities
+    assert not one.precise
+    assert one.low_rps < QUEUE.capacity_rps(0.9) < one.high_rps
+
+
+def test_a_budget_of_time_is_kept():
+    options = SearchOptions(targets=(0.9,), budget=Budget(requests=None, time_s=8.0))
+    watched = Watched(QUEUE)
+    found = find_capacity(watched, start_rps=2.0, options=options)
+    assert found.wall_s == len(watched.runs) <= 8
+    assert "of 8 s are left" in found.stopped
+
+
+def test_what_a_budget_ends_can_go_on_with_another():
+    first = Budget(requests=12_000)
+    short, long = Watched(QUEUE), Watched(QUEUE)
+    find_capacity(
+        short, start_rps=2.0, options=SearchOptions(targets=(0.9,), requests=500, budget=first)
+    )
+    options = SearchOptions(targets=(0.9,), requests=500, shares_of=first)
+    find_capacity(long, start_rps=2.0, options=options)
+    assert len(long.runs) > len(short.runs)
+    assert long.runs[: len(short.runs)] == short.runs
+
+
+def test_a_neighbour_saves_requests():
+    options = SearchOptions(targets=(0.9,), tolerance=0.1)
+    far = find_capacity(QUEUE, start_rps=0.02, options=options)
+    near = find_capacity(QUEUE, start_rps=0.02, options=options, neighbours=(2.3,))
+    assert near.requests_spent < far.requests_spent
+    assert near.capacities[0].capacity_rps == pytest.approx(far.capacities[0].capacity_rps, rel=0.1)
+
+
+def test_a_backlog_that_grows_bounds_a_patient_system():
+    # Nobody misses anything for the first thousand requests over the limit.
+    queue = MdcQueue(4, 1.0, 100.0)
+    found = find_capacity(queue, start_rps=1.0, options=SearchOptions(targets=(0.9,)))
+    assert found.capacities[0].capacity_rps == pytest.approx(queue.limit_rps, rel=0.02)
+    assert any(level.growing for level in found.levels)
+
+
+def test_a_system_that_never_misses_has_no_capacity():
+    class Instant:
+        def run(self, rate_rps, seed, requests):
+            queue = MdcQueue(1, 1e-9 / rate_rps, 1.0)
+            return queue.run(rate_rps, seed, requests)
+
+    found = find_capacity(
+        Instant(), start_rps=1.0, options=SearchOptions(requests=200, high_rps=1000)
+    )
+    assert all(one.capacity_rps is None for one in found.capacities)
+    assert found.capacities[0].low_rps == 1000
+    assert "no rate up to 1000 req/s falls below 0.9" in found.stopped
+
+
+def test_a_system_that_always_misses_has_capacity_zero():
+    options = SearchOptions(targets=(0.999,), requests=200, low_rps=0.5)
+    found = find_capacity(MdcQueue(1, 1.0, 0.0), start_rps=2.0, options=options)
+    (one,) = found.capacities
+    assert (one.capacity_rps, one.low_rps, one.high_rps) == (0.0, 0.0, 0.5)
+    assert "even 0.5 req/s falls below 0.999" in found.stopped
+
+
+def test_invalid_levels_are_ignored_and_bound_the_search():
+    watched = Watched(QUEUE, late_from_rps=1.5)  # the capacity at 0.9 is 2.2
+    found = find_capacity(watched, start_rps=1.0, options=SearchOptions(budget=Budget(100_000)))
+    at_90, at_99 = found.capacities
+    assert at_90.capacity_rps is None
+    assert 1.2 < at_90.low_rps < 1.5
+    assert at_99.capacity_rps == pytest.approx(QUEUE.capacity_rps(0.99), rel=0.06)
+    late = [level for level in found.levels if level.rate_rps >= 1.5]
+    assert late
+    assert all(level.counted == 0 for level in late)
+
+
+def test_no_valid_run_at_all_is_an_error():
+    options = SearchOptions(requests=200, budget=Budget(requests=5000))
+    with pytest.raises(SloBenchError, match="the client was late at every rate"):
+        find_capacity(Watched(QUEUE, late_from_rps=0.0), start_rps=1.0, options=options)
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"targets": ()}, "at least one target"),
+        ({"targets": (1.5,)}, "target must lie between 0 and 1 but is 1.5"),
+        ({"targets": (0.9, 0.9)}, "each target can be given once"),
+        ({"tolerance": 0.0}, "tolerance must lie in"),
+        ({"requests": 10}, "requests must be at least 100 but is 10"),
+        ({"seeds": 0}, "seeds must be at least 1 but is 0"),
+        ({"budget": Budget(requests=0)}, "max requests must be positive but is 0"),
+        ({"low_rps": 3.0, "high_rps": 2.0}, "the lowest rate"),
+    ],
+)
+def test_options_that_make_no_sense(settings, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        SearchOptions(**settings)
+
+
+def test_a_start_that_is_no_rate():
+    with pytest.raises(SloBenchError, match="start_rps must be positive"):
+        find_capacity(QUEUE, start_rps=0.0)

@@ -1,0 +1,57 @@
+import math
+
+import pytest
+
+from slo_bench.tuner.capacity import Budget, LevelSample, SearchOptions
+from slo_bench.tuner.capacity.samples import BATCHES
+from slo_bench.tuner.capacity.traces import find_trace_capacity
+
+
+class Falling:
+    """Attainment falls in a line from 1 at rate 0 to 0 at `zero_rps`."""
+
+    def __init__(self, zero_rps):
+        self.zero_rps = zero_rps
+        self.rates = []
+
+    def run(self, rate_rps, seed, requests):
+        self.rates.append(rate_rps)
+        met = math.floor(max(0.0, 1 - rate_rps / self.zero_rps) * 1000)
+        return LevelSample(
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=requests,
+            batch_met=(met,) * BATCHES,
+            batch_requests=(1000,) * BATCHES,
+            backlog=(0,) * (BATCHES + 1),
+        )
+
+
+def search(runner, start_rps=1.0, **options):
+    options = SearchOptions(**options)
+    return find_trace_capacity(runner, start_rps=start_rps, options=options, requests=500)
+
+
+def test_the_interval_is_between_a_rate_that_passes_and_one_that_fails():
+    runner = Falling(100.0)
+    found = search(runner)
+    for one, truth_rps in zip(found.capacities, (10.0, 1.0), strict=True):
+        assert one.precise
+        assert one.low_rps <= truth_rps * 1.01
+        assert one.high_rps >= truth_rps
+        assert one.capacity_rps == pytest.approx(truth_rps, rel=0.04)
+    assert len(set(runner.rates)) == len(runner.rates)
+    assert found.requests_spent == 500 * len(runner.rates)
+
+
+def test_a_budget_is_kept():
+    found = search(Falling(100.0), targets=(0.9,), budget=Budget(requests=1800))
+    assert found.requests_spent == 1500
+    assert "300 of 1,800 are left" in found.stopped
+
+
+def test_what_never_fails_has_no_capacity():
+    found = search(Falling(math.inf), targets=(0.9,), high_rps=50.0)
+    assert found.capacities[0].capacity_rps is None
+    assert found.capacities[0].low_rps == 50.0
+    assert "do not bracket 0.9" in found.stopped
