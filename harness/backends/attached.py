@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ...predictors.specs import gpu
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..cells import CellSpec
@@ -49,6 +50,7 @@ class HttpBackend:
             raise SloBenchError(
                 "backend http needs the address of a server: --base-url http://127.0.0.1:8000"
             )
+        _hardware(spec)
         if spec.knobs:
             raise SloBenchError(
                 f"an attached server decides for itself: knobs cannot be set for {spec.system}"
@@ -70,6 +72,7 @@ class HttpBackend:
             self.client,
             model=models[0] if asked == SERVED else asked,
             gpu=spec.placement.gpu,
+            hardware=_hardware(spec),
         )
 
 
@@ -109,6 +112,23 @@ class Attached:
             columns=_columns(found),
             figures=_figures(workload, found),
         )
+
+
+def _hardware(spec: CellSpec) -> Hardware:
+    """What it costs, where we are told what it is.
+
+    Raises:
+        UnknownNameError: of a GPU that no catalogue holds.
+    """
+    place = spec.placement
+    if place.gpu == UNKNOWN_GPU:
+        return _UNKNOWN_HARDWARE
+    return Hardware(
+        gpus=spec.instances * place.tp * place.pp,
+        parameters=float("nan"),
+        peak_flops=0.0,
+        usd_per_gpu_hour=gpu(place.gpu).price_per_hour_usd or None,
+    )
 
 
 def _columns(found: HttpResult) -> dict[str, Column]:

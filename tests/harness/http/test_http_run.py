@@ -10,6 +10,7 @@ from slo_bench.cli.main import main
 from slo_bench.cli.run import EXAMPLES
 from slo_bench.harness.experiment import Experiment
 from slo_bench.harness.mock_server import Fault, MockConfig, serving
+from slo_bench.predictors.specs import gpu
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 from slo_bench.workloads.source import load_source
 
@@ -127,6 +128,14 @@ def test_it_is_written_as_it_was_asked(tmp_path):
     assert planned.resolved.model == ("served",)
 
 
+def test_what_it_costs_if_we_are_told_what_it_is(tmp_path):
+    with serving(QUICK) as server:
+        asked = experiment(server.url, gpu="h100-80g", tp=2, requests=2)
+        (row,) = asked.run(tmp_path / "run").rows()
+    assert (row["gpu"], row["gpus"]) == ("h100-80g", 2)
+    assert row["cost_usd_per_hour"] == 2 * gpu("h100-80g").price_per_hour_usd
+
+
 def test_a_tokenizer_is_looked_for_beside_the_file(tmp_path):
     path = tmp_path / "x.toml"
     path.write_text('backend = "http"\n[client]\ntokenizer = "tok"\n')
@@ -148,6 +157,7 @@ def test_a_tokenizer_is_looked_for_beside_the_file(tmp_path):
         ({"client": {"body": {"stop": None}}}, "cannot hold null"),
         ({"client": {"headers": {"api-key": "x"}}}, "looks like a secret"),
         ({"client": {}}, "needs the address of a server"),
+        ({"client": {"base_urls": "http://h"}, "gpu": "h10"}, "unknown GPU 'h10'"),
         ({"client": {"base_urls": "http://127.0.0.1:1"}}, "no OpenAI-compatible server answers"),
     ],
 )
