@@ -76,12 +76,15 @@ def _levels(row: Row) -> Table:
     table = Table(
         title=Text(f"Levels tried: {row['search']}"), title_justify="left", box=box.SIMPLE_HEAD
     )
-    for head in ("req/s", "runs", "requests", "in SLO", "95 % interval", ""):
+    for head in ("req/s", "runs", "requests", "in SLO", "95 % interval"):
         table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("", overflow="fold")
     for level in row["levels"]:
         known = level["attainment"] is not None
         late = level["runs"] - level["valid_runs"]
-        notes = ["backlog grows"] * level["backlog_grows"] + [f"{late} invalid"] * bool(late)
+        notes = ["backlog grows"] * level["backlog_grows"] + [
+            f"{late} invalid: {level['invalid_because']}"
+        ] * bool(late)
         table.add_row(
             rate_text(level["rate_rps"]),
             str(level["runs"]),

@@ -158,6 +158,9 @@ def live(searches: int, slots: int, service_s: float, wait_slo_s: float, toleran
             asked = Asked(targets=(0.9,), tolerance=tolerance)
             found = search_capacity(experiment, Path(folder) / str(number), asked=asked)
             (row,) = found.rows()
+            if not row["capacity_rps"]:
+                print(f"nothing found: {row['stopped']}; {row['levels']}", flush=True)
+                continue
             print(
                 f"{row['capacity_rps']:7.2f} [{row['low_rps']:.2f}, {row['high_rps']:.2f}] "
                 f"error {row['capacity_rps'] / truth_rps - 1:+.1%} "
@@ -175,10 +178,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("what", nargs="*", default=["coverage", "bisection", "speed"])
     parser.add_argument("--searches", type=int, default=100)
     parser.add_argument("--live-searches", type=int, default=5)
-    parser.add_argument("--slots", type=int, default=8)
-    parser.add_argument("--service", type=float, default=0.05, help="seconds")
-    parser.add_argument("--wait", type=float, default=0.025, help="seconds")
-    parser.add_argument("--tolerance", type=float, default=0.03, help="of the live searches")
+    parser.add_argument("--slots", type=int, default=16)
+    parser.add_argument("--service", type=float, default=0.1, help="seconds")
+    parser.add_argument("--wait", type=float, default=0.03, help="seconds")
+    parser.add_argument("--tolerance", type=float, default=0.04, help="of the live searches")
     asked = parser.parse_args(arguments)
     if {"coverage", "bisection"} & set(asked.what):
         coverage_and_bisection(asked.searches, bisection="bisection" in asked.what)

@@ -20,7 +20,7 @@ def run(rate, met, counted, seed=0, *, backlog=None, valid=True):
         batch_met=tuple(np.diff(mets).tolist()),
         batch_requests=tuple(np.diff(edges).tolist()),
         backlog=tuple(backlog or [5] * (BATCHES + 1)),
-        valid=valid,
+        invalid_because=None if valid else "late",
     )
 
 

@@ -22,7 +22,8 @@ class Watched:
     def run(self, rate_rps, seed, requests):
         self.runs.append((rate_rps, seed, requests))
         sample = self.queue.run(rate_rps, seed, requests)
-        return dataclasses.replace(sample, wall_s=1.0, valid=rate_rps < self.late_from_rps)
+        late = "late" if rate_rps >= self.late_from_rps else None
+        return dataclasses.replace(sample, wall_s=1.0, invalid_because=late)
 
 
 def test_twenty_searches_cover_the_truth_and_come_close():

@@ -165,7 +165,7 @@ class CellRunner:
             warmup_s=self.template.warmup_s,
             whole=whole,
             wall_s=wall_s,
-            valid=measured.invalid_because is None,
+            invalid_because=measured.invalid_because,
         )
 
 

@@ -57,6 +57,12 @@ class Level:
         return tuple(sample for sample in self.samples if sample.valid)
 
     @property
+    def invalid_because(self) -> str | None:
+        """Why the last invalid run was none to judge by; None if all were."""
+        reasons = [sample.invalid_because for sample in self.samples if not sample.valid]
+        return reasons[-1] if reasons else None
+
+    @property
     def requests(self) -> int:
         """All that were sent."""
         return sum(sample.requests for sample in self.samples)

@@ -53,6 +53,7 @@ class Found:
                 "attainment_low": level.attainment_interval[0] if level.counted else None,
                 "attainment_high": level.attainment_interval[1] if level.counted else None,
                 "backlog_grows": level.growing,
+                "invalid_because": level.invalid_because,
             }
             for level in self.search.levels
         ]

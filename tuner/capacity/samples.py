@@ -40,7 +40,12 @@ class LevelSample:
     backlog: tuple[int, ...]
     bound_s: float = 0.0
     wall_s: float = 0.0
-    valid: bool = True
+    invalid_because: str | None = None
+
+    @property
+    def valid(self) -> bool:
+        """Whether anything can be concluded: not where the client was late."""
+        return self.invalid_because is None
 
     @property
     def met(self) -> int:
@@ -80,7 +85,7 @@ def sample_of(
     warmup_s: float = 0.0,
     whole: bool = False,
     wall_s: float = 0.0,
-    valid: bool = True,
+    invalid_because: str | None = None,
 ) -> LevelSample:
     """From the times of every request to a sample.
 
@@ -97,7 +102,7 @@ def sample_of(
         warmup_s: what arrives before does not count either.
         whole: count every request from `warmup_s` on (a trace that is its own whole truth).
         wall_s: what the run took.
-        valid: False if the client was late, so that nothing can be concluded.
+        invalid_because: why nothing can be concluded (the client was late), or None.
 
     Raises:
         SloBenchError: too few requests are left to count.
@@ -130,7 +135,7 @@ def sample_of(
         backlog=tuple(backlog.tolist()),
         bound_s=bound_s,
         wall_s=wall_s,
-        valid=valid,
+        invalid_because=invalid_because,
     )
 
 

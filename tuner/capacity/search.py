@@ -24,6 +24,7 @@ _BOUNDS_BRACKETING = 20  # a run lasts so many latency bounds, so that a growing
 _BOUNDS_REFINING = 60
 _CORRELATED = 25  # a run is worth so many independent requests
 _LEAST_MISSES = 2  # and so many independent misses
+_TRIES = 3
 _RESOLUTION = 0.001  # an attainment that is known within ±0.1 % is known well enough
 _LENGTHEN = 4  # times what the longest run was, at most
 _LEAST_SHARES = 15  # no run takes more of the budget than one of so many shares
@@ -209,7 +210,7 @@ class _Search:
 
     def _note_late(self, level: Level) -> None:
         """Where the client is late again and again, no higher rate can be judged either."""
-        if level.valid or len(level.samples) < 2:
+        if level.valid or len(level.samples) < _TRIES:
             return
         below = [lv.rate_rps for lv in self._usable() if lv.rate_rps < level.rate_rps]
         if below and level.rate_rps / below[-1] > _WIDEST_BRACKET:
@@ -220,12 +221,14 @@ class _Search:
             self._highest_rps, self._late_rps = limit, level.rate_rps
 
     def _try(self, rate_rps: float) -> None:
-        """One short run of a level; two where the first is invalid."""
+        """One short run of a level that is valid, if one is."""
         rate_rps = three_digits(rate_rps)
-        sample = self._run(rate_rps)
-        # Now the bound is known, and being late once may have been an accident.
-        if not sample.valid or sample.requests < self._needed(rate_rps, None) // 2:
-            self._run(rate_rps)
+        for _ in range(_TRIES):  # the client may have been late by accident
+            sample = self._run(rate_rps)
+            if sample.valid:
+                break
+        if sample.requests < self._needed(rate_rps, None) // 2:
+            self._run(rate_rps)  # now that the bound is known
 
     # The two stages.
 
