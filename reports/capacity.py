@@ -158,6 +158,23 @@ def _series(row: Row, cells: pd.DataFrame) -> str | None:
     return str(of_run.loc[own, "series"].iloc[0]) if own.any() else None
 
 
+def answer(rows: Sequence[Row], cells: pd.DataFrame) -> str | None:
+    """The page's one sentence, where every series was searched; None where the page must tell."""
+    known = {_series(row, cells) for row in rows}
+    least = min((row["target"] for row in rows), default=None)
+    found = [row for row in rows if row["target"] == least and row["capacity_rps"]]
+    if not found or known != set(cells["series"]):
+        return None
+    best = max(found, key=lambda row: float(row["capacity_rps"]))
+    share = f"{best['target']:.6%}".rstrip("%").rstrip("0").rstrip(".")
+    return (
+        f"<strong>{escape(str(_series(best, cells)))}</strong> carries "
+        f"<strong>{rate_text(best['capacity_rps'])} req/s</strong> "
+        f"(95&nbsp;% interval {escape(interval_text(best))}) with at least {share}&nbsp;% of "
+        "requests in their SLO."
+    )
+
+
 def section(rows: Sequence[Row], cells: pd.DataFrame, drawn: str) -> str:
     """The report's section with the capacities; nothing where no run was a search."""
     if not rows:

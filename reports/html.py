@@ -101,7 +101,7 @@ def _document(shown: _Shown) -> str:
 {sections.notices(cells, shown.runs)}
 </header>
 <main>
-<p class="answer">{sections.answer(cells, names)}</p>
+<p class="answer">{capacity.answer(searched, cells) or sections.answer(cells, names)}</p>
 {sections.summary(cells, shown.rows, shown.details, names)}
 <nav class="contents" aria-label="Contents"><a href="#load">Against load</a>\
 <a href="#rate-section">At one rate</a><a href="#worth">Efficiency and cost</a>\
