@@ -1,7 +1,8 @@
 """How well, and at what cost, `slo-bench capacity` finds capacities that are known.
 
 Run `python tests/benchmarks/bench_capacity.py [coverage] [bisection] [speed] [live]`; without a
-word all but `live`, which takes a quarter of an hour.
+word all but `live`, which takes an hour (or five processes with `--first 0 --live-searches 1` to
+`--first 4` a quarter of one).
 
 coverage    seeded searches on simulated M/D/c queues: how often the interval covers the truth, how
             far the estimate is from it, requests spent
@@ -134,15 +135,15 @@ def speed() -> None:
     print(f"CPU seconds: {usage.ru_utime + usage.ru_stime:.2f}")
 
 
-def live(searches: int, slots: int, service_s: float, wait_slo_s: float, tolerance: float) -> None:
-    """Searches over HTTP."""
+def live(numbers: range, slots: int, service_s: float, wait_slo_s: float, tolerance: float) -> None:
+    """Searches over HTTP. The mock keeps its times only where a core is free for it."""
     ttft_s = 0.002
     queue = MdcQueue(slots, service_s, wait_slo_s)
     truth_rps = queue.capacity_rps(0.9)
     print(f"{slots} slots, {service_s} s each, wait ≤ {wait_slo_s} s: {truth_rps:.2f} req/s at 0.9")
     config = MockConfig(ttft_s=ttft_s, slots=slots, service_s=service_s)
     with serving_apart(config) as mock, tempfile.TemporaryDirectory() as folder:
-        for number in range(searches):
+        for number in numbers:
             experiment = Experiment(
                 systems="mock",
                 backend="http",
@@ -178,9 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("what", nargs="*", default=["coverage", "bisection", "speed"])
     parser.add_argument("--searches", type=int, default=100)
     parser.add_argument("--live-searches", type=int, default=5)
+    parser.add_argument("--first", type=int, default=0, help="number of the first live search")
     parser.add_argument("--slots", type=int, default=16)
-    parser.add_argument("--service", type=float, default=0.1, help="seconds")
-    parser.add_argument("--wait", type=float, default=0.03, help="seconds")
+    parser.add_argument("--service", type=float, default=0.5, help="seconds")
+    parser.add_argument("--wait", type=float, default=0.15, help="seconds")
     parser.add_argument("--tolerance", type=float, default=0.04, help="of the live searches")
     asked = parser.parse_args(arguments)
     if {"coverage", "bisection"} & set(asked.what):
@@ -188,7 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "speed" in asked.what:
         speed()
     if "live" in asked.what:
-        live(asked.live_searches, asked.slots, asked.service, asked.wait, asked.tolerance)
+        numbers = range(asked.first, asked.first + asked.live_searches)
+        live(numbers, asked.slots, asked.service, asked.wait, asked.tolerance)
 
 
 if __name__ == "__main__":
