@@ -64,7 +64,7 @@ def validate(
         typer.Option(
             metavar="MS",
             min=0,
-            help="What the host adds to a step without a CUDA graph. Default: 6.",
+            help="What the host adds to a step without a CUDA graph. Default: 6.5.",
         ),
     ] = None,
     html: Annotated[

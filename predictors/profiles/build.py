@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 BLOCKS_PER_MULTIPROCESSOR = 2
 # A step that is launched kernel by kernel instead of replayed from a CUDA graph. Measured once: on
 # the host of LLMServingSim's RTX PRO 6000 (vLLM 0.19, Llama-3.1-8B); held for all others.
-LAUNCH_S = 0.006
+LAUNCH_S = 0.0065
 GRAPH_TOKENS = 512  # the largest CUDA graph that vLLM captures
 
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import inf, sqrt
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,15 +90,14 @@ class Host:
         return min(self.graph_tokens, -(-tokens // multiple) * multiple)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
+class _Line(NamedTuple):
     """A decode-only step of so many sequences, by the KV tokens of the batch.
 
     Equal sequences: `base_s[k]` + `slope_s[k]` * tokens up to `ends[k]`. Unequal ones take at
     least `unequal_s` + `unequal_s_per_token` * tokens + `longest_s_per_token` * longest.
     """
 
-    ends: list[float]
+    ends: list[float]  # the last is infinite
     base_s: list[float]
     slope_s: list[float]
     unequal_s: float
@@ -140,6 +140,15 @@ class TableStepTime:
         self._chunks = mixed.chunk_tokens.tolist()
         self._contexts = mixed.context_tokens.tolist()
         self._kvs = mixed.kv_tokens.tolist()
+        self._row = len(self._kvs)
+        self._stride = len(self._contexts) * self._row
+        # Looked up instead of searched for: where lengths stand in the mixed grid.
+        self._chunk_cells = [self._chunk_cell(n) for n in range(int(self._chunks[-1]) + 1)]
+        last = self._row - 2
+        self._kv_columns = [
+            min(max(bisect_right(self._kvs, n) - 1, 0), last) for n in range(int(self._kvs[-1]) + 1)
+        ]
+        self._kv_shares = (1 / np.diff(mixed.kv_tokens)).tolist()
         self._fixed_s: dict[int, float] = {}
         self._sequence_s: dict[int, float] = {}
         self._lines: dict[int, _Line] = {}
@@ -157,17 +166,14 @@ class TableStepTime:
         """See `StepTime`."""
         if not chunks:
             line = self._lines.get(decode_seqs) or self._line(decode_seqs)
-            k = bisect_right(line.ends, decode_kv_tokens)
-            equal_s = line.base_s[k] + line.slope_s[k] * decode_kv_tokens
-            unequal_s = (
-                line.unequal_s
-                + line.unequal_s_per_token * decode_kv_tokens
-                + line.longest_s_per_token * longest_kv_tokens
-            )
+            ends, base_s, slope_s, unequal_s, token_s, longest_s = line
+            k = bisect_right(ends, decode_kv_tokens)
+            equal_s = base_s[k] + slope_s[k] * decode_kv_tokens
+            unequal_s += token_s * decode_kv_tokens + longest_s * longest_kv_tokens
             return equal_s if equal_s > unequal_s else unequal_s
         if len(chunks) == 1:
             context, tokens = chunks[0]
-            length: float = tokens
+            length = tokens
             before: float = context
         else:
             pairs = 0.0
@@ -178,7 +184,7 @@ class TableStepTime:
             length = tokens
             before = pairs / tokens - 0.5 * tokens
             if before < 0:
-                length = sqrt(2 * pairs)
+                length = round(sqrt(2 * pairs))
                 before = 0.0
         tokens += decode_seqs
         sequences = decode_seqs + len(chunks)
@@ -195,6 +201,9 @@ class TableStepTime:
         longest_kv_tokens: int = 0,
     ) -> float:
         """See `StepTime`; a sum in closed form for every stretch in which one line holds."""
+        here, first_s, growth_s = self._stretch(decode_seqs, decode_kv_tokens, longest_kv_tokens)
+        if steps <= here:
+            return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
         return stretches.span_s(
             self._stretches(decode_seqs, decode_kv_tokens, longest_kv_tokens), steps
         )
@@ -207,6 +216,13 @@ class TableStepTime:
         longest_kv_tokens: int = 0,
     ) -> int:
         """See `StepTime`; it agrees with `span_s` to the last bit."""
+        if duration_s <= 0:
+            return 0
+        here, first_s, growth_s = self._stretch(decode_seqs, decode_kv_tokens, longest_kv_tokens)
+        if growth_s >= 0 and here * first_s > duration_s:  # all but always here
+            steps = stretches.crossing(first_s, growth_s, 0.0, duration_s)
+            if steps <= here:
+                return steps
         return stretches.steps_within(
             self._stretches(decode_seqs, decode_kv_tokens, longest_kv_tokens), duration_s
         )
@@ -214,35 +230,38 @@ class TableStepTime:
     def _stretches(
         self, sequences: int, kv_tokens: int, longest: int
     ) -> Iterator[stretches.Stretch]:
-        """Steps that only decode, as stretches in which they grow evenly: how many, seconds of
-        the first, and by how much each is longer than the one before.
-        """
-        line = self._lines.get(sequences) or self._line(sequences)
-        ends = line.ends
-        k = bisect_right(ends, kv_tokens)
-        unequal_growth_s = line.unequal_s_per_token * sequences + line.longest_s_per_token
+        """Steps that only decode, as stretches in which they grow evenly."""
         while True:
-            here = -int((kv_tokens - ends[k]) // sequences) if k < len(ends) else stretches.ENDLESS
-            equal_s = line.base_s[k] + line.slope_s[k] * kv_tokens
-            growth_s = line.slope_s[k] * sequences
-            unequal_s = (
-                line.unequal_s
-                + line.unequal_s_per_token * kv_tokens
-                + line.longest_s_per_token * longest
-            )
-            # The longer of the two holds, until the other overtakes it.
-            lead_s, gain_s = equal_s - unequal_s, unequal_growth_s - growth_s
-            first_s = equal_s
-            if lead_s < 0:
-                first_s, growth_s = unequal_s, unequal_growth_s
-                lead_s, gain_s = -lead_s, -gain_s
-            if gain_s > 0 and lead_s < gain_s * here:
-                here = min(here, int(lead_s / gain_s) + 1)
-            yield here, first_s, growth_s
-            kv_tokens += here * sequences
-            longest += here
-            if k < len(ends) and kv_tokens >= ends[k]:
-                k += 1
+            stretch = self._stretch(sequences, kv_tokens, longest)
+            yield stretch
+            kv_tokens += stretch[0] * sequences
+            longest += stretch[0]
+
+    def _stretch(self, sequences: int, kv_tokens: int, longest: int) -> stretches.Stretch:
+        """The stretch that begins here."""
+        ends, base_s, slope_s, unequal_s, token_s, longest_s = self._lines.get(
+            sequences
+        ) or self._line(sequences)
+        k = bisect_right(ends, kv_tokens)
+        growth_s = slope_s[k] * sequences
+        first_s = base_s[k] + slope_s[k] * kv_tokens
+        end = ends[k]
+        here = stretches.ENDLESS if end == inf else -int((kv_tokens - end) // sequences)
+        if not longest_s:
+            return here, first_s, growth_s
+        # The longer of the two holds, until the other overtakes it.
+        unequal_s += token_s * kv_tokens + longest_s * longest
+        unequal_growth_s = token_s * sequences + longest_s
+        if first_s >= unequal_s:
+            lead_s, gain_s = first_s - unequal_s, unequal_growth_s - growth_s
+        else:
+            lead_s, gain_s = unequal_s - first_s, growth_s - unequal_growth_s
+            first_s, growth_s = unequal_s, unequal_growth_s
+        if lead_s < gain_s * here:
+            overtaken = int(lead_s / gain_s) + 1
+            if overtaken < here:
+                here = overtaken
+        return here, first_s, growth_s
 
     # ---------------------------------------------------------------- parts of a step
 
@@ -271,13 +290,14 @@ class TableStepTime:
             # others have left it: as many as are resident are read at the same pace.
             full = grid.seconds[-1]
             token_s = float((full[-1] - full[0]) / np.ptp(grid.kv_tokens) / grid.sequences[-1])
-            attention_s = np.maximum(attention_s, attention_s[0] + token_s * knots)
+            start_s = float(attention_s[0] - token_s * knots[0])
+            attention_s = np.maximum(attention_s, start_s + token_s * knots)
             alone_s = self._lone_s_per_token
             read = max(1 / sequences, 1 / self.resident)
-            unequal = (fixed_s + float(attention_s[0]), token_s - alone_s * read, alone_s)
+            unequal = (fixed_s + start_s, token_s - alone_s * read, alone_s)
         slopes = np.diff(attention_s) / np.diff(knots)
         line = _Line(
-            knots[1:-1].tolist(),
+            [*knots[1:-1].tolist(), inf],
             (fixed_s + attention_s[:-1] - slopes * knots[:-1]).tolist(),
             slopes.tolist(),
             *unequal,
@@ -298,37 +318,49 @@ class TableStepTime:
         seconds = grid.seconds[0, 0, alone[0]]
         return max(0.0, float((seconds[-1] - seconds[0]) / np.ptp(grid.kv_tokens)))
 
-    def _attention(self, sequences: int, kv_tokens: int, chunk: float, context: float) -> float:
+    def _attention(self, sequences: int, kv_tokens: int, chunk: int, context: float) -> float:
         """Attention of a step with prefill, between the points of the mixed grid."""
         cube = self._cubes.get(sequences) or self._cube(sequences)
-        chunks, contexts, kvs = self._chunks, self._contexts, self._kvs
-        n_kv = len(kvs)
-        stride = len(contexts) * n_kv
-        a = min(max(bisect_left(chunks, chunk), 1), len(chunks) - 1)
-        fa = (chunk - chunks[a - 1]) / (chunks[a] - chunks[a - 1])
-        if fa < 0:
-            fa = 0.0  # a tile holds more tokens than the least chunk measured
-        b = min(max(bisect_left(contexts, context), 1), len(contexts) - 1)
-        fb = (context - contexts[b - 1]) / (contexts[b] - contexts[b - 1])
-        c, fc = 1, 0.0
+        cells = self._chunk_cells
+        at, fa = cells[chunk] if chunk < len(cells) else self._chunk_cell(chunk)
+        fc = 0.0
         if sequences:
             kv = kv_tokens / sequences
-            c = min(max(bisect_left(kvs, kv), 1), n_kv - 1)
-            fc = (kv - kvs[c - 1]) / (kvs[c] - kvs[c - 1])
-        at = (a - 1) * stride + (b - 1) * n_kv + c
-        near = cube[at - 1] + fc * (cube[at] - cube[at - 1])
-        if fb:
-            at += n_kv
-            near += fb * (cube[at - 1] + fc * (cube[at] - cube[at - 1]) - near)
-            at -= n_kv
+            columns = self._kv_columns
+            whole = int(kv)
+            c = columns[whole] if whole < len(columns) else columns[-1]
+            fc = (kv - self._kvs[c]) * self._kv_shares[c]
+            at += c
+        near = cube[at]
+        near += fc * (cube[at + 1] - near)
+        fb = 0.0
+        row = self._row
+        if context:
+            contexts = self._contexts
+            b = min(max(bisect_left(contexts, context), 1), len(contexts) - 1)
+            fb = (context - contexts[b - 1]) / (contexts[b] - contexts[b - 1])
+            at += (b - 1) * row
+            near = cube[at]
+            near += fc * (cube[at + 1] - near)
+            later = cube[at + row]
+            near += fb * (later + fc * (cube[at + row + 1] - later) - near)
         if fa:
-            at += stride
-            far = cube[at - 1] + fc * (cube[at] - cube[at - 1])
+            at += self._stride
+            far = cube[at]
+            far += fc * (cube[at + 1] - far)
             if fb:
-                at += n_kv
-                far += fb * (cube[at - 1] + fc * (cube[at] - cube[at - 1]) - far)
+                later = cube[at + row]
+                far += fb * (later + fc * (cube[at + row + 1] - later) - far)
             near += fa * (far - near)
-        return max(0.0, near)
+        return near if near > 0 else 0.0
+
+    def _chunk_cell(self, chunk: float) -> tuple[int, float]:
+        """Where in a cube the chunk length below begins, and the share of the way to the next."""
+        chunks = self._chunks
+        a = min(max(bisect_left(chunks, chunk), 1), len(chunks) - 1)
+        share = (chunk - chunks[a - 1]) / (chunks[a] - chunks[a - 1])
+        # A tile holds more tokens than the least chunk measured.
+        return (a - 1) * self._stride, max(0.0, share)
 
     def _cube(self, sequences: int) -> list[float]:
         """The mixed grid at so many decoding sequences, flat."""
