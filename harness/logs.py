@@ -257,7 +257,7 @@ def _from_columns(
         column[known] for column in (arrival, begin, prompt, output, first, last)
     )
     # Clients and engines stamp by clocks of their own; the quickest hand-over took no time.
-    arrival = arrival + (begin - arrival).min()
+    arrival = np.minimum(begin, arrival + (begin - arrival).min())
     early = (first < begin) | (last < first)
     if early.any():
         row = int(np.flatnonzero(early)[0])

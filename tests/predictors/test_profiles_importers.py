@@ -1,0 +1,230 @@
+"""Importers: each project's layout, small and made up; then the real files where they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench.predictors.profiles.fit import fit
+from slo_bench.predictors.profiles.importers import Asked, import_profile
+from slo_bench.predictors.profiles.models import profiled_step_time
+from slo_bench.predictors.profiles.table import Host
+from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+
+SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).parents[3] / "shared" / "data"))
+PROFILES = SHARED / "profiles"
+needs_data = pytest.mark.skipif(
+    not PROFILES.is_dir(), reason=f"no {PROFILES}; SLO_BENCH_SHARED names its parent"
+)
+
+
+def test_unknown_source():
+    with pytest.raises(UnknownNameError, match="did you mean vidur"):
+        import_profile("vidr", Path(), Asked())
+
+
+def llmservingsim(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "meta.yaml").write_text(
+        "vllm_version: 0.19.0\nhardware: RTX4090\nmodel: meta-llama/Llama-3.1-8B\nother:\n  a: 1\n"
+    )
+    (folder / "dense.csv").write_text(
+        "layer,tokens,time_us\nqkv_proj,1,50\nqkv_proj,16,51\nlayernorm,1,2\nlayernorm,16,3\n"
+        "embedding,1,4\nembedding,16,5\n"
+    )
+    (folder / "per_sequence.csv").write_text("layer,sequences,time_us\nlm_head,1,700\n")
+    (folder / "attention.csv").write_text(
+        "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,16,9.5\n16,0,0,0,10\n"
+    )
+    return folder
+
+
+def test_llmservingsim(tmp_path):
+    profile = import_profile("llmservingsim", llmservingsim(tmp_path / "any"), Asked())
+    assert (profile.model, profile.gpu, profile.tp) == ("llama-3.1-8b", "rtx-4090", 1)
+    assert profile.multiprocessors == 128
+    assert profile.sources[0].version == "vLLM 0.19.0"
+    linear = profile.tables["linear"]
+    calls = dict(zip(linear.words["operator"].tolist(), linear["calls"], strict=True))
+    assert calls == {"qkv_proj": 32, "layernorm": 64, "embedding": 1}
+    assert profile.tables["per_sequence"]["calls"].tolist() == [1]
+    assert profile.tables["attention"]["calls"].tolist() == [32, 32]
+
+
+def test_llmservingsim_without_meta_is_told_by_its_folder(tmp_path):
+    folder = llmservingsim(tmp_path / "RTXPRO6000-Qwen3-32B-bf16-tp2")
+    (folder / "meta.yaml").unlink()
+    profile = import_profile("llmservingsim", folder, Asked())
+    assert (profile.model, profile.gpu, profile.tp) == ("qwen3-32b", "rtx-pro-6000", 2)
+    assert import_profile("llmservingsim", folder, Asked(gpu="h100-80g")).gpu == "h100-80g"
+
+
+def test_llmservingsim_with_a_broken_table(tmp_path):
+    folder = llmservingsim(tmp_path / "any")
+    (folder / "dense.csv").write_text("layer,tokens,time_us\nqkv_proj,one,50\n")
+    with pytest.raises(FileFormatError, match="'one' is no number"):
+        import_profile("llmservingsim", folder, Asked())
+    (folder / "dense.csv").unlink()
+    with pytest.raises(FileFormatError, match=r"dense\.csv"):
+        import_profile("llmservingsim", folder, Asked())
+
+
+def test_vidur(tmp_path):
+    operators = ("input_layernorm", "attn_pre_proj", "attn_rope", "attn_post_proj", "add", "emb",
+                 "post_attention_layernorm", "mlp_up_proj", "mlp_act", "mlp_down_proj")  # fmt: skip
+    names = ["num_tokens", "num_tensor_parallel_workers", *(f"{o}_ms" for o in operators)]
+    rows = [[8, tp, *[0.1 / tp] * len(operators)] for tp in (1, 2)]
+    file = tmp_path / "a100__meta-llama__Meta-Llama-3-8B__linear.csv"
+    file.write_text("\n".join(",".join(map(str, row)) for row in [names, *rows]))
+    profile = import_profile("vidur", file, Asked(tp=2))
+    assert (profile.model, profile.gpu, profile.tp) == ("llama-3-8b", "a100-80g", 2)
+    table = profile.tables["linear"]
+    calls = dict(zip(table.words["operator"].tolist(), table["calls"], strict=True))
+    assert calls["add"] == 64
+    assert calls["emb"] == 1
+    assert table["time_us"] == pytest.approx(np.full(len(operators), 50.0))
+    with pytest.raises(SloBenchError, match="has no rows of tp 4; it has tp 1, 2"):
+        import_profile("vidur", file, Asked(tp=4))
+    other = file.rename(tmp_path / "mlp.csv")
+    with pytest.raises(SloBenchError, match="--model"):
+        import_profile("vidur", other, Asked(gpu="a40"))
+
+
+def test_distserve(tmp_path):
+    entry = {
+        "decoding_large_small_bs_threshold": 95,
+        "prefill": [22.0, 0.14, 8e-06],
+        "decoding_smallbs": [23.0, 0.0006, 0.06],
+        "decoding_largebs": [20.0, 0.0005, 0.12],
+    }
+    file = tmp_path / "fits.json"
+    file.write_text(json.dumps({"facebook/opt-13b": {"1": entry}, "facebook/opt-66b": {}}))
+    profile = import_profile("distserve", file, Asked(model="opt-13b"))
+    assert (profile.model, profile.gpu, profile.best) == ("opt-13b", "a100-80g", "distserve")
+    made = profiled_step_time(profile, Host()).model
+    assert made.step_s(10, 4000, ()) == pytest.approx(0.023 + 0.0006e-3 * 4000 + 0.06e-3 * 10)
+    with pytest.raises(SloBenchError, match="2 models that fit; name one with --model"):
+        import_profile("distserve", file, Asked())
+    with pytest.raises(SloBenchError, match="has no tp 2"):
+        import_profile("distserve", file, Asked(model="opt-13b", tp=2))
+    del entry["prefill"]
+    file.write_text(json.dumps({"facebook/opt-13b": {"1": entry}}))
+    with pytest.raises(FileFormatError, match="not a DistServe profile"):
+        import_profile("distserve", file, Asked())
+
+
+def test_splitwise(tmp_path):
+    file = tmp_path / "perf_model.csv"
+    file.write_text(
+        "model,hardware,prompt_size,batch_size,token_size,prompt_time,token_time,tensor_parallel\n"
+        "llama2-70b,a100-80gb,512,2,128,196,54,4\n"
+        "llama2-70b,a100-80gb,512,2,1,190,0,4\n"
+        "llama2-70b,h100-80gb,512,1,128,96,34,8\n"
+        "llama2-70b,h100-80gb-pcap,512,1,128,99,39,8\n"
+    )
+    profile = import_profile("splitwise", file, Asked(gpu="a100-80g"))
+    assert (profile.model, profile.gpu, profile.tp) == ("llama-2-70b", "a100-80g", 4)
+    steps = profile.tables["steps"]
+    assert steps["time_us"].tolist() == [196e3, 54e3, 190e3]
+    assert steps["chunks"].tolist() == [2, 0, 2]
+    assert steps["kv_decode"].tolist() == [0, 576, 0]
+    with pytest.raises(SloBenchError, match=r"2 that fit; choose with .*h100-80gb × tp 8"):
+        import_profile("splitwise", file, Asked())
+
+
+def test_aiconfigurator(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    pq = pytest.importorskip("pyarrow.parquet")
+    folder = tmp_path / "a100_sxm_all"
+    folder.mkdir()
+
+    def write(name: str, rows: list[dict[str, object]]) -> None:
+        pq.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet")
+
+    device = {"device": "NVIDIA A100-SXM4-80GB", "version": "0.14.0"}
+    shapes = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096))
+    write(
+        "gemm_perf",
+        [
+            {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": 0.001 * m + n * k * 1e-9}
+            for n, k in shapes
+            for m in (1, 64)
+        ],
+    )
+    heads = {
+        "num_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "attn_dtype": "bfloat16",
+        "kv_cache_dtype": "bfloat16",
+    }
+    write(
+        "context_attention_perf",
+        [
+            {**heads, "batch_size": b, "isl": n, "latency": n * 1e-4}
+            for b in (1, 2)
+            for n in (16, 1024)
+        ],
+    )
+    write(
+        "generation_attention_perf",
+        [
+            {**device, **heads, "batch_size": b, "step": s, "latency": 0.01 + b * s * 1e-6 * slow}
+            for b in (1, 8)
+            for s in (1, 1023)
+            for slow in (1, 2)  # two kernels: the faster one counts
+        ],
+    )
+    profile = import_profile("aiconfigurator", folder, Asked(model="llama-3-8b"))
+    assert (profile.gpu, profile.tp) == ("a100-80g", 1)
+    assert profile.sources[0].version == "vLLM 0.14.0"
+    attention = profile.tables["attention"]
+    assert attention["prefill_chunk"].tolist() == [16, 1024, 0, 0, 0, 0]
+    assert attention["kv_decode"].tolist() == [0, 0, 2, 1024, 2, 1024]
+    assert attention["time_us"][-1] == pytest.approx(10 + 8 * 1023e-3)
+    made = profiled_step_time(profile, Host()).model
+    linear_us = 32 * sum(8 + n * k * 1e-6 for n, k in shapes[:4])  # between 1 and 64 rows
+    head_us = 8 + 128256 * 4096e-6
+    expected_us = linear_us + 32 * attention["time_us"][-1] + head_us
+    assert made.step_s(8, 8 * 1024, ()) == pytest.approx(expected_us * 1e-6)
+    with pytest.raises(SloBenchError, match="--model"):
+        import_profile("aiconfigurator", folder, Asked())
+    with pytest.raises(
+        SloBenchError, match="has no rows with num_heads 32, num_key_value_heads 32"
+    ):
+        import_profile("aiconfigurator", folder, Asked(model="opt-1.3b"))
+    with pytest.raises(SloBenchError, match=r"has no gemm_perf\.parquet"):
+        import_profile("aiconfigurator", tmp_path / "nothing", Asked(model="llama-3-8b"))
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("source", "path", "asked", "most_percent"),
+    [
+        ("llmservingsim", "llmservingsim/RTX4090-Llama-3.1-8B-bf16-tp1", Asked(), 3.5),
+        ("aiconfigurator", "aiconfigurator/a100_sxm", Asked(model="llama-3-8b"), 3.0),
+        ("splitwise", "splitwise/perf_model.csv", Asked("llama-2-70b", "h100-80g", 8), 8.0),
+    ],
+)
+def test_real_profiles_fit(source, path, asked, most_percent):
+    if source == "aiconfigurator":
+        pytest.importorskip("pyarrow")
+    found = fit(import_profile(source, PROFILES / path, asked))
+    best = {q.formula: q for q in found.qualities}[found.profile.best]
+    assert best.held_out_percent < most_percent
+    made = profiled_step_time(found.profile, Host()).model
+    assert 0.001 < made.step_s(8, 8 * 1024, ()) < 0.1
+
+
+@needs_data
+def test_every_shared_linear_profile_is_recognised():
+    files = sorted((PROFILES / "vidur").glob("*__linear.csv"))
+    unknown = {"internlm", "microsoft"}  # models that the catalogue does not have
+    for file in files:
+        if not any(f"__{name}__" in file.name for name in unknown):
+            profile = import_profile("vidur", file, Asked())
+            assert profile.tables["linear"]["tokens"].max() >= 1024
