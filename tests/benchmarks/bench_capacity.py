@@ -147,7 +147,7 @@ def live(numbers: range, slots: int, service_s: float, wait_slo_s: float, tolera
             experiment = Experiment(
                 systems="mock",
                 backend="http",
-                client={"base_urls": [mock.url]},
+                client={"base_urls": [mock.url], "late_limit_s": wait_slo_s / 5},
                 model="mock",
                 workload="synthetic",
                 prompt_tokens="8",
