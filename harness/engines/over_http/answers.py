@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...core.records import Outcome
-from ...core.wire import REJECTED
+from ...core.wire import DROPPED, REJECTED
 from .faults import Fault, outcome_of
 
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
@@ -56,8 +56,9 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> Answer:
     """What the bytes say."""
     answer = Answer(Outcome.UNFINISHED, raw.fault, raw.detail)
     if raw.fault is Fault.NONE and raw.status != 200:
-        answer.fault = Fault.STATUS
-        answer.detail = f"{raw.status}: {_message(raw.body)}"
+        answer.fault, answer.detail = _error(Fault.STATUS, raw.body)
+        if answer.fault is Fault.STATUS:
+            answer.detail = f"{raw.status}: {answer.detail}"
     elif raw.status == 200:
         reader = _Reader(raw, answer, keep_text)
         stripped = raw.body.lstrip()
@@ -69,6 +70,14 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> Answer:
     refused = answer.detail.startswith(REJECTED)
     answer.outcome = outcome_of(answer.fault, raw.status, refused=refused)
     return answer
+
+
+def _error(fault: Fault, body: bytes) -> tuple[Fault, str]:
+    """What an error means, in the server's words. SGLang tells by an error of a request that a
+    policy of ours let go.
+    """
+    message = _message(body)
+    return (Fault.ABORTED if message.startswith((REJECTED, DROPPED)) else fault), message
 
 
 def _message(body: bytes) -> str:
@@ -143,7 +152,7 @@ class _Reader:
             self._fault(Fault.MALFORMED, f"no JSON: {error}")
             return
         if found.get("error"):
-            self._fault(Fault.ERROR_EVENT, _message(body))
+            self._fault(*_error(Fault.ERROR_EVENT, body))
             return
         self._usage(found.get("usage"))
         last_s = raw.stamps[-1]
@@ -189,7 +198,7 @@ class _Reader:
             self._fault(Fault.MALFORMED, f"an event is no JSON: {error}")
             return False
         if found.get("error") or found.get("object") == "error":
-            self._fault(Fault.ERROR_EVENT, _message(data))
+            self._fault(*_error(Fault.ERROR_EVENT, data))
             return False
         usage = found.get("usage")
         self._usage(usage)

@@ -131,6 +131,26 @@ def test_a_policy_says_that_it_rejected():
     assert read(event(" a"), end, DONE).outcome is Outcome.DROPPED
 
 
+@pytest.mark.parametrize(
+    ("says", "outcome"),
+    [("rejected", Outcome.REJECTED), ("dropped", Outcome.DROPPED)],
+)
+def test_a_policy_inside_sglang_says_so_by_an_error(says, outcome):
+    message = f"slo_bench: {says} by the policy"
+    body = {"object": "error", "message": message, "type": "ServiceUnavailable", "code": 503}
+    streamed = b"data: " + json.dumps({"error": body}).encode() + b"\n\n"
+    whole = json.dumps(body).encode()
+    for answer in (read(event(" a"), streamed, DONE), read(streamed), read(whole, status=503)):
+        assert (answer.fault, answer.outcome, answer.detail) == (Fault.ABORTED, outcome, message)
+
+
+def test_a_server_that_is_too_busy_is_no_policy():
+    body = json.dumps({"message": "queue full, not slo_bench: dropped", "code": 503}).encode()
+    answer = read(body, status=503)
+    assert (answer.fault, answer.outcome) == (Fault.STATUS, Outcome.REJECTED)
+    assert answer.detail.startswith("503: queue full")
+
+
 def test_a_server_that_does_not_stream():
     choice = {"text": "a b", "finish_reason": "length"}
     body = json.dumps({"choices": [choice], "usage": usage(2)}).encode()
