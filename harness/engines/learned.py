@@ -16,13 +16,16 @@ _FEATURES = 4
 class LearnedPredictions:
     """Recursive least squares on a step's sums: constant, decodes, KV read, tokens prefilled.
 
-    Before the first step it predicts zero, so that nobody is dropped for what is not known.
+    Before it has learned it predicts zero, so that nobody is dropped for what is not known. The
+    first step of a kind (with prompts, without) teaches nothing: it pays for what is set up only
+    once, and a policy that believed it would turn requests away, and so never learn better.
     """
 
     def __init__(self) -> None:
         self._weights = np.zeros(_FEATURES)
         self._covariance = np.eye(_FEATURES) * _PRIOR
         self._swap_s_per_block = 0.0
+        self._warm: set[bool] = set()  # kinds that have been run
 
     def learn(
         self,
@@ -32,6 +35,12 @@ class LearnedPredictions:
         duration_s: float,
     ) -> None:
         """A step of this composition took so long."""
+        if not (decode_seqs or chunks):
+            return
+        kind = bool(chunks)
+        if kind not in self._warm:
+            self._warm.add(kind)
+            return
         x = _features(decode_seqs, decode_kv_tokens, chunks)
         gain = self._covariance @ x / (_FORGET + x @ self._covariance @ x)
         self._weights += gain * (duration_s - x @ self._weights)

@@ -29,7 +29,6 @@ class Steps:
         self._predictions = predictions
         self._begun: deque[Step] = deque()
         self._done_s = 0.0
-        self._warm: set[bool] = set()  # kinds of steps that have been run: with prompts, without
 
     def begin(self, batch: Any, now_s: float, *, waiting: int, free_blocks: int) -> None:
         """SGLang runs this batch."""
@@ -50,21 +49,15 @@ class Steps:
     def done(self, now_s: float) -> None:
         """The result of the oldest begun step is there.
 
-        With overlapped scheduling a step begins on the device when the one before it ends. Nothing
-        is learned from the first step of a kind, which pays for what is set up only once: a policy
-        that believed it would turn requests away, and so never learn better.
+        With overlapped scheduling a step begins on the device when the one before it ends.
         """
         if not self._begun:
             return
         step = self._begun.popleft()
         duration_s = now_s - max(step.begin_s, self._done_s)
         self._done_s = now_s
-        kind = bool(step.chunks)
-        if kind in self._warm:
-            decodes = step.decode_seqs, step.decode_kv_tokens
-            self._predictions.learn(*decodes, step.chunks, duration_s)
-        elif step.chunks or step.decode_seqs:
-            self._warm.add(kind)
+        decodes = step.decode_seqs, step.decode_kv_tokens
+        self._predictions.learn(*decodes, step.chunks, duration_s)
         self.log.write("done", time_s=now_s, duration_s=duration_s)
 
 
