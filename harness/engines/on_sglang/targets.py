@@ -6,9 +6,9 @@ the name of what moved, and not by scheduling as if nothing had been asked.
 
 from __future__ import annotations
 
-import inspect
-import pkgutil
 from importlib.metadata import PackageNotFoundError, version
+
+from .. import known
 
 _SCHEDULER = "sglang.srt.managers.scheduler.Scheduler"
 _MANAGERS = "sglang.srt.managers"
@@ -55,15 +55,4 @@ def sglang_version() -> str:
 
 def moved() -> list[str]:
     """What is not as we know it, in words; empty if everything is."""
-    wanted = {**_HOOKED, **_CALLED}
-    return [problem for name, first in wanted.items() if (problem := _problem(name, first))]
-
-
-def _problem(name: str, first: tuple[str, ...]) -> str:
-    try:
-        found = list(inspect.signature(pkgutil.resolve_name(name)).parameters)
-    except (ImportError, AttributeError):
-        return f"{name} is gone"
-    if tuple(found[: len(first)]) != first:
-        return f"{name} takes ({', '.join(found)}), not ({', '.join(first)}, …)"
-    return ""
+    return known.moved({**_HOOKED, **_CALLED})

@@ -6,12 +6,11 @@ the name of what moved, and not by scheduling as if nothing had been asked.
 
 from __future__ import annotations
 
-import inspect
-from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
-# "module:object" to the parameters that we pass by position or count on.
+from .. import known
+
+# "module:object" to the parameters that come first: we pass them by position or count on them.
 _TARGETS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.sched.scheduler:Scheduler.__init__": ("self",),
     "vllm.v1.core.sched.scheduler:Scheduler.schedule": ("self",),
@@ -71,20 +70,4 @@ def vllm_version() -> str:
 def moved(*, swap: bool = True) -> list[str]:
     """What is not as we know it, in words; empty if everything is."""
     targets = {**_TARGETS, **_SWAP_TARGETS} if swap else _TARGETS
-    return [problem for name, wanted in targets.items() if (problem := _problem(name, wanted))]
-
-
-def _problem(name: str, wanted: tuple[str, ...]) -> str:
-    module_name, _, path = name.partition(":")
-    try:
-        target: Any = import_module(module_name)
-        for part in path.split("."):
-            target = getattr(target, part)
-    except (ImportError, AttributeError):
-        return f"{name} is gone"
-    if not wanted:
-        return ""
-    found = list(inspect.signature(target).parameters)
-    if [p for p in wanted if p not in found]:
-        return f"{name} takes ({', '.join(found)}), not ({', '.join(wanted)})"
-    return ""
+    return known.moved(targets)
