@@ -62,6 +62,14 @@ def list_backends(
         {"name": path.name, "state": "unfinished", "path": str(path)}
         for path in environments.unfinished()
     ]
+    rows += [
+        {
+            "name": f"{e.backend}-{e.version}-{e.device}",
+            "state": environments.THIS,
+            "path": str(e.path),
+        }
+        for e in environments.beside_us()
+    ]
     there = {row["name"] for row in rows}
     for recipe in RECIPES.values():
         for device, build in recipe.builds.items():

