@@ -8,7 +8,6 @@ from time import perf_counter
 
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from ..core.state import RequestState
 from ..engines.over_http.bodies import Bodies
 from ..engines.over_http.columns import Part, read_part
 from ..engines.over_http.drive import Driver, Limits, Progress
@@ -16,7 +15,7 @@ from ..engines.over_http.endpoint import Endpoint
 from ..engines.over_http.heads import WireRequests
 from ..engines.over_http.options import HttpOptions
 from .arrivals import Arrivals
-from .routers import Router
+from .balance import Balanced
 from .routers import router as router_by_name
 from .shares import Share, rows_elsewhere
 
@@ -69,40 +68,3 @@ def send_share(
         keep_texts=options.keep_texts,
         keep_token_times=options.keep_token_times,
     )
-
-
-class _Server:
-    """A server as a router sees it: we know what we sent and what has ended."""
-
-    inbox: tuple[()] = ()
-    stalled: tuple[()] = ()
-    n_waiting = n_resident = 0
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.n_running = 0
-
-    @property
-    def view(self) -> _Server:
-        return self
-
-
-class Balanced:
-    """A router over servers. `first`: whose turn it is at the start."""
-
-    def __init__(self, n: int, router: Router, first: int = 0) -> None:
-        self._servers = [_Server(index) for index in range(n)]
-        turn = first % n
-        self._in_turn = self._servers[turn:] + self._servers[:turn]
-        self._router: Callable[[RequestState, Sequence[_Server]], _Server]
-        self._router = router.dispatch  # type: ignore[assignment]
-
-    def choose(self, r: RequestState) -> int:
-        """The index of the server that gets the request."""
-        server = self._router(r, self._in_turn)
-        server.n_running += 1
-        return server.index
-
-    def ended(self, endpoint: int) -> None:
-        """One of its requests has ended."""
-        self._servers[endpoint].n_running -= 1

@@ -1,0 +1,77 @@
+"""What becomes of a request: work is placed by the router, all else goes to whoever is up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from .instances import Instances
+from .messages import Asked, Reply, refuse, say
+from .prefixes import prefix_blocks
+
+_ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
+_KINDS = {
+    "slo_bench_gateway_up": "gauge",
+    "slo_bench_gateway_in_flight": "gauge",
+    "slo_bench_gateway_answers_total": "counter",
+    "slo_bench_gateway_losses_total": "counter",
+}
+
+
+class Serving(Protocol):
+    """Servers, and how a request passes through them."""
+
+    @property
+    def groups(self) -> Sequence[Instances]:
+        """All of them; each group must have somebody up."""
+        ...
+
+    async def work(self, asked: Asked, reply: Reply) -> None:
+        """Answer what the router should place."""
+        ...
+
+
+class Whole:
+    """Every instance serves a request from its prompt to its last token."""
+
+    def __init__(self, instances: Instances) -> None:
+        self._instances = instances
+        self.groups = (instances,)
+
+    async def work(self, asked: Asked, reply: Reply) -> None:
+        """See `Serving`."""
+        await self._instances.forward(asked, reply, blocks_for(self._instances, asked))
+
+
+def blocks_for(instances: Instances, asked: Asked) -> tuple[int, ...]:
+    """The prompt's blocks, where the router compares them."""
+    if not instances.looks_at_prompts:
+        return ()
+    body = asked.json()
+    return prefix_blocks(body) if body is not None else ()
+
+
+async def answer(serving: Serving, asked: Asked, reply: Reply) -> None:
+    """Answer one request.
+
+    `/metrics` is the gateway's own: which instance is up, what it has answered, what is under
+    way. Each instance has its own at its own address.
+    """
+    dead = [group.role for group in serving.groups if not group.any_up]
+    if asked.path == "/metrics":
+        say(reply, 200, "OK", _metrics(serving).encode(), "text/plain; version=0.0.4")
+    elif dead:
+        refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
+    elif asked.method == "POST" and not asked.path.endswith(_ASIDE):
+        await serving.work(asked, reply)
+    else:
+        await serving.groups[0].forward(asked, reply)
+
+
+def _metrics(serving: Serving) -> str:
+    samples = [sample for group in serving.groups for sample in group.metrics()]
+    lines = []
+    for name, kind in _KINDS.items():
+        lines.append(f"# TYPE {name} {kind}")
+        lines += [f"{n}{labels} {value}" for n, labels, value in samples if n == name]
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,150 @@
+"""A gateway in a thread of this process, until its block is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...workloads.errors import SloBenchError
+from ..clusters.routers import router as router_by_name
+from ..engines.over_http.endpoint import Endpoint
+from .front import Front
+from .instances import Instances, Say
+from .messages import Asked, Reply
+from .routes import Serving, Whole, answer
+from .split import Split, Transfer
+
+_START_S = 20.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What stands behind a gateway.
+
+    With `prefill` servers the others only decode, and KV comes to them as `transfer` says.
+    """
+
+    endpoints: Sequence[Endpoint]
+    router: str = "round-robin"
+    prefill: Sequence[Endpoint] = ()
+    transfer: Transfer = Transfer.FILES
+    health_path: str = "/health"
+
+    def check(self) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            SloBenchError: there is no such router, or no server.
+        """
+        router_by_name(self.router)
+        if not self.endpoints:
+            raise SloBenchError("a gateway needs a server behind it")
+
+    def made(self, say: Say) -> Serving:
+        """The servers, with routers of their own."""
+
+        def instances(endpoints: Sequence[Endpoint], role: str) -> Instances:
+            return Instances(
+                endpoints, self.router, role=role, health_path=self.health_path, say=say
+            )
+
+        if not self.prefill:
+            return Whole(instances(self.endpoints, "serve"))
+        prefill, decode = instances(self.prefill, "prefill"), instances(self.endpoints, "decode")
+        return Split(prefill, decode, self.transfer)
+
+
+@contextlib.contextmanager
+def serving(
+    plan: Plan, *, host: str = "127.0.0.1", port: int = 0, say: Say = lambda line: None
+) -> Iterator[str]:
+    """The address of a gateway that is up; leaving the block closes all its connections.
+
+    Raises:
+        SloBenchError: what `Plan.check` refuses, or the port is taken.
+    """
+    plan.check()
+    up: list[tuple[str, Callable[[], None]]] = []
+    problems: list[BaseException] = []
+    settled = threading.Event()
+
+    def ready(url: str, stop: Callable[[], None]) -> None:
+        up.append((url, stop))
+        settled.set()
+
+    def work() -> None:
+        try:
+            run(serve(plan, host=host, port=port, say=say, ready=ready))
+        except BaseException as error:  # shown by whoever waits for us
+            problems.append(error)
+        finally:
+            settled.set()
+
+    thread = threading.Thread(target=work, name="gateway", daemon=True)
+    thread.start()
+    settled.wait(_START_S)
+    if not up:
+        reason = problems[0] if problems else f"not within {_START_S:g} s"
+        raise SloBenchError(f"no gateway at {host}:{port}: {reason}")
+    url, stop = up[0]
+    try:
+        yield url
+    finally:
+        with contextlib.suppress(RuntimeError):  # its loop is gone already
+            stop()
+        thread.join(_START_S)
+
+
+async def serve(
+    plan: Plan,
+    *,
+    host: str,
+    port: int,
+    say: Say = lambda line: None,
+    ready: Callable[[str, Callable[[], None]], None],
+) -> None:
+    """Serve until stopped; `ready` is told the address and how to stop.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    connections: set[Front] = set()
+    behind = plan.made(say)
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(over.set)
+
+    async def answered(asked: Asked, reply: Reply) -> None:
+        await answer(behind, asked, reply)
+
+    server = await loop.create_server(
+        lambda: Front(answered, connections), host, port, backlog=4096
+    )
+    try:
+        found = server.sockets[0].getsockname()[1]
+        ready(f"http://{host}:{found}", stop)
+        await over.wait()
+    finally:
+        server.close()
+        for connection in list(connections):
+            connection.abort()
+        for group in behind.groups:
+            group.close()
+        await asyncio.sleep(0)  # for their last callbacks
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run on the fastest loop there is."""
+    if sys.platform == "win32":
+        asyncio.run(main)
+    else:
+        import uvloop
+
+        uvloop.run(main)
