@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import overload
 
 import numpy as np
 
+from ..predictors.embedder import Embedder
 from ..predictors.placement import Placement
 from ..predictors.step_time import StepTime
 from ..workloads.errors import SloBenchError
 from ..workloads.request import Kind
 from ..workloads.workload import Workload
 from .clusters.arrivals import Arrivals
+from .clusters.by_kind import ByKind
 from .clusters.cluster import Cluster
 from .clusters.recorder import Recorder
 from .clusters.routers import router as router_by_name
+from .core.collocated import Collocated
 from .core.ledger import BlockLedger
 from .core.policy import Policy, StaticPolicy, overrides
 from .core.records import Gaps, Result, Timeline, Totals
 from .core.state import RequestState
 from .engines.device import Device
+from .engines.embedding import EmbeddingInstance
 from .engines.instance import Instance
 from .engines.measures import Measures
 from .engines.plain import PlainInstance
@@ -33,10 +34,10 @@ from .engines.predictions import ModelledPredictions, true_output_tokens
 from .engines.simulated import SimulatedInstance
 from .engines.static import StaticInstance
 from .engines.traced import Trace, TracedInstance, TracedStaticInstance
+from .oversize import OVERSIZE, fit, fit_embeds
 from .systems import System
 
 _SAMPLES = 300
-OVERSIZE = ("error", "reject", "truncate")
 
 
 def simulate(
@@ -48,6 +49,7 @@ def simulate(
     instances: int = 1,
     router: str | None = None,
     oversize: str = "error",
+    embedder: Embedder | None = None,
     predicted_output_tokens: np.ndarray | None = None,
     step: bool = False,
     progress: Callable[[int, float], None] | None = None,
@@ -65,6 +67,8 @@ def simulate(
         oversize: what becomes of requests longer than the context or the KV cache: `error`,
             `reject` (they count as missed) or `truncate` (prompt cut from the front, then the
             answer, to fit).
+        embedder: the embedding model beside each instance, for workloads with embedding requests;
+            a policy that merges takes them into the language model's batches if both are one.
         predicted_output_tokens: what policies are told of each answer's length; the truth by
             default.
         step: run the plain reference engine, step by step (slow; same records, gaps and no more).
@@ -72,9 +76,9 @@ def simulate(
         trace: is filled with everything that instances do (not those of `step`).
 
     Raises:
-        SloBenchError: an unknown router or option, an oversize request under `error`, requests
-            of a kind that this engine does not serve, no memory for KV, or a policy that admits
-            nobody.
+        SloBenchError: an unknown router or option, an oversize request under `error`, embedding
+            requests without an embedder or for static batches, no memory for KV, or a policy that
+            admits nobody.
     """
     if oversize not in OVERSIZE:
         raise SloBenchError(f"oversize must be one of {', '.join(OVERSIZE)} but is {oversize!r}")
@@ -82,24 +86,44 @@ def simulate(
         raise SloBenchError(f"instances must be at least 1 but is {instances}")
     if placement.kv_blocks < placement.pp:
         raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
-    if (workload.kind != Kind.GENERATE).any():
-        raise SloBenchError("embedding requests are not simulated yet; leave them out")
+    if (workload.kind == Kind.EMBED).any():
+        _check_embeds(workload, system, embedder)
+    else:
+        embedder = None
     guess: Callable[[RequestState], int] = true_output_tokens
     if predicted_output_tokens is not None:
         guess = _lookup(predicted_output_tokens, len(workload))
-    builder = _Builder(workload, system, placement, step_time, step, guess, trace)
+    if embedder is not None and _merges(system, embedder, placement):
+        embedder = None  # texts are prompts of the language model
+    builder = _Builder(
+        workload, system, placement, step_time, step, guess, trace, beside=embedder is not None
+    )
     limit = builder.most_tokens_per_request()
-    workload, rejected = _fit(workload, limit, oversize, reserved=builder.reserves_maximum)
+    workload, rejected = fit(
+        workload,
+        limit,
+        oversize,
+        reserved=builder.reserves_maximum,
+        embeds_apart=embedder is not None,
+    )
+    if embedder is not None:
+        workload, refused = fit_embeds(workload, embedder, placement.kv_blocks, oversize)
+        rejected = np.union1d(rejected, refused)
     built = [builder.build(index) for index in range(instances * placement.pp)]
+    by_kind = router_by_name(router or system.router)
+    beside: list[EmbeddingInstance] = []
+    if embedder is not None:
+        beside = [EmbeddingInstance(_iterating(llm), embedder) for llm in built]
+        by_kind = ByKind(by_kind, built, beside)
     recorder = Recorder(len(workload), workload.arrival_s)
     arrivals = Arrivals(workload, skip=rejected)
     recorder.rejected(rejected)
     cluster = Cluster(
-        built,
-        router_by_name(router or system.router),
+        [*built, *beside],
+        by_kind,
         arrivals,
         recorder,
-        shared=placement.pp > 1,
+        shared=placement.pp > 1 or bool(beside),
         progress=progress,
     )
     with _no_garbage_collection():
@@ -116,6 +140,26 @@ def simulate(
         _totals(built, recorder),
         tuple(instance.view.state for instance in built),
     )
+
+
+def _check_embeds(workload: Workload, system: System, embedder: Embedder | None) -> None:
+    if embedder is None:
+        raise SloBenchError(
+            f"{workload.name} has embedding requests: say which model embeds beside the language "
+            "model (embedder, as in --embedder bge-m3)"
+        )
+    if isinstance(system.policy, StaticPolicy):
+        raise SloBenchError(f"{system.name} serves static batches, and no embedding requests")
+
+
+def _merges(system: System, embedder: Embedder, placement: Placement) -> bool:
+    merges = isinstance(system.policy, Collocated) and system.policy.merges
+    return merges and embedder.model == placement.model
+
+
+def _iterating(llm: Instance) -> SimulatedInstance | PlainInstance:
+    assert isinstance(llm, SimulatedInstance | PlainInstance)
+    return llm
 
 
 def _lookup(predicted: np.ndarray, requests: int) -> Callable[[RequestState], int]:
@@ -156,7 +200,10 @@ class _Builder:
         step: bool,
         guess: Callable[[RequestState], int],
         trace: Trace | None,
+        *,
+        beside: bool = False,
     ) -> None:
+        self._beside = beside  # an embedder computes on the same devices
         self._system = system
         self._placement = placement
         self._step_time = step_time
@@ -230,77 +277,12 @@ class _Builder:
             self._stages,
             Measures(self._sample_s),
             index,
-            alone=self._placement.pp == 1,
+            alone=self._placement.pp == 1 and not self._beside,
         )
 
     def _ledger(self) -> BlockLedger:
         block_tokens = self._placement.block_tokens
         return BlockLedger(self._blocks, block_tokens, self._host_blocks, self._prefix_block_tokens)
-
-
-def _fit(
-    workload: Workload, limit_tokens: int, oversize: str, *, reserved: bool
-) -> tuple[Workload, np.ndarray]:
-    """The workload with every request within the limit, and the rows to refuse."""
-    answers = workload.max_output_tokens if reserved else workload.output_tokens
-    rows = np.flatnonzero(workload.prompt_tokens + answers > limit_tokens)
-    nobody = np.empty(0, dtype=np.int64)
-    if not len(rows):
-        return workload, nobody
-    if oversize == "error":
-        row = int(rows[0])
-        raise SloBenchError(
-            f"{len(rows)} of {len(workload)} requests are too long: request {row} has "
-            f"{workload.prompt_tokens[row]} prompt and {answers[row]} "
-            f"{'maximum ' if reserved else ''}output tokens, {limit_tokens} fit the context and "
-            "the KV cache; use --oversize reject or truncate, more GPUs or another model"
-        )
-    if oversize == "reject":
-        return workload, rows
-    if limit_tokens < 2:
-        raise SloBenchError(
-            f"{max(limit_tokens, 0)} tokens fit the KV cache, so that nothing can be truncated to "
-            "fit; use more GPUs or another model"
-        )
-    most = np.minimum(workload.max_output_tokens, limit_tokens - 1)
-    output = np.minimum(workload.output_tokens, most)
-    kept = most if reserved else output
-    prompt = np.minimum(workload.prompt_tokens, limit_tokens - kept)
-    prefixes = workload.prefix_blocks
-    if prefixes is not None:
-        # What is left of a prompt begins elsewhere: it shares no prefix any more.
-        cut = frozenset(np.flatnonzero(prompt < workload.prompt_tokens).tolist())
-        prefixes = _Without(prefixes, cut)
-    return (
-        dataclasses.replace(
-            workload,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            max_output_tokens=most,
-            prefix_blocks=prefixes,
-        ),
-        nobody,
-    )
-
-
-@dataclass(frozen=True)
-class _Without(Sequence[tuple[int, ...]]):
-    """Prefix blocks row by row, none for the rows in `cut`."""
-
-    blocks: Sequence[tuple[int, ...]]
-    cut: frozenset[int]
-
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    @overload
-    def __getitem__(self, row: int) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
-    def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
-        if isinstance(row, slice):
-            return [self[at] for at in range(*row.indices(len(self)))]
-        return () if row in self.cut else self.blocks[row]
 
 
 def _gaps(instances: list[Instance]) -> Gaps:

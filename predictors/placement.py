@@ -27,6 +27,7 @@ class Placement:
     What is left holds KV blocks of `block_tokens` tokens, unless `fixed_kv_blocks` says how many of
     them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_host_blocks` for
     swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
+    `beside_bytes` of each GPU hold the weights of another model.
     """
 
     model: ModelSpec
@@ -42,6 +43,7 @@ class Placement:
     sampled_sequences: int = 256
     fixed_kv_blocks: int | None = None
     fixed_host_blocks: int | None = None
+    beside_bytes: int = 0
 
     def __post_init__(self) -> None:
         weight_dtype(self.weight_dtype)
@@ -57,6 +59,8 @@ class Placement:
             raise SloBenchError(
                 f"host_memory_bytes must be at least 0 but is {self.host_memory_bytes}"
             )
+        if self.beside_bytes < 0:
+            raise SloBenchError(f"beside_bytes must be at least 0 but is {self.beside_bytes}")
         if self.fixed_kv_blocks is not None and self.fixed_kv_blocks < 1:
             raise SloBenchError(f"kv_blocks must be at least 1 but is {self.fixed_kv_blocks}")
         if self.fixed_host_blocks is not None and self.fixed_host_blocks < 0:
@@ -131,8 +135,9 @@ class Placement:
     @cached_property
     def fitting_kv_blocks(self) -> int:
         """Blocks of `block_tokens` tokens that fit beside the weights; 0 where nothing is left."""
-        free = self.usable_bytes_per_gpu - self.weight_bytes_per_gpu - self.reserve_bytes_per_gpu
-        return max(0, free // self._block_bytes_on_fullest_gpu)
+        taken = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu + self.beside_bytes
+        free = self.usable_bytes_per_gpu - taken
+        return max(0, free // self.block_bytes_per_gpu)
 
     @property
     def kv_tokens(self) -> int:
@@ -144,7 +149,7 @@ class Placement:
         """Blocks of swapped KV: those fixed, else what fits into the host memory set aside."""
         if self.fixed_host_blocks is not None:
             return self.fixed_host_blocks
-        return self.host_memory_bytes // self._block_bytes_on_fullest_gpu
+        return self.host_memory_bytes // self.block_bytes_per_gpu
 
     @cached_property
     def swap_s_per_block(self) -> float:
@@ -152,10 +157,11 @@ class Placement:
 
         Without the latency of starting a transfer, which `transfer.swap_s` adds.
         """
-        return self._block_bytes_on_fullest_gpu / self.host_link.bandwidth_bytes_per_s
+        return self.block_bytes_per_gpu / self.host_link.bandwidth_bytes_per_s
 
     @property
-    def _block_bytes_on_fullest_gpu(self) -> int:
+    def block_bytes_per_gpu(self) -> int:
+        """Bytes of one KV block on the fullest GPU."""
         per_layer = self.kv_bytes_per_token // self.tp // self.model.layers
         return max(1, per_layer * self.stage_layers * self.block_tokens)
 
@@ -186,7 +192,7 @@ class Placement:
     def fits(self) -> bool:
         """Whether there is room for weights, reserve and the least KV that `check` asks for."""
         if self.model.kind == "encoder":
-            needed = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu
+            needed = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu + self.beside_bytes
             return needed <= self.usable_bytes_per_gpu
         if self.fixed_kv_blocks is not None:
             return self.fitting_kv_blocks >= self.fixed_kv_blocks
@@ -197,9 +203,11 @@ class Placement:
         offered_gb = self.usable_bytes_per_gpu * self.gpus / 1e9
         reserve_gb = self.reserve_bytes_per_gpu * self.gpus / 1e9
         where = f"{self.gpu.name} × tp {self.tp}" + (f" × pp {self.pp}" if self.pp > 1 else "")
+        beside_gb = self.beside_bytes * self.gpus / 1e9
+        beside = f", {beside_gb:.1f} GB of another model's weights" if beside_gb else ""
         problem = (
             f"{self.model.name} needs {weights_gb:.1f} GB of weights, {reserve_gb:.1f} GB of "
-            f"workspace and room for KV; {where} offers {offered_gb:.1f} GB"
+            f"workspace{beside} and room for KV; {where} offers {offered_gb:.1f} GB"
         )
         if self.fixed_kv_blocks is not None and self.fitting_kv_blocks:
             problem = (

@@ -136,6 +136,7 @@ def _merged(
         "output_tokens",
         "max_output_tokens",
         "kind",
+        "n_texts",
         "priority",
         *COLUMNS.values(),
     ):

@@ -40,7 +40,8 @@ class Request:
     names its block and everything before it. They cover the prompt and, where known, may go on over
     the output (so that the next turn of a conversation finds it cached). `follows` is the index of
     the request whose answer this one waits for; it arrives `think_s` after that answer ends, and
-    `arrival_s` is then only the earliest moment it could.
+    `arrival_s` is then only the earliest moment it could. An embedding request brings `n_texts`
+    texts, equally long; `prompt_tokens` are those of all, and nothing is generated.
     """
 
     id: int
@@ -58,3 +59,4 @@ class Request:
     think_s: float = 0.0
     text: str | None = None
     kind: Kind = Kind.GENERATE
+    n_texts: int = 1

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import catalogue
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
-from .calls import positive
+from .calls import parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .lengths import PairLengths, Part, pair, parse_lengths
 from .models import ModelChoice, parse_models
@@ -311,7 +311,8 @@ def load_source(
     format: str | None = None,  # noqa: A002
     redraw_arrivals: bool = False,
 ) -> WorkloadSource:
-    """A catalogue name, the path of a trace, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.
+    """A catalogue name, the path of a trace, `synthetic`, `synthetic(…)` or `embed(…)` (see
+    `written`), or `mix(chat=azure-conv:0.7, …)`.
 
     Args:
         text: what to load; `synthetic` needs `prompt_tokens` and `output_tokens`.
@@ -331,6 +332,8 @@ def load_source(
     """
     text = str(text).strip()
     choice = None if models is None else parse_models(models)
+    from .written import is_written, written_source
+
     if text.startswith("mix("):
         from .mix import parse_mix
 
@@ -338,6 +341,10 @@ def load_source(
             raise SloBenchError("set lengths and sessions in the sources of a mix, not for the mix")
         return parse_mix(text, arrivals, choice)
     process = parse_arrivals(arrivals)
+    if is_written(text):
+        if prompt_tokens or output_tokens or sessions or format:
+            raise SloBenchError(f"{text} says its own lengths, and has no sessions and no format")
+        return written_source(parse_call(text), process, choice)
     talks = None if sessions is None else parse_sessions(sessions)
     prompt = None if prompt_tokens is None else parse_lengths(prompt_tokens)
     output = None if output_tokens is None else parse_lengths(output_tokens)

@@ -54,6 +54,7 @@ class Workload:
     follows: Ints = field(default_factory=lambda: _ints(-1))  # -1: open loop
     think_s: Floats = field(default_factory=lambda: _floats(0.0))
     kind: Ints = field(default_factory=lambda: _ints(Kind.GENERATE))
+    n_texts: Ints = field(default_factory=lambda: _ints(1))  # of an embedding request
     prefix_blocks: Sequence[tuple[int, ...]] | None = None
     prefix_block_tokens: int = 16
     texts: Sequence[str | None] | None = None
@@ -78,7 +79,7 @@ class Workload:
         self._check()
 
     def _check(self) -> None:
-        for name, low in (("prompt_tokens", 1), ("output_tokens", 1)):
+        for name, low in (("prompt_tokens", 1), ("output_tokens", 1), ("n_texts", 1)):
             column: Ints = getattr(self, name)
             bad = np.flatnonzero(column < low)
             if len(bad):
@@ -121,6 +122,7 @@ class Workload:
             think_s=float(self.think_s[row]),
             text=None if self.texts is None else self.texts[row],
             kind=Kind(int(self.kind[row])),
+            n_texts=int(self.n_texts[row]),
         )
 
     def __iter__(self) -> Iterator[Request]:

@@ -68,6 +68,8 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
     for name in ("priority", "think_s", "kind"):
         if getattr(workload, name).any():
             columns[name] = getattr(workload, name).tolist()
+    if (workload.n_texts != 1).any():
+        columns["n_texts"] = workload.n_texts.tolist()
     for name in ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_s"):
         column: NDArray[np.float64] = getattr(workload, name)
         if np.isfinite(column).any():

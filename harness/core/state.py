@@ -49,6 +49,7 @@ class RequestState:
         "output_tokens",
         "phase",
         "prefix_blocks",
+        "priority",
         "promised_blocks",
         "prompt_tokens",
         "recomputes",
@@ -59,6 +60,7 @@ class RequestState:
         "slo",
         "swaps",
         "target_tokens",
+        "texts",
         "tick0",
         "version",
         "visible_s",
@@ -89,6 +91,7 @@ class RequestState:
         self.tick0 = self.residue = self.version = self.recomputes = self.swaps = 0
         self.cached_tokens = self.instance = self.seq = -1  # not looked up, not sent, not come yet
         self.in_host = False
+        self.texts = self.priority = 0  # texts to embed in one pass; 0: an answer is generated
         self.shared: list[int] | None = None  # hashes of the cached units it holds
 
     def __repr__(self) -> str:

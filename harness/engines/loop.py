@@ -202,6 +202,10 @@ class Loop:
                 self.outbox.append(Release(r, why))
                 self._dirty = True
 
+    def reconsider(self) -> None:
+        """Something changed beside this instance: the policy is asked again."""
+        self._dirty = True
+
     def next_leave_s(self) -> float:
         """When the next waiting request would leave; infinite if none would."""
         return self.leavers[0][0] if self.leavers else INF

@@ -87,6 +87,9 @@ class PlainInstance:
     def may_release(self) -> bool:
         return True
 
+    def reconsider(self) -> None:
+        self.changed = True
+
     def ready_s(self) -> float:
         if not self.idle:
             return self.now_s

@@ -73,8 +73,8 @@ def test_unknown_router(serve, requests):
         serve(requests((0, 10, 1)), Vllm(), router="roundrobin")
 
 
-def test_embeddings_are_refused(serve, requests):
-    with pytest.raises(SloBenchError, match="embedding requests are not simulated yet"):
+def test_embeddings_need_an_embedder(serve, requests):
+    with pytest.raises(SloBenchError, match="say which model embeds beside the language model"):
         serve(requests((0, 10, 1), (0, 10, 1), kind=np.array([0, 1])), Vllm())
 
 

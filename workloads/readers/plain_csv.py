@@ -33,6 +33,8 @@ def read_plain_csv(path: Path) -> Trace:
         if name in table:
             low = -(2**31) if name == "priority" else 0
             columns[name] = table.ints(name, low=low, empty=empty)
+    if "n_texts" in table:
+        columns["n_texts"] = table.ints("n_texts", low=1, empty=1)
     for name in ("session", "follows"):
         if name in table:
             columns[name] = table.ints(name, low=-1, empty=-1)

@@ -46,6 +46,11 @@ class BodyMaker:
         if request.model or options.model:
             body["model"] = request.model or options.model
         if api is Api.EMBEDDINGS:
+            if request.n_texts > 1:
+                raise SloBenchError(
+                    f"request {request.id} embeds {request.n_texts} texts; the load generator "
+                    "sends one text a request"
+                )
             body["input"] = self._prompt(request, api)
         elif api is Api.CHAT:
             body["messages"] = [{"role": "user", "content": self._prompt(request, api)}]
