@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import platform
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -71,6 +69,7 @@ def examine() -> Iterator[Finding]:
     yield _processor()
     yield _memory()
     yield _gpu()
+    yield _servers()
     yield from _folders()
 
 
@@ -148,19 +147,27 @@ def _memory() -> Finding:
 
 
 def _gpu() -> Finding:
-    without = "the simulator needs none"
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return Finding("GPU", "missing", f"no nvidia-smi; {without}")
-    query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"]
+    from ..harness.backends.nvml import NvmlError, load
+
     try:
-        done = subprocess.run(
-            [program, *query], capture_output=True, text=True, timeout=20, check=True
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        mend = "nvidia-smi; reinstall the NVIDIA driver if it fails too"
-        return Finding("GPU", "missing", f"nvidia-smi fails: {error}; {without}", mend)
-    return Finding("GPU", "ok", "; ".join(done.stdout.strip().splitlines()))
+        nvml = load()
+        found = [f"{gpu.name}, {(gpu.memory_bytes or 0) / 2**30:.0f} GiB" for gpu in nvml.gpus()]
+        driver = nvml.driver
+    except NvmlError as error:
+        return Finding("GPU", "missing", f"{error}; the simulator needs none")
+    if not found:
+        return Finding("GPU", "missing", f"driver {driver}, but no GPU; the simulator needs none")
+    return Finding("GPU", "ok", f"{'; '.join(found)} (driver {driver}, watched by NVML)")
+
+
+def _servers() -> Finding:
+    from ..harness.backends.environments import beside_us, installed
+
+    found = [*(e.name for e in installed()), *(f"{e.name} (this environment)" for e in beside_us())]
+    if found:
+        return Finding("servers", "ok", ", ".join(found))
+    mend = "slo-bench backends install vllm --cpu"
+    return Finding("servers", "missing", "none; the simulator needs none", mend)
 
 
 def _folders() -> Iterator[Finding]:

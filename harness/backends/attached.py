@@ -6,6 +6,7 @@ Launched servers are measured in the same way: their backend makes an `Attached`
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import urllib.error
 import urllib.request
@@ -29,6 +30,8 @@ from ..engines.over_http.faults import Fault
 from ..metrics import Hardware
 from ..store import Value, write_whole
 from .base import Measured, Progress
+from .gpu_watch import GpuWatch, watching
+from .nvml import Gpu, visible_gpus
 from .vllm_json import write_vllm_json
 
 SERVED = "served"  # as a model's name: whatever the server serves first
@@ -94,13 +97,16 @@ class Attached:
         options = self.client.options(
             model=self.model, salt=spec.cell, values_field=self.values_field
         )
-        found = measure(
-            workload,
-            self.endpoints,
-            options,
-            router=spec.router or "round-robin",
-            progress=progress,
-        )
+        with watching(self._gpus()) as watch:
+            found = measure(
+                workload,
+                self.endpoints,
+                options,
+                router=spec.router or "round-robin",
+                progress=progress,
+            )
+        if watch.samples:
+            watch.write(folder / "servers" / f"{spec.cell}.gpus.csv", found.start_s)
         if self.client.token_times:
             _write_token_times(folder / "token_times" / f"{spec.cell}.csv.gz", found)
         if "vllm" in self.client.export:
@@ -110,8 +116,27 @@ class Attached:
             found.result,
             invalid_because=found.invalid_because,
             columns=_columns(found),
-            figures=_figures(workload, found),
+            figures={**_figures(workload, found), **_gpu_figures(watch, found)},
         )
+
+    def _gpus(self) -> Sequence[Gpu]:
+        """Whose doings tell of the servers: this machine's, if all of them run here, on GPUs."""
+        if self.gpu == "cpu" or not all(_is_here(endpoint) for endpoint in self.endpoints):
+            return ()
+        return visible_gpus()
+
+
+def _is_here(endpoint: Endpoint) -> bool:
+    try:
+        return ipaddress.ip_address(endpoint.host).is_loopback
+    except ValueError:
+        return endpoint.host == "localhost"
+
+
+def _gpu_figures(watch: GpuWatch, found: HttpResult) -> Mapping[str, Value]:
+    """Over the level: from its time zero to its last answer."""
+    ended_s = found.columns.ended_s[np.isfinite(found.columns.ended_s)]
+    return watch.figures(found.start_s, found.start_s + float(ended_s.max(initial=0.0)))
 
 
 def _hardware(spec: CellSpec) -> Hardware:
