@@ -56,7 +56,7 @@ class PolicyScheduler(Scheduler):
         self.states: dict[str, RequestState] = {}
         self.batch: list[Request] = []  # all in the batch, also those that sit out a step
         self.host_blocks = self._checked_host_blocks()
-        self._ids: dict[int, str] = {}
+        self._requests: dict[int, Request] = {}  # by the number of their state
         self._arrived = 0
         self._promised_blocks = 0
         self._leavers: list[tuple[float, int, str, Why]] = []
@@ -97,7 +97,7 @@ class PolicyScheduler(Scheduler):
 
     def request_of(self, r: RequestState) -> Request:
         """The request of vLLM that this state belongs to."""
-        return self.requests[self._ids[r.id]]
+        return self._requests[r.id]
 
     def prefills(self, request: Request) -> bool:
         """Does it lack more than the token that it decodes next?"""
@@ -121,7 +121,7 @@ class PolicyScheduler(Scheduler):
         self.now_s = type(self).clock()
         r = self._state_of(request)
         self.states[request.request_id] = r
-        self._ids[r.id] = request.request_id
+        self._requests[r.id] = request
         policy = self.slo_policy
         if overrides(policy, "admit") and policy.admit(r, self.view) is Admission.REJECT:
             super().add_request(request)
@@ -179,7 +179,7 @@ class PolicyScheduler(Scheduler):
             stopped = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
             if request.status in stopped:
                 self.slo_policy.finished(r, self.view)
-            del self.states[request.request_id], self._ids[r.id]
+            del self.states[request.request_id], self._requests[r.id]
         return super()._free_request(request, *args, **kwargs)
 
     # ---------------------------------------------------------------- one step
@@ -198,6 +198,8 @@ class PolicyScheduler(Scheduler):
         preempted = self._make_room()
         which = Refill.NEITHER if preempted and self._decoding() else self._who_enters()
         sitting_out = self._sitting_out(which)
+        if not self._limits.chunked:
+            self.max_num_scheduled_tokens = self._budget_for_whole_prompts()
         self.waiting.opened(which, self._fits)
         try:
             if sitting_out:
@@ -220,6 +222,15 @@ class PolicyScheduler(Scheduler):
             self.max_num_active_reqs = seqs
         else:
             self.max_num_running_reqs = seqs
+
+    def _budget_for_whole_prompts(self) -> int:
+        """A prompt that is larger than the budget goes alone, since nothing may split it."""
+        tokens, limits = self._own_limits[0], self._limits
+        head = self.waiting.head()
+        needed = 0 if head is None else head.num_tokens
+        if limits.mix:
+            needed += len(self._decoding())
+        return min(tokens, max(limits.token_budget, needed))
 
     def _rank(self) -> None:
         """Who goes first under pressure, and who is served first."""
@@ -303,13 +314,20 @@ class PolicyScheduler(Scheduler):
         free = self.view.free_blocks
         if limits.mix or group is Refill.RESIDENT:
             free -= self._growth(decoding)
+        room = limits.token_budget - (len(decoding) if limits.mix else 0)
+        pending = sum(r.num_tokens - r.num_computed_tokens for r in self.batch if self.prefills(r))
         most = min(self._own_limits[1], limits.max_seqs) - len(self.running)
         fitting: list[RequestState] = []
         for entry in entries[: max(0, most)]:
-            r = self.states[entry[2]]
-            free -= -(-entry[3].num_tokens // self.block_size)
+            r, tokens = self.states[entry[2]], entry[3].num_tokens
+            free -= -(-tokens // self.block_size)
             if free < limits.watermark_blocks + self.slo_policy.reserve(r, self.view):
                 break
+            if group is Refill.WAITING:
+                over = pending + tokens > room and not limits.chunked
+                if pending >= room or (pending and over):
+                    break
+                pending += tokens
             fitting.append(r)
         return fitting
 

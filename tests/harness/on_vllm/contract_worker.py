@@ -34,12 +34,54 @@ from slo_bench.harness.engines.on_vllm.hooks import HOOKS, moved
 from slo_bench.harness.engines.on_vllm.scheduler import PolicyScheduler
 
 BLOCK_TOKENS = 16
-STEPS_PER_S = 128
+TICKS_PER_S = 8192
 MODEL = ModelConfig(model=sys.argv[1], dtype="float32", max_model_len=2048)
 
 
-class Steps:
+class Ticks:
     now = 0
+
+
+class Costs:
+    """What a step and a swap cost, and what the policy believes that they do."""
+
+    def __init__(self, step_ticks: int, token_ticks: int, block_ticks: int) -> None:
+        self.step_ticks, self.token_ticks = step_ticks, token_ticks
+        self.block_ticks = block_ticks
+
+    def step_s(self, decode_seqs, decode_kv_tokens, chunks):
+        prefilled = sum(tokens for _, tokens in chunks)
+        return (self.step_ticks + self.token_ticks * prefilled) / TICKS_PER_S
+
+    def swap_s(self, blocks):
+        return blocks * self.block_ticks / TICKS_PER_S
+
+    def output_tokens(self, r):
+        return r.max_output_tokens
+
+    def learn(self, *composition_and_duration):
+        pass
+
+    def took_s(self, output, decodes: int, chunks: list[tuple[int, int]]) -> float:
+        took_s = self.step_s(decodes, 0, chunks) if decodes or chunks else 0.0
+        swaps = output.kv_connector_metadata
+        if swaps is not None:
+            took_s += self.swap_s(sum(len(ids) for _, ids in swaps.out))
+            took_s += self.swap_s(sum(len(ids) for _, ids, _ in swaps.into))
+        return took_s
+
+
+def composition(scheduler: PolicyScheduler, output) -> tuple[int, list[tuple[int, int]]]:
+    """How many decode in this step, and the chunks beside them."""
+    decodes, chunks = 0, []
+    for request_id, tokens in output.num_scheduled_tokens.items():
+        request = scheduler.requests[request_id]
+        before = request.num_computed_tokens - tokens
+        if before >= request.num_prompt_tokens and tokens == 1:
+            decodes += 1
+        else:
+            chunks.append((before, tokens))
+    return decodes, chunks
 
 
 def made(case: dict) -> PolicyScheduler:
@@ -58,7 +100,7 @@ def made(case: dict) -> PolicyScheduler:
             max_num_batched_tokens=2048,
             max_model_len=2048,
             is_encoder_decoder=False,
-            enable_chunked_prefill=True,
+            enable_chunked_prefill=case["chunked"],
             async_scheduling=False,
         ),
         cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=False),
@@ -82,29 +124,32 @@ def made(case: dict) -> PolicyScheduler:
 
 
 def run(case: dict) -> dict:
-    Steps.now = 0
+    Ticks.now = 0
     scheduler = made(case)
+    scheduler.predictions = costs = Costs(**case["costs"])
     todo = list(enumerate(case["requests"]))
-    finish_step: dict[str, int] = {}
+    finish_ticks: dict[str, int] = {}
+    rounds = 0
     away: dict[str, str] = {}
     preempted: list[list] = []
     mixed_steps = 0
     while todo or scheduler.has_requests():
         if not scheduler.has_requests():
-            Steps.now = max(Steps.now, todo[0][1]["arrival_step"])
-        while todo and todo[0][1]["arrival_step"] <= Steps.now:
+            Ticks.now = max(Ticks.now, todo[0][1]["arrival_ticks"])
+        while todo and todo[0][1]["arrival_ticks"] <= Ticks.now:
             row, r = todo.pop(0)
             params = SamplingParams(
                 max_tokens=r["output_tokens"], ignore_eos=True, extra_args=r["wire"]
             )
-            arrival_s = r["arrival_step"] / STEPS_PER_S
+            arrival_s = r["arrival_ticks"] / TICKS_PER_S
             scheduler.add_request(
                 Request(str(row), [7] * r["prompt_tokens"], params, None, arrival_time=arrival_s)
             )
         output = scheduler.schedule()
         preempted += [[int(p["id"]), p["by"], p["kv_tokens"]] for p in scheduler._preempted]
-        _, decode_seqs, _, chunks = scheduler._began
-        mixed_steps += bool(decode_seqs and chunks)
+        decodes, chunks = composition(scheduler, output)
+        mixed_steps += bool(decodes and chunks)
+        took_s = costs.took_s(output, decodes, chunks)
         ids = list(output.num_scheduled_tokens)
         sampled = [[] if scheduler.requests[i].is_prefill_chunk else [9] for i in ids]
         answers = scheduler.update_from_output(
@@ -118,14 +163,15 @@ def run(case: dict) -> dict:
                 pooler_output=[],
             ),
         )
-        Steps.now += 1
+        Ticks.now += round(took_s * TICKS_PER_S)
         for answer in answers.values():
             for one in answer.outputs:
                 if one.finish_reason is not None and one.stop_reason:
                     away[one.request_id] = one.stop_reason
                 elif one.finish_reason is not None:
-                    finish_step[one.request_id] = Steps.now
-        if Steps.now > 500_000:
+                    finish_ticks[one.request_id] = Ticks.now
+        rounds += 1
+        if rounds > 50_000:
             raise RuntimeError("the scheduler stands still")
     swaps = (
         [scheduler.connector.swaps_out, scheduler.connector.swaps_in]
@@ -135,7 +181,7 @@ def run(case: dict) -> dict:
     assert not scheduler.states, scheduler.states
     assert not scheduler.swapped
     return {
-        "finish_step": finish_step,
+        "finish_ticks": finish_ticks,
         "away": away,
         "preempted": preempted,
         "swaps": swaps,
@@ -144,7 +190,7 @@ def run(case: dict) -> dict:
 
 
 if __name__ == "__main__":
-    PolicyScheduler.clock = staticmethod(lambda: Steps.now / STEPS_PER_S)
+    PolicyScheduler.clock = staticmethod(lambda: Ticks.now / TICKS_PER_S)
     os.environ["SLO_BENCH_POLICY"] = "{}"
     results = [run(case) for case in json.load(sys.stdin)]
     print(json.dumps({"moved": moved(), "hooks": len(HOOKS), "results": results}))

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import subprocess
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import DROPPED, to_wire
 from slo_bench.harness.engines.device import Device
+from slo_bench.harness.engines.idle_view import IdleView
 from slo_bench.harness.engines.measures import Measures
 from slo_bench.harness.engines.plugged import PolicySpec
 from slo_bench.harness.engines.predictions import ModelledPredictions
 from slo_bench.harness.engines.simulated import SimulatedInstance
+from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.harness.policies.vllm_swap import VllmSwap
 from slo_bench.harness.policies.vllm_v0 import VllmV0
 from slo_bench.harness.systems import system
 from slo_bench.workloads.request import Request, Slo
@@ -34,20 +38,34 @@ pytestmark = pytest.mark.backends
 
 WORKER = Path(__file__).with_name("contract_worker.py")
 BLOCK_TOKENS = 16
-STEPS_PER_S = 128  # a power of two: moments on the grid are exact
-WORKLOADS = 100
+TICKS_PER_S = 8192  # a power of two: moments on the grid are exact
+ARRIVALS_PER_S = 128
+WORKLOADS = 20  # of each setting
 SwapAlways = type(system(str(Path(__file__).parents[2] / "backends" / "swap_always.py")).policy)
 
 
-class ConstantStep:
+@dataclass(frozen=True)
+class Costs:
+    """The same for decode steps of any size; so much more a token prefilled, and a block moved."""
+
+    step_ticks: int = 64
+    token_ticks: int = 0
+    block_ticks: int = 0
+
     def step_s(self, decode_seqs, decode_kv_tokens, chunks):
-        return 1 / STEPS_PER_S
+        prefilled = sum(tokens for _, tokens in chunks)
+        return (self.step_ticks + self.token_ticks * prefilled) / TICKS_PER_S
 
     def span_s(self, decode_seqs, decode_kv_tokens, steps):
-        return steps / STEPS_PER_S
+        return steps * self.step_ticks / TICKS_PER_S
 
     def steps_within(self, decode_seqs, decode_kv_tokens, duration_s):
-        return max(0, -int(-duration_s * STEPS_PER_S // 1))
+        return max(0, -int(-duration_s * TICKS_PER_S // self.step_ticks))
+
+
+# Of a request of up to 128 tokens a swap, out and in, is the cheaper way; of a longer one the
+# recomputation: 64 + tokens against 2 · 12 ticks for each block of 16.
+WEIGHED = Costs(step_ticks=64, token_ticks=1, block_ticks=12)
 
 
 class Watched(SimulatedInstance):
@@ -72,11 +90,12 @@ class Case:
     kv_blocks: int
     host_blocks: int
     requests: tuple[Request, ...]
+    costs: Costs = Costs()
 
     def to_json(self) -> dict[str, Any]:
         rows = [
             {
-                "arrival_step": round(r.arrival_s * STEPS_PER_S),
+                "arrival_ticks": round(r.arrival_s * TICKS_PER_S),
                 "prompt_tokens": r.prompt_tokens,
                 "output_tokens": r.output_tokens,
                 "wire": to_wire(r),
@@ -89,15 +108,16 @@ class Case:
             "kv_blocks": self.kv_blocks,
             "host_blocks": self.host_blocks,
             "requests": rows,
+            "costs": dataclasses.asdict(self.costs),
+            "chunked": self.policy.limits(IdleView(self.policy)).chunked,
         }
 
     def simulated(self) -> Watched:
-        step_time = ConstantStep()
         instance = Watched(
             self.policy,
             BlockLedger(self.kv_blocks, BLOCK_TOKENS, self.host_blocks),
-            ModelledPredictions(step_time, 0.0),
-            step_time,
+            ModelledPredictions(self.costs, self.costs.block_ticks / TICKS_PER_S),
+            self.costs,
             (Device("one"),),
             Measures(),
         )
@@ -110,25 +130,41 @@ class Case:
         return instance
 
 
-def drawn(seed: int) -> Case:
-    """A random workload on few KV blocks; the policies take turns."""
+@dataclass(frozen=True)
+class Setting:
+    """A policy, with host memory for swapping and what steps and swaps cost."""
+
+    policy: Policy
+    host_blocks: int = 0
+    costs: Costs = Costs()
+
+
+SETTINGS = {
+    "vllm": Setting(Vllm()),
+    "edf": Setting(EarliestDeadlineFirst()),
+    "swap, host memory full": Setting(SwapAlways(), 12),
+    "swap": Setting(SwapAlways(), 1000),
+    "edf-drop": Setting(EdfDrop(caution=0.0)),
+    "vllm-v0": Setting(VllmV0()),
+    "vllm-swap": Setting(VllmSwap(host_full="recompute"), 12, WEIGHED),
+    "adaptivellm": Setting(AdaptiveLlm(), 1000, WEIGHED),
+    "adaptivellm, host memory full": Setting(AdaptiveLlm(), 12, WEIGHED),
+    "adaptivellm, groups by mean": Setting(AdaptiveLlm(groups="mean-priority"), 1000, WEIGHED),
+    "adaptivellm, unfair": Setting(AdaptiveLlm(fair=False), 1000, WEIGHED),
+}
+
+
+def drawn(seed: int, setting: Setting) -> Case:
+    """A random workload on few KV blocks."""
     draw = np.random.default_rng(seed)
     seqs = int(draw.choice([4, 16, 64]))
     tokens = int(draw.choice([64, 128, 512, 2048]))
-    kind, host_blocks = [
-        (Vllm, 0),
-        (EarliestDeadlineFirst, 0),
-        (SwapAlways, 12),
-        (SwapAlways, 1000),
-        (EdfDrop, 0),
-    ][seed % 5]
-    knobs = {"caution": 0.0} if kind is EdfDrop else {}
     rate = float(draw.choice([0.5, 2, 8, 40]))
     moments = np.cumsum(draw.exponential(1 / rate, 60))
     requests = tuple(
         Request(
             row,
-            round(float(moment) * STEPS_PER_S) / STEPS_PER_S,
+            round(float(moment) * ARRIVALS_PER_S) / ARRIVALS_PER_S,
             int(draw.integers(1, 300)),
             output := int(draw.integers(1, 150)),
             output,
@@ -136,22 +172,25 @@ def drawn(seed: int) -> Case:
         )
         for row, moment in enumerate(moments)
     )
-    policy = kind(max_num_batched_tokens=tokens, max_num_seqs=seqs, **knobs)
-    return Case(policy, int(draw.choice([40, 80, 160])), host_blocks, requests)
+    policy = setting.policy.with_knobs(max_num_batched_tokens=tokens, max_num_seqs=seqs)
+    kv_blocks = int(draw.choice([40, 80, 160]))
+    return Case(policy, kv_blocks, setting.host_blocks, requests, setting.costs)
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[Case]:
-    return [drawn(seed) for seed in range(WORKLOADS)]
+def cases() -> dict[str, list[Case]]:
+    return {
+        name: [drawn(100 * row + seed, setting) for seed in range(WORKLOADS)]
+        for row, (name, setting) in enumerate(SETTINGS.items())
+    }
 
 
 @pytest.fixture(scope="module")
 def answer(cases, installed, tiny_model, tmp_path_factory) -> dict[str, Any]:
-    unmixed = [dataclasses.replace(drawn(seed), policy=VllmV0()) for seed in range(0, 40, 5)]
     environ = {**os.environ, "PYTHONPATH": str(plugin_folder(tmp_path_factory.mktemp("home")))}
     done = subprocess.run(
         [installed("vllm").python, WORKER, tiny_model("vllm")],
-        input=json.dumps([case.to_json() for case in (*cases, *unmixed)]),
+        input=json.dumps([case.to_json() for of_one in cases.values() for case in of_one]),
         capture_output=True,
         text=True,
         env=environ,
@@ -159,8 +198,8 @@ def answer(cases, installed, tiny_model, tmp_path_factory) -> dict[str, Any]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    found["unmixed"] = found["results"][len(cases) :]
-    del found["results"][len(cases) :]
+    results = iter(found["results"])
+    found["results"] = {name: [next(results) for _ in of_one] for name, of_one in cases.items()}
     return found
 
 
@@ -169,31 +208,28 @@ def test_every_hook_is_as_we_know_it(answer):
     assert answer["hooks"] > 20
 
 
-def test_finish_steps_and_victims_equal_the_simulators(cases, answer):
-    victims = swaps = 0
-    for seed, (case, real) in enumerate(zip(cases, answer["results"], strict=True)):
+@pytest.mark.parametrize("name", SETTINGS)
+def test_finish_times_and_victims_equal_the_simulators(name, cases, answer):
+    ways: Counter[str] = Counter()
+    for seed, (case, real) in enumerate(zip(cases[name], answer["results"][name], strict=True)):
         simulated = case.simulated()
-        finish = {str(r.id): round(r.finish_s * STEPS_PER_S) for r in simulated.finished}
+        finish = {str(r.id): round(r.finish_s * TICKS_PER_S) for r in simulated.finished}
         where = f"workload {seed}, {case.policy}"
         assert real["preempted"] == simulated.preempted, where
-        assert real["finish_step"] == finish, where
+        assert real["finish_ticks"] == finish, where
         assert set(real["away"]) == {str(x.request.id) for x in simulated.outbox}, where
-        victims += len(simulated.preempted)
-        swaps += sum(how == "swap" for _, how, _ in simulated.preempted)
         assert real["swaps"] == [sum(h == "swap" for _, h, _ in simulated.preempted)] * 2, where
-    assert victims > 200  # else the comparison shows nothing
-    assert swaps > 50
+        ways.update(how for _, how, _ in simulated.preempted)
+        if not case.policy.limits(IdleView(case.policy)).mix:
+            assert real["mixed_steps"] == 0, where
+    assert ways.total() > 50  # else the comparison shows nothing
+    if SETTINGS[name].host_blocks:
+        assert ways["swap"] > 20
+    if isinstance(SETTINGS[name].policy, AdaptiveLlm):
+        assert ways["recompute"] > 20
 
 
-def test_policies_that_do_not_mix_have_no_mixed_step(answer):
-    assert sum(real["mixed_steps"] for real in answer["results"]) > 100
-    for real in answer["unmixed"]:
-        assert real["mixed_steps"] == 0
-        assert len(real["finish_step"]) == 60
-    assert sum(len(real["preempted"]) for real in answer["unmixed"]) > 20
-
-
-def test_dropped_requests_are_told_so(cases, answer):
-    reasons = [why for real in answer["results"] for why in real["away"].values()]
+def test_dropped_requests_are_told_so(answer):
+    reasons = [why for real in answer["results"]["edf-drop"] for why in real["away"].values()]
     assert len(reasons) > 50
     assert set(reasons) == {DROPPED}
