@@ -59,6 +59,11 @@ class Launch:
     host_blocks: int | None = None  # KV blocks of host memory for swapping
     server_args: tuple[str, ...] = ()
 
+    @property
+    def plugged(self) -> bool:
+        """Does our plugin run inside, to decide or to log steps?"""
+        return self.system is not None or self.step_log is not None
+
 
 @dataclass(frozen=True)
 class Recipe:

@@ -38,7 +38,7 @@ class Serve:
     """A server with a policy inside.
 
     With no `system`, or the one of the server's own name, it is the server as it is, unpatched;
-    knobs are then options of its own.
+    knobs are then options of its own. A step log is then written by a plugin that only watches.
 
     Raises:
         SloBenchError: on `check`: the server is not installed, there is no such system, or it
@@ -81,8 +81,6 @@ class Serve:
             )
         if self.patched:
             check(self._found(), name)
-        elif self.step_log:
-            raise SloBenchError("the step log is the plugin's, and this server runs without one")
         else:
             self._own_options(name)
         for what in ("kv_blocks", "block_tokens", "max_model_tokens"):
@@ -149,7 +147,8 @@ class Serve:
         )
         if not self.patched:
             options = self._own_options(environment(self.backend).backend)
-            return replace(launch, server_args=(*options, *self.server_args))
+            args = (*options, *self.server_args)
+            return replace(launch, server_args=args, step_log=step_log)
         policy = self._found().policy
         host_blocks = None
         if isinstance(policy, Policy) and overrides(policy, "preempt_by"):

@@ -137,7 +137,7 @@ def serving(
     name = f"{environment.name} ({launch.system or 'unpatched'})"
     log.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
-        if launch.system is not None and launch.handshake is None:
+        if launch.plugged and launch.handshake is None:
             launch = dataclasses.replace(launch, handshake=Path(scratch) / "handshake.json")
         argv = recipe.argv(environment.programs, environment.device, launch)
         environ = _environ(recipe, environment, launch)
@@ -160,14 +160,15 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     environ = {**recipe.environ(environment.device, launch), **present}
     environ["PATH"] = f"{environment.programs}{os.pathsep}{present.get('PATH', os.defpath)}"
     environ["PYTHONUNBUFFERED"] = "1"
+    if launch.plugged:
+        environ["PYTHONPATH"] = str(plugin_folder(home()))
+        environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
+    if launch.step_log is not None:
+        environ[STEP_LOG_VARIABLE] = str(launch.step_log.absolute())
     if launch.system is not None:
         found = system_by_name(launch.system).with_knobs(**launch.knobs)
-        environ["PYTHONPATH"] = str(plugin_folder(home()))
         environ[POLICY_VARIABLE] = PolicySpec.of(launch.system, found.policy).to_json()
-        environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
         environ[HOST_BLOCKS_VARIABLE] = str(launch.host_blocks or 0)
-        if launch.step_log is not None:
-            environ[STEP_LOG_VARIABLE] = str(launch.step_log.absolute())
     return environ
 
 
@@ -204,14 +205,15 @@ def _wait_until_ready(server: Server, health_url: str, ready_s: float, say: Say)
 
 
 def _handshake(server: Server, launch: Launch) -> Mapping[str, object]:
-    """What the plugin said; without a word from it, the policy does not run in this server."""
-    if launch.system is None:
+    """What the plugin said; without a word from it, it does not run in this server."""
+    if not launch.plugged:
         return {}
     assert launch.handshake is not None
     if not launch.handshake.is_file():
+        what = f"the policy {launch.system}" if launch.system else "the log of its steps"
         raise ServerError(
             _with_log(
-                f"{server.name} came up, but the policy {launch.system} is not in it: its hooks "
+                f"{server.name} came up, but {what} is not in it: its hooks "
                 "never said that they are in place (does the server's version fit?)",
                 server.log,
             )

@@ -1,7 +1,8 @@
 """What a policy inside a server's process is told, and how it says that it is in place.
 
 Our side starts a server with these variables set; the plugin inside reads them. It is inert
-where `SLO_BENCH_POLICY` is not set.
+where neither `SLO_BENCH_POLICY` nor `SLO_BENCH_STEP_LOG` is set; with the log alone it watches, and
+leaves all decisions as they are.
 
     SLO_BENCH_POLICY       a `PolicySpec` as JSON
     SLO_BENCH_HANDSHAKE    file that the plugin writes once all its hooks are in place

@@ -26,7 +26,7 @@ from ...core.wire import DROPPED, REJECTED
 from ..learned import LearnedPredictions
 from ..plugged import StepLog
 from .fits import refusal_of
-from .steps import Steps
+from .steps import Steps, requests_left
 from .view import SglangRequest, SglangView, all_ours, ours
 
 
@@ -130,6 +130,9 @@ class Decider:
             by_arrival = len(queue) > REKEY_AT_MOST
             for r in all_ours(queue):
                 r.key = r.arrival_s if by_arrival else self._policy.urgency(r, self.view)
+        elif self._policy.order == "view":
+            for r in all_ours(queue):
+                r.key = self._policy.urgency(r, self.view)
         queue.sort(key=self._rank)
 
     def _rank(self, req: Any) -> tuple[bool, Key, int]:
@@ -167,7 +170,8 @@ class Decider:
     def ended(self, batch: Any) -> None:
         """Its result has been processed: who is done?"""
         now_s = type(self).clock()
-        self.steps.done(now_s)
+        left = requests_left(self._scheduler, batch) if self.steps.log.wanted else 0
+        self.steps.done(now_s, left)
         self.view.look(now_s)
         for r in all_ours(batch.reqs):
             req = r.req

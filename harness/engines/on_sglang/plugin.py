@@ -6,12 +6,15 @@ Only the process with the scheduler makes a `Decider`; in the others the hooks a
 from __future__ import annotations
 
 import pkgutil
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from ...core.policy import Policy
-from ..plugged import PolicySpec, announce, asked_for
+from ..learned import LearnedPredictions
+from ..plugged import PolicySpec, StepLog, announce, asked_for
 from .fits import refusal
+from .steps import Steps, engine_settings, requests_left
 from .targets import (
     ALLOCATABLE,
     ENQUEUE,
@@ -30,7 +33,7 @@ from .targets import (
 def register() -> None:
     """Hook into the scheduler, after checking that this SGLang is as we know it.
 
-    Does nothing unless a policy is asked for.
+    Does nothing unless a policy is asked for, or a log of the steps without one.
 
     Raises:
         SystemExit: the policy cannot run, or something that we hook into has moved. SGLang logs
@@ -38,18 +41,13 @@ def register() -> None:
     """
     spec = asked_for()
     if spec is None:
+        _watch()
         return
     policy = spec.load()
     if reason := refusal(policy):
         raise SystemExit(f"Error: slo-bench: {spec.system} cannot run inside SGLang: {reason}")
-    if problems := moved():
-        raise SystemExit(
-            f"Error: slo-bench does not know this SGLang ({sglang_version()}): "
-            + "; ".join(problems)
-        )
+    _check_targets()
     assert isinstance(policy, Policy)
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     hooks = _Hooks(spec, policy, {target: pkgutil.resolve_name(target) for target in HOOKS})
     table = {
         STARTED: hooks.started,
@@ -61,8 +59,69 @@ def register() -> None:
         ORDER: hooks.order,
         VICTIMS: hooks.victims,
     }
+    _register(table)
+
+
+def _check_targets() -> None:
+    if problems := moved():
+        raise SystemExit(
+            f"Error: slo-bench does not know this SGLang ({sglang_version()}): "
+            + "; ".join(problems)
+        )
+
+
+def _register(table: Mapping[str, Any]) -> None:
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
     for target, hook in table.items():
         HookRegistry.register(target, hook, HookType.AROUND)
+
+
+def _not_applied(originals: Mapping[str, Any]) -> list[str]:
+    """Targets that SGLang could not hook; it only logs that."""
+    return [target for target, was in originals.items() if pkgutil.resolve_name(target) is was]
+
+
+def _watch() -> None:
+    """Log the steps of a scheduler that is left as it is, where that is asked for."""
+    log = StepLog()
+    if not log.wanted:
+        return
+    _check_targets()
+    hooks = _WatchHooks(log, {t: pkgutil.resolve_name(t) for t in (STARTED, RUN, RESULT)})
+    _register({STARTED: hooks.started, RUN: hooks.run, RESULT: hooks.result})
+
+
+class _WatchHooks:
+    """They look and pass on; wrapped as those of `_Hooks`."""
+
+    def __init__(self, log: StepLog, originals: Mapping[str, Any]) -> None:
+        self._originals = originals
+        self._steps = Steps(LearnedPredictions(), log)
+        self._up = False
+
+    def started(
+        self, original: Any, scheduler: Any, server_args: Any, *args: Any, **kw: Any
+    ) -> None:
+        original(scheduler, server_args, *args, **kw)
+        if missing := _not_applied(self._originals):
+            raise RuntimeError(f"slo-bench: SGLang did not apply the hooks on {', '.join(missing)}")
+        self._up = True
+        announce("sglang", sglang_version(), list(self._originals), **engine_settings(scheduler))
+
+    def run(self, original: Any, scheduler: Any, batch: Any, *args: Any, **kw: Any) -> Any:
+        if self._up:
+            waiting = len(scheduler.waiting_queue)
+            self._steps.begin(batch, time.perf_counter(), waiting=waiting, free_blocks=0)
+        return original(scheduler, batch, *args, **kw)
+
+    def result(
+        self, original: Any, scheduler: Any, batch: Any, result: Any, *args: Any, **kw: Any
+    ) -> Any:
+        found = original(scheduler, batch, result, *args, **kw)
+        if self._up:
+            self._steps.done(time.perf_counter(), requests_left(scheduler, batch))
+        return found
 
 
 class _Hooks:
@@ -84,15 +143,11 @@ class _Hooks:
         original(scheduler, server_args, *args, **kw)
         from .decider import Decider  # imports the scheduler, which only this process needs
 
-        if missing := self._not_applied():
+        if missing := _not_applied(self._originals):
             raise RuntimeError(f"slo-bench: SGLang did not apply the hooks on {', '.join(missing)}")
         self._decider = Decider(scheduler, self._policy)
-        announce("sglang", sglang_version(), HOOKS, system=self._spec.system)
-
-    def _not_applied(self) -> list[str]:
-        """Targets that SGLang could not hook; it only logs that."""
-        originals = self._originals.items()
-        return [target for target, was in originals if pkgutil.resolve_name(target) is was]
+        settings = engine_settings(scheduler)
+        announce("sglang", sglang_version(), HOOKS, system=self._spec.system, **settings)
 
     def enqueue(self, original: Any, scheduler: Any, req: Any, *args: Any, **kw: Any) -> None:
         if self._decider.comes(req):

@@ -46,8 +46,8 @@ class Steps:
                 entered=step.entered,
             )
 
-    def done(self, now_s: float) -> None:
-        """The result of the oldest begun step is there.
+    def done(self, now_s: float, left: int) -> None:
+        """The result of the oldest begun step is there; `left` requests wait or run on.
 
         With overlapped scheduling a step begins on the device when the one before it ends.
         """
@@ -58,7 +58,38 @@ class Steps:
         self._done_s = now_s
         decodes = step.decode_seqs, step.decode_kv_tokens
         self._predictions.learn(*decodes, step.chunks, duration_s)
-        self.log.write("done", time_s=now_s, duration_s=duration_s)
+        self.log.write("done", time_s=now_s, duration_s=duration_s, left=left)
+
+
+def requests_left(scheduler: Any, batch: Any) -> int:
+    """Requests that wait or run on, once the result of `batch` has been processed."""
+    reqs = [*batch.reqs, *(scheduler.running_batch.reqs if scheduler.running_batch else ())]
+    if scheduler.chunked_req is not None:
+        reqs.append(scheduler.chunked_req)
+    running = {id(req) for req in reqs if not req.finished()}
+    return len(scheduler.waiting_queue) + len(running)
+
+
+def engine_settings(scheduler: Any) -> dict[str, Any]:
+    """How the engine is set up, in the words of a log's `meta.json`."""
+    args = scheduler.server_args
+    found: dict[str, Any] = {
+        "engine_kwargs": {
+            "max_num_seqs": int(scheduler.max_running_requests),
+            "tensor_parallel_size": int(args.tp_size),
+            "async_scheduling": not args.disable_overlap_schedule,
+            "enforce_eager": bool(args.disable_cuda_graph),
+        },
+        "kv_cache": {
+            "num_gpu_blocks": int(scheduler.max_total_num_tokens) // int(scheduler.page_size),
+            "block_size": int(scheduler.page_size),
+            "enable_prefix_caching": not args.disable_radix_cache,
+        },
+    }
+    if scheduler.chunked_prefill_size:
+        chunk = int(scheduler.chunked_prefill_size)
+        found["engine_kwargs"]["max_num_batched_tokens"] = chunk
+    return found
 
 
 def _step(batch: Any, now_s: float) -> Step:

@@ -55,6 +55,9 @@ _SWAP_TARGETS: dict[str, tuple[str, ...]] = {
     _BASE + "start_load_kv": ("self", "forward_context"),
 }
 HOOKS = (*_TARGETS, *_SWAP_TARGETS)
+_SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."
+# Where only steps are logged.
+WATCHED = tuple(_SCHEDULER + name for name in ("__init__", "schedule", "update_from_output"))
 
 
 def vllm_version() -> str:
@@ -67,7 +70,9 @@ def vllm_version() -> str:
     return "unknown"
 
 
-def moved(*, swap: bool = True) -> list[str]:
-    """What is not as we know it, in words; empty if everything is."""
+def moved(*, swap: bool = True, watched: bool = False) -> list[str]:
+    """What is not as we know it, in words; empty if everything is. `watched`: of those alone."""
     targets = {**_TARGETS, **_SWAP_TARGETS} if swap else _TARGETS
+    if watched:
+        targets = {name: _TARGETS[name] for name in WATCHED}
     return known.moved(targets)

@@ -28,6 +28,7 @@ from ..learned import LearnedPredictions
 from ..plugged import StepLog, announce, asked_for, host_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
+from .steps import Composition, engine_settings
 from .view import VllmView
 
 
@@ -64,7 +65,7 @@ class PolicyScheduler(Scheduler):
         self._own_limits = (self.max_num_scheduled_tokens, self.max_num_running_reqs)
         self._decode_next = False
         self._preempted: list[dict[str, Any]] = []
-        self._began: tuple[float, int, int, list[tuple[int, int]]] | None = None
+        self._began: tuple[float, Composition] | None = None
         self._asks_room = any(overrides(policy, h) for h in ("reserve", "commit"))
         self._asks_refill = overrides(policy, "refill")
         self._asks_leave = overrides(policy, "leave")
@@ -74,7 +75,14 @@ class PolicyScheduler(Scheduler):
         self.view = VllmView(self)
         self._limits = policy.limits(self.view)
         self._apply_limits()
-        announce("vllm", vllm_version(), HOOKS, system=spec.system, host_blocks=self.host_blocks)
+        announce(
+            "vllm",
+            vllm_version(),
+            HOOKS,
+            system=spec.system,
+            host_blocks=self.host_blocks,
+            **engine_settings(self),
+        )
 
     def _checked_host_blocks(self) -> int:
         blocks = host_blocks()
@@ -405,24 +413,15 @@ class PolicyScheduler(Scheduler):
             if self._asks_room and not r.promised_blocks:
                 r.promised_blocks = self.slo_policy.commit(r, self.view)
                 self._promised_blocks += r.promised_blocks
-        decode_seqs = kv_tokens = 0
-        chunks = []
-        for request_id, tokens in output.num_scheduled_tokens.items():
-            request = self.requests[request_id]
-            before = request.num_computed_tokens - tokens
-            if tokens == 1 and before >= request.num_prompt_tokens:
-                decode_seqs += 1
-                kv_tokens += before
-            else:
-                chunks.append((before, tokens))
-        self._began = (type(self).clock(), decode_seqs, kv_tokens, chunks)
+        found = Composition.of(output.num_scheduled_tokens, self.requests)
+        self._began = (type(self).clock(), found)
         if self.step_log.wanted and (output.num_scheduled_tokens or self._preempted):
             self.step_log.write(
                 "step",
                 time_s=self.now_s,
-                decode_seqs=decode_seqs,
-                decode_kv_tokens=kv_tokens,
-                chunks=chunks,
+                decode_seqs=found.decode_seqs,
+                decode_kv_tokens=found.decode_kv_tokens,
+                chunks=found.chunks,
                 waiting=len(self.waiting.waiting),
                 swapped=len(self.waiting.resident),
                 free_blocks=self.view.free_blocks,
@@ -432,14 +431,18 @@ class PolicyScheduler(Scheduler):
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         now_s = type(self).clock()
+        duration_s: float | None = None
         if self._began is not None:
-            begin_s, decode_seqs, kv_tokens, chunks = self._began
+            begin_s, found = self._began
             self._began = None
-            if decode_seqs or chunks:
-                self.predictions.learn(decode_seqs, kv_tokens, chunks, now_s - begin_s)
-                if self.step_log.wanted:
-                    self.step_log.write("done", time_s=now_s, duration_s=now_s - begin_s)
+            if found.decode_seqs or found.chunks:
+                duration_s = now_s - begin_s
+                decodes = found.decode_seqs, found.decode_kv_tokens
+                self.predictions.learn(*decodes, found.chunks, duration_s)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if duration_s is not None and self.step_log.wanted:
+            left = int(self.get_num_unfinished_requests())
+            self.step_log.write("done", time_s=now_s, duration_s=duration_s, left=left)
         for client, goodbye in self._goodbyes:
             if client not in outputs:
                 outputs[client] = EngineCoreOutputs()

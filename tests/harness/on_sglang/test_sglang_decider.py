@@ -113,6 +113,7 @@ class Scheduler:
         default_factory=lambda: SimpleNamespace(retire_group=lambda req: None)
     )
     waiting_queue: list = field(default_factory=list)
+    running_batch: object = None
     told: dict = field(default_factory=dict)
     released: list = field(default_factory=list)
 
@@ -353,6 +354,7 @@ def test_steps_are_logged_and_learned_from(decide, at, monkeypatch, tmp_path):
     assert first["entered"] == ["new"]
     assert (second["decode_seqs"], second["decode_kv_tokens"], second["chunks"]) == (1, 7, [])
     assert [line["duration_s"] for line in done] == [3.0, 0.5]
+    assert [line["left"] for line in done] == [2, 2]  # two wait in the queue throughout
 
 
 def test_the_first_step_of_a_kind_teaches_nothing(decide, at):
