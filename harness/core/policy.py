@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .decisions import Admission, Leave, Limits, Line, PreemptBy, Refill
+from .queue import Queue
 from .state import RequestState
 from .view import View
 
@@ -97,9 +98,10 @@ class Policy(_Knobs):
     object that `new_state` makes and the engine keeps (`view.state`).
     """
 
-    # When urgency is asked: once on entering the queue, or again when the prefix cache changed.
+    # When urgency is asked: once on entering the queue, again when the prefix cache changed, or
+    # whenever somebody may enter, where it hangs on anything in the view (who else waits, room).
     # With "time" the keys are straight lines in time, and `urgency_line` says which.
-    order: ClassVar[Literal["entry", "cache", "time"]] = "entry"
+    order: ClassVar[Literal["entry", "cache", "time", "view"]] = "entry"
     # Do the limits depend on the view? Then they are asked whenever the composition changed.
     limits_vary: ClassVar[bool] = False
 
@@ -118,6 +120,13 @@ class Policy(_Knobs):
     def urgency(self, r: RequestState, view: View) -> Key:
         """Order of the queue: the smallest key goes next. Times in seconds compare with times."""
         return r.arrival_s
+
+    def queue(self, view: View) -> Queue | None:
+        """Where `order` is "view": a queue that finds the smallest `urgency` without asking all.
+
+        Called once an instance. None: the engine asks for every key each time.
+        """
+        return None
 
     def urgency_line(self, r: RequestState, view: View) -> Line:
         """The line on which `urgency` moves, where `order` is "time"; asked on entering."""

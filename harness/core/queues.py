@@ -8,7 +8,7 @@ from heapq import heapify, heappop, heappush
 from typing import Any
 
 from .ledger import BlockLedger
-from .policy import Policy, overrides
+from .policy import Key, Policy, overrides
 from .state import RequestState
 from .view import View
 
@@ -96,3 +96,56 @@ class CacheOrderedQueue(WaitQueue):
             ]
             heapify(self._heap)
         return super().head()
+
+
+class ViewOrderedQueue:
+    """Keys hang on the view: asked of all who wait, each time somebody may enter."""
+
+    __slots__ = ("_head", "_policy", "_view", "_waiting")
+
+    def __init__(self, policy: Policy, view: View) -> None:
+        self._policy = policy
+        self._view = view
+        self._waiting: dict[RequestState, None] = {}
+        self._head: RequestState | None = None
+
+    @property
+    def live(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    def push(self, r: RequestState) -> None:
+        """`r` enters."""
+        self._waiting[r] = None
+        r.version += 1
+
+    def _rank(self, r: RequestState) -> tuple[Key, int]:
+        return self._policy.urgency(r, self._view), r.seq
+
+    def head(self) -> RequestState:
+        """The next request by today's keys; the queue must not be empty."""
+        waiting = self._waiting
+        head = next(iter(waiting)) if len(waiting) == 1 else min(waiting, key=self._rank)
+        self._head = head
+        return head
+
+    def take_head(self) -> None:
+        """The request that `head` has just named leaves."""
+        assert self._head is not None
+        self.remove(self._head)
+
+    def remove(self, r: RequestState) -> None:
+        """`r` leaves from wherever it stands."""
+        del self._waiting[r]
+        r.version += 1
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(self._waiting)
+
+    def ordered(self) -> Iterator[RequestState]:
+        """All, the next one first."""
+        return iter(sorted(self._waiting, key=self._rank))
+
+    def overtaken_s(self) -> float:
+        """Never by time alone: keys are asked again when something happens."""
+        return math.inf

@@ -81,6 +81,11 @@ class View(Protocol):
         ...
 
     @property
+    def unfilled_tokens(self) -> int:
+        """Tokens that they still lack."""
+        ...
+
+    @property
     def n_decoding(self) -> int:
         """Requests in the batch that decode."""
         ...

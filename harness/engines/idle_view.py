@@ -18,7 +18,7 @@ class IdleView:
     now_s = 0.0
     host_free_blocks = 0
     n_waiting = n_resident = n_prefilling = n_decoding = n_running = 0
-    decode_kv_tokens = future_tokens = 0
+    decode_kv_tokens = future_tokens = unfilled_tokens = 0
 
     def __init__(self, policy: Policy, kv_blocks: int = 10_000, block_tokens: int = 16) -> None:
         self.predict: Predictions = LearnedPredictions()

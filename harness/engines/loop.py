@@ -17,7 +17,8 @@ from ..core.decisions import Admission, Limits, PreemptBy, Refill, Why
 from ..core.ledger import BlockLedger
 from ..core.line_queue import LineQueue, overtaken_s
 from ..core.policy import Policy, overrides
-from ..core.queues import CacheOrderedQueue, WaitQueue
+from ..core.queue import Queue
+from ..core.queues import CacheOrderedQueue, ViewOrderedQueue, WaitQueue
 from ..core.state import WAITING, Phase, RequestState
 from ..core.view import Predictions, View
 from .measures import Measures
@@ -28,9 +29,11 @@ INF = float("inf")
 _DECODE, _DONE, _PREFILL, _RESIDENT = Phase.DECODE, Phase.DONE, Phase.PREFILL, Phase.RESIDENT
 
 
-def _queue(policy: Policy, view: View, ledger: BlockLedger) -> WaitQueue | LineQueue:
+def _queue(policy: Policy, view: View, ledger: BlockLedger) -> Queue:
     if policy.order == "time":
         return LineQueue(policy, view)
+    if policy.order == "view":
+        return policy.queue(view) or ViewOrderedQueue(policy, view)
     if policy.order == "cache":
         return CacheOrderedQueue(policy, view, ledger)
     return WaitQueue(policy, view)

@@ -90,6 +90,10 @@ class LoopView:
         return len(self._loop.prefilling)
 
     @property
+    def unfilled_tokens(self) -> int:
+        return sum(r.target_tokens - r.kv_tokens for r in self._loop.prefilling)
+
+    @property
     def n_decoding(self) -> int:
         return len(self._loop.decoding)
 

@@ -121,6 +121,11 @@ class SglangView:
         return sum(r.req is self._scheduler.chunked_req for r in self.batch)
 
     @property
+    def unfilled_tokens(self) -> int:
+        chunked = self._scheduler.chunked_req
+        return sum(r.target_tokens - self.kv_tokens(r) for r in self.batch if r.req is chunked)
+
+    @property
     def n_decoding(self) -> int:
         return self.n_running - self.n_prefilling
 

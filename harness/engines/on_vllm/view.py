@@ -61,6 +61,12 @@ class VllmView:
         return sum(self._scheduler.prefills(r) for r in self._scheduler.batch)
 
     @property
+    def unfilled_tokens(self) -> int:
+        scheduler = self._scheduler
+        left = (r.num_tokens - r.num_computed_tokens for r in scheduler.batch)
+        return sum(n for n, r in zip(left, scheduler.batch, strict=True) if scheduler.prefills(r))
+
+    @property
     def n_decoding(self) -> int:
         return self.n_running - self.n_prefilling
 
