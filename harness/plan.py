@@ -202,7 +202,10 @@ def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
         swept = tuple(knob for knob, values in choices.items() if len(values) > 1)
         for values in itertools.product(*choices.values()):
             knobs = dict(zip(choices, values, strict=True))
-            yield _SystemChoice(name, configured(name, knobs).name, knobs, swept)
+            found = configured(name, knobs)
+            if asked.backend == SIMULATED:
+                found.check_simulated()
+            yield _SystemChoice(name, found.name, knobs, swept)
 
 
 def _attached(asked: ExperimentSchema) -> Iterator[_SystemChoice]:

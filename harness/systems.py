@@ -15,7 +15,7 @@ from typing import Any
 from ..workloads.errors import SloBenchError, UnknownNameError
 from .core.policy import AnyPolicy, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
-from .policies.ascendra import Ascendra
+from .policies.distserve import DistServe
 from .policies.edf import EarliestDeadlineFirst
 from .policies.edf_drop import EdfDrop
 from .policies.fastertransformer import FasterTransformer
@@ -37,6 +37,14 @@ ENTRY_POINT_GROUP = "slo_bench.systems"
 
 
 @dataclass(frozen=True)
+class Split:
+    """Instances by what they do."""
+
+    prefill: int
+    decode: int
+
+
+@dataclass(frozen=True)
 class System:
     """What `--system NAME` stands for."""
 
@@ -52,6 +60,29 @@ class System:
         kind = type(self.policy)
         text = sys.modules[kind.__module__].__doc__ or inspect.getdoc(kind) or self.name
         return text.strip().splitlines()[0]
+
+    @property
+    def split(self) -> Split | None:
+        """How many instances prefill and how many decode, if none does both."""
+        policy = self.policy
+        if not isinstance(policy, DistServe):
+            return None
+        return Split(policy.prefill_instances, policy.decode_instances)
+
+    @property
+    def not_simulated(self) -> str:
+        """Why the simulator cannot run it; empty if it can."""
+        if self.split is None:
+            return ""
+        return "prefill and decode on instances of their own are not simulated"
+
+    def check_simulated(self) -> None:
+        """Raise SloBenchError if the simulator cannot run it."""
+        if self.not_simulated:
+            raise SloBenchError(
+                f"{self.name} cannot run on simulated: {self.not_simulated}; "
+                "slo-bench list matrix says where it can"
+            )
 
     def knobs(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
@@ -90,7 +121,13 @@ _STOCK = (
         source="Zheng et al., NeurIPS 2024",
     ),
     System("adaptivellm", AdaptiveLlm(), source="AdaptiveLLM, Algorithms 1 and 2"),
-    System("ascendra", Ascendra(), source="Ascendra, Algorithm 1"),
+    System(
+        "distserve",
+        DistServe(),
+        router="least-loaded",
+        prefix_cache=True,
+        source="Zhong et al., OSDI 2024",
+    ),
 )
 SYSTEMS: dict[str, System] = {s.name: s for s in _STOCK}
 

@@ -5,24 +5,35 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...workloads.errors import SloBenchError
-from ..core.policy import AnyPolicy
 from ..engines.on_sglang import fits as sglang_fits
 from ..engines.on_vllm import fits as vllm_fits
 from ..systems import System
 
 SIMULATED = "simulated"
 
-_REFUSALS: Mapping[str, Callable[[AnyPolicy], str]] = {
-    "vllm": vllm_fits.refusal,
-    "sglang": sglang_fits.refusal,
+
+def _on_vllm(system: System) -> str:
+    return vllm_fits.refusal(system.policy)
+
+
+def _on_sglang(system: System) -> str:
+    if system.split is not None:
+        return "a prefill/decode split is started on vLLM alone"
+    return sglang_fits.refusal(system.policy)
+
+
+_REFUSALS: Mapping[str, Callable[[System], str]] = {
+    SIMULATED: lambda system: system.not_simulated,
+    "vllm": _on_vllm,
+    "sglang": _on_sglang,
 }
-BACKENDS = (SIMULATED, *_REFUSALS)
+BACKENDS = tuple(_REFUSALS)
 
 
 def refusal(system: System, backend: str) -> str | None:
     """Why this system cannot run inside this server; None: it can, or we decide nothing there."""
     reason = _REFUSALS.get(backend)
-    return (reason(system.policy) or None) if reason else None
+    return (reason(system) or None) if reason else None
 
 
 def check(system: System, backend: str) -> None:

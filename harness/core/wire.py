@@ -15,6 +15,11 @@ from ...workloads.request import NEVER_S, Request, Slo
 VLLM_FIELD = "vllm_xargs"
 SGLANG_FIELD = "custom_params"
 
+# In `kv_transfer_params` of vLLM, where prefill and decode are split: the name of the transfer,
+# whose KV this server writes to the shared folder, or reads from it.
+STORE_KV = "slo_bench_store"
+LOAD_KV = "slo_bench_load"
+
 # A request that a policy lets go ends with finish_reason "abort"; its stop_reason begins with:
 REJECTED = "slo_bench: rejected"
 DROPPED = "slo_bench: dropped"

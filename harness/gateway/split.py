@@ -7,10 +7,12 @@ again, as vLLM's own proxies have it, so the first token is the decode server's)
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from ..core.wire import LOAD_KV, STORE_KV
 from .instances import Instances
 from .messages import Asked, Kept, Reply, refuse
 from .routes import blocks_for
@@ -21,7 +23,7 @@ _GENERATES = ("/v1/completions", "/v1/chat/completions")
 class Transfer(StrEnum):
     """How KV comes from a prefill server to a decode server."""
 
-    FILES = "files"  # a shared folder; found there by the prompt's tokens
+    FILES = "files"  # through a shared folder
     NIXL = "nixl"  # straight from memory to memory; the prefill server's answer says from where
 
 
@@ -45,14 +47,12 @@ _OF_THE_ANSWER = (
 )
 
 
-def prefill_body(body: Mapping[str, Any], transfer: Transfer) -> dict[str, Any]:
+def prefill_body(body: Mapping[str, Any], kv_transfer_params: object) -> dict[str, Any]:
     """The same prompt, but one token and no stream."""
     found = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
-    found |= {"max_tokens": 1, "stream": False}
+    found |= {"max_tokens": 1, "stream": False, "kv_transfer_params": kv_transfer_params}
     if "max_completion_tokens" in found:
         found["max_completion_tokens"] = 1
-    if transfer is Transfer.NIXL:
-        found["kv_transfer_params"] = _KEEP_FOR_OTHERS
     return found
 
 
@@ -75,13 +75,15 @@ class Split:
             refuse(reply, 400, "the body is no JSON object")
             return
         blocks = blocks_for(self._prefill, asked)
+        name = uuid.uuid4().hex
+        by_files = self._transfer is Transfer.FILES
+        keep = {STORE_KV: name} if by_files else _KEEP_FOR_OTHERS
         first = Kept()
-        prefill = asked.with_json(prefill_body(body, self._transfer))
-        await self._prefill.forward(prefill, first, blocks)
+        await self._prefill.forward(asked.with_json(prefill_body(body, keep)), first, blocks)
         if first.status != 200:
             first.pass_on(reply)
             return
-        if self._transfer is Transfer.NIXL:
-            body["kv_transfer_params"] = first.json().get("kv_transfer_params")
-            asked = asked.with_json(body)
-        await self._decode.forward(asked, reply, blocks)
+        body["kv_transfer_params"] = (
+            {LOAD_KV: name} if by_files else first.json().get("kv_transfer_params")
+        )
+        await self._decode.forward(asked.with_json(body), reply, blocks)

@@ -17,6 +17,8 @@ from slo_bench.harness.backends.vllm import VLLM
 from slo_bench.harness.core.policy import StaticPolicy
 from slo_bench.harness.engines.learned import LearnedPredictions
 from slo_bench.harness.engines.plugged import PolicySpec
+from slo_bench.harness.plan import plan
+from slo_bench.harness.schema import ExperimentSchema
 from slo_bench.harness.systems import SYSTEMS, system
 from slo_bench.workloads.errors import SloBenchError
 
@@ -24,12 +26,21 @@ SWAP_ALWAYS = str(Path(__file__).with_name("swap_always.py"))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_everything_is_simulated_and_static_batches_only_there(name):
+def test_everything_whole_is_simulated_and_static_batches_only_there(name):
     found = matrix(SYSTEMS[name])
-    assert found["simulated"] is None
+    assert (found["simulated"] is None) == (SYSTEMS[name].split is None)
     if isinstance(SYSTEMS[name].policy, StaticPolicy):
         assert "static batches" in (found["vllm"] or "")
         assert "static batches" in (found["sglang"] or "")
+
+
+def test_a_split_runs_on_vllm_alone():
+    found = matrix(SYSTEMS["distserve"])
+    assert found["vllm"] is None
+    assert "not simulated" in (found["simulated"] or "")
+    assert "vLLM alone" in (found["sglang"] or "")
+    with pytest.raises(SloBenchError, match="distserve cannot run on simulated: prefill and"):
+        plan(ExperimentSchema(systems=("distserve",)))
 
 
 def test_edf_runs_everywhere():

@@ -24,7 +24,8 @@ from slo_bench.workloads.slo import parse_slo
 # Little KV memory, so that requests are preempted.
 PLACE = PlacementSpec("llama-3.1-8b", "a100-80g", 1, memory_share=0.26, host_memory_gib=2)
 LANES = replace(PLACE, pp=2, memory_share=0.2)
-CONTINUOUS = [name for name, s in SYSTEMS.items() if isinstance(s.policy, Policy)]
+SIMULATED = [name for name, s in SYSTEMS.items() if not s.not_simulated]
+CONTINUOUS = [name for name in SIMULATED if isinstance(SYSTEMS[name].policy, Policy)]
 
 
 def watched(name, place=PLACE, requests=120, rate_rps=9.0, **options):
@@ -60,7 +61,7 @@ def check(result, trace):
     return everything
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", SIMULATED)
 def test_the_parts_of_every_request_are_all_of_its_time(name):
     plain, result, trace = watched(name)
     for column in ("scheduled_s", "first_token_s", "finish_s", "preemptions_recompute"):
