@@ -15,6 +15,7 @@ from typing import Any
 from ..workloads.errors import SloBenchError, UnknownNameError
 from .core.policy import AnyPolicy, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
+from .policies.ascendra import Ascendra
 from .policies.distserve import DistServe
 from .policies.edf import EarliestDeadlineFirst
 from .policies.edf_drop import EdfDrop
@@ -121,6 +122,7 @@ _STOCK = (
         source="Zheng et al., NeurIPS 2024",
     ),
     System("adaptivellm", AdaptiveLlm(), source="AdaptiveLLM, Algorithms 1 and 2"),
+    System("ascendra", Ascendra(), source="Ascendra, Algorithm 1"),
     System(
         "distserve",
         DistServe(),

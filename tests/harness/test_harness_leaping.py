@@ -79,20 +79,26 @@ def stock(name: str) -> Callable[[int], System]:
             values["max_num_batched_tokens"] = 128
         if name == "sglang":
             values["chunked_prefill_tokens"] = 128
+        if name == "ascendra":
+            values |= {"token_budget": 64, "step_budget_s": 0.02}
         return system.with_knobs(**values)
 
     return small
 
 
-CONTINUOUS = [
-    n for n, s in SYSTEMS.items() if isinstance(s.policy, Policy) and not s.not_simulated
-]
+CONTINUOUS = [n for n, s in SYSTEMS.items() if isinstance(s.policy, Policy) and not s.not_simulated]
 CASES = {name: stock(name) for name in CONTINUOUS}
 CASES["vllm-swap-recompute"] = lambda n: SYSTEMS["vllm-swap"].with_knobs(
     max_num_seqs=n, host_full="recompute"
 )
 CASES["adaptivellm-by-the-letter"] = lambda n: SYSTEMS["adaptivellm"].with_knobs(
     max_num_seqs=n, groups="mean-priority"
+)
+CASES["ascendra-drop"] = lambda n: SYSTEMS["ascendra"].with_knobs(
+    max_num_seqs=n, value="ljf", overdue="drop", step_budget_s=0.005
+)
+CASES["ascendra-stop"] = lambda n: SYSTEMS["ascendra"].with_knobs(
+    max_num_seqs=n, value="sjf", misfit="stop"
 )
 CASES["deadlines"] = lambda n: System("deadlines", Deadlines())
 CASES["swap-in-batches"] = lambda n: System("swap", SwapInBatches(max_num_seqs=n))
