@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ...workloads.errors import SloBenchError
 from .build import table_step_time
 from .formulas import FORMULAS
+from .least_squares import non_negative
 from .models import TABLE
 from .observations import Observations, from_layers, observations
 from .profile import Fitted, Profile, Table
@@ -165,34 +166,3 @@ def _quality(formula: str, rows: int, held: Floats, beyond: Floats) -> Quality:
         return float(100 * value)
 
     return Quality(formula, rows, percent(held), percent(held, 0.95), percent(beyond))
-
-
-def non_negative(terms: Floats, values: Floats) -> Floats:
-    """Least squares under x >= 0 (Lawson and Hanson, Solving Least Squares Problems, ch. 23)."""
-    scale = np.linalg.norm(terms, axis=0)
-    scale[scale == 0] = 1.0
-    scaled = terms / scale
-    free = np.zeros(scaled.shape[1], dtype=np.bool_)
-    x = np.zeros(scaled.shape[1])
-    for _ in range(10 * len(x)):
-        gain = scaled.T @ (values - scaled @ x)
-        gain[free] = -np.inf
-        best = int(np.argmax(gain))
-        if gain[best] <= 1e-10 * len(values):
-            break
-        free[best] = True
-        while True:
-            trial = np.zeros(len(x))
-            trial[free] = np.linalg.lstsq(scaled[:, free], values, rcond=None)[0]
-            if (trial[free] > 0).all():
-                break
-            # Go from x towards the trial until the first coefficient reaches zero.
-            falling = free & (trial <= 0)
-            share = float((x[falling] / (x[falling] - trial[falling])).min())
-            x = x + share * (trial - x)
-            free &= x > 1e-14
-            x[~free] = 0.0
-            if not free.any():
-                break
-        x = trial if free.any() else x
-    return np.asarray(x / scale)

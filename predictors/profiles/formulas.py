@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..roofline import Coefficients, OperatorRoofline, StepTime, Work
 from ..step_time import work
-from . import stretches
+from . import stretches, whole_steps
 from .observations import Observations, placement_of
 from .profile import Profile
 from .table import Host
@@ -20,12 +20,16 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Formula:
-    """Names of the coefficients, what each multiplies, and the model they make."""
+    """Names of the coefficients, what each multiplies, and the model they make.
+
+    `whole`: fitted to whole steps, in which the host's share is; no more is added for it.
+    """
 
     title: str
     coefficients: tuple[str, ...]
     terms: Callable[[Profile, Observations], Floats]  # [row, coefficient], seconds
     step_time: Callable[[Profile, Mapping[str, float], Host], StepTime]
+    whole: bool = False
 
 
 # -------------------------------------------------------------------- nine terms
@@ -257,6 +261,13 @@ FORMULAS = {
         ("c1", "c2", "c3", "c4", "c5_s"),
         _ascendra_terms,
         _ascendra,
+    ),
+    whole_steps.NAME: Formula(
+        "sums over the batch, fitted to the steps of a server",
+        whole_steps.COEFFICIENTS,
+        lambda profile, seen: whole_steps.terms(seen),
+        lambda profile, found, host: whole_steps.made_of(found),
+        whole=True,
     ),
     "distserve": Formula("DistServe's two phases", _PHASES, _phase_terms, _phased),
 }

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.predictors.profiles.fit import coefficients, fit, non_negative
+from slo_bench.predictors.profiles.fit import coefficients, fit
 from slo_bench.predictors.profiles.formulas import FORMULAS
+from slo_bench.predictors.profiles.least_squares import non_negative
 from slo_bench.predictors.profiles.models import profiled_step_time
 from slo_bench.predictors.profiles.observations import observations
 from slo_bench.predictors.profiles.profile import Fitted, Profile, table_of

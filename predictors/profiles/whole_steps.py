@@ -1,0 +1,262 @@
+"""A profile of whole steps, as a server logged them, and the formula that is fitted to it.
+
+Nothing about the hardware is needed: a step's time is a sum of terms in what was in its batch.
+What the host adds is in the steps that were measured, and so in the fit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError
+from . import stretches
+from .least_squares import non_negative
+from .observations import Observations
+from .profile import Fitted, Profile, Source, Table, table_of
+
+Floats = NDArray[np.float64]
+
+NAME = "sums"
+LEAST_STEPS = 30
+HELD_OUT = 0.2
+MOST_STEPS = 20_000  # kept in a profile; of more, evenly chosen ones
+STALLED = 5.0  # times as long as the fit says: the machine was doing something else
+_LEAST_OF_A_KIND = 10
+_REWEIGHTINGS = 8
+_SHORTEST_S = 1e-6
+# Time grows faster from here on: tokens of a batch begin to take longer than reading the weights.
+_BENDS = (8, 32, 128, 512)
+_DECODE = (
+    "decode_s",
+    "decode_s_per_sequence",
+    *(f"decode_s_per_sequence_above_{bend}" for bend in _BENDS),
+    "decode_s_per_kv_token",
+)
+_PREFILL = (
+    "prefill_s",
+    "prefill_s_per_token",
+    *(f"prefill_s_per_token_above_{bend}" for bend in _BENDS),
+    "prefill_s_per_chunk",
+    "prefill_s_per_pair",
+    "prefill_s_per_kv_token",
+)
+COEFFICIENTS = (*_DECODE, *_PREFILL)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a log. `chunks` are (tokens in KV before, tokens prefilled)."""
+
+    decode_seqs: int
+    decode_kv_tokens: int
+    chunks: Sequence[tuple[int, int]]
+    duration_s: float
+
+
+@dataclass(frozen=True)
+class SumsStepTime:
+    """Seconds of a step, by the sums over its batch; implements `StepTime`.
+
+    Steps that only decode: constant, sequences, KV tokens. Steps with prefill: constant, all
+    tokens, chunks, (query, KV) pairs of the chunks, KV tokens of the decodes. Tokens and sequences
+    count again above each of `_BENDS`.
+    """
+
+    decode: tuple[float, ...]
+    prefill: tuple[float, ...]
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """See `StepTime`."""
+        if not chunks:
+            base_s = self._decode_s(decode_seqs)
+            return max(_SHORTEST_S, base_s) + self.decode[-1] * decode_kv_tokens
+        constant_s, *by_token_s, chunk_s, pair_s, kv_s = self.prefill
+        tokens, pairs = decode_seqs, 0.0
+        for before, chunk in chunks:
+            tokens += chunk
+            pairs += chunk * (before + 0.5 * chunk)
+        seconds = constant_s + chunk_s * len(chunks) + pair_s * pairs + kv_s * decode_kv_tokens
+        return max(_SHORTEST_S, seconds + _bent(by_token_s, tokens))
+
+    def _decode_s(self, sequences: int) -> float:
+        return self.decode[0] + _bent(self.decode[1:-1], sequences)
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """See `StepTime`."""
+        return stretches.span_s([self._stretch(decode_seqs, decode_kv_tokens)], steps)
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """See `StepTime`."""
+        return stretches.steps_within([self._stretch(decode_seqs, decode_kv_tokens)], duration_s)
+
+    def _stretch(self, seqs: int, kv_tokens: int) -> stretches.Stretch:
+        return stretches.ENDLESS, self.step_s(seqs, kv_tokens, ()), self.decode[-1] * seqs
+
+
+def _bent(slopes: Sequence[float], count: float) -> float:
+    first, *more = slopes
+    seconds = first * count
+    for slope, bend in zip(more, _BENDS, strict=True):
+        if count <= bend:
+            break
+        seconds += slope * (count - bend)
+    return seconds
+
+
+def made_of(found: Mapping[str, float]) -> SumsStepTime:
+    """The step-time model of these coefficients."""
+    return SumsStepTime(
+        tuple(found[name] for name in _DECODE), tuple(found[name] for name in _PREFILL)
+    )
+
+
+def terms(seen: Observations) -> Floats:
+    """What each coefficient multiplies, [row, coefficient]."""
+    prefill = seen.chunks > 0
+    decode = ~prefill
+    return np.column_stack(
+        [
+            decode,
+            decode * seen.sequences,
+            *(decode * np.maximum(0.0, seen.sequences - bend) for bend in _BENDS),
+            decode * seen.kv_tokens,
+            prefill,
+            prefill * seen.tokens,
+            *(prefill * np.maximum(0.0, seen.tokens - bend) for bend in _BENDS),
+            seen.chunks,
+            seen.pairs,
+            prefill * seen.kv_tokens,
+        ]
+    ).astype(np.float64)
+
+
+def profile_of_steps(
+    steps: Sequence[Step], *, model: str, gpu: str, tp: int = 1, source: Source
+) -> Profile:
+    """A profile of the steps, with `sums` fitted to them.
+
+    The least squared error relative to the time that the fit itself says, under coefficients that
+    are not negative. Steps that took more than `STALLED` times as long as the rest tell are left
+    out. `held_out_percent` is of a fifth of the steps, drawn at random and kept out;
+    `extrapolated_percent` of the outer half of the range.
+
+    Raises:
+        SloBenchError: there are too few steps.
+    """
+    if len(steps) < LEAST_STEPS:
+        raise SloBenchError(
+            f"{source.path} has {len(steps)} steps, too few to fit ({LEAST_STEPS} are needed); "
+            "send more requests"
+        )
+    chosen = np.linspace(0, len(steps) - 1, min(len(steps), MOST_STEPS), dtype=int)
+    table = _table([steps[k] for k in chosen.tolist()])
+    seen = observed(table)
+    kept = ~_stalled(seen)
+    table, seen = table.rows(kept), seen[kept]
+    drawn = np.random.default_rng(0).random(len(seen)) >= HELD_OUT
+    fit = Fitted(
+        coefficients(seen),
+        held_out_percent=_error_percent(seen, drawn),
+        extrapolated_percent=_error_percent(seen, ~seen.outermost),
+    )
+    return Profile(
+        model,
+        gpu,
+        tp=tp,
+        best=NAME,
+        sources=(source,),
+        tables={"steps": table},
+        fits={NAME: fit},
+    )
+
+
+def _table(steps: Sequence[Step]) -> Table:
+    """Unequal chunks as equal ones with as many tokens and (query, KV) pairs.
+
+    n chunks of the mean length have no more pairs among themselves, so what comes before is not
+    negative.
+    """
+    rows = []
+    for step in steps:
+        count = len(step.chunks)
+        tokens = sum(chunk for _, chunk in step.chunks)
+        pairs = sum(chunk * (before + 0.5 * chunk) for before, chunk in step.chunks)
+        length = tokens / count if count else 0.0
+        before = max(0.0, pairs / tokens - 0.5 * length) if tokens else 0.0
+        kv = step.decode_kv_tokens / step.decode_seqs if step.decode_seqs else 0.0
+        rows.append((count, length, before, step.decode_seqs, kv, step.duration_s * 1e6))
+    return table_of("steps", rows)
+
+
+def observed(table: Table) -> Observations:
+    """The rows of a `steps` table."""
+    return Observations(
+        table["chunks"],
+        table["prefill_chunk"],
+        table["kv_prefill"],
+        table["n_decode"],
+        table["n_decode"] * table["kv_decode"],
+        table["time_us"] * 1e-6,
+    )
+
+
+def coefficients(seen: Observations, *, typical: bool = False) -> dict[str, float]:
+    """The fit; a kind of step that hardly occurs is priced as the other. `typical`: the least
+    absolute error, which a few steps that took much too long do not sway.
+    """
+    columns = terms(seen)
+    decode = seen.chunks == 0
+    parts = (slice(0, len(_DECODE)), slice(len(_DECODE), None))
+    found = np.zeros(len(COEFFICIENTS))
+    for part, rows in zip(parts, (decode, ~decode), strict=True):
+        if rows.sum() >= _LEAST_OF_A_KIND:
+            found[part] = _fitted(columns[rows][:, part], seen.seconds[rows], typical)
+    by_name = dict(zip(COEFFICIENTS, found.tolist(), strict=True))
+    if decode.sum() < _LEAST_OF_A_KIND:
+        _copy(by_name, _PREFILL, _DECODE)
+    elif (~decode).sum() < _LEAST_OF_A_KIND:
+        _copy(by_name, _DECODE, _PREFILL)
+    return by_name
+
+
+def _copy(found: dict[str, float], source: Sequence[str], target: Sequence[str]) -> None:
+    """The constant, tokens (or sequences) and KV tokens of one kind of step for the other."""
+    places = (*range(2 + len(_BENDS)), -1)
+    found.update({target[k]: found[source[k]] for k in places})
+
+
+def _fitted(columns: Floats, seconds: Floats, typical: bool) -> Floats:
+    """Weighted by what the last round says: noise that makes single steps long does not make all
+    others short, as it would with errors relative to the times measured.
+    """
+    usual_s = float(np.median(seconds))
+    weight = np.full(len(seconds), 1 / usual_s)
+    found = np.zeros(columns.shape[1])
+    for _ in range(_REWEIGHTINGS):
+        found = non_negative(columns * weight[:, None], seconds * weight)
+        said = np.maximum(columns @ found, 0.1 * usual_s)
+        weight = 1 / said
+        if typical:
+            weight /= np.sqrt(np.maximum(np.abs(seconds / said - 1), 0.01))
+    return found
+
+
+def _stalled(seen: Observations) -> NDArray[np.bool_]:
+    said = terms(seen) @ np.array(list(coefficients(seen, typical=True).values()))
+    ratio = seen.seconds / np.maximum(said, _SHORTEST_S)
+    return np.asarray(ratio > STALLED * np.median(ratio))
+
+
+def _error_percent(seen: Observations, kept: NDArray[np.bool_]) -> float:
+    if kept.all() or kept.sum() < LEAST_STEPS // 2:
+        return math.nan
+    found = np.array(list(coefficients(seen[kept]).values()))
+    others = seen[~kept]
+    return float(100 * np.abs(terms(others) @ found / others.seconds - 1).mean())
