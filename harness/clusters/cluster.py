@@ -86,6 +86,7 @@ class Cluster:
                 instance = self._router.dispatch(r, instances)
                 r.visible_s = arrival_s
                 instance.inbox.append(r)
+                parked = 0
                 continue
             at = ready.index(now_s)
             horizon_s = arrival_s

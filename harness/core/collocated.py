@@ -6,6 +6,7 @@ activations are worth, for the length of one pass.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
@@ -21,6 +22,16 @@ class EmbedView(Protocol):
     @property
     def now_s(self) -> float:
         """The embedder's clock; during a pass the moment at which it ends."""
+        ...
+
+    @property
+    def learnt(self) -> Any:
+        """What the policy's `new_state()` returned, for both models."""
+        ...
+
+    @property
+    def total_blocks(self) -> int:
+        """Blocks that both models share."""
         ...
 
     @property
@@ -95,14 +106,19 @@ class Collocated(Policy):
 
     def first_come(self, embedder: EmbedView, room_blocks: int) -> list[RequestState]:
         """The requests that came first, as many as `batch_texts` and the room hold."""
-        batch: list[RequestState] = []
+        batch = self._by_texts(embedder.waiting(embedder.now_s))
+        if not batch or embedder.blocks(batch) <= room_blocks:
+            return batch
+        most = bisect_right(
+            range(len(batch)), room_blocks, key=lambda last: embedder.blocks(batch[: last + 1])
+        )
+        return batch[:most]
+
+    def _by_texts(self, waiting: Sequence[RequestState]) -> list[RequestState]:
+        """Who came first, as many as `batch_texts` hold."""
         texts = 0
-        for r in embedder.waiting(embedder.now_s):
+        for n, r in enumerate(waiting):
             texts += r.texts
-            batch.append(r)
-            if (texts > self.batch_texts and len(batch) > 1) or embedder.blocks(
-                batch
-            ) > room_blocks:
-                batch.pop()
-                break
-        return batch
+            if texts > self.batch_texts and n:
+                return list(waiting[:n])
+        return list(waiting)

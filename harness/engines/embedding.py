@@ -177,6 +177,14 @@ class _View:
         return self._instance.now_s
 
     @property
+    def learnt(self) -> object:
+        return self._instance.policy_state
+
+    @property
+    def total_blocks(self) -> int:
+        return self._instance.ledger.total
+
+    @property
     def free_blocks(self) -> int:
         return self._instance.ledger.free
 
