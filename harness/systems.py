@@ -16,12 +16,12 @@ from ..workloads.errors import SloBenchError, UnknownNameError
 from .core.policy import AnyPolicy, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
 from .policies.ascendra import Ascendra
-from .policies.distserve import DistServe
 from .policies.collocated_fcfs import CollocatedFcfs
 from .policies.collocated_static import StaticSplit
 from .policies.collocation import Collocation
 from .policies.collocation_lru import CollocationLru
 from .policies.collocation_open import CollocationOpen
+from .policies.distserve import DistServe
 from .policies.edf import EarliestDeadlineFirst
 from .policies.edf_drop import EdfDrop
 from .policies.fastertransformer import FasterTransformer
@@ -30,7 +30,6 @@ from .policies.ljf import LongestJobFirst
 from .policies.merged_batches import MergedBatches
 from .policies.odbs import Odbs
 from .policies.orca import Orca
-from .policies.prism import Prism
 from .policies.s3 import S3
 from .policies.sarathi import Sarathi
 from .policies.sglang import Sglang
@@ -136,7 +135,6 @@ _STOCK = (
     System("collocated-fcfs", CollocatedFcfs(), source="LLM-embedding collocation, §3.4"),
     System("merged-batches", MergedBatches(), source="LLM-embedding collocation, §5.4"),
     System("ascendra", Ascendra(), source="Ascendra, Algorithm 1"),
-    System("prism", Prism(), source="Prism, Algorithm 2; Moore, Management Science 1968"),
     System(
         "distserve",
         DistServe(),
