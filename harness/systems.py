@@ -30,6 +30,7 @@ from .policies.ljf import LongestJobFirst
 from .policies.merged_batches import MergedBatches
 from .policies.odbs import Odbs
 from .policies.orca import Orca
+from .policies.prism import Prism
 from .policies.s3 import S3
 from .policies.sarathi import Sarathi
 from .policies.sglang import Sglang
@@ -135,6 +136,7 @@ _STOCK = (
     System("collocated-fcfs", CollocatedFcfs(), source="LLM-embedding collocation, §3.4"),
     System("merged-batches", MergedBatches(), source="LLM-embedding collocation, §5.4"),
     System("ascendra", Ascendra(), source="Ascendra, Algorithm 1"),
+    System("prism", Prism(), source="Prism, Algorithm 2; Moore, Management Science 1968"),
     System(
         "distserve",
         DistServe(),

@@ -79,6 +79,8 @@ def stock(name: str) -> Callable[[int], System]:
             values["max_num_batched_tokens"] = 128
         if name == "sglang":
             values["chunked_prefill_tokens"] = 128
+        if name == "prism":
+            values["max_num_batched_tokens"] = 128
         if name == "ascendra":
             values |= {"token_budget": 64, "step_budget_s": 0.02}
         return system.with_knobs(**values)
@@ -100,6 +102,10 @@ CASES["ascendra-drop"] = lambda n: SYSTEMS["ascendra"].with_knobs(
 CASES["ascendra-stop"] = lambda n: SYSTEMS["ascendra"].with_knobs(
     max_num_seqs=n, value="sjf", misfit="stop"
 )
+CASES["prism-slack"] = lambda n: SYSTEMS["prism"].with_knobs(
+    max_num_seqs=n, max_num_batched_tokens=64, victim="slack", caution=2.0, buffer=0.0
+)
+CASES["prism-drop"] = lambda n: SYSTEMS["prism"].with_knobs(max_num_seqs=n, late="drop")
 CASES["deadlines"] = lambda n: System("deadlines", Deadlines())
 CASES["swap-in-batches"] = lambda n: System("swap", SwapInBatches(max_num_seqs=n))
 CASES["sarathi-cached"] = lambda n: System(

@@ -1,0 +1,180 @@
+"""Moore-Hodgson order: as many requests as possible have their first token in time.
+
+Source: Moore, "An n Job, One Machine Sequencing Algorithm for Minimizing the Number of Late Jobs"
+(Management Science, 1968), as Prism (see docs/papers.md) uses it in Algorithm 2.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from heapq import heappop, heappush
+from typing import NamedTuple
+
+from ..core.state import RequestState
+from ..core.view import View
+
+_ROUNDING_S = 1e-9
+
+
+class Job(NamedTuple):
+    """A prefill: when it is due and the tokens it takes. Compares by `due_s`, then `seq`."""
+
+    due_s: float
+    seq: int
+    tokens: int
+    request: RequestState
+
+
+def in_time(jobs: Sequence[Job], start_s: float, s_per_token: float) -> list[Job]:
+    """The most jobs of `jobs` (sorted) that can all be in time, one after the other from `start_s`.
+
+    Of all such sets the one with the least work; of equally long jobs the last due is left out.
+    """
+    longest: list[tuple[int, float, int]] = []  # of those kept, negated
+    left_out = set[int]()
+    tokens = 0
+    for job in jobs:
+        if start_s + job.tokens * s_per_token > job.due_s:
+            left_out.add(job.seq)  # not even alone: Algorithm 2 would remove it at once
+            continue
+        heappush(longest, (-job.tokens, -job.due_s, -job.seq))
+        tokens += job.tokens
+        if start_s + tokens * s_per_token > job.due_s:
+            most, _, seq = heappop(longest)
+            tokens += most
+            left_out.add(-seq)
+    return [job for job in jobs if job.seq not in left_out]
+
+
+def slack_s(kept: Iterable[Job], start_s: float, s_per_token: float) -> float:
+    """By how much the start may slip with all of `kept` still in time."""
+    least_s, tokens = math.inf, 0
+    for job in kept:
+        tokens += job.tokens
+        least_s = min(least_s, job.due_s - start_s - tokens * s_per_token)
+    return least_s
+
+
+class InTimeQueue:
+    """Those under way first, then who can be in time by deadline, then all others by deadline.
+
+    The plan is made anew when somebody comes, and when the start of the next prefill has moved
+    further than its slack. In between it is what planning anew would give: while all of a largest
+    set of least work are in time, it stays one; and without its first, once that one has begun,
+    it is one of the rest.
+
+    `job` says what a request is; its deadline is -inf for one that is under way (it was preempted)
+    and inf where none is asked.
+    """
+
+    def __init__(
+        self, view: View, job: Callable[[RequestState], Job], s_per_token: Callable[[], float]
+    ) -> None:
+        self._view, self._job, self._s_per_token = view, job, s_per_token
+        self._jobs: dict[RequestState, Job] = {}
+        self._under_way: list[Job] = []
+        self._under_way_tokens = 0
+        self._endless: list[Job] = []
+        self._due: list[Job] = []  # those with a deadline ahead
+        self._late: list[Job] = []  # those whose deadline has passed
+        self._plan: list[Job] = []  # of `_due`, the next one last
+        self._start_s = 0.0
+        self._slack_s = -1.0  # no plan
+        self._rate = 0.0
+        self._head: RequestState | None = None
+
+    @property
+    def live(self) -> int:
+        """How many wait."""
+        return len(self._jobs)
+
+    def push(self, r: RequestState) -> None:
+        """`r` enters."""
+        r.version += 1
+        self._jobs[r] = job = self._job(r)
+        insort(self._list_of(job), job)
+        if job.due_s == -math.inf:
+            self._under_way_tokens += job.tokens
+        elif job.due_s < math.inf:
+            self._slack_s = -1.0
+
+    def _list_of(self, job: Job) -> list[Job]:
+        if job.due_s == -math.inf:
+            return self._under_way
+        return self._due if job.due_s < math.inf else self._endless
+
+    def remove(self, r: RequestState) -> None:
+        """`r` leaves from wherever it stands."""
+        r.version += 1
+        job = self._jobs.pop(r)
+        if job.due_s == -math.inf:
+            self._under_way_tokens -= job.tokens
+        if not _discard(self._list_of(job), job):
+            _discard(self._late, job)
+        if self._plan and self._plan[-1] is job:
+            self._plan.pop()
+            self._start_s += job.tokens * self._rate
+        elif -math.inf < job.due_s < math.inf and job in self._plan:
+            self._slack_s = -1.0
+
+    def take_head(self) -> None:
+        """The request that `head` has just named leaves."""
+        assert self._head is not None
+        self.remove(self._head)
+
+    def head(self) -> RequestState:
+        """The next request; the queue must not be empty."""
+        if len(self._jobs) == 1:
+            self._head = next(iter(self._jobs))
+        elif self._under_way:
+            self._head = self._under_way[0].request
+        else:
+            if self._due:
+                self._replan()
+            if self._plan:
+                self._head = self._plan[-1].request
+            else:
+                self._head = (self._endless or self._late or self._due)[0].request
+        return self._head
+
+    def _replan(self) -> None:
+        now_s, rate = self._view.now_s, self._s_per_token()
+        start_s = now_s + rate * (self._view.unfilled_tokens + self._under_way_tokens)
+        slipped_s = start_s - self._start_s
+        if rate == self._rate and -_ROUNDING_S <= slipped_s <= self._slack_s - _ROUNDING_S:
+            return
+        due = self._due
+        passed = bisect_left(due, (now_s,))
+        for job in due[:passed]:
+            insort(self._late, job)
+        del due[:passed]
+        self._plan = in_time(due, start_s, rate)
+        self._slack_s = slack_s(self._plan, start_s, rate)
+        self._plan.reverse()
+        self._start_s, self._rate = start_s, rate
+
+    def __iter__(self) -> Iterator[RequestState]:
+        return iter(list(self._jobs))
+
+    def ordered(self) -> Iterator[RequestState]:
+        """All, the next one first."""
+        self._replan()
+        planned = set(self._plan)
+        rest = [job for job in self._due if job not in planned]
+        order = (self._under_way, reversed(self._plan), self._endless, self._late, rest)
+        return (job.request for group in order for job in group)
+
+    def overtaken_s(self) -> float:
+        """Never by time alone: the engine looks again when something happens."""
+        return math.inf
+
+
+def _discard(jobs: list[Job], job: Job) -> bool:
+    """Take it out of a sorted list, if it is there."""
+    at = bisect_left(jobs, job)
+    if at < len(jobs) and jobs[at] is job:
+        del jobs[at]
+        return True
+    return False
