@@ -16,7 +16,8 @@ class Limits:
     `chunked`: a prompt may be split over iterations. `by_chunk`: its blocks are taken chunk by
     chunk instead of at entry; entry still needs room for all of it. `watermark_blocks` stay free
     after an entry, `headroom_blocks` after decode growth. `ahead`: an iteration is decided while
-    the one before it runs, so that it holds only who had arrived when that one began.
+    the one before it runs: it holds only who had arrived when that one began, and who ends in that
+    one keeps place and blocks for it.
     """
 
     token_budget: int = 2048

@@ -126,10 +126,13 @@ class BlockLedger:
             self.free += r.blocks
         r.blocks = 0
 
-    def evict(self) -> None:
-        """Forget the idle units, oldest first, that the free blocks no longer cover."""
+    def evict(self, held: int = 0) -> None:
+        """Forget the idle units, oldest first, that the free blocks, but for `held`, no longer
+        cover.
+        """
         idle, refs = self.idle, self.refs
-        while self.idle_blocks > self.free:
+        room = max(0, self.free - held)
+        while self.idle_blocks > room:
             h = next(iter(idle))
             del idle[h], refs[h]
             self.idle_blocks -= self.unit_blocks

@@ -76,6 +76,7 @@ class Loop:
         "kv_sum",
         "leavers",
         "ledger",
+        "lingering",
         "measures",
         "most_tokens",
         "now_s",
@@ -124,6 +125,9 @@ class Loop:
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
         self.decoding: dict[RequestState, None] = {}
+        # Ended in the iteration before, while the next had been decided (`Limits.ahead`): they run
+        # no more, but keep place and blocks until that next one is over.
+        self.lingering: list[RequestState] = []
 
         self.tick = 0
         self.kv_sum = 0
@@ -162,7 +166,7 @@ class Loop:
 
     @property
     def idle(self) -> bool:
-        """Is nothing here (arrivals still in the inbox aside)?"""
+        """Is nothing here that could run (arrivals still in the inbox aside)?"""
         return not (
             self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
         )
@@ -232,7 +236,7 @@ class Loop:
         preempted = False
         if ledger.free - lim.headroom_blocks < need:
             need, preempted = self._make_room(lim)
-        if self._dirty and not (preempted and decoding):
+        if self._dirty and not (preempted and (decoding or self.lingering)):
             if self.waiting.live or self.resident or self.stalled:
                 self._hold = need
                 self._dirty = self._refill(lim)
@@ -266,6 +270,8 @@ class Loop:
         Each decoding request has one more token; requests whose prompt is in have their next.
         """
         ended = False
+        if self.lingering:
+            self.let_go()
         if self.decode_seqs:
             self.tick = tick = self.tick + 1
             self.kv_sum += self.decode_seqs
@@ -275,6 +281,13 @@ class Loop:
         if self._filled:
             ended = self._complete_prefills() or ended
         return ended
+
+    def let_go(self) -> None:
+        """Those who linger give back their places and blocks."""
+        for r in self.lingering:
+            self.ledger.release(r)
+        self.lingering.clear()
+        self._dirty = True
 
     def finish_due(self) -> bool:
         """Those decoding requests whose last token is out are done; True if any was."""
@@ -346,13 +359,20 @@ class Loop:
         return need
 
     def _preempt(self) -> None:
-        policy, view, ledger = self.policy, self.view, self.ledger
+        policy, view, ledger, lim = self.policy, self.view, self.ledger, self._lim
         self.measures.preemptions += 1
-        candidates = [*self.decoding, *self.prefilling]
+        candidates = [*self.decoding, *self.prefilling, *self.lingering]
         victim = min(candidates, key=lambda r: (policy.keep(r, view), -r.seq))
+        if victim.phase is _DONE:
+            self.lingering.remove(victim)
+            ledger.release(victim)
+            return
+        cached = victim.kv_tokens
         if victim.phase is Phase.DECODE:
             how = policy.preempt_by(victim, view)
             self._stop_decode(victim)
+            # The last token's text is still to come where steps are decided ahead.
+            cached = max(cached, victim.kv_tokens - lim.ahead)
         else:
             how = PreemptBy.RECOMPUTE
             self.prefilling.remove(victim)
@@ -370,7 +390,7 @@ class Loop:
             self.stalled.remove(victim)
             self._dirty = True
         if ledger.unit_tokens and victim.prefix_blocks:
-            ledger.publish(victim, victim.kv_tokens)  # what it comes back for, if it still is there
+            ledger.publish(victim, cached)  # what it comes back for, if it still is there
         if how is PreemptBy.SWAP and victim.blocks <= ledger.host_free:
             blocks = victim.blocks
             ledger.release(victim)
@@ -408,6 +428,8 @@ class Loop:
             self._hold = 0  # if anybody enters, nobody decodes in this iteration
         room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
         entered = False
+        if ledger.idle_blocks > ledger.free - self._hold:
+            ledger.evict(self._hold)  # those who run take their blocks before anybody enters
         while waiting.live:
             pending = self.prefill_pending
             if pending >= room:
@@ -432,8 +454,8 @@ class Loop:
                 blocks = -(-r.target_tokens // ledger.block_tokens)
                 ledger.free -= blocks - r.blocks
                 r.blocks = blocks
-            if ledger.idle_blocks > ledger.free:
-                ledger.evict()
+            if ledger.idle_blocks > ledger.free - self._hold:
+                ledger.evict(self._hold)
             r.phase = _PREFILL
             self.prefilling.append(r)
             self.prefill_pending = pending + tokens
@@ -450,7 +472,7 @@ class Loop:
             candidates, held = self.waiting.ordered(), self._hold if lim.mix else 0
         room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
         pending = self.prefill_pending
-        most = lim.max_seqs - len(self.decoding) - len(self.prefilling)
+        most = lim.max_seqs - len(self.decoding) - len(self.prefilling) - len(self.lingering)
         fitting: list[RequestState] = []
         for r in candidates:
             if len(fitting) >= most:
@@ -478,7 +500,7 @@ class Loop:
         return min(self.waiting.overtaken_s(), overtaken_s(lines, self.now_s))
 
     def _has_room(self, r: RequestState, lim: Limits, units: int) -> bool:
-        if len(self.decoding) + len(self.prefilling) >= lim.max_seqs:
+        if len(self.decoding) + len(self.prefilling) + len(self.lingering) >= lim.max_seqs:
             return False
         ledger = self.ledger
         if r.phase is WAITING:
@@ -644,7 +666,10 @@ class Loop:
         ledger = self.ledger
         if ledger.unit_tokens and r.prefix_blocks:
             ledger.publish(r, r.kv_tokens)
-        ledger.release(r)
+        if self._lim.ahead:
+            self.lingering.append(r)
+        else:
+            ledger.release(r)
         self.most_tokens -= r.prompt_tokens + r.max_output_tokens
         self.promised_blocks -= r.promised_blocks
         self.finished.append(r)

@@ -58,6 +58,7 @@ class PlainInstance:
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
         self.decoding: dict[RequestState, None] = {}
+        self.lingering: list[RequestState] = []  # ended, but not let go yet
         self.tick = 0  # never moves: lengths stand on the requests themselves
         self.swap_s = 0.0
         self.held = 0
@@ -109,15 +110,24 @@ class PlainInstance:
             if self.now_s >= horizon_s:
                 return
             if not self._iterate():
-                if not self._pass_time(horizon_s):
+                if self.lingering:
+                    self._let_go()
+                elif not self._pass_time(horizon_s):
                     return
                 self.began_s = self.now_s
 
     # ---------------------------------------------------------------- queue
 
     def _arrive(self) -> None:
-        ahead = self.limits.ahead and not self.idle
-        seen_s = self.began_s if ahead else self.now_s
+        if not self.limits.ahead:
+            self._take_in(self.now_s)
+            return
+        self._take_in(self.began_s)
+        if self.idle:
+            self._let_go()
+            self._take_in(self.now_s)
+
+    def _take_in(self, seen_s: float) -> None:
         while self.inbox and self.inbox[0].visible_s <= seen_s:
             r = self.inbox.popleft()
             self.arrived += 1
@@ -165,7 +175,7 @@ class PlainInstance:
             self.limits = self.policy.limits(self.view)
         limits, ledger = self.limits, self.ledger
         preempted = self._preempt_until_growth_fits(limits)
-        if self.changed and not (preempted and self.decoding):
+        if self.changed and not (preempted and (self.decoding or self.lingering)):
             self.changed = self._enter_who_fits(limits)
             self.next_ones = self._next_ones()
         self.changed = self.changed or preempted
@@ -195,6 +205,7 @@ class PlainInstance:
         self.swap_s = 0.0
         self.began_s = self.now_s
         self.now_s = occupy(self.stages, self.now_s, duration_s)
+        self._let_go()
         for r in decoders:
             self._decoded(r)
         for r, _ in plan:
@@ -238,12 +249,21 @@ class PlainInstance:
         r.phase = Phase.DONE
         if r.prefix_blocks and self.ledger.unit_tokens:
             self.ledger.publish(r, r.kv_tokens)
-        self.ledger.release(r)
+        if self.limits.ahead:
+            self.lingering.append(r)
+        else:
+            self.ledger.release(r)
         self.finished.append(r)
         self.changed = True
         if r.notify:
             self.outbox.append(Release.finish(r))
         self.policy.finished(r, self.view)
+
+    def _let_go(self) -> None:
+        for r in self.lingering:
+            self.ledger.release(r)
+            self.changed = True
+        self.lingering = []
 
     def _pass_time(self, horizon_s: float) -> bool:
         self.changed = True
@@ -297,11 +317,18 @@ class PlainInstance:
             return (self.policy.keep(r, self.view), -r.seq)
 
         self.measures.preemptions += 1
-        victim = min([*self.decoding, *self.prefilling], key=rank)
+        victim = min([*self.decoding, *self.prefilling, *self.lingering], key=rank)
+        if victim in self.lingering:
+            self.lingering.remove(victim)
+            self.ledger.release(victim)
+            return
         how = PreemptBy.RECOMPUTE
+        cached = victim.kv_tokens
         if victim in self.decoding:
             how = self.policy.preempt_by(victim, self.view)
             del self.decoding[victim]
+            if self.limits.ahead and cached > victim.target_tokens:
+                cached -= 1  # the text of its last token is still to come
         else:
             self.prefilling.remove(victim)
         if how is PreemptBy.STALL:
@@ -314,7 +341,7 @@ class PlainInstance:
             self.changed = True
         blocks = victim.blocks
         if victim.prefix_blocks and self.ledger.unit_tokens:
-            self.ledger.publish(victim, victim.kv_tokens)
+            self.ledger.publish(victim, cached)
         self.ledger.release(victim)
         if how is PreemptBy.SWAP and blocks <= self.ledger.host_free:
             victim.blocks = blocks
@@ -348,6 +375,7 @@ class PlainInstance:
             held = 0  # if anybody enters, nobody decodes in this iteration
         room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
         entered = False
+        ledger.evict(held)
         while self.waiting.live:
             pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
             if pending >= room:
@@ -374,7 +402,7 @@ class PlainInstance:
                 held += ledger.blocks(r.kv_tokens + chunk) - r.blocks
             else:
                 self._hold(r, r.target_tokens)
-            ledger.evict()
+            ledger.evict(held)
             r.phase = Phase.PREFILL
             self.prefilling.append(r)
             self._enlist(r)
@@ -387,7 +415,7 @@ class PlainInstance:
         held = 0 if waits and not limits.mix else self.held
         pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
         room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
-        seqs = len(self.decoding) + len(self.prefilling)
+        seqs = len(self.decoding) + len(self.prefilling) + len(self.lingering)
         fitting: list[RequestState] = []
         for r in self._by_urgency(list(self.waiting) if waits else self.resident):
             tokens = r.target_tokens if waits else r.kv_tokens + 1
@@ -409,7 +437,7 @@ class PlainInstance:
         promised = sum(x.promised_blocks for x in self._everybody())
         promise = 0 if r.promised_blocks else policy.commit(r, self.view)
         return (
-            len(self.decoding) + len(self.prefilling) < limits.max_seqs
+            len(self.decoding) + len(self.prefilling) + len(self.lingering) < limits.max_seqs
             and need <= ledger.free
             and promised + promise <= ledger.total
         )

@@ -62,7 +62,11 @@ class SimulatedInstance(Loop):
         measures, ledger = self.measures, self.ledger
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
-                self.deliver(self._began_s if ahead and not self.idle else self.now_s)
+                self.deliver(self._began_s if ahead else self.now_s)
+            if ahead and not self.decoding and self.idle:
+                # There was nothing to decide ahead: who ended is gone before anything begins.
+                self.let_go()
+                self.deliver(self.now_s)
             if leavers and leavers[0][0] <= self.now_s:
                 self.dismiss()
             if stop_on_release and self.outbox:
@@ -76,7 +80,9 @@ class SimulatedInstance(Loop):
             if self.now_s >= horizon_s:
                 return
             if not self.schedule():
-                if not self._pass_time(horizon_s):
+                if self.lingering:
+                    self.let_go()
+                elif not self._pass_time(horizon_s):
                     return
                 self._began_s = self.now_s
                 continue
