@@ -28,19 +28,21 @@ _AS_NAMED = (
     "pp",
     "instances",
     "router",
+    "embedder",
     "oversize",
     "records",
 )
 _INSTEAD = {
-    "rates": "speeds",
-    "speeds": "rates",
-    "requests": "duration_s",
-    "duration_s": "requests",
+    "rates": ("speeds", "loads"),
+    "speeds": ("rates", "loads"),
+    "loads": ("rates", "speeds"),
+    "requests": ("duration_s",),
+    "duration_s": ("requests",),
 }
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
-    """The values of `--rates` and `--speed`."""
+    """The values of `--rates`, `--speed` and `--loads`."""
     if text is None:
         return None
     try:
@@ -84,6 +86,7 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "redraw_arrivals": None if given.get("arrivals") is None else True,
         "rates": numbers(given.get("rates"), "--rates"),
         "speeds": numbers(given.get("speed"), "--speed"),
+        "loads": numbers(given.get("loads"), "--loads"),
         "duration_s": given.get("duration"),
         "warmup_s": given.get("warmup"),
         "slo": tuple(given.get("slo") or ()),
@@ -188,8 +191,7 @@ def _changed(base: Experiment, asked: Mapping[str, Any], sweeps: Sequence[str]) 
     tables = {name: asked.pop(name, {}) for name in ("client", "server")}
     for name, value in asked.items():
         settings[name] = value
-        if name in _INSTEAD and _INSTEAD[name] not in asked:
-            settings[_INSTEAD[name]] = None
+        settings |= {other: None for other in _INSTEAD.get(name, ()) if other not in asked}
     for name, table in tables.items():
         settings[name] = settings.get(name, {}) | table
     systems: Sequence[str] = settings.get("systems", base.systems)
@@ -216,8 +218,7 @@ def _changed(base: Experiment, asked: Mapping[str, Any], sweeps: Sequence[str]) 
             )
         else:
             settings[name] = values[0] if len(values) == 1 else tuple(values)
-            if name in _INSTEAD and _INSTEAD[name] not in seen:
-                settings[_INSTEAD[name]] = None
+            settings |= {other: None for other in _INSTEAD.get(name, ()) if other not in seen}
     return Experiment(**settings)
 
 

@@ -68,6 +68,14 @@ Rates = Annotated[
         rich_help_panel=ARRIVES,
     ),
 ]
+Loads = Annotated[
+    str | None,
+    typer.Option(
+        metavar="0.5,1,1.5",
+        help="Offered rates as shares of the estimated capacity of each cell.",
+        rich_help_panel=ARRIVES,
+    ),
+]
 Speed = Annotated[
     str | None,
     typer.Option(
@@ -157,6 +165,15 @@ Router = Annotated[
     typer.Option(
         metavar="R",
         help="Which instance gets a request. Default: the system's own.",
+        rich_help_panel=SERVES,
+    ),
+]
+Embedder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="The embedding model beside the language model, for workloads with embedding "
+        "requests.",
         rich_help_panel=SERVES,
     ),
 ]
@@ -280,6 +297,16 @@ Export = Annotated[
         metavar="vllm",
         help="Also write each cell as `vllm bench serve --save-result --save-detailed` does.",
         rich_help_panel=CLIENT,
+    ),
+]
+Validate = Annotated[
+    bool,
+    typer.Option(
+        "--validate",
+        help="Of servers that we start: simulate every level as well, with step times fitted to "
+        "the server's steps in the other levels, and print how far off that is. With --profile "
+        "FILE by those step times; servers that run already need it. --json prints those rows.",
+        rich_help_panel=RUN,
     ),
 ]
 Out = Annotated[

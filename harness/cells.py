@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..predictors.dtypes import weight_dtype
+from ..predictors.embedder import Embedder, embedder, own_weight_bytes
 from ..predictors.output_length import Ints, bucket_accuracy, length_predictor
 from ..predictors.placement import Placement
 from ..predictors.profiles.build import default_host
@@ -25,7 +26,7 @@ from ..workloads.source import WorkloadSource, load_source
 from ..workloads.workload import Workload
 from .core.records import Result
 from .csv_columns import Column
-from .metrics import Hardware, cell_metrics, judge
+from .metrics import DEFAULT_OBJECTIVE, Hardware, cell_metrics, judge, parse_objective
 from .policies.length_monitor import monitor_in
 from .simulate import simulate
 from .store import Row, Value, request_columns, write_details, write_mispredictions
@@ -52,6 +53,7 @@ class PlacementSpec:
     host_blocks: int | None = None
     host_s: float | None = None
     profile: str | None = None  # a file of measured step times
+    embedder: str | None = None  # the model beside it
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,7 @@ class CellSpec:
     seed: int
     oversize: str
     length_predictor: str = "oracle"
+    objective: str = DEFAULT_OBJECTIVE
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
@@ -105,10 +108,11 @@ class CellSpec:
 
 @dataclass(frozen=True)
 class Placed:
-    """A placement that fits, and how long its steps take."""
+    """A placement that fits, how long its steps take, and the embedder beside it."""
 
     placement: Placement
     step_time: StepTimeModel = field(repr=False)
+    embedder: Embedder | None = None
 
 
 @lru_cache(maxsize=64)
@@ -118,8 +122,11 @@ def placed(spec: PlacementSpec) -> Placed:
     Raises:
         SloBenchError: a name is unknown, or the model does not fit.
     """
+    language, embeds = model(spec.model), None
+    if spec.embedder is not None:
+        embeds = model(spec.embedder)
     placement = Placement(
-        model(spec.model),
+        language,
         gpu(spec.gpu),
         tp=spec.tp,
         pp=spec.pp,
@@ -130,12 +137,14 @@ def placed(spec: PlacementSpec) -> Placed:
         host_memory_bytes=round(spec.host_memory_gib * GIB),
         fixed_kv_blocks=spec.kv_blocks,
         fixed_host_blocks=spec.host_blocks,
+        beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
     )
     placement.check()
-    if spec.profile is not None:
-        return Placed(placement, _profiled(spec.profile, placement, spec.host_s))
     host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
-    return Placed(placement, step_time(placement, host_s=host_s))
+    beside = embedder(embeds, placement, host_s=host_s) if embeds else None
+    if spec.profile is not None:
+        return Placed(placement, _profiled(spec.profile, placement, spec.host_s), beside)
+    return Placed(placement, step_time(placement, host_s=host_s), beside)
 
 
 def _profiled(file: str, placement: Placement, host_s: float | None) -> StepTimeModel:
@@ -221,6 +230,7 @@ def run_cell(
         instances=spec.instances,
         router=spec.router,
         oversize=spec.oversize,
+        embedder=place.embedder,
         predicted_output_tokens=predicted,
         progress=progress,
     )
@@ -257,7 +267,14 @@ def kept_cell(
     from: `fitted`, `unfitted` or `measured`.
     """
     judged = judge(workload, result.records)
-    metrics = cell_metrics(workload, result, hardware, judged=judged, warmup_s=spec.warmup_s)
+    metrics = cell_metrics(
+        workload,
+        result,
+        hardware,
+        judged=judged,
+        warmup_s=spec.warmup_s,
+        objective=parse_objective(spec.objective),
+    )
     row: Row = dict(spec.columns)
     if row["rate_rps"] is None:
         row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from ..workloads.errors import SloBenchError
-from .cells import PlacementSpec, WorkloadSpec, placed, source
+from ..workloads.request import Kind
+from ..workloads.rows import take
+from ..workloads.workload import Workload
+from .cells import Placed, PlacementSpec, WorkloadSpec, placed, source
 from .schema import ExperimentSchema
 
 DEFAULT_SPEEDS = (0.5, 1.0, 2.0)
@@ -21,14 +27,19 @@ _SAMPLE_REQUESTS = 500
 
 @dataclass(frozen=True)
 class Level:
-    """One offered load: a rate, a speed of the trace's own arrivals, or neither (closed loop)."""
+    """One offered load: a rate, a speed of the trace's own arrivals, a share of the estimated
+    capacity, or none of them (closed loop).
+    """
 
     rate_rps: float | None = None
     speed: float | None = None
+    load: float | None = None
 
     @property
     def label(self) -> str:
         """For file names."""
+        if self.load is not None:
+            return f"load-{self.load:g}"
         if self.rate_rps is not None:
             return f"rate-{self.rate_rps:g}"
         return "closed" if self.speed is None else f"speed-{self.speed:g}"
@@ -84,9 +95,9 @@ def _levels(
         )
     recorded = all(source(spec).has_arrivals for spec in workloads)
     if all(closed):
-        if asked.rates is not None or asked.speeds is not None:
+        if asked.rates is not None or asked.speeds is not None or asked.loads is not None:
             raise SloBenchError(
-                "concurrency(…) sets the load itself; leave rates and speeds out, "
+                "concurrency(…) sets the load itself; leave rates, speeds and loads out, "
                 "or choose another arrival process"
             )
         return (Level(),)
@@ -98,7 +109,9 @@ def _levels(
         return tuple(Level(speed=speed) for speed in asked.speeds)
     if asked.rates is not None:
         return tuple(Level(rate_rps=rate) for rate in asked.rates)
-    if recorded:
+    if asked.loads is not None and asked.backend == "simulated":
+        return tuple(Level(load=load) for load in asked.loads)
+    if recorded and asked.loads is None:
         return tuple(Level(speed=speed) for speed in DEFAULT_SPEEDS)
     if asked.backend != "simulated":
         raise SloBenchError(
@@ -119,15 +132,34 @@ def _draws(asked: ExperimentSchema) -> bool:
     return any(map(drawn, asked.slo))
 
 
+@lru_cache(maxsize=64)
 def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: int) -> float:
     """Requests a second at which one instance's GPUs never idle, roughly.
 
     A batch as large as the KV cache holds decodes all the time, and every prompt is computed once;
     nothing waits. Real capacity within an SLO is lower, so a ladder up to a little above this
-    shows where attainment falls.
+    shows where attainment falls. Each embedding request adds the time of a pass of its own.
     """
     made = source(workload).make(rate_rps=1.0, requests=_SAMPLE_REQUESTS, seed=seed)
     where = placed(place)
+    generates = np.flatnonzero(made.kind == Kind.GENERATE)
+    generated = take(made, generates, made.arrival_s[generates])
+    busy_s = _generating_s(generated, where) * len(generated) if len(generated) else 0.0
+    if where.embedder is not None:
+        busy_s += sum(
+            where.embedder.pass_s([(r.n_texts, r.prompt_tokens // r.n_texts)])
+            for r in made
+            if r.kind is Kind.EMBED
+        )
+    if not busy_s:
+        raise SloBenchError(
+            f"{workload.workload} has embedding requests: say which model embeds (embedder)"
+        )
+    return len(made) / busy_s
+
+
+def _generating_s(made: Workload, where: Placed) -> float:
+    """Seconds of the GPUs that one request of `made` takes in a full batch."""
     step_s = where.step_time.model.step_s
     prompt = float(made.prompt_tokens.mean())
     output = float(made.output_tokens.mean())
@@ -136,7 +168,7 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
     decode_s = output * step_s(sequences, round(sequences * kv_tokens), ()) / sequences
     alone_s = step_s(1, round(kv_tokens), ())
     prefill_s = max(0.0, step_s(1, round(kv_tokens), ((0, max(1, round(prompt))),)) - alone_s)
-    return 1 / (decode_s + prefill_s)
+    return decode_s + prefill_s
 
 
 def two_digits(value: float) -> float:
@@ -176,6 +208,8 @@ def filled_in(asked: ExperimentSchema, load: Load) -> dict[str, Any]:
     filled: dict[str, Any] = {"seeds": load.seeds}
     if load.levels[0].rate_rps is not None:
         filled["rates"] = tuple(level.rate_rps for level in load.levels)
+    elif load.levels[0].load is not None:
+        filled["loads"] = tuple(level.load for level in load.levels)
     elif load.levels[0].speed is not None:
         filled["speeds"] = tuple(level.speed for level in load.levels)
     if not any(asked.requests) and not any(asked.duration_s):

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..workloads.calls import number, parse_values
 from ..workloads.errors import SloBenchError
+from ..workloads.request import Kind
 from ..workloads.workload import Workload
 from .core.records import Outcome, Records, Result
 
@@ -104,6 +106,42 @@ def measured_window(records: Records, warmup_s: float) -> Mask:
     return counted
 
 
+DEFAULT_OBJECTIVE = "alpha=1,beta=1,gamma=1"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """alpha · attainment of generation + beta · attainment of embedding + gamma · throughput, the
+    throughput as a share of the offered rate.
+
+    Source: LLM-embedding collocation (see docs/papers.md), §2.2.
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 1.0
+
+
+def parse_objective(text: str) -> Objective:
+    """Read `alpha=1,beta=1,gamma=0.5`; what is left out is 1.
+
+    Raises:
+        SloBenchError: another form, a weight below 0, or none above it.
+    """
+    positional, named = parse_values(text)
+    strangers = set(named) - {"alpha", "beta", "gamma"}
+    if positional or strangers:
+        raise SloBenchError(f"cannot read objective {text!r}; write {DEFAULT_OBJECTIVE}")
+    weights = {name: number(value, f"objective {name}") for name, value in named.items()}
+    for name, weight in weights.items():
+        if weight < 0:
+            raise SloBenchError(f"objective {name} must not be negative but is {weight:g}")
+    objective = Objective(**weights)
+    if not (objective.alpha or objective.beta or objective.gamma):
+        raise SloBenchError(f"objective {text!r} weighs nothing; write {DEFAULT_OBJECTIVE}")
+    return objective
+
+
 def cell_metrics(
     workload: Workload,
     result: Result,
@@ -111,6 +149,7 @@ def cell_metrics(
     *,
     judged: Judged,
     warmup_s: float = 0.0,
+    objective: Objective = Objective(),
 ) -> dict[str, float | int | bool]:
     """The figures of one cell, in the order of the columns of `cells.csv`.
 
@@ -137,7 +176,8 @@ def cell_metrics(
     computed = all_tokens - totals.padded_tokens
     able_flops = hardware.peak_flops * hardware.gpus * totals.makespan_s
     began = ~np.isnan(records.scheduled_s)
-    prompt_tokens = int(workload.prompt_tokens[began].sum())
+    generates = workload.kind == Kind.GENERATE
+    prompt_tokens = int(workload.prompt_tokens[began & generates].sum())
 
     def outcomes(*kinds: Outcome) -> int:
         return int((counted & np.isin(records.outcome, kinds)).sum())
@@ -189,8 +229,42 @@ def cell_metrics(
         "missed_e2e": int((counted & judged.late_e2e).sum()),
         "missed_deadline": int((counted & judged.late_deadline).sum()),
     }
+    row.update(_by_kind(workload, records, counted, judged.met, objective))
     row.update(_by_class(workload, counted, judged.met))
     return row
+
+
+def _by_kind(
+    workload: Workload, records: Records, counted: Mask, met: Mask, objective: Objective
+) -> dict[str, float]:
+    """Generation and embedding apart, and what both are worth together; {} without embeddings."""
+    embeds = counted & (workload.kind == Kind.EMBED)
+    if not embeds.any():
+        return {}
+    generates = counted & ~embeds
+    latency = summarise(np.where(embeds, records.e2e_s, np.nan))
+    by_priority = [
+        float(met[generates & high].mean())
+        for high in (workload.priority > 0, workload.priority <= 0)
+        if (generates & high).any()
+    ]
+    llm = float(met[generates].mean()) if generates.any() else NOT_A_NUMBER
+    embed = float(met[embeds].mean())
+    finished = counted & (records.outcome == Outcome.FINISHED)
+    window_s = _window_s(records, counted)
+    offered_s = float(np.nanmax(records.arrival_s[counted]) - np.nanmin(records.arrival_s[counted]))
+    kept_up = offered_s / window_s if window_s > 0 else NOT_A_NUMBER
+    throughput = float(finished.sum() / counted.sum()) * kept_up
+    value = objective.alpha * (llm if generates.any() else 0.0)
+    value += objective.beta * embed + objective.gamma * throughput
+    return {
+        "llm_attainment": llm,
+        "embed_attainment": embed,
+        "embed_p50_s": latency.p50_s,
+        "embed_p99_s": latency.p99_s,
+        "priority_spread": max(by_priority) - min(by_priority) if by_priority else 0.0,
+        "objective": value,
+    }
 
 
 def weighted_turnaround(records: Records, of: Mask) -> float:

@@ -17,7 +17,8 @@ from ..workloads.errors import SloBenchError
 from ..workloads.slo import parse_slo
 from .cells import CellSpec, PlacementSpec, WorkloadSpec, configured, placed, source
 from .clusters.routers import router as router_by_name
-from .load import Level, filled_in, load_of
+from .load import Level, estimated_capacity_rps, filled_in, load_of
+from .metrics import parse_objective
 from .schema import ExperimentSchema
 from .store import Value
 
@@ -32,6 +33,7 @@ _PLACED = (
     "host_blocks",
     "host_s",
     "profile",
+    "embedder",
 )
 _WORKLOAD = (
     "workload",
@@ -59,6 +61,7 @@ _AXES = (
     "slo_scale",
     "length_predictor",
     "oversize",
+    "objective",
 )
 
 SIMULATED = "simulated"
@@ -126,6 +129,8 @@ def plan(asked: ExperimentSchema) -> Plan:
         parse_slo(slo)
     for text in axes["length_predictor"]:
         length_predictor(text)
+    for objective in axes["objective"]:
+        parse_objective(objective)
     for router in filter(None, axes["router"]):
         router_by_name(router)
     systems = list(_attached(asked) if asked.backend == "http" else _systems(asked))
@@ -156,6 +161,10 @@ def _cell(
     columns: _Columns,
 ) -> CellSpec:
     values = combination.values
+    if level.load is not None:
+        capacity_rps = estimated_capacity_rps(combination.workload, combination.place, 0)
+        rate_rps = float(f"{capacity_rps * combination.instances * level.load:.4g}")
+        level = replace(level, rate_rps=rate_rps)
     open_length = values["requests"] is None and values["duration_s"] is None
     identity: dict[str, Value] = {
         "system": system.label,
@@ -192,6 +201,7 @@ def _cell(
         slo_scale=values["slo_scale"],
         seed=seed,
         oversize=values["oversize"],
+        objective=values["objective"],
         length_predictor=values["length_predictor"],
     )
 
@@ -312,6 +322,8 @@ def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
 
 def _offered(level: Level, natural_rate_rps: float | None) -> dict[str, Value]:
     """The columns of the load; a rate that only the run can tell is None here."""
+    if level.load is not None:
+        return {"rate_rps": level.rate_rps, "speed": level.speed, "load": level.load}
     if level.speed is None or natural_rate_rps is None:
         return {"rate_rps": level.rate_rps, "speed": level.speed}
     return {"rate_rps": round(natural_rate_rps * level.speed, 9), "speed": level.speed}

@@ -29,7 +29,7 @@ from .toml_text import line_of, read_toml, to_toml
 T = TypeVar("T")
 
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
-_PATHS = ("systems", "workload", "model", "profile")  # settings that may name files
+_PATHS = ("systems", "workload", "model", "embedder", "profile")  # settings that may name files
 
 
 def _listed(value: object) -> object:
@@ -85,6 +85,7 @@ class ExperimentSchema(BaseModel):
     trace_format: str | None = None
     rates: Axis[Positive] | None = None  # req/s
     speeds: Axis[Positive] | None = None  # of a trace's own arrivals
+    loads: Axis[Positive] | None = None  # shares of each cell's estimated capacity
     requests: Axis[Count | None] = (None,)
     duration_s: Axis[Positive | None] = (None,)
     warmup_s: Axis[NotNegative] = (0.0,)
@@ -111,6 +112,8 @@ class ExperimentSchema(BaseModel):
     host_blocks: Axis[CountFrom0 | None] = (None,)  # in place of host_memory_gib
     host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
     profile: Axis[str | None] = (None,)  # a file of measured step times
+    embedder: Axis[str | None] = (None,)  # the model beside it that embedding requests are for
+    objective: Axis[str] = ("alpha=1,beta=1,gamma=1",)  # of workloads with embedding requests
     length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 
     # How it is run.
@@ -139,8 +142,9 @@ class ExperimentSchema(BaseModel):
 
     @model_validator(mode="after")
     def _agreement(self) -> ExperimentSchema:
-        if self.rates is not None and self.speeds is not None:
-            raise ValueError("rates and speeds contradict: give one of them")
+        levels = [n for n in ("rates", "speeds", "loads") if getattr(self, n) is not None]
+        if len(levels) > 1:
+            raise ValueError(f"{' and '.join(levels)} contradict: give one of them")
         if any(self.requests) and any(self.duration_s):
             raise ValueError("requests and duration_s contradict: give one of them")
         strangers = set(self.knobs) - set(self.systems)
@@ -195,7 +199,7 @@ class ExperimentSchema(BaseModel):
                 }
             elif name in _TABLES:
                 value = value.model_dump(exclude_defaults=True)
-            elif name not in ("systems", "rates", "speeds"):
+            elif name not in ("systems", "rates", "speeds", "loads"):
                 value = _single(value)
             table[name] = value
         return to_toml(table)

@@ -64,6 +64,9 @@ def request_columns(workload: Workload, records: Records, judged: Judged) -> dic
         columns["session"] = workload.session
     if workload.priority.any():
         columns["priority"] = workload.priority
+    if workload.kind.any():
+        columns["kind"] = workload.kind
+        columns["n_texts"] = workload.n_texts
     return columns | {
         "ttft_slo_s": workload.ttft_slo_s,
         "tpot_slo_s": workload.tpot_slo_s,

@@ -84,6 +84,7 @@ def replay(
         instances=spec.instances,
         router=spec.router,
         oversize=spec.oversize,
+        embedder=place.embedder,
         predicted_output_tokens=predicted_output_tokens(spec, workload),
         progress=progress,
         trace=trace,

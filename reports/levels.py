@@ -139,7 +139,7 @@ def levels(cells: pd.DataFrame) -> pd.DataFrame:
     """
     valid = cells[cells["valid"]]
     keys = {"series": valid["series"], "rate_rps": valid["level_rps"].rename("rate_rps")}
-    dropped = {"rate_rps", "level_rps", "seed", "folder", "valid", "speed"}
+    dropped = {"rate_rps", "level_rps", "seed", "folder", "valid", "speed", "load"}
     numbers = [c for c in valid.select_dtypes("number").columns if c not in dropped]
     grouped = valid[numbers].groupby([keys["series"], keys["rate_rps"]], sort=True)
     parts = [

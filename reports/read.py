@@ -40,7 +40,7 @@ NUMBER_COLUMNS = (
 )
 """Number columns the report cannot do without; any other that parses as numbers is welcome."""
 
-LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "speed", "seed")
+LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "speed", "load", "seed")
 """What stands before `requests`; any other column there is a sweep axis."""
 
 REQUEST_COLUMNS = (

@@ -62,6 +62,7 @@ class Simulator:
                 instances=spec.instances,
                 router=spec.router,
                 oversize=spec.oversize,
+                embedder=place.embedder,
                 predicted_output_tokens=predicted_output_tokens(spec, workload),
                 progress=progress,
             )
