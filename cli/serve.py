@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 EXAMPLES = (
+    "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
+    "slo-bench serve distserve --backend vllm --model path/to/model --knob decode_instances=2",
     "slo-bench serve edf --backend vllm --model path/to/model",
     "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
     "slo-bench serve edf-drop --backend vllm --model M --kv-blocks 200 "
@@ -41,8 +43,24 @@ def serve(
         int | None, typer.Option(metavar="N", help="Default: one that is free.")
     ] = None,
     instances: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Servers, each on a port of its own.")
+        int, typer.Option(metavar="N", min=1, help="Servers, behind one address.")
     ] = 1,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R",
+            help="Which of several servers gets a request: round-robin, least-loaded or "
+            "prefix-aware. Default: as the system has it.",
+        ),
+    ] = None,
+    kv_transfer: Annotated[
+        str,
+        typer.Option(
+            metavar="T",
+            help="How KV goes from prefill to decode instances: files (a temporary folder) or "
+            "nixl.",
+        ),
+    ] = "files",
     served_name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The model's name for clients. Default: as --model."),
@@ -76,12 +94,19 @@ def serve(
         float, typer.Option(metavar="S", help="How long the start may take, in seconds.")
     ] = 300.0,
 ) -> None:
-    """Serve a model with a policy inside the server; prints the address once it answers."""
+    """Serve a model with a policy inside the server; prints the address once it answers.
+
+    Several servers stand behind a router of ours, and are one server to clients.
+    """
     import contextlib
     import signal
 
     from ..harness.backends.serve import Serve
-    from .serving import knobs_of, stop_on_signals, wait_for_any
+    from ..harness.backends.servers import check_port
+    from ..harness.clusters.routers import router as router_by_name
+    from ..harness.gateway import serving as gateway
+    from ..harness.gateway.split import transfer_of
+    from .serving import knobs_of, stop_on_signals, wait_while_served
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     wanted = Serve(
@@ -96,17 +121,28 @@ def serve(
         server_args=tuple(server_arg or ()),
         step_log=step_log,
         ready_s=ready,
+        transfer=transfer_of(kv_transfer),
     )
+    router_by_name(router or "round-robin")
+    if port is not None:
+        check_port(port)
     log = log or Path("servers") / f"{wanted.label}.log"
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
     with contextlib.ExitStack() as stack:
+        alone = instances == 1 and wanted.split is None
         servers = wanted.start(
-            stack,
-            log,
-            instances=instances,
-            port=port,
-            say=lambda line: typer.echo(line, err=True),
+            stack, log, instances=instances, port=port if alone else None, say=say
         )
-        for server in servers:
-            typer.echo(server.url)
-        typer.echo(f"logs: {log.parent.absolute()}; Ctrl-C stops", err=True)
-        wait_for_any(servers)
+        if alone:
+            url = servers[0].url
+        else:
+            plan = wanted.behind(servers, router)
+            url = stack.enter_context(gateway(plan, port=port or 0, say=say))
+            for server in servers:
+                say(f"{server.name} at {server.url}: {server.log}")
+        typer.echo(url)
+        say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
+        wait_while_served(wanted.stand_ins(servers), say)

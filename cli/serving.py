@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 
 from ..harness.backends.servers import Server
@@ -50,13 +50,20 @@ def stop_on_signals(*numbers: int) -> None:
         signal.signal(number, leave)
 
 
-def wait_for_any(servers: Sequence[Server]) -> None:
-    """Until a server ends by itself, which is an error.
+def wait_while_served(groups: Sequence[Sequence[Server]], say: Callable[[str], None]) -> None:
+    """Until every server of a group has ended by itself; of others it is only said.
 
     Raises:
-        ServerError: it has; with the end of its log.
+        ServerError: it has; with the end of the last one's log.
     """
+    ended: set[str] = set()
     while True:
-        for server in servers:
-            server.check()
+        for group in groups:
+            for server in group:
+                if server.running or server.url in ended:
+                    continue
+                if not any(other.running for other in group):
+                    server.check()
+                ended.add(server.url)
+                say(f"{server.name} at {server.url} has ended; its log is {server.log}")
         time.sleep(_LOOK_EVERY_S)

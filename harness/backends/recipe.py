@@ -40,6 +40,18 @@ class Build:
     finish: Callable[[Path, str], None] | None = None
     block_tokens_multiple: int = 1
 
+    also_tested: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KvTransfer:
+    """How a server gives KV to another, or gets it: through files in `folder`, or by NIXL, whose
+    other side asks at `port`. `prefills`: it gives.
+    """
+
+    prefills: bool
+    folder: Path | None = None
+    port: int | None = None
 
 @dataclass(frozen=True)
 class Launch:
@@ -59,6 +71,7 @@ class Launch:
     host_blocks: int | None = None  # KV blocks of host memory for swapping
     server_args: tuple[str, ...] = ()
 
+    transfer: KvTransfer | None = None
     @property
     def plugged(self) -> bool:
         """Does our plugin run inside, to decide or to log steps?"""

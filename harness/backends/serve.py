@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError
 from ..core.policy import Policy, overrides
-from ..systems import System
+from ..engines.over_http.endpoint import Endpoint
+from ..gateway.running import Plan
+from ..gateway.split import Transfer
+from ..systems import Split, System
 from ..systems import system as system_by_name
-from .environments import environment
+from .environments import Environment, environment
 from .matrix import check
-from .recipe import Launch
+from .recipe import KvTransfer, Launch
 from .recipes import recipe
 from .servers import READY_S, Server, free_port, serving
 
@@ -30,6 +35,8 @@ _OWN_OPTIONS = {
     },
 }
 
+_OF_A_SPLIT = ("prefill_instances", "decode_instances")
+
 Say = Callable[[str], None]
 
 
@@ -39,6 +46,8 @@ class Serve:
 
     With no `system`, or the one of the server's own name, it is the server as it is, unpatched;
     knobs are then options of its own. A step log is then written by a plugin that only watches.
+    So it is with a system that splits prefill and decode: each instance is the server unpatched,
+    and KV goes from one to the other as `transfer` says.
 
     Raises:
         SloBenchError: on `check`: the server is not installed, there is no such system, or it
@@ -57,6 +66,7 @@ class Serve:
     server_args: tuple[str, ...] = ()
     step_log: Path | None = None
     ready_s: float = READY_S
+    transfer: Transfer = Transfer.FILES
 
     @property
     def label(self) -> str:
@@ -67,10 +77,22 @@ class Serve:
     @property
     def patched(self) -> bool:
         """Does a policy of ours run inside?"""
-        return self.system is not None and self.system != environment(self.backend).backend
+        own = self.system is None or self.system == environment(self.backend).backend
+        return not own and self.split is None
 
-    def check(self) -> None:
+    @property
+    def split(self) -> Split | None:
+        """Instances by what they do, if none does all."""
+        return None if self.system is None else self._found().split
+
+    @property
+    def router(self) -> str:
+        """The one that the system asks for."""
+        return "round-robin" if self.system is None else self._found().router
+
+    def check(self, instances: int = 1) -> None:
         """Refuse what cannot be started, before anything is."""
+        self._names(instances)
         found = environment(self.backend)
         name = found.backend
         multiple = recipe(name).builds[found.device].block_tokens_multiple
@@ -79,9 +101,11 @@ class Serve:
                 f"{name} on {found.device} needs block_tokens that are a multiple of {multiple}, "
                 f"but they are {self.block_tokens}"
             )
-        if self.patched:
+        if self.patched or self.split is not None:
             check(self._found(), name)
-        else:
+        if self.split is not None and self.transfer is Transfer.NIXL:
+            _check_nixl(found)
+        if not self.patched:
             self._own_options(name)
         for what in ("kv_blocks", "block_tokens", "max_model_tokens"):
             value = getattr(self, what)
@@ -99,20 +123,21 @@ class Serve:
     ) -> list[Server]:
         """Start one server after the other; closing `stack` stops them.
 
-        With several, `-1`, `-2`, … is added to the name of the log, and 1, 2, … to the port.
+        With several, `-1`, `-2`, … (of a split `-prefill-1`, …) is added to the name of the log.
+        `port` is for the only one.
 
         Raises:
             SloBenchError: what `check` refuses, or a server that does not come up.
         """
-        self.check()
+        self.check(instances)
+        names = self._names(instances)
+        transfers = self._transfers(stack, instances)
         servers = []
-        for number in range(instances):
-            own_log = log
-            step_log = self.step_log
-            if instances > 1:
-                own_log = log.with_stem(f"{log.stem}-{number + 1}")
-                step_log = step_log and step_log.with_stem(f"{step_log.stem}-{number + 1}")
-            launch = self._launch(free_port() if port is None else port + number, step_log)
+        for name, transfer in zip(names, transfers, strict=True):
+            own_log = log.with_stem(f"{log.stem}{name}")
+            step_log = self.step_log and self.step_log.with_stem(f"{self.step_log.stem}{name}")
+            launch = self._launch(free_port() if port is None else port, step_log)
+            launch = replace(launch, transfer=transfer)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
             found = environment(self.backend)
             server = serving(
@@ -120,6 +145,48 @@ class Serve:
             )
             servers.append(stack.enter_context(server))
         return servers
+
+    def _names(self, instances: int) -> list[str]:
+        """What each server adds to the names of files."""
+        split = self.split
+        if split is None:
+            return [f"-{k + 1}" for k in range(instances)] if instances > 1 else [""]
+        if instances > 1:
+            raise SloBenchError(
+                f"{self.system} says itself how many instances there are: leave instances out, "
+                "and set its knobs prefill_instances and decode_instances"
+            )
+        roles = (("prefill", split.prefill), ("decode", split.decode))
+        return [f"-{role}-{k + 1}" for role, n in roles for k in range(n)]
+
+    def _transfers(self, stack: ExitStack, instances: int) -> Sequence[KvTransfer | None]:
+        """How KV comes and goes at each server; it does not without a split."""
+        split = self.split
+        if split is None:
+            return [None] * instances
+        prefills = [True] * split.prefill + [False] * split.decode
+        if self.transfer is Transfer.NIXL:
+            return [KvTransfer(one, port=free_port()) for one in prefills]
+        made = tempfile.TemporaryDirectory(prefix="slo-bench-kv-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(made))
+        return [KvTransfer(one, folder=folder) for one in prefills]
+
+    def behind(self, servers: Sequence[Server], router: str | None = None) -> Plan:
+        """What a gateway before these servers of `start` does; by default with our own router."""
+        endpoints = [Endpoint.parse(server.url) for server in servers]
+        prefills = 0 if self.split is None else self.split.prefill
+        return Plan(
+            endpoints[prefills:],
+            router or self.router,
+            prefill=endpoints[:prefills],
+            transfer=self.transfer,
+            health_path=recipe(environment(self.backend).backend).health_path,
+        )
+
+    def stand_ins(self, servers: Sequence[Server]) -> list[Sequence[Server]]:
+        """Servers by what they do: who is lost can be replaced by others of the same group."""
+        prefills = 0 if self.split is None else self.split.prefill
+        return [group for group in (servers[:prefills], servers[prefills:]) if group]
 
     def _found(self) -> System:
         assert self.system is not None
@@ -130,10 +197,11 @@ class Serve:
         if self.system is not None:
             self._found()  # checks names and bounds
         options = _OWN_OPTIONS.get(backend, {})
-        strangers = set(self.knobs) - set(options)
+        knobs = {name: value for name, value in self.knobs.items() if name not in _OF_A_SPLIT}
+        strangers = set(knobs) - set(options)
         if strangers:
             raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")
-        return tuple(word for k, v in self.knobs.items() for word in (options[k], str(v)))
+        return tuple(word for k, v in knobs.items() for word in (options[k], str(v)))
 
     def _launch(self, port: int, step_log: Path | None) -> Launch:
         launch = Launch(
@@ -159,4 +227,14 @@ class Serve:
             knobs=self.knobs,
             step_log=step_log,
             host_blocks=host_blocks,
+        )
+
+
+def _check_nixl(found: Environment) -> None:
+    """Raise SloBenchError if the server's environment has no NIXL."""
+    done = subprocess.run([found.python, "-c", "import nixl"], capture_output=True, check=False)
+    if done.returncode:
+        raise SloBenchError(
+            f"NIXL is not installed in {found.name}; install it with: "
+            f"{found.python} -m pip install nixl (or transfer KV through files)"
         )

@@ -119,6 +119,16 @@ def serving(
     log: Path,
     ready_s: float = READY_S,
     say: Say = lambda line: None,
+def check_port(port: int, host: str = "127.0.0.1") -> None:
+    """Raise SloBenchError if nobody can listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise SloBenchError(f"--port {port} cannot be listened at: {error}") from error
+
+
 ) -> Iterator[Server]:
     """A server that answers, for as long as the block lasts.
 
@@ -160,7 +170,7 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     environ = {**recipe.environ(environment.device, launch), **present}
     environ["PATH"] = f"{environment.programs}{os.pathsep}{present.get('PATH', os.defpath)}"
     environ["PYTHONUNBUFFERED"] = "1"
-    if launch.plugged:
+    if launch.plugged or launch.transfer is not None:
         environ["PYTHONPATH"] = str(plugin_folder(home()))
         environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
     if launch.step_log is not None:
@@ -172,6 +182,7 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     return environ
 
 
+    if launch.plugged:
 def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         output.write(f"$ {' '.join(argv)}\n".encode())

@@ -10,11 +10,13 @@ from ..core.decisions import UNLIMITED
 from ..core.policy import Policy
 from ..engines.on_vllm.fits import start_limits
 from ..systems import system as system_by_name
-from .recipe import TORCH_CPU_INDEX, Build, Launch, Recipe, Step
+from .recipe import TORCH_CPU_INDEX, Build, KvTransfer, Launch, Recipe, Step
 
 _SCHEDULER = "slo_bench.harness.engines.on_vllm.scheduler.PolicyScheduler"
 _CONNECTOR = "slo_bench.harness.engines.on_vllm.connector"
+_SHARED_FOLDER = "slo_bench.harness.engines.on_vllm.shared_folder"
 _MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
+_LEAST_TOKENS = 2048  # vLLM's own limit, where prompts are not split and contexts are short
 
 # vLLM pins torch exactly; what is not listed takes whatever the package asks for.
 _TORCH_OF = {"0.32.0": "2.13.0"}
@@ -64,7 +66,27 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
         argv += ["--enforce-eager"]
     if launch.system is not None:
         argv += _patched(launch)
+    if launch.transfer is not None:
+        argv += _transferring(launch.transfer, device, launch)
     return [*argv, *launch.server_args]
+
+
+def _transferring(transfer: KvTransfer, device: str, launch: Launch) -> list[str]:
+    connector: dict[str, object] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    argv = []
+    if transfer.folder is not None:
+        connector |= {
+            "kv_connector": "SharedFolderConnector",
+            "kv_connector_module_path": _SHARED_FOLDER,
+            "kv_connector_extra_config": {"shared_storage_path": str(transfer.folder)},
+        }
+        if transfer.prefills:  # only whole prompts can be stored
+            context = _most_model_tokens(launch) or _context_tokens(launch.model)
+            argv = ["--no-enable-chunked-prefill"]
+            argv += ["--max-num-batched-tokens", str(max(context, _LEAST_TOKENS))]
+    elif device == "cpu":
+        connector["kv_buffer_device"] = "cpu"
+    return [*argv, "--kv-transfer-config", json.dumps(connector)]
 
 
 def _patched(launch: Launch) -> list[str]:
@@ -119,6 +141,9 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
         "DO_NOT_TRACK": "1",
         "VLLM_HOST_IP": "127.0.0.1",
     }
+    if launch.transfer is not None and launch.transfer.port is not None:
+        found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.host
+        found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.transfer.port)
     if device == "cpu":
         found |= {
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
+from ...workloads.errors import UnknownNameError
 from ..core.wire import LOAD_KV, STORE_KV
 from .instances import Instances
 from .messages import Asked, Kept, Reply, refuse
@@ -25,6 +26,18 @@ class Transfer(StrEnum):
 
     FILES = "files"  # through a shared folder
     NIXL = "nixl"  # straight from memory to memory; the prefill server's answer says from where
+
+
+def transfer_of(name: str) -> Transfer:
+    """A transfer by name.
+
+    Raises:
+        UnknownNameError: no such transfer.
+    """
+    names = [transfer.value for transfer in Transfer]
+    if name not in names:
+        raise UnknownNameError("KV transfer", name, names)
+    return Transfer(name)
 
 
 # What asks a server with vLLM's NixlConnector to keep a prompt's KV until somebody fetches it.

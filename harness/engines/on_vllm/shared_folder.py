@@ -36,7 +36,7 @@ _STEPS_AHEAD = 3  # so many are scheduled before the first of them has surely ru
 
 
 class SharedFolderConnector(ExampleConnector):
-    """Stores and loads what requests ask for; what was loaded is removed when its request ends.
+    """Stores and loads what requests ask for; files are removed once who could load them has ended.
 
     Prompts must be computed in one step (no chunked prefill), on one device an instance.
     """
@@ -48,7 +48,7 @@ class SharedFolderConnector(ExampleConnector):
         super().__init__(vllm_config, *args, **kwargs)
         self._stores: dict[str, str] = {}  # request to transfer, of those that enter now
         self._loads: dict[str, str] = {}
-        self._loaded: dict[str, Path] = {}
+        self._given: dict[str, Path] = {}  # what it may load, of those that have not ended
         self._ended: deque[tuple[int, Path]] = deque()
         self._steps = 0
 
@@ -68,9 +68,10 @@ class SharedFolderConnector(ExampleConnector):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         params = request.kv_transfer_params or {}
-        if num_external_tokens > 0:
-            self._loads[request.request_id] = params[LOAD_KV]
-            self._loaded[request.request_id] = self._folder(request, params[LOAD_KV])
+        if (key := params.get(LOAD_KV)) is not None:
+            self._given[request.request_id] = self._folder(request, key)
+            if num_external_tokens > 0:
+                self._loads[request.request_id] = key
         elif params.get(STORE_KV) is not None and not request.num_preemptions:
             self._stores[request.request_id] = params[STORE_KV]
 
@@ -91,7 +92,7 @@ class SharedFolderConnector(ExampleConnector):
         self._steps += 1
         while self._ended and self._ended[0][0] <= self._steps - _STEPS_AHEAD:
             folder = self._ended.popleft()[1]
-            if folder not in self._loaded.values():
+            if folder not in self._given.values():
                 shutil.rmtree(folder, ignore_errors=True)
         return meta
 
@@ -102,7 +103,7 @@ class SharedFolderConnector(ExampleConnector):
         return bool(known >= len(new.prompt_token_ids or []))
 
     def request_finished(self, request: Any, block_ids: Any) -> tuple[bool, None]:
-        folder = self._loaded.pop(request.request_id, None)
+        folder = self._given.pop(request.request_id, None)
         if folder is not None:
             self._ended.append((self._steps, folder))
         return False, None
