@@ -24,6 +24,7 @@ from ..engines.over_http.endpoint import Endpoint
 from ..metrics import Hardware
 from ..server_schema import ServerSchema
 from ..store import Value, write_whole
+from . import tally
 from .attached import Attached
 from .base import Measured, Progress
 from .environments import environment, home
@@ -131,12 +132,14 @@ class Launched:
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> Measured:
-        """See `Deployment`. A server that dies meanwhile makes the level invalid.
+        """See `Deployment`. A server that dies meanwhile makes the level invalid, and so do swaps
+        that were decided and not executed.
 
         Raises:
             ServerError: one has died before.
         """
         before = [server.metrics() for server in self.servers]
+        tallies = [server.tally() for server in self.servers]
         measured = self.attached.measure_cell(spec, workload, folder, progress)
         try:
             after = [server.metrics() for server in self.servers]
@@ -146,7 +149,10 @@ class Launched:
             suffix = f"-{number}" if len(self.servers) > 1 else ""
             text = f"# before the cell\n{old}\n# after the cell\n{new}\n"
             write_whole(folder / "servers" / f"{spec.cell}{suffix}.metrics", [text.encode()])
-        grown = _grown(before, after)
+        counted = tally.growth(tallies, [server.tally() for server in self.servers])
+        grown = {**_grown(before, after), **tally.figures(counted)}
+        if problem := tally.swap_problem(counted):
+            measured = replace(measured, invalid_because=measured.invalid_because or problem)
         return replace(measured, figures={**measured.figures, **grown})
 
 

@@ -28,6 +28,7 @@ from ..engines.plugged import (
     POLICY_VARIABLE,
     STEP_LOG_VARIABLE,
     PolicySpec,
+    tally_file,
 )
 from ..systems import system as system_by_name
 from .environments import Environment, home
@@ -56,6 +57,7 @@ class Server:
     log: Path
     metrics_url: str
     handshake: Mapping[str, object] = field(default_factory=dict)
+    tally_file: Path | None = None
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -88,6 +90,13 @@ class Server:
             raise ServerError(f"{self.metrics_url} does not answer: {error}") from error
         return text
 
+    def tally(self) -> Mapping[str, int]:
+        """What the plugin has counted so far; empty if there is none."""
+        if self.tally_file is None or not self.tally_file.is_file():
+            return {}
+        found: dict[str, int] = json.loads(self.tally_file.read_text("utf-8"))
+        return found
+
     def stop(self) -> None:
         """Stop it and everything it started; returns when nothing is left."""
         if self._process is None:
@@ -119,16 +128,6 @@ def serving(
     log: Path,
     ready_s: float = READY_S,
     say: Say = lambda line: None,
-def check_port(port: int, host: str = "127.0.0.1") -> None:
-    """Raise SloBenchError if nobody can listen there."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except (OSError, OverflowError) as error:
-            raise SloBenchError(f"--port {port} cannot be listened at: {error}") from error
-
-
 ) -> Iterator[Server]:
     """A server that answers, for as long as the block lasts.
 
@@ -157,6 +156,7 @@ def check_port(port: int, host: str = "127.0.0.1") -> None:
             server._process = _start(argv, environ, log)
             _wait_until_ready(server, base + recipe.health_path, ready_s, say)
             server.handshake = _handshake(server, launch)
+            server.tally_file = launch.handshake and tally_file(launch.handshake)
             yield server
         finally:
             server.stop()
@@ -170,7 +170,7 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     environ = {**recipe.environ(environment.device, launch), **present}
     environ["PATH"] = f"{environment.programs}{os.pathsep}{present.get('PATH', os.defpath)}"
     environ["PYTHONUNBUFFERED"] = "1"
-    if launch.plugged or launch.transfer is not None:
+    if launch.plugged:
         environ["PYTHONPATH"] = str(plugin_folder(home()))
         environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
     if launch.step_log is not None:
@@ -182,7 +182,6 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     return environ
 
 
-    if launch.plugged:
 def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as output:
         output.write(f"$ {' '.join(argv)}\n".encode())

@@ -24,7 +24,7 @@ class LearnedPredictions:
     def __init__(self) -> None:
         self._weights = np.zeros(_FEATURES)
         self._covariance = np.eye(_FEATURES) * _PRIOR
-        self._swap_s_per_block = 0.0
+        self._swap_s_per_block: float | None = None
         self._warm: set[bool] = set()  # kinds that have been run
 
     def learn(
@@ -51,7 +51,8 @@ class LearnedPredictions:
     def learn_swap(self, blocks: int, duration_s: float) -> None:
         """Moving so many blocks took so long."""
         if blocks:
-            self._swap_s_per_block += 0.2 * (duration_s / blocks - self._swap_s_per_block)
+            each_s, known_s = duration_s / blocks, self._swap_s_per_block
+            self._swap_s_per_block = each_s if known_s is None else 0.8 * known_s + 0.2 * each_s
 
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
@@ -59,7 +60,7 @@ class LearnedPredictions:
         return max(0.0, float(_features(decode_seqs, decode_kv_tokens, chunks) @ self._weights))
 
     def swap_s(self, blocks: int) -> float:
-        return blocks * self._swap_s_per_block
+        return blocks * (self._swap_s_per_block or 0.0)
 
     def output_tokens(self, r: RequestState) -> int:
         """The most it may have: a server knows no more."""

@@ -114,6 +114,28 @@ def announce(server: str, version: str, hooks: Sequence[str], **more: Any) -> No
     part.replace(path)
 
 
+def tally_file(handshake: Path) -> Path:
+    """Where the plugin that wrote this handshake keeps its totals."""
+    return handshake.with_suffix(".tally.json")
+
+
+class Tally:
+    """What has been decided and done so far; whoever started the server reads it at any time."""
+
+    def __init__(self) -> None:
+        handshake = os.environ.get(HANDSHAKE_VARIABLE)
+        self._path = tally_file(Path(handshake)) if handshake else None
+        self._written: dict[str, int] = {}
+
+    def write(self, **totals: int) -> None:
+        """Whole, and only if anything changed."""
+        if self._path is not None and totals != self._written:
+            part = self._path.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(totals), "utf-8")
+            part.replace(self._path)
+            self._written = totals
+
+
 def host_blocks() -> int:
     """KV blocks of host memory for swapping."""
     return int(os.environ.get(HOST_BLOCKS_VARIABLE) or 0)

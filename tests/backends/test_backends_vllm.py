@@ -198,6 +198,30 @@ def test_preempted_requests_answer_as_if_undisturbed(up, system):
             assert prefilled > n * 100
 
 
+def test_adaptivellm_swaps_some_and_recomputes_others(up):
+    n, tokens = 10, 100
+    with up("adaptivellm", kv_blocks=20, max_model_tokens=None, host_blocks=8) as server:
+        alone = [server.ask(prompt(row, 100), tokens).tokens for row in range(n)]
+        before = len(server.steps())
+        with ThreadPoolExecutor(n) as pool:
+            replies = list(pool.map(lambda row: server.ask(prompt(row, 100), tokens), range(n)))
+        assert [reply.tokens for reply in replies] == alone
+        steps = server.steps()[before:]
+        victims = [victim for step in steps for victim in step["preempted"]]
+        swapped = [victim for victim in victims if victim["by"] == "swap"]
+        again = [victim["kv_tokens"] + 1 for victim in victims if victim["by"] == "recompute"]
+        assert swapped
+        assert again
+        prefilled = sum(tokens for step in steps for _, tokens in step["chunks"])
+        assert prefilled == n * 100 + sum(again)  # of the swapped nothing was computed twice
+        assert not [step for step in steps if step["chunks"] and step["decode_seqs"]]
+        tally = server.server.tally()
+        assert tally["preempted_swap"] == len(swapped)
+        assert tally["preempted_recompute"] == len(again)
+        for way in ("out", "in"):
+            assert tally[f"executed_{way}"] == tally[f"decided_{way}"] == len(swapped)
+
+
 def test_clients_see_who_was_dropped_and_who_was_turned_away(up):
     with up(str(HERE / "strict.py"), knobs={"max_num_seqs": 1}) as server:
         rejected = server.ask(prompt(1, 400), 4)

@@ -7,6 +7,7 @@ Works where a layer's KV cache is one tensor with a dimension of blocks, in one 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +17,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorMetadata,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 
 NAME = "SloBenchSwapConnector"
+_TRIAL_BLOCKS = 8
 
 
 @dataclass
@@ -27,6 +30,29 @@ class SwapMetadata(KVConnectorMetadata):
     out: list[tuple[str, list[int]]] = field(default_factory=list)
     into: list[tuple[str, list[int], int]] = field(default_factory=list)  # from block number
     forget: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Moved(KVConnectorStats):
+    """What a worker has swapped since it last said so: requests out and in, blocks, seconds."""
+
+    swaps_out: int = 0
+    swaps_in: int = 0
+    blocks: int = 0
+    duration_s: float = 0.0
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        """Of two workers: what both have done, in the time of the slower."""
+        assert isinstance(other, Moved)
+        self.swaps_out = min(self.swaps_out, other.swaps_out)
+        self.swaps_in = min(self.swaps_in, other.swaps_in)
+        self.blocks = min(self.blocks, other.blocks)
+        self.duration_s = max(self.duration_s, other.duration_s)
+        return self
+
+    def is_empty(self) -> bool:
+        """Nothing was moved."""
+        return not self.blocks
 
 
 class SloBenchSwapConnector(KVConnectorBase_V1):
@@ -44,6 +70,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
         self._local: dict[str, int] = {}
         self._host: dict[str, list[torch.Tensor]] = {}
         self._layers: list[torch.Tensor] = []
+        self._moved = Moved()
         self._n_blocks = int(getattr(kv_cache_config, "num_blocks", 0) or 0)
 
     # ---------------------------------------------------------------- in the scheduler's process
@@ -97,23 +124,59 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
                     f"slo-bench cannot swap this KV cache: {name} has {blocks} blocks, the "
                     f"scheduler counts {self._n_blocks}"
                 )
+        if self._layers:
+            self._try_out(self._layers[0].shape[self._dimension(self._layers[0])])
+
+    def _try_out(self, n_blocks: int) -> None:
+        """A few blocks out and back in: the first decision knows what a swap costs here."""
+        blocks = list(range(min(_TRIAL_BLOCKS, n_blocks)))
+        for _ in range(2):  # the first time pays for what is set up once
+            self._moved = Moved()
+            begin_s = time.perf_counter()
+            self._back(self._copied(blocks), blocks, 0)
+            self._took(2 * len(blocks), begin_s)
 
     def handle_preemptions(self, kv_connector_metadata: Any) -> None:
         """Before the step: its requests may overwrite the blocks of the preempted."""
         for request_id, block_ids in kv_connector_metadata.out:
-            self._host[request_id] = [
-                layer.index_select(self._dimension(layer), _index(block_ids, layer)).cpu()
-                for layer in self._layers
-            ]
+            begin_s = time.perf_counter()
+            self._host[request_id] = self._copied(block_ids)
+            self._moved.swaps_out += 1
+            self._took(len(block_ids), begin_s)
         for request_id in kv_connector_metadata.forget:
             self._host.pop(request_id, None)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         for request_id, block_ids, first in self._get_connector_metadata().into:
-            for layer, host in zip(self._layers, self._host.pop(request_id), strict=True):
-                dimension = self._dimension(layer)
-                blocks = host.narrow(dimension, first, len(block_ids)).to(layer.device)
-                layer.index_copy_(dimension, _index(block_ids, layer), blocks)
+            begin_s = time.perf_counter()
+            self._back(self._host.pop(request_id), block_ids, first)
+            self._moved.swaps_in += 1
+            self._took(len(block_ids), begin_s)
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Goes with the step's output to the scheduler, which takes it out again."""
+        if self._moved.is_empty():
+            return None
+        moved, self._moved = self._moved, Moved()
+        return moved
+
+    def _copied(self, block_ids: Sequence[int]) -> list[torch.Tensor]:
+        return [
+            layer.index_select(self._dimension(layer), _index(block_ids, layer)).cpu()
+            for layer in self._layers
+        ]
+
+    def _back(self, copies: Sequence[torch.Tensor], block_ids: Sequence[int], first: int) -> None:
+        for layer, host in zip(self._layers, copies, strict=True):
+            dimension = self._dimension(layer)
+            blocks = host.narrow(dimension, first, len(block_ids)).to(layer.device)
+            layer.index_copy_(dimension, _index(block_ids, layer), blocks)
+        if self._layers[0].is_cuda:
+            torch.cuda.synchronize(self._layers[0].device)
+
+    def _took(self, blocks: int, begin_s: float) -> None:
+        self._moved.blocks += blocks
+        self._moved.duration_s += time.perf_counter() - begin_s
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads are complete when `start_load_kv` returns."""

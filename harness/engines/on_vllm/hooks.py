@@ -53,6 +53,7 @@ _SWAP_TARGETS: dict[str, tuple[str, ...]] = {
     _BASE + "register_kv_caches": ("self", "kv_caches"),
     _BASE + "handle_preemptions": ("self", "kv_connector_metadata"),
     _BASE + "start_load_kv": ("self", "forward_context"),
+    _BASE + "get_kv_connector_stats": ("self",),
 }
 HOOKS = (*_TARGETS, *_SWAP_TARGETS)
 _SCHEDULER = "vllm.v1.core.sched.scheduler:Scheduler."

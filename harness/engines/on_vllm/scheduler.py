@@ -25,7 +25,7 @@ from ...core.policy import Policy, overrides
 from ...core.state import Phase, RequestState
 from ...core.wire import DROPPED, REJECTED, slo_from_wire
 from ..learned import LearnedPredictions
-from ..plugged import StepLog, announce, asked_for, host_blocks
+from ..plugged import StepLog, Tally, announce, asked_for, host_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
 from .steps import Composition, engine_settings
@@ -53,6 +53,9 @@ class PolicyScheduler(Scheduler):
         self.policy_state = policy.new_state()
         self.predictions = LearnedPredictions()
         self.step_log = StepLog()
+        self.tally = Tally()
+        self.executed_out = self.executed_in = 0  # swaps, by the workers' own count
+        self._victims = {PreemptBy.SWAP: 0, PreemptBy.RECOMPUTE: 0}
         self.now_s = type(self).clock()
         self.states: dict[str, RequestState] = {}
         self.batch: list[Request] = []  # all in the batch, also those that sit out a step
@@ -393,6 +396,7 @@ class PolicyScheduler(Scheduler):
             r.recomputes += 1
             r.phase = Phase.WAITING
             r.target_tokens = request.num_tokens
+        self._victims[how] += 1
         self._preempted.append({"id": request.request_id, "by": how.value, "kv_tokens": tokens})
         super()._preempt_request(request, *args, **kwargs)
         self.batch = self.running
@@ -439,6 +443,7 @@ class PolicyScheduler(Scheduler):
                 duration_s = now_s - begin_s
                 decodes = found.decode_seqs, found.decode_kv_tokens
                 self.predictions.learn(*decodes, found.chunks, duration_s)
+        self._note_moved(model_runner_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
         if duration_s is not None and self.step_log.wanted:
             left = int(self.get_num_unfinished_requests())
@@ -450,6 +455,24 @@ class PolicyScheduler(Scheduler):
             self.step_log.write("away", id=goodbye.request_id, why=goodbye.stop_reason)
         self._goodbyes.clear()
         return outputs
+
+    def _note_moved(self, model_runner_output: Any) -> None:
+        """What the workers have swapped; vLLM need not log what is only ours."""
+        report: Any = getattr(model_runner_output, "kv_connector_output", None)
+        moved = getattr(report, "kv_connector_stats", None)
+        if moved is not None and self.host_blocks:
+            report.kv_connector_stats = None
+            self.executed_out += moved.swaps_out
+            self.executed_in += moved.swaps_in
+            self.predictions.learn_swap(moved.blocks, moved.duration_s)
+        self.tally.write(
+            preempted_swap=self._victims[PreemptBy.SWAP],
+            preempted_recompute=self._victims[PreemptBy.RECOMPUTE],
+            decided_out=getattr(self.connector, "swaps_out", 0),
+            decided_in=getattr(self.connector, "swaps_in", 0),
+            executed_out=self.executed_out,
+            executed_in=self.executed_in,
+        )
 
 
 def _resumed(cached: Any) -> list[str]:
