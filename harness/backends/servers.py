@@ -119,6 +119,16 @@ def free_port(host: str = "127.0.0.1") -> int:
         return port
 
 
+def check_port(port: int, host: str = "127.0.0.1") -> None:
+    """Raise SloBenchError if nobody can listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise SloBenchError(f"--port {port} cannot be listened at: {error}") from error
+
+
 @contextlib.contextmanager
 def serving(
     recipe: Recipe,
@@ -170,8 +180,9 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     environ = {**recipe.environ(environment.device, launch), **present}
     environ["PATH"] = f"{environment.programs}{os.pathsep}{present.get('PATH', os.defpath)}"
     environ["PYTHONUNBUFFERED"] = "1"
-    if launch.plugged:
+    if launch.plugged or launch.transfer is not None:
         environ["PYTHONPATH"] = str(plugin_folder(home()))
+    if launch.plugged:
         environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
     if launch.step_log is not None:
         environ[STEP_LOG_VARIABLE] = str(launch.step_log.absolute())
