@@ -15,7 +15,6 @@ EXAMPLES = (
     "slo-bench run --system sarathi --sweep sarathi.chunk_tokens=512,2048 --requests 300",
     "slo-bench run --suite quickstart --out results --jobs 2",
     "slo-bench run --resume --out results",
-    "slo-bench run --backend vllm --model path/to/model --rates 1,2,4 --seeds 1 --validate",
     "slo-bench run --base-url http://127.0.0.1:8000 --rates 1,2,4 --requests 200 --seeds 1",
 )
 
@@ -60,7 +59,6 @@ def run(
     processes: options.Processes = None,
     token_times: options.TokenTimes = False,
     export: options.Export = None,
-    validate: options.Validate = False,
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,
@@ -70,26 +68,14 @@ def run(
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a folder with a report."""
     given = dict(locals())
-    from ..harness.validate_run import validate_run
     from .asked import asked_experiment
     from .running import run_shown, summarise, write_page
-    from .validating import levels_shown, validated
 
-    judged = profile if validate else None
-    if validate:
-        given["profile"] = None  # judged, and no setting of the experiment
     experiment = asked_experiment(given)
-    if validate or experiment.server.validated:
-        experiment = validated(experiment, judged)
-        validate = True
     result = run_shown(experiment, out, jobs=jobs, resume=resume)
     nothing_to_show = not any(row["valid"] for row in result.rows())
-    levels = validate_run(result.folder, judged) if validate else []
     page = None if no_report or nothing_to_show else write_page(result)
     if as_json:
-        rows = [row for level in levels for row in level.rows()] if validate else result.rows()
-        typer.echo(json.dumps(rows, allow_nan=False))
-        return
-    summarise(result, page)
-    if validate:
-        levels_shown(levels)
+        typer.echo(json.dumps(result.rows(), allow_nan=False))
+    else:
+        summarise(result, page)
