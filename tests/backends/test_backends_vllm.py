@@ -87,16 +87,16 @@ class Up:
 
 
 @pytest.fixture
-def up(installed, tiny_model, tmp_path):
-    installed("vllm")
+def up(vllm, installed, tiny_model, tmp_path):
+    installed(vllm)
 
     @contextlib.contextmanager
     def start(
         system: str | None, *more: str, max_model_tokens: int | None = 1024, **options: Any
     ) -> Iterator[Up]:
         wanted = Serve(
-            backend="vllm",
-            model=str(tiny_model("vllm")),
+            backend=vllm,
+            model=str(tiny_model(vllm)),
             system=system,
             served_name="tiny",
             max_model_tokens=max_model_tokens,

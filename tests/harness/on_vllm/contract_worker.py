@@ -12,6 +12,7 @@ os.environ.update(
 )
 
 import torch
+import vllm
 from vllm.config import (
     CacheConfig,
     KVTransferConfig,
@@ -193,4 +194,8 @@ if __name__ == "__main__":
     PolicyScheduler.clock = staticmethod(lambda: Ticks.now / TICKS_PER_S)
     os.environ["SLO_BENCH_POLICY"] = "{}"
     results = [run(case) for case in json.load(sys.stdin)]
-    print(json.dumps({"moved": moved(), "hooks": len(HOOKS), "results": results}))
+    print(
+        json.dumps(
+            {"version": vllm.__version__, "moved": moved(), "hooks": len(HOOKS), "results": results}
+        )
+    )

@@ -186,18 +186,20 @@ def cases() -> dict[str, list[Case]]:
 
 
 @pytest.fixture(scope="module")
-def answer(cases, installed, tiny_model, tmp_path_factory) -> dict[str, Any]:
-    environ = {**os.environ, "PYTHONPATH": str(plugin_folder(tmp_path_factory.mktemp("home")))}
+def answer(cases, vllm_python, tiny_model, tmp_path_factory) -> dict[str, Any]:
+    plugin = plugin_folder(tmp_path_factory.mktemp("home"))
+    path = os.pathsep.join(filter(None, (str(plugin), vllm_python.folder)))
     done = subprocess.run(
-        [installed("vllm").python, WORKER, tiny_model("vllm")],
+        [vllm_python.python, WORKER, tiny_model("vllm")],
         input=json.dumps([case.to_json() for of_one in cases.values() for case in of_one]),
         capture_output=True,
         text=True,
-        env=environ,
+        env={**os.environ, "PYTHONPATH": path},
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert found["version"].partition("+")[0] == vllm_python.version
     results = iter(found["results"])
     found["results"] = {name: [next(results) for _ in of_one] for name, of_one in cases.items()}
     return found
