@@ -42,8 +42,6 @@ class Build:
     block_tokens_multiple: int = 1
     also_tested: tuple[str, ...] = ()
 
-    also_tested: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True)
 class KvTransfer:
@@ -54,6 +52,7 @@ class KvTransfer:
     prefills: bool
     folder: Path | None = None
     port: int | None = None
+
 
 @dataclass(frozen=True)
 class Launch:
@@ -72,8 +71,8 @@ class Launch:
     handshake: Path | None = None  # where hooks that are in place say so
     host_blocks: int | None = None  # KV blocks of host memory for swapping
     server_args: tuple[str, ...] = ()
-
     transfer: KvTransfer | None = None
+
     @property
     def plugged(self) -> bool:
         """Does our plugin run inside, to decide or to log steps?"""
