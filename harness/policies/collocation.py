@@ -72,6 +72,9 @@ class Learnt(Beside):
     urgent: LoadForecaster = field(default_factory=lambda: LoadForecaster(30.0))
     total_blocks: dict[RequestState, int] = field(default_factory=dict)  # predicted, at the end
     own: dict[RequestState, tuple[int, float]] = field(default_factory=dict)  # blocks, pass_s
+    last_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the running
+    entry_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the waiting
+    step: tuple[float, float] = (-1.0, 0.0)  # when it was predicted, seconds of a decode step
     llm_quota_blocks: float = -1.0  # not set yet
     adjusted_s: float = 0.0
     preempting: bool = False  # for somebody urgent, so that the urgent are spared
@@ -121,7 +124,7 @@ class Collocation(Collocated, Vllm):
     min_embed_share: float = knob(0.01, 0.0, 1.0)
     default_llm_share: float = knob(0.9, 0.0, 1.0)
     change_per_s: float = knob(0.2, 0.001, 100.0, log=True)  # of the memory
-    period_s: float = knob(0.1, 0.0, 60.0)
+    period_s: float = knob(0.5, 0.0, 60.0)
     violation_weight: float = knob(1.0, 0.0, 1000.0)  # per second late
     critical_weight: float = knob(1.0, 0.0, 1000.0)  # at slack 0; over (slack + 1 s)
     critical_s: float = knob(1.0, 0.0, 3600.0)
@@ -157,25 +160,41 @@ class Collocation(Collocated, Vllm):
     def _remaining_tokens(self, r: RequestState, view: View) -> int:
         return max(1, view.predict.output_tokens(r) - view.emitted_tokens(r))
 
-    def slack_s(self, r: RequestState, view: View, step_s: float) -> float:
-        """Seconds to spare before the last token is due; `step_s` predicts one decode step."""
-        slo, tokens = r.slo, view.predict.output_tokens(r)
-        first_s = r.first_token_s
-        if first_s != first_s:  # not out yet: it may come when it is due
+    def _step_s(self, view: View) -> float:
+        """Predicted time of a decode step of the present batch."""
+        state: Learnt = view.state
+        if state.step[0] != view.now_s:
+            step_s = view.predict.step_s(view.n_decoding, view.decode_kv_tokens, ())
+            state.step = view.now_s, step_s
+        return state.step[1]
+
+    def slack_s(self, r: RequestState, view: View) -> float:
+        """Seconds to spare before the last token of a running request is due."""
+        due = view.state.last_due_s.get(r)
+        if due is None:
+            due = self._last_due_s(r, view)
+        return float(due - view.now_s - self._step_s(view) * self._remaining_tokens(r, view))
+
+    def _last_due_s(self, r: RequestState, view: View) -> float:
+        slo, tokens, first_s = r.slo, view.predict.output_tokens(r), r.first_token_s
+        out = first_s == first_s
+        if not out:  # it may come when it is due
             first_s = r.arrival_s + slo.ttft_s
         due = min(r.arrival_s + slo.e2e_s, slo.deadline_s)
         if slo.tpot_s < INF:
             due = min(due, first_s + slo.tpot_s * (tokens - 1))
         elif tokens <= 1:
             due = min(due, first_s)
-        return due - view.now_s - step_s * self._remaining_tokens(r, view)
+        if out:
+            view.state.last_due_s[r] = due  # stands from now on
+        return due
 
-    def _entry_slack_s(self, r: RequestState, view: View) -> float:
-        """Seconds to spare before a waiting request's first token is due."""
+    def _entry_due_s(self, r: RequestState, view: View) -> float:
+        """When a waiting request must begin for its first token to be in time."""
         due = due_s(r)
-        if due == INF:
-            return INF
-        return due - view.now_s - view.predict.step_s(0, 0, ((0, r.target_tokens),))
+        if due < INF:
+            due -= view.predict.step_s(0, 0, ((0, r.target_tokens),))
+        return due
 
     def embed_forecast(self, view: View, window_s: float) -> float:
         """Alg. 1, lines 5 to 10: blocks that the embedder will need at once within `window_s`."""
@@ -219,6 +238,7 @@ class Collocation(Collocated, Vllm):
         if len(known) > 1024 + 4 * (view.n_waiting + view.n_running):
             here = {*view.waiting(), *view.running()}
             state.total_blocks = {r: blocks for r, blocks in known.items() if r in here}
+            state.entry_due_s = {r: due for r, due in state.entry_due_s.items() if r in here}
 
     def fits(self, r: RequestState, view: View) -> bool:
         """Alg. 1, line 15."""
@@ -258,6 +278,7 @@ class Collocation(Collocated, Vllm):
         return Decision.REJECT
 
     def urgency(self, r: RequestState, view: View) -> Key:
+        view.state.entry_due_s[r] = self._entry_due_s(r, view)
         return (0.0 if r.priority > 0 else 1.0, r.arrival_s)
 
     def reserve(self, r: RequestState, view: View) -> int:
@@ -280,12 +301,15 @@ class Collocation(Collocated, Vllm):
         By what they were promised, or hold, whichever is counted.
         """
         state: Learnt = view.state
-        low = [r for r in view.running() if r.priority <= 0 and not self.protected(r, view)]
+        low = [r for r in view.running() if r.priority <= 0]
+        worth = view.held_blocks if self.counts == "current" else state.total_blocks.__getitem__
+        if sum(map(worth, low)) < lacking:
+            return []
         victims: list[RequestState] = []
+        low = [r for r in low if not self.protected(r, view)]
         for r in sorted(low, key=lambda r: self.eviction_cost_s(r, view)):
             victims.append(r)
-            held = self.counts == "current"
-            lacking -= view.held_blocks(r) if held else state.total_blocks[r]
+            lacking -= worth(r)
             if lacking <= 0:
                 return victims
         return []
@@ -322,9 +346,9 @@ class Collocation(Collocated, Vllm):
         elapsed_s = now_s - state.adjusted_s
         if self.quota == "static" or elapsed_s < self.period_s or not elapsed_s:
             return
-        step_s = view.predict.step_s(view.n_decoding, view.decode_kv_tokens, ())
-        llm = self.urgency_score(self.slack_s(r, view, step_s) for r in view.running())
-        llm += self.urgency_score(self._entry_slack_s(r, view) for r in view.waiting())
+        entry_due_s = state.entry_due_s
+        llm = self.urgency_score(self.slack_s(r, view) for r in view.running())
+        llm += self.urgency_score(entry_due_s[r] - now_s for r in view.waiting())
         embeds = [*embedder.running(), *embedder.waiting(now_s)]
         embed = self.urgency_score(
             due_s(r) - now_s - self._own(r, embedder, state)[1] for r in embeds
@@ -405,8 +429,7 @@ class Collocation(Collocated, Vllm):
 
     def eviction_cost_s(self, r: RequestState, view: View) -> float:
         """Alg. 3, lines 4 to 14, in seconds: what evicting `r` costs."""
-        step_s = view.predict.step_s(view.n_decoding, view.decode_kv_tokens, ())
-        slack_s = self.slack_s(r, view, step_s)
+        slack_s = self.slack_s(r, view)
         if self.slack == "clamped":
             slack_s = max(0.0, slack_s)
         over_s = slack_s + self.epsilon_s
@@ -424,7 +447,9 @@ class Collocation(Collocated, Vllm):
         return (float(spared or urgent), self.eviction_cost_s(r, view))
 
     def finished(self, r: RequestState, view: View) -> None:
-        view.state.total_blocks.pop(r, None)
+        state: Learnt = view.state
+        for known in (state.total_blocks, state.last_due_s, state.entry_due_s):
+            known.pop(r, None)
 
     # ---------------------------------------------------------------- the embedder
 
