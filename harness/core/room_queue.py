@@ -16,12 +16,22 @@ _SPARE = 64  # stale entries that are not worth sweeping out
 class RoomQueue:
     """The smallest `worth` among those whose `blocks` are there, or else of all.
 
-    `worth` and `blocks` are asked once, on entering, `room` (free blocks) at each look. One heap
-    of all, and one for each number of blocks: if the first of all has no room, only the heaps of
-    those who have are looked at, and there are no more of these than there is room.
+    `worth` and `blocks` do not change while a request waits; `room` (free blocks) is asked at each
+    look. One heap of all, and one for each number of blocks: if the first of all has no room, only
+    the heaps of those who have are looked at, and there are no more of these than there is room.
     """
 
-    __slots__ = ("_all", "_blocks", "_by_blocks", "_head", "_room", "_sizes", "_worth", "live")
+    __slots__ = (
+        "_all",
+        "_blocks",
+        "_by_blocks",
+        "_head",
+        "_new",
+        "_room",
+        "_sizes",
+        "_worth",
+        "live",
+    )
 
     def __init__(
         self,
@@ -31,6 +41,7 @@ class RoomQueue:
     ) -> None:
         self._worth, self._blocks, self._room = worth, blocks, room
         self._all: list[_Entry] = []
+        self._new: list[_Entry] = []  # not yet in `_by_blocks`
         self._by_blocks: dict[int, list[_Entry]] = {}
         self._sizes: list[int] = []  # keys of `_by_blocks`, ascending
         self._head: RequestState | None = None
@@ -40,20 +51,24 @@ class RoomQueue:
         """`r` enters."""
         self.live += 1
         r.version += 1
-        if len(self._all) > 2 * self.live + _SPARE:
+        if len(self._all) + len(self._new) > 4 * self.live + _SPARE:
             self._sweep()
         entry = (self._worth(r), r.seq, r.version, r)
         heappush(self._all, entry)
-        self._file(entry)
+        self._new.append(entry)
 
-    def _file(self, entry: _Entry) -> None:
-        blocks = self._blocks(entry[3])
-        heap = self._by_blocks.get(blocks)
-        if heap is None:
-            self._by_blocks[blocks] = [entry]
-            insort(self._sizes, blocks)
-        else:
-            heappush(heap, entry)
+    def _file_new(self) -> None:
+        for entry in self._new:
+            if entry[3].version != entry[2]:
+                continue
+            blocks = self._blocks(entry[3])
+            heap = self._by_blocks.get(blocks)
+            if heap is None:
+                self._by_blocks[blocks] = [entry]
+                insort(self._sizes, blocks)
+            else:
+                heappush(heap, entry)
+        self._new.clear()
 
     def _sweep(self) -> None:
         """Forget the stale entries, of which each heap keeps those below its top."""
@@ -61,8 +76,7 @@ class RoomQueue:
         heapify(self._all)
         self._by_blocks.clear()
         self._sizes.clear()
-        for entry in self._all:
-            self._file(entry)
+        self._new = list(self._all)
 
     def head(self) -> RequestState:
         """The next request by today's room; the queue must not be empty."""
@@ -70,6 +84,7 @@ class RoomQueue:
         assert best is not None
         room = self._room()
         if self._blocks(best[3]) > room:
+            self._file_new()
             fitting: _Entry | None = None
             empty: list[int] = []
             for blocks in self._sizes:

@@ -622,7 +622,7 @@ class Loop:
             else:
                 self._start_decode(r)
         self.prefilling = still
-        if self.waiting.live:
+        if self.waiting.live or self._limits_vary:
             self._dirty = True
         return ended
 

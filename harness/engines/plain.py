@@ -241,7 +241,7 @@ class PlainInstance:
             r.phase = Phase.DECODE
             r.tick0 = 0
             self.decoding[r] = None
-        if self.waiting.live:
+        if self.waiting.live or self.policy.limits_vary:
             self.changed = True
 
     def _finish(self, r: RequestState) -> None:

@@ -35,8 +35,10 @@ class Ascendra(Policy):
     - Line 7 wants whole prompts within C and N. Prompts are split here, as in Sarathi-Serve on
       which the paper builds: C and N bound the chunk, and no prompt is too long for them.
     - A prompt that is begun goes on before others are, also before those of more value.
-    - C reckons a chunk as if its prompt began with it, and lets a chunk of one block pass where
-      nobody decodes, so that work goes on under any budget.
+    - C reckons a chunk as if its prompt began with it, and finds the longest that fits on the
+      straight line between the predicted times of none and of N tokens, which lies above a time
+      that bends upwards. A chunk of one block passes where nobody decodes, so that work goes on
+      under any budget.
     - `overdue = "drop"` is §6.3: who has not begun when its TTFT has passed is dropped.
 
     The paper's regression model is whatever the engine predicts step times by.
@@ -53,39 +55,33 @@ class Ascendra(Policy):
     watermark: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
     overdue: str = knob("keep", choices=("keep", "drop"))
 
+    def new_state(self) -> dict[int, Limits]:
+        return {}  # by tokens: made once, asked for all the time
+
     def limits(self, view: View) -> Limits:
         tokens = self.token_budget
         if view.n_waiting or view.n_prefilling:
-            tokens = view.n_decoding + self._prefill_tokens(view)
-        return Limits(tokens, self.max_num_seqs, watermark_blocks=self._watermark_blocks(view))
+            tokens = self._batch_tokens(view)
+        made: dict[int, Limits] = view.state
+        if tokens not in made:
+            watermark_blocks = self._watermark_blocks(view)
+            made[tokens] = Limits(tokens, self.max_num_seqs, watermark_blocks=watermark_blocks)
+        return made[tokens]
 
     def _watermark_blocks(self, view: View) -> int:
         return int(self.watermark * view.total_blocks)
 
-    def _prefill_tokens(self, view: View) -> int:
-        """The longest chunk within C and N beside the decodes, by two secant steps from below."""
+    def _batch_tokens(self, view: View) -> int:
+        """The decodes, and the longest chunk beside them within C and N; see the class."""
         seqs, kv_tokens, step_s = view.n_decoding, view.decode_kv_tokens, view.predict.step_s
-        budget_s = self.step_budget_s
         most = self.token_budget - seqs
         if most <= 0:
-            return 0
-        most_s = step_s(seqs, kv_tokens, ((0, most),))
-        if most_s <= budget_s:
-            return most
-        least, least_s = 0, step_s(seqs, kv_tokens, ())
-        for _ in range(2):
-            if least_s >= budget_s:
-                break
-            share = (budget_s - least_s) / (most_s - least_s)
-            tokens = least + int(share * (most - least))
-            if tokens == least:
-                break
-            tokens_s = step_s(seqs, kv_tokens, ((0, tokens),))
-            if tokens_s <= budget_s:
-                least, least_s = tokens, tokens_s
-            else:
-                most, most_s = tokens, tokens_s
-        return least if seqs else max(least, view.block_tokens)
+            return seqs
+        over_s = step_s(seqs, kv_tokens, ((0, most),)) - self.step_budget_s
+        if over_s > 0:
+            spare_s = max(0.0, self.step_budget_s - step_s(seqs, kv_tokens, ()))
+            most = int(most * spare_s / (spare_s + over_s) + 1e-6)
+        return seqs + most if seqs else max(most, view.block_tokens)
 
     def urgency(self, r: RequestState, view: View) -> Key:
         if self.misfit == "stop":

@@ -10,12 +10,15 @@ import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import compress
 from typing import NamedTuple
 
 from ..core.state import RequestState
 from ..core.view import View
 
 _ROUNDING_S = 1e-9
+_PLACE_BITS = 32
+_PLACES = (1 << _PLACE_BITS) - 1
 
 
 class Job(NamedTuple):
@@ -32,29 +35,28 @@ def in_time(jobs: Sequence[Job], start_s: float, s_per_token: float) -> list[Job
 
     Of all such sets the one with the least work; of equally long jobs the last due is left out.
     """
-    longest: list[tuple[int, float, int]] = []  # of those kept, negated
-    left_out = set[int]()
+    longest: list[int] = []  # of those kept, negated: tokens, and place in `jobs` below them
+    keep = bytearray(b"\1") * len(jobs)
     tokens = 0
-    for job in jobs:
-        if start_s + job.tokens * s_per_token > job.due_s:
-            left_out.add(job.seq)  # not even alone: Algorithm 2 would remove it at once
-            continue
-        heappush(longest, (-job.tokens, -job.due_s, -job.seq))
-        tokens += job.tokens
-        if start_s + tokens * s_per_token > job.due_s:
-            most, _, seq = heappop(longest)
-            tokens += most
-            left_out.add(-seq)
-    return [job for job in jobs if job.seq not in left_out]
+    for at, (due_s, _, job_tokens, _) in enumerate(jobs):
+        heappush(longest, -(job_tokens << _PLACE_BITS) - at)
+        tokens += job_tokens
+        if start_s + tokens * s_per_token > due_s:
+            most = -heappop(longest)
+            tokens -= most >> _PLACE_BITS
+            keep[most & _PLACES] = 0
+    return list(compress(jobs, keep))
 
 
 def slack_s(kept: Iterable[Job], start_s: float, s_per_token: float) -> float:
     """By how much the start may slip with all of `kept` still in time."""
     least_s, tokens = math.inf, 0
-    for job in kept:
-        tokens += job.tokens
-        least_s = min(least_s, job.due_s - start_s - tokens * s_per_token)
-    return least_s
+    for due_s, _, job_tokens, _ in kept:
+        tokens += job_tokens
+        spare_s = due_s - tokens * s_per_token
+        if spare_s < least_s:
+            least_s = spare_s
+    return least_s - start_s
 
 
 class InTimeQueue:
@@ -74,6 +76,7 @@ class InTimeQueue:
     ) -> None:
         self._view, self._job, self._s_per_token = view, job, s_per_token
         self._jobs: dict[RequestState, Job] = {}
+        self.live = 0
         self._under_way: list[Job] = []
         self._under_way_tokens = 0
         self._endless: list[Job] = []
@@ -85,14 +88,10 @@ class InTimeQueue:
         self._rate = 0.0
         self._head: RequestState | None = None
 
-    @property
-    def live(self) -> int:
-        """How many wait."""
-        return len(self._jobs)
-
     def push(self, r: RequestState) -> None:
         """`r` enters."""
         r.version += 1
+        self.live += 1
         self._jobs[r] = job = self._job(r)
         insort(self._list_of(job), job)
         if job.due_s == -math.inf:
@@ -108,6 +107,7 @@ class InTimeQueue:
     def remove(self, r: RequestState) -> None:
         """`r` leaves from wherever it stands."""
         r.version += 1
+        self.live -= 1
         job = self._jobs.pop(r)
         if job.due_s == -math.inf:
             self._under_way_tokens -= job.tokens
@@ -126,7 +126,7 @@ class InTimeQueue:
 
     def head(self) -> RequestState:
         """The next request; the queue must not be empty."""
-        if len(self._jobs) == 1:
+        if self.live == 1:
             self._head = next(iter(self._jobs))
         elif self._under_way:
             self._head = self._under_way[0].request

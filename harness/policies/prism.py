@@ -75,10 +75,10 @@ class Prism(Vllm):
             ahead=self.async_scheduling,
         )
 
-    def job(self, r: RequestState, view: View) -> Job:
+    @staticmethod
+    def _job(r: RequestState, emitted_tokens: int) -> Job:
         """What Algorithm 2 knows of `r`."""
-        due = -math.inf if view.emitted_tokens(r) else due_s(r)
-        return Job(due, r.seq, r.target_tokens, r)
+        return Job(-math.inf if emitted_tokens else due_s(r), r.seq, r.target_tokens, r)
 
     def s_per_token(self, view: View) -> float:
         """1 / c, scaled by `caution`."""
@@ -86,7 +86,9 @@ class Prism(Vllm):
         return self.caution * view.predict.step_s(0, 0, ((0, tokens),)) / tokens
 
     def queue(self, view: View) -> Queue:
-        return InTimeQueue(view, lambda r: self.job(r, view), lambda: self.s_per_token(view))
+        return InTimeQueue(
+            view, lambda r: self._job(r, r.emitted_tokens), lambda: self.s_per_token(view)
+        )
 
     def urgency(self, r: RequestState, view: View) -> Key:
         if view.emitted_tokens(r):
@@ -102,7 +104,7 @@ class Prism(Vllm):
         return (1 if r.seq in known.kept else 2, due)
 
     def _plan(self, r: RequestState, view: View, known: Known) -> None:
-        jobs = [self.job(w, view) for w in {*view.waiting(), r}]
+        jobs = [self._job(w, view.emitted_tokens(w)) for w in {*view.waiting(), r}]
         rate = self.s_per_token(view)
         tokens = view.unfilled_tokens + sum(j.tokens for j in jobs if j.due_s == -math.inf)
         due = sorted(j for j in jobs if -math.inf < j.due_s < math.inf)
@@ -117,8 +119,10 @@ class Prism(Vllm):
         return keep_key(r, view, pace, self.nearly_done_tokens)
 
     def leave(self, r: RequestState, view: View) -> Leave | None:
+        if self.late == "wait":
+            return None
         due = due_s(r)
-        if self.late == "wait" or due == math.inf:
+        if due == math.inf:
             return None
         prefill_s = view.predict.step_s(0, 0, ((0, r.prompt_tokens),)) if self.caution else 0.0
         return Leave(due - self.caution * prefill_s, Why.DROP)
