@@ -299,6 +299,16 @@ Export = Annotated[
         rich_help_panel=CLIENT,
     ),
 ]
+Validate = Annotated[
+    bool,
+    typer.Option(
+        "--validate",
+        help="Of servers that we start: simulate every level as well, with step times fitted to "
+        "the server's steps in the other levels, and print how far off that is. With --profile "
+        "FILE by those step times; servers that run already need it. --json prints those rows.",
+        rich_help_panel=RUN,
+    ),
+]
 Out = Annotated[
     Path | None,
     typer.Option(

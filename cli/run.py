@@ -6,6 +6,7 @@ import json
 
 import typer
 
+from ..workloads.errors import SloBenchError
 from . import options
 
 EXAMPLES = (
@@ -59,6 +60,7 @@ def run(
     processes: options.Processes = None,
     token_times: options.TokenTimes = False,
     export: options.Export = None,
+    validate: options.Validate = False,
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,
@@ -68,14 +70,34 @@ def run(
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a folder with a report."""
     given = dict(locals())
+    from ..harness.validate_run import validate_run
+    from ..predictors.profiles.profile import read_profile
     from .asked import asked_experiment
     from .running import run_shown, summarise, write_page
+    from .validating import levels_shown, validated
 
+    judged = profile if validate else None
+    if validate:
+        given["profile"] = None  # judged, and no setting of the experiment
     experiment = asked_experiment(given)
+    if validate or experiment.server.validated:
+        experiment = validated(experiment, judged)
+        validate = True
     result = run_shown(experiment, out, jobs=jobs, resume=resume)
     nothing_to_show = not any(row["valid"] for row in result.rows())
+    levels, problem = [], None
+    if validate:
+        try:
+            levels = validate_run(result.folder, None if judged is None else read_profile(judged))
+        except SloBenchError as error:
+            problem = error  # what was measured is shown all the same
     page = None if no_report or nothing_to_show else write_page(result)
     if as_json:
-        typer.echo(json.dumps(result.rows(), allow_nan=False))
+        rows = [row for level in levels for row in level.rows()] if validate else result.rows()
+        typer.echo(json.dumps(rows, allow_nan=False))
     else:
         summarise(result, page)
+    if problem is not None:
+        raise problem
+    if levels and not as_json:
+        levels_shown(levels)

@@ -8,10 +8,13 @@ from typing import Annotated
 
 import typer
 
+from ..workloads.errors import SloBenchError, UnknownNameError
+
 EXAMPLES = (
     "slo-bench validate real_vllm/requests.jsonl --profile rtx-pro-6000.toml",
     "slo-bench validate requests.jsonl --profile rtx-4090.toml --kv-blocks 1900 --html errors.html",
     "slo-bench validate runs/measured --cell vllm-2 --profile a100.toml --json",
+    "slo-bench validate runs/measured",
 )
 _ENGINE = "How the engine was configured (default: as the log's meta.json says, else vLLM's own)"
 
@@ -26,12 +29,20 @@ def validate(
         ),
     ],
     profile: Annotated[
-        Path,
-        typer.Option(metavar="FILE", help="Step times; see `slo-bench profile import`."),
-    ],
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Step times; see `slo-bench profile import`. Only a run folder made with "
+            "--validate does without: they are fitted to the steps that its servers logged.",
+        ),
+    ] = None,
     engine: Annotated[
-        str, typer.Option(metavar="S", help="The system that stands for the engine.")
-    ] = "vllm",
+        str | None,
+        typer.Option(
+            metavar="S",
+            help="The system that stands for the engine. Default: the run folder's, else vllm.",
+        ),
+    ] = None,
     cell: Annotated[
         str | None, typer.Option(metavar="C", help="Which cell of a run folder.")
     ] = None,
@@ -77,15 +88,23 @@ def validate(
     """Replay a real engine's log in the simulator and print how far off it is."""
     from rich.console import Console
 
+    if profile is None:
+        asked = (engine, kv_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+        more = (prefix_caching, async_scheduling, host_ms, html)
+        if any(value is not None for value in (*asked, *more)):
+            raise SloBenchError("with no --profile FILE only --cell and --json can be given")
+        _of_run(log, cell, as_json)
+        return
     from ..harness.logs import EngineSettings, read_log
     from ..harness.validate import validate as replay
     from ..predictors.profiles.profile import read_profile
     from ..reports import validation as shown
 
+    found_log = read_log(log, cell)
     found = replay(
-        read_log(log, cell),
+        found_log,
         read_profile(profile),
-        engine,
+        engine or found_log.engine.system or "vllm",
         overrides=EngineSettings(
             kv_blocks=kv_blocks,
             block_tokens=block_size,
@@ -105,3 +124,23 @@ def validate(
     console.print(shown.validation_text(found))
     if html is not None:
         console.print(str(html), markup=False, highlight=False, soft_wrap=True)
+
+
+def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
+    """A run folder whose servers logged their steps."""
+    from ..harness.validate_run import validate_run
+    from .validating import levels_shown
+
+    if not folder.is_dir():
+        raise SloBenchError(f"{folder} is no run folder with step logs; give --profile FILE")
+    levels = validate_run(folder)
+    if cell is not None:
+        known = [level.cell for level in levels]
+        if cell not in known:
+            raise UnknownNameError("cell", cell, known)
+        levels = [level for level in levels if level.cell == cell]
+    if as_json:
+        rows = [row for level in levels for row in level.rows()]
+        typer.echo(json.dumps(rows, allow_nan=False))
+    else:
+        levels_shown(levels)

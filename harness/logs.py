@@ -7,7 +7,9 @@ their request files.
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import dataclasses
 import gzip
 import io
 import json
@@ -37,7 +39,9 @@ _NAMES = {
     "last": ("last_token_ts", "finish_s", "last_token_s"),
 }
 _COUNTS = ("prompt", "output")
+PROFILING = "profiling"  # folder in a run folder: levels that were measured for a profile alone
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "outcome")
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,11 @@ class EngineSettings:
     async_scheduling: bool | None = None
     eager: bool | None = None
     version: str | None = None
+    server: str | None = None  # vllm, sglang
+    system: str | None = None  # which of ours decided
+    context_tokens: int | None = None  # prompt and answer together
+    instances: int | None = None
+    router: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,8 @@ class RealLog:
     """Requests in order of arrival. Times are seconds from the first arrival.
 
     Latencies count from `begin_s`: where the engine took the request in, if it says so, else the
-    arrival. `unfinished` requests had no tokens to compare and are left out.
+    arrival (in our own runs on real servers: when our client had sent it). `unfinished` requests
+    had no tokens to compare and are left out.
     """
 
     name: str
@@ -73,6 +83,7 @@ class RealLog:
     last_s: Floats
     engine: EngineSettings
     unfinished: int = 0
+    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache, where it is told
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -93,7 +104,7 @@ def read_log(path: str | Path, cell: str | None = None) -> RealLog:
         raise SloBenchError(f"--cell is for run folders, but {path} is a file")
     if path.name.endswith(_SUFFIXES):
         return _from_columns(path, _read_requests(path), EngineSettings())
-    return _from_columns(path, _read_lines(path), _read_settings(path.parent / "meta.json"))
+    return _from_columns(path, _read_lines(path), read_settings(path.parent / "meta.json"))
 
 
 # -------------------------------------------------------------------- JSONL
@@ -123,16 +134,25 @@ def _read_lines(path: Path) -> dict[str, list[Any]]:
     }
 
 
-def _read_settings(path: Path) -> EngineSettings:
-    """What `meta.json` says; nothing where there is none."""
+def meta_path(folder: Path, cell: str) -> Path:
+    """Where a run folder keeps how the server of a cell was set up."""
+    return folder / "servers" / f"{cell}.meta.json"
+
+
+def profiling_cell(cell: str) -> str:
+    """The name of the level that was measured first, for a profile, where `cell` is alone."""
+    return f"profiling-{cell}"
+
+
+def read_settings(path: Path) -> EngineSettings:
+    """What `meta.json` says; nothing where there is none.
+
+    Raises:
+        FileFormatError: it cannot be read, or a value is not of its kind.
+    """
     if not path.is_file():
         return EngineSettings()
-    try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
-    if not isinstance(meta, dict):
-        raise FileFormatError(path, None, "must hold a JSON object")
+    meta = read_meta(path)
     engine, cache = (_object(path, meta, name) for name in ("engine_kwargs", "kv_cache"))
 
     def count(table: Mapping[str, Any], name: str) -> int | None:
@@ -164,7 +184,31 @@ def _read_settings(path: Path) -> EngineSettings:
         async_scheduling=flag("async_scheduling", engine),
         eager=flag("enforce_eager", engine),
         version=str(version) if version else None,
+        server=_text(meta.get("server")),
+        system=_text(meta.get("system")),
+        context_tokens=count(engine, "max_model_len"),
+        instances=count(meta, "instances"),
+        router=_text(meta.get("router")),
     )
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """A `meta.json` as it is.
+
+    Raises:
+        FileFormatError: it cannot be read or holds no object.
+    """
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
+    if not isinstance(meta, dict):
+        raise FileFormatError(path, None, "must hold a JSON object")
+    return meta
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
 
 
 def _object(path: Path, meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -175,6 +219,21 @@ def _object(path: Path, meta: Mapping[str, Any], name: str) -> Mapping[str, Any]
 
 
 # -------------------------------------------------------------------- run folders
+
+
+def read_cell(folder: Path, cell: str) -> RealLog:
+    """The requests of one cell, whatever the table of cells says of it.
+
+    Raises:
+        FileFormatError: they were not kept, or cannot be read.
+    """
+    suffixes = (".csv.gz", ".parquet", ".csv")
+    files = [folder / "requests" / f"{cell}{suffix}" for suffix in suffixes]
+    there = [file for file in files if file.is_file()]
+    if not there:
+        raise FileFormatError(folder, None, f"keeps no requests of cell {cell!r}")
+    settings = read_settings(meta_path(folder, cell))
+    return _from_columns(there[0], _read_requests(there[0]), settings)
 
 
 def _from_run_folder(path: Path, cell: str | None) -> RealLog:
@@ -189,20 +248,25 @@ def _from_run_folder(path: Path, cell: str | None) -> RealLog:
     chosen = next(iter(rows)) if cell is None else cell
     if chosen not in rows:
         raise SloBenchError(f"{path} has no cell {chosen!r}; it has {', '.join(rows)}")
-    row = rows[chosen]
-    files = [path / "requests" / f"{chosen}{suffix}" for suffix in (".csv.gz", ".parquet", ".csv")]
-    there = [file for file in files if file.is_file()]
-    if not there:
-        raise FileFormatError(path, None, f"keeps no requests of cell {chosen!r}")
-    settings = EngineSettings(
-        model=str(row["model"]) if row.get("model") else None,
+    found = read_cell(path, chosen)
+    if meta_path(path, chosen).is_file():
+        return found
+    return dataclasses.replace(found, engine=_settings_of_row(rows[chosen]))
+
+
+def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
+    """What the table of cells tells, where nobody has written down how the server was set up."""
+    blocks, system = _whole(row.get("kv_blocks")), row.get("system")
+    return EngineSettings(
+        model=_text(row.get("model") or None),
         tp=_whole(row.get("tp")),
-        max_num_seqs=_whole(row.get("max_num_seqs")),
-        max_num_batched_tokens=_whole(row.get("max_num_batched_tokens")),
-        kv_blocks=_whole(row.get("kv_blocks")),
+        max_num_seqs=_whole(row.get("max_num_seqs", row.get(f"{system}.max_num_seqs"))),
+        max_num_batched_tokens=_whole(
+            row.get("max_num_batched_tokens", row.get(f"{system}.max_num_batched_tokens"))
+        ),
+        kv_blocks=None if blocks is None else blocks + 1,  # we count without vLLM's placeholder
         block_tokens=_whole(row.get("block_tokens")),
     )
-    return _from_columns(there[0], _read_requests(there[0]), settings)
 
 
 def _whole(value: object) -> int | None:
@@ -212,18 +276,43 @@ def _whole(value: object) -> int | None:
 def _read_requests(path: Path) -> dict[str, list[Any]]:
     wanted = ("arrival_s", "prompt_tokens", "tokens_out", "first_token_s", "finish_s")
     if path.suffix == ".parquet":
-        return read_parquet(path, wanted)
+        columns = read_parquet(path, wanted)
+        for name in _OF_REAL_SERVERS:
+            with contextlib.suppress(FileFormatError):
+                columns |= read_parquet(path, (name,))
+    else:
+        columns = _read_text_columns(path, wanted)
+    if "sent_s" in columns:  # our client may have been late; the server cannot know
+        columns["arrival_s"] = columns.pop("sent_s")
+    if "server_prompt_tokens" in columns:  # what the server has made of the prompt
+        ours, theirs = columns["prompt_tokens"], columns["server_prompt_tokens"]
+        columns["prompt_tokens"] = [
+            own if told is None or int(told) < 1 else told
+            for own, told in zip(ours, theirs, strict=True)
+        ]
+    if "outcome" in columns:
+        ended = [str(outcome) == "finished" for outcome in columns["outcome"]]
+        columns["finish_s"] = [
+            value if whole else None
+            for value, whole in zip(columns["finish_s"], ended, strict=True)
+        ]
+    return columns
+
+
+def _read_text_columns(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
     try:
         content = path.read_bytes()
         text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from None
     reader = csv.DictReader(io.StringIO(text))
-    missing = [name for name in wanted if name not in (reader.fieldnames or ())]
+    there = reader.fieldnames or ()
+    missing = [name for name in wanted if name not in there]
     if missing:
         raise FileFormatError(path, 1, f"has no column {missing[0]!r}")
+    names = [*wanted, *(name for name in _OF_REAL_SERVERS if name in there)]
     rows = list(reader)
-    return {name: [row[name] or None for row in rows] for name in wanted}
+    return {name: [row[name] or None for row in rows] for name in names}
 
 
 # -------------------------------------------------------------------- columns
@@ -248,6 +337,7 @@ def _from_columns(
     arrival, begin, prompt, output, first, last = (
         there[field] for field in ("arrival", "queued", "prompt", "output", "first", "last")
     )
+    cached = np.array([np.nan if v is None else float(v) for v in columns.get("cached_tokens", ())])
     known = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
     known &= (prompt >= 1) & (output >= 1)
     if not known.any():
@@ -280,6 +370,7 @@ def _from_columns(
         last_s=(last - zero)[order],
         engine=settings,
         unfinished=unfinished,
+        cached_tokens=int(np.nansum(np.maximum(0.0, cached))),
     )
 
 

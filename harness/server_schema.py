@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -17,7 +17,9 @@ class ServerSchema(BaseModel):
     """Settings of `backend = "vllm"` and `"sglang"`. Frozen.
 
     `version` chooses among several that are installed; `args` go to the server as they are;
-    `max_model_tokens` bounds prompt and answer together; a `step_log` is kept if asked for.
+    `max_model_tokens` bounds prompt and answer together; `kv_transfer` says how KV goes from prefill
+    to decode instances, where a system splits them; a `step_log` is kept if asked for. With
+    `validated` its levels are simulated afterwards, with step times fitted to that log.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -27,3 +29,5 @@ class ServerSchema(BaseModel):
     max_model_tokens: Count | None = None
     ready_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     step_log: bool = False
+    kv_transfer: Literal["files", "nixl"] = "files"
+    validated: bool = False

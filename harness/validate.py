@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -13,14 +13,16 @@ from numpy.typing import NDArray
 
 from ..predictors.placement import Placement
 from ..predictors.profiles.build import GRAPH_TOKENS, LAUNCH_S
-from ..predictors.profiles.models import profiled_step_time
+from ..predictors.profiles.models import is_whole, profiled_step_time
 from ..predictors.profiles.names import recognise
 from ..predictors.profiles.profile import Profile
 from ..predictors.profiles.table import Host
-from ..predictors.specs import gpu, model
+from ..predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model
 from ..predictors.step_time import DEFAULT_HOST_S
-from ..workloads.errors import SloBenchError
+from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.workload import Workload
+from .core.policy import Policy
+from .core.policy import overrides as overrides_hook
 from .core.records import Outcome, Records
 from .logs import EngineSettings, RealLog
 from .metrics import summarise
@@ -66,6 +68,7 @@ class Validation:
     simulated: dict[str, Floats]
     preemptions: int
     notes: tuple[str, ...]
+    client_s: float = 0.0  # between client and engine, added to every simulated first token
 
     def rows(self) -> list[ErrorRow]:
         """The error table."""
@@ -81,8 +84,10 @@ def validate(
     profile: Profile,
     engine: str = "vllm",
     *,
+    knobs: Mapping[str, bool | int | float | str] | None = None,
     overrides: EngineSettings | None = None,
     host_s: float | None = None,
+    client_s: float = 0.0,
 ) -> Validation:
     """Replay `log` on `engine`, a system by name, with the profile's step times.
 
@@ -90,9 +95,13 @@ def validate(
         log: what a real engine did.
         profile: step times of its model on its GPU.
         engine: the system that stands for it.
+        knobs: of that system; the engine's settings win over them.
         overrides: settings that win over the log's own.
         host_s: seconds that the host adds to a step that is launched kernel by kernel; None: the
-            stated constant (`predictors.profiles.build.LAUNCH_S`).
+            stated constant (`predictors.profiles.build.LAUNCH_S`). Nothing is added to step times
+            that were fitted to whole steps.
+        client_s: seconds that a request and its answer spend between client and engine, which the
+            simulation knows nothing of; added to its first and last tokens.
 
     Raises:
         SloBenchError: an unknown system, model or GPU, or a log that cannot be served so.
@@ -100,7 +109,7 @@ def validate(
     notes: list[str] = []
     if log.unfinished:
         notes.append(f"{log.unfinished} requests of the log did not finish and are left out")
-    served = system(engine)
+    served = system(engine).with_knobs(**(knobs or {}))
     settings = _merged(_merged(_DEFAULTS, log.engine), overrides or EngineSettings())
     ahead = settings.async_scheduling
     if ahead is None:
@@ -108,13 +117,26 @@ def validate(
     settings = dataclasses.replace(settings, async_scheduling=ahead)
     placement, settings = _placed(profile, settings, notes)
     served = _configured(served, settings)
-    host = _host(settings, host_s)
+    host = Host() if is_whole(profile) else _host(settings, host_s)
     step_time = profiled_step_time(profile, host)
+    if log.cached_tokens:
+        notes.append(
+            f"{log.cached_tokens:,} prompt tokens of the log came from the prefix cache; which "
+            "requests share a prefix is not told, and the simulation finds none of them"
+        )
+    if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preempt_by"):
+        notes.append("the time of swapping is the catalogue's, not measured")
     workload = _workload(log, settings)
     records = simulate(
-        workload, served, placement, step_time.model, instances=1, oversize="error"
+        workload,
+        served,
+        placement,
+        step_time.model,
+        instances=settings.instances or 1,
+        router=settings.router,
+        oversize="error",
     ).records
-    simulated = _measured(log, records)
+    simulated = _measured(log, records, client_s)
     real = {
         "ttft": log.first_s - log.begin_s,
         "tpot": _tpot(log.first_s, log.last_s, log.output_tokens),
@@ -130,6 +152,7 @@ def validate(
         simulated=simulated,
         preemptions=int((records.preemptions_recompute + records.preemptions_swap).sum()),
         notes=tuple(notes),
+        client_s=client_s,
     )
 
 
@@ -158,9 +181,10 @@ def _placed(
         )
     if settings.model and not _same_model(settings.model, profile.model):
         notes.append(f"the log is of {settings.model}, the profile of {profile.model}")
+    whole = is_whole(profile)
     placement = Placement(
-        model(profile.model),
-        gpu(profile.gpu),
+        _shape(profile.model, settings.context_tokens) if whole else model(profile.model),
+        _hardware(profile.gpu) if whole else gpu(profile.gpu),
         tp=tp,
         weight_dtype=profile.weight_dtype,
         kv_dtype=profile.kv_dtype,
@@ -169,6 +193,11 @@ def _placed(
         sampled_sequences=settings.max_num_seqs or 256,
     )
     if settings.kv_blocks is None:
+        if _ANY in (placement.gpu.origin, placement.model.origin):
+            raise SloBenchError(
+                "the log does not say how many KV blocks there were, and model or GPU are none of "
+                "the catalogue's, by which it could be estimated; say it with --kv-blocks"
+            )
         estimated = placement.kv_blocks
         if estimated < 2:
             placement.check()
@@ -177,9 +206,54 @@ def _placed(
             "(--kv-blocks)"
         )
         settings = dataclasses.replace(settings, kv_blocks=estimated)
-    # One of the engine's blocks is a placeholder that holds nothing.
-    usable = max(1, (settings.kv_blocks or 2) - 1)
+    # One of vLLM's blocks is a placeholder that holds nothing.
+    placeholders = 0 if settings.server == "sglang" else 1
+    usable = max(1, (settings.kv_blocks or 2) - placeholders)
     return dataclasses.replace(placement, fixed_kv_blocks=usable), settings
+
+
+# Where step times are whole and KV blocks are told, neither model nor GPU decide anything else.
+_ANY = "stand-in"
+_ANY_GPU = GpuSpec(
+    name="any",
+    memory_bytes=GIB,
+    bandwidth_bytes_per_s=1e12,
+    flops_16bit=1e15,
+    flops_8bit=0.0,
+    flops_4bit=0.0,
+    host_link="pcie4-x16",
+    peer_link="pcie4-x16",
+    power_w=1.0,
+    price_per_hour_usd=0.0,
+    origin=_ANY,
+)
+
+
+def _hardware(name: str) -> GpuSpec:
+    try:
+        return gpu(name)
+    except UnknownNameError:
+        return _ANY_GPU
+
+
+def _shape(name: str, context_tokens: int | None) -> ModelSpec:
+    try:
+        return model(name)
+    except UnknownNameError:
+        return ModelSpec(
+            name=name,
+            family="llama",
+            layers=1,
+            hidden=1,
+            heads=1,
+            kv_heads=1,
+            head_dim=1,
+            intermediate=1,
+            vocab=1,
+            context_tokens=context_tokens or 0,
+            tied_embeddings=False,
+            origin=_ANY,
+        )
 
 
 def _same_model(said: str, name: str) -> bool:
@@ -193,8 +267,15 @@ def _same_model(said: str, name: str) -> bool:
 
 def _configured(served: System, settings: EngineSettings) -> System:
     """With the engine's settings, as far as the system has such knobs."""
-    names = ("max_num_seqs", "max_num_batched_tokens", "async_scheduling")
-    knobs = {n: getattr(settings, n) for n in names if n in served.knobs()}
+    names = {
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "async_scheduling": settings.async_scheduling,
+        # SGLang's words for the first two.
+        "max_running_requests": settings.max_num_seqs,
+        "chunked_prefill_tokens": settings.max_num_batched_tokens,
+    }
+    knobs = {name: value for name, value in names.items() if name in served.knobs()}
     return served.with_knobs(**knobs)
 
 
@@ -247,14 +328,14 @@ class _OwnBlocks(Sequence[tuple[int, ...]]):
         return tuple(range(begin, begin + int(self.blocks[row])))
 
 
-def _measured(log: RealLog, records: Records) -> dict[str, Floats]:
+def _measured(log: RealLog, records: Records, client_s: float) -> dict[str, Floats]:
     lost = int((records.outcome != Outcome.FINISHED).sum())
     if lost:
         raise SloBenchError(f"{lost} of {len(log)} requests did not finish in the simulation")
     return {
-        "ttft": records.first_token_s - log.begin_s,
+        "ttft": records.first_token_s + client_s - log.begin_s,
         "tpot": _tpot(records.first_token_s, records.finish_s, log.output_tokens),
-        "e2e": records.finish_s - log.begin_s,
+        "e2e": records.finish_s + client_s - log.begin_s,
     }
 
 

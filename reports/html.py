@@ -18,7 +18,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..workloads.errors import SloBenchError
-from . import capacity, figures, published, sections
+from . import capacity, figures, levels_validated, published, sections
 from .details import Bound, LevelDetail, level_details
 from .figure import Figure, as_json, rate_key, rate_keys
 from .levels import combine, knee_rps, levels, series_names
@@ -91,6 +91,8 @@ def _document(shown: _Shown) -> str:
     ]
     searched = capacity.found_in(shown.runs)
     capacities = _present(capacity.figure(searched, cells, names))
+    validated = levels_validated.found_in(shown.runs, cells)
+    scatters = levels_validated.scatters(validated, names)
     heading = sections.title(cells)
     body = f"""
 <a class="skip" href="#load">Skip to the figures</a>
@@ -114,6 +116,7 @@ hide or show it in every figure.</p>{_grid(load, cells)}</section>
 <section id="rate-section"><h2>At one rate</h2>{_rate_bar(shown)}{_grid(at_rate, cells)}</section>
 <section id="worth"><h2>Efficiency and cost</h2>{_cost_lead(worth)}{_grid(worth, cells)}</section>
 {published.section(shown.runs, cells, shown.rows)}
+{levels_validated.section(validated, levels_validated.grid(scatters))}
 <section id="setup"><h2>Numbers and setup</h2>
 {sections.level_table(cells, shown.rows, names)}{sections.setup(shown.runs)}
 <details class="fold"><summary>What the terms mean</summary>\
@@ -124,7 +127,7 @@ hide or show it in every figure.</p>{_grid(load, cells)}</section>
         "series": list(names),
         "origin": origin(cells),
         "rate": rate_key(knee_rps(shown.rows)),
-        **as_json([*capacities, *load, *at_rate, *worth]),
+        **as_json([*capacities, *load, *at_rate, *worth, *scatters]),
     }
     return _page(f"{heading} – SLO report", body, data)
 

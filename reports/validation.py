@@ -16,18 +16,13 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..harness.validate import METRICS, ErrorRow, Validation
+from ..harness.validate import METRICS, STATISTICS, ErrorRow, Validation
+from ..harness.validate_run import Level
 from ..workloads.errors import SloBenchError
 from . import html, sections
 from .figure import ONLY, Axis, Figure, View, as_json
+from .scatters import TITLES, scatter_of, scatter_view, short_error
 from .tables import seconds_text
-
-_TITLES = {
-    "ttft": "Time to first token",
-    "tpot": "Time per output token",
-    "e2e": "End-to-end latency",
-}
-_MOST_POINTS = 2000
 
 
 def headline(found: Validation) -> str:
@@ -60,17 +55,22 @@ def _cells(row: ErrorRow) -> list[str]:
 def assumptions(found: Validation) -> list[str]:
     """What was simulated, and what was assumed, line by line."""
     settings, host = found.settings, found.host
-    overhead = [f"{1e3 * host.launch_s:g} ms of host overhead for a step without a CUDA graph"]
+    added = []
+    if host.launch_s:
+        added.append(f"{1e3 * host.launch_s:g} ms of host overhead for a step without a CUDA graph")
     if host.step_s:
-        overhead.append(f"{1e3 * host.step_s:g} ms for every step")
+        added.append(f"{1e3 * host.step_s:g} ms of host overhead for every step")
+    if found.client_s:
+        added.append(f"{1e3 * found.client_s:.3g} ms between client and engine")
+    graphs = f", CUDA graphs up to {host.graph_tokens} tokens" if host.graph_tokens else ""
     blocks = f"{settings.kv_blocks:,}" if settings.kv_blocks else "?"
     return [
         f"{found.engine}: max_num_seqs {settings.max_num_seqs}, max_num_batched_tokens "
         f"{settings.max_num_batched_tokens}, {blocks} KV blocks of {settings.block_tokens} tokens, "
         f"prefix caching {'on' if settings.prefix_caching else 'off'}, "
-        f"{'asynchronous' if settings.async_scheduling else 'synchronous'} scheduling, CUDA graphs "
-        f"up to {host.graph_tokens} tokens; {found.preemptions} preemptions.",
-        f"Step times: {found.step_time}; {' and '.join(overhead)}.",
+        f"{'asynchronous' if settings.async_scheduling else 'synchronous'} scheduling{graphs}; "
+        f"{found.preemptions} preemptions in the simulation.",
+        f"Step times: {found.step_time}; added: {' and '.join(added) or 'nothing'}.",
         *(f"Note: {note}." for note in found.notes),
     ]
 
@@ -90,6 +90,48 @@ def validation_text(found: Validation) -> RenderableType:
         last = row.metric
     lines = [Text(line, style="dim") for line in assumptions(found)]
     return Group(Text(headline(found), style="bold"), table, *lines)
+
+
+def levels_text(levels: Sequence[Level]) -> RenderableType:
+    """The levels of a run: one in full, several with a line for each of their metrics."""
+    if len(levels) == 1:
+        return Group(validation_text(levels[0].found), Text(fitted_text(levels[0]), style="dim"))
+    parts: list[RenderableType] = [Text("Real against simulated", style="bold")]
+    for level in levels:
+        parts += [
+            Text(f"\n{level.cell}"),
+            _level_table(level),
+            Text(fitted_text(level), style="dim"),
+        ]
+        parts += [Text(f"Note: {note}.", style="dim") for note in level.found.notes]
+    return Group(*parts, Text(f"\n{assumptions(levels[0].found)[0]}", style="dim"))
+
+
+def _level_table(level: Level) -> Table:
+    """A line for each metric: both means, then the errors of all statistics."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for name in ("real", "simulated", *STATISTICS):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = {(row.metric, row.statistic): row for row in level.found.rows()}
+    for metric in METRICS:
+        errors = (short_error(rows[metric, statistic]) for statistic in STATISTICS)
+        table.add_row(metric, *_cells(rows[metric, "mean"])[1:3], *errors)
+    return table
+
+
+def fitted_text(level: Level) -> str:
+    """What a level's step times were fitted to."""
+    if not level.fitted_on:
+        return "Step times as given; none were fitted to this run."
+    steps = len(level.profile.tables["steps"])
+    fit = level.profile.fits[level.profile.best]
+    held = f", {fit.held_out_percent:.1f} % off on steps kept out of the fit"
+    which = level.fitted_on[0] if len(level.fitted_on) == 1 else f"{len(level.fitted_on)} levels"
+    return (
+        f"Step times of {level.cell}: fitted to {steps:,} steps of {which} on the same server"
+        f"{held if math.isfinite(fit.held_out_percent) else ''}; its own steps were not used."
+    )
 
 
 def validation_json(found: Validation) -> list[dict[str, Any]]:
@@ -112,32 +154,8 @@ def validation_json(found: Validation) -> list[dict[str, Any]]:
 
 def scatter(found: Validation, metric: str) -> Figure:
     """A point a request: what the engine took against what the simulation says."""
-    real, simulated = found.real[metric], found.simulated[metric]
-    points = np.flatnonzero(np.isfinite(real) & np.isfinite(simulated))
-    points = points[:: max(1, -(-len(points) // _MOST_POINTS))]
-    top = float(max(real[points].max(), simulated[points].max())) if len(points) else 0.0
-    view: View = {
-        "series": [
-            {
-                "s": 0,
-                "x": real[points].tolist(),
-                "y": simulated[points].tolist(),
-                "labels": [f"request {point}" for point in points],
-            }
-        ],
-        "lines": [{"axis": "diagonal", "value": top, "label": "equal"}],
-        "scatter": True,
-    }
-    return Figure(
-        id=f"scatter-{metric}",
-        kind="lines",
-        title=_TITLES[metric],
-        note=f"A point a request, {len(points):,} of {len(real):,} shown; on the line both agree.",
-        x=Axis("real, s", "seconds"),
-        y=Axis("simulated, s", "seconds"),
-        views={ONLY: view},
-        hover="point",
-    )
+    view = scatter_view(found.real[metric], found.simulated[metric], 0)
+    return scatter_of(metric, {ONLY: view}, [])
 
 
 def quantiles(found: Validation) -> Figure:
@@ -164,7 +182,7 @@ def quantiles(found: Validation) -> Figure:
             for metric in METRICS
         },
         picker="local",
-        options=[[metric, _TITLES[metric]] for metric in METRICS],
+        options=[[metric, TITLES[metric]] for metric in METRICS],
         hover="interpolate",
         markers=False,
     )

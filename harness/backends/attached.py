@@ -63,6 +63,10 @@ class HttpBackend:
         """See `Backend`: it is always the same servers."""
         return None
 
+    def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
+        """See `Backend`: such servers tell nothing of their steps."""
+        return None
+
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Attached]:
         """See `Backend`."""

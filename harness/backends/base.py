@@ -8,7 +8,7 @@ Real cells never run side by side. Cells of equal `backend.configuration(spec)` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -89,6 +89,13 @@ class Backend(Protocol):
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """Cells with equal values are measured on the same start."""
+        ...
+
+    def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
+        """A level to measure first, on the start that these cells share, for a profile of it.
+
+        None: no profile is wanted, or the cells serve as each other's.
+        """
         ...
 
     def started(self, spec: CellSpec, folder: Path) -> AbstractContextManager[Deployment]:

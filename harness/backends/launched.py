@@ -3,13 +3,16 @@
 servers/<system>[-N].log          what each server said
 servers/<system>[-N].steps.jsonl  its steps, where asked for
 servers/<cell>[-N].metrics        its own metrics before and after the cell
+servers/<cell>.meta.json          how it was set up, and which part of its steps is the cell's
 """
 
 from __future__ import annotations
 
 import contextlib
 import datetime
+import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -17,10 +20,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...workloads.workload import Workload
-from ..cells import CellSpec
+from ..cells import CellSpec, PlacementSpec, workload_of
 from ..client_schema import ClientSchema
 from ..core.wire import SGLANG_FIELD, VLLM_FIELD
 from ..engines.over_http.endpoint import Endpoint
+from ..gateway import serving_apart
+from ..gateway.split import transfer_of
+from ..logs import meta_path, profiling_cell
 from ..metrics import Hardware
 from ..server_schema import ServerSchema
 from ..store import Value, write_whole
@@ -41,6 +47,10 @@ _COUNTERS = {
     "server_prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
     "server_output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
 }
+_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_PROFILING_REQUESTS = 200
+_PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 
 
@@ -54,36 +64,50 @@ class LaunchedBackend:
 
     def check(self, spec: CellSpec) -> None:
         """See `Backend`."""
-        self._wanted(spec).check()
+        self._wanted(spec).check(spec.instances)
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`."""
         return spec.system, tuple(sorted(spec.knobs.items())), spec.placement, spec.instances
+
+    def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
+        """See `Backend`: of a single cell, with other draws and no more requests than needed."""
+        if not self.server.validated or len(group) > 1:
+            return None
+        spec = group[0]
+        requests = min(len(workload_of(spec)), _PROFILING_REQUESTS)
+        seed = spec.seed + _PROFILING_SEEDS
+        # Its name salts the prompts: none of them is in the prefix cache afterwards.
+        cell = profiling_cell(spec.cell)
+        return replace(spec, cell=cell, seed=seed, requests=requests, duration_s=None)
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Launched]:
         """See `Backend`."""
         wanted = self._wanted(spec)
         log = _unused(folder / "servers" / f"{wanted.label}.log")
-        if self.server.step_log and wanted.patched:
+        if self.server.step_log or self.server.validated:
             wanted = replace(wanted, step_log=log.with_suffix(".steps.jsonl"))
         with contextlib.ExitStack() as stack:
             with _kept_logs(log.parent):
                 servers = wanted.start(stack, log, instances=spec.instances)
             device = environment(wanted.backend).device
+            urls = [server.url for server in servers]
+            if wanted.split is not None:
+                urls = [stack.enter_context(serving_apart(wanted.behind(servers, spec.router)))]
             attached = Attached(
-                [Endpoint.parse(server.url) for server in servers],
+                [Endpoint.parse(url) for url in urls],
                 self._client_for(spec.placement.model),
                 model=_served_name(spec.placement.model),
                 gpu="cpu" if device == "cpu" else "unknown",
                 values_field=_VALUES_FIELD[self.name] if wanted.patched else None,
                 hardware=Hardware(
-                    gpus=0 if device == "cpu" else spec.placement.tp * spec.placement.pp,
+                    gpus=0 if device == "cpu" else len(servers) * _devices(spec.placement),
                     parameters=math.nan,
                     peak_flops=math.nan,
                 ),
             )
-            yield Launched(attached, servers)
+            yield Launched(attached, servers, wanted.step_logs(spec.instances), wanted)
 
     def _wanted(self, spec: CellSpec) -> Serve:
         place = spec.placement
@@ -105,6 +129,7 @@ class LaunchedBackend:
             host_blocks=place.host_blocks,
             server_args=tuple(args),
             ready_s=self.server.ready_s,
+            transfer=transfer_of(self.server.kv_transfer),
         )
 
     def _client_for(self, model: str) -> ClientSchema:
@@ -121,6 +146,8 @@ class Launched:
 
     attached: Attached
     servers: Sequence[Server]
+    step_logs: Sequence[Path]
+    wanted: Serve
     model: str = field(init=False)
     gpu: str = field(init=False)
     hardware: Hardware = field(init=False)
@@ -140,7 +167,9 @@ class Launched:
         """
         before = [server.metrics() for server in self.servers]
         tallies = [server.tally() for server in self.servers]
+        begins = [_size(log) for log in self.step_logs]
         measured = self.attached.measure_cell(spec, workload, folder, progress)
+        self._write_meta(spec, folder, begins, before[0])
         try:
             after = [server.metrics() for server in self.servers]
         except ServerError as error:
@@ -154,6 +183,71 @@ class Launched:
         if problem := tally.swap_problem(counted):
             measured = replace(measured, invalid_because=measured.invalid_because or problem)
         return replace(measured, figures={**measured.figures, **grown})
+
+    def _write_meta(
+        self, spec: CellSpec, folder: Path, begins: Sequence[int], metrics: str
+    ) -> None:
+        """What a simulation of the cell must know."""
+        own = self.servers[0].handshake
+        meta: dict[str, object] = {
+            "server": environment(self.wanted.backend).backend,
+            "model": self.model,
+            "gpu": self.gpu,
+            "system": spec.system,
+            "knobs": dict(spec.knobs),
+            "instances": len(self.servers),
+            "router": spec.router or "round-robin",
+            "engine_kwargs": own.get("engine_kwargs") or _asked_settings(self.wanted, spec),
+            "kv_cache": own.get("kv_cache") or _told_settings(metrics),
+        }
+        if version := own.get("version"):
+            meta["version"] = version
+            if meta["server"] == "vllm":
+                meta["vllm_version"] = version
+        if self.step_logs:
+            meta["steps"] = [
+                {"file": os.path.relpath(log, folder), "begin": begin, "end": _size(log)}
+                for log, begin in zip(self.step_logs, begins, strict=True)
+            ]
+        write_whole(meta_path(folder, spec.cell), [json.dumps(meta, indent=1).encode()])
+
+
+def _devices(place: PlacementSpec) -> int:
+    """Of one instance."""
+    return place.tp * place.pp
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.is_file() else 0
+
+
+def _asked_settings(wanted: Serve, spec: CellSpec) -> dict[str, Value]:
+    """What a server without our plugin was told to be; the rest are its own defaults."""
+    found: dict[str, Value] = {"tensor_parallel_size": spec.placement.tp}
+    if wanted.max_model_tokens is not None:
+        found["max_model_len"] = wanted.max_model_tokens
+    names = {
+        "max_num_seqs": "max_num_seqs",
+        "max_num_batched_tokens": "max_num_batched_tokens",
+        "max_running_requests": "max_num_seqs",
+        "chunked_prefill_tokens": "max_num_batched_tokens",
+    }
+    return found | {names[k]: v for k, v in wanted.knobs.items() if k in names}
+
+
+def _told_settings(metrics: str) -> dict[str, Value]:
+    """The KV cache as vLLM's metrics describe it."""
+    line = _CACHE.search(metrics)
+    if line is None:
+        return {}
+    labels = dict(_LABEL.findall(line[1]))
+    found: dict[str, Value] = {
+        name: int(labels[name])
+        for name in ("num_gpu_blocks", "block_size")
+        if labels.get(name, "").isdecimal()
+    }
+    caching = labels.get("enable_prefix_caching")
+    return found if caching is None else {**found, "enable_prefix_caching": caching == "True"}
 
 
 def _grown(before: Sequence[str], after: Sequence[str]) -> Mapping[str, Value]:

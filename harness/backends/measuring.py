@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 
 from ..cells import CellSpec, kept_cell, workload_of
+from ..logs import PROFILING
 from ..store import Row
 from .base import Backend, Deployment, Progress
 
@@ -34,6 +35,10 @@ def measure_cells(
         groups.setdefault(backend.configuration(spec), []).append(spec)
     for group in groups.values():
         with backend.started(group[0], folder) as deployment:
+            first = backend.profiling(group)
+            if first is not None:
+                watch = _now_and_then(f"{first.cell} (profiling)", progress)
+                _measured(deployment, first, folder / PROFILING, "csv", watch)
             for spec in group:
                 watch = _now_and_then(spec.cell, progress)
                 done(spec.cell, _measured(deployment, spec, folder, records, watch))

@@ -19,6 +19,13 @@ def available(profile: Profile) -> tuple[str, ...]:
     return (*tables, *profile.fits)
 
 
+def is_whole(profile: Profile) -> bool:
+    """Are its step times of whole steps, the host's share included?"""
+    known = available(profile)
+    chosen = profile.best or (known[0] if known else TABLE)
+    return chosen in FORMULAS and FORMULAS[chosen].whole
+
+
 def profiled_step_time(
     profile: Profile, host: Host | None = None, formula: str | None = None
 ) -> StepTimeModel:
