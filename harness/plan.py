@@ -96,6 +96,7 @@ class _SystemChoice:
     label: str
     knobs: Mapping[str, Any]
     swept: tuple[str, ...]  # knobs that have several values in the experiment
+    each: int = 1  # instances that make one, where prefill and decode are split
 
     @property
     def turned(self) -> dict[str, Value]:
@@ -172,7 +173,7 @@ def _cell(
         "workload": columns.workload[values["workload"]],
         "model": columns.model[values["model"]],
         "gpu": values["gpu"],
-        "gpus": combination.gpus,
+        "gpus": combination.gpus * system.each,
         **_offered(level, source(combination.workload).natural_rate_rps),
         "seed": seed,
         **{name: _column(values[name]) for name in columns.swept if name not in _NAMED},
@@ -215,7 +216,9 @@ def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
             found = configured(name, knobs)
             if asked.backend == SIMULATED:
                 found.check_simulated()
-            yield _SystemChoice(name, found.name, knobs, swept)
+            split = found.split
+            each = 1 if split is None else split.prefill + split.decode
+            yield _SystemChoice(name, found.name, knobs, swept, each)
 
 
 def _attached(asked: ExperimentSchema) -> Iterator[_SystemChoice]:

@@ -17,9 +17,9 @@ class ServerSchema(BaseModel):
     """Settings of `backend = "vllm"` and `"sglang"`. Frozen.
 
     `version` chooses among several that are installed; `args` go to the server as they are;
-    `max_model_tokens` bounds prompt and answer together; `kv_transfer` says how KV goes from prefill
-    to decode instances, where a system splits them; a `step_log` is kept if asked for. With
+    `max_model_tokens` bounds prompt and answer together; a `step_log` is kept if asked for. With
     `validated` its levels are simulated afterwards, with step times fitted to that log.
+    `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

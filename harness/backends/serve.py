@@ -132,10 +132,10 @@ class Serve:
         self.check(instances)
         names = self._names(instances)
         transfers = self._transfers(stack, instances)
+        step_logs: Sequence[Path | None] = self.step_logs(instances) or [None] * len(names)
         servers = []
-        for name, transfer in zip(names, transfers, strict=True):
+        for name, transfer, step_log in zip(names, transfers, step_logs, strict=True):
             own_log = log.with_stem(f"{log.stem}{name}")
-            step_log = self.step_log and self.step_log.with_stem(f"{self.step_log.stem}{name}")
             launch = self._launch(free_port() if port is None else port, step_log)
             launch = replace(launch, transfer=transfer)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
@@ -145,6 +145,13 @@ class Serve:
             )
             servers.append(stack.enter_context(server))
         return servers
+
+    def step_logs(self, instances: int = 1) -> list[Path]:
+        """Those of the servers that `start` starts, in their order; none if none is asked for."""
+        log = self.step_log
+        if log is None:
+            return []
+        return [log.with_stem(f"{log.stem}{name}") for name in self._names(instances)]
 
     def _names(self, instances: int) -> list[str]:
         """What each server adds to the names of files."""

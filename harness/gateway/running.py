@@ -1,13 +1,18 @@
-"""A gateway in a thread of this process, until its block is left."""
+"""A gateway in a thread of this process or in a process of its own, until its block is left."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import json
+import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ...workloads.errors import SloBenchError
@@ -34,6 +39,18 @@ class Plan:
     prefill: Sequence[Endpoint] = ()
     transfer: Transfer = Transfer.FILES
     health_path: str = "/health"
+
+    def to_json(self) -> str:
+        """For another process."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The inverse of `to_json`."""
+        plain = json.loads(text)
+        for name in ("endpoints", "prefill"):
+            plain[name] = tuple(Endpoint(**one) for one in plain[name])
+        return cls(**{**plain, "transfer": Transfer(plain["transfer"])})
 
     def check(self) -> None:
         """Refuse what cannot be served.
@@ -98,6 +115,47 @@ def serving(
         with contextlib.suppress(RuntimeError):  # its loop is gone already
             stop()
         thread.join(_START_S)
+
+
+@contextlib.contextmanager
+def serving_apart(plan: Plan) -> Iterator[str]:
+    """As `serving`, in a process of its own: who measures must not wait for it.
+
+    Raises:
+        SloBenchError: what `Plan.check` refuses, or it does not come up.
+    """
+    plan.check()
+    # It goes when its standard input does, so also when this process is killed.
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", __package__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+        },
+        start_new_session=True,  # Ctrl-C is ours to pass on
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(plan.to_json() + "\n")
+            process.stdin.flush()
+        url = process.stdout.readline().strip()
+        if not url:
+            raise SloBenchError("the gateway did not start; its error stands above")
+        yield url
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+        try:
+            process.wait(_START_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        process.stdout.close()
 
 
 async def serve(

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slo_bench.harness.engines.over_http.endpoint import Endpoint
-from slo_bench.harness.gateway import Plan, serving
+from slo_bench.harness.gateway import Plan, serving, serving_apart
 from slo_bench.harness.mock_server import MockConfig
 from slo_bench.harness.mock_server import serving as mock
 from slo_bench.workloads.errors import SloBenchError
@@ -404,3 +404,13 @@ def test_what_cannot_be_served_is_refused(mocks):
         serving(Plan([endpoint]), port=endpoint.port),
     ):
         pass
+
+
+def test_a_process_of_its_own_serves_and_goes(mocks):
+    servers = mocks(2)
+    plan = Plan(tuple(Endpoint.parse(m.url) for m in servers), "least-loaded")
+    assert Plan.from_json(plan.to_json()) == plan
+    with serving_apart(plan) as url:
+        assert [Client(url).complete() for _ in range(3)] == [200] * 3
+    with pytest.raises(ConnectionRefusedError):
+        Client(url).get("/health")

@@ -1,0 +1,172 @@
+"""`slo-bench serve` with several real vLLM servers behind one address: whole ones, and a split."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+
+from slo_bench.harness.backends.serve import Serve
+
+pytestmark = pytest.mark.backends
+
+PATIENCE_S = 300
+BLOCK_TOKENS = 32
+# Ctrl-C must stop it also where whoever runs the tests passes on that it is ignored.
+PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from slo_bench.cli.main import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Up:
+    """What `slo-bench serve` has started; `urls` are those of the servers, in order."""
+
+    url: str
+    urls: Sequence[str]
+
+    def ask(self, prompt: list[int], tokens: int) -> list[int]:
+        return ask(self.url, prompt, tokens)
+
+
+def ask(url: str, prompt: list[int], tokens: int) -> list[int]:
+    body = {
+        "model": "tiny",
+        "prompt": prompt,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+        "return_token_ids": True,
+    }
+    asked = urllib.request.Request(
+        f"{url}/v1/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+        return json.load(answer)["choices"][0]["token_ids"]
+
+
+def samples(url: str, name: str) -> dict[str, float]:
+    """Labels to values of a metric."""
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    found = re.findall(rf"^{re.escape(name)}(\{{.*\}}) (\S+)$", text, re.MULTILINE)
+    return {labels: float(value) for labels, value in found}
+
+
+def prompt(row: int, tokens: int) -> list[int]:
+    draw = random.Random(row)
+    return [draw.randint(10, 2000) for _ in range(tokens)]
+
+
+@pytest.fixture
+def serve(installed, tiny_model, tmp_path):
+    """`slo-bench serve SYSTEM …`, stopped by Ctrl-C."""
+    installed("vllm")
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+
+    @contextlib.contextmanager
+    def up(system: str, *more: str) -> Iterator[Up]:
+        words = [system, "--backend", "vllm", "--model", str(tiny_model("vllm"))]
+        words += ["--served-name", "tiny", "--block-tokens", str(BLOCK_TOKENS), *more]
+        words += ["--log", str(tmp_path / "servers" / "s.log")]
+        said = tmp_path / "said.txt"
+        with (
+            said.open("w") as errors,
+            subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, "serve", *words],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "TMPDIR": str(temporary)},
+            ) as process,
+        ):
+            try:
+                assert process.stdout is not None
+                url = process.stdout.readline().strip()
+                assert url, said.read_text()
+                yield Up(url, re.findall(r" at (http://\S+): ", said.read_text()))
+            finally:
+                process.send_signal(signal.SIGINT)
+                process.wait(PATIENCE_S)
+        assert process.returncode == 130
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            urllib.request.urlopen(url, timeout=5)
+        assert not list(temporary.glob("slo-bench-*"))
+
+    return up
+
+
+def test_vllm_bench_drives_two_instances_as_one(serve, installed, tiny_model, tmp_path):
+    n, tokens = 24, 8
+    with serve("vllm", "--instances", "2", "--server-arg=--max-model-len=512") as up:
+        result = tmp_path / "bench.json"
+        program = installed("vllm").programs / "vllm"
+        words = [program, "bench", "serve", "--backend", "openai", "--base-url", up.url]
+        words += ["--model", "tiny", "--tokenizer", tiny_model("vllm"), "--dataset-name", "random"]
+        words += ["--random-input-len", "40", "--random-output-len", str(tokens), "--ignore-eos"]
+        words += ["--num-prompts", str(n), "--request-rate", "20", "--disable-tqdm"]
+        words += ["--save-result", "--result-dir", tmp_path, "--result-filename", result.name]
+        done = subprocess.run(
+            words,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            env={**os.environ, "HF_HUB_OFFLINE": "1"},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        found = json.loads(result.read_text())
+        assert found["completed"] == n
+        assert found["total_output_tokens"] == n * tokens
+        # It asks once by itself before it begins.
+        answers = samples(up.url, "slo_bench_gateway_answers_total")
+        assert sum(answers.values()) >= n
+        assert len(answers) == len(up.urls) == 2
+        for url in up.urls:
+            [generated] = samples(url, "vllm:generation_tokens_total").values()
+            assert generated >= n // 2 * tokens  # in turn
+        assert not any(samples(up.url, "slo_bench_gateway_losses_total").values())
+
+
+def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
+    serve, installed, tiny_model, tmp_path
+):
+    lengths = (5, 32, 33, 34, 64, 65, 97, 300)
+    single = [(prompt(length, length), 24) for length in lengths]
+    crowd = [(prompt(row % 8, 100), 100) for row in range(12)]  # some prompts come twice
+    whole = Serve(
+        "vllm", str(tiny_model("vllm")), None, served_name="tiny", block_tokens=BLOCK_TOKENS
+    )
+    with contextlib.ExitStack() as stack:
+        [server] = whole.start(stack, tmp_path / "whole.log")
+        expected = [ask(server.url, *asked) for asked in [*single, *crowd]]
+    with serve("distserve", "--kv-blocks", "20", "--server-arg=--no-enable-prefix-caching") as up:
+        prefill, decode = up.urls
+        found = [up.ask(*asked) for asked in single]
+        with ThreadPoolExecutor(len(crowd)) as pool:
+            found += pool.map(lambda asked: up.ask(*asked), crowd)
+        assert found == expected
+        [stored] = samples(prefill, "vllm:generation_tokens_total").values()
+        assert stored == len(expected)  # a token each
+        by_source = samples(decode, "vllm:prompt_tokens_by_source_total")
+        [loaded] = [tokens for labels, tokens in by_source.items() if "external_kv" in labels]
+        lengths = (*lengths, *(len(asked) for asked, _ in crowd))
+        assert loaded == sum((n - 1) // BLOCK_TOKENS * BLOCK_TOKENS for n in lengths)
+        # The crowd does not fit: who was preempted was computed again, here, and nobody was lost.
+        assert sum(samples(decode, "vllm:num_preemptions_total").values()) > 0
+        kept = list((tmp_path / "tmp").glob("slo-bench-kv-*/*"))
+        assert len(kept) < 8  # what was loaded does not stay
