@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
 from slo_bench.harness.backends.environments import environment, home
@@ -24,10 +25,16 @@ from slo_bench.harness.backends.plugin_folder import plugin_folder
 from slo_bench.harness.backends.recipe import Launch
 from slo_bench.harness.backends.servers import ServerError, free_port, serving
 from slo_bench.harness.backends.sglang import SGLANG
+from slo_bench.harness.clusters.servers import measure
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.core.wire import DROPPED, REJECTED, SGLANG_FIELD
 from slo_bench.harness.engines.on_sglang.targets import HOOKS
+from slo_bench.harness.engines.over_http import Endpoint, HttpOptions
+from slo_bench.harness.engines.over_http.faults import Fault
 from slo_bench.harness.engines.plugged import POLICY_VARIABLE, PolicySpec
 from slo_bench.harness.systems import system
 from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
 
 pytestmark = pytest.mark.backends
 
@@ -363,6 +370,23 @@ def test_a_stream_that_is_turned_away_ends_with_the_error(turns_away):
     error = json.loads(events[-1].removeprefix("data: "))["error"]
     assert error["code"] == 503
     assert error["message"].startswith("slo_bench: rejected")
+
+
+def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(turns_away):
+    workload = Workload(
+        np.arange(3) * 0.1,
+        np.array([20, 200, 20]),
+        np.full(3, 5),
+        ttft_slo_s=np.array([1000.0, 1000.0, 1e-6]),  # the last is late when it comes
+    )
+    options = HttpOptions(model="tiny", values_field=SGLANG_FIELD, token_ids=(3, 2048))
+    found = measure(workload, [Endpoint.parse(turns_away.server.url)], options)
+    wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
+    assert found.columns.outcome.tolist() == wanted, found.details
+    assert found.faults() == {Fault.ABORTED: 2}
+    assert found.details[1].startswith(REJECTED)
+    assert found.details[2].startswith(DROPPED)
+    assert found.columns.tokens_out.tolist() == [5, 0, 0]
 
 
 def test_a_server_that_is_killed_is_reported_and_leaves_nothing(sglang, model, tmp_path):
