@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..workloads.errors import SloBenchError
 from .examples import epilog
 
 if TYPE_CHECKING:
@@ -25,7 +26,11 @@ _IMPORTS = (
     "--out llama-2-70b.toml",
 )
 _SHOWS = ("slo-bench profile show 4090.toml", "slo-bench profile show 4090.toml --json")
-_FITS = ("slo-bench profile fit 4090.toml", "slo-bench profile fit 4090.toml --dry-run --json")
+_FITS = (
+    "slo-bench profile fit 4090.toml",
+    "slo-bench profile fit 4090.toml --dry-run --json",
+    "slo-bench profile fit 4090.toml --like adaptivellm --out costs.npz",
+)
 
 app = typer.Typer(
     help="Measured step times: import, show and fit them. `run --profile` and `validate` use them.",
@@ -109,6 +114,28 @@ def fit(
         typer.Option("--out", "-o", metavar="FILE", help="Default: FILE itself."),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Draws the rows held out.")] = 0,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PAPER",
+            help="adaptivellm: its regressors of what swapping and recomputing cost; --out gets a "
+            "grid that the system of that name loads (cost_grid).",
+        ),
+    ] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="With --like: learn from this profile too. May be repeated."
+        ),
+    ] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --like: costs on N GPUs, not the profile's."),
+    ] = None,
+    degrees: Annotated[
+        str | None,
+        typer.Option(metavar="N,…", help="With --like: degrees of polynomials (1,2)."),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only print the errors; write nothing.")
     ] = False,
@@ -119,6 +146,24 @@ def fit(
     """Fit nine terms and Ascendra's five, hold both and the tables against rows kept out, and
     keep the best.
     """
+    if like is not None:
+        from .profile_costs import fit_costs_like
+
+        fit_costs_like(
+            like,
+            profile,
+            beside or [],
+            tp=tp,
+            degrees=degrees,
+            out=out,
+            seed=seed,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+        return
+    for option, given in (("--beside", beside), ("--tp", tp), ("--degrees", degrees)):
+        if given is not None:
+            raise SloBenchError(f"{option} goes with --like adaptivellm only")
     from ..predictors.profiles.fit import fit as fit_all
     from ..predictors.profiles.profile import read_profile, write_profile
 

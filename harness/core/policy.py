@@ -24,6 +24,7 @@ class Bounds:
     high: float | None = None
     log: bool = False
     choices: tuple[Any, ...] | None = None
+    file: bool = False  # the name of a file; empty: none
 
     def check(self, name: str, value: Any) -> None:
         """Raise SloBenchError if `value` is out of bounds."""
@@ -31,6 +32,10 @@ class Bounds:
             if value not in self.choices:
                 options = ", ".join(str(c) for c in self.choices)
                 raise SloBenchError(f"{name} must be one of {options} but is {value!r}")
+            return
+        if self.file:
+            if not isinstance(value, str):
+                raise SloBenchError(f"{name} must be the name of a file but is {value!r}")
             return
         low, high = self.low, self.high
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -46,11 +51,12 @@ def knob(
     *,
     log: bool = False,
     choices: tuple[Any, ...] | None = None,
+    file: bool = False,
 ) -> Any:
     """A dataclass field that the user may set and the tuner may search."""
     if isinstance(default, bool) and choices is None:
         choices = (True, False)
-    bounds = Bounds(low, high, log, choices)
+    bounds = Bounds(low, high, log, choices, file)
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from ...predictors.costs.grid import read_cost_grid
 from ..core.decisions import Line, PreemptBy, Refill
 from ..core.policy import Key, knob
 from ..core.state import RequestState
@@ -27,6 +28,8 @@ class AdaptiveLlm(VllmV0):
     `groups`: `swapped-first` lets the swapped back before anybody is prefilled. `mean-priority` is
     Algorithm 2 to the letter: the group with the higher mean priority enters, which lets fresh
     short requests starve the swapped ones.
+    `cost_grid`: a file of `slo-bench profile fit --like adaptivellm`, whose learned costs Algorithm
+    1 then compares; without it those of the engine's own predictions (the simulator's are exact).
     `fair` off keeps vLLM's order and shows what the memory decisions alone are worth.
     """
 
@@ -35,6 +38,12 @@ class AdaptiveLlm(VllmV0):
     groups: str = knob("swapped-first", choices=("swapped-first", "mean-priority"))
     fair: bool = knob(True, choices=(True, False))
     adaptive: bool = knob(True, choices=(True, False))  # off: always recompute
+    cost_grid: str = knob("", file=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cost_grid:
+            read_cost_grid(self.cost_grid)  # refuse it now, not in the middle of a run
 
     def priority(self, r: RequestState, view: View) -> float:
         """§3.5: seconds since it was first queued, per token of its sequence."""
@@ -55,9 +64,16 @@ class AdaptiveLlm(VllmV0):
         blocks = view.held_blocks(r)
         if not self.adaptive or blocks > view.host_free_blocks:
             return PreemptBy.RECOMPUTE
-        swap_s = 2 * view.predict.swap_s(blocks)  # Eq. 2: out and in again
-        recompute_s = view.predict.step_s(0, 0, ((0, view.kv_tokens(r) + 1),))
+        swap_s, recompute_s = self._costs_s(r, blocks, view)
         return PreemptBy.SWAP if swap_s < recompute_s else PreemptBy.RECOMPUTE
+
+    def _costs_s(self, r: RequestState, blocks: int, view: View) -> tuple[float, float]:
+        """Out to host memory and in again (Eq. 2), and the prefill that recomputes it."""
+        tokens = view.kv_tokens(r) + 1
+        if self.cost_grid:
+            grid = read_cost_grid(self.cost_grid)
+            return grid.swap_s(blocks * view.block_tokens), grid.recompute_s(tokens)
+        return 2 * view.predict.swap_s(blocks), view.predict.step_s(0, 0, ((0, tokens),))
 
     def refill(self, view: View) -> Refill:
         if self.groups == "swapped-first":

@@ -64,6 +64,11 @@ TABLES = {
         "a whole step: equal chunks, each after kv_prefill tokens, beside n_decode sequences of "
         "kv_decode tokens each",
     ),
+    "transfers": TableKind(
+        ("direction",),
+        ("bytes",),
+        "one copy of so many bytes between a GPU and its host: to-host or to-gpu",
+    ),
 }
 
 

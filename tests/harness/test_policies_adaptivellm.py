@@ -16,6 +16,7 @@ from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.metrics import weighted_turnaround
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.simulate import simulate
+from slo_bench.predictors.costs.grid import CostGrid, Swap
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.workloads.errors import SloBenchError
@@ -30,6 +31,7 @@ class Seen:
 
     now_s: float = 10.0
     host_free_blocks: int = 64
+    block_tokens: int = 16
     swapped: tuple[RequestState, ...] = ()
     waiting: tuple[RequestState, ...] = ()
     prefills: list[tuple[int, int]] = field(default_factory=list)
@@ -182,6 +184,25 @@ def test_cheaper_way_on_the_engine(
         host_blocks=host_blocks,
     )
     assert found == (swaps, recomputes)
+
+
+@pytest.mark.parametrize(("s_per_token", "how"), [(0.01, "swap"), (0.02, "recompute")])
+def test_with_a_cost_grid_learned_costs_decide(tmp_path, s_per_token, how):
+    """A victim of one block of 16 tokens: out and in 0.32 or 0.64 s, its prefill 0.5 s."""
+    axis = np.array([0.0, 100.0])
+    swap = Swap(0.0, s_per_token)
+    CostGrid(axis, axis, axis, np.full((2, 2, 2), 0.5), swap, swap).write(tmp_path / "c.npz")
+    policy = AdaptiveLlm(cost_grid=str(tmp_path / "c.npz"))
+    view = Seen()
+    assert policy.preempt_by(request(), view) is PreemptBy(how)
+    assert not view.prefills  # the engine's own predictions were not asked
+
+
+def test_a_cost_grid_that_is_none_is_refused_at_once(tmp_path):
+    with pytest.raises(SloBenchError, match="cannot be read"):
+        AdaptiveLlm(cost_grid=str(tmp_path / "none.npz"))
+    with pytest.raises(SloBenchError, match="cost_grid must be the name of a file but is 3"):
+        AdaptiveLlm(cost_grid=3)
 
 
 # ---------------------------------------------------------------- Algorithm 2

@@ -1,0 +1,1 @@
+"""What it costs to preempt: recomputing and swapping KV, learned from measurements."""

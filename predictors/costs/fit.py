@@ -1,0 +1,205 @@
+"""Which regressor predicts a step best, and the grid of costs that it makes."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..profiles.observations import Observations, placement_of
+from ..profiles.profile import Profile
+from .grid import CostGrid
+from .regressors import Learned, Setting, learn, need_scikit_learn, settings
+from .samples import Mask, Samples, described, random_rows, samples, whole_sizes
+from .swap import SwapFit, swap_costs
+
+Floats = NDArray[np.float64]
+
+_HELD_OUT = 0.2
+_CALLS = 20  # single predictions that are timed
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Mean errors in percent of the measured time (NaN where they could not be had), and costs.
+
+    `random_percent`: on a fifth of the rows, kept out. `whole_percent`: on whole batch sizes and
+    lengths kept out. `beyond_percent`: on the outer half of the range, trained on the inner.
+    """
+
+    setting: Setting
+    random_percent: float
+    whole_percent: float
+    beyond_percent: float
+    train_s: float
+    call_s: float
+
+    @property
+    def held_out_percent(self) -> float:
+        """Mean of the two inside the range; what the best has least of."""
+        return float(np.nanmean([self.random_percent, self.whole_percent]))
+
+
+@dataclass(frozen=True)
+class GridQuality:
+    """The same for the lookup grid of the best, where nothing stands before a prefill in KV."""
+
+    random_percent: float
+    whole_percent: float
+    call_s: float
+
+
+@dataclass(frozen=True)
+class CostFit:
+    """What was tried, the best of it, the grid that it makes and how good that is."""
+
+    rows: int
+    qualities: tuple[Quality, ...]
+    best: Quality
+    grid: CostGrid
+    grid_quality: GridQuality
+    swap: SwapFit
+
+
+def fit_costs(
+    profile: Profile,
+    beside: Sequence[Profile] = (),
+    *,
+    tp: int | None = None,
+    tried: Sequence[Setting] = (),
+    seed: int = 0,
+) -> CostFit:
+    """The best of what is `tried` (else all `settings()`), by error on rows held out, and its grid.
+
+    It learns from the steps of `profile` and those `beside` it; the grid is for the model of
+    `profile` on `tp` GPUs.
+
+    Raises:
+        SloBenchError: scikit-learn is missing, or the tables make too few steps.
+    """
+    need_scikit_learn()
+    seen = samples([profile, *beside])
+    rng = np.random.default_rng(seed)
+    at_random = random_rows(len(seen), _HELD_OUT, rng)
+    whole = list(whole_sizes(seen.steps, rng))
+    qualities = [_quality(one, seen, at_random, whole, seed) for one in tried or settings()]
+    best = min(qualities, key=lambda q: q.held_out_percent)
+    placement = dataclasses.replace(placement_of(profile), tp=tp or profile.tp)
+    swap = swap_costs(profile, placement, rng)
+    learned = learn(best.setting, seen, seed)
+    grid = _grid(profile, placement.tp, seen, learned, swap)
+    about = {
+        "model": profile.model,
+        "gpu": profile.gpu,
+        "tp": placement.tp,
+        "rows": len(seen),
+        **dataclasses.asdict(best.setting),
+        "random_percent": best.random_percent,
+        "whole_percent": best.whole_percent,
+        "swap": swap.source,
+        "sources": [source.project for p in (profile, *beside) for source in p.sources],
+    }
+    grid = dataclasses.replace(grid, about=about)
+    grid_quality = _grid_quality(profile, seen, best.setting, at_random, whole, swap, seed)
+    return CostFit(len(seen), tuple(qualities), best, grid, grid_quality, swap)
+
+
+def _quality(
+    setting: Setting, seen: Samples, at_random: Mask, whole: Sequence[Mask], seed: int
+) -> Quality:
+    began_s = time.perf_counter()
+    learned = learn(setting, seen[~at_random], seed)
+    train_s = time.perf_counter() - began_s
+    random_errors = _errors(learned, seen[at_random])
+    whole_errors = [_errors(learn(setting, seen[~held], seed), seen[held]) for held in whole]
+    outer = seen.steps.outermost
+    beyond = np.empty(0)
+    if outer.any() and not outer.all():
+        beyond = _errors(learn(setting, seen[~outer], seed), seen[outer])
+    one = seen[np.arange(len(seen)) == 0]
+    began_s = time.perf_counter()
+    for _ in range(_CALLS):
+        learned.predict(one)
+    call_s = (time.perf_counter() - began_s) / _CALLS
+    return Quality(
+        setting,
+        _percent(random_errors),
+        _percent(np.concatenate([np.empty(0), *whole_errors])),
+        _percent(beyond),
+        train_s,
+        call_s,
+    )
+
+
+def _errors(learned: Learned, held: Samples) -> Floats:
+    return np.asarray(np.abs(learned.predict(held) / held.seconds - 1))
+
+
+def _percent(errors: Floats) -> float:
+    return float(100 * errors.mean()) if len(errors) else math.nan
+
+
+def _grid(profile: Profile, tp: int, seen: Samples, learned: Learned, swap: SwapFit) -> CostGrid:
+    """The learned step time at the measured sizes and halfway between them."""
+    steps = seen.steps
+    each = np.round(steps.kv_tokens / np.maximum(1, steps.sequences))
+    axes = [_axis(column) for column in (steps.chunk_tokens, steps.sequences, each)]
+    tokens, sequences, kv_tokens = (column.ravel() for column in np.meshgrid(*axes, indexing="ij"))
+    # Nobody decodes and nothing is prefilled: the least prefill, so that what lies between is flat.
+    nothing = (tokens == 0) & (sequences == 0)
+    tokens = np.where(nothing, axes[0][1], tokens)
+    asked = Observations(
+        chunks=(tokens > 0).astype(np.float64),
+        chunk_tokens=tokens,
+        context_tokens=np.zeros(len(tokens)),
+        sequences=sequences,
+        kv_tokens=sequences * kv_tokens,
+        seconds=np.ones(len(tokens)),
+    )
+    seconds = np.maximum(0.0, learned.predict(described(profile, asked, tp)))
+    shape = tuple(len(axis) for axis in axes)
+    return CostGrid(axes[0], axes[1], axes[2], seconds.reshape(shape), swap.out, swap.into)
+
+
+def _axis(measured: Floats) -> Floats:
+    """0, the sizes measured, and between two of them their geometric mean."""
+    sizes = np.unique(measured[measured > 0])
+    if not len(sizes):
+        return np.array([0.0, 1.0])
+    between = np.round(np.sqrt(sizes[1:] * sizes[:-1]))
+    return np.unique(np.concatenate([[0.0], sizes, between]))
+
+
+def _grid_quality(
+    profile: Profile,
+    seen: Samples,
+    setting: Setting,
+    at_random: Mask,
+    whole: Sequence[Mask],
+    swap: SwapFit,
+    seed: int,
+) -> GridQuality:
+    """Lookups in grids whose regressors have not seen the rows that are looked up."""
+    own = seen.features[:, :2] == described(profile, seen.steps).features[:, :2]
+    asked = own.all(axis=1) & (seen.steps.context_tokens == 0)
+    call_s = math.nan
+
+    def errors(held: Mask) -> Floats:
+        nonlocal call_s
+        grid = _grid(profile, profile.tp, seen[~held], learn(setting, seen[~held], seed), swap)
+        steps = seen.steps[held & asked]
+        columns = (steps.chunk_tokens, steps.sequences, steps.kv_tokens)
+        rows = list(zip(*(np.rint(column).astype(int).tolist() for column in columns), strict=True))
+        began_s = time.perf_counter()
+        found = np.array([grid.step_seconds(*row) for row in rows])
+        call_s = (time.perf_counter() - began_s) / max(1, len(rows))
+        return np.asarray(np.abs(found / steps.seconds - 1))
+
+    of_whole = [errors(held) for held in whole]
+    at_whole = _percent(np.concatenate([np.empty(0), *of_whole]))
+    return GridQuality(_percent(errors(at_random)), at_whole, call_s)

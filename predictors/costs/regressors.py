@@ -1,0 +1,134 @@
+"""AdaptiveLLM's eight regressors, each on polynomials of the features (§3.2, Tables 5 and 6)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError
+from ..profiles.least_squares import non_negative
+from .samples import Samples
+
+Floats = NDArray[np.float64]
+Target = Literal["ratio", "seconds"]
+
+DEGREES = (1, 2)
+REGRESSORS = ("linear", "tree", "forest", "ridge", "lasso", "elastic", "boosting", "knn")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A regressor, the degree of its polynomials, and what it learns.
+
+    `target`: `seconds` of a step, as published; `ratio` of the seconds to those of the operators
+    (non-negative coefficients, fitted on the same rows), whose logarithm is learned.
+    """
+
+    regressor: str
+    degree: int
+    target: Target
+
+
+def settings(degrees: Sequence[int] = DEGREES) -> list[Setting]:
+    """Every regressor with these degrees and both targets.
+
+    Raises:
+        SloBenchError: a degree that is not from 1 to 10.
+    """
+    if not degrees or min(degrees) < 1 or max(degrees) > 10:
+        raise SloBenchError(f"degrees must be from 1 to 10 but are {list(degrees)}")
+    targets: tuple[Target, ...] = ("ratio", "seconds")
+    return [Setting(r, d, t) for t in targets for r in REGRESSORS for d in degrees]
+
+
+@dataclass(frozen=True)
+class Learned:
+    """A trained regressor."""
+
+    setting: Setting
+    _model: Any
+    _coefficients: Floats  # of the operators
+    _scale: tuple[float, float]  # of what it learned
+
+    def predict(self, asked: Samples) -> Floats:
+        """Seconds of each step."""
+        mean, deviation = self._scale
+        raw = self._model.predict(np.log1p(asked.features)) * deviation + mean
+        if self.setting.target == "seconds":
+            return np.asarray(raw)
+        return np.asarray(np.exp(raw) * (asked.operators @ self._coefficients))
+
+
+def need_scikit_learn() -> None:
+    """Load it.
+
+    Raises:
+        SloBenchError: it is not installed.
+    """
+    try:
+        import sklearn.ensemble
+        import sklearn.linear_model
+        import sklearn.neighbors
+        import sklearn.tree  # noqa: F401
+    except ImportError:
+        raise SloBenchError(
+            "regressors need scikit-learn: pip install 'slo-bench[regressors]'"
+        ) from None
+
+
+def learn(setting: Setting, seen: Samples, seed: int = 0) -> Learned:
+    """Train on all rows of `seen`."""
+    coefficients = np.zeros(seen.operators.shape[1])
+    if setting.target == "seconds":
+        target = seen.seconds
+    else:
+        weighed = seen.operators / seen.seconds[:, None]
+        coefficients = non_negative(weighed, np.ones(len(seen)))
+        target = np.log(seen.seconds / (seen.operators @ coefficients))
+    mean, deviation = float(target.mean()), float(target.std()) or 1.0
+    model = _pipeline(setting, seed)
+    from threadpoolctl import threadpool_limits
+
+    with warnings.catch_warnings(), threadpool_limits(1):  # threads wait more than they work here
+        warnings.simplefilter("ignore")  # lasso that has not converged says so by its error
+        model.fit(np.log1p(seen.features), (target - mean) / deviation)
+    return Learned(setting, model, coefficients, (mean, deviation))
+
+
+def _pipeline(setting: Setting, seed: int) -> Any:
+    from sklearn.feature_selection import VarianceThreshold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+
+    return make_pipeline(
+        VarianceThreshold(),  # layers and hidden size, where there is one model only
+        StandardScaler(),
+        PolynomialFeatures(setting.degree, include_bias=False),
+        StandardScaler(),
+        _makers()[setting.regressor](seed),
+    )
+
+
+def _makers() -> dict[str, Callable[[int], Any]]:
+    from sklearn.ensemble import HistGradientBoostingRegressor, RandomForestRegressor
+    from sklearn.linear_model import ElasticNet, Lasso, LinearRegression, Ridge
+    from sklearn.neighbors import KNeighborsRegressor
+    from sklearn.tree import DecisionTreeRegressor
+
+    return {
+        "linear": lambda seed: LinearRegression(),
+        "tree": lambda seed: DecisionTreeRegressor(random_state=seed),
+        "forest": lambda seed: RandomForestRegressor(50, random_state=seed),
+        "ridge": lambda seed: Ridge(1e-3),
+        "lasso": lambda seed: Lasso(1e-3, random_state=seed),
+        "elastic": lambda seed: ElasticNet(1e-3, random_state=seed),
+        "boosting": lambda seed: HistGradientBoostingRegressor(
+            max_iter=300, min_samples_leaf=5, early_stopping=False, random_state=seed
+        ),
+        "knn": lambda seed: KNeighborsRegressor(5, weights="distance"),
+    }
