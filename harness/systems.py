@@ -37,6 +37,7 @@ from .policies.sglang import Sglang
 from .policies.sjf import ShortestJobFirst
 from .policies.slo_dbs import SloDbs
 from .policies.slo_odbs import SloOdbs
+from .policies.slo_odbs_continuous import SloOdbsContinuous
 from .policies.vllm import Vllm
 from .policies.vllm_swap import VllmSwap
 from .policies.vllm_v0 import VllmV0
@@ -119,6 +120,7 @@ _STOCK = (
     System("ljf", LongestJobFirst(), source="UELLM, §3.5"),
     System("s3", S3(), source="Jin et al., NeurIPS 2023; UELLM, Eq. 2-2"),
     System("slo-odbs", SloOdbs(), source="UELLM, Algorithm 3-1"),
+    System("slo-odbs-continuous", SloOdbsContinuous(), source="UELLM, Algorithm 3-1"),
     System("slo-dbs", SloDbs(), source="UELLM, §3.4.3"),
     System("odbs", Odbs(), source="UELLM, §3.4.3"),
     System(

@@ -171,7 +171,12 @@ class Policy(_Knobs):
 
 @dataclass(frozen=True)
 class StaticPolicy(_Knobs):
-    """Static batching: a batch is formed when the engine idles and runs until its longest ends."""
+    """Static batching: a batch is formed when the engine idles and runs until its longest ends.
+
+    `continuous` names the system that is what a server can run of it, if there is one.
+    """
+
+    continuous: ClassVar[str] = ""
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
         """The batch to run next, at least one request, from `waiting` (in order of arrival)."""

@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, ClassVar
 
 from ..core.policy import StaticPolicy, knob
 from ..core.state import RequestState
 from ..core.view import View
 from .length_monitor import LengthMonitor
+from .odbs_rule import BatchRule, OpenBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +40,13 @@ class Profiled:
 
 
 @dataclass(frozen=True)
-class SloOdbs(StaticPolicy):
-    """Algorithm 3-1. A batch closes when Total = w1·T_l + w2·T_o (Eq. 3-5) passes a threshold.
-
-    T_l = (SLO + L_CM)·(n + 1)·L1 (Eq. 3-3) and T_o = (length ∓ O_CM)·(n + 1)·L2 (Eq. 3-4) for the
-    request that would be the (n + 1)-th; L_CM and O_CM are the largest SLO (s) and predicted
-    answer (tokens) of the batch. `slo_weight` is w1, `output_weight` w2, `slo_factor` L1,
-    `output_factor` L2. Weights, factors and threshold default to the authors' public code.
+class SloOdbs(BatchRule, StaticPolicy):
+    """Algorithm 3-1, with the closing rule of `BatchRule`.
 
     Where the text contradicts itself or is silent:
 
-    - `length_term`: `signed` is line 6 (length - O_CM, negative for an answer shorter than the
-      batch's, so that the batch never closes), `sum` is Eq. 3-4, `absolute` the padding that either
-      adds.
     - `sort_by`: `slo` is line 1; `weighted` is the authors' code, w1·SLO + w2·length.
     - `slo_term`: the SLO as `stated`, or the `time-left` of it when the batch is formed.
-    - `cm_weights`: `mended` is w1·SLO + w2·length as in line 7, `printed` is line 12, which swaps
-      the weights. Line 20 ("adjust the batch size by CM") is: no more than
-      max_batch · min(1, `cm_limit` / CM) requests, and at least one.
     - `batch_order`: phase three, "sort all batches", has no code. `tightest-slo` lets the batch go
       first that has the tightest SLO in it, `built` the one built first.
     - `overdue`: requests whose SLO has passed go on as the tight ones they are; `last` lets them
@@ -66,17 +56,10 @@ class SloOdbs(StaticPolicy):
     without an SLO come last and add nothing to T_l. An SLO is e2e, a deadline, or TTFT with TPOT.
     """
 
-    slo_weight: float = knob(1.0, 0.0, 100.0)
-    output_weight: float = knob(0.5, 0.0, 100.0)
-    slo_factor: float = knob(1.2, 0.01, 100.0, log=True)
-    output_factor: float = knob(1.2, 0.01, 100.0, log=True)
-    threshold: float = knob(15_000.0, 1.0, 1e9, log=True)
-    max_batch: int = knob(32, 1, 4096, log=True)
-    cm_limit: float = knob(1_000.0, 1.0, 1e9, log=True)
-    length_term: str = knob("absolute", choices=("absolute", "signed", "sum"))
+    continuous: ClassVar[str] = "slo-odbs-continuous"
+
     sort_by: str = knob("slo", choices=("slo", "weighted"))
     slo_term: str = knob("stated", choices=("stated", "time-left"))
-    cm_weights: str = knob("mended", choices=("mended", "printed"))
     batch_order: str = knob("tightest-slo", choices=("tightest-slo", "built"))
     overdue: str = knob("first", choices=("first", "last"))
 
@@ -133,49 +116,16 @@ class SloOdbs(StaticPolicy):
     def _batches(self, profiles: Sequence[Profile], now_s: float) -> Iterator[list[Profile]]:
         """Lines 4 to 24."""
         batch: list[Profile] = []
-        longest_slo_s, longest_output, cm = 0.0, 0, 0.0
+        opened = OpenBatch(self)
         for p in profiles:
             slo_s = self._slo_s(p, now_s)
-            slo_s = slo_s if math.isfinite(slo_s) else 0.0
-            if batch and not (
-                len(batch) < self._most(cm)
-                and self._total(p.output_tokens, slo_s, len(batch), longest_slo_s, longest_output)
-                <= self.threshold
-            ):
+            if batch and not opened.takes(p.output_tokens, slo_s):
                 yield batch
-                batch = []
-                longest_slo_s, longest_output, cm = 0.0, 0, 0.0
+                batch, opened = [], OpenBatch(self)
             batch.append(p)
-            longest_slo_s = max(longest_slo_s, slo_s)
-            longest_output = max(longest_output, p.output_tokens)
-            cm = max(cm, self._cm(p.output_tokens, slo_s))
+            opened.add(p.output_tokens, slo_s)
         if batch:
             yield batch
-
-    def _total(
-        self, length: int, slo_s: float, n: int, longest_slo_s: float, longest_output: int
-    ) -> float:
-        """Eq. 3-5's left side, lines 5 to 7."""
-        term = {
-            "absolute": abs(length - longest_output),
-            "signed": length - longest_output,
-            "sum": length + longest_output,
-        }[self.length_term]
-        total_latency = (slo_s + longest_slo_s) * (n + 1) * self.slo_factor
-        total_output = term * (n + 1) * self.output_factor
-        return self.slo_weight * total_latency + self.output_weight * total_output
-
-    def _cm(self, length: int, slo_s: float) -> float:
-        """Line 12."""
-        if self.cm_weights == "printed":
-            return self.slo_weight * length + self.output_weight * slo_s
-        return self.slo_weight * slo_s + self.output_weight * length
-
-    def _most(self, cm: float) -> int:
-        """Line 20."""
-        if cm <= self.cm_limit:
-            return self.max_batch
-        return max(1, int(self.max_batch * self.cm_limit / cm))
 
 
 def stated_slo_s(r: RequestState, output_tokens: int) -> float:

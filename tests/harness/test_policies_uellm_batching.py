@@ -81,11 +81,11 @@ def test_total_by_hand():
     # T_l = (20 + 10)·2·1.5 = 90; the length term is 40 - 100, and T_o = term·2·1.1.
     policy = SloOdbs(slo_weight=2, output_weight=3, slo_factor=1.5, output_factor=1.1)
     args = (40, 20.0, 1, 10.0, 100)
-    assert policy._total(*args) == pytest.approx(2 * 90 + 3 * 60 * 2.2)
+    assert policy.total(*args) == pytest.approx(2 * 90 + 3 * 60 * 2.2)
     signed = policy.with_knobs(length_term="signed")
-    assert signed._total(*args) == pytest.approx(2 * 90 - 3 * 60 * 2.2)
+    assert signed.total(*args) == pytest.approx(2 * 90 - 3 * 60 * 2.2)
     summed = policy.with_knobs(length_term="sum")
-    assert summed._total(*args) == pytest.approx(2 * 90 + 3 * 140 * 2.2)
+    assert summed.total(*args) == pytest.approx(2 * 90 + 3 * 140 * 2.2)
 
 
 def test_total_is_compared_with_the_threshold():
@@ -136,8 +136,8 @@ def test_cm_shrinks_batches():
 
 def test_line_12_swaps_the_weights():
     policy = SloOdbs(slo_weight=1, output_weight=0.5)
-    assert policy._cm(200, 10.0) == 110
-    assert policy.with_knobs(cm_weights="printed")._cm(200, 10.0) == 205
+    assert policy.cm(200, 10.0) == 110
+    assert policy.with_knobs(cm_weights="printed").cm(200, 10.0) == 205
 
 
 def test_weighted_sort_groups_lengths():

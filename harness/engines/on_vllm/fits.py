@@ -13,7 +13,8 @@ NOTE = "a prompt's blocks are taken chunk by chunk, once there is room for all o
 def refusal(policy: AnyPolicy) -> str:
     """Why this policy cannot run inside vLLM; empty if it can."""
     if not isinstance(policy, Policy):
-        return "it forms static batches, which vLLM does not"
+        instead = f"; {policy.continuous} is what a server can run of it" * bool(policy.continuous)
+        return f"it forms static batches, which vLLM does not{instead}"
     if getattr(policy, "host_full", None) == "stall":
         return (
             "its victims may keep their blocks and sit out, which vLLM does not know: "

@@ -26,8 +26,12 @@ class PolicyQueue(RequestQueue):
         self,
         key: Callable[[Request], tuple[Any, int]],
         is_resident: Callable[[Request], bool],
+        *,
+        hangs_on_view: bool = False,
     ) -> None:
         self._key = key
+        self._hangs_on_view = hangs_on_view  # whoever enters may change all keys
+        self._entered = False
         self._is_resident = is_resident
         self.waiting: list[_Entry] = []
         self.resident: list[_Entry] = []
@@ -39,6 +43,7 @@ class PolicyQueue(RequestQueue):
         groups = {Refill.WAITING: self.waiting, Refill.RESIDENT: self.resident}
         self._group = groups.get(which, [])
         self._fits = fits
+        self._entered = False
 
     def closed(self) -> None:
         """An ordinary queue again."""
@@ -81,6 +86,7 @@ class PolicyQueue(RequestQueue):
         shown = self._shown()
         if not shown:
             raise IndexError("pop from an empty queue")
+        self._entered = self._hangs_on_view
         return shown.pop(0)[3]
 
     def remove_request(self, request: Request) -> None:
@@ -92,6 +98,9 @@ class PolicyQueue(RequestQueue):
             group[:] = [entry for entry in group if entry[2] not in gone]
 
     def __bool__(self) -> bool:
+        if self._entered and self._group is not None:
+            self._entered = False
+            self.rekey()
         shown = self._shown()
         return bool(shown) and (self._fits is None or self._fits(shown[0][3]))
 

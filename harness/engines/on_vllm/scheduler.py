@@ -58,7 +58,7 @@ class PolicyScheduler(Scheduler):
         self._victims = {PreemptBy.SWAP: 0, PreemptBy.RECOMPUTE: 0}
         self.now_s = type(self).clock()
         self.states: dict[str, RequestState] = {}
-        self.batch: list[Request] = []  # all in the batch, also those that sit out a step
+        self._apart: list[Request] = []  # in the batch, but not in `running` at this moment
         self.host_blocks = self._checked_host_blocks()
         self._requests: dict[int, Request] = {}  # by the number of their state
         self._arrived = 0
@@ -74,7 +74,11 @@ class PolicyScheduler(Scheduler):
         self._asks_leave = overrides(policy, "leave")
 
         self.policy = SchedulingPolicy.PRIORITY
-        self.waiting = PolicyQueue(self._key, lambda r: r.request_id in self.swapped)
+        self.waiting = PolicyQueue(
+            self._key,
+            lambda r: r.request_id in self.swapped,
+            hangs_on_view=policy.order == "view",
+        )
         self.view = VllmView(self)
         self._limits = policy.limits(self.view)
         self._apply_limits()
@@ -106,16 +110,22 @@ class PolicyScheduler(Scheduler):
         found: dict[str, int] = getattr(self.connector, "swapped", {})
         return found
 
+    @property
+    def batch(self) -> list[Request]:
+        """All in the batch, also those that sit out a step."""
+        return [*self._apart, *self.running]
+
     def request_of(self, r: RequestState) -> Request:
         """The request of vLLM that this state belongs to."""
         return self._requests[r.id]
 
     def prefills(self, request: Request) -> bool:
         """Does it lack more than the token that it decodes next?"""
+        lacks = bool(request.num_computed_tokens < request.num_tokens - 1)
         chunk = getattr(request, "is_prefill_chunk", None)
         if chunk is None:
-            return bool(request.num_computed_tokens < request.num_tokens - 1)
-        return bool(chunk) or request.num_output_tokens == 0
+            return lacks
+        return bool(chunk) or lacks or request.num_output_tokens == 0
 
     def cached_tokens(self, request: Request) -> int:
         """Leading tokens in the prefix cache."""
@@ -198,7 +208,6 @@ class PolicyScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.now_s = type(self).clock()
         self._preempted.clear()
-        self.batch = self.running
         self._dismiss()
         if self.slo_policy.limits_vary:
             self._limits = self.slo_policy.limits(self.view)
@@ -219,7 +228,6 @@ class PolicyScheduler(Scheduler):
                 output = super().schedule(*args, **kwargs)
         finally:
             self.waiting.closed()
-        self.batch = self.running
         self._decode_next = bool(sitting_out) and not output.num_scheduled_tokens
         self._note(output)
         return output
@@ -369,11 +377,13 @@ class PolicyScheduler(Scheduler):
         seqs = getattr(self, limit)
         out = set(sitting_out)
         self.running = [r for r in self.running if r not in out]
+        self._apart = sitting_out
         setattr(self, limit, seqs - len(out))
         try:
             return super().schedule(*args, **kwargs)
         finally:
             self.running = [*sitting_out, *self.running]
+            self._apart = []
             setattr(self, limit, seqs)
 
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
@@ -381,8 +391,9 @@ class PolicyScheduler(Scheduler):
         tokens = request.num_computed_tokens
         how = PreemptBy.RECOMPUTE
         if not self.prefills(request):
-            self.batch = [*self.running, request]  # vLLM has taken it out already
+            self._apart = [request]  # vLLM has taken it out already
             how = self.slo_policy.preempt_by(r, self.view)
+            self._apart = []
         blocks = -(-tokens // self.block_size)
         if how is PreemptBy.SWAP and blocks <= self.view.host_free_blocks:
             if getattr(request, "num_in_flight_tokens", 0):
@@ -399,7 +410,6 @@ class PolicyScheduler(Scheduler):
         self._victims[how] += 1
         self._preempted.append({"id": request.request_id, "by": how.value, "kv_tokens": tokens})
         super()._preempt_request(request, *args, **kwargs)
-        self.batch = self.running
 
     def _key(self, request: Request) -> tuple[Any, int]:
         r = self.states[request.request_id]

@@ -26,8 +26,10 @@ from slo_bench.harness.engines.plugged import PolicySpec
 from slo_bench.harness.engines.predictions import ModelledPredictions
 from slo_bench.harness.engines.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
+from slo_bench.harness.policies.ascendra import Ascendra
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
+from slo_bench.harness.policies.slo_odbs_continuous import SloOdbsContinuous
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.policies.vllm_swap import VllmSwap
 from slo_bench.harness.policies.vllm_v0 import VllmV0
@@ -151,6 +153,9 @@ SETTINGS = {
     "adaptivellm, host memory full": Setting(AdaptiveLlm(), 12, WEIGHED),
     "adaptivellm, groups by mean": Setting(AdaptiveLlm(groups="mean-priority"), 1000, WEIGHED),
     "adaptivellm, unfair": Setting(AdaptiveLlm(fair=False), 1000, WEIGHED),
+    "ascendra, shortest first": Setting(Ascendra(value="sjf", misfit="stop"), 0, WEIGHED),
+    "slo-odbs": Setting(SloOdbsContinuous(threshold=1000.0), 0, WEIGHED),
+    "odbs": Setting(SloOdbsContinuous(slo_weight=0.0, sort_by="weighted", threshold=300.0)),
 }
 
 
@@ -172,7 +177,9 @@ def drawn(seed: int, setting: Setting) -> Case:
         )
         for row, moment in enumerate(moments)
     )
-    policy = setting.policy.with_knobs(max_num_batched_tokens=tokens, max_num_seqs=seqs)
+    sizes = {"max_num_batched_tokens": tokens, "token_budget": tokens, "max_num_seqs": seqs}
+    known = setting.policy.bounds()
+    policy = setting.policy.with_knobs(**{k: v for k, v in sizes.items() if k in known})
     kv_blocks = int(draw.choice([40, 80, 160]))
     return Case(policy, kv_blocks, setting.host_blocks, requests, setting.costs)
 
