@@ -25,6 +25,7 @@ class Bounds:
     log: bool = False
     choices: tuple[Any, ...] | None = None
     file: bool = False  # the name of a file; empty: none
+    whole: bool = False  # no fractions
 
     def check(self, name: str, value: Any) -> None:
         """Raise SloBenchError if `value` is out of bounds."""
@@ -38,6 +39,8 @@ class Bounds:
                 raise SloBenchError(f"{name} must be the name of a file but is {value!r}")
             return
         low, high = self.low, self.high
+        if self.whole and not isinstance(value, int):
+            raise SloBenchError(f"{name} must be a whole number but is {value!r}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise SloBenchError(f"{name} must be a number from {low} to {high} but is {value!r}")
         if not ((low is None or value >= low) and (high is None or value <= high)):
@@ -56,7 +59,8 @@ def knob(
     """A dataclass field that the user may set and the tuner may search."""
     if isinstance(default, bool) and choices is None:
         choices = (True, False)
-    bounds = Bounds(low, high, log, choices, file)
+    whole = isinstance(default, int) and choices is None
+    bounds = Bounds(low, high, log, choices, file, whole)
     return dataclasses.field(default=default, metadata={"bounds": bounds})
 
 
@@ -84,13 +88,9 @@ class _Knobs:
         for name, value in values.items():
             if name not in known:
                 raise UnknownNameError(f"knob of {type(self).__name__}", name, known)
-            default = getattr(self, name)
-            if isinstance(default, int) and not isinstance(default, bool):
-                if isinstance(value, float) and value.is_integer():
-                    values[name] = int(value)
-                elif not isinstance(value, int):
-                    raise SloBenchError(f"{name} must be a whole number but is {value!r}")
-            if isinstance(default, bool) and not isinstance(value, bool):
+            if known[name].whole and isinstance(value, float) and value.is_integer():
+                values[name] = int(value)
+            if isinstance(getattr(self, name), bool) and not isinstance(value, bool):
                 raise SloBenchError(f"{name} must be true or false but is {value!r}")
         return dataclasses.replace(self, **values)
 

@@ -32,6 +32,7 @@ class Ascendra(Policy):
 
     - `misfit`: the `break` of Algorithm 1 has lost its indentation. `skip` passes over who does
       not fit in memory, `stop` ends the selection there. Skipping can starve long prompts.
+      Blocks that decodes take in this very step count as free when it is decided whom to skip.
     - Line 7 wants whole prompts within C and N. Prompts are split here, as in Sarathi-Serve on
       which the paper builds: C and N bound the chunk, and no prompt is too long for them.
     - A prompt that is begun goes on before others are, also before those of more value.

@@ -67,6 +67,21 @@ def test_knobs_can_be_searched(policy):
             assert getattr(made.with_knobs(**{name: end}), name) == end
 
 
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.__name__)
+def test_bad_knobs_are_refused_by_name(policy):
+    """Beyond either end (negative weights, wrong signs), no number, a list, half of a whole one."""
+    for name, b in policy.bounds().items():
+        bad = [None, [], ()]
+        if b.choices:
+            bad += ["neither", -7]
+        elif not b.file:
+            bad += ["", "many", float("nan"), float("inf"), -float("inf"), b.low - 1, b.high * 2]
+            bad += [b.low + 0.5] if b.whole else []
+        for value in bad:
+            with pytest.raises(SloBenchError, match=rf"{policy.__name__}\.{name} must be"):
+                policy(**{name: value})
+
+
 def test_bounds_open_on_one_side():
     Bounds(low=0).check("x", 10**9)
     with pytest.raises(SloBenchError, match="x must be from 0 to None but is -1"):
