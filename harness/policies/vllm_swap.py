@@ -20,13 +20,24 @@ class VllmSwap(VllmV0):
     """Preempts by swapping to host memory; the swapped come back before anybody new enters.
 
     What happens when host memory is full is not published (the AdaptiveLLM paper, which uses it
-    as a baseline, blames host memory for its throughput). `host_full`: `stall` lets the victim
-    keep its blocks and sit out; `recompute` throws its KV away.
+    as a baseline, blames host memory for its small batches). `host_full`: `admit-none` lets nobody
+    enter whose batch, should every answer have its full length, could outgrow GPU and host memory
+    together, so that a victim can be swapped (by tokens: where whole blocks take more, it is
+    recomputed); `stall` lets the victim keep its blocks and sit out; `recompute` throws its KV
+    away. A request by itself may always enter.
     """
 
-    host_full: str = knob("stall", choices=("stall", "recompute"))
+    host_full: str = knob("admit-none", choices=("admit-none", "stall", "recompute"))
 
     def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
-        if view.held_blocks(r) <= view.host_free_blocks:
+        if self.host_full != "stall" or view.held_blocks(r) <= view.host_free_blocks:
             return PreemptBy.SWAP
-        return PreemptBy(self.host_full)
+        return PreemptBy.STALL
+
+    def reserve(self, r: RequestState, view: View) -> int:
+        if self.host_full != "admit-none" or not view.n_running:
+            return 0
+        to_come = view.future_tokens + r.max_output_tokens - view.emitted_tokens(r)
+        if view.n_prefilling:  # the blocks of prompts are taken already
+            to_come -= sum(max(0, x.target_tokens - view.kv_tokens(x)) for x in view.running())
+        return max(0, -(-to_come // view.block_tokens) - view.host_free_blocks)

@@ -48,7 +48,7 @@ def test_edf_runs_everywhere():
 
 
 def test_victims_that_sit_out_are_refused_with_the_remedy():
-    swap = SYSTEMS["vllm-swap"]
+    swap = SYSTEMS["vllm-swap"].with_knobs(host_full="stall")
     assert "host_full=recompute" in (refusal(swap, "vllm") or "")
     assert refusal(swap.with_knobs(host_full="recompute"), "vllm") is None
     with pytest.raises(SloBenchError, match="vllm-swap cannot run on vllm"):

@@ -18,14 +18,12 @@ import numpy as np
 
 from slo_bench import Experiment
 from slo_bench.harness.cells import CellSpec, placed, workload_of
-from slo_bench.harness.core.decisions import PreemptBy
 from slo_bench.harness.core.policy import Key
 from slo_bench.harness.core.records import Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.view import View
 from slo_bench.harness.metrics import weighted_turnaround
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
-from slo_bench.harness.policies.vllm_swap import VllmSwap
 from slo_bench.harness.simulate import simulate
 from slo_bench.harness.systems import System, system
 from slo_bench.predictors.placement import Placement
@@ -35,18 +33,6 @@ from slo_bench.workloads.workload import Workload
 GB_PER_S = 1e9
 DATASETS = ("Chatbot", "Alpaca", "Summary")  # in the order of the suite's prompt_tokens
 SYSTEMS = ("vllm-v0", "vllm-swap", "adaptivellm")
-
-
-@dataclass(frozen=True)
-class SwapOnly(VllmSwap):
-    """vLLM-swap that admits nobody whose batch could outgrow GPU and host memory together."""
-
-    def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
-        return PreemptBy.SWAP
-
-    def reserve(self, r: RequestState, view: View) -> int:
-        to_come = view.future_tokens + r.max_output_tokens - view.emitted_tokens(r)
-        return max(0, -(-to_come // view.block_tokens) - view.host_free_blocks)
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ class Assumptions:
     step_ms: float = 0.0  # the same for every step
     answers: str = "64"  # all 64 tokens; "alpaca": lengths of Alpaca's answers, cut at 64
     output_tokens: int = 64
-    host_full: str = "stall"
+    host_full: str = "admit-none"
     knobs: Mapping[str, Any] = field(default_factory=dict)  # of AdaptiveLLM
     max_num_seqs: int = 256
     victim: str = "lowest"
@@ -96,7 +82,7 @@ CASES = (
     Assumptions("every step + 20 ms", step_ms=20),
     Assumptions("answers as Alpaca's", answers="alpaca"),
     Assumptions("host full: recompute", host_full="recompute"),
-    Assumptions("host full: nobody enters", host_full="nobody enters"),
+    Assumptions("host full: stall", host_full="stall"),
     Assumptions("AdaptiveLLM unfair", knobs=UNFAIR),
     Assumptions("Alg. 1 to the letter", victim="highest"),
     Assumptions("unfair, swap free of charge", knobs=UNFAIR, swap_gb_per_s=1e6),
@@ -115,7 +101,6 @@ CASES = (
             f"the most against vLLM-swap, {gb_per_s} GB/s",
             knobs=UNFAIR,
             swap_gb_per_s=gb_per_s,
-            host_full="nobody enters",
         )
         for gb_per_s in (1, 2, 5, 12, 24.6)
     ),
@@ -127,11 +112,7 @@ CASES = (
 def systems_under(a: Assumptions) -> dict[str, System]:
     """The three systems."""
     cap = {"max_num_seqs": a.max_num_seqs}
-    swap = system("vllm-swap").with_knobs(**cap)
-    if a.host_full == "nobody enters":
-        swap = System("vllm-swap", SwapOnly(max_num_seqs=a.max_num_seqs))
-    else:
-        swap = swap.with_knobs(host_full=a.host_full)
+    swap = system("vllm-swap").with_knobs(**cap, host_full=a.host_full)
     ours = system("adaptivellm").with_knobs(**cap, **a.knobs)
     if a.victim == "highest":
         ours = System("adaptivellm", HighestFirst(max_num_seqs=a.max_num_seqs))

@@ -84,7 +84,7 @@ def test_swapping_is_charged_both_ways(serve_each_way, requests):
 
 @pytest.mark.parametrize("host_blocks", [0, 1])
 def test_with_a_full_host_the_victim_sits_out(serve_each_way, requests, host_blocks):
-    policy = VllmSwap(watermark=0.0)
+    policy = VllmSwap(watermark=0.0, host_full="stall")
     served = serve_each_way(requests(*PAIR), policy, kv_blocks=5, host_blocks=host_blocks)
     # It keeps its two blocks, and goes on when the other has ended.
     assert times(served) == [(0, 1, 8), (0, 1, 10)]
@@ -102,6 +102,20 @@ def test_with_a_full_host_the_victim_sits_out(serve_each_way, requests, host_blo
         ],
     )
     assert served.result.gaps.quantile_s(1.0) == pytest.approx(6)
+
+
+@pytest.mark.parametrize("host_blocks", [0, 1])
+def test_nobody_enters_whose_victim_could_not_be_swapped(serve_each_way, requests, host_blocks):
+    policy = VllmSwap(watermark=0.0)
+    load = requests((0, 30, 9), (0, 30, 9))
+    served = serve_each_way(load, policy, kv_blocks=4, host_blocks=host_blocks)
+    # Each takes two blocks and has 9 tokens to come; 18 tokens take two blocks.
+    assert times(served) == [(0, 1, 9), (9, 10, 18)]
+    both = serve_each_way(load, policy, kv_blocks=4, host_blocks=2)
+    assert [row[0] for row in times(both)] == [0, 0]
+    for records in (served.records, both.records):
+        assert not records.preemptions_recompute.any()
+    assert both.records.preemptions_swap.sum() == 1
 
 
 def test_with_a_full_host_the_victim_may_be_recomputed(serve_each_way, requests):

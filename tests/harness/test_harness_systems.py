@@ -228,7 +228,7 @@ def test_whole_floats_are_whole_numbers():
         ("sarathi", {"watermark": -0.1}, "watermark must be from 0.0 to 0.5 but is -0.1"),
         ("sarathi", {"watermark": float("nan")}, "watermark must be from 0.0 to 0.5 but is nan"),
         ("sarathi", {"watermark": "low"}, "watermark must be a number from 0.0 to 0.5"),
-        ("vllm-swap", {"host_full": "wait"}, "host_full must be one of stall, recompute but is"),
+        ("vllm-swap", {"host_full": "wait"}, "host_full must be one of admit-none, stall"),
     ],
 )
 def test_knobs_that_cannot_be(name, knobs, problem):
