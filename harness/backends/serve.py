@@ -242,6 +242,6 @@ def _check_nixl(found: Environment) -> None:
     done = subprocess.run([found.python, "-c", "import nixl"], capture_output=True, check=False)
     if done.returncode:
         raise SloBenchError(
-            f"NIXL is not installed in {found.name}; install it with: "
-            f"{found.python} -m pip install nixl (or transfer KV through files)"
+            f"NIXL is not installed in {found.name}; add it with: "
+            f"pip --python {found.python} install nixl (or let KV go through files)"
         )
