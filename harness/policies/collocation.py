@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import cached_property
 from typing import ClassVar
 
 from ...workloads.errors import SloBenchError
@@ -58,6 +59,11 @@ class LoadForecaster:
             self._blocks -= blocks
         over_s = min(self._window_s, now_s)
         return self._blocks * horizon_s / over_s if over_s > 0 else 0.0
+
+    @property
+    def any(self) -> bool:
+        """Has any request come lately?"""
+        return bool(self._seen)
 
     def blocks_per_text(self) -> float:
         """Of the requests in the window."""
@@ -190,10 +196,16 @@ class Collocation(Collocated, Vllm):
         return due
 
     def _entry_due_s(self, r: RequestState, view: View) -> float:
-        """When a waiting request must begin for its first token to be in time."""
-        due = due_s(r)
-        if due < INF:
-            due -= view.predict.step_s(0, 0, ((0, r.target_tokens),))
+        """When a waiting request must begin to be in time."""
+        if r.emitted_tokens:  # evicted: its first token is out
+            return view.now_s + self.slack_s(r, view)
+        known: dict[RequestState, float] = view.state.entry_due_s
+        due = known.get(r)
+        if due is None:
+            due = due_s(r)
+            if due < INF:
+                due -= view.predict.step_s(0, 0, ((0, r.target_tokens),))
+            known[r] = due
         return due
 
     def embed_forecast(self, view: View, window_s: float) -> float:
@@ -235,7 +247,7 @@ class Collocation(Collocated, Vllm):
     def _forget_gone(self, view: View, state: Learnt) -> None:
         """Those who left without ending are told to nobody."""
         known = state.total_blocks
-        if len(known) > 1024 + 4 * (view.n_waiting + view.n_running):
+        if len(known) > 1024 and len(known) > 4 * (view.n_waiting + view.n_running):
             here = {*view.waiting(), *view.running()}
             state.total_blocks = {r: blocks for r, blocks in known.items() if r in here}
             state.entry_due_s = {r: due for r, due in state.entry_due_s.items() if r in here}
@@ -252,9 +264,10 @@ class Collocation(Collocated, Vllm):
             current = total - view.free_blocks
         else:
             current = sum(map(known.__getitem__, view.running()))
-        window_s = self._completion_s(r, view)
-        required = known[r] + self.embed_forecast(view, window_s) + self.safety_ratio * total
-        if r.priority <= 0 and self.speculative_share:
+        required = known[r] + self.safety_ratio * total
+        if state.embedder is not None:
+            required += self.embed_forecast(view, self._completion_s(r, view))
+        if r.priority <= 0 and self.speculative_share and state.urgent.any:
             expected = state.urgent.blocks_within(view.now_s, self.horizon_s)
             required += min(expected, self.speculative_share * total)
         return current + required - total
@@ -278,7 +291,6 @@ class Collocation(Collocated, Vllm):
         return Decision.REJECT
 
     def urgency(self, r: RequestState, view: View) -> Key:
-        view.state.entry_due_s[r] = self._entry_due_s(r, view)
         return (0.0 if r.priority > 0 else 1.0, r.arrival_s)
 
     def reserve(self, r: RequestState, view: View) -> int:
@@ -346,9 +358,8 @@ class Collocation(Collocated, Vllm):
         elapsed_s = now_s - state.adjusted_s
         if self.quota == "static" or elapsed_s < self.period_s or not elapsed_s:
             return
-        entry_due_s = state.entry_due_s
         llm = self.urgency_score(self.slack_s(r, view) for r in view.running())
-        llm += self.urgency_score(entry_due_s[r] - now_s for r in view.waiting())
+        llm += self.urgency_score(self._entry_due_s(r, view) - now_s for r in view.waiting())
         embeds = [*embedder.running(), *embedder.waiting(now_s)]
         embed = self.urgency_score(
             due_s(r) - now_s - self._own(r, embedder, state)[1] for r in embeds
@@ -372,6 +383,8 @@ class Collocation(Collocated, Vllm):
         state: Learnt = view.state
         embedder = state.embedder
         state.preempting = False
+        if embedder is None and not view.n_waiting:
+            return self._nothing_kept
         kept = 0
         if embedder is not None:
             self._adjust(view, state, embedder)
@@ -379,13 +392,18 @@ class Collocation(Collocated, Vllm):
             kept = max(0, quota - embedder.held_blocks)
         if not view.n_running:
             kept = 0  # or a request larger than the quota would wait for ever
+        headroom = self._headroom(kept, view, state)
+        if not (kept or headroom):
+            return self._nothing_kept
+        return replace(self._nothing_kept, watermark_blocks=kept, headroom_blocks=headroom)
+
+    @cached_property
+    def _nothing_kept(self) -> Limits:
         return Limits(
             self.max_num_batched_tokens,
             self.max_num_seqs,
             by_chunk=True,
             ahead=self.async_scheduling,
-            watermark_blocks=kept,
-            headroom_blocks=self._headroom(kept, view, state),
         )
 
     def _headroom(self, kept: int, view: View, state: Learnt) -> int:
@@ -409,9 +427,11 @@ class Collocation(Collocated, Vllm):
             return 0
         running = view.running()
         total = sum(map(state.total_blocks.__getitem__, running))
-        held = sum(map(view.held_blocks, running)) if want > free - total else 0
+        held = view.total_blocks - free
+        if state.embedder is not None:
+            held -= state.embedder.held_blocks
         if free - (total - held) >= want:
-            return want
+            return want  # whatever the batch may still grow to leaves that much
         remaining = [self._remaining_tokens(r, view) for r in running]
         until_asked = min(remaining, default=0)  # somebody ends then, at the latest
         spared = self.completion_tokens + until_asked
