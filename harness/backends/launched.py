@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...workloads.workload import Workload
-from ..cells import CellSpec, PlacementSpec, workload_of
+from ..cells import CellSpec, PlacementSpec, configured, workload_of
 from ..client_schema import ClientSchema
 from ..core.wire import SGLANG_FIELD, VLLM_FIELD
 from ..engines.over_http.endpoint import Endpoint
@@ -65,6 +65,8 @@ class LaunchedBackend:
     def check(self, spec: CellSpec) -> None:
         """See `Backend`."""
         self._wanted(spec).check(spec.instances)
+        if self.server.validated:
+            configured(spec.system, spec.knobs).check_simulated()
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`."""

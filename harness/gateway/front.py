@@ -107,10 +107,11 @@ class Front(asyncio.Protocol):
         """See `httptools.HttpRequestParser`."""
         if self._transport.is_closing():
             return
+        if not self._url.startswith(b"/"):
+            self._give_up(400, "the request's target must be a path, as in GET /v1/models")
+            return
         method = self._parser.get_method().decode("latin-1")
-        url = httptools.parse_url(self._url)
-        target = (url.path or b"/") + (b"?" + url.query if url.query else b"")
-        asked = Asked(method, target.decode("latin-1"), self._headers, b"".join(self._body))
+        asked = Asked(method, self._url.decode("latin-1"), self._headers, b"".join(self._body))
         reply = ClientReply(
             self._transport,
             http_1_1=self._parser.get_http_version() == "1.1",

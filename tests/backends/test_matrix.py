@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ import pytest
 
 from slo_bench.harness.backends.matrix import check, matrix, refusal
 from slo_bench.harness.backends.plugin_folder import plugin_folder
-from slo_bench.harness.backends.recipe import Launch
+from slo_bench.harness.backends.recipe import KvTransfer, Launch
 from slo_bench.harness.backends.serve import Serve
 from slo_bench.harness.backends.vllm import VLLM
 from slo_bench.harness.core.policy import StaticPolicy
@@ -68,6 +70,47 @@ def argv(**options) -> list[str]:
 def test_vllm_is_left_alone_without_a_system():
     assert "--scheduler-cls" not in argv()
     assert "--no-async-scheduling" not in argv()
+
+
+def connector_of(words: list[str]) -> dict[str, object]:
+    return json.loads(words[words.index("--kv-transfer-config") + 1])
+
+
+def test_only_prefill_instances_compute_prompts_whole():
+    prefill = argv(transfer=KvTransfer(True, folder=Path("/kv")), max_model_tokens=9000)
+    assert "--no-enable-chunked-prefill" in prefill
+    assert prefill[prefill.index("--max-num-batched-tokens") + 1] == "9000"
+    decode = argv(transfer=KvTransfer(False, folder=Path("/kv")))
+    assert "--no-enable-chunked-prefill" not in decode
+    assert connector_of(prefill) == connector_of(decode)
+    assert connector_of(decode)["kv_connector_extra_config"] == {"shared_storage_path": "/kv"}
+    module = str(connector_of(decode)["kv_connector_module_path"])
+    assert find_spec(module) is not None
+
+
+def test_nixl_is_told_where_to_listen():
+    launch = Launch(model="m", port=1, transfer=KvTransfer(True, port=77))
+    assert VLLM.environ("cpu", launch)["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "77"
+    words = list(VLLM.argv(Path("/env/bin"), "cpu", launch))
+    assert connector_of(words)["kv_buffer_device"] == "cpu"
+    words = list(VLLM.argv(Path("/env/bin"), "cuda", launch))
+    assert "kv_buffer_device" not in connector_of(words)
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in VLLM.environ("cpu", Launch(model="m", port=1))
+
+
+def test_a_split_says_itself_how_many_there_are():
+    knobs = {"prefill_instances": 2, "decode_instances": 3}
+    wanted = Serve("vllm", "m", "distserve", knobs, step_log=Path("s.jsonl"))
+    assert [log.name for log in wanted.step_logs()] == [
+        *("s-prefill-1.jsonl", "s-prefill-2.jsonl"),
+        *("s-decode-1.jsonl", "s-decode-2.jsonl", "s-decode-3.jsonl"),
+    ]
+    with pytest.raises(SloBenchError, match="leave instances out"):
+        wanted.check(instances=2)
+    assert [log.name for log in Serve("vllm", "m", step_log=Path("s")).step_logs(2)] == [
+        "s-1",
+        "s-2",
+    ]
 
 
 def test_vllm_is_started_with_the_limits_of_the_policy():

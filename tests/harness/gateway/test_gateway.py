@@ -371,6 +371,7 @@ def test_what_is_no_http_is_told_so_and_an_upgrade_is_passed_over(gateway, mocks
     parts = urlsplit(gateway(*(m.url for m in mocks(1))))
     for said, status in (
         (b"nonsense\r\n\r\n", b"400"),
+        (b"OPTIONS * HTTP/1.1\r\n\r\n", b"400"),
         (b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"200"),
     ):
         with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:

@@ -1,0 +1,55 @@
+"""`slo-bench serve` goes on while somebody can stand in for who has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from slo_bench.cli import serving
+from slo_bench.harness.backends.servers import ServerError
+
+
+@dataclass
+class Fake:
+    """A server that has so many looks to live."""
+
+    url: str
+    looks: float
+    name: str = "fake"
+    log: Path = Path("fake.log")
+
+    @property
+    def running(self) -> bool:
+        return self.looks > 0
+
+    def check(self) -> None:
+        raise ServerError(f"{self.url} ended")
+
+
+def ends(monkeypatch, *groups: list[Fake]) -> tuple[str, list[str]]:
+    """Why it ended, and what was said before."""
+
+    def sleep(seconds: float) -> None:
+        for group in groups:
+            for server in group:
+                server.looks -= 1
+
+    monkeypatch.setattr(serving.time, "sleep", sleep)
+    said: list[str] = []
+    with pytest.raises(ServerError) as ended:
+        serving.wait_while_served(groups, said.append)
+    return str(ended.value), said
+
+
+def test_the_last_one_that_ends_ends_the_service(monkeypatch):
+    why, said = ends(monkeypatch, [Fake("a", 1), Fake("b", 9), Fake("c", 3)])
+    assert why == "b ended"
+    assert [line.split()[2] for line in said] == ["a", "c"]
+
+
+def test_other_kinds_cannot_stand_in(monkeypatch):
+    why, said = ends(monkeypatch, [Fake("prefill", 4)], [Fake("decode", float("inf"))])
+    assert why == "prefill ended"
+    assert said == []
