@@ -38,6 +38,7 @@ class LengthMonitor:
         self.absolute_error_tokens = 0
         self.mispredicted: deque[Misprediction] = deque(maxlen=_QUEUED)
         self._true_tokens = [deque[int](maxlen=_REMEMBERED) for _ in BUCKET_EDGES]
+        self._reserve_tokens = [bucket_last_tokens(bucket) for bucket in range(len(BUCKET_EDGES))]
 
     @property
     def bucket_accuracy(self) -> float:
@@ -54,9 +55,11 @@ class LengthMonitor:
         The end of the predicted bucket, or the longest answer that lately came out of that
         bucket where it was longer; never more than the request may have.
         """
-        bucket = bucket_of(self.expected_tokens(r, view))
-        longest = max(self._true_tokens[bucket], default=0)
-        return min(r.max_output_tokens, max(bucket_last_tokens(bucket), longest))
+        return self.reserve_of(r, self.expected_tokens(r, view))
+
+    def reserve_of(self, r: RequestState, expected_tokens: int) -> int:
+        """The same, for a length that has been asked for already."""
+        return min(r.max_output_tokens, self._reserve_tokens[bucket_of(expected_tokens)])
 
     def observe(self, r: RequestState, view: View) -> None:
         """`r` has finished: compare, correct, and queue it where it was mispredicted."""
@@ -64,7 +67,9 @@ class LengthMonitor:
         bucket = bucket_of(predicted)
         self.seen += 1
         self.absolute_error_tokens += abs(predicted - true)
-        self._true_tokens[bucket].append(true)
+        lengths = self._true_tokens[bucket]
+        lengths.append(true)
+        self._reserve_tokens[bucket] = max(bucket_last_tokens(bucket), max(lengths))
         if bucket == bucket_of(true):
             self.in_bucket += 1
         else:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from ..core.policy import StaticPolicy, knob
 from ..core.state import RequestState
@@ -74,16 +75,12 @@ class S3(StaticPolicy):
         return tokens
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
-        monitor: LengthMonitor = view.state
-        items = [
-            Item(
-                r,
-                monitor.expected_tokens(r, view),
-                r.prompt_tokens,
-                monitor.reserve_tokens(r, view),
-            )
-            for r in waiting[: self.window]
-        ]
+        expected_tokens = view.state.expected_tokens
+        reserve_of = view.state.reserve_of
+        items = []
+        for r in waiting[: self.window]:
+            tokens = expected_tokens(r, view)
+            items.append(Item(r, tokens, r.prompt_tokens, reserve_of(r, tokens)))
         room = Room(self.max_batch, view.total_blocks, view.block_tokens)
         batches = pack(items, room)
         if self.first == "oldest":
@@ -136,33 +133,62 @@ def first_fit(items: Sequence[Item], room: Room) -> list[Batch]:
 def cut_sorted(items: Sequence[Item], room: Room) -> list[Batch]:
     """Items, longest answer first, cut into the fewest batches that fit; of those the least padded.
 
-    Dynamic program over the place of the last cut, O(items · max_batch).
+    What fits still fits without some of it, so the fewest batches before and behind each place are
+    those of cutting as late and as early as possible. Dynamic program over the places that some
+    fewest cut goes through; there are no more of them than empty seats in each batch.
     """
     n = len(items)
-    another = 1 + sum(item.output_tokens for item in items) * room.max_batch  # beyond any padding
-    most_prompt = max((item.prompt_tokens for item in items), default=0)
-    most_reserved = max((item.reserved_tokens for item in items), default=0)
-    ample = room.holds(min(n, room.max_batch), most_prompt, most_reserved)
-    cost = [0]  # of the first items: padding, and `another` for each batch
-    begin = [0] * (n + 1)  # where the last batch of the first items begins
+    first = _first_starts(items, room)
+    before = [0] * (n + 1)  # fewest batches of the first items
     for end in range(1, n + 1):
-        prompt = reserved = answers = 0
+        before[end] = before[first[end]] + 1
+    behind = [0] * (n + 1)  # fewest batches of the others
+    last = n
+    for start in range(n - 1, -1, -1):
+        while first[last] > start:
+            last -= 1
+        behind[start] = behind[last] + 1
+    answers = [0, *accumulate(item.output_tokens for item in items)]
+    padding = [0] * (n + 1)
+    begin = [0] * (n + 1)  # where the last batch of the first items begins
+    starts, ends = [0], list[int]()
+    for end in range(1, n + 1):
+        if before[end] + behind[end] > before[n]:
+            continue
+        if before[end] > before[starts[0]] + 1:
+            starts, ends = ends, []
         least = -1
-        for start in range(end - 1, max(-1, end - 1 - room.max_batch), -1):
-            item = items[start]
-            answers += item.output_tokens
-            if not ample:
-                prompt = max(prompt, item.prompt_tokens)
-                reserved = max(reserved, item.reserved_tokens)
-                if not room.holds(end - start, prompt, reserved):
-                    break
-            here = cost[start] + another + item.output_tokens * (end - start) - answers
-            if least < 0 or here < least:
-                least, begin[end] = here, start
-        cost.append(least)
+        for start in reversed(starts):
+            if start >= first[end]:
+                here = padding[start] + answers[start] + items[start].output_tokens * (end - start)
+                if least < 0 or here < least:
+                    least, begin[end] = here, start
+        padding[end] = least - answers[end]
+        ends.append(end)
     batches_found: list[Batch] = []
     end = n
     while end:
         batches_found.append(items[begin[end] : end])
         end = begin[end]
     return batches_found
+
+
+def _first_starts(items: Sequence[Item], room: Room) -> list[int]:
+    """Where the longest batch begins that ends at each place and fits."""
+    n = len(items)
+    most_prompt = max((item.prompt_tokens for item in items), default=0)
+    most_reserved = max((item.reserved_tokens for item in items), default=0)
+    if room.holds(min(n, room.max_batch), most_prompt, most_reserved):
+        return [max(0, end - room.max_batch) for end in range(n + 1)]
+    first = [0]
+    for end in range(1, n + 1):
+        start, prompt, reserved = end, 0, 0
+        while start > first[-1]:
+            item = items[start - 1]
+            prompt = max(prompt, item.prompt_tokens)
+            reserved = max(reserved, item.reserved_tokens)
+            if not room.holds(end - start + 1, prompt, reserved):
+                break
+            start -= 1
+        first.append(start)
+    return first
