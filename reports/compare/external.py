@@ -4,6 +4,7 @@
 |---|---|---|---|
 | latencies count from | sending | the moment aimed at | sending |
 | TPOT of ours is its | TPOT | ITL; its TPOT includes the first token | ITL, a mean per request |
+| tokens are counted by | the server | the server | its tokenizer; the server's are taken |
 | its goodput counts | met of those that succeeded | none | met of those that succeeded |
 
 Every figure is taken anew from times and token counts of single requests, so that it means what it
@@ -341,6 +342,12 @@ def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Re
 def _aiperf(path: Path, records: Sequence[Json]) -> Results:
     rows = _Rows.empty()
     refused: dict[str, str] = {}
+    notes = [
+        _GAPS_NOTE.format(
+            name=path.name, what="which is what aiperf calls ITL (a mean of each request)"
+        )
+    ]
+    other_counts = 0
     for line, record in enumerate(records, start=1):
         about, metrics = record.get("metadata") or {}, record.get("metrics") or {}
         if about.get("benchmark_phase", "profiling") != "profiling":
@@ -356,16 +363,23 @@ def _aiperf(path: Path, records: Sequence[Json]) -> Results:
         if not failed and math.isnan(ttft_s):
             for family in ("ttft", "tpot"):
                 refused[family] = "no time to first token is known; run aiperf with --streaming"
+        prompt, output, own = _aiperf_tokens(metrics)
+        other_counts += not failed and output != own
         rows.add(
             arrival_s=sent_s,
             first_token_s=sent_s + ttft_s,
             finish_s=sent_s + latency_s,
-            prompt_tokens=_aiperf_count(metrics, "input_sequence_length"),
-            tokens_out=_aiperf_count(metrics, "output_sequence_length"),
+            prompt_tokens=prompt,
+            tokens_out=output,
             finished=not failed,
         )
     if not rows.arrival_s:
         raise FileFormatError(path, None, "holds no request of the phase `profiling`")
+    if other_counts:
+        notes.append(
+            f"{path.name}: tokens are those that the server counted; aiperf tokenized the answers "
+            f"itself, came to other counts in {other_counts} requests, and prints an ITL by those."
+        )
     model, rate_rps = _aiperf_settings(path)
     system = path.parent.name or path.stem
     return Results(
@@ -373,11 +387,7 @@ def _aiperf(path: Path, records: Sequence[Json]) -> Results:
         kind=AIPERF,
         cells=_seeded([(path.name, rate_rps, model, rows.requests())], system),
         clock="sent",
-        notes=(
-            _GAPS_NOTE.format(
-                name=path.name, what="which is what aiperf calls ITL (a mean of each request)"
-            ),
-        ),
+        notes=tuple(notes),
         refused=refused,
     )
 
@@ -397,6 +407,21 @@ def _aiperf_s(path: Path, line: int, metrics: Json, name: str) -> float:
 def _aiperf_count(metrics: Json, name: str) -> float:
     measured = metrics.get(name)
     return number(measured.get("value")) if isinstance(measured, Mapping) else math.nan
+
+
+def _aiperf_tokens(metrics: Json) -> tuple[float, float, float]:
+    """Tokens of prompt and answer as the server counts them, as every other client's file has
+    them, or else as aiperf does; and of the answer as aiperf does.
+    """
+    prompt = _aiperf_count(metrics, "usage_prompt_tokens")
+    output = _aiperf_count(metrics, "usage_completion_tokens")
+    own_prompt = _aiperf_count(metrics, "input_sequence_length")
+    own_output = _aiperf_count(metrics, "output_sequence_length")
+    return (
+        own_prompt if math.isnan(prompt) else prompt,
+        own_output if math.isnan(output) else output,
+        own_output,
+    )
 
 
 def _aiperf_settings(path: Path) -> tuple[str, float | None]:

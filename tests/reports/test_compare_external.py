@@ -204,6 +204,23 @@ def test_aiperf(tmp_path):
     assert results.cells[0].identity["model"] == MODEL
 
 
+def test_aiperf_tokens_are_those_that_the_server_counted(tmp_path):
+    """As aiperf 0.13 writes it: `output_sequence_length` is of its own tokenizer."""
+    record = aiperf_record(10**18, 128.0, 945.0, 128)
+    record["metrics"] |= {
+        "usage_prompt_tokens": {"value": 43, "unit": "tokens"},
+        "usage_completion_tokens": {"value": 64, "unit": "tokens"},
+    }
+    path = tmp_path / "profile_export.jsonl"
+    results = read_results(write(path, record))
+    (cell,) = results.cells
+    requests = cell.read()
+    assert requests.tokens_out.tolist() == [64]
+    assert requests.prompt_tokens.tolist() == [43]
+    assert only(results).latency_s["tpot"] == pytest.approx([(0.945 - 0.128) / 63])
+    assert any("came to other counts in 1 requests" in note for note in results.notes)
+
+
 def test_aiperf_summary_and_unknown_units(tmp_path):
     summary = {"request_latency": {"avg": 1}, "time_to_first_token": {"avg": 1}}
     with pytest.raises(FileFormatError, match=r"profile_export\.jsonl"):
