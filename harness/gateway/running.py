@@ -18,6 +18,7 @@ from typing import Any
 from ...workloads.errors import SloBenchError
 from ..clusters.routers import router as router_by_name
 from ..engines.over_http.endpoint import Endpoint
+from ..machine import allow_many_sockets
 from .front import Front
 from .instances import Instances, Say
 from .messages import Asked, Reply
@@ -86,6 +87,7 @@ def serving(
         SloBenchError: what `Plan.check` refuses, or the port is taken.
     """
     plan.check()
+    allow_many_sockets()
     up: list[tuple[str, Callable[[], None]]] = []
     problems: list[BaseException] = []
     settled = threading.Event()

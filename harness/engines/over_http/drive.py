@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from ....workloads.errors import SloBenchError
 from ...core.records import Outcome
 from ...core.state import RequestState
+from ...machine import allow_many_sockets
 from .answers import read_answer
 from .connection import Pool
 from .endpoint import Endpoint
@@ -133,7 +134,7 @@ class Driver:
         Raises:
             SloBenchError: a host does not exist.
         """
-        _allow_many_sockets()
+        allow_many_sockets()
         try:
             with _quiet_memory():
                 return _run(self._run(start_s))
@@ -298,11 +299,3 @@ def _quiet_memory() -> Iterator[None]:
 def _peak_rss_bytes() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _allow_many_sockets() -> None:
-    """As many as the system lets us have without asking."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
