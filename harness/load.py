@@ -143,6 +143,10 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
     made = source(workload).make(rate_rps=1.0, requests=_SAMPLE_REQUESTS, seed=seed)
     where = placed(place)
     generates = np.flatnonzero(made.kind == Kind.GENERATE)
+    if len(generates) < len(made) and where.embedder is None:
+        raise SloBenchError(
+            f"{workload.workload} has embedding requests: say which model embeds (embedder)"
+        )
     generated = take(made, generates, made.arrival_s[generates])
     busy_s = _generating_s(generated, where) * len(generated) if len(generated) else 0.0
     if where.embedder is not None:
@@ -150,10 +154,6 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
             where.embedder.pass_s([(r.n_texts, r.prompt_tokens // r.n_texts)])
             for r in made
             if r.kind is Kind.EMBED
-        )
-    if not busy_s:
-        raise SloBenchError(
-            f"{workload.workload} has embedding requests: say which model embeds (embedder)"
         )
     return len(made) / busy_s
 

@@ -1,0 +1,76 @@
+"""Workloads written out in one line."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.request import Kind
+from slo_bench.workloads.source import load_source
+from slo_bench.workloads.writer import write_csv
+
+MIX = (
+    "mix(chat=synthetic(prompt=300,output=uniform(200,500),priority=2):3,"
+    "embed=embed(texts=uniform(16,128),tokens=uniform(10,20)):1)"
+)
+
+
+def test_embedding_requests():
+    made = load_source("embed(texts=uniform(16,128),tokens=7,priority=1)").make(
+        rate_rps=2, requests=500, seed=1
+    )
+    assert (made.kind == Kind.EMBED).all()
+    assert (made.priority == 1).all()
+    assert made.n_texts.min() >= 16
+    assert made.n_texts.max() <= 128
+    assert len(set(made.n_texts.tolist())) > 50
+    np.testing.assert_array_equal(made.prompt_tokens, 7 * made.n_texts)
+    np.testing.assert_array_equal(made.output_tokens, 1)
+    assert made[3].n_texts == made.n_texts[3]
+
+
+def test_synthetic_with_priority():
+    made = load_source("synthetic(prompt=10,output=uniform(2,4),priority=-1)").make(
+        rate_rps=2, requests=100
+    )
+    assert (made.kind == Kind.GENERATE).all()
+    assert (made.priority == -1).all()
+    assert set(made.output_tokens.tolist()) == {2, 3, 4}
+
+
+def test_both_in_a_mix():
+    made = load_source(MIX).make(rate_rps=2, requests=2000)
+    embeds = made.kind == Kind.EMBED
+    assert embeds.mean() == pytest.approx(0.25, abs=0.03)
+    assert (made.priority[~embeds] == 2).all()
+    assert (made.n_texts[~embeds] == 1).all()
+    assert (made.prompt_tokens[embeds] % made.n_texts[embeds] == 0).all()
+
+
+def test_there_and_back_as_csv(tmp_path):
+    made = load_source(MIX).make(rate_rps=2, requests=50)
+    write_csv(made, tmp_path / "mixed.csv")
+    back = load_source(tmp_path / "mixed.csv").make()
+    for column in ("kind", "n_texts", "priority", "prompt_tokens", "output_tokens"):
+        np.testing.assert_array_equal(getattr(back, column), getattr(made, column))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("embed(texts=3)", "lacks tokens"),
+        ("embed(texts=3,tokens=0)", "fixed tokens must be at least 1"),
+        ("synthetic(prompt=3)", "lacks output"),
+        ("embed(texts=3,tokens=4,dims=5)", "dims"),
+        ("embed(texts=3,tokens=4,priority=1e12)", "priority must be below"),
+    ],
+)
+def test_what_cannot_be_read(text, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        load_source(text)
+
+
+def test_lengths_are_set_inside():
+    with pytest.raises(SloBenchError, match="says its own lengths"):
+        load_source("embed(texts=3,tokens=4)", prompt_tokens="5")
