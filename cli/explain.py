@@ -18,7 +18,7 @@ EXAMPLES = (
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder of simulated cells.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
     request: Annotated[
         str,
         typer.Argument(metavar="REQUEST", help="Its number (`id` in the records), or slowest."),
@@ -43,11 +43,13 @@ def explain(
 ) -> None:
     """Say where a request's time went: queue, prefill, preempted, swapped, decode, and what else.
 
-    The cell is simulated again from the run's experiment, watched this time.
+    A simulated cell is run again from the experiment, watched this time. Of a real server's cell
+    only what its client saw is known: queue and prefill cannot be told apart.
     """
     from rich.console import Console
 
-    from ..harness.trace import cell_names, replay, write_perfetto
+    from ..harness.measured_trace import MeasuredCell
+    from ..harness.trace import cell_names, measured_on, replay, write_events, write_perfetto
     from ..reports import explain as explaining
     from .progress import counted
 
@@ -58,12 +60,21 @@ def explain(
                 f"{run} has {len(names)} cells; choose one with --cell, such as {names[0]}"
             )
         cell = names[0]
-    with counted("requests") as progress:
-        watched = replay(run, cell, progress=lambda ended, clock_s: progress(ended, None))
-    doubt = explaining.differs_from_record(run, watched)
-    explanation = explaining.explain(watched, explaining.chosen_request(watched, request))
-    if trace is not None:
-        write_perfetto(watched, trace)
+    doubt = None
+    if measured_on(run, cell) is not None:
+        measured = MeasuredCell.read(run, cell)
+        explanation = explaining.explain_measured(
+            measured, explaining.chosen_request(measured, request)
+        )
+        if trace is not None:
+            write_events(measured.events(), trace)
+    else:
+        with counted("requests") as progress:
+            watched = replay(run, cell, progress=lambda ended, clock_s: progress(ended, None))
+        doubt = explaining.differs_from_record(run, watched)
+        explanation = explaining.explain(watched, explaining.chosen_request(watched, request))
+        if trace is not None:
+            write_perfetto(watched, trace)
     if as_json:
         told = explaining.explanation_json(explanation) | {"doubt": doubt}
         typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))

@@ -27,6 +27,10 @@ class Part(Enum):
     STALLED = "stalled"
     PIPELINE = "pipeline"
     PADDING = "padding"
+    # Of real servers, which a client sees from outside.
+    CLIENT = "client"
+    UNTIL_ANSWER = "until first token"
+    ANSWER = "answer"
 
 
 MEANING = {
@@ -42,6 +46,9 @@ MEANING = {
     Part.STALLED: "kept its KV and sat out until a block was free",
     Part.PIPELINE: "waited for pipeline stages busy with other batches",
     Part.PADDING: "answered, while the longest of its batch went on",
+    Part.CLIENT: "due, and not yet sent by our client",
+    Part.UNTIL_ANSWER: "sent, without an answer: network, queue and prefill of the server",
+    Part.ANSWER: "between its first token and its last",
 }
 
 _OUTSIDE = {

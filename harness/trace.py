@@ -10,7 +10,7 @@ import contextlib
 import gzip
 import heapq
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -24,6 +24,7 @@ from .cells import CellSpec, configured, placed, predicted_output_tokens, worklo
 from .core.records import Outcome, Result
 from .engines.traced import InstanceLog, State, Trace
 from .experiment import Experiment
+from .plan import SIMULATED
 from .simulate import simulate
 
 Event = dict[str, Any]
@@ -55,6 +56,20 @@ def cell_names(folder: Path) -> list[str]:
     return [spec.cell for spec in _cells(folder)]
 
 
+def measured_on(folder: Path, cell: str) -> str | None:
+    """The backend that measured a cell of a run folder; None where it was simulated.
+
+    Raises:
+        UnknownNameError: the experiment has no such cell.
+        SloBenchError: the folder holds no experiment, or one that cannot be read.
+    """
+    specs = {spec.cell: spec for spec in _cells(folder)}
+    if cell not in specs:
+        raise UnknownNameError("cell", cell, specs)
+    backend = str(specs[cell].columns.get("backend", SIMULATED))
+    return None if backend == SIMULATED else backend
+
+
 def replay(
     folder: Path, cell: str, *, progress: Callable[[int, float], None] | None = None
 ) -> CellTrace:
@@ -64,15 +79,12 @@ def replay(
         UnknownNameError: the experiment has no such cell.
         SloBenchError: the cell was measured, not simulated, or cannot be run again.
     """
-    specs = {spec.cell: spec for spec in _cells(folder)}
-    if cell not in specs:
-        raise UnknownNameError("cell", cell, specs)
-    spec = specs[cell]
-    backend = spec.columns.get("backend", "simulated")
-    if backend != "simulated":
+    backend = measured_on(folder, cell)
+    if backend is not None:
         raise SloBenchError(
             f"{cell} was measured on {backend}; only simulated cells can be run again and watched"
         )
+    spec = next(spec for spec in _cells(folder) if spec.cell == cell)
     place = placed(spec.placement)
     workload = workload_of(spec)
     trace = Trace()
@@ -113,11 +125,20 @@ def write_perfetto(cell: CellTrace, path: Path) -> Path:
     Raises:
         SloBenchError: the file cannot be written.
     """
+    return write_events(events(cell), path)
+
+
+def write_events(found: Iterable[Event], path: Path) -> Path:
+    """Write trace events; packed where the name ends with `.gz`.
+
+    Raises:
+        SloBenchError: the file cannot be written.
+    """
     partial = path.with_name(f".{path.name}.part")
     try:
         with _opened(partial, packed=path.suffix == ".gz") as write:
             write('{"displayTimeUnit":"ms","traceEvents":[')
-            for place, event in enumerate(events(cell)):
+            for place, event in enumerate(found):
                 write(",\n" if place else "\n")
                 write(json.dumps(event, separators=(",", ":")))
             write("\n]}\n")
@@ -145,19 +166,21 @@ def events(cell: CellTrace) -> Iterator[Event]:
         name = f"instance {index // cell.lanes_per_instance}"
         if cell.lanes_per_instance > 1:
             name += f" lane {index % cell.lanes_per_instance}"
-        yield _named("process_name", index, 0, name)
-        yield _named("thread_name", index, _STEPS, "steps")
+        yield named_event("process_name", index, 0, name)
+        yield named_event("thread_name", index, _STEPS, "steps")
         yield from _steps(index, log)
         yield from _requests(cell, index, log)
 
 
-def _named(kind: str, process: int, thread: int, name: str) -> Event:
+def named_event(kind: str, process: int, thread: int, name: str) -> Event:
+    """What a process or a thread is called."""
     return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}
 
 
-def _slice(
+def slice_event(
     name: str, process: int, thread: int, begin_s: float, end_s: float, args: Mapping[str, object]
 ) -> Event:
+    """A stretch of time on a track."""
     begin_us = round(begin_s * 1e6, 3)
     return {
         "name": name,
@@ -186,7 +209,7 @@ def _steps(process: int, log: InstanceLog) -> Iterator[Event]:
         }
         if step.swap_s:
             told["KV transfer (s)"] = step.swap_s
-        yield _slice(name, process, _STEPS, step.begin_s, step.end_s, told)
+        yield slice_event(name, process, _STEPS, step.begin_s, step.end_s, told)
         counted = {"decoding": step.decode_seqs, "prefilling": len(step.chunks)}
         counters = (("batch", counted), ("waiting", {"requests": step.waiting}))
         for counter, values in (*counters, ("KV blocks in use", {"blocks": step.kv_blocks})):
@@ -204,25 +227,40 @@ def _requests(cell: CellTrace, process: int, log: InstanceLog) -> Iterator[Event
     records = cell.result.records
     here = np.array(sorted(log.moves), dtype=np.int64)
     here = here[records.outcome[here] == Outcome.FINISHED]
-    free: list[tuple[float, int]] = []
-    tracks = 0
-    for request in here[np.argsort(records.arrival_s[here], kind="stable")].tolist():
+    in_order = here[np.argsort(records.arrival_s[here], kind="stable")].tolist()
+    times = ((float(records.arrival_s[r]), float(records.finish_s[r])) for r in in_order)
+    for request, (track, named) in zip(in_order, free_tracks(process, times), strict=True):
+        yield from named
         arrival_s, finish_s = float(records.arrival_s[request]), float(records.finish_s[request])
-        if free and free[0][0] <= arrival_s:
-            track = heapq.heappop(free)[1]
-        else:
-            track = _REQUESTS + tracks
-            tracks += 1
-            yield _named("thread_name", process, track, f"requests {tracks}")
-        heapq.heappush(free, (finish_s, track))
         about = {
             "request": request,
             "prompt tokens": int(cell.workload.prompt_tokens[request]),
             "output tokens": int(cell.workload.output_tokens[request]),
         }
-        yield _slice(f"request {request}", process, track, arrival_s, finish_s, about)
+        yield slice_event(f"request {request}", process, track, arrival_s, finish_s, about)
         moves = log.moves[request]
-        yield _slice("queue", process, track, arrival_s, moves[0].time_s, {})
+        yield slice_event("queue", process, track, arrival_s, moves[0].time_s, {})
         for move, following in pairwise(moves):
             if move.state is not State.DONE:
-                yield _slice(move.state.value, process, track, move.time_s, following.time_s, {})
+                name = move.state.value
+                yield slice_event(name, process, track, move.time_s, following.time_s, {})
+
+
+def free_tracks(
+    process: int, times: Iterable[tuple[float, float]]
+) -> Iterator[tuple[int, list[Event]]]:
+    """For stretches in the order in which they begin, the first track that is free by then, and
+    the events that name it where it is new.
+    """
+    free: list[tuple[float, int]] = []
+    tracks = 0
+    for begin_s, end_s in times:
+        named: list[Event] = []
+        if free and free[0][0] <= begin_s:
+            track = heapq.heappop(free)[1]
+        else:
+            track = _REQUESTS + tracks
+            tracks += 1
+            named = [named_event("thread_name", process, track, f"requests {tracks}")]
+        heapq.heappush(free, (end_s, track))
+        yield track, named

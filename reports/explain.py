@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..harness.core.records import Outcome
+from ..harness.measured_trace import MeasuredCell
 from ..harness.metrics import judge
 from ..harness.stays import MEANING, Part, Stay, stays, totals_s
 from ..harness.trace import CellTrace
@@ -53,17 +54,23 @@ class Explanation:
         return totals_s(list(self.stays))
 
 
-def chosen_request(cell: CellTrace, text: str) -> int:
+def chosen_request(cell: CellTrace | MeasuredCell, text: str) -> int:
     """A request by its number (`id` in the records), or the slowest that finished.
 
     Raises:
         SloBenchError: there is no such request.
     """
-    n = len(cell.workload)
+    if isinstance(cell, MeasuredCell):
+        table = cell.requests
+        whole = (table["outcome"] == "finished").to_numpy()
+        e2e_s = np.where(whole, (table["finish_s"] - table["arrival_s"]).to_numpy(), np.nan)
+        name = cell.cell
+    else:
+        e2e_s, name = cell.result.records.e2e_s, cell.spec.cell
+    n = len(e2e_s)
     if text == SLOWEST:
-        e2e_s = cell.result.records.e2e_s
         if not np.isfinite(e2e_s).any():
-            raise SloBenchError(f"no request of {cell.spec.cell} finished")
+            raise SloBenchError(f"no request of {name} finished")
         return int(np.nanargmax(e2e_s))
     if not text.isdecimal() or int(text) >= n:
         raise SloBenchError(
@@ -109,6 +116,46 @@ def explain(cell: CellTrace, request: int) -> Explanation:
         missed=tuple(name for name, missed in late.items() if missed[request]),
         preemptions=int(records.preemptions_swap[request] + records.preemptions_recompute[request]),
         stays=stays(log, request, arrival_s),
+    )
+
+
+def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
+    """Explain one request of a real server, as far as its client knows.
+
+    Raises:
+        SloBenchError: it did not finish.
+    """
+    row = cell.requests.iloc[request]
+    outcome = str(row["outcome"])
+    if outcome != "finished":
+        fault = f" ({row['fault']})" if isinstance(row.get("fault"), str) else ""
+        raise SloBenchError(
+            f"request {request} of {cell.cell} was {outcome}{fault}, not served; there is no time "
+            "to explain"
+        )
+    arrival_s, first_s, finish_s = (
+        float(row[name]) for name in ("arrival_s", "first_token_s", "finish_s")
+    )
+    tokens = int(row["tokens_out"])
+    tpot_s = (finish_s - first_s) / (tokens - 1) if tokens > 1 else math.nan
+    took_s = {"ttft": first_s - arrival_s, "tpot": tpot_s, "e2e": finish_s - arrival_s}
+    late = [name for name, seconds in took_s.items() if seconds > float(row[f"{name}_slo_s"])]
+    late += ["deadline"] if finish_s > float(row["deadline_s"]) else []
+    return Explanation(
+        cell=cell.cell,
+        request=request,
+        prompt_tokens=int(row["prompt_tokens"]),
+        output_tokens=tokens,
+        cached_tokens=int(row["cached_tokens"]),
+        outcome=outcome,
+        arrival_s=arrival_s,
+        ttft_s=took_s["ttft"],
+        tpot_s=tpot_s,
+        e2e_s=took_s["e2e"],
+        met=bool(row["met"]),
+        missed=tuple(late),
+        preemptions=0,
+        stays=cell.stays(request),
     )
 
 

@@ -8,16 +8,27 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
+from slo_bench.cli.main import app
 from slo_bench.harness.cells import PlacementSpec, WorkloadSpec, placed, source
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engines.traced import Trace
 from slo_bench.harness.experiment import Experiment
+from slo_bench.harness.measured_trace import MeasuredCell
+from slo_bench.harness.mock_server import Fault, MockConfig, serving
 from slo_bench.harness.simulate import simulate
 from slo_bench.harness.stays import MEANING, Part, Stay, stays, totals_s
 from slo_bench.harness.systems import SYSTEMS, system
-from slo_bench.harness.trace import cell_names, events, replay, write_perfetto
+from slo_bench.harness.trace import (
+    cell_names,
+    events,
+    measured_on,
+    replay,
+    write_events,
+    write_perfetto,
+)
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.slo import parse_slo
 
@@ -175,13 +186,47 @@ def test_a_cell_runs_again_as_it_ran(run):
         cell_names(run.parent)
 
 
+def check_trace_events(text):
+    """The rules of the trace event format (JSON object form) for the events that we write."""
+    document = json.loads(text, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    assert set(document) == {"traceEvents", "displayTimeUnit"}
+    assert document["displayTimeUnit"] in ("ms", "ns")
+    named, stacks = set(), {}
+    for event in document["traceEvents"]:
+        assert isinstance(event["name"], str)
+        assert isinstance(event["pid"], int)
+        if event["ph"] == "M":
+            assert event["name"] in ("process_name", "thread_name")
+            assert isinstance(event["args"]["name"], str)
+            named.add((event["name"], event["pid"], event["tid"]))
+        elif event["ph"] == "C":
+            assert event["ts"] >= 0
+            assert all(isinstance(value, int | float) for value in event["args"].values())
+        else:
+            assert event["ph"] == "X"
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+            track = (event["pid"], event["tid"])
+            assert ("thread_name", *track) in named
+            stacks.setdefault(track, []).append((event["ts"], event["ts"] + event["dur"]))
+    for slices in stacks.values():  # on a track one is within the other or they do not meet
+        open_until = []
+        for begin, end in sorted(slices, key=lambda s: (s[0], -s[1])):
+            while open_until and open_until[-1] <= begin + 0.002:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 0.002  # written to a nanosecond
+            open_until.append(end)
+    assert {pid for kind, pid, _ in named if kind == "process_name"} == {t[0] for t in stacks}
+    return document["traceEvents"]
+
+
 @pytest.mark.parametrize("place", [0, 1])
 def test_perfetto(run, tmp_path, place):
     cell = replay(run, cell_names(run)[place])
     path = write_perfetto(cell, tmp_path / "trace.json")
     packed = write_perfetto(cell, tmp_path / "trace.json.gz")
     assert gzip.decompress(packed.read_bytes()) == path.read_bytes()
-    found = json.loads(path.read_text())["traceEvents"]
+    found = check_trace_events(path.read_text())
     assert len(found) == len(list(events(cell)))
     slices = [event for event in found if event["ph"] == "X"]
     assert all(event["dur"] >= 0 for event in slices)
@@ -194,3 +239,53 @@ def test_perfetto(run, tmp_path, place):
         assert all(end <= begin + 0.01 for end, begin in zip(ends, own[1:], strict=False))
     with pytest.raises(SloBenchError, match="cannot write"):
         write_perfetto(cell, tmp_path / "no" / "trace.json")
+
+
+@pytest.mark.parametrize("records", ["csv", "parquet"])
+def test_cells_of_real_servers_are_told_as_far_as_a_client_sees(tmp_path, records):
+    if records == "parquet":
+        pytest.importorskip("pyarrow")
+    folder = tmp_path / "run"
+    slow_to_answer = MockConfig(ttft_s=0.02, itl_s=0.002, fault=Fault.BROKEN, fault_every=4)
+    with serving(slow_to_answer) as server:
+        result = Experiment(
+            backend="http",
+            client={"base_urls": server.url, "late_limit_s": 60.0},
+            workload="sharegpt",
+            prompt_tokens="fixed(8)",
+            output_tokens="fixed(5)",
+            requests=12,
+            rates=200.0,
+            seeds=1,
+            records=records,
+        ).run(folder)
+    (row,) = result.rows()
+    name = str(row["cell"])
+    assert measured_on(folder, name) == "http"
+    cell = MeasuredCell.read(folder, name)
+    finished = cell.requests.index[cell.requests["outcome"] == "finished"].tolist()
+    assert 0 < len(finished) < 12
+    for request in finished:
+        of = cell.stays(request)
+        row = cell.requests.iloc[request]
+        assert of[0].begin_s == row["arrival_s"]
+        assert of[-1].end_s == row["finish_s"]
+        assert all(a.end_s == b.begin_s for a, b in pairwise(of))
+        assert totals_s(of)[Part.UNTIL_ANSWER] > 0
+        assert {stay.part for stay in of} <= {Part.CLIENT, Part.UNTIL_ANSWER, Part.ANSWER}
+    path = write_events(cell.events(), tmp_path / "trace.json")
+    found = check_trace_events(path.read_text())
+    whole = [e["args"]["request"] for e in found if e["name"].startswith("request ")]
+    assert sorted(whole) == finished
+    told = CliRunner().invoke(app, ["explain", str(folder), str(finished[0]), "--json"])
+    assert told.exit_code == 0, told.output
+    plain = json.loads(told.stdout)
+    assert sum(plain["parts_s"].values()) == pytest.approx(plain["e2e_s"])
+    lost = next(r for r in range(12) if r not in finished)
+    refused = CliRunner().invoke(app, ["explain", str(folder), str(lost)])
+    assert refused.exit_code == 1
+    assert "there is no time to explain" in str(refused.exception)
+    trace = tmp_path / "slowest.json.gz"
+    slowest = CliRunner().invoke(app, ["explain", str(folder), "slowest", "--trace", str(trace)])
+    assert "until first token" in slowest.output
+    check_trace_events(gzip.decompress(trace.read_bytes()).decode())
