@@ -18,7 +18,7 @@ from ..workloads.errors import FileFormatError
 from . import sections
 from .figure import Figure
 from .read import RunFolder
-from .scatters import TITLES, scatter_of, scatter_view, short_error
+from .scatters import BADGE, scatter_of, scatter_view, short_error
 from .tables import seconds_text
 
 
@@ -101,7 +101,7 @@ def section(levels: Sequence[ValidatedLevel], grid: str) -> str:
         '<section id="validation"><h2>Real against simulated</h2>'
         '<p class="lead">Every level was simulated as well: the same arrivals and lengths, the '
         "server’s own limits, step times fitted to its steps in other levels.</p>"
-        f'{_table(levels)}{grid}<details class="fold"><summary>What was assumed</summary>'
+        f'{grid}{_table(levels)}<details class="fold"><summary>What was assumed</summary>'
         f'<div class="body">{told}</div></details></section>'
     )
 
@@ -117,26 +117,24 @@ def _told(levels: Sequence[ValidatedLevel]) -> list[str]:
 
 
 def _table(levels: Sequence[ValidatedLevel]) -> str:
-    heads = ("Level", "Metric", "Real mean", "Simulated mean", *STATISTICS)
+    errors = (f"Error of {name}" for name in STATISTICS[:-1])
+    heads = ("Level", "Metric", "Real mean", "Simulated mean", *errors, "MAPE")
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
     body = []
     for level in levels:
         for metric in METRICS:
             mean = level.error(metric, "mean")
             values = (
-                TITLES[metric],
+                metric.upper(),
                 *(seconds_text(s) if s == s else "–" for s in (mean.real_s, mean.simulated_s)),
                 *(short_error(level.error(metric, statistic)) for statistic in STATISTICS),
             )
             row = "".join(f"<td>{escape(value)}</td>" for value in values)
             body.append(f'<tr><th scope="row">{escape(level.cell)}</th>{row}</tr>')
     return (
-        '<div class="card scroll" tabindex="0" role="region" aria-label="Errors of the simulation">'
+        '<div class="card scroll after" tabindex="0" role="region" aria-label="Errors">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
-
-
-BADGE = pd.DataFrame({"backend": ["simulated", "real"], "step_time": ["", ""]})
 
 
 def grid(drawn: Sequence[Figure]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from ..harness.validate import ErrorRow
@@ -16,6 +17,8 @@ TITLES = {
     "e2e": "End-to-end latency",
 }
 _MOST_POINTS = 2000
+# For the badge of a figure that shows both.
+BADGE = pd.DataFrame({"backend": ["simulated", "real"], "step_time": ["", ""]})
 
 
 def short_error(row: ErrorRow) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Group, RenderableType
@@ -21,7 +20,7 @@ from ..harness.validate_run import Level
 from ..workloads.errors import SloBenchError
 from . import html, sections
 from .figure import ONLY, Axis, Figure, View, as_json
-from .scatters import TITLES, scatter_of, scatter_view, short_error
+from .scatters import BADGE, TITLES, scatter_of, scatter_view, short_error
 from .tables import seconds_text
 
 
@@ -195,9 +194,8 @@ def write_validation(found: Validation, out: Path) -> Path:
         SloBenchError: it cannot be written.
     """
     drawn = [*(scatter(found, metric) for metric in METRICS), quantiles(found)]
-    cells = pd.DataFrame({"backend": ["simulated"], "step_time": [""]})
     title = f"{found.engine}: a real log and its simulation"
-    figures = "".join(sections.figure(figure, cells) for figure in drawn)
+    figures = "".join(sections.figure(figure, BADGE) for figure in drawn)
     told = "".join(f"<p>{escape(line)}</p>" for line in assumptions(found))
     body = f"""
 <header class="top">

@@ -183,6 +183,9 @@ class Chart {
       return;
     }
     const all = this.legend.dataset.all === "yes" || page.series.length <= SHOWN_AT_FIRST + 2;
+    const views = Object.values(this.figure.views);
+    const drawn = new Set(views.flatMap((v) => v.series.map((c) => c.s)));
+    if (views.every((v) => v.scatter) && drawn.size < 2) return;
     page.series.forEach((name, s) => {
       if (!all && s >= SHOWN_AT_FIRST && hidden.has(s)) return;
       const button = html("button", "", this.legend);
@@ -229,8 +232,10 @@ function drawLines(chart, view) {
   const { figure, width } = chart, { x: xAxis, y: yAxis } = figure;
   const height = Math.round(Math.min(330, Math.max(240, width * 0.56)));
   const image = chart.canvas(height), top = 26, bottom = height - 40;
-  const ys = view.series.flatMap((c) => [...c.y, ...(c.lo || []), ...(c.hi || [])]).concat(view.lines.filter((l) => l.axis === "y").map((l) => l.value));
-  const xs = view.series.flatMap((c) => c.x).concat(view.lines.filter((l) => l.axis === "x").map((l) => l.value));
+  // Where points are held against the diagonal, both axes end alike.
+  const ends = (axis) => view.lines.filter((l) => l.axis === axis || (view.scatter && l.axis === "diagonal")).map((l) => l.value);
+  const ys = view.series.flatMap((c) => [...c.y, ...(c.lo || []), ...(c.hi || [])]).concat(ends("y"));
+  const xs = view.series.flatMap((c) => c.x).concat(ends("x"));
   const y = scale({ ...yAxis, round: true }, ys, [bottom, top], 6);
   const left = Math.max(...y.ticks.map((t) => say(yAxis, t).length)) * 6.7 + 12, right = width - 12;
   const x = scale(xAxis, xs, [left, right], Math.max(3, Math.floor((right - left) / 75)));

@@ -4,7 +4,11 @@ import os
 
 import pytest
 
+from slo_bench.harness.validate_run import validate_run
+from slo_bench.predictors.profiles.profile import Source
+from slo_bench.predictors.profiles.whole_steps import Step, profile_of_steps
 from slo_bench.reports.html import write_report
+from slo_bench.reports.validation import write_validation
 
 pytestmark = pytest.mark.browser
 
@@ -170,4 +174,48 @@ def test_one_cell_is_enough(browser, make_run, tmp_path):
     page = browser.open(write_report([folder], tmp_path / "one.html").as_uri(), width=400)
     assert page.complaints() == []
     assert page.run("document.querySelectorAll('#figure-attainment .mark').length") == 1
+    page.close()
+
+
+@pytest.fixture
+def validations(make_run, tmp_path):
+    """The addresses of a report with a section on its simulation, and of a page of its own."""
+    folder = make_run(systems=["vllm"], rates=[1.0, 3.0], seeds=1, backend="vllm")
+    steps = [Step(n, 400 * n, [(0, 300)] * (n % 2), 0.03 + 4e-4 * n) for n in range(1, 90)]
+    source = Source("test", "steps")
+    given = profile_of_steps(steps, model="llama-3.1-8b", gpu="a100-80g", source=source)
+    level, _ = validate_run(folder, given)
+    own = write_validation(level.found, tmp_path / "validation.html")
+    return write_report([folder], tmp_path / "report.html").as_uri(), own.as_uri()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1280])
+@pytest.mark.parametrize("own_page", [False, True], ids=["section", "own page"])
+def test_scatters_of_real_against_simulated(browser, validations, own_page, width, dark):
+    page = browser.open(validations[own_page], width=width, dark=dark)
+    page.settle()
+    for metric in ("ttft", "tpot", "e2e"):
+        figure = f"document.querySelector('#figure-scatter-{metric}')"
+        assert page.run(f"{figure}.querySelectorAll('path.mark').length") > 20
+        assert page.run(f"{figure}.querySelectorAll('path.curve').length") == 0
+        # The diagonal reaches as far to the right as the points may.
+        assert page.run(
+            f"(() => {{ const l = {figure}.querySelector('line.reference').getBoundingClientRect(),"
+            f" a = {figure}.querySelector('line.axis').getBoundingClientRect();"
+            " return l.width / a.width; })()"
+        ) == pytest.approx(1.0, abs=0.05)
+        assert page.run(f"{figure}.querySelector('.badge').textContent") == "simulated and measured"
+    too_wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    assert page.run(too_wide) is False
+    if not own_page:
+        cells = page.run("document.querySelectorAll('#validation tbody tr').length")
+        assert cells == 6
+        second = "document.querySelectorAll('#figure-scatter-ttft .choices button')[1]"
+        before = page.run("document.querySelector('#figure-scatter-ttft .plot').innerHTML")
+        page.run(f"{second}.click()")
+        page.settle()
+        assert page.run("document.querySelector('#figure-scatter-ttft .plot').innerHTML") != before
+    assert page.complaints() == []
+    assert page.requests() == []
     page.close()
