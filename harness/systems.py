@@ -15,6 +15,7 @@ from typing import Any
 from ..workloads.errors import SloBenchError, UnknownNameError
 from .core.policy import AnyPolicy, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
+from .policies.adaptivellm_deadlines import AdaptiveLlmDeadlines
 from .policies.ascendra import Ascendra
 from .policies.collocated_fcfs import CollocatedFcfs
 from .policies.collocated_static import StaticSplit
@@ -131,6 +132,7 @@ _STOCK = (
         source="Zheng et al., NeurIPS 2024",
     ),
     System("adaptivellm", AdaptiveLlm(), source="AdaptiveLLM, Algorithms 1 and 2"),
+    System("adaptivellm-deadlines", AdaptiveLlmDeadlines(), source="AdaptiveLLM, §6 (1)"),
     System("collocation", Collocation(), source="LLM-embedding collocation, Algorithms 1 to 3"),
     System("collocation-lru", CollocationLru(), source="LLM-embedding collocation, §3.4"),
     System("collocation-open", CollocationOpen(), source="LLM-embedding collocation, §5.4"),

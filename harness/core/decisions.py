@@ -17,7 +17,8 @@ class Limits:
     chunk instead of at entry; entry still needs room for all of it. `watermark_blocks` stay free
     after an entry, `headroom_blocks` after decode growth. `ahead`: an iteration is decided while
     the one before it runs: it holds only who had arrived when that one began, and who ends in that
-    one keeps place and blocks for it.
+    one keeps place and blocks for it. `overlap_swap`: copies to and from host memory run beside the
+    step's computation, layer by layer, and lengthen it only by what exceeds it.
     """
 
     token_budget: int = 2048
@@ -28,6 +29,11 @@ class Limits:
     watermark_blocks: int = 0
     headroom_blocks: int = 0
     ahead: bool = False
+    overlap_swap: bool = False
+
+    def exposed_swap_s(self, step_s: float, swap_s: float) -> float:
+        """By how much swapping lengthens the step that it belongs to."""
+        return max(0.0, swap_s - step_s) if self.overlap_swap else swap_s
 
 
 class Admission(Enum):

@@ -201,7 +201,7 @@ class PlainInstance:
             duration_s = step_time.step_s(*batch, longest)
         else:
             duration_s = step_time.step_s(*batch)
-        duration_s += self.swap_s
+        duration_s += limits.exposed_swap_s(duration_s, self.swap_s)
         self.swap_s = 0.0
         self.began_s = self.now_s
         self.now_s = occupy(self.stages, self.now_s, duration_s)

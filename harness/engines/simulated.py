@@ -89,7 +89,7 @@ class SimulatedInstance(Loop):
             chunks, seqs = self.chunks, self.decode_seqs
             duration_s = step_s(seqs, self.decode_kv_tokens, chunks)
             if self.swap_s:
-                duration_s += self.swap_s
+                duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s)
                 self.swap_s = 0.0
             self._began_s = self.now_s
             if alone:

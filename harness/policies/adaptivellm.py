@@ -6,12 +6,13 @@ Algorithm 2 (which group enters), §3.5 (priority).
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...predictors.costs.grid import read_cost_grid
-from ..core.decisions import Line, PreemptBy, Refill
+from ..core.decisions import Limits, Line, PreemptBy, Refill
 from ..core.policy import Key, knob
 from ..core.state import RequestState
 from ..core.view import View
@@ -30,6 +31,10 @@ class AdaptiveLlm(VllmV0):
     short requests starve the swapped ones.
     `cost_grid`: a file of `slo-bench profile fit --like adaptivellm`, whose learned costs Algorithm
     1 then compares; without it those of the engine's own predictions (the simulator's are exact).
+    `overlap_swap`, `chunk_tokens`: the paper's future work (§6 (2)). Copies run beside a step's
+    computation, layer by layer, and only what exceeds it is paid for; recomputed (and new) prompts
+    ride on decode steps, in chunks that fill them up to so many tokens (0: alone, as published).
+    The costs that Algorithm 1 compares are then what either adds to the present step.
     `fair` off keeps vLLM's order and shows what the memory decisions alone are worth.
     """
 
@@ -39,11 +44,19 @@ class AdaptiveLlm(VllmV0):
     fair: bool = knob(True, choices=(True, False))
     adaptive: bool = knob(True, choices=(True, False))  # off: always recompute
     cost_grid: str = knob("", file=True)
+    overlap_swap: bool = knob(False)
+    chunk_tokens: int = knob(0, 0, 131072)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cost_grid:
             read_cost_grid(self.cost_grid)  # refuse it now, not in the middle of a run
+
+    def limits(self, view: View) -> Limits:
+        limits = dataclasses.replace(super().limits(view), overlap_swap=self.overlap_swap)
+        if not self.chunk_tokens:
+            return limits
+        return dataclasses.replace(limits, token_budget=self.chunk_tokens, mix=True, chunked=True)
 
     def priority(self, r: RequestState, view: View) -> float:
         """§3.5: seconds since it was first queued, per token of its sequence."""
@@ -68,12 +81,26 @@ class AdaptiveLlm(VllmV0):
         return PreemptBy.SWAP if swap_s < recompute_s else PreemptBy.RECOMPUTE
 
     def _costs_s(self, r: RequestState, blocks: int, view: View) -> tuple[float, float]:
-        """Out to host memory and in again (Eq. 2), and the prefill that recomputes it."""
-        tokens = view.kv_tokens(r) + 1
+        """What swapping `r` out and in again (Eq. 2) and recomputing it add to the run time."""
         if self.cost_grid:
-            grid = read_cost_grid(self.cost_grid)
-            return grid.swap_s(blocks * view.block_tokens), grid.recompute_s(tokens)
-        return 2 * view.predict.swap_s(blocks), view.predict.step_s(0, 0, ((0, tokens),))
+            grid, tokens = read_cost_grid(self.cost_grid), blocks * view.block_tokens
+            ways_s = [grid.swap_out.seconds(tokens), grid.swap_in.seconds(tokens)]
+        else:
+            ways_s = [view.predict.swap_s(blocks)] * 2
+        if self.overlap_swap:
+            step_s = self._step_s(view, view.n_decoding, view.decode_kv_tokens)
+            ways_s = [max(0.0, way_s - step_s) for way_s in ways_s]
+        again = view.kv_tokens(r) + 1
+        if not self.chunk_tokens:
+            return sum(ways_s), self._step_s(view, 0, 0, again)
+        beside = (view.n_decoding, view.decode_kv_tokens)
+        return sum(ways_s), self._step_s(view, *beside, again) - self._step_s(view, *beside)
+
+    def _step_s(self, view: View, seqs: int, kv_tokens: int, prefill: int = 0) -> float:
+        """A step of so many decodes with `prefill` tokens beside them."""
+        if self.cost_grid:
+            return read_cost_grid(self.cost_grid).step_seconds(prefill, seqs, kv_tokens)
+        return view.predict.step_s(seqs, kv_tokens, ((0, prefill),) if prefill else ())
 
     def refill(self, view: View) -> Refill:
         if self.groups == "swapped-first":

@@ -6,9 +6,10 @@ PagedAttention" (SOSP 2023), §4.5; the baseline vLLM-swap of AdaptiveLLM (§4).
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
-from ..core.decisions import PreemptBy
+from ..core.decisions import Limits, PreemptBy
 from ..core.policy import knob
 from ..core.state import RequestState
 from ..core.view import View
@@ -27,7 +28,11 @@ class VllmSwap(VllmV0):
     away. A request by itself may always enter.
     """
 
+    overlap_swap: bool = knob(False)  # copies run beside the layers' computation
     host_full: str = knob("admit-none", choices=("admit-none", "stall", "recompute"))
+
+    def limits(self, view: View) -> Limits:
+        return dataclasses.replace(super().limits(view), overlap_swap=self.overlap_swap)
 
     def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
         if self.host_full != "stall" or view.held_blocks(r) <= view.host_free_blocks:

@@ -78,17 +78,6 @@ class CostGrid:
         flat = self._flat
         return max(0.0, sum(w * flat[index + c] for c, w in corners))
 
-    def recompute_s(self, tokens: int, sequences: int = 0, kv_tokens: int = 0) -> float:
-        """What prefilling `tokens` again adds to a step of `sequences` that decode anyway."""
-        with_it = self.step_seconds(tokens, sequences, kv_tokens)
-        if not sequences:
-            return with_it
-        return max(0.0, with_it - self.step_seconds(0, sequences, kv_tokens))
-
-    def swap_s(self, tokens: int) -> float:
-        """Out to host memory and in again (AdaptiveLLM, Eq. 2)."""
-        return self.swap_out.seconds(tokens) + self.swap_in.seconds(tokens)
-
     def write(self, path: Path) -> None:
         """Write it as an uncompressed NumPy archive (docs/profiles.md says what is in it).
 

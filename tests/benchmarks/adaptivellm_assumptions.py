@@ -51,7 +51,7 @@ class Linked(Placement):
 
     @property
     def swap_s_per_block(self) -> float:
-        return self._block_bytes_on_fullest_gpu / self.swap_bytes_per_s
+        return self.block_bytes_per_gpu / self.swap_bytes_per_s
 
 
 @dataclass(frozen=True)

@@ -90,9 +90,19 @@ def stock(name: str) -> Callable[[int], System]:
 
 CONTINUOUS = [n for n, s in SYSTEMS.items() if isinstance(s.policy, Policy) and not s.not_simulated]
 CASES = {name: stock(name) for name in CONTINUOUS}
-CASES["vllm-swap-recompute"] = lambda n: SYSTEMS["vllm-swap"].with_knobs(
-    max_num_seqs=n, host_full="recompute"
-)
+for way in ("recompute", "stall"):
+    CASES[f"vllm-swap-{way}"] = lambda n, way=way: SYSTEMS["vllm-swap"].with_knobs(
+        max_num_seqs=n, host_full=way
+    )
+for name, knobs in (
+    ("vllm-swap", {"overlap_swap": True}),
+    ("adaptivellm", {"overlap_swap": True}),
+    ("adaptivellm", {"chunk_tokens": 96}),
+    ("adaptivellm", {"chunk_tokens": 96, "overlap_swap": True}),
+):
+    CASES[f"{name}-{'-'.join(knobs)}"] = lambda n, name=name, knobs=knobs: SYSTEMS[name].with_knobs(
+        max_num_seqs=n, **knobs
+    )
 CASES["adaptivellm-by-the-letter"] = lambda n: SYSTEMS["adaptivellm"].with_knobs(
     max_num_seqs=n, groups="mean-priority"
 )
@@ -108,6 +118,12 @@ CASES["prism-slack"] = lambda n: SYSTEMS["prism"].with_knobs(
 CASES["prism-drop"] = lambda n: SYSTEMS["prism"].with_knobs(max_num_seqs=n, late="drop")
 CASES["deadlines"] = lambda n: System("deadlines", Deadlines())
 CASES["swap-in-batches"] = lambda n: System("swap", SwapInBatches(max_num_seqs=n))
+CASES["vllm-ahead"] = lambda n: System(
+    "vllm", Vllm(max_num_batched_tokens=128, max_num_seqs=n, async_scheduling=True)
+)
+CASES["vllm-ahead-cached"] = lambda n: dataclasses.replace(
+    CASES["vllm-ahead"](n), prefix_cache=True
+)
 CASES["sarathi-cached"] = lambda n: System(
     "sarathi", Sarathi(chunk_tokens=64, max_num_seqs=n), prefix_cache=True
 )

@@ -82,6 +82,21 @@ def test_swapping_is_charged_both_ways(serve_each_way, requests):
     assert gaps.mean_s() == pytest.approx((7.5 + 10) / 11)
 
 
+@pytest.mark.parametrize(
+    ("swap_s_per_block", "exposed_s"),
+    [(0.25, 0.0), (0.5, 0.0), (0.75, 0.5), (1.5, 2.0)],
+)
+def test_overlapped_swapping_costs_what_exceeds_the_step(
+    serve_each_way, requests, swap_s_per_block, exposed_s
+):
+    """As above: two blocks out beside a step of 1 s, and in again beside another."""
+    policy = VllmSwap(watermark=0.0, overlap_swap=True)
+    memory = {"kv_blocks": 5, "host_blocks": 2, "swap_s_per_block": swap_s_per_block}
+    served = serve_each_way(requests(*PAIR), policy, **memory)
+    assert times(served) == [(0, 1, 8 + exposed_s), (0, 1, 10 + 2 * exposed_s)]
+    assert served.records.preemptions_swap.tolist() == [0, 1]
+
+
 @pytest.mark.parametrize("host_blocks", [0, 1])
 def test_with_a_full_host_the_victim_sits_out(serve_each_way, requests, host_blocks):
     policy = VllmSwap(watermark=0.0, host_full="stall")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from slo_bench import Experiment
 from slo_bench.harness.cells import configured, placed, workload_of
 from slo_bench.harness.core.decisions import PreemptBy, Refill
+from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.metrics import weighted_turnaround
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
+from slo_bench.harness.policies.adaptivellm_deadlines import AdaptiveLlmDeadlines
 from slo_bench.harness.simulate import simulate
 from slo_bench.predictors.costs.grid import CostGrid, Swap
 from slo_bench.predictors.placement import Placement
@@ -254,6 +256,76 @@ def test_to_the_letter_fresh_short_requests_starve_the_swapped(serve_each_way, r
 def test_unknown_groups_are_refused():
     with pytest.raises(SloBenchError, match="groups must be one of swapped-first, mean-priority"):
         AdaptiveLlm(groups="highest")
+
+
+# ---------------------------------------------------------------- future work, §6
+
+
+@dataclass
+class Beside(Seen):
+    """Two requests with 40 KV tokens decode, 1 s a step; a prefill beside them adds 0.5 s."""
+
+    n_decoding = 2
+    decode_kv_tokens = 40
+
+    def step_s(self, decode_seqs, decode_kv_tokens, chunks):
+        assert (decode_seqs, decode_kv_tokens) in ((2, 40), (0, 0))
+        return 1.0 + 0.5 * bool(chunks) if decode_seqs else 4.0
+
+
+@pytest.mark.parametrize(
+    ("knobs", "block_s", "how"),
+    [
+        ({}, 1.9, "swap"),  # 3.8 s < 4 s
+        ({}, 2.1, "recompute"),
+        ({"overlap_swap": True}, 2.9, "swap"),  # 2 · (2.9 - 1) s < 4 s
+        ({"overlap_swap": True}, 3.1, "recompute"),
+        ({"chunk_tokens": 64}, 0.24, "swap"),  # 0.48 s < 0.5 s
+        ({"chunk_tokens": 64}, 0.26, "recompute"),
+        ({"chunk_tokens": 64, "overlap_swap": True}, 1.2, "swap"),  # 0.4 s < 0.5 s
+    ],
+)
+def test_costs_are_what_either_adds_to_the_step(monkeypatch, knobs, block_s, how):
+    monkeypatch.setattr(Beside, "swap_s", lambda self, blocks: block_s * blocks)
+    assert AdaptiveLlm(**knobs).preempt_by(request(), Beside()) is PreemptBy(how)
+
+
+def test_a_recomputed_prompt_rides_on_the_decodes_of_others(serve, requests):
+    load = requests((0.0, 40, 20), (0.5, 40, 20))
+    chunked = serve(
+        load, AdaptiveLlm(chunk_tokens=24, adaptive=False, fair=False), kv_blocks=6, leaps=False
+    )
+    alone = serve(load, AdaptiveLlm(adaptive=False, fair=False), kv_blocks=6, leaps=False)
+    for served in (chunked, alone):
+        assert served.records.preemptions_recompute.sum() >= 1
+        assert (served.records.tokens_out == 20).all()
+    assert any(seqs and chunks for seqs, _, chunks in chunked.log)
+    assert not any(seqs and chunks for seqs, _, chunks in alone.log)
+    assert max(seqs + sum(n for _, n in chunks) for seqs, _, chunks in chunked.log) <= 24
+
+
+def with_deadlines(load, *e2e_s):
+    return replace(load, e2e_slo_s=np.array(e2e_s, dtype=float))
+
+
+def test_the_nearest_deadline_goes_first(serve_each_way, requests):
+    load = with_deadlines(requests((0, 16, 4), (0, 16, 4), (0, 16, 4)), 90, 20, 50)
+    records = serve_each_way(load, AdaptiveLlmDeadlines(max_num_seqs=1)).records
+    assert np.argsort(records.finish_s).tolist() == [1, 2, 0]
+
+
+def test_what_cannot_be_done_in_time_is_let_go(serve_each_way, requests):
+    """Four tokens take 4 s. The second waits for the first; at 3.5 s it can no longer be done."""
+    load = with_deadlines(requests((0, 16, 4), (0, 16, 4), (0, 16, 4)), 4.5, 7.5, 8.5)
+    records = serve_each_way(load, AdaptiveLlmDeadlines(max_num_seqs=1)).records
+    assert [Outcome(o).name for o in records.outcome] == ["FINISHED", "DROPPED", "FINISHED"]
+    assert records.finish_s[2] == 8
+
+
+def test_without_slos_deadlines_are_the_order_of_arrival(serve_each_way, requests):
+    load = requests((0, 16, 4), (0.1, 60, 4), (0.2, 16, 4))
+    records = serve_each_way(load, AdaptiveLlmDeadlines(max_num_seqs=1)).records
+    assert np.argsort(records.finish_s).tolist() == [0, 1, 2]
 
 
 # ---------------------------------------------------------------- KV bytes and the set-up

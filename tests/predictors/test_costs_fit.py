@@ -77,7 +77,7 @@ def test_the_best_is_close_and_so_is_its_grid(found):
 
 
 def test_below_the_least_prompt_measured_a_prefill_costs_no_less(found):
-    assert found.grid.recompute_s(1) == pytest.approx(found.grid.recompute_s(16))
+    assert found.grid.step_seconds(1) == pytest.approx(found.grid.step_seconds(16))
 
 
 def test_a_wrong_formula_is_mended_by_what_is_learned():
@@ -115,9 +115,9 @@ def test_learned_from_one_degree_and_asked_about_another():
     truth = FORMULAS["nine"].step_time(two, NINE, Host())
     for tokens in (16, 256, 1024):
         expected = truth.step_s(0, 0, [(0, tokens)])
-        assert both.grid.recompute_s(tokens) == pytest.approx(expected, rel=0.02)
+        assert both.grid.step_seconds(tokens) == pytest.approx(expected, rel=0.02)
     alone = fit_costs(measured(), [measured(two)], tried=KNN)
-    assert both.grid.recompute_s(1024) < 0.7 * alone.grid.recompute_s(1024)
+    assert both.grid.step_seconds(1024) < 0.7 * alone.grid.step_seconds(1024)
     assert both.grid.swap_out.s_per_token == pytest.approx(alone.grid.swap_out.s_per_token / 2)
 
 

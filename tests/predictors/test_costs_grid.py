@@ -48,15 +48,9 @@ def test_never_negative_beyond_a_falling_end():
     assert falling.step_seconds(10_000) == 0.0
 
 
-def test_recomputing_beside_others_costs_what_it_adds():
-    grid = linear_grid()
-    assert grid.recompute_s(100) == pytest.approx(0.011)
-    assert grid.recompute_s(100, 4, 4000) == pytest.approx(0.001)
-
-
-def test_swapping_goes_both_ways():
-    assert linear_grid().swap_s(16) == pytest.approx(3e-5 + 16 * 5e-6)
-    assert linear_grid().swap_s(0) == 0.0
+def test_a_copy_has_a_latency_and_nothing_takes_none():
+    assert linear_grid().swap_out.seconds(16) == pytest.approx(1e-5 + 16 * 2e-6)
+    assert linear_grid().swap_in.seconds(0) == 0.0
 
 
 def test_a_file_gives_back_what_was_written(tmp_path):

@@ -20,6 +20,8 @@ def refusal(policy: AnyPolicy) -> str:
             "its victims may keep their blocks and sit out, which vLLM does not know: "
             "set host_full=recompute"
         )
+    if getattr(policy, "overlap_swap", False):
+        return "its copies to host memory run beside computation, which is not done in vLLM here"
     return ""
 
 
