@@ -436,6 +436,9 @@ def _aiperf_settings(path: Path) -> tuple[str, float | None]:
             item.get("name", "") for item in (config.get("models") or {}).get("items") or []
         ]
         rate_rps = number((config.get("loadgen") or {}).get("request_rate"))
+        phases = [p for p in config.get("phases") or [] if p.get("kind") == "profiling"]
+        if len(phases) == 1:  # as aiperf 0.13 tells it
+            rate_rps = number(phases[0].get("rate"))
     except (OSError, ValueError, AttributeError) as error:
         raise SloBenchError(f"{beside} cannot be read: {error}") from error
     return ",".join(map(str, names)), rate_rps if math.isfinite(rate_rps) else None

@@ -221,6 +221,27 @@ def test_aiperf_tokens_are_those_that_the_server_counted(tmp_path):
     assert any("came to other counts in 1 requests" in note for note in results.notes)
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"loadgen": {"request_rate": 10.0}, "endpoint": {"model_names": [MODEL]}},
+        {
+            "models": {"items": [{"name": MODEL}]},
+            "phases": [
+                {"name": "warmup", "kind": "warmup", "rate": 2.0},
+                {"name": "profiling", "kind": "profiling", "type": "poisson", "rate": 10.0},
+            ],
+        },
+    ],
+    ids=["older", "0.13"],
+)
+def test_aiperf_rate_and_model_stand_in_the_summary(tmp_path, config):
+    path = write(tmp_path / "profile_export.jsonl", aiperf_record(10**18, 100.0, 500.0, 5))
+    write(tmp_path / "profile_export_aiperf.json", {"input_config": config})
+    (cell,) = read_results(path).cells
+    assert (cell.rate_rps, cell.identity["model"]) == (10.0, MODEL)
+
+
 def test_aiperf_summary_and_unknown_units(tmp_path):
     summary = {"request_latency": {"avg": 1}, "time_to_first_token": {"avg": 1}}
     with pytest.raises(FileFormatError, match=r"profile_export\.jsonl"):
