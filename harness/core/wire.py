@@ -20,7 +20,7 @@ SGLANG_FIELD = "custom_params"
 STORE_KV = "slo_bench_store"
 LOAD_KV = "slo_bench_load"
 
-# A request that a policy lets go ends with finish_reason "abort"; its stop_reason begins with:
+# A request that a policy lets go ends with status 503, or an error in its stream, that begins with:
 REJECTED = "slo_bench: rejected"
 DROPPED = "slo_bench: dropped"
 

@@ -17,11 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from slo_bench.harness.backends.serve import Serve
 from slo_bench.harness.backends.servers import Server, ServerError
-from slo_bench.harness.core.wire import DROPPED, REJECTED
+from slo_bench.harness.clusters.servers import measure
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.core.wire import DROPPED, REJECTED, VLLM_FIELD
+from slo_bench.harness.engines.over_http import Endpoint, HttpOptions
+from slo_bench.harness.engines.over_http.faults import Fault
+from slo_bench.workloads.workload import Workload
 
 pytestmark = pytest.mark.backends
 
@@ -198,6 +204,50 @@ def test_preempted_requests_answer_as_if_undisturbed(up, system):
             assert prefilled > n * 100
 
 
+def test_moore_hodgson_puts_who_is_late_anyway_last(up):
+    """Earliest deadline first would begin with it."""
+    due_in_s = {"late": 0.01, "patient": 10_000.0, "first": 5_000.0, "second": 8_000.0}
+    with up("prism", knobs={"max_num_seqs": 1}) as server, ThreadPoolExecutor(5) as pool:
+        long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS, name="long")
+        server.until("num_requests_running", 1)
+        waiting = []
+        for row, (name, bound_s) in enumerate(due_in_s.items()):
+            asked = pool.submit(server.ask, prompt(row, 8), 4, name=name, ttft_slo_s=bound_s)
+            waiting.append(asked)
+            server.until("num_requests_waiting", row + 1, lambda: not long.done())
+        assert not long.done(), "the queue never stood"
+        assert all(len(asked.result().tokens) == 4 for asked in waiting)
+        entered = [name.split("-")[1] for step in server.steps() for name in step["entered"]]
+    assert entered == ["long", "first", "second", "patient", "late"]
+
+
+def test_under_pressure_who_is_due_last_is_preempted(up):
+    n = 8
+    with up("edf", kv_blocks=20, max_model_tokens=None) as server:
+        with ThreadPoolExecutor(n) as pool:
+            asked = [
+                pool.submit(
+                    server.ask, prompt(row, 100), 100, name=f"r{row}", ttft_slo_s=1000.0 - 50 * row
+                )
+                for row in range(n)
+            ]
+            assert all(len(one.result().tokens) == 100 for one in asked)
+        running: set[int] = set()
+        victims = 0
+        for step in server.steps():
+            running -= {number(name) for name in step["ended"]}
+            for victim in step["preempted"]:
+                assert number(victim["id"]) == min(running)  # the first to come is due last
+                running.remove(number(victim["id"]))
+                victims += 1
+            running |= {number(name) for name in step["entered"]}
+    assert victims >= 3
+
+
+def number(name: str) -> int:
+    return int(name.split("-")[1][1:])
+
+
 def test_adaptivellm_swaps_some_and_recomputes_others(up):
     n, tokens = 10, 100
     # Host memory takes one request of up to 128 tokens: longer ones cannot be swapped.
@@ -223,21 +273,42 @@ def test_adaptivellm_swaps_some_and_recomputes_others(up):
             assert tally[f"executed_{way}"] == tally[f"decided_{way}"] == len(swapped)
 
 
+def refusal(ask: Callable[..., Reply], *args: Any, **wire: float) -> str:
+    """What a client is told that is given no answer."""
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        ask(*args, **wire)
+    assert raised.value.code == 503
+    message: str = json.load(raised.value)["error"]["message"]
+    return message
+
+
 def test_clients_see_who_was_dropped_and_who_was_turned_away(up):
     with up(str(HERE / "strict.py"), knobs={"max_num_seqs": 1}) as server:
-        rejected = server.ask(prompt(1, 400), 4)
-        assert (rejected.tokens, rejected.finish_reason) == ([], "abort")
-        assert rejected.stop_reason.startswith(REJECTED)
+        assert refusal(server.ask, prompt(1, 400), 4).startswith(REJECTED)
         with ThreadPoolExecutor(3) as pool:
             long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS)
             server.until("num_requests_running", 1)
-            late = pool.submit(server.ask, prompt(2, 8), 4, ttft_slo_s=0.01)
+            late = pool.submit(refusal, server.ask, prompt(2, 8), 4, ttft_slo_s=0.01)
             patient = pool.submit(server.ask, prompt(3, 8), 4, ttft_slo_s=10_000.0)
-            assert late.result().stop_reason.startswith(DROPPED)
-            assert late.result().finish_reason == "abort"
-            assert not late.result().tokens
+            assert late.result().startswith(DROPPED)
             assert len(patient.result().tokens) == 4
             assert len(long.result().tokens) == BLOCKER_TOKENS
+
+
+def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(up):
+    workload = Workload(
+        np.arange(3) * 0.1,
+        np.array([20, 400, 20]),
+        np.full(3, 5),
+        ttft_slo_s=np.array([1000.0, 1000.0, 1e-6]),  # the last is late when it comes
+    )
+    options = HttpOptions(model="tiny", values_field=VLLM_FIELD, token_ids=(10, 2000))
+    with up(str(HERE / "strict.py")) as server:
+        found = measure(workload, [Endpoint.parse(server.server.url)], options)
+    wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
+    assert found.columns.outcome.tolist() == wanted, found.details
+    assert found.faults() == {Fault.ABORTED: 2}
+    assert found.columns.tokens_out.tolist() == [5, 0, 0]
 
 
 def test_a_policy_that_is_not_in_the_server_is_an_error(up):

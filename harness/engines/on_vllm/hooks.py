@@ -39,6 +39,7 @@ _TARGETS: dict[str, tuple[str, ...]] = {
     "vllm.v1.core.block_pool:BlockPool.get_num_free_blocks": ("self",),
     "vllm.v1.engine:EngineCoreOutput": ("request_id", "new_token_ids"),
     "vllm.v1.engine:EngineCoreOutputs": (),
+    "vllm.v1.engine.async_llm:AsyncLLM.generate": ("self", "prompt", "sampling_params"),
     "vllm.v1.request:RequestStatus.get_finished_reason": ("status",),
     "vllm.v1.request:RequestStatus.FINISHED_ABORTED": (),
     "vllm.v1.request:RequestStatus.FINISHED_STOPPED": (),

@@ -6,7 +6,7 @@ from ..plugged import StepLog, asked_for, host_blocks
 
 
 def register() -> None:
-    """Make the swap connector known, after checking that this vLLM is as we know it.
+    """Make the swap connector known and drops visible, if this vLLM is as we know it.
 
     Does nothing unless a policy is asked for, or a log of the steps without one.
 
@@ -19,6 +19,7 @@ def register() -> None:
         return
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
+    from . import goodbye
     from .connector import NAME
     from .hooks import moved, vllm_version
 
@@ -27,6 +28,9 @@ def register() -> None:
         raise RuntimeError(
             f"slo-bench does not know this vLLM ({vllm_version()}): {'; '.join(problems)}"
         )
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    goodbye.install(AsyncLLM)
     registered = getattr(KVConnectorFactory, "_registry", {})
     if NAME not in registered:  # processes may come here more than once
         module = f"{__package__}.connector"

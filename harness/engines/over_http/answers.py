@@ -73,8 +73,8 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> Answer:
 
 
 def _error(fault: Fault, body: bytes) -> tuple[Fault, str]:
-    """What an error means, in the server's words. SGLang tells by an error of a request that a
-    policy of ours let go.
+    """What an error means, in the server's words: also a request that a policy of ours let go ends
+    with one.
     """
     message = _message(body)
     return (Fault.ABORTED if message.startswith((REJECTED, DROPPED)) else fault), message

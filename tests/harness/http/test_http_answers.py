@@ -135,7 +135,7 @@ def test_a_policy_says_that_it_rejected():
     ("says", "outcome"),
     [("rejected", Outcome.REJECTED), ("dropped", Outcome.DROPPED)],
 )
-def test_a_policy_inside_sglang_says_so_by_an_error(says, outcome):
+def test_a_policy_inside_a_server_says_so_by_an_error(says, outcome):
     message = f"slo_bench: {says} by the policy"
     body = {"object": "error", "message": message, "type": "ServiceUnavailable", "code": 503}
     streamed = b"data: " + json.dumps({"error": body}).encode() + b"\n\n"
