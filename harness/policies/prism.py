@@ -36,9 +36,9 @@ class Prism(Vllm):
 
     The work of a prefill is e = p / c: its tokens over the speed of chunked prefill, which is
     `max_num_batched_tokens` over the predicted time of a step that prefills so many. `caution`
-    scales it: 0 is earliest deadline first. The clock starts where the prefills now in the batch
-    will have ended. `buffer` is the memory that the paper keeps free on each engine; it gives no
-    size.
+    scales it: above 1 allows for decodes beside the chunks, which c does not know; 0 leaves out
+    only whose deadline has passed. The clock starts where the prefills now in the batch will have
+    ended. `buffer` is the memory that the paper keeps free on each engine; it gives no size.
 
     Where the text is silent:
 
