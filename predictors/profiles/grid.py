@@ -23,10 +23,11 @@ def grid_of(
     where = tuple(np.searchsorted(a, c) for a, c in zip(axes, columns, strict=True))
     shape = tuple(len(axis) for axis in axes)
     flat = np.ravel_multi_index(where, shape)
-    order = np.argsort(flat, kind="stable")
-    cells, begins = np.unique(flat[order], return_index=True)
+    order = np.lexsort((values, flat))
+    cells, begins, counts = np.unique(flat[order], return_index=True, return_counts=True)
+    below, above = (values[order[begins + k // 2]] for k in (counts - 1, counts))
     grid = np.full(shape, np.nan)
-    grid.ravel()[cells] = [np.median(part) for part in np.split(values[order], begins[1:])]
+    grid.ravel()[cells] = (below + above) / 2
     for beyond in (False, True):
         for axis in fill_along:
             if not np.isnan(grid).any():
