@@ -33,8 +33,13 @@ def start(tmp_path, monkeypatch):
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
     environment = Environment(tmp_path / "fake-1-cpu", "fake", "1", "cpu")
 
-    def started(mode: str, ready_s: float = SOON_S, system: str | None = None):
-        launch = Launch(model="m", port=free_port(), system=system)
+    def started(
+        mode: str,
+        ready_s: float = SOON_S,
+        system: str | None = None,
+        step_log: Path | None = None,
+    ):
+        launch = Launch(model="m", port=free_port(), system=system, step_log=step_log)
         log = tmp_path / "servers" / "fake.log"
         return serving(recipe(mode), environment, launch, log=log, ready_s=ready_s)
 
@@ -93,6 +98,15 @@ def test_a_policy_must_say_that_it_is_there(start):
     with start("ready", system="edf") as server:
         assert server.handshake["hooks"] == ["one"]
     with pytest.raises(ServerError, match="edf is not in it"), start("unhooked", system="edf"):
+        pytest.fail("it must not count as started")
+
+
+def test_a_log_of_steps_must_say_that_it_is_there(start, tmp_path):
+    log = tmp_path / "steps.jsonl"
+    with start("ready", step_log=log) as server:
+        assert server.handshake["hooks"] == ["one"]
+    problem = "the log of its steps is not in it"
+    with pytest.raises(ServerError, match=problem), start("unhooked", step_log=log):
         pytest.fail("it must not count as started")
 
 
