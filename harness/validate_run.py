@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from ..predictors.profiles.names import recognise
 from ..predictors.profiles.profile import Profile, Source, write_profile
 from ..predictors.profiles.whole_steps import Step, profile_of_steps
 from ..workloads.errors import SloBenchError
@@ -160,7 +161,7 @@ def _judged(
     names = tuple(other.cell for other in others)
     fitted = profile_of_steps(
         steps,
-        model=str(level.meta["model"]),
+        model=_catalogue_name(str(level.meta["model"])),
         gpu=str(level.meta["gpu"]),
         tp=level.log.engine.tp or 1,
         source=Source(
@@ -172,6 +173,14 @@ def _judged(
     )
     client_s = _client_s(others, fitted)
     return Level(level.cell, identity, fitted, names, _replayed(level, fitted, client_s))
+
+
+def _catalogue_name(served: str) -> str:
+    """The catalogue's name of a served model, so that `run --profile` knows it; else its own."""
+    try:
+        return recognise("models", served)
+    except SloBenchError:
+        return served
 
 
 def _replayed(level: _Measured, profile: Profile, client_s: float = 0.0) -> Validation:

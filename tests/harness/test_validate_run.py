@@ -184,6 +184,15 @@ def test_the_folder_keeps_it(run):
     assert (run / "validation" / "high.csv.gz").is_file()
 
 
+def test_the_profile_is_of_a_model_of_the_catalogue_where_that_is_served(tmp_path):
+    folder = tmp_path / "run"
+    changes = {"model": "Meta-Llama-3.1-8B"}
+    rows = [measure(folder, name, 5.0, seed, **changes) for seed, name in enumerate("ab")]
+    for level in validate_run(table(folder, *rows)):
+        assert level.profile.model == "llama-3.1-8b"
+        assert level.found.notes == ()
+
+
 def test_a_level_alone_needs_one_that_was_measured_first(tmp_path):
     folder = tmp_path / "run"
     table(folder, measure(folder, "only", 5.0, 0))
