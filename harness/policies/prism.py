@@ -6,6 +6,7 @@ Source: Prism (see docs/papers.md), Algorithm 2 and §6.3 (local scheduling).
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -25,9 +26,9 @@ class Known:
     """What one instance holds of its last plan, for engines that ask request by request."""
 
     pace: Pace = field(default_factory=Pace)
-    planned_at: tuple[float, int, int] | None = None
-    seen: frozenset[int] = frozenset()
-    kept: frozenset[int] = frozenset()
+    planned_at: tuple[float, int] | None = None
+    jobs: dict[int, Job] = field(default_factory=dict)  # by order of arrival, as the keys
+    keys: dict[int, Key] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -91,25 +92,31 @@ class Prism(Vllm):
         )
 
     def urgency(self, r: RequestState, view: View) -> Key:
-        if view.emitted_tokens(r):
-            return (0, r.seq)
-        due = due_s(r)
-        if due == math.inf:
-            return (1, due)
         known: Known = view.state
-        now = view.now_s, view.n_waiting, view.n_running
-        if known.planned_at != now or r.seq not in known.seen:
+        now = view.now_s, view.n_waiting
+        if known.planned_at != now or r.seq not in known.keys:
             known.planned_at = now
             self._plan(r, view, known)
-        return (1 if r.seq in known.kept else 2, due)
+        return known.keys[r.seq]
 
     def _plan(self, r: RequestState, view: View, known: Known) -> None:
-        jobs = [self._job(w, view.emitted_tokens(w)) for w in {*view.waiting(), r}]
+        """Keys of all who wait: under way, in time, the others."""
+        jobs = []
+        for w in {*view.waiting(), r}:
+            job = known.jobs.get(w.seq)
+            if job is None or job.tokens != w.target_tokens or w.recomputes:
+                job = self._job(w, view.emitted_tokens(w))
+            jobs.append(job)
+        jobs.sort()
+        known.jobs = {job.seq: job for job in jobs}
+        begin, end = bisect_right(jobs, (-math.inf, math.inf)), bisect_left(jobs, (math.inf,))
         rate = self.s_per_token(view)
-        tokens = view.unfilled_tokens + sum(j.tokens for j in jobs if j.due_s == -math.inf)
-        due = sorted(j for j in jobs if -math.inf < j.due_s < math.inf)
-        known.seen = frozenset(j.seq for j in due)
-        known.kept = frozenset(j.seq for j in in_time(due, view.now_s + rate * tokens, rate))
+        tokens = view.unfilled_tokens + sum(job.tokens for job in jobs[:begin])
+        kept = in_time(jobs[begin:end], view.now_s + rate * tokens, rate)
+        known.keys = {job.seq: (2, job.due_s) for job in jobs[begin:end]}
+        known.keys.update({job.seq: (1, job.due_s) for job in kept})
+        known.keys.update({job.seq: (1, job.due_s) for job in jobs[end:]})
+        known.keys.update({job.seq: (0, job.seq) for job in jobs[:begin]})
 
     def keep(self, r: RequestState, view: View) -> Key:
         if self.victim == "newest":

@@ -47,13 +47,17 @@ def keep_key(r: RequestState, view: View, pace: Pace, nearly_done_tokens: int) -
     left = max(0, tokens - emitted)
     if emitted and left <= nearly_done_tokens:
         return (_NEARLY_DONE, float(left))
-    kv_tokens = view.kv_tokens(r)
     end_s = view.now_s + left * pace.decode_s
-    if not emitted:
-        end_s += max(0, r.target_tokens - kv_tokens) * pace.prefill_s
-    spare_s = _last_token_due_s(r, tokens) - end_s
-    if not emitted:
-        spare_s = min(spare_s, r.arrival_s + r.slo.ttft_s - (end_s - left * pace.decode_s))
+    if emitted:
+        kv_tokens = r.prompt_tokens + emitted - 1
+        spare_s = _last_token_due_s(r, tokens) - end_s
+    else:
+        kv_tokens = view.kv_tokens(r)
+        prefill_s = max(0, r.target_tokens - kv_tokens) * pace.prefill_s
+        spare_s = min(
+            _last_token_due_s(r, tokens) - end_s - prefill_s,
+            r.arrival_s + r.slo.ttft_s - view.now_s - prefill_s,
+        )
     if spare_s < 0:
         return (_LOST, -float(left))
     again_s = spare_s - kv_tokens * pace.prefill_s
@@ -64,7 +68,7 @@ def _last_token_due_s(r: RequestState, tokens: int) -> float:
     """By when the last of so many tokens must be out; infinite if never."""
     slo = r.slo
     due_s = min(r.arrival_s + slo.e2e_s, slo.deadline_s)
-    if math.isfinite(slo.tpot_s):
+    if slo.tpot_s < math.inf:
         first_s = r.first_token_s
         if first_s != first_s:  # not known here
             first_s = r.arrival_s + slo.ttft_s
