@@ -44,6 +44,7 @@ class LineQueue:
         self._seq = np.empty(64, dtype=np.int64)
         self._row: dict[RequestState, int] = {}
         self._head_row = -1
+        self._head_keys = np.empty(0)
 
     @property
     def live(self) -> int:
@@ -88,7 +89,7 @@ class LineQueue:
         equal = np.flatnonzero(keys == keys[row])
         if len(equal) > 1:
             row = int(equal[self._seq[equal].argmin()])
-        self._head_row = row
+        self._head_row, self._head_keys = row, keys
         r = self._requests[row]
         assert r is not None
         return r
@@ -127,4 +128,4 @@ class LineQueue:
             return math.inf
         self.head()
         per_s = self._per_s[: len(self._requests)]
-        return _crossed_s(self._keys(), per_s, self._head_row, self._view.now_s)
+        return _crossed_s(self._head_keys, per_s, self._head_row, self._view.now_s)

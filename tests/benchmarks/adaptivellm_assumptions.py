@@ -104,6 +104,12 @@ CASES = (
         )
         for gb_per_s in (1, 2, 5, 12, 24.6)
     ),
+    Assumptions("future work: overlapped swap", knobs={"overlap_swap": True}),
+    Assumptions("future work: chunked recomputation", knobs={"chunk_tokens": 512}),
+    Assumptions("future work: both", knobs={"overlap_swap": True, "chunk_tokens": 512}),
+    Assumptions(
+        "future work: overlapped swap, unfair", knobs={"overlap_swap": True, "fair": False}
+    ),
     *(Assumptions(f"batch cap {n}", max_num_seqs=n) for n in (8, 16, 32, 64, 128)),
     *(Assumptions(f"{n} output tokens", output_tokens=n) for n in (16, 32, 128, 256)),
 )

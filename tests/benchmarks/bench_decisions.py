@@ -1,0 +1,95 @@
+"""What deciding costs an iteration: every system at 256 running and 256 waiting requests.
+
+Run `python tests/benchmarks/bench_decisions.py [SYSTEMS] [REQUESTS]`. A closed loop keeps 512
+requests there, batches hold 256 at most, and KV memory is short enough that some are preempted.
+Nothing is leapt over: every iteration is decided by itself, with the loop that the simulator and a
+server's plugin share (static policies are asked when a batch has ended). The CPU time of a whole
+run is divided by its iterations, so that arrivals, records and the step-time model are in it: an
+upper bound of what deciding costs. The AdaptiveLLM paper says about 0.2 ms a step (§4.6).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from slo_bench.harness.core.policy import StaticPolicy
+from slo_bench.harness.simulate import simulate
+from slo_bench.harness.systems import SYSTEMS, System
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import StepTime, step_time
+from slo_bench.workloads.workload import Workload
+
+RUNNING, WAITING = 256, 256
+BATCH_KNOBS = ("max_num_seqs", "max_batch", "max_running_requests", "max_batch_size")
+PLACEMENT = Placement(
+    model("llama-3-8b"),
+    gpu("a100-80g"),
+    fixed_kv_blocks=RUNNING * 18,  # prompts of 200 tokens, answers of 128
+    fixed_host_blocks=1024,
+)
+
+
+@dataclass(frozen=True)
+class NoLeaps:
+    """A step-time model that lets the simulator take one step at a time."""
+
+    of: StepTime
+
+    def step_s(self, decode_seqs, decode_kv_tokens, chunks):
+        return self.of.step_s(decode_seqs, decode_kv_tokens, chunks)
+
+    def span_s(self, decode_seqs, decode_kv_tokens, steps):
+        return float("inf")
+
+    def steps_within(self, decode_seqs, decode_kv_tokens, duration_s):
+        return 0
+
+
+def workload(requests: int) -> Workload:
+    """A closed loop of 512."""
+    rng = np.random.default_rng(0)
+    output = rng.integers(16, 241, requests)
+    return Workload(
+        np.zeros(requests),
+        rng.integers(100, 301, requests),
+        output,
+        max_output_tokens=np.full(requests, 256),
+        ttft_slo_s=rng.uniform(2, 20, requests),
+        e2e_slo_s=rng.uniform(20, 60, requests),
+        concurrency=RUNNING + WAITING,
+    )
+
+
+def large_batches(system: System) -> System:
+    """The system with batches of 256."""
+    return system.with_knobs(**{k: RUNNING for k in system.knobs() if k in BATCH_KNOBS})
+
+
+def main(names: str = "", requests: str = "4000") -> None:
+    load = workload(int(requests))
+    steps = step_time(PLACEMENT).model
+    chosen = names.split(",") if names else [n for n, s in SYSTEMS.items() if not s.not_simulated]
+    print(f"{'system':22} {'iterations':>10} {'preempted':>9} {'dropped':>8} {'ms each':>8}")
+    for name in chosen:
+        forms_batches = isinstance(SYSTEMS[name].policy, StaticPolicy)  # one decision for many
+        clock = steps if forms_batches else NoLeaps(steps)
+        began_s = time.process_time()
+        result = simulate(load, large_batches(SYSTEMS[name]), PLACEMENT, clock)
+        cpu_s = time.process_time() - began_s
+        records = result.records
+        preempted = int((records.preemptions_swap + records.preemptions_recompute).sum())
+        dropped = int(np.isnan(records.finish_s).sum())
+        each_ms = 1e3 * cpu_s / result.totals.steps
+        print(
+            f"{name:22} {result.totals.steps:10,} {preempted:9,} {dropped:8,} {each_ms:8.3f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
