@@ -428,7 +428,7 @@ class Loop:
             self._hold = 0  # if anybody enters, nobody decodes in this iteration
         room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
         entered = False
-        if ledger.idle_blocks > ledger.free - self._hold:
+        if ledger.idle_blocks and ledger.idle_blocks > ledger.free - self._hold:
             ledger.evict(self._hold)  # those who run take their blocks before anybody enters
         while waiting.live:
             pending = self.prefill_pending
@@ -454,7 +454,7 @@ class Loop:
                 blocks = -(-r.target_tokens // ledger.block_tokens)
                 ledger.free -= blocks - r.blocks
                 r.blocks = blocks
-            if ledger.idle_blocks > ledger.free - self._hold:
+            if ledger.idle_blocks and ledger.idle_blocks > ledger.free - self._hold:
                 ledger.evict(self._hold)
             r.phase = _PREFILL
             self.prefilling.append(r)
