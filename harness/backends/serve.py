@@ -21,7 +21,7 @@ from .environments import Environment, environment
 from .matrix import check
 from .recipe import KvTransfer, Launch
 from .recipes import recipe
-from .servers import READY_S, Server, free_port, serving
+from .servers import READY_S, Server, free_low_port, free_port, serving
 
 HOST_BLOCKS = 1024  # for swapping, where nothing is said
 _OWN_OPTIONS = {
@@ -173,7 +173,7 @@ class Serve:
             return [None] * instances
         prefills = [True] * split.prefill + [False] * split.decode
         if self.transfer is Transfer.NIXL:
-            return [KvTransfer(one, port=free_port()) for one in prefills]
+            return [KvTransfer(one, port=free_low_port()) for one in prefills]
         made = tempfile.TemporaryDirectory(prefix="slo-bench-kv-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(made))
         return [KvTransfer(one, folder=folder) for one in prefills]

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -38,6 +39,7 @@ from .recipe import Launch, Recipe
 READY_S = 300.0
 _GRACE_S = 20.0
 _LOOK_EVERY_S = 0.2
+_LOW_PORTS = range(20_000, 32_000)
 _GUARD = Path(__file__).with_name("guard.py")
 _OURS = (POLICY_VARIABLE, HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, HOST_BLOCKS_VARIABLE)
 
@@ -117,6 +119,19 @@ def free_port(host: str = "127.0.0.1") -> int:
         probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def free_low_port(host: str = "127.0.0.1") -> int:
+    """A free port below those that systems give to clients: it is still free when it is bound late.
+
+    Raises:
+        SloBenchError: none was found.
+    """
+    for port in random.sample(_LOW_PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise SloBenchError(f"no port from {_LOW_PORTS.start} to {_LOW_PORTS.stop - 1} is free")
 
 
 def check_port(port: int, host: str = "127.0.0.1") -> None:

@@ -72,7 +72,8 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
 
 
 def _transferring(transfer: KvTransfer, device: str, launch: Launch) -> list[str]:
-    connector: dict[str, object] = {"kv_connector": "NixlConnector", "kv_role": "kv_both"}
+    role = "kv_producer" if transfer.prefills else "kv_consumer"
+    connector: dict[str, object] = {"kv_connector": "NixlConnector", "kv_role": role}
     argv = []
     if transfer.folder is not None:
         connector |= {

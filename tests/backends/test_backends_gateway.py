@@ -26,6 +26,7 @@ from slo_bench.harness.backends.serve import Serve
 pytestmark = pytest.mark.backends
 
 PATIENCE_S = 300
+READY_S = 900  # machines that run tests are busy
 BLOCK_TOKENS = 32
 # Ctrl-C must stop it also where whoever runs the tests passes on that it is ignored.
 PROGRAM = (
@@ -85,7 +86,7 @@ def serve(installed, tiny_model, tmp_path):
     def up(system: str, *more: str) -> Iterator[Up]:
         words = [system, "--backend", "vllm", "--model", str(tiny_model("vllm"))]
         words += ["--served-name", "tiny", "--block-tokens", str(BLOCK_TOKENS), *more]
-        words += ["--log", str(tmp_path / "servers" / "s.log")]
+        words += ["--log", str(tmp_path / "servers" / "s.log"), "--ready", str(READY_S)]
         said = tmp_path / "said.txt"
         with (
             said.open("w") as errors,
@@ -157,7 +158,12 @@ def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
     single = [(prompt(length, length), 24) for length in lengths]
     crowd = [(prompt(row % 8, 100), 100) for row in range(12)]  # some prompts come twice
     whole = Serve(
-        "vllm", str(tiny_model("vllm")), None, served_name="tiny", block_tokens=BLOCK_TOKENS
+        "vllm",
+        str(tiny_model("vllm")),
+        None,
+        served_name="tiny",
+        block_tokens=BLOCK_TOKENS,
+        ready_s=READY_S,
     )
     with contextlib.ExitStack() as stack:
         [server] = whole.start(stack, tmp_path / "whole.log")

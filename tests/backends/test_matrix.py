@@ -82,7 +82,8 @@ def test_only_prefill_instances_compute_prompts_whole():
     assert prefill[prefill.index("--max-num-batched-tokens") + 1] == "9000"
     decode = argv(transfer=KvTransfer(False, folder=Path("/kv")))
     assert "--no-enable-chunked-prefill" not in decode
-    assert connector_of(prefill) == connector_of(decode)
+    assert connector_of(prefill)["kv_role"] == "kv_producer"
+    assert connector_of(decode)["kv_role"] == "kv_consumer"
     assert connector_of(decode)["kv_connector_extra_config"] == {"shared_storage_path": "/kv"}
     module = str(connector_of(decode)["kv_connector_module_path"])
     assert find_spec(module) is not None

@@ -13,22 +13,11 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-try:
-    from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
-        ExampleConnector,
-        ExampleConnectorMetadata,
-        align_to_block_size,
-    )
-except ImportError:  # its name before vLLM 0.13
-    from vllm.distributed.kv_transfer.kv_connector.v1.shared_storage_connector import (
-        SharedStorageConnector as ExampleConnector,
-    )
-    from vllm.distributed.kv_transfer.kv_connector.v1.shared_storage_connector import (
-        SharedStorageConnectorMetadata as ExampleConnectorMetadata,
-    )
-    from vllm.distributed.kv_transfer.kv_connector.v1.shared_storage_connector import (
-        align_to_block_size,
-    )
+from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import (
+    ExampleConnector,
+    ExampleConnectorMetadata,
+    align_to_block_size,
+)
 
 from ...core.wire import LOAD_KV, STORE_KV
 
