@@ -6,9 +6,6 @@ from ...core.decisions import Limits
 from ...core.policy import AnyPolicy, Policy
 from ..idle_view import IdleView
 
-# What a policy that runs in vLLM does not decide there, however it answers.
-NOTE = "a prompt's blocks are taken chunk by chunk, once there is room for all of it"
-
 
 def refusal(policy: AnyPolicy) -> str:
     """Why this policy cannot run inside vLLM; empty if it can."""

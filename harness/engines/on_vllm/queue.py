@@ -37,17 +37,22 @@ class PolicyQueue(RequestQueue):
         self.resident: list[_Entry] = []
         self._group: list[_Entry] | None = None
         self._fits: Callable[[Request], bool] | None = None
+        self._enters: Callable[[Request], None] | None = None
 
-    def opened(self, which: Refill, fits: Callable[[Request], bool]) -> None:
-        """From now until `closed`, only this group shows, and only while its head fits."""
+    def opened(
+        self, which: Refill, fits: Callable[[Request], bool], enters: Callable[[Request], None]
+    ) -> None:
+        """From now until `closed`, only this group shows, and only while its head fits; `enters`
+        is told of each that is taken.
+        """
         groups = {Refill.WAITING: self.waiting, Refill.RESIDENT: self.resident}
         self._group = groups.get(which, [])
-        self._fits = fits
+        self._fits, self._enters = fits, enters
         self._entered = False
 
     def closed(self) -> None:
         """An ordinary queue again."""
-        self._group = self._fits = None
+        self._group = self._fits = self._enters = None
 
     def rekey(self) -> None:
         """Ask for all keys again."""
@@ -86,8 +91,11 @@ class PolicyQueue(RequestQueue):
         shown = self._shown()
         if not shown:
             raise IndexError("pop from an empty queue")
+        request = shown.pop(0)[3]
         self._entered = self._hangs_on_view
-        return shown.pop(0)[3]
+        if self._enters is not None:
+            self._enters(request)
+        return request
 
     def remove_request(self, request: Request) -> None:
         self.remove_requests([request])

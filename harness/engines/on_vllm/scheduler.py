@@ -55,6 +55,7 @@ class PolicyScheduler(Scheduler):
         self.step_log = StepLog()
         self.tally = Tally()
         self.executed_out = self.executed_in = 0  # swaps, by the workers' own count
+        self._ended: list[str] = []  # since the last step
         self._victims = {PreemptBy.SWAP: 0, PreemptBy.RECOMPUTE: 0}
         self.now_s = type(self).clock()
         self.states: dict[str, RequestState] = {}
@@ -67,6 +68,8 @@ class PolicyScheduler(Scheduler):
         self._goodbyes: list[tuple[int, EngineCoreOutput]] = []
         self._own_limits = (self.max_num_scheduled_tokens, self.max_num_running_reqs)
         self._decode_next = False
+        self._changed = True  # since the policy was last asked who enters
+        self._seen_free: int | None = None
         self._preempted: list[dict[str, Any]] = []
         self._began: tuple[float, Composition] | None = None
         self._asks_room = any(overrides(policy, h) for h in ("reserve", "commit"))
@@ -140,6 +143,7 @@ class PolicyScheduler(Scheduler):
             super().add_request(request)
             return
         self.now_s = type(self).clock()
+        self._changed = True
         r = self._state_of(request)
         self.states[request.request_id] = r
         self._requests[r.id] = request
@@ -190,6 +194,7 @@ class PolicyScheduler(Scheduler):
         self._goodbyes.append((request.client_index, output))
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._changed = True
         r = self.states.get(request.request_id)
         if r is not None:
             self._promised_blocks -= r.promised_blocks
@@ -201,6 +206,8 @@ class PolicyScheduler(Scheduler):
             if request.status in stopped:
                 self.slo_policy.finished(r, self.view)
             del self.states[request.request_id], self._requests[r.id]
+            if self.step_log.wanted:
+                self._ended.append(request.request_id)
         return super()._free_request(request, *args, **kwargs)
 
     # ---------------------------------------------------------------- one step
@@ -209,18 +216,21 @@ class PolicyScheduler(Scheduler):
         self.now_s = type(self).clock()
         self._preempted.clear()
         self._dismiss()
-        if self.slo_policy.limits_vary:
+        asked = self._changed or not self.running or self.slo_policy.order != "view"
+        if self.slo_policy.limits_vary and asked:
             self._limits = self.slo_policy.limits(self.view)
             self._apply_limits()
         if self.slo_policy.order != "entry":
             self.waiting.rekey()
         self._rank()
         preempted = self._make_room()
-        which = Refill.NEITHER if preempted and self._decoding() else self._who_enters()
+        closed = not asked or (preempted and bool(self._decoding()))
+        which = Refill.NEITHER if closed else self._who_enters()
         sitting_out = self._sitting_out(which)
         if not self._limits.chunked:
             self.max_num_scheduled_tokens = self._budget_for_whole_prompts()
-        self.waiting.opened(which, self._fits)
+        self._seen_free = self.free_blocks()
+        self.waiting.opened(which, self._fits, self._enters)
         try:
             if sitting_out:
                 output = self._schedule_without(sitting_out, args, kwargs)
@@ -228,9 +238,50 @@ class PolicyScheduler(Scheduler):
                 output = super().schedule(*args, **kwargs)
         finally:
             self.waiting.closed()
+            self._seen_free = None
+        self._changed = preempted or self._prompts_moved(output.num_scheduled_tokens)
         self._decode_next = bool(sitting_out) and not output.num_scheduled_tokens
         self._note(output)
         return output
+
+    def free_blocks(self) -> int:
+        """Blocks that nobody has or, where prompts take theirs at entry, is still to get."""
+        free = int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+        if self._limits.by_chunk or not self._limits.chunked:
+            return free
+        blocks_of = self.kv_cache_manager.get_block_ids
+        for request in self.batch:
+            if self.prefills(request):
+                wanted = -(-request.num_tokens // self.block_size)
+                free -= wanted - len(blocks_of(request.request_id)[0])
+        return free
+
+    def seen_free_blocks(self) -> int:
+        """`free_blocks`; while a batch is filled as at its beginning, without those who entered."""
+        return self.free_blocks() if self._seen_free is None else self._seen_free
+
+    def _enters(self, request: Request) -> None:
+        if self._seen_free is not None and not self._limits.by_chunk:
+            self._seen_free -= -(-request.num_tokens // self.block_size)
+
+    def _prompts_moved(self, scheduled: dict[str, int]) -> bool:
+        """May others enter in the next step, because of the prompts in this one?
+
+        One is complete, or only the token budget kept others out.
+        """
+        if not len(self.waiting):
+            return False
+        pending = decodes = 0
+        for request in self.batch:
+            tokens = scheduled.get(request.request_id, 0)
+            left = request.num_tokens - request.num_computed_tokens
+            if left + tokens <= 1 and request.num_output_tokens:
+                decodes += 1
+            elif not left:
+                return True
+            else:
+                pending += left + tokens
+        return pending >= self._limits.token_budget - (decodes if self._limits.mix else 0)
 
     def _apply_limits(self) -> None:
         """The policy's limits, within those that the server was started with."""
@@ -273,8 +324,10 @@ class PolicyScheduler(Scheduler):
         preempted = False
         while self.running:
             decoding = self._decoding()
-            need = self._growth(decoding) + self._chunk_growth(len(decoding))
-            free = self.view.free_blocks
+            need = self._growth(decoding)
+            if self._limits.by_chunk:
+                need += self._chunk_growth(len(decoding))
+            free = self.free_blocks()
             if free - self._limits.headroom_blocks >= need:
                 break
             if len(decoding) == len(self.running) == 1 and free >= need:
@@ -320,7 +373,7 @@ class PolicyScheduler(Scheduler):
         r = self.states[request.request_id]
         need = -(-request.num_tokens // self.block_size) + limits.watermark_blocks
         need += policy.reserve(r, self.view)
-        if need > self.view.free_blocks:
+        if need > self.free_blocks():
             return False
         promise = 0 if r.promised_blocks else policy.commit(r, self.view)
         return self._promised_blocks + promise <= self.view.total_blocks
@@ -330,7 +383,7 @@ class PolicyScheduler(Scheduler):
         queue, limits = self.waiting, self._limits
         entries = queue.resident if group is Refill.RESIDENT else queue.waiting
         decoding = self._decoding()
-        free = self.view.free_blocks
+        free = self.free_blocks()
         if limits.mix or group is Refill.RESIDENT:
             free -= self._growth(decoding)
         room = limits.token_budget - (len(decoding) if limits.mix else 0)
@@ -362,7 +415,7 @@ class PolicyScheduler(Scheduler):
             return []
         blocks = -(-head.num_tokens // self.block_size)
         room = len(decoding) < min(self._own_limits[1], self._limits.max_seqs)
-        enters = room and blocks <= self.view.free_blocks and self._fits(head)
+        enters = room and blocks <= self.free_blocks() and self._fits(head)
         return decoding if enters else []
 
     def _schedule_without(
@@ -441,7 +494,9 @@ class PolicyScheduler(Scheduler):
                 free_blocks=self.view.free_blocks,
                 entered=entered,
                 preempted=list(self._preempted),
+                ended=list(self._ended),
             )
+            self._ended.clear()
 
     def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
         now_s = type(self).clock()

@@ -41,7 +41,7 @@ class VllmView:
 
     @property
     def free_blocks(self) -> int:
-        return int(self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks())
+        return self._scheduler.seen_free_blocks()
 
     @property
     def host_free_blocks(self) -> int:

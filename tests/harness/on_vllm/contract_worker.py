@@ -72,13 +72,16 @@ class Costs:
         return took_s
 
 
-def composition(scheduler: PolicyScheduler, output) -> tuple[int, list[tuple[int, int]]]:
-    """How many decode in this step, and the chunks beside them."""
+def composition(
+    scheduler: PolicyScheduler, output, unfinished: set[str]
+) -> tuple[int, list[tuple[int, int]]]:
+    """How many decode in this step, and the chunks beside them; `unfinished`: prompts so far."""
     decodes, chunks = 0, []
     for request_id, tokens in output.num_scheduled_tokens.items():
         request = scheduler.requests[request_id]
         before = request.num_computed_tokens - tokens
-        if before >= request.num_prompt_tokens and tokens == 1:
+        begun = before >= request.num_prompt_tokens and request_id not in unfinished
+        if begun and tokens == 1:
             decodes += 1
         else:
             chunks.append((before, tokens))
@@ -134,6 +137,7 @@ def run(case: dict) -> dict:
     away: dict[str, str] = {}
     preempted: list[list] = []
     mixed_steps = 0
+    unfinished: set[str] = set()
     while todo or scheduler.has_requests():
         if not scheduler.has_requests():
             Ticks.now = max(Ticks.now, todo[0][1]["arrival_ticks"])
@@ -148,7 +152,8 @@ def run(case: dict) -> dict:
             )
         output = scheduler.schedule()
         preempted += [[int(p["id"]), p["by"], p["kv_tokens"]] for p in scheduler._preempted]
-        decodes, chunks = composition(scheduler, output)
+        decodes, chunks = composition(scheduler, output, unfinished)
+        unfinished = {i for i, r in scheduler.requests.items() if r.is_prefill_chunk}
         mixed_steps += bool(decodes and chunks)
         took_s = costs.took_s(output, decodes, chunks)
         ids = list(output.num_scheduled_tokens)

@@ -29,6 +29,8 @@ from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.ascendra import Ascendra
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
+from slo_bench.harness.policies.prism import Prism
+from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.slo_odbs_continuous import SloOdbsContinuous
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.policies.vllm_swap import VllmSwap
@@ -153,6 +155,10 @@ SETTINGS = {
     "adaptivellm, host memory full": Setting(AdaptiveLlm(), 12, WEIGHED),
     "adaptivellm, groups by mean": Setting(AdaptiveLlm(groups="mean-priority"), 1000, WEIGHED),
     "adaptivellm, unfair": Setting(AdaptiveLlm(fair=False), 1000, WEIGHED),
+    "sarathi": Setting(Sarathi(), 0, WEIGHED),
+    "prism": Setting(Prism(), 0, WEIGHED),
+    "prism, victims by slack": Setting(Prism(victim="slack"), 0, WEIGHED),
+    "ascendra": Setting(Ascendra(), 0, WEIGHED),
     "ascendra, shortest first": Setting(Ascendra(value="sjf", misfit="stop"), 0, WEIGHED),
     "slo-odbs": Setting(SloOdbsContinuous(threshold=1000.0), 0, WEIGHED),
     "odbs": Setting(SloOdbsContinuous(slo_weight=0.0, sort_by="weighted", threshold=300.0)),
@@ -177,9 +183,10 @@ def drawn(seed: int, setting: Setting) -> Case:
         )
         for row, moment in enumerate(moments)
     )
-    sizes = {"max_num_batched_tokens": tokens, "token_budget": tokens, "max_num_seqs": seqs}
     known = setting.policy.bounds()
-    policy = setting.policy.with_knobs(**{k: v for k, v in sizes.items() if k in known})
+    names = ("max_num_batched_tokens", "token_budget", "chunk_tokens")
+    budget = next(name for name in names if name in known)
+    policy = setting.policy.with_knobs(**{budget: tokens, "max_num_seqs": seqs})
     kv_blocks = int(draw.choice([40, 80, 160]))
     return Case(policy, kv_blocks, setting.host_blocks, requests, setting.costs)
 
