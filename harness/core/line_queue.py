@@ -44,7 +44,8 @@ class LineQueue:
         self._seq = np.empty(64, dtype=np.int64)
         self._row: dict[RequestState, int] = {}
         self._head_row = -1
-        self._head_keys = np.empty(0)
+        self._known = np.empty(0)  # keys of all rows at `_known_s`
+        self._known_s = math.nan
 
     @property
     def live(self) -> int:
@@ -75,12 +76,15 @@ class LineQueue:
             setattr(self, name, new)
         self._requests = list(self._row)
         self._row = {r: row for row, r in enumerate(self._row)}
+        self._known_s = math.nan
 
     def _keys(self) -> np.ndarray:
-        n = len(self._requests)
-        elapsed_s = self._view.now_s - self._time_s[:n]
-        keys: np.ndarray = self._value[:n] + elapsed_s * self._per_s[:n]
-        return keys
+        n, now_s = len(self._requests), self._view.now_s
+        if now_s != self._known_s or n != len(self._known):
+            self._known = (now_s - self._time_s[:n]) * self._per_s[:n]
+            self._known += self._value[:n]
+            self._known_s = now_s
+        return self._known
 
     def head(self) -> RequestState:
         """The next request by today's keys; the queue must not be empty."""
@@ -89,7 +93,7 @@ class LineQueue:
         equal = np.flatnonzero(keys == keys[row])
         if len(equal) > 1:
             row = int(equal[self._seq[equal].argmin()])
-        self._head_row, self._head_keys = row, keys
+        self._head_row = row
         r = self._requests[row]
         assert r is not None
         return r
@@ -105,6 +109,8 @@ class LineQueue:
         row = self._row.pop(r)
         self._requests[row] = None
         self._value[row] = math.inf
+        if row < len(self._known):
+            self._known[row] = math.inf
         self._per_s[row] = 0.0
         r.version += 1
 
@@ -128,4 +134,4 @@ class LineQueue:
             return math.inf
         self.head()
         per_s = self._per_s[: len(self._requests)]
-        return _crossed_s(self._head_keys, per_s, self._head_row, self._view.now_s)
+        return _crossed_s(self._keys(), per_s, self._head_row, self._view.now_s)
