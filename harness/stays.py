@@ -44,7 +44,7 @@ MEANING = {
     Part.RECOMPUTE: "in steps that computed its prompt and answer again",
     Part.SWAPPED: "its KV in host memory, waited for room",
     Part.STALLED: "kept its KV and sat out until a block was free",
-    Part.PIPELINE: "waited for pipeline stages busy with other batches",
+    Part.PIPELINE: "waited for a device busy with other batches: pipeline stages, embeddings",
     Part.PADDING: "answered, while the longest of its batch went on",
     Part.CLIENT: "due, and not yet sent by our client",
     Part.UNTIL_ANSWER: "sent, without an answer: network, queue and prefill of the server",

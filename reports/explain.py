@@ -20,6 +20,7 @@ from ..harness.metrics import judge
 from ..harness.stays import MEANING, Part, Stay, stays, totals_s
 from ..harness.trace import CellTrace
 from ..workloads.errors import SloBenchError
+from ..workloads.request import Kind
 from .compare.run_results import read_requests
 from .tables import seconds_text
 
@@ -88,6 +89,13 @@ def explain(cell: CellTrace, request: int) -> Explanation:
     records, workload = cell.result.records, cell.workload
     outcome = Outcome(int(records.outcome[request]))
     log = cell.trace.log_of(request)
+    if outcome is Outcome.FINISHED and log is None and workload.kind[request] == Kind.EMBED:
+        waited_s = records.scheduled_s[request] - records.arrival_s[request]
+        pass_s = records.finish_s[request] - records.scheduled_s[request]
+        raise SloBenchError(
+            f"request {request} of {cell.spec.cell} embeds: it waited {waited_s:.3f} s and took "
+            f"one pass of {pass_s:.3f} s; only generation is explained step by step"
+        )
     if outcome is not Outcome.FINISHED or log is None:
         raise SloBenchError(
             f"request {request} of {cell.spec.cell} was {outcome.name.lower()}, not served; "

@@ -12,9 +12,11 @@ from slo_bench.harness.core.records import Outcome, Records
 from slo_bench.harness.metrics import Objective, judge, parse_objective
 from slo_bench.harness.metrics import _by_kind as by_kind
 from slo_bench.harness.oversize import fit, fit_embeds
+from slo_bench.harness.trace import cell_names, replay
 from slo_bench.predictors.embedder import embedder
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
+from slo_bench.reports.explain import explain
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
@@ -128,3 +130,11 @@ def test_embeddings_need_an_embedder():
 def test_loads_contradict_rates():
     with pytest.raises(SloBenchError, match="rates and loads contradict"):
         experiment(rates=[1.0], loads=[0.5])
+
+
+def test_what_explaining_an_embedding_says(tmp_path):
+    experiment(loads=[0.5]).run(tmp_path, jobs=1)
+    cell = replay(tmp_path, cell_names(tmp_path)[0])
+    request = int(np.flatnonzero(cell.workload.kind)[0])
+    with pytest.raises(SloBenchError, match=r"embeds: it waited \d+\.\d+ s and took one pass of"):
+        explain(cell, request)
