@@ -190,7 +190,8 @@ Oversize = Annotated[
     str | None,
     typer.Option(
         metavar="error|reject|truncate",
-        help="What becomes of requests longer than the context or the KV cache. Default: error.",
+        help="What becomes of requests longer than the context or the KV cache: `reject` counts "
+        "them as misses, as a server would turn them away. Default: reject.",
         rich_help_panel=SERVES,
     ),
 ]

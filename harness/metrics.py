@@ -222,6 +222,7 @@ def cell_metrics(
         else hardware.usd_per_gpu_hour * hardware.gpus,
         "finished": int(finished.sum()),
         "rejected": outcomes(Outcome.REJECTED),
+        "oversize": result.oversize,
         "dropped": outcomes(Outcome.DROPPED),
         "unfinished": outcomes(Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED),
         "missed_ttft": int((counted & judged.late_ttft).sum()),

@@ -120,7 +120,7 @@ class ExperimentSchema(BaseModel):
     backend: Literal["simulated", "http", "vllm", "sglang"] = "simulated"
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them
-    oversize: Axis[Literal["error", "reject", "truncate"]] = ("error",)
+    oversize: Axis[Literal["error", "reject", "truncate"]] = ("reject",)
     records: Literal["auto", "csv", "parquet", "none"] = "auto"
 
     @model_validator(mode="before")

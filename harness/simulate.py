@@ -140,6 +140,7 @@ def simulate(
         _timeline(built),
         _totals(built, recorder),
         tuple(instance.view.state for instance in built),
+        oversize=len(rejected),
     )
 
 

@@ -96,6 +96,11 @@ def notices(cells: pd.DataFrame, runs: Sequence[RunFolder]) -> str:
             f"<strong>Invalid cells.</strong> {len(invalid)} of {len(cells)} are left out of every "
             f"figure and mean: {escape(listed(invalid['cell'], 'cells'))}."
         )
+    if "oversize" in cells and (oversize := int(cells["oversize"].fillna(0).sum())):
+        lines.append(
+            f"<strong>Too long.</strong> {oversize:,} of {int(cells['requests'].sum()):,} requests "
+            "exceed the context or the KV cache; they count as missed."
+        )
     without = [run.name for run in runs if not run.keeps_requests]
     if without:
         lines.append(

@@ -91,6 +91,11 @@ def _notes(cells: pd.DataFrame) -> list[str]:
     if len(invalid):
         count = f"{len(invalid)} of {len(cells)}"
         notes.append(f"{count} cells are invalid and left out: {reason(cells)}.")
+    if "oversize" in cells and (oversize := int(cells["oversize"].fillna(0).sum())):
+        notes.append(
+            f"Too long for the context or the KV cache, and missed: {oversize:,} of "
+            f"{int(cells['requests'].sum()):,} requests (oversize)."
+        )
     return notes
 
 

@@ -132,3 +132,4 @@ class Result:
     timeline: Timeline
     totals: Totals
     learned: tuple[Any, ...] = ()  # what the policy of each instance learnt: its `new_state()`
+    oversize: int = 0  # requests that were rejected because they could never fit

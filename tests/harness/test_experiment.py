@@ -108,13 +108,13 @@ def test_a_failing_cell_says_why_and_leaves_nothing(tmp_path):
     trace = tmp_path / "long.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,900000,10\n")
     for jobs in (1, 2):
-        run = Experiment(systems=["vllm", "fifo"], workload=str(trace))
+        run = Experiment(systems=["vllm", "fifo"], workload=str(trace), oversize="error")
         with pytest.raises(SloBenchError, match="1 of 2 requests are too long"):
             run.run(tmp_path / "run", jobs=jobs)
         assert not (tmp_path / "run").exists()
-    done = Experiment(systems="vllm", workload=str(trace), speeds=1, oversize="reject")
+    done = Experiment(systems="vllm", workload=str(trace), speeds=1)
     (row,) = done.run(tmp_path / "run", jobs=1).rows()
-    assert (row["attainment"], row["rejected"]) == (0.5, 1)
+    assert (row["attainment"], row["rejected"], row["oversize"]) == (0.5, 1, 1)
 
 
 def test_a_trace_alone_runs_at_three_speeds_once(tmp_path):
