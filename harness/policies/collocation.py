@@ -126,8 +126,8 @@ class Collocation(Collocated, Vllm):
     embed_scale: float = knob(1.0, 0.001, 10.0, log=True)
     # Algorithm 2
     quota: str = knob("dynamic", choices=("dynamic", "static"))
-    min_llm_share: float = knob(0.5, 0.0, 1.0)
-    min_embed_share: float = knob(0.01, 0.0, 1.0)
+    min_llm_share: float = knob(0.5, 0.0, 0.95)
+    min_embed_share: float = knob(0.01, 0.0, 0.5)
     default_llm_share: float = knob(0.9, 0.0, 1.0)
     change_per_s: float = knob(0.2, 0.001, 100.0, log=True)  # of the memory
     period_s: float = knob(0.5, 0.0, 60.0)
