@@ -26,6 +26,13 @@ def test_activations_of_a_token(name):
     assert embedder(model(name), BESIDE).workspace_bytes([(3, 100)]) == 300 * 12288 * 2
 
 
+@pytest.mark.parametrize(
+    ("name", "millions"), [("bge-m3", 567.75), ("e5-large", 335.14), ("gte-large", 335.14)]
+)
+def test_parameters_are_those_of_the_public_checkpoints(name, millions):
+    assert model(name).parameters / 1e6 == pytest.approx(millions, abs=0.01)
+
+
 def test_blocks_are_whole_kv_blocks():
     beside = embedder(model("bge-m3"), BESIDE)
     assert beside.block_bytes == 16 * LLAMA.kv_bytes_per_token()
