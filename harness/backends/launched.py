@@ -183,7 +183,8 @@ class Launched:
         counted = tally.growth(tallies, [server.tally() for server in self.servers])
         grown = {**_grown(before, after), **tally.figures(counted)}
         if problem := tally.swap_problem(counted):
-            measured = replace(measured, invalid_because=measured.invalid_because or problem)
+            reasons = filter(None, (measured.invalid_because, problem))
+            measured = replace(measured, invalid_because="; ".join(reasons))
         return replace(measured, figures={**measured.figures, **grown})
 
     def _write_meta(
