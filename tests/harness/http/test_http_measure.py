@@ -197,28 +197,34 @@ def test_ctrl_c_stops_it(workload):
     silent = MockConfig(fault=Fault.SILENT)
     with serving(silent) as server:
         code = (
-            "import numpy as np, sys\n"
+            "import signal, sys\n"
+            "import numpy as np\n"
             "from slo_bench.harness.clusters.servers import measure\n"
             "from slo_bench.harness.engines.over_http import Endpoint, HttpOptions\n"
             "from slo_bench.workloads.workload import Workload\n"
             "w = Workload(np.zeros(3), np.full(3, 8), np.full(3, 5))\n"
+            # In the background of a script, Ctrl-C is ignored from the start.
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "print('ready', flush=True)\n"
             "e, options = Endpoint.parse(sys.argv[1]), HttpOptions(processes=int(sys.argv[2]))\n"
             "try: measure(w, [e], options)\n"
             "except KeyboardInterrupt: print('stopped')\n"
         )
         for processes in ("1", "2"):
-            child = subprocess.Popen(
+            with subprocess.Popen(
                 [sys.executable, "-c", code, server.url, processes],
                 stdout=subprocess.PIPE,
                 text=True,
-            )
-            assert child.stdout.readline() == "ready\n"
-            before = len(server.truths())
-            while len(server.truths()) < before + 3:
-                time.sleep(0.05)
-            child.send_signal(signal.SIGINT)
-            out, _ = child.communicate(timeout=30)
+            ) as child:
+                try:
+                    assert child.stdout.readline() == "ready\n"
+                    before = len(server.truths())
+                    while len(server.truths()) < before + 3:
+                        time.sleep(0.05)
+                    child.send_signal(signal.SIGINT)
+                    out, _ = child.communicate(timeout=60)
+                finally:
+                    child.kill()
             assert out == "stopped\n"
             assert child.returncode == 0
 
