@@ -18,7 +18,11 @@ app = typer.Typer(
 
 @app.command(
     epilog=epilog(
-        ["slo-bench backends install vllm --cpu", "slo-bench backends install sglang --cpu"]
+        [
+            "slo-bench backends install vllm --cpu",
+            "slo-bench backends install vllm --with nixl",
+            "slo-bench backends install sglang --cpu",
+        ]
     )
 )
 def install(
@@ -27,6 +31,15 @@ def install(
     version: Annotated[
         str | None,
         typer.Option(metavar="V", help="Of the server. Default: the one slo-bench is tested with."),
+    ] = None,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="PACKAGE",
+            help="One more package, such as nixl; also where the server is installed already. "
+            "May be repeated.",
+        ),
     ] = None,
     verbose: Annotated[
         bool, typer.Option("--verbose", "-v", help="Show what the installer says.")
@@ -41,7 +54,11 @@ def install(
             typer.echo(line, err=True)
 
     found = environments.install(
-        recipe(backend), "cpu" if cpu else "cuda", version=version, say=say
+        recipe(backend),
+        "cpu" if cpu else "cuda",
+        version=version,
+        packages=packages or (),
+        say=say,
     )
     typer.echo(found.path)
 

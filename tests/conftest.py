@@ -29,14 +29,21 @@ MAKE_MODEL = Path(__file__).parent / "backends" / "make_tiny_model.py"
 
 
 @pytest.fixture(scope="session")
-def installed() -> Callable[[str], Environment]:
-    """The environment of a server; skips where there is none, fails where there must be one."""
+def installed() -> Callable[..., Environment]:
+    """The environment of a server, with one module more if it is named; skips where there is none,
+    fails where there must be one.
+    """
 
-    def find(backend: str) -> Environment:
+    def find(backend: str, module: str | None = None) -> Environment:
         try:
-            return environment(backend)
+            found = environment(backend)
         except SloBenchError as error:
             _absent(str(error))
+        if module is not None:
+            tried = [found.python, "-c", f"import {module}"]
+            if subprocess.run(tried, capture_output=True, check=False).returncode:
+                _absent(f"{found.name} has no {module}: backends install {backend} --with {module}")
+        return found
 
     return find
 
@@ -64,7 +71,7 @@ class VllmPython:
 
 @pytest.fixture(scope="session", params=[VLLM.version, *VLLM.also_tested, OLD_VLLM])
 def vllm_python(
-    request: pytest.FixtureRequest, installed: Callable[[str], Environment]
+    request: pytest.FixtureRequest, installed: Callable[..., Environment]
 ) -> VllmPython:
     """Each release whose scheduler the plugin is to fit; the oldest borrows an environment."""
     version = request.param
@@ -78,7 +85,7 @@ def vllm_python(
 
 @pytest.fixture(scope="session")
 def tiny_model(
-    installed: Callable[[str], Environment], tmp_path_factory: pytest.TempPathFactory
+    installed: Callable[..., Environment], tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str], Path]:
     """A folder with a tiny Llama, made from a seed by the server's own Python."""
 

@@ -147,14 +147,16 @@ def install(
     device: str,
     *,
     version: str | None = None,
+    packages: Sequence[str] = (),
     say: Say = lambda line: None,
 ) -> Environment:
-    """Make the environment, or find it made.
+    """Make the environment, or find it made, and add packages to it.
 
     Args:
         recipe: what to install.
         device: `cpu` or `cuda`.
         version: of the server; by default the one the recipe is tested with.
+        packages: what else is to be there, as pip names it.
         say: told each step, and what the installer says.
 
     Raises:
@@ -173,25 +175,27 @@ def install(
             "you may write to"
         ) from error
     with _alone(path):
+        installer = _Installer(path, _python(build, recipe.backend), say)
         if (path / _MARKER).exists():
             say(f"{path.name} is installed already")
-            return _read(path / _MARKER)
-        if path.exists():
-            say("clearing an unfinished installation")
-            shutil.rmtree(path)
-        python = _python(build, recipe.backend)
-        _build(_Installer(path, python, say), build, version)
-        found = Environment(path, recipe.backend, version, device)
-        marker = {
-            "backend": recipe.backend,
-            "version": version,
-            "device": device,
-            "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        }
-        part = path / (_MARKER + ".part")
-        part.write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
-        part.replace(path / _MARKER)
-    return found
+        else:
+            if path.exists():
+                say("clearing an unfinished installation")
+                shutil.rmtree(path)
+            _build(installer, build, version)
+            marker = {
+                "backend": recipe.backend,
+                "version": version,
+                "device": device,
+                "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            }
+            part = path / (_MARKER + ".part")
+            part.write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+            part.replace(path / _MARKER)
+        if packages:
+            say(f"adding {', '.join(packages)}")
+            installer.add(Step(tuple(packages)), build.without)
+        return _read(path / _MARKER)
 
 
 def remove(name: str) -> list[Path]:

@@ -241,7 +241,9 @@ def _check_nixl(found: Environment) -> None:
     """Raise SloBenchError if the server's environment has no NIXL."""
     done = subprocess.run([found.python, "-c", "import nixl"], capture_output=True, check=False)
     if done.returncode:
+        cpu = " --cpu" if found.device == "cpu" else ""
         raise SloBenchError(
-            f"NIXL is not installed in {found.name}; add it with: "
-            f"pip --python {found.python} install nixl (or let KV go through files)"
+            f"NIXL is not installed in {found.name}; add it with: slo-bench backends "
+            f"install {found.backend}{cpu} --version {found.version} --with nixl "
+            "(or let KV go through files)"
         )

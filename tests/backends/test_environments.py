@@ -71,6 +71,22 @@ def test_a_failed_installation_says_why_and_is_unfinished():
     assert [path.name for path in environments.unfinished()] == ["fake-1.2-cpu"]
 
 
+def test_packages_are_added_to_what_is_made_or_found(monkeypatch):
+    added = []
+    monkeypatch.setattr(
+        environments._Installer, "add", lambda self, step, without: added.append(step.packages)
+    )
+    made = environments.install(recipe("server"), "cpu", packages=["more"])
+    assert environments.install(recipe("server"), "cpu", packages=["another"]) == made
+    assert added == [("server",), ("more",), ("another",)]
+
+
+def test_a_package_that_cannot_be_added_leaves_the_server_installed():
+    with pytest.raises(SloBenchError, match=r"ended with code"):  # there is no pip in there
+        environments.install(recipe(), "cpu", packages=["nothing"])
+    assert [one.name for one in environments.installed()] == ["fake-1.2-cpu"]
+
+
 def test_what_is_not_installed_says_how():
     with pytest.raises(SloBenchError, match=r"backends install vllm --version 0\.1"):
         environments.environment("vllm==0.1")
