@@ -276,7 +276,7 @@ def test_unpatched_serves_in_order_of_arrival_and_answers_greedily(sglang, model
             return client
 
     client = asyncio.run(run())
-    assert stock.handshake == {}
+    assert "system" not in stock.handshake  # its steps are logged, and that is all
     assert client.done == ["blocker", *(ask.rid for ask in waiting())]
     ids = [client.output_ids(ask.rid) for ask in waiting()]
     assert ids == greedy(sglang, model, waiting())
