@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..predictors.embedder import Embedder
 from ..workloads.errors import SloBenchError
+from ..workloads.prefixes import PrefixRows
 from ..workloads.request import Kind
 from ..workloads.workload import Workload
 
@@ -80,7 +80,7 @@ def fit(
 
 
 @dataclass(frozen=True)
-class _Without(Sequence[tuple[int, ...]]):
+class _Without(PrefixRows):
     """Prefix blocks row by row, none for the rows in `cut`."""
 
     blocks: Sequence[tuple[int, ...]]
@@ -89,13 +89,7 @@ class _Without(Sequence[tuple[int, ...]]):
     def __len__(self) -> int:
         return len(self.blocks)
 
-    @overload
-    def __getitem__(self, row: int) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
-    def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
-        if isinstance(row, slice):
-            return [self[at] for at in range(*row.indices(len(self)))]
+    def row(self, row: int) -> tuple[int, ...]:
         return () if row in self.cut else self.blocks[row]
 
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from ..predictors.profiles.table import Host
 from ..predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model
 from ..predictors.step_time import DEFAULT_HOST_S
 from ..workloads.errors import SloBenchError, UnknownNameError
+from ..workloads.prefixes import PrefixRows
 from ..workloads.workload import Workload
 from .core.policy import Policy
 from .core.policy import overrides as overrides_hook
@@ -305,7 +305,7 @@ def _workload(log: RealLog, settings: EngineSettings) -> Workload:
 
 
 @dataclass(frozen=True)
-class _OwnBlocks(Sequence[tuple[int, ...]]):
+class _OwnBlocks(PrefixRows):
     """Prefix hashes where no request shares any: each finds only what itself has computed.
 
     With prefix caching a preempted request comes back to those of its blocks that are still
@@ -317,13 +317,7 @@ class _OwnBlocks(Sequence[tuple[int, ...]]):
     def __len__(self) -> int:
         return len(self.blocks)
 
-    @overload
-    def __getitem__(self, row: int) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
-    def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
-        if isinstance(row, slice):
-            return [self[at] for at in range(*row.indices(len(self)))]
+    def row(self, row: int) -> tuple[int, ...]:
         begin = row << 32
         return tuple(range(begin, begin + int(self.blocks[row])))
 

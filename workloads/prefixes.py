@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
@@ -21,8 +22,25 @@ Ints = NDArray[np.int64]
 BLOCK_TOKENS = 16
 
 
+class PrefixRows(Sequence[tuple[int, ...]]):
+    """Prefix hashes row by row, made when asked for: `row` and `__len__` say which."""
+
+    @abstractmethod
+    def row(self, row: int) -> tuple[int, ...]:
+        """The hashes of one request's full blocks, in their order."""
+
+    @overload
+    def __getitem__(self, row: int) -> tuple[int, ...]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
+    def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
+        if isinstance(row, slice):
+            return [self.row(at) for at in range(*row.indices(len(self)))]
+        return self.row(row)
+
+
 @dataclass(frozen=True)
-class SessionBlocks(Sequence[tuple[int, ...]]):
+class SessionBlocks(PrefixRows):
     """The block hashes of requests in sessions, as numbers: row -> tuple, made when asked for.
 
     All requests begin with the same `system_blocks` blocks; then the i-th block of a session is
@@ -50,13 +68,8 @@ class SessionBlocks(Sequence[tuple[int, ...]]):
     def __len__(self) -> int:
         return len(self.first)
 
-    @overload
-    def __getitem__(self, row: int) -> tuple[int, ...]: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[tuple[int, ...]]: ...
-    def __getitem__(self, row: int | slice) -> tuple[int, ...] | list[tuple[int, ...]]:
-        if isinstance(row, slice):
-            return [self[at] for at in range(*row.indices(len(self)))]
+    def row(self, row: int) -> tuple[int, ...]:
+        """See `PrefixRows`."""
         first, length = int(self.first[row]), int(self.length[row])
         if length <= self.system_blocks:
             return tuple(range(length))
