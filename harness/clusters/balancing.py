@@ -1,0 +1,112 @@
+"""Which modules move from which device to which.
+
+Source: BanaServe (docs/papers.md), Algorithm 4-1, Eq. 4-28 to 4-31.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Module(Enum):
+    """What can move."""
+
+    LAYERS = "layers"  # weights and KV of whole layers
+    HEADS = "heads"  # KV of some attention heads, of all layers
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """One possible move, and what the two devices' loads would be after it."""
+
+    module: Module
+    source: int
+    target: int
+    share: float  # of all layers, or of all heads
+    source_load: float
+    target_load: float
+    cost_s: float  # T_transfer + T_sync, Eq. 4-31
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Of Algorithm 4-1. Loads are U = C/Cmax + M/Mmax, from 0 to 2 (Eq. 4-28).
+
+    Moving begins when two devices are more than `rise` apart and goes on until none are more than
+    `fall` apart (hysteresis: delta_up > delta_down). From a gap of `large` on layers move, below
+    it heads. `efficiency` is rho: what a second of moving must bring. At most `moves` in a cycle.
+    """
+
+    rise: float = 0.4
+    fall: float = 0.2
+    large: float = 0.6
+    efficiency: float = 0.05
+    moves: int = 8
+
+
+Offers = Callable[[Module, int, int, Mapping[int, float]], Move | None]
+
+
+class Balancer:
+    """Algorithm 4-1, mended.
+
+    As printed, the sets of overloaded and underloaded devices are never computed again, a device
+    in the middle is in both, and heads would move only where layers cannot. Here the loads are
+    looked at again after every move, the most loaded device gives to the least loaded one it can
+    give to, and layers serve large gaps, heads small ones (§4.3.2) and those where no layer can
+    move. A cycle ends when no pair is left whose move is worth its cost.
+    """
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._at = thresholds
+        self._moving = False  # since the gap exceeded `rise`
+
+    def plan(self, loads: Mapping[int, float], offer: Offers) -> list[Move]:
+        """The moves of one cycle, in order.
+
+        Args:
+            loads: U of each device.
+            offer: what could move of a kind from one device to another, given the loads that the
+                moves so far would leave; None where nothing can.
+        """
+        at, load = self._at, dict(loads)
+        planned: list[Move] = []
+        if len(load) < 2:
+            return planned
+        while len(planned) < at.moves:
+            gap = max(load.values()) - min(load.values())
+            if gap <= at.fall:
+                self._moving = False
+            elif gap > at.rise:
+                self._moving = True
+            if not self._moving:
+                break
+            move = self._best(load, offer)
+            if move is None:
+                break
+            load[move.source], load[move.target] = move.source_load, move.target_load
+            planned.append(move)
+        return planned
+
+    def _best(self, load: Mapping[int, float], offer: Offers) -> Move | None:
+        """The first pair, from the largest gap on, with a move that is worth it."""
+        givers = sorted(load, key=lambda d: (-load[d], d))
+        takers = sorted(load, key=lambda d: (load[d], d))
+        for giver in givers:
+            for taker in takers:
+                gap = load[giver] - load[taker]
+                if gap <= self._at.fall:
+                    break
+                kinds = (Module.LAYERS, Module.HEADS) if gap >= self._at.large else (Module.HEADS,)
+                for kind in kinds:
+                    move = offer(kind, giver, taker, load)
+                    if move is not None and self._pays(move, gap):
+                        return move
+        return None
+
+    def _pays(self, move: Move, gap: float) -> bool:
+        """Is what the move brings, Eq. 4-31, worth what it costs?"""
+        benefit = gap - abs(move.source_load - move.target_load)
+        return benefit > 0 and benefit >= self._at.efficiency * move.cost_s

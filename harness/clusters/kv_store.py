@@ -1,0 +1,188 @@
+"""A KV store that all instances share: prefixes in host memory, and below it on disk.
+
+Source: BanaServe (docs/papers.md), §4.3.3, Eq. 4-10 to 4-14.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ...predictors.specs import LinkSpec
+from ...workloads.errors import SloBenchError
+from .links import Memory
+
+
+@dataclass(frozen=True, slots=True)
+class TierSpec:
+    """A kind of memory that holds KV: how much, and the link over which a GPU reads it."""
+
+    name: str
+    capacity_bytes: int
+    link: LinkSpec
+
+
+class _Tier:
+    def __init__(self, spec: TierSpec) -> None:
+        self.spec = spec
+        self.memory = Memory(spec.name, spec.capacity_bytes)
+        self.units: dict[int, None] = {}  # least recently used first
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Leading units of a prefix that the store holds; of those, how many lie in each tier."""
+
+    units: int
+    by_tier: tuple[int, ...]
+
+
+class KvStore:
+    """Units of KV by the hash of their prefix; least recently used go one tier down, then out.
+
+    What is in use on a GPU is the business of that instance's own ledger: the GPU is the tier
+    above these. A hash names its tokens and all before them, so that equal hashes are equal KV on
+    every instance that serves the same model.
+    """
+
+    def __init__(self, tiers: Sequence[TierSpec], unit_bytes: int) -> None:
+        """`tiers`: fastest first. `unit_bytes`: KV of one unit, all layers.
+
+        Raises:
+            SloBenchError: no tier, or units without bytes.
+        """
+        if not tiers or unit_bytes <= 0:
+            raise SloBenchError("a KV store needs a tier, and units of at least one byte")
+        self.unit_bytes = unit_bytes
+        self._tiers = [_Tier(spec) for spec in tiers]
+        self._where: dict[int, _Tier] = {}
+        self.hit_units = 0
+        self.asked_units = 0
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def __contains__(self, unit: int) -> bool:
+        return unit in self._where
+
+    @property
+    def used_bytes(self) -> tuple[int, ...]:
+        """Bytes in each tier."""
+        return tuple(tier.memory.used_bytes for tier in self._tiers)
+
+    def put(self, units: Iterable[int]) -> None:
+        """Keep these; what is there already becomes the most recently used."""
+        for unit in units:
+            self._forget(unit)
+            self._place(unit, 0)
+
+    def find(self, units: Sequence[int]) -> Found:
+        """How many of the leading `units` are here, and where. Changes nothing."""
+        by_tier = [0] * len(self._tiers)
+        n = 0
+        for unit in units:
+            tier = self._where.get(unit)
+            if tier is None:
+                break
+            by_tier[self._tiers.index(tier)] += 1
+            n += 1
+        return Found(n, tuple(by_tier))
+
+    def load_s(self, units: Sequence[int]) -> float:
+        """Seconds to read these units, all of which are here, each over the link of its tier."""
+        by_tier = self.find(units).by_tier
+        return sum(
+            tier.spec.link.transfer_s(n * self.unit_bytes)
+            for tier, n in zip(self._tiers, by_tier, strict=True)
+            if n
+        )
+
+    def use(self, units: Sequence[int]) -> float:
+        """Read these units (`load_s`); they are then in the first tier, most recently used."""
+        seconds = self.load_s(units)
+        self.put(reversed(units))  # of a prefix its end goes first
+        return seconds
+
+    def note(self, asked_units: int, hit_units: int) -> None:
+        """Somebody looked for so many units and found so many, here or on a GPU."""
+        self.asked_units += asked_units
+        self.hit_units += hit_units
+
+    @property
+    def hit_share(self) -> float:
+        """Average hit rate r of Eq. 4-10; 0 before anybody asked."""
+        return self.hit_units / self.asked_units if self.asked_units else 0.0
+
+    def _forget(self, unit: int) -> None:
+        tier = self._where.pop(unit, None)
+        if tier is not None:
+            del tier.units[unit]
+            tier.memory.give_back(self.unit_bytes)
+
+    def _place(self, unit: int, level: int) -> None:
+        """Into that tier, or the next that can hold a unit at all; who is oldest makes room."""
+        while level < len(self._tiers):
+            tier = self._tiers[level]
+            if tier.memory.capacity_bytes >= self.unit_bytes:
+                break
+            level += 1
+        else:
+            return
+        if tier.memory.free_bytes < self.unit_bytes:
+            oldest = next(iter(tier.units))
+            self._forget(oldest)
+            self._place(oldest, level + 1)
+        tier.memory.take(self.unit_bytes)
+        tier.units[unit] = None
+        self._where[unit] = tier
+
+
+@dataclass(frozen=True, slots=True)
+class LayerTimes:
+    """What one layer takes in each stage of the pipeline."""
+
+    load_s: float
+    compute_s: float
+    store_s: float = 0.0
+
+    def prefill_s(self, layers: int) -> float:
+        """All layers: layer i+1 is loaded and layer i-1 stored while layer i is computed.
+
+        Each stage works on one layer at a time, so the slowest sets the pace.
+        """
+        slowest_s = max(self.load_s, self.compute_s, self.store_s)
+        return self.load_s + self.compute_s + self.store_s + (layers - 1) * slowest_s
+
+    @property
+    def hidden(self) -> bool:
+        """Is loading, but for the first layer's, covered by computing?"""
+        return self.load_s <= self.compute_s
+
+
+def layer_times(
+    prefill_s: float,
+    hit_share: float,
+    layers: int,
+    prompt_tokens: int,
+    layer_bytes_per_token: int,
+    bandwidth_bytes_per_s: float,
+) -> LayerTimes:
+    """Eq. 4-10 and 4-11, with what is not cached, 1 - r, computed.
+
+    The paper's Eq. 4-10 multiplies by r, which is the same at its r = 0.5 only. What is computed
+    is stored over a link of the same bandwidth in the other direction.
+
+    Args:
+        prefill_s: time T_F of the whole prompt without cache.
+        hit_share: r, the share of the prompt that is loaded.
+        layers: N.
+        prompt_tokens: L.
+        layer_bytes_per_token: S_kv of Eq. 4-13.
+        bandwidth_bytes_per_s: B.
+    """
+    kv_s = layer_bytes_per_token * prompt_tokens / bandwidth_bytes_per_s
+    return LayerTimes(
+        load_s=kv_s * hit_share,
+        compute_s=prefill_s * (1 - hit_share) / layers,
+        store_s=kv_s * (1 - hit_share),
+    )

@@ -1,0 +1,71 @@
+"""What a placement of modules is worth.
+
+Source: BanaServe (docs/papers.md), §4.4.1, Eq. 4-15 and 4-16; §4.4.5, Eq. 4-26.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """alpha, beta and gamma of Eq. 4-15; the paper gives no values.
+
+    Of a full GPU, of a second of latency, and of a thousand tokens a second.
+    """
+
+    utilisation: float = 1.0
+    per_s: float = 1.0
+    per_thousand_tokens_per_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """Eq. 4-15 and its parts. The two latencies are of very unlike size, so both are told."""
+
+    utilisation: float  # mean over GPUs
+    ttft_s: float  # mean over requests
+    tpot_s: float  # mean over requests that have one
+    tokens_per_s: float
+    weights: Weights = Weights()
+
+    @property
+    def latency_s(self) -> float:
+        """Eq. 4-16: TTFT and TPOT added up."""
+        return self.ttft_s + self.tpot_s
+
+    @property
+    def value(self) -> float:
+        """Eq. 4-15: the more the better."""
+        w = self.weights
+        return (
+            w.utilisation * self.utilisation
+            - w.per_s * self.latency_s
+            + w.per_thousand_tokens_per_s * self.tokens_per_s / 1000
+        )
+
+
+def objective(
+    utilisations: Sequence[float],
+    ttft_s: Sequence[float],
+    tpot_s: Sequence[float],
+    tokens_per_s: float,
+    weights: Weights | None = None,
+) -> Objective:
+    """Eq. 4-16 over GPUs and requests; a mean over none is 0."""
+    return Objective(
+        _mean(utilisations), _mean(ttft_s), _mean(tpot_s), tokens_per_s, weights or Weights()
+    )
+
+
+def closed_loop_tokens_per_s(
+    requests: int, output_tokens: float, ttft_s: float, tpot_s: float
+) -> float:
+    """Eq. 4-26: what so many requests at a time would get."""
+    return requests * output_tokens / (ttft_s + output_tokens * tpot_s)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,108 @@
+"""The shared KV store: tiers, eviction, and the pipeline over layers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.harness.clusters.kv_store import KvStore, LayerTimes, TierSpec, layer_times
+from slo_bench.predictors.specs import LinkSpec, model
+from slo_bench.workloads.errors import SloBenchError
+
+CPU = LinkSpec("cpu", bandwidth_bytes_per_s=100.0, latency_s=0.0)
+SSD = LinkSpec("ssd", bandwidth_bytes_per_s=10.0, latency_s=1.0)
+
+
+def store(cpu_units: int, ssd_units: int) -> KvStore:
+    return KvStore(
+        [TierSpec("CPU", cpu_units * 10, CPU), TierSpec("SSD", ssd_units * 10, SSD)], unit_bytes=10
+    )
+
+
+def test_the_oldest_go_one_tier_down_and_then_out():
+    kv = store(2, 1)
+    kv.put([1, 2, 3])  # 1 goes to the disk
+    assert kv.find([1, 2, 3]).by_tier == (2, 1)
+    kv.put([4])  # 2 to the disk, 1 out
+    assert 1 not in kv
+    assert kv.find([2, 3, 4]).by_tier == (2, 1)
+    assert kv.used_bytes == (20, 10)
+
+
+def test_a_prefix_ends_at_the_first_hole():
+    kv = store(4, 0)
+    kv.put([1, 3])
+    assert kv.find([1, 2, 3]).units == 1
+    assert kv.find([2]).units == 0
+
+
+def test_reading_takes_each_tier_s_time_and_brings_it_up():
+    kv = store(2, 2)
+    kv.put([1, 2, 3])
+    assert kv.load_s([1, 2]) == pytest.approx(10 / 100 + 1.0 + 10 / 10)
+    assert kv.use([1]) == pytest.approx(2.0)
+    assert kv.find([1]).by_tier == (1, 0)
+    assert kv.load_s([1]) == pytest.approx(0.1)
+
+
+def test_hit_rate_and_errors():
+    kv = store(1, 1)
+    assert kv.hit_share == 0.0
+    kv.note(10, 4)
+    kv.note(10, 6)
+    assert kv.hit_share == 0.5
+    with pytest.raises(SloBenchError, match="needs a tier"):
+        KvStore([], 10)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=30),
+    st.integers(0, 3),
+    st.integers(0, 3),
+)
+def test_what_is_booked_is_what_is_there(puts, cpu_units, ssd_units):
+    kv = store(cpu_units, ssd_units)
+    for units in puts:
+        kv.put(units)
+        if units and cpu_units:
+            assert units[-1] in kv  # the newest is there
+        assert sum(kv.used_bytes) == 10 * len(kv)
+        assert kv.used_bytes[0] <= 10 * cpu_units
+        assert kv.used_bytes[1] <= 10 * ssd_units
+
+
+def test_the_worked_example():
+    """LLaMA-3.1-8B, L = 1000, r = 0.5, 200 Gb/s, T_F = 270 ms: Eq. 4-14."""
+    spec = model("llama-3.1-8b")
+    layer_bytes = spec.kv_bytes_per_token() // spec.layers
+    assert layer_bytes == 4096  # Eq. 4-13
+    times = layer_times(0.27, 0.5, spec.layers, 1000, layer_bytes, 200e9 / 8)
+    assert times.compute_s == pytest.approx(4.22e-3, rel=1e-3)
+    assert times.load_s == pytest.approx(0.082e-3, rel=2e-3)
+    assert times.hidden
+
+
+@pytest.mark.parametrize(("bytes_per_s", "crossover"), [(25e9, 0.981), (5e9, 0.9115)])
+def test_loading_is_hidden_up_to_a_hit_rate(bytes_per_s, crossover):
+    def hidden(r):
+        return layer_times(0.27, r, 32, 1000, 4096, bytes_per_s).hidden
+
+    assert hidden(crossover - 0.001)
+    assert not hidden(crossover + 0.001)
+
+
+def test_the_pipeline_by_hand():
+    assert LayerTimes(1.0, 2.0, 0.5).prefill_s(3) == 1.0 + 3 * 2.0 + 0.5
+    assert LayerTimes(3.0, 2.0, 0.0).prefill_s(3) == 3 * 3.0 + 2.0
+    assert LayerTimes(1.0, 2.0, 0.5).prefill_s(1) == 3.5
+
+
+@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10), st.integers(1, 6))
+def test_the_pipeline_is_what_stepping_gives(load_s, compute_s, store_s, layers):
+    loaded = computed = stored = 0.0
+    for _ in range(layers):
+        loaded += load_s
+        computed = max(loaded, computed) + compute_s
+        stored = max(computed, stored) + store_s
+    assert LayerTimes(load_s, compute_s, store_s).prefill_s(layers) == pytest.approx(stored)
