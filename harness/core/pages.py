@@ -1,0 +1,110 @@
+"""KV memory that several models of a GPU share page by page, while each counts its own blocks.
+
+Source: Prism (see docs/papers.md), §5.1: physical pages of 2 MiB are mapped when an engine needs
+them and given back when they are empty; a page holds blocks of one model; the fullest page is
+filled first; a few pages stay mapped ahead, so that nobody waits for a mapping.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .ledger import BlockLedger
+
+PAGE_BYTES = 2 << 20
+
+
+def pages_of(size_bytes: float) -> int:
+    """Pages that hold so many bytes."""
+    return -(-int(size_bytes) // PAGE_BYTES)
+
+
+class PagePool:
+    """Physical pages of one GPU: for KV, and for the weights of the models that stand on it."""
+
+    __slots__ = ("free", "total")
+
+    def __init__(self, total: int) -> None:
+        self.total = self.free = total
+
+
+class PagedLedger(BlockLedger):
+    """Blocks of one model in pages of pools that others use too, one pool for each of its GPUs.
+
+    Blocks are counted, not named: what a request gives back is taken to empty pages, as it does
+    where its blocks were taken together, so that a model holds the fewest pages for its blocks.
+    `buffer_pages` more stay mapped ahead; nobody else can have these. `quota_blocks` is the most
+    that the model may use. There is no prefix cache and no swapping.
+    """
+
+    __slots__ = (
+        "_blocks_per_page",
+        "_pages_per_block",
+        "_pools",
+        "buffer_pages",
+        "held_pages",
+        "quota_blocks",
+        "used",
+    )
+
+    def __init__(
+        self,
+        pools: Sequence[PagePool],
+        block_bytes: int,
+        block_tokens: int = 16,
+        *,
+        buffer_pages: int = 0,
+        quota_blocks: int | None = None,
+    ) -> None:
+        """`block_bytes`: of one block on one GPU."""
+        self._pools = tuple(pools)
+        self._blocks_per_page = max(1, PAGE_BYTES // block_bytes)
+        self._pages_per_block = pages_of(block_bytes)
+        self.buffer_pages = buffer_pages
+        self.quota_blocks = quota_blocks
+        self.used = self.held_pages = 0
+        super().__init__(self.free, block_tokens)
+        self._hold(self._pages(0))
+
+    def _pages(self, blocks: int) -> int:
+        return -(-blocks // self._blocks_per_page) * self._pages_per_block
+
+    @property
+    def free(self) -> int:
+        """Blocks that this model could still take; below 0 where its quota has shrunk."""
+        pages = self.held_pages + min(pool.free for pool in self._pools)
+        blocks = pages // self._pages_per_block * self._blocks_per_page
+        if self.quota_blocks is not None and self.quota_blocks < blocks:
+            blocks = self.quota_blocks
+        return blocks - self.used
+
+    @free.setter
+    def free(self, blocks: int) -> None:
+        self.used += self.free - blocks
+        self._hold(self._pages(self.used))
+
+    def _hold(self, pages: int) -> None:
+        """Map or give back, so that so many pages and the buffer, as far as there is, are held."""
+        more = pages + self.buffer_pages - self.held_pages
+        for pool in self._pools:
+            more = min(more, pool.free)
+        assert self.held_pages + more >= pages, "a model took pages that are not there"
+        self.held_pages += more
+        for pool in self._pools:
+            pool.free -= more
+
+    @property
+    def total(self) -> int:
+        """Blocks in use, and those that could be."""
+        return self.used + self.free
+
+    @total.setter
+    def total(self, blocks: int) -> None:
+        """Follows from the pools."""
+
+    def close(self) -> None:
+        """The model leaves: every page goes back. Nothing may be in use."""
+        assert not self.used, f"{self.used} blocks are in use"
+        for pool in self._pools:
+            pool.free += self.held_pages
+        self.held_pages = self.buffer_pages = 0

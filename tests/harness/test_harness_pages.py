@@ -1,0 +1,94 @@
+"""KV pages that several models share."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.pages import PAGE_BYTES, PagedLedger, PagePool, pages_of
+
+
+def test_pages_go_to_whoever_needs_them() -> None:
+    pool = PagePool(10)
+    large = PagedLedger([pool], PAGE_BYTES)  # a block a page
+    small = PagedLedger([pool], PAGE_BYTES // 4)  # four
+    assert (large.free, small.free, small.total) == (10, 40, 40)
+    small.free -= 5  # two pages, three blocks to spare
+    assert (pool.free, large.free, small.free) == (8, 8, 35)
+    large.free -= 8
+    assert (large.free, small.free, small.total) == (0, 3, 8)
+    large.free += 8
+    small.free += 5
+    assert (pool.free, large.free, small.free) == (10, 10, 40)
+
+
+def test_a_block_of_several_pages() -> None:
+    pool = PagePool(10)
+    wide = PagedLedger([pool], 3 * PAGE_BYTES - 1)
+    assert wide.free == 3
+    wide.free -= 2
+    assert pool.free == 4
+
+
+def test_a_buffer_is_mapped_ahead_and_is_nobody_elses() -> None:
+    pool = PagePool(10)
+    one = PagedLedger([pool], PAGE_BYTES, buffer_pages=3)
+    other = PagedLedger([pool], PAGE_BYTES)
+    assert (pool.free, one.free, other.free) == (7, 10, 7)
+    other.free -= 7
+    assert (one.free, other.free) == (3, 0)  # one can still go on
+    one.free -= 3
+    assert (one.free, pool.free) == (0, 0)
+    other.free += 7
+    one.free += 3
+    one.close()
+    assert pool.free == 10
+
+
+def test_tensor_parallel_parts_take_pages_of_every_gpu() -> None:
+    pools = [PagePool(10), PagePool(4)]
+    ledger = PagedLedger(pools, PAGE_BYTES)
+    assert ledger.free == 4
+    ledger.free -= 3
+    assert [pool.free for pool in pools] == [7, 1]
+
+
+def test_a_quota_that_shrinks_below_what_is_used() -> None:
+    ledger = PagedLedger([PagePool(10)], PAGE_BYTES, quota_blocks=6)
+    ledger.free -= 5
+    ledger.quota_blocks = 3
+    assert (ledger.free, ledger.total) == (-2, 3)
+    ledger.free += 4
+    assert ledger.free == 2
+
+
+def test_pages_of_weights() -> None:
+    assert [pages_of(n) for n in (0, 1, PAGE_BYTES, PAGE_BYTES + 1)] == [0, 1, 1, 2]
+
+
+@given(
+    st.integers(1, 60),
+    st.lists(st.integers(1, 3 * PAGE_BYTES), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(-20, 20)), max_size=60),
+)
+def test_no_page_is_lost_or_given_twice(
+    total: int, sizes: list[int], buffer: int, moves: list[tuple[int, int]]
+) -> None:
+    pool = PagePool(total)
+    ledgers = [PagedLedger([pool], size, buffer_pages=buffer) for size in sizes]
+    for which, blocks in moves:
+        ledger = ledgers[which % len(ledgers)]
+        free, used = ledger.free, ledger.used
+        taken = max(-used, min(blocks, free))
+        ledger.free -= taken
+        assert ledger.used == used + taken
+        assert ledger.free == free - taken
+        assert pool.free >= 0
+        assert pool.free + sum(each.held_pages for each in ledgers) == total
+        for size, each in zip(sizes, ledgers, strict=True):
+            assert each.used * size <= each.held_pages * PAGE_BYTES
+    for ledger in ledgers:
+        ledger.free += ledger.used
+        ledger.close()
+    assert pool.free == total
