@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
-from .links import Memory
+from .network import Memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,6 @@ class KvStore:
         self.unit_bytes = unit_bytes
         self._tiers = [_Tier(spec) for spec in tiers]
         self._where: dict[int, _Tier] = {}
-        self.hit_units = 0
-        self.asked_units = 0
 
     def __len__(self) -> int:
         return len(self._where)
@@ -102,16 +100,6 @@ class KvStore:
         seconds = self.load_s(units)
         self.put(reversed(units))  # of a prefix its end goes first
         return seconds
-
-    def note(self, asked_units: int, hit_units: int) -> None:
-        """Somebody looked for so many units and found so many, here or on a GPU."""
-        self.asked_units += asked_units
-        self.hit_units += hit_units
-
-    @property
-    def hit_share(self) -> float:
-        """Average hit rate r of Eq. 4-10; 0 before anybody asked."""
-        return self.hit_units / self.asked_units if self.asked_units else 0.0
 
     def _forget(self, unit: int) -> None:
         tier = self._where.pop(unit, None)

@@ -46,12 +46,7 @@ def test_reading_takes_each_tier_s_time_and_brings_it_up():
     assert kv.load_s([1]) == pytest.approx(0.1)
 
 
-def test_hit_rate_and_errors():
-    kv = store(1, 1)
-    assert kv.hit_share == 0.0
-    kv.note(10, 4)
-    kv.note(10, 6)
-    assert kv.hit_share == 0.5
+def test_errors():
     with pytest.raises(SloBenchError, match="needs a tier"):
         KvStore([], 10)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.clusters.links import Link, Memory, Network, send
+from slo_bench.harness.clusters.network import Link, Memory, Network, send
 from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.errors import SloBenchError
 
