@@ -1,0 +1,182 @@
+"""One iteration as tensors: which tokens, where their KV goes, and what each attends to.
+
+Decoding sequences come first, one token each, then the chunks of prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from .sequence import Sequence
+
+Ints = NDArray[np.int64]
+_DENSE = 0.5  # share of blocks in use from which a stretch of the cache is read as it lies
+
+
+@dataclass(frozen=True)
+class Decodes:
+    """What decoding sequences attend to: pairs of a sequence and one of its blocks.
+
+    `where` picks the pairs' blocks out of the cache: a slice, read in place, where the blocks lie
+    close together, else their ids. `owner[i]` is the sequence of pair i, `seat[i]` its place in a
+    table of `width` blocks a sequence (the last seat of all is for blocks of nobody). `mask` is 0
+    for tokens that are seen and -inf for others: [pairs × KV heads, 1, block tokens].
+    """
+
+    count: int
+    width: int
+    where: slice | Tensor
+    owner: Tensor
+    seat: Tensor
+    mask: Tensor
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Rows `begin` to `end` of the batch are a stretch of one prompt after `context` tokens.
+
+    `blocks` hold them all and what came before; None: nothing came before. `mask` is [tokens, all
+    tokens], None: each sees itself and those before it.
+    """
+
+    begin: int
+    end: int
+    context: int
+    blocks: Tensor | None
+    mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`slots` are rows of a layer's keys (or values), seen as [blocks × heads × tokens, head_dim];
+    `wanted` the rows whose next token is asked for.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    slots: Tensor
+    decodes: Decodes | None
+    chunks: Seq[Chunk]
+    wanted: Tensor | None  # None: all rows
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part of a prompt to compute: `tokens` of it after `before`."""
+
+    sequence: Sequence
+    before: int
+    tokens: int
+
+    @property
+    def last(self) -> bool:
+        """Does the next token follow from it?"""
+        return self.before + self.tokens == len(self.sequence.tokens)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What batches must know of a cache and its model."""
+
+    kv_heads: int
+    block_tokens: int
+    window: int | None
+    dtype: torch.dtype
+    device: torch.device
+
+    def batch(self, decodes: Seq[Sequence], pieces: Seq[Piece]) -> Batch:
+        """The tensors of one iteration; every sequence's table must hold its new tokens."""
+        size = self.block_tokens
+        tokens = [s.tokens[-1] for s in decodes]
+        lengths = np.array([len(s.tokens) for s in decodes], dtype=np.int64)
+        positions = [lengths - 1]
+        blocks = [np.array([s.blocks[-1] for s in decodes], dtype=np.int64)]
+        chunks, wanted, at = [], list(range(len(decodes))), len(decodes)
+        for piece in pieces:
+            end = piece.before + piece.tokens
+            tokens += piece.sequence.tokens[piece.before : end]
+            places = np.arange(piece.before, end)
+            positions.append(places)
+            blocks.append(np.array(piece.sequence.blocks, dtype=np.int64)[places // size])
+            chunks.append(self._chunk(piece, at))
+            at += piece.tokens
+            if piece.last:
+                wanted.append(at - 1)
+        places = np.concatenate(positions)
+        heads = np.concatenate(blocks)[:, None] * self.kv_heads + np.arange(self.kv_heads)
+        slots = heads * size + (places % size)[:, None]
+        return Batch(
+            tokens=torch.tensor(tokens, device=self.device),
+            positions=self._told(places),
+            slots=self._told(slots.ravel()),
+            decodes=self._decodes(decodes, lengths) if decodes else None,
+            chunks=chunks,
+            wanted=None if len(wanted) == at else self._told(np.array(wanted, dtype=np.int64)),
+        )
+
+    def _told(self, values: Ints) -> Tensor:
+        return torch.from_numpy(values).to(self.device)
+
+    def _decodes(self, sequences: Seq[Sequence], lengths: Ints) -> Decodes:
+        size = self.block_tokens
+        held = np.array([len(s.blocks) for s in sequences])
+        pairs = int(held.sum())
+        ids = np.fromiter(chain.from_iterable(s.blocks for s in sequences), np.int64, pairs)
+        owner = np.repeat(np.arange(len(sequences)), held)
+        place = np.arange(pairs) - np.repeat(np.cumsum(held) - held, held)
+        width = int(held.max())
+        seat = owner * width + place
+        first = place * size  # position of the block's first token
+        end = lengths[owner] - first
+        begin = np.zeros_like(end)
+        if self.window is not None:
+            begin = np.maximum(0, end - self.window)
+        where: slice | Tensor
+        low, high = int(ids.min()), int(ids.max()) + 1
+        if pairs >= _DENSE * (high - low) and np.bincount(ids - low).max() == 1:
+            where = slice(low, high)
+            span, at = high - low, ids - low
+            owner, spread = np.zeros(span, np.int64), owner
+            owner[at] = spread
+            seat, spread = np.full(span, len(sequences) * width), seat
+            seat[at] = spread
+            end, spread = np.zeros(span, np.int64), end
+            end[at] = spread
+            begin, spread = np.zeros(span, np.int64), begin
+            begin[at] = spread
+        else:
+            where = self._told(ids)
+        offset = np.arange(size)
+        seen = offset < end[:, None]
+        if self.window is not None:
+            seen &= offset >= begin[:, None]
+        mask = np.where(seen, np.float32(0), np.float32(-np.inf)).repeat(self.kv_heads, axis=0)
+        return Decodes(
+            count=len(sequences),
+            width=width,
+            where=where,
+            owner=self._told(owner),
+            seat=self._told(seat),
+            mask=torch.from_numpy(mask).to(self.device, self.dtype).unsqueeze(1),
+        )
+
+    def _chunk(self, piece: Piece, at: int) -> Chunk:
+        end = piece.before + piece.tokens
+        narrow = self.window is not None and end > self.window
+        if not piece.before and not narrow:
+            return Chunk(at, at + piece.tokens, 0, None, None)
+        there = torch.arange(end, device=self.device)
+        here = torch.arange(piece.before, end, device=self.device).unsqueeze(1)
+        mask = there <= here
+        if self.window is not None:
+            mask &= there > here - self.window
+        count = -(-end // self.block_tokens)
+        blocks = torch.tensor(piece.sequence.blocks[:count], device=self.device)
+        return Chunk(at, at + piece.tokens, piece.before, blocks, mask)

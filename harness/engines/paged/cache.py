@@ -1,0 +1,99 @@
+"""KV blocks in memory: one tensor a layer on the device, and their like in host memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .config import DecoderConfig
+
+
+class KvCache:
+    """`layers[l]` is [2, blocks, KV heads, block tokens, head_dim]: keys, then values.
+
+    Zero at first: what a block holds beyond its tokens is multiplied by zero, and must be a number.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        blocks: int,
+        block_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        pinned: bool = False,
+    ) -> None:
+        self.blocks, self.block_tokens = blocks, block_tokens
+        self.kv_heads = config.kv_heads
+        shape = (2, blocks, config.kv_heads, block_tokens, config.head_dim)
+        pin = pinned and torch.cuda.is_available()
+        self.layers: list[Tensor] = [
+            torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin)
+            for _ in range(config.layers)
+        ]
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block in all layers."""
+        return sum(t[:, :1].numel() * t.element_size() for t in self.layers)
+
+
+class Swapper:
+    """Copies whole blocks between a cache and its like in host memory.
+
+    On CUDA the blocks are first gathered on the device, in order with the computation; the copy
+    over the link then runs on a stream of its own, beside what is computed next. What comes back
+    is waited for on the device, before it is spread over its blocks.
+    """
+
+    def __init__(self, cache: KvCache, host: KvCache) -> None:
+        self._cache, self._host = cache, host
+        device = cache.layers[0].device
+        make: Any = torch.cuda.Stream  # has no types
+        self._stream = make(device) if device.type == "cuda" else None
+        self._device = device
+
+    def out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Device to host. The blocks may be overwritten as soon as this returns."""
+        if self._stream is None:
+            self._copy(self._cache, blocks, self._host, host_blocks)
+            return
+        index = torch.tensor(blocks, device=self._device)
+        staged = [layer.index_select(1, index) for layer in self._cache.layers]
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for held, layer in zip(staged, self._host.layers, strict=True):
+                held.record_stream(self._stream)
+                for place, block in enumerate(host_blocks):
+                    layer[:, block].copy_(held[:, place], non_blocking=True)
+
+    def into(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+        """Host to device."""
+        if self._stream is None:
+            self._copy(self._host, host_blocks, self._cache, blocks)
+            return
+        index = torch.tensor(blocks, device=self._device)
+        with torch.cuda.stream(self._stream):  # in order behind what went out before
+            staged = [torch.empty_like(t[:, : len(blocks)]) for t in self._cache.layers]
+            for held, layer in zip(staged, self._host.layers, strict=True):
+                for place, block in enumerate(host_blocks):
+                    held[:, place].copy_(layer[:, block], non_blocking=True)
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+        for held, layer in zip(staged, self._cache.layers, strict=True):
+            held.record_stream(torch.cuda.current_stream(self._device))
+            layer.index_copy_(1, index, held)
+
+    def wait(self) -> None:
+        """Until every copy is done."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    @staticmethod
+    def _copy(source: KvCache, at: Sequence[int], target: KvCache, to: Sequence[int]) -> None:
+        read, written = torch.tensor(at), torch.tensor(to)
+        for a, b in zip(source.layers, target.layers, strict=True):
+            b.index_copy_(1, written, a.index_select(1, read))

@@ -1,0 +1,153 @@
+"""The forward pass of a decoder over one batch of prompt chunks and decodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from .attention import chunk, decode
+from .batch import Batch
+from .config import DecoderConfig
+from .rope import rotate, rotations
+from .weights import Layer, Linear, Norm, Weights
+
+
+class Decoder:
+    """A model that is loaded. It holds no state of any request: KV is the caller's."""
+
+    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+        self.config = config
+        self.weights = weights
+        self._scale = config.head_dim**-0.5
+        self._rotations: Tensor | None = None
+        if config.rope is not None:
+            self._rotations = rotations(
+                config.rope, config.head_dim, config.context, weights.embed.device
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.weights.embed.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and KV."""
+        return self.weights.embed.dtype
+
+    def logits(self, batch: Batch, cache: list[Tensor]) -> Tensor:
+        """[rows wanted, vocabulary]; `cache` has a tensor for each layer and takes the new KV."""
+        x = self.embedded(batch)
+        turn = self.turn(batch)
+        for layer, kv in zip(self.weights.layers, cache, strict=True):
+            x = self.layer(x, layer, kv, batch, turn)
+        return self.head(x, batch)
+
+    def embedded(self, batch: Batch) -> Tensor:
+        """[rows, hidden], what the first layer gets."""
+        x = F.embedding(batch.tokens, self.weights.embed)
+        if self.weights.positions is not None:
+            places = batch.positions + self.config.position_offset
+            x = x + F.embedding(places, self.weights.positions)
+        return x
+
+    def turn(self, batch: Batch) -> Tensor | None:
+        """The rotation of each row; the same for all layers."""
+        return None if self._rotations is None else self._rotations[batch.positions]
+
+    def head(self, x: Tensor, batch: Batch) -> Tensor:
+        """[rows wanted, vocabulary] from what the last layer gave."""
+        if batch.wanted is not None:
+            x = x.index_select(0, batch.wanted)
+        return F.linear(self._norm(x, self.weights.norm), self.weights.head)
+
+    def layer(
+        self, x: Tensor, layer: Layer, kv: Tensor, batch: Batch, turn: Tensor | None
+    ) -> Tensor:
+        """One layer: its attention, then its feed-forward part."""
+        queries, keys, values = self.projected(x, layer, turn)
+        store(kv, keys, values, batch)
+        seen = self._attention(queries, keys, values, kv, batch)
+        return self.rest(x, seen, layer)
+
+    def projected(
+        self, x: Tensor, layer: Layer, turn: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, each [rows, its heads, head_dim]."""
+        config = self.config
+        both = config.heads + config.kv_heads
+        found = _linear(self._norm(x, layer.norm), layer.qkv)
+        found = found.view(len(x), -1, config.head_dim)
+        qk, values = found[:, :both], found[:, both:]
+        if layer.qk_norm is not None:
+            size = (config.head_dim,)
+            parts = (qk[:, : config.heads], qk[:, config.heads :])
+            normed = zip(parts, layer.qk_norm, strict=True)
+            qk = torch.cat([F.rms_norm(p, size, w, config.eps) for p, w in normed], 1)
+        if turn is not None:
+            qk = rotate(qk, turn)
+        return qk[:, : config.heads], qk[:, config.heads :], values
+
+    def rest(self, x: Tensor, seen: Tensor, layer: Layer) -> Tensor:
+        """What follows attention in a layer."""
+        x = _added(x, seen.reshape(len(x), -1), layer.out)
+        inner = _linear(self._norm(x, layer.mlp_norm), layer.up)
+        return _added(x, self._activated(inner), layer.down)
+
+    def _attention(
+        self, queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, batch: Batch
+    ) -> Tensor:
+        parts, decodes = [], 0
+        if batch.decodes is not None:
+            decodes = batch.decodes.count
+            found = decode(queries[:decodes], kv, batch.decodes, self._scale)
+            parts.append(found.finished().to(queries.dtype))
+        for piece in batch.chunks:
+            rows = slice(piece.begin, piece.end)
+            parts.append(chunk(queries[rows], keys[rows], values[rows], kv, piece))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _norm(self, x: Tensor, norm: Norm) -> Tensor:
+        weight, bias = norm
+        if bias is not None:
+            return F.layer_norm(x, (x.shape[-1],), weight, bias, self.config.eps)
+        return F.rms_norm(x, (x.shape[-1],), weight, self.config.eps)
+
+    def _activated(self, inner: Tensor) -> Tensor:
+        if self.config.gated:
+            gate, up = inner.chunk(2, -1)
+            return _ACTIVATIONS[self.config.activation](gate).mul_(up)
+        return _ACTIVATIONS[self.config.activation](inner)
+
+
+def store(kv: Tensor, keys: Tensor, values: Tensor, batch: Batch) -> None:
+    """The new KV of every row, into its slot."""
+    dim = kv.shape[-1]
+    kv[0].view(-1, dim).index_copy_(0, batch.slots, keys.reshape(-1, dim))
+    kv[1].view(-1, dim).index_copy_(0, batch.slots, values.reshape(-1, dim))
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": F.silu,
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "gelu_tanh": _gelu_tanh,
+}
+
+
+def _linear(x: Tensor, to: Linear) -> Tensor:
+    return F.linear(x, to.weight, to.bias)
+
+
+def _added(x: Tensor, y: Tensor, to: Linear) -> Tensor:
+    """`x` and the projection of `y`, in one operation where there is no bias."""
+    if to.bias is None:
+        return torch.addmm(x, y, to.weight.t())
+    return x + F.linear(y, to.weight, to.bias)

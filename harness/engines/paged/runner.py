@@ -1,0 +1,38 @@
+"""Runs batches: sequences in, the next token of each out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import torch
+
+from .batch import Layout, Piece
+from .cache import KvCache
+from .decoder import Decoder
+from .sampling import next_tokens
+from .sequence import Sequence
+
+
+class Runner:
+    """A model and its KV cache. Whose blocks are whose is the caller's business."""
+
+    def __init__(self, decoder: Decoder, cache: KvCache) -> None:
+        self.decoder = decoder
+        self.cache = cache
+        self._layout = Layout(
+            kv_heads=cache.kv_heads,
+            block_tokens=cache.block_tokens,
+            window=decoder.config.window,
+            dtype=decoder.dtype,
+            device=decoder.device,
+        )
+
+    def run(self, decodes: Seq[Sequence], pieces: Seq[Piece]) -> list[int]:
+        """One iteration. The next token of every decoding sequence, then of every piece that ends
+        its prompt; none is added to its sequence.
+        """
+        with torch.inference_mode():
+            batch = self._layout.batch(decodes, pieces)
+            logits = self.decoder.logits(batch, self.cache.layers)
+            asked = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
+            return next_tokens(logits, asked) if asked else []

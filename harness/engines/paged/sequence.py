@@ -1,0 +1,34 @@
+"""What a real engine keeps of a request: its tokens, its blocks, and how they are drawn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are drawn. A temperature of 0 takes the likeliest.
+
+    A draw follows from `seed` and the token's place alone: a request that is computed again after
+    a preemption draws the same.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0  # 0: all
+    seed: int = 0
+
+
+GREEDY = Sampling()
+
+
+@dataclass(eq=False)
+class Sequence:
+    """`tokens` are the prompt and all that was given back; while it decodes, the last of them has
+    no KV yet. `blocks` are ids of KV blocks in the order of the tokens.
+    """
+
+    tokens: list[int]
+    sampling: Sampling = GREEDY
+    blocks: list[int] = field(default_factory=list)
+    host_blocks: list[int] = field(default_factory=list)  # where its KV lies while swapped out

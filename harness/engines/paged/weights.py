@@ -1,0 +1,195 @@
+"""The weights of a decoder, fused: one projection to queries, keys and values, one to both halves
+of a gated layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .checkpoint import Checkpoint
+from .config import DecoderConfig
+from .errors import ModelError
+from .rope import interleaved
+
+Norm = tuple[Tensor, Tensor | None]  # weight, bias
+
+
+@dataclass(frozen=True)
+class Linear:
+    """`weight` is [out, in]."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that are there."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer. `qkv` gives queries, keys, values; `up` gives gate and up where it is gated."""
+
+    norm: Norm
+    qkv: Linear
+    qk_norm: tuple[Tensor, Tensor] | None  # of queries and of keys
+    out: Linear
+    mlp_norm: Norm
+    up: Linear
+    down: Linear
+
+
+@dataclass(frozen=True)
+class Weights:
+    """All of a decoder. `positions` are learned ones, else None."""
+
+    embed: Tensor
+    positions: Tensor | None
+    layers: list[Layer]
+    norm: Norm
+    head: Tensor
+
+
+@dataclass(frozen=True)
+class _Names:
+    """What a family calls its parts."""
+
+    root: str
+    attention_norm: str
+    mlp_norm: str
+    out: str
+    ups: tuple[str, ...]
+    down: str
+    last_norm: str
+
+
+_LLAMA = _Names(
+    "model.",
+    "input_layernorm",
+    "post_attention_layernorm",
+    "o_proj",
+    ("mlp.gate_proj", "mlp.up_proj"),
+    "mlp.down_proj",
+    "norm",
+)
+_OPT = _Names(
+    "model.decoder.",
+    "self_attn_layer_norm",
+    "final_layer_norm",
+    "out_proj",
+    ("fc1",),
+    "fc2",
+    "final_layer_norm",
+)
+
+
+def load_weights(
+    folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device
+) -> Weights:
+    """The weights in a folder.
+
+    Raises:
+        ModelError: one is missing, damaged, of another shape, or of no use to this decoder.
+    """
+    checkpoint = Checkpoint(folder, dtype, device)
+    reader = _Reader(checkpoint, config)
+    found = reader.weights()
+    strangers = checkpoint.unread(("rotary_emb.inv_freq", "lm_head.weight"))
+    if strangers:
+        raise ModelError(
+            f"{folder} holds weights that a {config.family} of its config.json has no use for, "
+            f"such as {strangers[0]!r}"
+        )
+    return found
+
+
+class _Reader:
+    def __init__(self, checkpoint: Checkpoint, config: DecoderConfig) -> None:
+        self._checkpoint = checkpoint
+        self._config = config
+        self._names = _OPT if config.family == "opt" else _LLAMA
+        self._root = self._names.root
+        if f"{self._root}embed_tokens.weight" not in checkpoint:
+            bare = self._root.removeprefix("model.")
+            if f"{bare}embed_tokens.weight" in checkpoint:
+                self._root = bare
+
+    def weights(self) -> Weights:
+        config = self._config
+        embed = self._get("embed_tokens.weight", config.vocab, config.hidden)
+        head = embed
+        if not config.tied:
+            head = self._checkpoint.get("lm_head.weight", (config.vocab, config.hidden))
+        positions = None
+        if config.rope is None:
+            places = config.context + config.position_offset
+            positions = self._get("embed_positions.weight", places, config.hidden)
+        layers = [self._layer(f"layers.{n}.") for n in range(config.layers)]
+        return Weights(embed, positions, layers, self._norm(self._names.last_norm), head)
+
+    def _layer(self, at: str) -> Layer:
+        config, names = self._config, self._names
+        attention = f"{at}self_attn."
+        wide = config.heads * config.head_dim
+        qk_norm = None
+        if config.qk_norm:
+            q, k = (self._get(f"{attention}{n}_norm.weight", config.head_dim) for n in "qk")
+            qk_norm = (interleaved(q, config.head_dim), interleaved(k, config.head_dim))
+        return Layer(
+            norm=self._norm(f"{at}{names.attention_norm}"),
+            qkv=self._qkv(attention),
+            qk_norm=qk_norm,
+            out=self._linear([f"{attention}{names.out}"], config.hidden, wide, config.out_bias),
+            mlp_norm=self._norm(f"{at}{names.mlp_norm}"),
+            up=self._linear(
+                [f"{at}{up}" for up in names.ups], config.inner, config.hidden, config.mlp_bias
+            ),
+            down=self._linear([f"{at}{names.down}"], config.hidden, config.inner, config.mlp_bias),
+        )
+
+    def _qkv(self, at: str) -> Linear:
+        config = self._config
+        parts = []
+        for name, heads in (("q", config.heads), ("k", config.kv_heads), ("v", config.kv_heads)):
+            wide = heads * config.head_dim
+            part = self._linear([f"{at}{name}_proj"], wide, config.hidden, config.qkv_bias)
+            if config.rope is not None and name != "v":
+                part = Linear(
+                    interleaved(part.weight, config.head_dim),
+                    None if part.bias is None else interleaved(part.bias, config.head_dim),
+                )
+            parts.append(part)
+        return _joined(parts)
+
+    def _linear(self, names: Sequence[str], wide: int, narrow: int, bias: bool) -> Linear:
+        """Projections from `narrow` to `wide`, one under the other."""
+        return _joined(
+            [
+                Linear(
+                    self._get(f"{name}.weight", wide, narrow),
+                    self._get(f"{name}.bias", wide) if bias else None,
+                )
+                for name in names
+            ]
+        )
+
+    def _norm(self, name: str) -> Norm:
+        hidden = self._config.hidden
+        bias = None if self._config.rope is not None else self._get(f"{name}.bias", hidden)
+        return self._get(f"{name}.weight", hidden), bias
+
+    def _get(self, name: str, *shape: int) -> Tensor:
+        return self._checkpoint.get(f"{self._root}{name}", shape)
+
+
+def _joined(parts: Sequence[Linear]) -> Linear:
+    if len(parts) == 1:
+        return parts[0]
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Linear(torch.cat([p.weight for p in parts]), torch.cat(biases) if biases else None)
