@@ -69,11 +69,19 @@ class Batch:
 
 @dataclass(frozen=True)
 class Piece:
-    """Part of a prompt to compute: `tokens` of it after `before`."""
+    """Part of a prompt to compute: `tokens` of it after `before`, and `padding` behind them that
+    is computed for nothing.
+    """
 
     sequence: Sequence
     before: int
     tokens: int
+    padding: int = 0
+
+    @property
+    def end(self) -> int:
+        """Tokens that have KV afterwards, padding included."""
+        return self.before + self.tokens + self.padding
 
     @property
     def last(self) -> bool:
@@ -97,18 +105,19 @@ class Layout:
         tokens = [s.tokens[-1] for s in decodes]
         lengths = np.array([len(s.tokens) for s in decodes], dtype=np.int64)
         positions = [lengths - 1]
-        blocks = [np.array([s.blocks[-1] for s in decodes], dtype=np.int64)]
+        last = [s.blocks[(len(s.tokens) - 1) // size] for s in decodes]
+        blocks = [np.array(last, dtype=np.int64)]
         chunks, wanted, at = [], list(range(len(decodes))), len(decodes)
         for piece in pieces:
-            end = piece.before + piece.tokens
-            tokens += piece.sequence.tokens[piece.before : end]
-            places = np.arange(piece.before, end)
+            tokens += piece.sequence.tokens[piece.before : piece.before + piece.tokens]
+            tokens += [0] * piece.padding
+            places = np.arange(piece.before, piece.end)
             positions.append(places)
             blocks.append(np.array(piece.sequence.blocks, dtype=np.int64)[places // size])
             chunks.append(self._chunk(piece, at))
-            at += piece.tokens
+            at += piece.tokens + piece.padding
             if piece.last:
-                wanted.append(at - 1)
+                wanted.append(at - piece.padding - 1)
         places = np.concatenate(positions)
         heads = np.concatenate(blocks)[:, None] * self.kv_heads + np.arange(self.kv_heads)
         slots = heads * size + (places % size)[:, None]
@@ -168,10 +177,10 @@ class Layout:
         )
 
     def _chunk(self, piece: Piece, at: int) -> Chunk:
-        end = piece.before + piece.tokens
+        end = piece.end
         narrow = self.window is not None and end > self.window
         if not piece.before and not narrow:
-            return Chunk(at, at + piece.tokens, 0, None, None)
+            return Chunk(at, at + end, 0, None, None)
         there = torch.arange(end, device=self.device)
         here = torch.arange(piece.before, end, device=self.device).unsqueeze(1)
         mask = there <= here
@@ -179,4 +188,4 @@ class Layout:
             mask &= there > here - self.window
         count = -(-end // self.block_tokens)
         blocks = torch.tensor(piece.sequence.blocks[:count], device=self.device)
-        return Chunk(at, at + piece.tokens, piece.before, blocks, mask)
+        return Chunk(at, at + end - piece.before, piece.before, blocks, mask)

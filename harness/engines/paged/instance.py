@@ -1,0 +1,74 @@
+"""The iteration loop on a real model, in real time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...core.policy import Policy
+from ...core.state import Phase, RequestState
+from ..learned import LearnedPredictions
+from ..measures import Measures
+from ..timed import TimedInstance
+from .execution import Execution
+from .ledger import PagedLedger
+from .sequence import Sequence
+
+
+class PagedInstance(TimedInstance):
+    """One instance. `ended` is told of every request that is done, with its tokens; `gave` of
+    every token, at the end of its iteration.
+
+    With `eos`, an answer ends with the first of these tokens. The loop then learns only afterwards
+    how long an answer is: until then it is taken for the longest it may be.
+    """
+
+    __slots__ = ("_eos", "_execution", "ended", "gave")
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: PagedLedger,
+        predictions: LearnedPredictions,
+        execution: Execution,
+        measures: Measures,
+        index: int = 0,
+        *,
+        eos: frozenset[int] = frozenset(),
+    ) -> None:
+        super().__init__(policy, ledger, predictions, execution, (), measures, index)
+        self._execution = execution
+        self._eos = eos
+        self.ended: Callable[[RequestState, Sequence], None] | None = None
+        self.gave: Callable[[RequestState, int], None] | None = None
+        execution.serves(self)
+
+    def complete(self) -> bool:
+        given, self._execution.given = self._execution.given, []
+        if self.gave is not None:
+            for r, token in given:
+                self.gave(r, token)
+        ended = super().complete()
+        for r, token in given if self._eos else ():
+            if token in self._eos and r.phase is Phase.DECODE:
+                self._stop_decode(r)
+                r.output_tokens = r.emitted_tokens
+                self._finish(r)
+                ended = True
+        return ended
+
+    def _preempt(self) -> None:
+        there = len(self.resident)
+        super()._preempt()
+        if len(self.resident) > there:
+            assert isinstance(self.ledger, PagedLedger)
+            self._execution.swap_out(self.resident[-1], self.ledger.last_released)
+
+    def _start_decode(self, r: RequestState) -> None:
+        super()._start_decode(r)
+        self._execution.comes_back(r)
+
+    def _finish(self, r: RequestState) -> None:
+        super()._finish(r)
+        sequence = self._execution.closes(r)
+        if self.ended is not None and sequence is not None:
+            self.ended(r, sequence)
