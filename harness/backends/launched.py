@@ -47,6 +47,8 @@ _COUNTERS = {
     "server_prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
     "server_output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
 }
+# Prompts whose KV a prefill instance gave up before it was fetched: their answers are of other KV.
+_EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 _PROFILING_REQUESTS = 200
@@ -162,7 +164,7 @@ class Launched:
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> Measured:
         """See `Deployment`. A server that dies meanwhile makes the level invalid, and so do swaps
-        that were decided and not executed.
+        that were decided and not executed, and KV that was given up before it was fetched.
 
         Raises:
             ServerError: one has died before.
@@ -182,9 +184,13 @@ class Launched:
             write_whole(folder / "servers" / f"{spec.cell}{suffix}.metrics", [text.encode()])
         counted = tally.growth(tallies, [server.tally() for server in self.servers])
         grown = {**_grown(before, after), **tally.figures(counted)}
-        if problem := tally.swap_problem(counted):
-            reasons = filter(None, (measured.invalid_because, problem))
-            measured = replace(measured, invalid_because="; ".join(reasons))
+        problems = (
+            measured.invalid_because,
+            tally.swap_problem(counted),
+            _expired_problem(before, after),
+        )
+        reasons = "; ".join(filter(None, problems))
+        measured = replace(measured, invalid_because=reasons or None)
         return replace(measured, figures={**measured.figures, **grown})
 
     def _write_meta(
@@ -265,6 +271,13 @@ def _grown(before: Sequence[str], after: Sequence[str]) -> Mapping[str, Value]:
             now, then = (sum(s.get(known[0], 0.0) for s in side) for side in (news, olds))
             found[figure] = int(now - then)
     return found
+
+
+def _expired_problem(before: Sequence[str], after: Sequence[str]) -> str | None:
+    now, then = (sum(_sums(text).get(_EXPIRED, 0.0) for text in side) for side in (after, before))
+    if now == then:
+        return None
+    return f"the KV of {now - then:.0f} prompts expired before a decode instance fetched it"
 
 
 def _sums(text: str) -> dict[str, float]:

@@ -16,6 +16,9 @@ _SCHEDULER = "slo_bench.harness.engines.on_vllm.scheduler.PolicyScheduler"
 _CONNECTOR = "slo_bench.harness.engines.on_vllm.connector"
 _SHARED_FOLDER = "slo_bench.harness.engines.on_vllm.shared_folder"
 _MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
+# Once it has run out, vLLM gives a prompt's blocks to others, and whoever fetches them later is
+# given the others' KV. Its own 30 s pass where a decode instance is full or its machine busy.
+_LEASE_S = 3600
 _LEAST_TOKENS = 2048  # vLLM's own limit, where prompts are not split and contexts are short
 
 # vLLM pins torch exactly; what is not listed takes whatever the package asks for.
@@ -85,8 +88,10 @@ def _transferring(transfer: KvTransfer, device: str, launch: Launch) -> list[str
             context = _most_model_tokens(launch) or _context_tokens(launch.model)
             argv = ["--no-enable-chunked-prefill"]
             argv += ["--max-num-batched-tokens", str(max(context, _LEAST_TOKENS))]
-    elif device == "cpu":
-        connector["kv_buffer_device"] = "cpu"
+    else:
+        connector["kv_connector_extra_config"] = {"kv_lease_duration": _LEASE_S}
+        if device == "cpu":
+            connector["kv_buffer_device"] = "cpu"
     return [*argv, "--kv-transfer-config", json.dumps(connector)]
 
 

@@ -33,7 +33,7 @@ pytestmark = pytest.mark.backends
 
 HERE = Path(__file__).parent
 BLOCKER_TOKENS = 900
-SHORT_TOKENS = 80  # so many steps lie between two ends, that clients see them in their order
+SHORT_TOKENS = 8
 PATIENCE_S = 300
 
 
@@ -52,9 +52,16 @@ class Up:
     step_log: Path
 
     def ask(self, prompt: list[int], max_tokens: int, name: str = "", **wire: float) -> Reply:
+        [reply] = self.ask_all([prompt], max_tokens, name, **wire)
+        return reply
+
+    def ask_all(
+        self, prompts: list[list[int]], max_tokens: int, name: str = "", **wire: float
+    ) -> list[Reply]:
+        """All at once, in one HTTP request."""
         body = {
             "model": "tiny",
-            "prompt": prompt,
+            "prompt": prompts,
             "max_tokens": max_tokens,
             "ignore_eos": True,
             "temperature": 0,
@@ -68,10 +75,13 @@ class Up:
             {"content-type": "application/json", **({"x-request-id": name} if name else {})},
         )
         with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
-            choice = json.load(answer)["choices"][0]
-        return Reply(
-            choice["token_ids"] or [], choice["finish_reason"], str(choice["stop_reason"] or "")
-        )
+            choices = sorted(json.load(answer)["choices"], key=lambda choice: choice["index"])
+        return [
+            Reply(
+                choice["token_ids"] or [], choice["finish_reason"], str(choice["stop_reason"] or "")
+            )
+            for choice in choices
+        ]
 
     def metric(self, name: str) -> float:
         lines = self.server.metrics().splitlines()
@@ -107,9 +117,8 @@ def up(vllm, installed, tiny_model, tmp_path):
             served_name="tiny",
             max_model_tokens=max_model_tokens,
             block_tokens=32,
-            server_args=("--no-enable-prefix-caching", *more),
-            step_log=tmp_path / "steps.jsonl" if system else None,
-            **options,
+            server_args=("--no-enable-prefix-caching", "--dtype=float32", *more),
+            **{"step_log": tmp_path / "steps.jsonl", **options},
         )
         with contextlib.ExitStack() as stack:
             [server] = wanted.start(stack, tmp_path / "servers" / f"{wanted.label}.log")
@@ -127,25 +136,22 @@ class QueueNeverStoodError(Exception):
     """The long request ended before five others waited behind it."""
 
 
-def finish_order(server: Up, attempts: int = 6) -> list[str]:
+def queue_up(server: Up, attempts: int = 6) -> None:
     """One runs long while five come, the first to come the last to be due.
 
     On a busy machine the long one may end too early; that proves nothing, and is tried again.
     """
     for _ in range(attempts):
         try:
-            return _finish_order(server)
+            return _queue_up(server)
         except QueueNeverStoodError:
             continue
     raise AssertionError(f"no queue stood behind the long request in {attempts} attempts")
 
 
-def _finish_order(server: Up) -> list[str]:
-    order: list[str] = []
-
+def _queue_up(server: Up) -> None:
     def ask(name: str, row: int, tokens: int, ttft_slo_s: float) -> None:
-        server.ask(prompt(row, 8), tokens, name=name, ttft_slo_s=ttft_slo_s)
-        order.append(name)
+        server.ask(prompt(row, 8 + row), tokens, name=name, ttft_slo_s=ttft_slo_s)
 
     threads = [threading.Thread(target=ask, args=("long", 9, BLOCKER_TOKENS, 1.0))]
     threads[0].start()
@@ -161,13 +167,11 @@ def _finish_order(server: Up) -> list[str]:
         thread.join(PATIENCE_S)
     if not stood:
         raise QueueNeverStoodError
-    return order
 
 
 def test_edf_finishes_in_order_of_deadlines(up):
     with up("edf", knobs={"max_num_seqs": 1}) as server:
-        order = finish_order(server)
-        assert order.index("r4") < order.index("r0")  # neighbours may overtake on their way here
+        queue_up(server)
         assert server.server.handshake["system"] == "edf"
         entered = [name.split("-")[1] for step in server.steps() for name in step["entered"]]
         assert entered[-6:] == ["long", "r4", "r3", "r2", "r1", "r0"]
@@ -175,9 +179,10 @@ def test_edf_finishes_in_order_of_deadlines(up):
 
 def test_without_a_policy_the_order_is_that_of_arrival(up):
     with up(None, "--max-num-seqs", "1", "--no-async-scheduling") as server:
-        order = finish_order(server)
-        assert order.index("r0") < order.index("r4")
-        assert not server.server.handshake
+        queue_up(server)
+        assert "system" not in server.server.handshake
+        prefilled = [tokens for step in server.steps() for _, tokens in step["chunks"]]
+    assert prefilled[-6:] == [8 + row for row in (9, 0, 1, 2, 3, 4)]
 
 
 @pytest.mark.parametrize("system", [str(HERE / "swap_always.py"), "edf"])
@@ -186,8 +191,7 @@ def test_preempted_requests_answer_as_if_undisturbed(up, system):
     with up(system, kv_blocks=20, max_model_tokens=None) as server:
         alone = [server.ask(prompt(row, 100), tokens).tokens for row in range(n)]
         before = len(server.steps())
-        with ThreadPoolExecutor(n) as pool:
-            replies = list(pool.map(lambda row: server.ask(prompt(row, 100), tokens), range(n)))
+        replies = server.ask_all([prompt(row, 100) for row in range(n)], tokens)
         assert [reply.tokens for reply in replies] == alone
         steps = server.steps()[before:]
         victims = [victim for step in steps for victim in step["preempted"]]
@@ -222,16 +226,20 @@ def test_moore_hodgson_puts_who_is_late_anyway_last(up):
 
 
 def test_under_pressure_who_is_due_last_is_preempted(up):
-    n = 8
+    n, tokens = 8, 400  # so long that all have come before any ends
     with up("edf", kv_blocks=20, max_model_tokens=None) as server:
         with ThreadPoolExecutor(n) as pool:
             asked = [
                 pool.submit(
-                    server.ask, prompt(row, 100), 100, name=f"r{row}", ttft_slo_s=1000.0 - 50 * row
+                    server.ask,
+                    prompt(row, 100),
+                    tokens,
+                    name=f"r{row}",
+                    ttft_slo_s=1000.0 - 50 * row,
                 )
                 for row in range(n)
             ]
-            assert all(len(one.result().tokens) == 100 for one in asked)
+            assert all(len(one.result().tokens) == tokens for one in asked)
         running: set[int] = set()
         victims = 0
         for step in server.steps():
@@ -254,8 +262,7 @@ def test_adaptivellm_swaps_some_and_recomputes_others(up):
     with up("adaptivellm", kv_blocks=20, max_model_tokens=None, host_blocks=4) as server:
         alone = [server.ask(prompt(row, 100), tokens).tokens for row in range(n)]
         before = len(server.steps())
-        with ThreadPoolExecutor(n) as pool:
-            replies = list(pool.map(lambda row: server.ask(prompt(row, 100), tokens), range(n)))
+        replies = server.ask_all([prompt(row, 100) for row in range(n)], tokens)
         assert [reply.tokens for reply in replies] == alone
         steps = server.steps()[before:]
         victims = [victim for step in steps for victim in step["preempted"]]
@@ -318,7 +325,8 @@ def test_a_policy_that_is_not_in_the_server_is_an_error(up):
 
 
 def test_a_killed_server_is_reported_and_nothing_is_left(up):
-    with up(None) as server, ThreadPoolExecutor(1) as pool:
+    with up(None, step_log=None) as server, ThreadPoolExecutor(1) as pool:
+        assert not server.server.handshake  # vLLM as it is
         long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS)
         server.until("num_requests_running", 1)
         guard = server.server._process.pid

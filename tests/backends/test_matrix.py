@@ -94,6 +94,7 @@ def test_nixl_is_told_where_to_listen():
     assert VLLM.environ("cpu", launch)["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "77"
     words = list(VLLM.argv(Path("/env/bin"), "cpu", launch))
     assert connector_of(words)["kv_buffer_device"] == "cpu"
+    assert connector_of(words)["kv_connector_extra_config"] == {"kv_lease_duration": 3600}
     words = list(VLLM.argv(Path("/env/bin"), "cuda", launch))
     assert "kv_buffer_device" not in connector_of(words)
     assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in VLLM.environ("cpu", Launch(model="m", port=1))
