@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .arrivals import ArrivalProcess, Concurrency, parse_arrivals
 from .calls import parse_call, positive
 from .errors import SloBenchError
-from .models import ModelChoice
+from .models import Models
 from .slo import COLUMNS, SloSpec
 from .source import (
     NO_SLO,
@@ -51,7 +51,7 @@ class MixedSource:
     name: str
     members: tuple[Member, ...]
     arrivals: ArrivalProcess
-    models: ModelChoice | None = None
+    models: Models | None = None
 
     def __post_init__(self) -> None:
         names = [m.class_name for m in self.members]
@@ -155,9 +155,7 @@ def _merged(
     return Workload(arrival_s, **columns, class_index=which, class_names=class_names, texts=texts)
 
 
-def parse_mix(
-    text: str, arrivals: str = "poisson", models: ModelChoice | None = None
-) -> MixedSource:
+def parse_mix(text: str, arrivals: str = "poisson", models: Models | None = None) -> MixedSource:
     """Read `mix(chat=azure-conv:0.7, code=azure-code:0.3)`: class = source:share, or only
     `source:share`, which makes the source's name the class.
 

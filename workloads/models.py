@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from .calls import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
+from .fleet import Fleet, expanded, parse_fleet
 from .streams import Streams
 from .workload import Workload
 
@@ -97,21 +98,60 @@ class _Zipf:
     idle_s: float = 0.0
 
 
-def parse_models(text: str) -> ModelChoice:
+@dataclass(frozen=True)
+class Assigned:
+    """The models of a trace, most popular first, stand for these, again from the first if fewer."""
+
+    names: tuple[str, ...]
+
+    def apply(self, workload: Workload, streams: Streams) -> Workload:
+        """The workload with other names for its models.
+
+        Raises:
+            SloBenchError: it names no models.
+        """
+        if len(workload.model_names) < 2:
+            raise SloBenchError(f"{workload.name} names no models that others could stand for")
+        count = len(workload.model_names)
+        asked = np.bincount(workload.model_index, minlength=count)
+        rank = np.empty(count, dtype=np.int64)
+        rank[np.argsort(-asked, kind="stable")] = np.arange(count)
+        rounds = -(-count // len(self.names))
+        names = self.names
+        if rounds > 1:
+            names = tuple(f"{name}#{k + 1}" for k in range(rounds) for name in self.names)
+        return dataclasses.replace(
+            workload, model_index=rank[workload.model_index], model_names=names[:count]
+        )
+
+
+Models = ModelChoice | Fleet | Assigned
+
+
+def parse_models(text: str) -> Models:
     """Read `zipf(count=8, exponent=1.05, active_s=60, idle_s=120)`, which names the models model-0,
     model-1, …; or `zipf(llama-3-8b, opt-13b, exponent=1)` by name, most popular first.
+    `fleet(…)`: each with arrivals of its own (`fleet.parse_fleet`). `assign(llama-3-8b, opt-13b)`:
+    what the models of a trace are, most popular first.
 
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
         UnknownNameError: no such way to choose.
     """
     call = parse_call(text)
+    if call.name == "fleet":
+        return parse_fleet(call)
+    if call.name == "assign":
+        if call.named or not call.positional:
+            raise SloBenchError(f"cannot read {text!r}; write assign(llama-3.1-8b, qwen2.5-3b)")
+        return Assigned(expanded(call.positional))
     if call.name != "zipf":
-        raise UnknownNameError("choice of models", call.name, ("zipf",))
+        raise UnknownNameError("choice of models", call.name, ("zipf", "fleet", "assign"))
     names = call.positional
     if len(names) == 1 and names[0].isdigit():
         call = Call(call.name, (), {"count": names[0], **call.named}, call.text)
         names = ()
+    names = expanded(names)
     if names:
         named = {"count": str(len(names)), **call.named}
         call = Call(call.name, (), named, call.text)

@@ -74,7 +74,9 @@ class ChoiceBound:
 
 @dataclass(frozen=True)
 class ClassSlo:
-    """The bounds asked of one class of requests, or of all where `class_name` is None."""
+    """The bounds asked of one class of requests, or of one model's, or of all where `class_name`
+    is None.
+    """
 
     class_name: str | None
     bounds: Mapping[str, Bound]
@@ -102,7 +104,7 @@ class SloSpec:
         """The workload with these objectives; bounds not named here stay as they were.
 
         Raises:
-            UnknownNameError: an entry names a class that the workload does not have.
+            UnknownNameError: an entry names a class or model that the workload does not have.
         """
         columns = {column: getattr(workload, column) for column in COLUMNS.values()}
         n = len(workload)
@@ -118,21 +120,25 @@ class SloSpec:
 def _members(workload: Workload, class_name: str | None) -> NDArray[np.bool_]:
     if class_name is None:
         return np.ones(len(workload), dtype=bool)
+    mine: NDArray[np.bool_]
+    if class_name in workload.model_names:
+        mine = workload.model_index == workload.model_names.index(class_name)
+        return mine
     if class_name not in workload.class_names:
-        known = [name for name in workload.class_names if name]
+        known = [name for name in (*workload.class_names, *workload.model_names) if name]
         if not known:
             raise SloBenchError(
                 f"there is an SLO for class {class_name!r}, but {workload.name} has no classes"
             )
         raise UnknownNameError("class in the SLO", class_name, known)
-    mine: NDArray[np.bool_] = workload.class_index == workload.class_names.index(class_name)
+    mine = workload.class_index == workload.class_names.index(class_name)
     return mine
 
 
 def parse_slo(text: str | Mapping[str, Any] | None, slo_scale: float = 1.0) -> SloSpec:
     """Read `ttft=1,tpot=0.15`, `e2e=uniform(1,350)`, `deadline=60`, and by class
     `ttft=1; chat:ttft=0.5,tpot=choice(0.1,0.2)`; or the same as a table,
-    `{"ttft": 1, "chat": {"ttft": 0.5}}`. All in seconds; empty asks for nothing.
+    `{"ttft": 1, "chat": {"ttft": 0.5}}`; by model likewise. All in seconds; empty asks for nothing.
 
     Raises:
         SloBenchError: a bound is not a positive number or the text has another form.

@@ -18,8 +18,9 @@ from . import catalogue
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
 from .calls import parse_call, positive
 from .errors import SloBenchError, UnknownNameError
+from .fleet import Fleet
 from .lengths import PairLengths, Part, pair, parse_lengths
-from .models import ModelChoice, parse_models
+from .models import Models, parse_models
 from .prefixes import Continuations
 from .readers import Trace, read
 from .rows import take
@@ -103,7 +104,7 @@ class DrawnSource:
     natural_rate_rps: float | None = None
     continuations: Continuations | None = None
     sessions: Sessions | None = None
-    models: ModelChoice | None = None
+    models: Models | None = None
 
     @property
     def has_arrivals(self) -> bool:
@@ -129,6 +130,14 @@ class DrawnSource:
         check_extent(requests, duration_s)
         rate = offered_rate(self, rate_rps, speed)
         streams = Streams(seed)
+        if isinstance(self.models, Fleet):
+            coming = self.models.draw(rate, streams, requests, duration_s)
+            workload = dataclasses.replace(
+                self.at_times(coming.arrival_s, streams),
+                model_index=coming.model_index,
+                model_names=self.models.names,
+            )
+            return finish(workload, self.name, self.arrivals, None, streams, slo)
         if self.sessions is not None:
             workload = self.sessions.make(
                 self.lengths,
@@ -172,7 +181,7 @@ class TraceSource:
     trace: Trace
     arrivals: ArrivalProcess | None
     origin: str
-    models: ModelChoice | None = None
+    models: Models | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -287,7 +296,7 @@ def finish(
     workload: Workload,
     name: str,
     arrivals: ArrivalProcess | None,
-    models: ModelChoice | None,
+    models: Models | None,
     streams: Streams,
     slo: SloSpec,
 ) -> Workload:
@@ -295,6 +304,7 @@ def finish(
     if isinstance(arrivals, Concurrency):
         workload = dataclasses.replace(workload, concurrency=arrivals.users)
     if models is not None:
+        assert not isinstance(models, Fleet)  # which draws its models with its arrivals
         workload = models.apply(workload, streams)
     workload = dataclasses.replace(workload, name=name)
     return slo.apply(workload, streams.rng("slo"))
@@ -332,6 +342,12 @@ def load_source(
     """
     text = str(text).strip()
     choice = None if models is None else parse_models(models)
+    drawn = arrivals == "poisson" and not sessions and not text.startswith("mix(")
+    if isinstance(choice, Fleet) and (not drawn or Path(text).exists()):
+        raise SloBenchError(
+            "fleet(…) draws arrivals of its own, with the lengths of one catalogue workload: leave "
+            "arrivals and sessions out; for a trace or a mix use zipf(…) or assign(…)"
+        )
     from .written import is_written, written_source
 
     if text.startswith("mix("):

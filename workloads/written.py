@@ -12,7 +12,7 @@ from .arrivals import ArrivalProcess
 from .calls import Call, build
 from .errors import SloBenchError
 from .lengths import Fixed, Lengths, PairLengths, pair, parse_lengths
-from .models import ModelChoice
+from .models import Models
 from .request import Kind
 from .source import DrawnSource
 from .streams import Streams
@@ -68,7 +68,7 @@ def is_written(text: str) -> bool:
 
 
 def written_source(
-    call: Call, arrivals: ArrivalProcess, models: ModelChoice | None = None
+    call: Call, arrivals: ArrivalProcess, models: Models | None = None
 ) -> WrittenSource:
     """Read `synthetic(prompt=300, output=uniform(200,500), priority=1)`, or
     `embed(texts=32, tokens=256)`: requests of 32 texts of 256 tokens each to embed.
@@ -89,7 +89,7 @@ def _source(
     call: Call,
     lengths: PairLengths,
     arrivals: ArrivalProcess,
-    models: ModelChoice | None,
+    models: Models | None,
     priority: int,
     texts: Lengths | None = None,
 ) -> WrittenSource:

@@ -104,7 +104,7 @@ def test_within_a_tenth_of_the_best_on_average() -> None:
     rng = random.Random(7)
     sizes = ("llama-3.2-1b", "llama-3.2-3b", "qwen2.5-7b", "llama-3.1-8b")
     weights = [model(name).weight_bytes() for name in sizes]
-    ratios = []
+    ratios: list[float] = []
     while len(ratios) < 150:
         demands = [
             Demand(i, 1 / (i + 1), rng.uniform(0.04, 0.13), rng.choice(weights))
