@@ -77,11 +77,15 @@ class Embedder:
 
     def _on_one_gpu(self, batch: Iterable[Texts]) -> list[Texts]:
         """What the fullest GPU computes: its share of the texts, padded or not."""
-        groups = list(batch)
-        if self.padded:
-            longest = max((length for _, length in groups), default=0)
-            groups = [(sum(texts for texts, _ in groups), longest)]
-        return [(-(-texts // self.replicas), length) for texts, length in groups]
+        replicas = self.replicas
+        if not self.padded:
+            return [(-(-texts // replicas), length) for texts, length in batch]
+        together = longest = 0
+        for texts, length in batch:
+            together += texts
+            if length > longest:
+                longest = length
+        return [(-(-together // replicas), longest)]
 
 
 def own_weight_bytes(model: ModelSpec, beside: ModelSpec, weight_dtype: str = "bf16") -> int:

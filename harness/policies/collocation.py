@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from typing import ClassVar
@@ -77,6 +77,7 @@ class Learnt(Beside):
     embeds: LoadForecaster = field(default_factory=lambda: LoadForecaster(30.0))
     urgent: LoadForecaster = field(default_factory=lambda: LoadForecaster(30.0))
     total_blocks: dict[RequestState, int] = field(default_factory=dict)  # predicted, at the end
+    most_blocks: int = 0  # of all that were ever predicted
     own: dict[RequestState, tuple[int, float]] = field(default_factory=dict)  # blocks, pass_s
     last_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the running
     entry_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the waiting
@@ -181,6 +182,20 @@ class Collocation(Collocated, Vllm):
             due = self._last_due_s(r, view)
         return float(due - view.now_s - self._step_s(view) * self._remaining_tokens(r, view))
 
+    def _slacks_s(self, view: View, state: Learnt) -> list[float]:
+        """`slack_s` of all that run."""
+        now_s, step_s = view.now_s, self._step_s(view)
+        tokens, emitted = view.predict.output_tokens, view.emitted_tokens
+        known = state.last_due_s
+        slacks_s = []
+        for r in view.running():
+            due = known.get(r)
+            if due is None:
+                due = self._last_due_s(r, view)
+            left = tokens(r) - emitted(r)
+            slacks_s.append(due - now_s - step_s * (left if left > 1 else 1))
+        return slacks_s
+
     def _last_due_s(self, r: RequestState, view: View) -> float:
         slo, tokens, first_s = r.slo, view.predict.output_tokens(r), r.first_token_s
         out = first_s == first_s
@@ -240,6 +255,7 @@ class Collocation(Collocated, Vllm):
         state: Learnt = view.state
         self._forget_gone(view, state)
         blocks = state.total_blocks[r] = self._predicted_blocks(r, view)
+        state.most_blocks = max(state.most_blocks, blocks)
         if r.priority > 0:
             state.urgent.saw(view.now_s, blocks)
         return Admission.ADMIT
@@ -358,7 +374,7 @@ class Collocation(Collocated, Vllm):
         elapsed_s = now_s - state.adjusted_s
         if self.quota == "static" or elapsed_s < self.period_s or not elapsed_s:
             return
-        llm = self.urgency_score(self.slack_s(r, view) for r in view.running())
+        llm = self.urgency_score(self._slacks_s(view, state))
         llm += self.urgency_score(self._entry_due_s(r, view) - now_s for r in view.waiting())
         embeds = [*embedder.running(), *embedder.waiting(now_s)]
         embed = self.urgency_score(
@@ -395,14 +411,19 @@ class Collocation(Collocated, Vllm):
         headroom = self._headroom(kept, view, state)
         if not (kept or headroom):
             return self._nothing_kept
-        return replace(self._nothing_kept, watermark_blocks=kept, headroom_blocks=headroom)
+        return self._keeping(kept, headroom)
 
     @cached_property
     def _nothing_kept(self) -> Limits:
+        return self._keeping(0, 0)
+
+    def _keeping(self, watermark_blocks: int, headroom_blocks: int) -> Limits:
         return Limits(
             self.max_num_batched_tokens,
             self.max_num_seqs,
             by_chunk=True,
+            watermark_blocks=watermark_blocks,
+            headroom_blocks=headroom_blocks,
             ahead=self.async_scheduling,
         )
 
@@ -425,11 +446,13 @@ class Collocation(Collocated, Vllm):
                     want = max(want, free + sum(map(view.held_blocks, victims[:-1])) + 1)
         if not want:
             return 0
-        running = view.running()
-        total = sum(map(state.total_blocks.__getitem__, running))
         held = view.total_blocks - free
         if state.embedder is not None:
             held -= state.embedder.held_blocks
+        if free - (view.n_running * state.most_blocks - held) >= want:
+            return want  # as below, whoever they are
+        running = view.running()
+        total = sum(map(state.total_blocks.__getitem__, running))
         if free - (total - held) >= want:
             return want  # whatever the batch may still grow to leaves that much
         remaining = [self._remaining_tokens(r, view) for r in running]
