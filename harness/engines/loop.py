@@ -420,9 +420,9 @@ class Loop:
             if which is Refill.RESIDENT:
                 return self._enter_residents(lim)
             if which is Refill.NEITHER:
-                return False
+                return self._budget_taken(lim)
         elif self._asks_refill and self.policy.refill(self.view) is Refill.NEITHER:
-            return False
+            return self._budget_taken(lim)
         waiting, ledger = self.waiting, self.ledger
         if not lim.mix:
             self._hold = 0  # if anybody enters, nobody decodes in this iteration
@@ -481,7 +481,8 @@ class Loop:
                 blocks, tokens = ledger.blocks(r.target_tokens), r.target_tokens
                 full = pending >= room or (not lim.chunked and pending and pending + tokens > room)
             else:
-                blocks, tokens, full = ledger.blocks(r.kv_tokens + 1), 0, False
+                blocks, tokens = ledger.blocks(r.kv_tokens + 1), 1
+                full = lim.mix and pending >= room
             spare = self.policy.reserve(r, self.view) if self._asks_reserve else 0
             if full or held + blocks + lim.watermark_blocks + spare > ledger.free:
                 break
@@ -529,10 +530,13 @@ class Loop:
             self.promised_blocks += r.promised_blocks
 
     def _enter_residents(self, lim: Limits) -> bool:
+        """As `_refill`. Prompts under way have the token budget before those who come back."""
         ledger = self.ledger
         entered = 0
+        full = False
         for r in self._residents():
-            if not self._has_room(r, lim, 0):
+            full = lim.mix and self._budget_taken(lim)
+            if full or not self._has_room(r, lim, 0):
                 break
             entered += 1
             blocks = ledger.blocks(r.kv_tokens)
@@ -546,7 +550,12 @@ class Loop:
             self._enlist(r)
             self._start_decode(r)
         del self.resident[:entered]
-        return entered > 0
+        return full or entered > 0
+
+    def _budget_taken(self, lim: Limits) -> bool:
+        """Is no token of the budget left beside the prompts under way?"""
+        decodes = len(self.decoding) if lim.mix else 0
+        return self.prefill_pending + decodes >= lim.token_budget
 
     def _resume_stalled(self, lim: Limits) -> None:
         """Those sitting out go on, who is kept longest first, while their next block exists."""
@@ -622,7 +631,7 @@ class Loop:
             else:
                 self._start_decode(r)
         self.prefilling = still
-        if self.waiting.live or self._limits_vary:
+        if self.waiting.live or self.resident or self._limits_vary:
             self._dirty = True
         return ended
 

@@ -241,7 +241,7 @@ class PlainInstance:
             r.phase = Phase.DECODE
             r.tick0 = 0
             self.decoding[r] = None
-        if self.waiting.live or self.policy.limits_vary:
+        if self.waiting.live or self.resident or self.policy.limits_vary:
             self.changed = True
 
     def _finish(self, r: RequestState) -> None:
@@ -369,7 +369,7 @@ class PlainInstance:
             if self.resident and which is Refill.RESIDENT:
                 return self._enter_residents(limits, held)
             if which is Refill.NEITHER:
-                return False
+                return self._budget_taken(limits)
         ledger = self.ledger
         if not limits.mix:
             held = 0  # if anybody enters, nobody decodes in this iteration
@@ -423,11 +423,11 @@ class PlainInstance:
             needed = held + limits.watermark_blocks + self.policy.reserve(r, self.view)
             if needed > ledger.free or seqs + len(fitting) >= limits.max_seqs:
                 break
-            if waits and pending >= room:
+            if (waits or limits.mix) and pending >= room:
                 break
             if waits and not limits.chunked and pending and pending + tokens > room:
                 break
-            pending += tokens if waits else 0
+            pending += tokens if waits else 1
             fitting.append(r)
         return fitting
 
@@ -456,6 +456,8 @@ class PlainInstance:
         ledger = self.ledger
         entered = False
         for r in self._by_urgency(self.resident):
+            if limits.mix and self._budget_taken(limits):
+                return True
             blocks = ledger.blocks(r.kv_tokens + 1)
             if not self._has_room(r, blocks + held, limits):
                 break
@@ -472,6 +474,10 @@ class PlainInstance:
             r.phase = Phase.DECODE
             self.decoding[r] = None
         return entered
+
+    def _budget_taken(self, limits: Limits) -> bool:
+        pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
+        return pending + (len(self.decoding) if limits.mix else 0) >= limits.token_budget
 
     def _resume_stalled(self, limits: Limits) -> None:
         def rank(r: RequestState) -> tuple[object, int]:

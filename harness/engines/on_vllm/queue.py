@@ -64,6 +64,10 @@ class PolicyQueue(RequestQueue):
         """Who would go next among those that need prefill."""
         return self.waiting[0][3] if self.waiting else None
 
+    def heads(self) -> list[str]:
+        """Ids of who would go next of either group."""
+        return [group[0][2] for group in (self.waiting, self.resident) if group]
+
     def add_request(self, request: Request) -> None:
         group = self.resident if self._is_resident(request) else self.waiting
         key, seq = self._key(request)

@@ -69,12 +69,15 @@ class PolicyScheduler(Scheduler):
         self._own_limits = (self.max_num_scheduled_tokens, self.max_num_running_reqs)
         self._decode_next = False
         self._changed = True  # since the policy was last asked who enters
+        self._heads: list[str] = []  # of the queue's groups when the policy was last asked
         self._seen_free: int | None = None
         self._preempted: list[dict[str, Any]] = []
         self._began: tuple[float, Composition] | None = None
         self._asks_room = any(overrides(policy, h) for h in ("reserve", "commit"))
         self._asks_refill = overrides(policy, "refill")
         self._asks_leave = overrides(policy, "leave")
+        # Answers that change while requests decode are taken when something happened.
+        self._answers_drift = policy.order == "view" or self._asks_refill
 
         self.policy = SchedulingPolicy.PRIORITY
         self.waiting = PolicyQueue(
@@ -216,12 +219,14 @@ class PolicyScheduler(Scheduler):
         self.now_s = type(self).clock()
         self._preempted.clear()
         self._dismiss()
-        asked = self._changed or not self.running or self.slo_policy.order != "view"
+        if self.slo_policy.order != "entry":
+            self.waiting.rekey()
+        overtaken = self.slo_policy.order == "time" and self.waiting.heads() != self._heads
+        changed = self._changed or overtaken or not self.running
+        asked = changed or not self._answers_drift
         if self.slo_policy.limits_vary and asked:
             self._limits = self.slo_policy.limits(self.view)
             self._apply_limits()
-        if self.slo_policy.order != "entry":
-            self.waiting.rekey()
         self._rank()
         preempted = self._make_room()
         closed = not asked or (preempted and bool(self._decoding()))
@@ -239,7 +244,10 @@ class PolicyScheduler(Scheduler):
         finally:
             self.waiting.closed()
             self._seen_free = None
-        self._changed = preempted or self._prompts_moved(output.num_scheduled_tokens)
+        moved = self._prompts_moved(output.num_scheduled_tokens)
+        self._changed = preempted or moved or (asked and self._others_next(which, output))
+        if asked:
+            self._heads = self.waiting.heads()
         self._decode_next = bool(sitting_out) and not output.num_scheduled_tokens
         self._note(output)
         return output
@@ -265,11 +273,12 @@ class PolicyScheduler(Scheduler):
             self._seen_free -= -(-request.num_tokens // self.block_size)
 
     def _prompts_moved(self, scheduled: dict[str, int]) -> bool:
-        """May others enter in the next step, because of the prompts in this one?
+        """Is the policy to be asked again in the next step, because of the prompts in this one?
 
-        One is complete, or only the token budget kept others out.
+        One is complete, so that there is budget for others (or a limit that hangs on what is in
+        the batch moves), or only the token budget kept others out.
         """
-        if not len(self.waiting):
+        if not (len(self.waiting) or self.slo_policy.limits_vary):
             return False
         pending = decodes = 0
         for request in self.batch:
@@ -281,7 +290,14 @@ class PolicyScheduler(Scheduler):
                 return True
             else:
                 pending += left + tokens
-        return pending >= self._limits.token_budget - (decodes if self._limits.mix else 0)
+        budget = self._limits.token_budget - (decodes if self._limits.mix else 0)
+        return len(self.waiting) > 0 and pending >= budget
+
+    def _others_next(self, which: Refill, output: Any) -> bool:
+        """Did some enter beside the swapped, so that it may be the turn of others?"""
+        cached = output.scheduled_cached_reqs
+        entered = bool(output.scheduled_new_reqs or _resumed(cached))
+        return entered and (which is Refill.RESIDENT or bool(self.waiting.resident))
 
     def _apply_limits(self) -> None:
         """The policy's limits, within those that the server was started with."""
@@ -395,7 +411,11 @@ class PolicyScheduler(Scheduler):
             free -= -(-tokens // self.block_size)
             if free < limits.watermark_blocks + self.slo_policy.reserve(r, self.view):
                 break
-            if group is Refill.WAITING:
+            if group is Refill.RESIDENT:
+                if limits.mix and pending >= room:
+                    break
+                pending += 1
+            else:
                 over = pending + tokens > room and not limits.chunked
                 if pending >= room or (pending and over):
                     break

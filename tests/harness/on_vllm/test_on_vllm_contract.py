@@ -70,6 +70,7 @@ class Costs:
 # Of a request of up to 128 tokens a swap, out and in, is the cheaper way; of a longer one the
 # recomputation: 64 + tokens against 2 · 12 ticks for each block of 16.
 WEIGHED = Costs(step_ticks=64, token_ticks=1, block_ticks=12)
+FAST_LINK = Costs(step_ticks=64, token_ticks=1, block_ticks=4)
 
 
 class Watched(SimulatedInstance):
@@ -155,11 +156,22 @@ SETTINGS = {
     "adaptivellm, host memory full": Setting(AdaptiveLlm(), 12, WEIGHED),
     "adaptivellm, groups by mean": Setting(AdaptiveLlm(groups="mean-priority"), 1000, WEIGHED),
     "adaptivellm, unfair": Setting(AdaptiveLlm(fair=False), 1000, WEIGHED),
+    "adaptivellm, in chunks": Setting(AdaptiveLlm(chunk_tokens=512), 40, FAST_LINK),
+    "adaptivellm, in chunks, host memory full": Setting(
+        AdaptiveLlm(chunk_tokens=512, fair=False), 12, FAST_LINK
+    ),
+    "adaptivellm, in chunks, groups by mean": Setting(
+        AdaptiveLlm(chunk_tokens=512, groups="mean-priority"), 40, FAST_LINK
+    ),
     "sarathi": Setting(Sarathi(), 0, WEIGHED),
     "prism": Setting(Prism(), 0, WEIGHED),
     "prism, victims by slack": Setting(Prism(victim="slack"), 0, WEIGHED),
     "ascendra": Setting(Ascendra(), 0, WEIGHED),
     "ascendra, shortest first": Setting(Ascendra(value="sjf", misfit="stop"), 0, WEIGHED),
+    "ascendra, short steps": Setting(Ascendra(step_budget_s=0.02), 0, WEIGHED),
+    "ascendra, short steps, shortest first": Setting(
+        Ascendra(step_budget_s=0.02, value="sjf", misfit="stop"), 0, WEIGHED
+    ),
     "slo-odbs": Setting(SloOdbsContinuous(threshold=1000.0), 0, WEIGHED),
     "odbs": Setting(SloOdbsContinuous(slo_weight=0.0, sort_by="weighted", threshold=300.0)),
 }
@@ -183,9 +195,8 @@ def drawn(seed: int, setting: Setting) -> Case:
         )
         for row, moment in enumerate(moments)
     )
-    known = setting.policy.bounds()
-    names = ("max_num_batched_tokens", "token_budget", "chunk_tokens")
-    budget = next(name for name in names if name in known)
+    names = ("chunk_tokens", "max_num_batched_tokens", "token_budget")
+    budget = next(name for name in names if getattr(setting.policy, name, 0))
     policy = setting.policy.with_knobs(**{budget: tokens, "max_num_seqs": seqs})
     kv_blocks = int(draw.choice([40, 80, 160]))
     return Case(policy, kv_blocks, setting.host_blocks, requests, setting.costs)
