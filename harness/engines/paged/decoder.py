@@ -62,7 +62,7 @@ class Decoder:
         """[rows wanted, vocabulary] from what the last layer gave."""
         if batch.wanted is not None:
             x = x.index_select(0, batch.wanted)
-        return F.linear(self._norm(x, self.weights.norm), self.weights.head)
+        return self._norm(x, self.weights.norm) @ self.weights.head
 
     def layer(
         self, x: Tensor, layer: Layer, kv: Tensor, batch: Batch, turn: Tensor | None
@@ -143,11 +143,11 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def _linear(x: Tensor, to: Linear) -> Tensor:
-    return F.linear(x, to.weight, to.bias)
+    return x @ to.weight if to.bias is None else torch.addmm(to.bias, x, to.weight)
 
 
 def _added(x: Tensor, y: Tensor, to: Linear) -> Tensor:
     """`x` and the projection of `y`, in one operation where there is no bias."""
     if to.bias is None:
-        return torch.addmm(x, y, to.weight.t())
-    return x + F.linear(y, to.weight, to.bias)
+        return torch.addmm(x, y, to.weight)
+    return torch.addmm(to.bias, y, to.weight).add_(x)
