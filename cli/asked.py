@@ -29,6 +29,7 @@ _AS_NAMED = (
     "instances",
     "router",
     "embedder",
+    "length_predictor",
     "oversize",
     "records",
 )

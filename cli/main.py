@@ -22,6 +22,10 @@ from .gate import EXAMPLES as GATE_EXAMPLES
 from .gate import gate
 from .list import EXAMPLES as LIST_EXAMPLES
 from .list import list_names
+from .predict_eval import EXAMPLES as PREDICT_EVAL_EXAMPLES
+from .predict_eval import predict_eval
+from .predict_train import EXAMPLES as PREDICT_TRAIN_EXAMPLES
+from .predict_train import predict_train
 from .profile import app as profile
 from .report import EXAMPLES as REPORT_EXAMPLES
 from .report import report
@@ -56,6 +60,8 @@ app.command(epilog=epilog(SENSITIVITY_EXAMPLES))(sensitivity)
 app.command(epilog=epilog(VALIDATE_EXAMPLES))(validate)
 app.add_typer(profile, name="profile")
 app.add_typer(workload, name="workload")
+app.command("predict-train", epilog=epilog(PREDICT_TRAIN_EXAMPLES))(predict_train)
+app.command("predict-eval", epilog=epilog(PREDICT_EVAL_EXAMPLES))(predict_eval)
 app.add_typer(backends, name="backends")
 app.command(epilog=epilog(SERVE_EXAMPLES))(serve)
 app.command(epilog=epilog(SELFTEST_EXAMPLES))(selftest)

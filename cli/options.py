@@ -186,6 +186,15 @@ Profile = Annotated[
         rich_help_panel=SERVES,
     ),
 ]
+LengthPredictor = Annotated[
+    str | None,
+    typer.Option(
+        metavar="P",
+        help="What policies are told of answers' lengths: oracle (the truth), noisy(accuracy=0.8), "
+        "constant(256), or a folder that `slo-bench predict-train` made. Default: oracle.",
+        rich_help_panel=SERVES,
+    ),
+]
 Oversize = Annotated[
     str | None,
     typer.Option(
@@ -198,9 +207,9 @@ Oversize = Annotated[
 Backend = Annotated[
     str | None,
     typer.Option(
-        metavar="simulated|http|vllm|sglang",
-        help="What runs it: the simulator, or real servers. Default: simulated; with "
-        "--base-url http.",
+        metavar="simulated|http|vllm|sglang|paged",
+        help="What runs it: the simulator, real servers, or our own small engine (paged). Default: "
+        "simulated; with --base-url http.",
         rich_help_panel=RUN,
     ),
 ]

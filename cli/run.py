@@ -46,6 +46,7 @@ def run(
     router: options.Router = None,
     embedder: options.Embedder = None,
     profile: options.Profile = None,
+    length_predictor: options.LengthPredictor = None,
     oversize: options.Oversize = None,
     backend: options.Backend = None,
     base_url: options.BaseUrl = None,

@@ -3,13 +3,16 @@
 Source: UELLM, Eq. 3-1 (buckets) and Eq. 3-2 (the bucket's representative value stands for the
 length). The thesis reports 99.51 % of buckets right from the prompt alone; `noisy(accuracy=…)`
 says what a predictor of any stated accuracy would be worth, `oracle` what a perfect one would and
-`constant(…)` what none would.
+`constant(…)` what none would. `learned(DIR)`, or just the folder, is one that `slo-bench
+predict-train` made.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,10 @@ from ..workloads.calls import build, parse_call
 from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
+from .lengths.config import PredictorConfig
+
+if TYPE_CHECKING:
+    from .lengths.predictor import Prompt, TrainedPredictor
 
 Ints = NDArray[np.int64]
 
@@ -84,20 +91,85 @@ class Constant:
         return np.full(len(workload), self.tokens, dtype=np.int64)
 
 
-_KINDS: dict[str, type[Oracle] | type[NoisyOracle] | type[Constant]] = {
+@dataclass(frozen=True)
+class Learned:
+    """What a trained predictor says of each prompt: the median of its distribution.
+
+    Where a request has no text, a bucket is drawn as often as the predictor took the true one for
+    it on its calibration part, and its middle is told. `model` is who answers, by the name that the
+    predictor knows; by default the workload's. `base` says where the base model is now.
+    """
+
+    folder: str
+    model: str = ""
+    base: str = ""
+
+    def __post_init__(self) -> None:
+        PredictorConfig.load(Path(self.folder))
+
+    def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        """See `LengthPredictor`."""
+        texts = workload.texts or [None] * len(workload)
+        rows = [row for row, text in enumerate(texts) if text]
+        told = self._drawn(workload.output_tokens, rng)
+        if rows:
+            from .lengths.predictor import Prompt
+
+            prompts = [
+                Prompt(
+                    texts[row] or "",
+                    int(workload.prompt_tokens[row]),
+                    self.model or workload.model_names[workload.model_index[row]],
+                )
+                for row in rows
+            ]
+            told[rows] = _medians(self.folder, self.base, tuple(prompts))
+        return told
+
+    def _drawn(self, tokens: Ints, rng: np.random.Generator) -> Ints:
+        config = PredictorConfig.load(Path(self.folder))
+        edges = np.array([*config.shape.edges, 2 * config.shape.edges[-1]])
+        counts = np.array(config.confusion, dtype=float)
+        # A bucket that the calibration part lacks is told right.
+        counts[np.diag_indices(len(counts))] += counts.sum(axis=1) == 0
+        cumulative = np.cumsum(counts / counts.sum(axis=1, keepdims=True), axis=1)
+        true = np.searchsorted(edges[:-1], tokens, side="right") - 1
+        draws = rng.random(len(tokens))
+        said = np.minimum((draws[:, None] >= cumulative[true]).sum(axis=1), len(counts) - 1)
+        middles: Ints = np.maximum(1, (edges[said] + edges[said + 1]) // 2).astype(np.int64)
+        return middles
+
+
+@lru_cache(maxsize=4)
+def _loaded(folder: str, base: str) -> TrainedPredictor:
+    from .lengths.predictor import TrainedPredictor
+
+    return TrainedPredictor.load(Path(folder), base=base or None, device="auto")
+
+
+@lru_cache(maxsize=64)
+def _medians(folder: str, base: str, prompts: tuple[Prompt, ...]) -> Ints:
+    """Kept, since every system and rate of a seed has the same prompts."""
+    return _loaded(folder, base).lengths(prompts).median_tokens()
+
+
+_KINDS: dict[str, type[Oracle] | type[NoisyOracle] | type[Constant] | type[Learned]] = {
     "oracle": Oracle,
     "noisy": NoisyOracle,
     "constant": Constant,
+    "learned": Learned,
 }
 
 
 def length_predictor(text: str) -> LengthPredictor:
-    """`oracle`, `noisy(accuracy=0.8)` or `constant(256)`.
+    """`oracle`, `noisy(accuracy=0.8)`, `constant(256)`, `learned(DIR, model=NAME)` or a folder.
 
     Raises:
         UnknownNameError: there is no such predictor, or it has no such setting.
-        SloBenchError: a value is missing or out of range.
+        SloBenchError: a value is missing or out of range, or the folder holds no predictor.
     """
+    if Path(text).is_dir():
+        return Learned(text)
     call = parse_call(text)
     if call.name not in _KINDS:
         raise UnknownNameError("length predictor", call.name, _KINDS)

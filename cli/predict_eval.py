@@ -1,0 +1,75 @@
+"""`slo-bench predict-eval`: how good a predictor of answer lengths is, and beside what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..workloads.errors import SloBenchError
+from . import predict_data
+
+EXAMPLES = (
+    "slo-bench predict-eval lengths held-out.jsonl",
+    "slo-bench predict-eval lengths gpt4=held-out.jsonl other.jsonl --html lengths.html",
+    "slo-bench predict-eval lengths alpaca.json --json",
+)
+
+
+def predict_eval(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What predict-train made.")],
+    data: predict_data.Data,
+    columns: predict_data.Columns = None,
+    label_tokenizer: predict_data.Counted = None,
+    base: predict_data.BaseAt = None,
+    device: predict_data.Device = "cpu",
+    threads: predict_data.Threads = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+) -> None:
+    """Hold a predictor and three baselines against answers that it has not seen.
+
+    Rows whose prompt took part in training are left out, and counted.
+    """
+    from ..predictors.lengths.config import PredictorConfig
+
+    config = PredictorConfig.load(folder)
+    found = predict_data.read_data(data, columns, label_tokenizer)
+    predict_data.need_torch()
+    import torch
+    from rich.console import Console
+
+    from ..predictors.lengths.evaluate import evaluate
+    from ..predictors.lengths.predictor import TrainedPredictor
+    from ..predictors.lengths.samples import read_samples, seen_in
+    from ..reports import predictor as shown
+    from .progress import counted
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    samples = read_samples(folder / config.samples_file)
+    seen = seen_in(samples)
+    if all(seen(row) for row in found.rows):
+        raise SloBenchError(
+            f"all {len(found.rows):,} prompts were learnt or calibrated from, and would flatter; "
+            "give other data, or train with a --test-share"
+        )
+    predictor = TrainedPredictor.load(folder, base=base, device=device)
+    with counted("parts") as progress:
+        result = evaluate(predictor, samples, found.rows, seen, progress=progress)
+    if html is not None:
+        shown.write_evaluation(result, config, html)
+    if as_json:
+        plain = shown.evaluation_json(result, config)
+        typer.echo(json.dumps(plain, allow_nan=False, ensure_ascii=False))
+        return
+    for note in found.notes:
+        typer.echo(note, err=True)
+    console = Console()
+    console.print(shown.evaluation_text(result, config))
+    if html is not None:
+        console.print(str(html), markup=False, highlight=False, soft_wrap=True)

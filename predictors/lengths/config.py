@@ -1,0 +1,99 @@
+"""What is kept of a predictor beside its weights: `predictor.json`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...workloads.errors import FileFormatError, SloBenchError
+from .distribution import DEFAULT_EDGES
+
+CONFIG = "predictor.json"
+HEADS = ("softmax", "ordinal", "quantile")
+DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Base:
+    """The model beneath the adapter, and what it must be for the adapter to fit."""
+
+    name: str  # a hub's name, or the folder as it was given
+    weights_sha256: str
+    tokenizer_sha256: str
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the network is made of, apart from its weights."""
+
+    head: str = "softmax"
+    edges: tuple[int, ...] = DEFAULT_EDGES
+    models: tuple[str, ...] = ()  # those it was trained on, by name
+    max_tokens: int = 128  # of the model's name and the prompt, that are read
+    lora_r: int = 16
+
+
+@dataclass(frozen=True)
+class PredictorConfig:
+    """A trained predictor.
+
+    `confusion[true][predicted]` counts buckets on the calibration part, which took no part in
+    training; `conformal_offset` widens the 90 % interval so that it held on that part.
+    """
+
+    shape: Shape
+    base: Base
+    labels: str  # what lengths were counted with
+    conformal_offset: float
+    confusion: tuple[tuple[int, ...], ...]
+    training: dict[str, Any]  # settings, epochs, rows: for the reader
+    generation: int = 0  # how many updates it has had
+
+    @property
+    def weights_file(self) -> str:
+        """Where adapters and head lie; each generation has its own, so none is half written."""
+        return f"weights-{self.generation}.safetensors"
+
+    @property
+    def samples_file(self) -> str:
+        """Where the samples lie that it was made of."""
+        return f"samples-{self.generation}.jsonl.gz"
+
+    def save(self, folder: Path) -> None:
+        """Write it, whole or not at all; it comes last, so a folder with it is complete."""
+        plain = {"format": FORMAT, **dataclasses.asdict(self)}
+        partial = folder / f".{CONFIG}.part"
+        partial.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        partial.replace(folder / CONFIG)
+
+    @classmethod
+    def load(cls, folder: Path) -> PredictorConfig:
+        """Read what `save` wrote.
+
+        Raises:
+            SloBenchError: there is no predictor in the folder.
+            FileFormatError: the file is damaged or of another version.
+        """
+        path = folder / CONFIG
+        if not path.is_file():
+            raise SloBenchError(
+                f"there is no predictor in {folder}: it has no {CONFIG}; make one with "
+                f"slo-bench predict-train DATA… --out {folder}"
+            )
+        try:
+            plain = json.loads(path.read_text("utf-8"))
+            version = plain.pop("format")
+            if version != FORMAT:
+                raise FileFormatError(path, None, f"format is {version}, this reads {FORMAT}")
+            shape = plain.pop("shape")
+            for name in ("edges", "models"):
+                shape[name] = tuple(shape[name])
+            confusion = tuple(tuple(row) for row in plain.pop("confusion"))
+            base = Base(**plain.pop("base"))
+            return cls(shape=Shape(**shape), base=base, confusion=confusion, **plain)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise FileFormatError(path, None, f"no predictor's configuration: {error}") from error

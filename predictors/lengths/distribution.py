@@ -1,0 +1,132 @@
+"""What is believed of answers' lengths: a distribution for each request.
+
+A distribution is a cumulative one, linear in log(1 + tokens) between its knots. Bucket edges lie
+half a token below their first length, so that a bucket holds what is counted into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError
+from ...workloads.length_buckets import BUCKET_EDGES
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+DEFAULT_EDGES = BUCKET_EDGES
+COVERAGE = 0.9  # of the interval that is kept and judged
+_LEAST = 1e-9
+
+
+def checked_edges(edges: Sequence[int]) -> tuple[int, ...]:
+    """Bucket edges in tokens: rising, from 0 on, two buckets at least.
+
+    Raises:
+        SloBenchError: they are not.
+    """
+    found = tuple(edges)
+    if len(found) < 2 or found[0] != 0 or any(b <= a for a, b in pairwise(found)):
+        raise SloBenchError(
+            f"bucket edges must rise from 0 on, as 0,8,16,32, but are {','.join(map(str, found))}"
+        )
+    return found
+
+
+def log_edges(edges: Sequence[int]) -> Floats:
+    """Edges in log(1 + tokens), with the end of the last bucket (twice its beginning)."""
+    ends = np.array([*edges, 2 * edges[-1]], dtype=np.float64)
+    found: Floats = np.log1p(ends - 0.5 * (ends > 0))
+    return found
+
+
+def buckets_in(edges: Sequence[int], tokens: NDArray[np.integer]) -> Ints:
+    """The index of the bucket that holds each length."""
+    found: Ints = np.searchsorted(np.asarray(edges), tokens, side="right") - 1
+    return found
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Distributions of n answers' lengths.
+
+    `log_tokens` and `below` have shape (n, knots): the share of answers that are no longer than
+    exp(log_tokens) - 1 tokens. Both rise along a row, `below` from 0 to 1.
+    """
+
+    edges: tuple[int, ...]
+    log_tokens: Floats
+    below: Floats
+
+    @classmethod
+    def of_buckets(cls, edges: tuple[int, ...], probabilities: Floats) -> Lengths:
+        """From the probability of each bucket, shape (n, buckets)."""
+        rows = len(probabilities)
+        below = np.concatenate([np.zeros((rows, 1)), np.cumsum(probabilities, axis=1)], axis=1)
+        below /= np.maximum(below[:, -1:], _LEAST)
+        return cls(edges, np.broadcast_to(log_edges(edges), below.shape), below)
+
+    def __len__(self) -> int:
+        return len(self.below)
+
+    def __getitem__(self, rows: slice | Ints) -> Lengths:
+        return Lengths(self.edges, self.log_tokens[rows], self.below[rows])
+
+    def bucket_probabilities(self) -> Floats:
+        """Shape (n, buckets); rows sum to 1."""
+        inner = log_edges(self.edges)[1:-1]
+        pairs = zip(self.log_tokens, self.below, strict=True)
+        below = np.array([np.interp(inner, x, c, left=0, right=1) for x, c in pairs])
+        below = below.reshape(len(self), len(inner))
+        ends = np.zeros((len(self), 1)), np.ones((len(self), 1))
+        probabilities = np.clip(np.diff(np.hstack([ends[0], below, ends[1]]), axis=1), _LEAST, None)
+        found: Floats = probabilities / probabilities.sum(axis=1, keepdims=True)
+        return found
+
+    def buckets(self) -> Ints:
+        """The likeliest bucket of each."""
+        found: Ints = self.bucket_probabilities().argmax(axis=1).astype(np.int64)
+        return found
+
+    def quantile_log(self, share: float) -> Floats:
+        """log(1 + tokens) that a share of answers does not exceed; shape (n,)."""
+        # Where `below` stands still, a hair of a slope makes the inverse unique.
+        hair = np.arange(self.below.shape[1]) * 1e-12
+        pairs = zip(self.log_tokens, self.below, strict=True)
+        return np.array([np.interp(share, c + hair, x) for x, c in pairs]).reshape(len(self))
+
+    def median_tokens(self) -> Ints:
+        """The length that is as likely exceeded as not, at least 1."""
+        found: Ints = np.maximum(1, np.rint(np.expm1(self.quantile_log(0.5)))).astype(np.int64)
+        return found
+
+    def interval_tokens(self, offset: float = 0.0) -> tuple[Ints, Ints]:
+        """First and last length of the 90 % interval, widened by `offset` on the log scale."""
+        low = np.expm1(self.quantile_log((1 - COVERAGE) / 2) - offset)
+        high = np.expm1(self.quantile_log((1 + COVERAGE) / 2) + offset)
+        return np.maximum(0, np.floor(low)).astype(np.int64), np.ceil(high).astype(np.int64)
+
+    def reweighted(self, weights: Floats) -> Lengths:
+        """The same with the odds of each bucket multiplied; shape of `weights` (n, buckets)."""
+        return Lengths.of_buckets(self.edges, self.bucket_probabilities() * weights)
+
+
+def conformal_offset(lengths: Lengths, true_tokens: NDArray[np.integer]) -> float:
+    """By how much to widen intervals on the log scale so that new answers fall in as promised.
+
+    Source: conformalized quantile regression (Romano, Patterson, Candès 2019), on rows that took no
+    part in training. Negative where intervals were too wide.
+    """
+    if not len(lengths):
+        return 0.0
+    y = np.log1p(true_tokens.astype(np.float64))
+    low = lengths.quantile_log((1 - COVERAGE) / 2)
+    high = lengths.quantile_log((1 + COVERAGE) / 2)
+    missed_by = np.maximum(low - y, y - high)
+    rank = min(1.0, np.ceil((len(y) + 1) * COVERAGE) / len(y))
+    return float(np.quantile(missed_by, rank, method="higher"))

@@ -1,0 +1,229 @@
+"""How good predictions are, beside what they must beat, and what could not be told from prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ...workloads.answered import Answered
+from .baselines import baselines
+from .distribution import Floats, Ints, Lengths, buckets_in, conformal_offset
+from .predictor import TrainedPredictor
+from .samples import CALIBRATION, TRAIN, VALIDATION, Parts
+from .train import prompts_of
+
+BINS = 10  # of the reliability figure and the calibration error
+ALL = "all"
+LORA = "LoRA"
+_FOLDS = 5
+_FEWEST_FOR_LEAK = 50
+_BATCHES = {1: 64, 32: 20}  # size: how many are timed
+
+
+@dataclass(frozen=True)
+class Score:
+    """How one predictor did on one corpus."""
+
+    corpus: str
+    predictor: str
+    rows: int
+    exact: float  # share of answers in the likeliest bucket
+    within_one: float  # or in a neighbour of it
+    mae_tokens: float  # of the median
+    kendall_tau: float  # order of medians against order of lengths; NaN if all are alike
+    calibration_error: float  # ECE of the likeliest bucket's probability, ten bins
+    coverage: float  # share within the 90 % interval, after conformal correction
+    interval_ratio: float  # median of upper end / lower end, each + 1
+
+
+@dataclass(frozen=True)
+class Bin:
+    """Predictions of like confidence: what was said, and how often it was true."""
+
+    said: float
+    true: float
+    rows: int
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Wall time of predicting one batch, text to distribution, on one thread."""
+
+    batch: int
+    median_s: float
+    p99_s: float
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """All that `predict-eval` shows. `leak` is what the answer's text would give, by corpus."""
+
+    scores: tuple[Score, ...]
+    reliability: tuple[Bin, ...]
+    confusion: Ints = field(repr=False)  # (true, predicted), all corpora together
+    latencies: tuple[Latency, ...]
+    leak: Mapping[str, float]
+    left_out: Mapping[str, int]  # rows by corpus whose prompt was learnt from
+    unknown_models: tuple[str, ...]
+    trained_on: frozenset[str]  # corpora by name
+
+
+def evaluate(
+    predictor: TrainedPredictor,
+    samples: Parts,
+    rows: Sequence[Answered],
+    seen: Callable[[Answered], bool],
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluation:
+    """Hold a predictor and the baselines, made of the same samples, against new rows.
+
+    Args:
+        predictor: a trained one.
+        samples: what it was made of.
+        rows: answered prompts; those that `seen` says were learnt from are left out.
+        seen: whether a row's prompt took part in training or calibration.
+        progress: called with (steps done, of how many).
+    """
+    new = [row for row in rows if not seen(row)]
+    left_out: dict[str, int] = {}
+    for row in rows:
+        left_out[row.corpus] = left_out.get(row.corpus, 0) + int(seen(row))
+    edges = predictor.config.shape.edges
+    total = 6
+    progress(0, total)
+    told = predictor.lengths(prompts_of(new))
+    progress(1, total)
+    tokens = np.array([row.output_tokens for row in new])
+    scored = [(LORA, told, predictor.config.conformal_offset)]
+    held = samples[CALIBRATION]
+    held_tokens = np.array([row.output_tokens for row in held])
+    for place, baseline in enumerate(baselines(samples[TRAIN], edges)):
+        offset = conformal_offset(baseline.lengths(held), held_tokens)
+        scored.append((baseline.name, baseline.lengths(new), offset))
+        progress(2 + place, total)
+    corpora = list(dict.fromkeys(row.corpus for row in new))
+    names = np.array([row.corpus for row in new])
+    groups = {ALL: np.arange(len(new))} if len(corpora) > 1 else {}
+    groups |= {corpus: np.flatnonzero(names == corpus) for corpus in corpora}
+    scores = [
+        score(corpus, name, lengths[of], tokens[of], offset)
+        for corpus, of in groups.items()
+        for name, lengths, offset in scored
+    ]
+    true, likeliest = buckets_in(edges, tokens), told.buckets()
+    confusion = np.zeros((len(edges), len(edges)), dtype=np.int64)
+    np.add.at(confusion, (true, likeliest), 1)
+    latencies = tuple(latency(predictor, new, size) for size in _BATCHES)
+    progress(5, total)
+    leak = {
+        corpus: found
+        for corpus in corpora
+        if (found := leak_accuracy([new[at] for at in groups[corpus]], edges)) is not None
+    }
+    progress(6, total)
+    known = set(predictor.config.shape.models)
+    return Evaluation(
+        scores=tuple(scores),
+        reliability=tuple(reliability(told, true)),
+        confusion=confusion,
+        latencies=latencies,
+        leak=leak,
+        left_out=left_out,
+        unknown_models=tuple(sorted({row.model for row in new} - known)),
+        trained_on=frozenset(row.corpus for row in samples[TRAIN]),
+    )
+
+
+def score(corpus: str, name: str, lengths: Lengths, tokens: Ints, offset: float) -> Score:
+    """One row of the table."""
+    from scipy.stats import kendalltau
+
+    true, likeliest = buckets_in(lengths.edges, tokens), lengths.buckets()
+    median = lengths.median_tokens()
+    low, high = lengths.interval_tokens(offset)
+    varied = len(np.unique(median)) > 1 and len(np.unique(tokens)) > 1
+    bins = reliability(lengths, true)
+    return Score(
+        corpus=corpus,
+        predictor=name,
+        rows=len(tokens),
+        exact=float((true == likeliest).mean()),
+        within_one=float((np.abs(true - likeliest) <= 1).mean()),
+        mae_tokens=float(np.abs(median - tokens).mean()),
+        kendall_tau=float(kendalltau(median, tokens).statistic) if varied else float("nan"),
+        calibration_error=sum(abs(b.said - b.true) * b.rows for b in bins) / len(tokens),
+        coverage=float(((tokens >= low) & (tokens <= high)).mean()),
+        interval_ratio=float(np.median((1 + high) / (1 + low))),
+    )
+
+
+def reliability(lengths: Lengths, true: Ints) -> list[Bin]:
+    """Predictions by the probability of their likeliest bucket."""
+    probabilities = lengths.bucket_probabilities()
+    said, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == true
+    place = np.minimum((said * BINS).astype(int), BINS - 1)
+    return [
+        Bin(float(said[of].mean()), float(right[of].mean()), int(of.sum()))
+        for bin_ in range(BINS)
+        if (of := place == bin_).any()
+    ]
+
+
+def latency(predictor: TrainedPredictor, rows: Sequence[Answered], size: int) -> Latency:
+    """Time batches of `size` prompts, one after the other on one thread."""
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        prompts = prompts_of(rows)
+        taken: list[float] = []
+        for batch in range(_BATCHES[size] + 2):
+            chosen = [prompts[(batch * size + at) % len(prompts)] for at in range(size)]
+            begin_s = time.perf_counter()
+            predictor.lengths(chosen).median_tokens()
+            taken.append(time.perf_counter() - begin_s)
+    finally:
+        torch.set_num_threads(threads)
+    timed = np.array(taken[2:])  # the first ones set things up
+    return Latency(size, float(np.median(timed)), float(np.quantile(timed, 0.99)))
+
+
+def leak_accuracy(rows: Sequence[Answered], edges: tuple[int, ...]) -> float | None:
+    """Exact buckets that the answer's text gives away; None where too few texts are there.
+
+    Five-fold least squares on counts of characters, words, lines, digits and other signs: no
+    predictor at all, but what one that sees the answer amounts to.
+    """
+    rows = [row for row in rows if row.answer]
+    if len(rows) < _FEWEST_FOR_LEAK:
+        return None
+    x = np.array([_counts(row.answer or "") for row in rows])
+    y = np.array([row.output_tokens for row in rows], dtype=np.float64)
+    fold = np.arange(len(rows)) % _FOLDS
+    guess = np.empty(len(rows))
+    for one in range(_FOLDS):
+        held = fold == one
+        weight = 1 / np.sqrt(y[~held])  # a token more matters most in short answers
+        fitted = np.linalg.lstsq(x[~held] * weight[:, None], y[~held] * weight, rcond=None)[0]
+        guess[held] = x[held] @ fitted
+    found = buckets_in(edges, np.rint(np.clip(guess, 1, None)).astype(np.int64))
+    return float((found == buckets_in(edges, y.astype(np.int64))).mean())
+
+
+def _counts(text: str) -> Floats:
+    letters = sum(c.isalnum() for c in text)
+    spaces = sum(c.isspace() for c in text)
+    digits = sum(c.isdigit() for c in text)
+    foreign = sum(ord(c) > 127 for c in text)
+    signs = len(text) - letters - spaces
+    return np.array(
+        [1, letters, len(text.split()), text.count("\n"), digits, foreign, signs], dtype=np.float64
+    )
+
+
+__all__ = ["ALL", "LORA", "VALIDATION", "Evaluation", "Score", "evaluate"]

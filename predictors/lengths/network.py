@@ -1,0 +1,227 @@
+"""The network: a base model with LoRA adapters, mean pooling, and a small head.
+
+Source: UELLM, §3.3.1 (LoRA on a language model, classes of length); the name of the model that
+will answer and the prompt's size are inputs too, for they decide more than any wording does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...workloads.errors import SloBenchError
+from .config import Base, Shape
+from .distribution import Ints
+from .heads import HEADS, Head
+
+PAD_TO = 16  # lengths that recur are quicker
+ANYBODY = "unknown"  # who answers, where nobody says
+_SIZES = 3  # numbers told of a prompt
+_HIDDEN = 128
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A base model and its tokenizer, as they were found."""
+
+    model: Any
+    tokenizer: Any
+    base: Base
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What is known of a request before it is answered."""
+
+    text: str
+    tokens: int
+    model: str = ""
+
+
+def load_base(name: str, *, device: str = "cpu", bf16: bool = False) -> Loaded:
+    """A local folder, or a name on the hub (fetched where it is not cached).
+
+    Raises:
+        SloBenchError: there is none, or it is no model of text that this can load.
+    """
+    import transformers
+
+    local = Path(name).expanduser()
+    looks_local = local.is_absolute() or name.startswith(".") or local.exists()
+    if looks_local and not (local / "config.json").is_file():
+        raise SloBenchError(f"there is no model in {name}: it has no config.json")
+    where = str(local) if looks_local else name
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where)
+        model = transformers.AutoModel.from_pretrained(
+            where,
+            dtype=torch.bfloat16 if bf16 else torch.float32,
+            # SDPA's backward pass takes nearly half of a step on a CPU.
+            attn_implementation="eager" if device == "cpu" else "sdpa",
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        raise SloBenchError(
+            f"cannot load the base model {name!r}: {first}; give --base a folder with config.json, "
+            "weights and tokenizer, or a name on the hub"
+        ) from error
+    if getattr(model, "pooler", None) is not None:
+        model.pooler = None  # we take the mean of all tokens
+    found_at = str(local.absolute()) if looks_local else name
+    base = Base(found_at, weights_sha256(model), _tokenizer_sha256(tokenizer))
+    return Loaded(model.to(device), tokenizer, base)
+
+
+def weights_sha256(model: nn.Module) -> str:
+    """Names, shapes, and the first and last thousand values of each weight, in bfloat16.
+
+    A model of many gigabytes is told apart in a moment, in whatever precision it was loaded.
+    """
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        if not weight.is_floating_point():
+            continue
+        flat = weight.detach().reshape(-1)
+        ends = torch.cat([flat[:1000], flat[-1000:]]).to("cpu", torch.bfloat16)
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(ends.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _tokenizer_sha256(tokenizer: Any) -> str:
+    vocabulary = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(repr(vocabulary).encode()).hexdigest()
+
+
+class Network(nn.Module):
+    """Base, adapters and head; gives the head's raw outputs for a batch."""
+
+    def __init__(self, base: nn.Module, shape: Shape) -> None:
+        from peft import LoraConfig, TaskType, get_peft_model
+
+        super().__init__()
+        self.shape = shape
+        self.head: Head = HEADS[shape.head](shape.edges)
+        config: Any = base.config
+        lora = LoraConfig(
+            task_type=TaskType.FEATURE_EXTRACTION,
+            r=shape.lora_r,
+            lora_alpha=2 * shape.lora_r,
+            lora_dropout=0.1,
+            bias="none",
+            target_modules="all-linear",
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
+            self.encoder: Any = get_peft_model(base, lora)
+        inputs = int(config.hidden_size) + _SIZES + len(shape.models)
+        self.top = nn.Sequential(
+            nn.Linear(inputs, _HIDDEN),
+            nn.GELU(),
+            nn.Dropout(0.1),
+            nn.Linear(_HIDDEN, self.head.outputs),
+        ).to(next(base.parameters()).device)
+
+    def forward(self, ids: Tensor, mask: Tensor, types: Tensor | None, about: Tensor) -> Tensor:
+        """Raw outputs, shape (batch, head.outputs), in float32."""
+        more = {} if types is None else {"token_type_ids": types}
+        hidden = self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
+        weight = mask.unsqueeze(-1).to(hidden.dtype)
+        mean = (hidden * weight).sum(1) / weight.sum(1)
+        mean = nn.functional.normalize(mean.float(), dim=1) * 4
+        with torch.autocast(ids.device.type, enabled=False):
+            found: Tensor = self.top(torch.cat([mean, about], dim=1))
+        return found
+
+    def trained(self) -> dict[str, Tensor]:
+        """The weights that training changes, by name."""
+        return {n: p for n, p in self.named_parameters() if p.requires_grad}
+
+    def merge(self) -> None:
+        """Put the adapters into the base: quicker, and not to be trained on."""
+        self.encoder = self.encoder.merge_and_unload(safe_merge=True)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Prompts as token ids and numbers; `about` has shape (n, sizes + models)."""
+
+    ids: list[list[int]]
+    types: list[list[int]] | None
+    about: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def batch(self, rows: Ints, device: str) -> tuple[Tensor, Tensor, Tensor | None, Any]:
+        """The inputs of `Network` for these rows, padded to a multiple of 16 tokens."""
+        longest = max(len(self.ids[row]) for row in rows)
+        width = -(-longest // PAD_TO) * PAD_TO
+        ids = np.zeros((len(rows), width), dtype=np.int64)
+        mask = np.zeros_like(ids)
+        types = np.zeros_like(ids)
+        for place, row in enumerate(rows):
+            known = self.ids[row]
+            ids[place, : len(known)] = known
+            mask[place, : len(known)] = 1
+            if self.types is not None:
+                types[place, : len(known)] = self.types[row]
+        return (
+            torch.from_numpy(ids).to(device),
+            torch.from_numpy(mask).to(device),
+            None if self.types is None else torch.from_numpy(types).to(device),
+            torch.from_numpy(self.about[rows]).to(device),
+        )
+
+
+def encode(tokenizer: Any, shape: Shape, prompts: Sequence[Prompt]) -> Encoded:
+    """The model's name and the prompt's first tokens, and the prompt's size as numbers."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    names = [f"{prompt.model or ANYBODY}\n" for prompt in prompts]
+    # Nobody's token has so many characters; tokenizing all of a book would take long.
+    texts = [prompt.text[: 32 * shape.max_tokens] for prompt in prompts]
+    found = tokenizer(names, texts, truncation="only_second", max_length=shape.max_tokens)
+    about = np.zeros((len(prompts), _SIZES + len(shape.models)), dtype=np.float32)
+    place = {name: at for at, name in enumerate(shape.models)}
+    for row, prompt in enumerate(prompts):
+        about[row, 0] = math.log1p(prompt.tokens) - 3
+        about[row, 1] = (math.log1p(len(prompt.text)) - 4.5) / 2
+        about[row, 2] = math.log1p(prompt.text.count("\n")) / 2
+        if prompt.model in place:
+            about[row, _SIZES + place[prompt.model]] = 1
+    return Encoded(found["input_ids"], found.get("token_type_ids"), about)
+
+
+def bf16_runs(device: str) -> bool:
+    """Whether bfloat16 is quicker here than float32."""
+    if device.startswith("cuda"):
+        return bool(torch.cuda.is_bf16_supported())
+    has = getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)
+    return bool(has())
+
+
+def checked_device(device: str) -> str:
+    """`auto`, `cpu`, `cuda` or `cuda:N` as a device that is there.
+
+    Raises:
+        SloBenchError: it is not.
+    """
+    if device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    if device != "cpu" and not device.startswith("cuda"):
+        raise SloBenchError(f"--device must be auto, cpu or cuda but is {device!r}")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise SloBenchError(f"--device {device}: torch sees no CUDA device here; use cpu")
+    return device

@@ -1,0 +1,296 @@
+"""A predictor at work: corrected at once by what comes, taught now and then, never made worse.
+
+Source: UELLM, §3.3.3 (mispredicted requests go to a queue for incremental fine-tuning). Taught are
+all recent answers with as many of the old ones: mispredictions alone make it forget and swing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...workloads.answered import Answered, split_by_prompt
+from ...workloads.errors import FileFormatError, SloBenchError
+from .config import PredictorConfig
+from .distribution import Floats, Lengths, buckets_in
+from .network import Network, bf16_runs, checked_device, encode, load_base
+from .predictor import check_base, find_base, lengths_of, put_weights, raw_outputs
+from .samples import CALIBRATION, TRAIN, VALIDATION, Parts, pack, read_samples, seen_in
+from .train import calibrated, learn, optimizer_of, prompts_of, save_weights, write_whole
+
+QUEUE = "queue.jsonl"
+_FEWEST = 30  # new answers that are worth an update
+EPOCHS = 3  # passes over what is new
+_BATCH = 16  # of new answers in a step, with as many old ones
+_LEARNING_RATE = 5e-4
+_DOUBT = 2.0  # standard errors by which replay must be worse to refuse an update
+_PRIOR = 20.0  # answers that what was predicted counts as
+_FORGET = 0.995  # weight of an answer, after one more
+_SHARES = {TRAIN: 0.8, VALIDATION: 0.1, CALIBRATION: 0.1}
+
+Watch = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What came of teaching: losses before and after, on old answers kept back and on new ones."""
+
+    accepted: bool
+    rows: int
+    old_before: float
+    old_after: float
+    new_before: float
+    new_after: float
+
+    def told(self) -> str:
+        """In one line."""
+        verdict = "taken" if self.accepted else "refused, the predictor is as it was"
+        return (
+            f"update with {self.rows:,} new answers {verdict}: loss on new ones "
+            f"{self.new_before:.3f} → {self.new_after:.3f}, on old ones kept back "
+            f"{self.old_before:.3f} → {self.old_after:.3f}"
+        )
+
+
+class PriorCorrection:
+    """The odds of buckets by (model, workload), moved by every answer at once.
+
+    Bucket b's odds are multiplied by how often it came over how often it was predicted, both lately
+    and both smoothed (label shift, Saerens, Latinne and Decaestecker 2002).
+    """
+
+    def __init__(self, buckets: int) -> None:
+        self._buckets = buckets
+        self._came: dict[tuple[str, str], Floats] = {}
+        self._said: dict[tuple[str, str], Floats] = {}
+
+    def observe(self, key: tuple[str, str], said: Floats, bucket: int) -> None:
+        """An answer fell into `bucket`, of which `said` were the probabilities, uncorrected."""
+        came = self._came.setdefault(key, np.zeros(self._buckets))
+        known = self._said.setdefault(key, np.zeros(self._buckets))
+        came *= _FORGET
+        known *= _FORGET
+        came[bucket] += 1
+        known += said
+
+    def weights(self, key: tuple[str, str]) -> Floats:
+        """What to multiply the odds of each bucket with."""
+        if key not in self._came:
+            return np.ones(self._buckets)
+        said = self._said[key] / self._said[key].sum()
+        found: Floats = (self._came[key] + _PRIOR * said) / (
+            (self._came[key].sum() + _PRIOR) * np.maximum(said, 1e-6)
+        )
+        return found
+
+    def forget(self) -> None:
+        """Begin anew."""
+        self._came.clear()
+        self._said.clear()
+
+
+class OnlinePredictor:
+    """A predictor that learns from what it is told.
+
+    What it was told lies in a queue on disk until `save` has put what was learnt into the folder,
+    so nothing is lost if it is ended.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        base: str | None = None,
+        device: str = "cpu",
+        seed: int = 0,
+        keep_queue: bool = True,
+    ) -> None:
+        self.config = PredictorConfig.load(folder)
+        self._folder = folder
+        self._keep_queue = keep_queue
+        self._device = checked_device(device)
+        self._bf16 = bf16_runs(self._device)
+        self._base = find_base(base, folder, self.config)
+        loaded = load_base(self._base, device=self._device, bf16=self._bf16)
+        check_base(loaded, self.config, folder)
+        self._tokenizer = loaded.tokenizer
+        self._network = Network(loaded.model, self.config.shape)
+        put_weights(self._network, folder / self.config.weights_file)
+        self._samples = read_samples(folder / self.config.samples_file)
+        self._seen = seen_in(self._samples, test=True)
+        self._rng = np.random.default_rng((seed, self.config.generation))
+        self._prior = PriorCorrection(len(self.config.shape.edges))
+        self._lately: deque[tuple[Answered, str]] = deque(maxlen=300)
+        self.queue: list[Answered] = []
+        if keep_queue and (folder / QUEUE).exists():
+            self.queue = _read_queue(folder / QUEUE)
+
+    def lengths(self, rows: Sequence[Answered], workload: str = "") -> Lengths:
+        """Distributions for prompts, corrected by what came of (model, workload) lately."""
+        told = self._told(rows)
+        weights = np.array([self._prior.weights((row.model, workload)) for row in rows])
+        return told.reweighted(weights.reshape(len(rows), len(self.config.shape.edges)))
+
+    def uncorrected(self, rows: Sequence[Answered]) -> Lengths:
+        """Distributions as the network has them."""
+        return self._told(rows)
+
+    def observe(self, rows: Sequence[Answered], workload: str = "") -> None:
+        """Answers came: their lengths correct at once, and wait in the queue to be learnt from."""
+        if self._keep_queue:
+            with (self._folder / QUEUE).open("a", encoding="utf-8") as file:
+                for row in rows:
+                    file.write(json.dumps({**asdict(row), "answer": None}) + "\n")
+        self.queue += rows
+        self._lately.extend((row, workload) for row in rows)
+        self._correct(rows, [workload] * len(rows))
+
+    def update(self, *, epochs: int = EPOCHS, progress: Watch = lambda done, total: None) -> Update:
+        """Teach the network the queue, with replay; refused where old answers fare worse.
+
+        Raises:
+            SloBenchError: too few new answers wait.
+        """
+        new = [row for row in self.queue if not self._seen(row)]
+        if len(new) < _FEWEST:
+            raise SloBenchError(
+                f"{len(new)} new answers are too few for an update; it needs {_FEWEST}"
+            )
+        parts = split_by_prompt(new, _SHARES, self.config.generation)
+        before = {name: weight.detach().clone() for name, weight in self._weights().items()}
+        old_rows = self._samples[VALIDATION]
+        new_rows = parts[VALIDATION] or parts[TRAIN]
+        old_before, new_before = self._losses(old_rows), self._losses(new_rows)
+        self._teach(parts[TRAIN], epochs, progress)
+        old_after, new_after = self._losses(old_rows), self._losses(new_rows)
+        worse = old_after - old_before
+        doubt = _DOUBT * float(worse.std()) / np.sqrt(len(worse))
+        better = float(new_after.mean()) < float(new_before.mean())
+        accepted = better and float(worse.mean()) <= doubt
+        if not accepted:
+            with torch.no_grad():
+                for name, weight in self._weights().items():
+                    weight.copy_(before[name])
+        else:
+            for part, rows in parts.items():
+                self._samples[part] += rows
+            self._seen = seen_in(self._samples, test=True)
+            self._prior.forget()
+            recent = list(self._lately)
+            self._correct([row for row, _ in recent], [workload for _, workload in recent])
+        return Update(
+            accepted,
+            len(new),
+            *(float(of.mean()) for of in (old_before, old_after, new_before, new_after)),
+        )
+
+    def save(self) -> None:
+        """Put what was learnt into the folder as its next generation, and empty the queue."""
+        last = self.config
+        config = replace(last, generation=last.generation + 1)
+        save_weights(
+            {name: weight.detach().cpu() for name, weight in self._weights().items()},
+            self._folder / config.weights_file,
+        )
+        write_whole(self._folder / config.samples_file, pack(self._samples))
+        held = self._samples[CALIBRATION]
+        config = calibrated(config, self._folder, held, base=self._base, device=self._device)
+        config.save(self._folder)
+        self.config = config
+        for name in (last.weights_file, last.samples_file, QUEUE):
+            (self._folder / name).unlink(missing_ok=True)
+        self.queue.clear()
+
+    def _told(self, rows: Sequence[Answered]) -> Lengths:
+        encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
+        return lengths_of(self._network, encoded, autocast=self._bf16)
+
+    def _weights(self) -> dict[str, Tensor]:
+        return self._network.trained()
+
+    def _correct(self, rows: Sequence[Answered], workloads: Sequence[str]) -> None:
+        if not rows:
+            return
+        said = self._told(rows).bucket_probabilities()
+        buckets = buckets_in(self.config.shape.edges, np.array([r.output_tokens for r in rows]))
+        for row, workload, told, bucket in zip(rows, workloads, said, buckets, strict=True):
+            self._prior.observe((row.model, workload), told, int(bucket))
+
+    def _losses(self, rows: Sequence[Answered]) -> Floats:
+        """Loss of each row."""
+        encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
+        raw = raw_outputs(self._network, encoded, autocast=self._bf16)
+        tokens = _tokens(rows)
+        each = [
+            float(self._network.head.loss(raw[at : at + 1], tokens[at : at + 1]))
+            for at in range(len(rows))
+        ]
+        return np.array(each)
+
+    def _teach(self, new: Sequence[Answered], epochs: int, progress: Watch) -> None:
+        shape = self.config.shape
+        old = self._samples[TRAIN]
+        optimizer = optimizer_of(self._network, _LEARNING_RATE)
+        steps = -(-epochs * len(new) // _BATCH)
+        order = np.concatenate([self._rng.permutation(len(new)) for _ in range(epochs)])
+        for step in range(steps):
+            torch.manual_seed(int(self._rng.integers(2**31)))
+            chosen = [new[at] for at in order[step * _BATCH : (step + 1) * _BATCH]]
+            again = self._rng.choice(len(old), size=min(len(chosen), len(old)), replace=False)
+            rows = chosen + [old[at] for at in again]
+            learn(
+                self._network,
+                optimizer,
+                encode(self._tokenizer, shape, prompts_of(rows)),
+                np.arange(len(rows)),
+                _tokens(rows),
+                bf16=self._bf16,
+            )
+            progress(step + 1, steps)
+
+
+def update_predictor(
+    folder: Path,
+    rows: Sequence[Answered],
+    *,
+    base: str | None = None,
+    device: str = "cpu",
+    seed: int = 0,
+    epochs: int = EPOCHS,
+    progress: Watch = lambda done, total: None,
+) -> Update:
+    """Teach the predictor in a folder what is new in `rows` and in its queue.
+
+    Raises:
+        SloBenchError: there is no predictor, another base, or too little that is new.
+    """
+    online = OnlinePredictor(folder, base=base, device=device, seed=seed)
+    online.queue += rows
+    outcome = online.update(epochs=epochs, progress=progress)
+    if outcome.accepted:
+        online.save()
+    return outcome
+
+
+def _tokens(rows: Sequence[Answered]) -> Tensor:
+    return torch.tensor([float(row.output_tokens) for row in rows])
+
+
+def _read_queue(path: Path) -> list[Answered]:
+    found = []
+    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+        try:
+            found.append(Answered(**json.loads(line)))
+        except (ValueError, TypeError) as error:
+            raise FileFormatError(path, number, f"damaged: {error}") from error
+    return found
+
+
+__all__ = ["OnlinePredictor", "Parts", "PriorCorrection", "Update", "update_predictor"]

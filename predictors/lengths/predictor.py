@@ -1,0 +1,131 @@
+"""A trained predictor, read from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ...workloads.errors import FileFormatError, SloBenchError
+from .config import PredictorConfig
+from .distribution import Lengths
+from .network import Encoded, Loaded, Network, Prompt, bf16_runs, checked_device, encode, load_base
+
+_BATCH = 16  # prompts of like length; larger ones only pad more
+
+
+class TrainedPredictor:
+    """Predicts distributions of answers' lengths from prompts alone."""
+
+    def __init__(self, config: PredictorConfig, network: Network, loaded: Loaded) -> None:
+        self.config = config
+        self._network = network
+        self._tokenizer = loaded.tokenizer
+        self.device = str(next(network.top.parameters()).device)
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path,
+        *,
+        base: str | None = None,
+        device: str = "cpu",
+        config: PredictorConfig | None = None,
+    ) -> TrainedPredictor:
+        """Read a predictor; `base` says where its base model lies if it was moved.
+
+        Raises:
+            SloBenchError: there is none, or the base is another than it was trained on.
+        """
+        config = config or PredictorConfig.load(folder)
+        device = checked_device(device)
+        loaded = load_base(find_base(base, folder, config), device=device)
+        check_base(loaded, config, folder)
+        network = Network(loaded.model, config.shape)
+        put_weights(network, folder / config.weights_file)
+        network.merge()
+        network.eval().requires_grad_(False)
+        if bf16_runs(device):
+            network.encoder.to(torch.bfloat16)
+        return cls(config, network, loaded)
+
+    def encode(self, prompts: Sequence[Prompt]) -> Encoded:
+        """Token ids and numbers of prompts."""
+        return encode(self._tokenizer, self.config.shape, prompts)
+
+    def lengths(self, prompts: Sequence[Prompt]) -> Lengths:
+        """Distributions of the lengths of their answers, in order."""
+        return lengths_of(self._network, self.encode(prompts))
+
+
+def check_base(loaded: Loaded, config: PredictorConfig, folder: Path) -> None:
+    """Make sure that an adapter meets the weights and the tokenizer it was trained with.
+
+    Raises:
+        SloBenchError: it does not.
+    """
+    for what, found, wanted in (
+        ("weights", loaded.base.weights_sha256, config.base.weights_sha256),
+        ("tokenizer", loaded.base.tokenizer_sha256, config.base.tokenizer_sha256),
+    ):
+        if found != wanted:
+            raise SloBenchError(
+                f"{folder} was trained on {config.base.name} with {what} {wanted[:12]}…, but "
+                f"{loaded.base.name} has {found[:12]}…; give --base the model it was trained on"
+            )
+
+
+def put_weights(network: Network, path: Path) -> None:
+    """Fill the trained weights from a file.
+
+    Raises:
+        FileFormatError: it does not hold exactly those.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise FileFormatError(path, None, f"the weights cannot be read: {error}") from error
+    wanted = network.trained()
+    if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in wanted.items()}:
+        raise FileFormatError(path, None, "the weights are of another network than predictor.json")
+    with torch.no_grad():
+        for name, weight in wanted.items():
+            weight.copy_(found[name])
+
+
+def raw_outputs(network: Network, encoded: Encoded, *, autocast: bool = False) -> torch.Tensor:
+    """Raw outputs in order, shape (n, outputs), on the CPU; prompts of like length together."""
+    if network.training:
+        network.eval()
+    device = str(next(network.top.parameters()).device)
+    order = np.argsort([len(ids) for ids in encoded.ids], kind="stable")
+    found = torch.zeros(len(encoded), network.head.outputs)
+    kind = device.partition(":")[0]
+    for begin in range(0, len(order), _BATCH):
+        rows = order[begin : begin + _BATCH]
+        with torch.inference_mode(), torch.autocast(kind, torch.bfloat16, enabled=autocast):
+            raw = network(*encoded.batch(rows, device))
+        found[torch.from_numpy(rows)] = raw.float().cpu()
+    return found
+
+
+def lengths_of(network: Network, encoded: Encoded, *, autocast: bool = False) -> Lengths:
+    """Distributions, in order."""
+    return network.head.lengths(raw_outputs(network, encoded, autocast=autocast))
+
+
+def find_base(asked: str | None, folder: Path, config: PredictorConfig) -> str:
+    """Where the base is: as asked, as it was named, or beside the predictor if that was moved."""
+    name = config.base.name
+    if asked is not None or Path(name).expanduser().exists():
+        return asked or name
+    beside = folder / Path(name).name
+    return str(beside) if (beside / "config.json").is_file() else name
+
+
+__all__ = ["Prompt", "TrainedPredictor"]

@@ -1,0 +1,63 @@
+"""The samples that a predictor was made of, kept beside it: for replay, baselines and honesty."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ...workloads.answered import Answered, prompt_key
+from ...workloads.errors import FileFormatError, SloBenchError
+
+Parts = dict[str, list[Answered]]
+TRAIN, VALIDATION, CALIBRATION, TEST = "train", "validation", "calibration", "test"
+
+
+def pack(parts: Mapping[str, Sequence[Answered]]) -> bytes:
+    """Gzip JSON lines, without the answers' texts; the same rows give the same bytes."""
+    raw = io.BytesIO()
+    with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
+        for part, rows in parts.items():
+            for row in rows:
+                plain = {
+                    "part": part,
+                    "prompt": row.prompt,
+                    "prompt_tokens": row.prompt_tokens,
+                    "output_tokens": row.output_tokens,
+                    "model": row.model,
+                    "corpus": row.corpus,
+                }
+                file.write(json.dumps(plain, ensure_ascii=False).encode() + b"\n")
+    return raw.getvalue()
+
+
+def read_samples(path: Path) -> Parts:
+    """What `pack` packed.
+
+    Raises:
+        SloBenchError: there is no such file.
+        FileFormatError: it is damaged.
+    """
+    parts: Parts = {TRAIN: [], VALIDATION: [], CALIBRATION: [], TEST: []}
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            for line in file:
+                plain = json.loads(line)
+                parts[plain.pop("part")].append(Answered(**plain))
+    except FileNotFoundError:
+        raise SloBenchError(f"the predictor's samples are missing: {path}") from None
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise FileFormatError(path, None, f"damaged: {error}") from error
+    return parts
+
+
+def seen_in(parts: Parts, *, test: bool = False) -> Callable[[Answered], bool]:
+    """Whether a row's prompt took part in training, in stopping it or in calibration, or with
+    `test` was kept back from them.
+    """
+    known = {
+        prompt_key(row.prompt) for part in parts if test or part != TEST for row in parts[part]
+    }
+    return lambda row: prompt_key(row.prompt) in known

@@ -1,0 +1,427 @@
+"""Fine-tuning with LoRA: seeded, stopped early, and resumable to the same weights.
+
+Source: UELLM, §3.3.1. Every step draws from a seed of its own and the order of an epoch hangs on
+the seed and the epoch alone, so a training that was killed goes on as if it had not been. The
+state goes to one file, whole or not at all, every `checkpoint_steps` steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...workloads.answered import Answered, split_by_prompt
+from ...workloads.errors import FileFormatError, SloBenchError
+from .config import CONFIG, DEFAULT_BASE, HEADS, PredictorConfig, Shape
+from .distribution import DEFAULT_EDGES, buckets_in, checked_edges, conformal_offset
+from .network import (
+    ANYBODY,
+    Encoded,
+    Loaded,
+    Network,
+    Prompt,
+    bf16_runs,
+    checked_device,
+    encode,
+    load_base,
+)
+from .predictor import TrainedPredictor, raw_outputs
+from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack
+
+CHECKPOINT = "checkpoint.safetensors"
+_FEWEST = 20  # prompts to learn from
+_WARMUP = 0.06
+_GROUPED = 20  # batches whose prompts are sorted by length together
+_NAMELESS = 0.05  # share of prompts that are shown without the model's name
+_VALIDATION, _CALIBRATION = 0.05, 0.1
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How to train. The defaults are what did best on two CPU cores."""
+
+    head: str = "softmax"
+    edges: tuple[int, ...] = DEFAULT_EDGES
+    lora_r: int = 16
+    epochs: int = 2
+    batch: int = 32
+    learning_rate: float = 1e-3
+    max_tokens: int = 128
+    patience: int = 2  # epochs without a better validation loss
+    test_share: float = 0.05  # of the prompts, kept out for predict-eval
+    seed: int = 0
+    device: str = "auto"
+    checkpoint_steps: int = 50
+
+    def __post_init__(self) -> None:
+        checked_edges(self.edges)
+        if self.head not in HEADS:
+            raise SloBenchError(f"head must be one of {', '.join(HEADS)} but is {self.head!r}")
+        for name, low in (("lora_r", 1), ("epochs", 1), ("batch", 1), ("patience", 1)):
+            if getattr(self, name) < low:
+                raise SloBenchError(f"{name} must be at least {low} but is {getattr(self, name)}")
+        if self.max_tokens < 16:
+            raise SloBenchError(f"max_tokens must be at least 16 but is {self.max_tokens}")
+        if not 0 < self.learning_rate < 1:
+            raise SloBenchError(
+                f"learning_rate must be between 0 and 1 but is {self.learning_rate:g}"
+            )
+        if not 0 <= self.test_share <= 0.5:
+            raise SloBenchError(f"test_share must be from 0 to 0.5 but is {self.test_share:g}")
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """How an epoch went."""
+
+    number: int  # from 1
+    train_loss: float
+    validation_loss: float
+    best: bool
+
+
+Watch = Callable[[int, int], None]  # steps done, of how many
+Told = Callable[[Epoch], None]
+
+
+def train(
+    rows: Sequence[Answered],
+    out: Path,
+    *,
+    labels: str,
+    base: str = DEFAULT_BASE,
+    settings: TrainSettings | None = None,
+    resume: bool = False,
+    progress: Watch = lambda done, total: None,
+    told: Told = lambda epoch: None,
+) -> PredictorConfig:
+    """Train a predictor into the folder `out`.
+
+    Args:
+        rows: what to learn from; split by prompt into parts for training, early stopping,
+            calibration and test.
+        out: a new or empty folder, or one where a training was interrupted.
+        labels: what the lengths were counted with, for the reader.
+        base: the model beneath; see `network.load_base`.
+        settings: how.
+        resume: go on where an interrupted training of the same data and settings was.
+        progress: called after every step.
+        told: called after every epoch.
+
+    Raises:
+        SloBenchError: the data teaches nothing, the folder is in use, or the base cannot be had.
+    """
+    settings = settings or TrainSettings()
+    device = checked_device(settings.device)
+    parts = _parts(rows, settings)
+    models = tuple(sorted({row.model for row in parts[TRAIN]} - {"", ANYBODY}))
+    shape = Shape(settings.head, settings.edges, models, settings.max_tokens, settings.lora_r)
+    _check_folder(out, resume)
+    loaded = load_base(base, device=device, bf16=bf16_runs(device))
+    packed = pack(parts)
+    # How often the state is kept and where it is computed does not change what is computed.
+    asked = {**asdict(settings), "checkpoint_steps": 0, "device": device}
+    told_of = [json.dumps(asked), asdict(loaded.base), hashlib.sha256(packed).hexdigest()]
+    same = hashlib.sha256(json.dumps(told_of).encode()).hexdigest()
+    out.mkdir(parents=True, exist_ok=True)
+    training = _Training(loaded, shape, settings, parts, device)
+    checkpoint = out / CHECKPOINT
+    if checkpoint.exists():
+        training.restore(checkpoint, same)
+    else:
+        training.keep(checkpoint, same)
+    training.run(checkpoint, same, progress, told)
+    weights = training.best
+    epochs = [asdict(epoch) for epoch in training.epochs]
+    steps = training.step
+    del training  # its model, before the next is read
+    config = PredictorConfig(
+        shape=shape,
+        base=loaded.base,
+        labels=labels,
+        conformal_offset=0.0,
+        confusion=(),
+        training={
+            "settings": asdict(settings),
+            "rows": {part: len(found) for part, found in parts.items()},
+            "steps": steps,
+            "epochs": epochs,
+        },
+    )
+    save_weights(weights, out / config.weights_file)
+    write_whole(out / config.samples_file, packed)
+    del loaded
+    config = calibrated(config, out, parts[CALIBRATION], base=base, device=device)
+    config.save(out)
+    checkpoint.unlink()
+    return config
+
+
+def calibrated(
+    config: PredictorConfig, folder: Path, rows: Sequence[Answered], *, base: str, device: str
+) -> PredictorConfig:
+    """With the offset and the confusion that the weights in `folder` have on these rows."""
+    predictor = TrainedPredictor.load(folder, base=base, device=device, config=config)
+    lengths = predictor.lengths(prompts_of(rows))
+    tokens = np.array([row.output_tokens for row in rows])
+    edges = config.shape.edges
+    confusion = np.zeros((len(edges), len(edges)), dtype=int)
+    np.add.at(confusion, (buckets_in(edges, tokens), lengths.buckets()), 1)
+    return replace(
+        config,
+        conformal_offset=conformal_offset(lengths, tokens),
+        confusion=tuple(tuple(row) for row in confusion.tolist()),
+    )
+
+
+def prompts_of(rows: Sequence[Answered]) -> list[Prompt]:
+    """What a predictor is told of rows."""
+    return [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
+
+
+def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors, whole or not at all."""
+    from safetensors.torch import save
+
+    write_whole(path, save({name: weight.contiguous() for name, weight in weights.items()}))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, whole or not at all."""
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_bytes(content)
+    partial.replace(path)
+
+
+def _check_folder(out: Path, resume: bool) -> None:
+    if (out / CONFIG).exists():
+        raise SloBenchError(f"{out} holds a predictor already; name another folder")
+    interrupted = (out / CHECKPOINT).exists()
+    if interrupted and not resume:
+        raise SloBenchError(
+            f"{out} holds an interrupted training; go on with it by the same command and --resume"
+        )
+    if resume and not interrupted:
+        raise SloBenchError(f"there is no interrupted training in {out} to resume")
+    if out.exists() and not interrupted and any(out.iterdir()):
+        raise SloBenchError(f"{out} is not empty; name a new folder")
+
+
+def _parts(rows: Sequence[Answered], settings: TrainSettings) -> Parts:
+    rest = 1 - settings.test_share - _VALIDATION - _CALIBRATION
+    shares = {
+        TRAIN: rest,
+        VALIDATION: _VALIDATION,
+        CALIBRATION: _CALIBRATION,
+        TEST: settings.test_share,
+    }
+    parts = split_by_prompt(rows, shares, settings.seed)
+    prompts = len({row.prompt for row in parts[TRAIN]})
+    if prompts < _FEWEST or not parts[VALIDATION] or not parts[CALIBRATION]:
+        raise SloBenchError(
+            f"{len({row.prompt for row in rows})} different prompts are too few: {prompts} would "
+            f"be left to learn from, {len(parts[VALIDATION])} to stop early and "
+            f"{len(parts[CALIBRATION])} to calibrate; give some hundreds"
+        )
+    tokens = np.array([row.output_tokens for row in parts[TRAIN]])
+    found = np.unique(buckets_in(settings.edges, tokens))
+    if len(found) < 2:
+        begin = settings.edges[int(found[0])]
+        raise SloBenchError(
+            f"all {len(tokens)} answers fall into the one bucket that begins at {begin} tokens: "
+            "there is nothing to tell apart; give other data, or finer --buckets"
+        )
+    return parts
+
+
+class _Training:
+    """One training and all of its state."""
+
+    def __init__(
+        self, loaded: Loaded, shape: Shape, settings: TrainSettings, parts: Parts, device: str
+    ) -> None:
+        torch.manual_seed(settings.seed)
+        self._settings = settings
+        self._device = device
+        self._bf16 = bf16_runs(device)
+        self._network = Network(loaded.model, shape)
+        self._weights = self._network.trained()
+        rows = parts[TRAIN]
+        self._named = encode(loaded.tokenizer, shape, prompts_of(rows))
+        self._nameless = encode(
+            loaded.tokenizer, shape, [replace(p, model="") for p in prompts_of(rows)]
+        )
+        self._tokens = torch.tensor([float(row.output_tokens) for row in rows])
+        held = parts[VALIDATION]
+        self._held = encode(loaded.tokenizer, shape, prompts_of(held))
+        self._held_tokens = torch.tensor([float(row.output_tokens) for row in held])
+        self._per_epoch = -(-len(rows) // settings.batch)
+        self._total = self._per_epoch * settings.epochs
+        self._optimizer = optimizer_of(self._network, settings.learning_rate)
+        self.step = 0
+        self.epochs: list[Epoch] = []
+        self.best: dict[str, Tensor] = self._copy()
+        self._loss_sum = 0.0
+
+    def run(self, checkpoint: Path, same: str, progress: Watch, told: Told) -> None:
+        """Train to the end, keeping the state now and then."""
+        progress(self.step, self._total)
+        order: list[np.ndarray] = []
+        while self.step < self._total and not self._stalled():
+            epoch, place = divmod(self.step, self._per_epoch)
+            if place == 0 or not order:
+                order = self._order(epoch)
+            rate = _schedule(self.step / self._total)
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._settings.learning_rate * rate
+            rng = np.random.default_rng((self._settings.seed, 1, self.step))
+            torch.manual_seed(int(rng.integers(2**31)))
+            nameless = rng.random() < _NAMELESS
+            encoded = self._nameless if nameless else self._named
+            rows = order[place]
+            loss = learn(
+                self._network,
+                self._optimizer,
+                encoded,
+                rows,
+                self._tokens[torch.from_numpy(rows)],
+                bf16=self._bf16,
+            )
+            self._loss_sum += loss
+            self.step += 1
+            ended = self.step % self._per_epoch == 0
+            if ended:
+                told(self._end_epoch())
+            if ended or self.step % self._settings.checkpoint_steps == 0:
+                self.keep(checkpoint, same)
+            progress(self.step, self._total)
+
+    def _end_epoch(self) -> Epoch:
+        raw = raw_outputs(self._network, self._held, autocast=self._bf16)
+        loss = float(self._network.head.loss(raw, self._held_tokens))
+        best = all(loss < epoch.validation_loss for epoch in self.epochs)
+        epoch = Epoch(len(self.epochs) + 1, self._loss_sum / self._per_epoch, loss, best)
+        self.epochs.append(epoch)
+        self._loss_sum = 0.0
+        if best:
+            self.best = self._copy()
+        return epoch
+
+    def _stalled(self) -> bool:
+        last = self.epochs[-self._settings.patience :]
+        at_end = self.step % self._per_epoch == 0
+        return at_end and len(last) == self._settings.patience and not any(e.best for e in last)
+
+    def _order(self, epoch: int) -> list[np.ndarray]:
+        """Batches of an epoch: prompts of like length together, in random order."""
+        rng = np.random.default_rng((self._settings.seed, 0, epoch))
+        lengths = np.array([len(ids) for ids in self._named.ids])
+        mixed = rng.permutation(len(lengths))
+        batch = self._settings.batch
+        batches: list[np.ndarray] = []
+        for begin in range(0, len(mixed), batch * _GROUPED):
+            group = mixed[begin : begin + batch * _GROUPED]
+            group = group[np.argsort(lengths[group], kind="stable")]
+            batches += [group[at : at + batch] for at in range(0, len(group), batch)]
+        return [batches[at] for at in rng.permutation(len(batches))]
+
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: weight.detach().cpu().clone() for name, weight in self._weights.items()}
+
+    def keep(self, path: Path, same: str) -> None:
+        """Everything that going on needs, in one file."""
+        from safetensors.torch import save
+
+        tensors = {f"now/{name}": weight for name, weight in self._copy().items()}
+        tensors |= {f"best/{name}": weight for name, weight in self.best.items()}
+        for name, weight in self._weights.items():
+            moments = self._optimizer.state.get(weight, {})
+            for moment in ("exp_avg", "exp_avg_sq"):
+                if moment in moments:
+                    tensors[f"{moment}/{name}"] = moments[moment].detach().cpu().contiguous()
+        state = {
+            "step": self.step,
+            "loss_sum": self._loss_sum,
+            "epochs": [asdict(epoch) for epoch in self.epochs],
+            "same": same,
+        }
+        write_whole(path, save(tensors, metadata={"state": json.dumps(state)}))
+
+    def restore(self, path: Path, same: str) -> None:
+        """The state that `keep` kept.
+
+        Raises:
+            SloBenchError: it is of other data, settings or base.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt") as file:
+                state: dict[str, Any] = json.loads(file.metadata()["state"])
+                if state["same"] != same:
+                    raise SloBenchError(
+                        f"{path.parent} holds a training of other data, settings or base model; "
+                        "resume with what it was begun with, or name another folder"
+                    )
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+            raise FileFormatError(path, None, f"damaged: {error}") from error
+        self.step = state["step"]
+        self._loss_sum = state["loss_sum"]
+        self.epochs = [Epoch(**epoch) for epoch in state["epochs"]]
+        with torch.no_grad():
+            for name, weight in self._weights.items():
+                weight.copy_(tensors[f"now/{name}"])
+                self.best[name] = tensors[f"best/{name}"]
+                if f"exp_avg/{name}" in tensors:
+                    self._optimizer.state[weight] = {
+                        "step": torch.tensor(float(self.step)),
+                        "exp_avg": tensors[f"exp_avg/{name}"].to(weight.device),
+                        "exp_avg_sq": tensors[f"exp_avg_sq/{name}"].to(weight.device),
+                    }
+
+
+def optimizer_of(network: Network, learning_rate: float) -> torch.optim.Optimizer:
+    """AdamW; only the head decays."""
+    weights = network.trained()
+    lora = [w for name, w in weights.items() if "lora_" in name]
+    top = [w for name, w in weights.items() if "lora_" not in name]
+    groups = [{"params": lora, "weight_decay": 0.0}, {"params": top, "weight_decay": 0.01}]
+    return torch.optim.AdamW(groups, lr=learning_rate)
+
+
+def learn(
+    network: Network,
+    optimizer: torch.optim.Optimizer,
+    encoded: Encoded,
+    rows: np.ndarray,
+    tokens: Tensor,
+    *,
+    bf16: bool,
+) -> float:
+    """One step on one batch; returns its loss before the step."""
+    if not network.training:
+        network.train()
+    device = str(next(network.top.parameters()).device)
+    with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=bf16):
+        raw = network(*encoded.batch(rows, device))
+    loss = network.head.loss(raw.float(), tokens.to(device))
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(network.trained().values(), 1.0)
+    optimizer.step()
+    return float(loss.detach())
+
+
+def _schedule(done: float) -> float:
+    """Share of the learning rate: a short rise, then half a cosine down to nothing."""
+    return min(1.0, (done + 1e-3) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * done))

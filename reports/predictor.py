@@ -1,0 +1,249 @@
+"""An evaluation of a predictor of answer lengths: text, plain values, and a page of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ..predictors.lengths.config import PredictorConfig
+from ..predictors.lengths.distribution import COVERAGE
+from ..predictors.lengths.evaluate import ALL, LORA, Evaluation, Score
+from ..workloads.errors import SloBenchError
+from . import html, sections
+from .figure import ONLY, Axis, Figure, View, as_json
+
+CLAIMED = (
+    "UELLM (thesis, §3.3.1) reports 99.51 % exact on its own test set (Alpaca, ChatGLM3-6B) and "
+    "over 80 % on Natural Questions and Alpaca-GPT4, which it was not trained on."
+)
+_MEASURED = pd.DataFrame({"backend": ["real"], "step_time": ["measured"]})  # for the badge
+_HEADS = ("exact", "within 1", "MAE tokens", "Kendall τ", "ECE", "in 90 %", "width")
+
+
+def headline(found: Evaluation) -> str:
+    """How often the right bucket is told, against the best of the others."""
+    first = found.scores[0].corpus
+    here = [score for score in found.scores if score.corpus == first]
+    best = max((s for s in here if s.predictor != LORA), key=lambda s: s.exact)
+    ours = next(s for s in here if s.predictor == LORA)
+    return (
+        f"{ours.exact:.1%} of {ours.rows:,} answers in the predicted bucket, "
+        f"{ours.within_one:.1%} within one; {best.predictor} {best.exact:.1%} and "
+        f"{best.within_one:.1%}."
+    )
+
+
+def notes(found: Evaluation, config: PredictorConfig) -> list[str]:
+    """What a reader must know beside the table."""
+    lines = [
+        f"Base {config.base.name}, {config.shape.head} over {len(config.shape.edges)} buckets; "
+        f"lengths: {config.labels}.",
+        f"Interval: 90 % after conformal correction of {config.conformal_offset:+.3f} on log(1 + "
+        "tokens), on rows of its own; width: upper end / lower end.",
+    ]
+    for taken in found.latencies:
+        lines.append(
+            f"Latency, batch {taken.batch}, one thread: median {1e3 * taken.median_s:.1f} ms, p99 "
+            f"{1e3 * taken.p99_s:.1f} ms (text to distribution)."
+        )
+    for corpus, accuracy in found.leak.items():
+        lines.append(
+            f"Leak check, {corpus}: counts taken from the answer's text would give "
+            f"{accuracy:.1%} exact; no prediction, for the answer is not there yet."
+        )
+    for corpus, count in found.left_out.items():
+        if count:
+            lines.append(
+                f"{corpus}: {count:,} rows left out whose prompt was learnt or calibrated from."
+            )
+    moved = sorted({s.corpus for s in found.scores} - found.trained_on - {ALL})
+    if moved:
+        lines.append(f"Not trained on: {', '.join(moved)} (transfer). {CLAIMED}")
+    else:
+        lines.append(CLAIMED)
+    if found.unknown_models:
+        lines.append(f"Models that it never saw: {', '.join(found.unknown_models)}.")
+    return lines
+
+
+def evaluation_text(found: Evaluation, config: PredictorConfig) -> RenderableType:
+    """Headline, table, notes."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("corpus")
+    table.add_column("predictor", no_wrap=True)
+    for name in ("rows", *_HEADS):
+        table.add_column(name, justify="right", no_wrap=True)
+    last = ""
+    for score in found.scores:
+        if last and score.corpus != last:
+            table.add_section()
+        corpus = _corpus(found, score) if score.corpus != last else ""
+        style = "bold" if score.predictor == LORA else ""
+        cells = (corpus, score.predictor, f"{score.rows:,}", *_cells(score))
+        table.add_row(*(Text(cell, style=style) for cell in cells))
+        last = score.corpus
+    lines = [Text(line, style="dim") for line in notes(found, config)]
+    return Group(Text(headline(found), style="bold"), table, *lines)
+
+
+def _corpus(found: Evaluation, score: Score) -> str:
+    new = score.corpus != ALL and score.corpus not in found.trained_on
+    return f"{score.corpus} (transfer)" if new else score.corpus
+
+
+def _cells(score: Score) -> list[str]:
+    tau = f"{score.kendall_tau:.3f}" if math.isfinite(score.kendall_tau) else "–"
+    return [
+        f"{score.exact:.1%}",
+        f"{score.within_one:.1%}",
+        f"{score.mae_tokens:.1f}",
+        tau,
+        f"{score.calibration_error:.3f}",
+        f"{score.coverage:.1%}",
+        f"× {score.interval_ratio:.1f}",
+    ]
+
+
+def evaluation_json(found: Evaluation, config: PredictorConfig) -> dict[str, Any]:
+    """Everything as plain values; what does not exist is null."""
+
+    def known(value: Any) -> Any:
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    return {
+        "base": config.base.name,
+        "head": config.shape.head,
+        "bucket_edges": list(config.shape.edges),
+        "labels": config.labels,
+        "conformal_offset": config.conformal_offset,
+        "interval": COVERAGE,
+        "scores": [
+            {
+                **{name: known(value) for name, value in dataclasses.asdict(score).items()},
+                "transfer": score.corpus not in found.trained_on | {ALL},
+            }
+            for score in found.scores
+        ],
+        "reliability": [dataclasses.asdict(bin_) for bin_ in found.reliability],
+        "confusion": found.confusion.tolist(),
+        "latencies": [dataclasses.asdict(latency) for latency in found.latencies],
+        "leak_exact": dict(found.leak),
+        "left_out": dict(found.left_out),
+        "unknown_models": list(found.unknown_models),
+    }
+
+
+def write_evaluation(found: Evaluation, config: PredictorConfig, out: Path) -> Path:
+    """Write the page, whole or not at all, and return where it is.
+
+    Raises:
+        SloBenchError: it cannot be written.
+    """
+    partial = out.with_name(f".{out.name}.part")
+    try:
+        partial.write_text(evaluation_page(found, config), encoding="utf-8")
+        partial.replace(out)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise SloBenchError(f"cannot write the evaluation to {out}: {error.strerror}") from error
+    return out
+
+
+def evaluation_page(found: Evaluation, config: PredictorConfig) -> str:
+    """The whole page."""
+    drawn = [reliability_figure(found)]
+    told = "".join(f"<p>{escape(line)}</p>" for line in notes(found, config))
+    heading = "Predicted lengths of answers"
+    body = f"""
+<a class="skip" href="#prediction">Skip to the table</a>
+<header class="top"><p class="eyebrow">Predictor evaluated by slo-bench</p>
+<h1>{escape(heading)}</h1></header>
+<main>
+<p class="answer">{escape(headline(found))}</p>
+<noscript><div class="notice">The figure needs JavaScript; the tables do not.</div></noscript>
+{section(found, config, drawn)}
+<section id="notes"><h2>How it was done</h2>{told}</section>
+</main>
+<footer>{escape(config.base.name)}</footer>"""
+    data = {"series": [LORA], "origin": "measured", "rate": "", **as_json(drawn)}
+    return html._page(f"{heading} – slo-bench", body, data)
+
+
+def section(found: Evaluation, config: PredictorConfig, drawn: Sequence[Figure]) -> str:
+    """Table, reliability and confusion, to stand in a page that has the report's script."""
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in ("Rows", *_HEADS))
+    rows = []
+    for at, score in enumerate(found.scores):
+        if not at or found.scores[at - 1].corpus != score.corpus:
+            rows.append(
+                f'<tr class="group"><th scope="rowgroup" colspan="{len(_HEADS) + 2}">'
+                f"{escape(_corpus(found, score))}</th></tr>"
+            )
+        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(score))
+        rows.append(
+            f'<tr><th scope="row">{escape(score.predictor)}</th><td>{score.rows:,}</td>{cells}</tr>'
+        )
+    shown = "".join(sections.figure(figure, _MEASURED) for figure in drawn)
+    return (
+        '<section id="prediction"><h2>How good it is</h2>'
+        '<div class="card scroll"><table><caption>Share of answers in the predicted bucket, and '
+        f"beside it what must be beaten {sections.badge(_MEASURED)}</caption><thead><tr>"
+        f'<th scope="col">Predictor</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
+        f'</table></div></section><section id="calibration"><h2>How sure it is</h2>'
+        f'<div class="grid">{shown}{_confusion(found, config)}</div></section>'
+    )
+
+
+def reliability_figure(found: Evaluation) -> Figure:
+    """How often the likeliest bucket was right against how likely it was said to be."""
+    bins = found.reliability
+    curve: View = {
+        "s": 0,
+        "x": [bin_.said for bin_ in bins],
+        "y": [bin_.true for bin_ in bins],
+        "labels": [f"{bin_.rows:,} answers" for bin_ in bins],
+    }
+    diagonal = {"axis": "diagonal", "value": 1.0, "label": "as sure as right"}
+    return Figure(
+        id="reliability",
+        kind="lines",
+        title="Reliability",
+        note="Predictions in ten bins by the probability of their likeliest bucket; below the line "
+        "it is surer than it should be.",
+        x=Axis("said probability", "percent", top=1.0),
+        y=Axis("share that was right", "percent", top=1.0),
+        views={ONLY: {"series": [curve], "lines": [diagonal]}},
+        hover="point",
+    )
+
+
+def _confusion(found: Evaluation, config: PredictorConfig) -> str:
+    """True against predicted buckets; the darker, the larger the share of the true bucket."""
+    names = [str(edge) for edge in config.shape.edges]
+    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
+    rows = []
+    for name, counts in zip(names, found.confusion.tolist(), strict=True):
+        whole = max(1, sum(counts))
+        cells = "".join(
+            f'<td style="background:color-mix(in srgb,var(--s0) {60 * count / whole:.0f}%,'
+            f'transparent)">{count or ""}</td>'
+            for count in counts
+        )
+        rows.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
+    return (
+        '<figure class="figure" id="figure-confusion"><figcaption><h3>Confusion</h3>'
+        f'{sections.badge(_MEASURED)}</figcaption><div class="scroll"><table><thead><tr>'
+        f'<th scope="col">true ↓ said →</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
+        '</table></div><p class="note">Answers by their true bucket (rows) and the likeliest one '
+        "(columns), each named by its first length in tokens; all corpora together.</p></figure>"
+    )

@@ -1,0 +1,79 @@
+"""Distributions of lengths: buckets, quantiles, intervals that hold what they promise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from slo_bench.predictors.lengths.distribution import (
+    DEFAULT_EDGES,
+    Lengths,
+    buckets_in,
+    checked_edges,
+    conformal_offset,
+)
+from slo_bench.workloads.errors import SloBenchError
+
+K = len(DEFAULT_EDGES)
+rows = arrays(np.float64, (3, K), elements=st.floats(0.001, 1))
+
+
+@given(rows)
+def test_probabilities_come_back(weights):
+    shares = weights / weights.sum(axis=1, keepdims=True)
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, shares)
+    assert lengths.bucket_probabilities() == pytest.approx(shares, abs=1e-6)
+    assert shares[np.arange(3), lengths.buckets()] == pytest.approx(shares.max(axis=1), abs=1e-6)
+
+
+@given(rows, st.floats(0.01, 0.98))
+def test_quantiles_rise_and_invert(weights, share):
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, weights)
+    low, high = lengths.quantile_log(share), lengths.quantile_log(share + 0.01)
+    assert (low <= high).all()
+    at = [
+        np.interp(x, known, c)
+        for x, known, c in zip(low, lengths.log_tokens, lengths.below, strict=True)
+    ]
+    assert at == pytest.approx([share] * 3, abs=1e-6)
+
+
+def test_a_certain_bucket():
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, np.eye(K))
+    assert (buckets_in(DEFAULT_EDGES, lengths.median_tokens()) == np.arange(K)).all()
+    low, high = lengths.interval_tokens()
+    assert (low <= lengths.median_tokens()).all()
+    assert (high >= lengths.median_tokens()).all()
+    assert high[4] <= 128
+    assert low[4] >= 63
+
+
+def test_odds_are_multiplied():
+    lengths = Lengths.of_buckets((0, 8), np.array([[0.5, 0.5]]))
+    assert lengths.reweighted(np.array([[1.0, 3.0]])).bucket_probabilities()[0] == pytest.approx(
+        [0.25, 0.75], abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("sure", [0.2, 1.0, 5.0])
+def test_intervals_hold_nine_tenths_after_correction(sure):
+    """Whether predictions are too sure or too timid."""
+    rng = np.random.default_rng(0)
+    centre = rng.uniform(2, 6, 4000)
+    tokens = np.maximum(1, np.rint(np.exp(centre + rng.normal(0, 0.5, 4000)))).astype(int)
+    middles = np.log(np.array([4, 12, 24, 48, 96, 192, 384, 768, 1536, 3072]))
+    shares = np.exp(-sure * (middles - centre[:, None]) ** 2) + 1e-9
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, shares)
+    offset = conformal_offset(lengths[:2000], tokens[:2000])
+    low, high = lengths[2000:].interval_tokens(offset)
+    held = ((tokens[2000:] >= low) & (tokens[2000:] <= high)).mean()
+    assert held == pytest.approx(0.9, abs=0.025)
+
+
+@pytest.mark.parametrize("edges", [(0,), (1, 2), (0, 8, 8), (0, 9, 4)])
+def test_edges_that_cannot_be(edges):
+    with pytest.raises(SloBenchError, match="bucket edges must rise from 0 on"):
+        checked_edges(edges)

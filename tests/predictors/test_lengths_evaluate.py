@@ -1,0 +1,91 @@
+"""Scores by hand, what the answer's text gives away, and baselines that learn what they may."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+NEEDED = "evaluation needs the extra torch (torch, transformers, peft, scikit-learn)"
+for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
+    pytest.importorskip(module, reason=NEEDED)
+
+from slo_bench.predictors.lengths.baselines import baselines  # noqa: E402
+from slo_bench.predictors.lengths.distribution import DEFAULT_EDGES, Lengths  # noqa: E402
+from slo_bench.predictors.lengths.evaluate import (  # noqa: E402
+    leak_accuracy,
+    reliability,
+    score,
+)
+from slo_bench.workloads.answered import Answered  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny_models", Path(__file__).with_name("tiny_models.py")
+)
+tiny_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny_models)
+answered = tiny_models.answered
+
+
+def test_a_score_by_hand():
+    """Three answers of 4, 12 and 100 tokens, all said to be in [8, 16) with 80 %."""
+    shares = np.array([[0.1, 0.8, 0.1, 0, 0, 0, 0, 0, 0, 0]] * 3)
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, shares)
+    found = score("c", "p", lengths, np.array([4, 12, 100]), 0.0)
+    assert found.exact == pytest.approx(1 / 3)
+    assert found.within_one == pytest.approx(2 / 3)
+    assert found.calibration_error == pytest.approx(0.8 - 1 / 3, abs=1e-6)
+    median = lengths.median_tokens()[0]
+    assert 8 <= median < 16
+    assert found.mae_tokens == pytest.approx(np.mean([median - 4, abs(12 - median), 100 - median]))
+    assert np.isnan(found.kendall_tau)  # all are told the same
+    assert found.coverage == pytest.approx(2 / 3)
+
+
+def test_order_is_what_tau_judges():
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, np.eye(10)[[1, 3, 6]])
+    assert score("", "", lengths, np.array([1, 2, 3]), 0.0).kendall_tau == pytest.approx(1)
+    assert score("", "", lengths, np.array([3, 2, 1]), 0.0).kendall_tau == pytest.approx(-1)
+
+
+def test_reliability_bins_add_up():
+    rng = np.random.default_rng(0)
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, rng.dirichlet(np.full(10, 0.3), 500))
+    bins = reliability(lengths, rng.integers(0, 10, 500))
+    assert sum(bin_.rows for bin_ in bins) == 500
+    assert [bin_.said for bin_ in bins] == sorted(bin_.said for bin_ in bins)
+
+
+def test_the_answer_gives_its_length_away():
+    rng = np.random.default_rng(0)
+    rows = []
+    for _ in range(300):
+        count = int(rng.integers(1, 600))
+        text = " ".join("abcdefgh"[: rng.integers(1, 8)] for _ in range(count))
+        rows.append(Answered("p", 1, count, "", "", text))
+    assert leak_accuracy(rows, DEFAULT_EDGES) > 0.9
+    assert leak_accuracy(rows[:20], DEFAULT_EDGES) is None
+    without = [Answered("p", 1, r.output_tokens, "", "") for r in rows]
+    assert leak_accuracy(without, DEFAULT_EDGES) is None
+
+
+def test_baselines_know_what_they_may():
+    """Of two models one is long-winded; within a model only words tell."""
+    short = answered(300, model="a", telling={"name": 4, "list": 20})
+    long = answered(300, seed=1, model="b", telling={"explain": 100, "narrate": 700})
+    new = answered(80, seed=2, model="a", telling={"name": 4, "list": 20})
+    new += answered(80, seed=3, model="b", telling={"explain": 100, "narrate": 700})
+    tokens = np.array([row.output_tokens for row in new])
+    exact = {
+        made.name: score("", made.name, made.lengths(new), tokens, 0.0).exact
+        for made in baselines([*short, *long], DEFAULT_EDGES)
+    }
+    assert list(exact) == ["majority per model", "prompt length", "TF-IDF + logistic regression"]
+    assert 0.2 < exact["majority per model"] < 0.7
+    assert exact["TF-IDF + logistic regression"] > 0.75
+    assert exact["prompt length"] < exact["TF-IDF + logistic regression"]
+    # Nobody fails at a model that was never seen.
+    for made in baselines([*short, *long], DEFAULT_EDGES):
+        assert len(made.lengths(answered(3, model="stranger"))) == 3

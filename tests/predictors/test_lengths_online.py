@@ -1,0 +1,136 @@
+"""A predictor at work: corrected at once, taught with replay, never made worse."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+NEEDED = "learnt predictors need the extra torch (torch, transformers, peft, scikit-learn)"
+for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
+    pytest.importorskip(module, reason=NEEDED)
+
+from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
+from slo_bench.predictors.lengths.distribution import buckets_in  # noqa: E402
+from slo_bench.predictors.lengths.online import (  # noqa: E402
+    OnlinePredictor,
+    PriorCorrection,
+    update_predictor,
+)
+from slo_bench.predictors.lengths.predictor import TrainedPredictor  # noqa: E402
+from slo_bench.predictors.lengths.train import TrainSettings, prompts_of, train  # noqa: E402
+from slo_bench.workloads.errors import SloBenchError  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny_models", Path(__file__).with_name("tiny_models.py")
+)
+tiny_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny_models)
+answered = tiny_models.answered
+
+# What is asked since the predictor was made.
+DRIFTED = {"short": 40, "old": 300}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("online")
+    base = tiny_models.make_model(folder / "base")
+    settings = TrainSettings(epochs=5, learning_rate=8e-3, lora_r=4, batch=16)
+    train(answered(256), folder / "lengths", labels="", base=str(base), settings=settings)
+    return folder / "lengths"
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "lengths"))
+
+
+def exact(lengths, rows):
+    true = buckets_in(lengths.edges, np.array([row.output_tokens for row in rows]))
+    return float((lengths.buckets() == true).mean())
+
+
+def test_a_prior_moves_by_what_comes():
+    prior = PriorCorrection(3)
+    key = ("m", "w")
+    assert (prior.weights(key) == 1).all()
+    for _ in range(50):
+        prior.observe(key, np.array([0.8, 0.1, 0.1]), 2)
+    weights = prior.weights(key)
+    corrected = weights * [0.8, 0.1, 0.1]
+    assert corrected.argmax() == 2
+    assert (prior.weights(("m", "other")) == 1).all()
+    prior.forget()
+    assert (prior.weights(key) == 1).all()
+
+
+def test_a_prior_that_is_right_stays():
+    prior = PriorCorrection(2)
+    rng = np.random.default_rng(0)
+    for _ in range(400):
+        prior.observe(("", ""), np.array([0.3, 0.7]), int(rng.random() < 0.7))
+    assert prior.weights(("", "")) == pytest.approx([1, 1], abs=0.2)
+
+
+def test_it_is_corrected_before_it_is_taught(folder):
+    online = OnlinePredictor(folder)
+    new = answered(60, seed=3, telling={"list": 300})
+    before = exact(online.lengths(new, "chat"), new)
+    online.observe(new, "chat")
+    assert exact(online.lengths(new, "chat"), new) > before
+    # What came in one workload says nothing of another.
+    assert (online.lengths(new, "other").below == online.uncorrected(new).below).mean() > 0.9
+
+
+def test_taught_it_follows_and_does_not_forget(folder):
+    new = answered(240, seed=7, telling=DRIFTED, model="b")
+    outcome = update_predictor(folder, new, epochs=12)
+    assert outcome.accepted, outcome
+    assert outcome.new_after < outcome.new_before
+    assert PredictorConfig.load(folder).generation == 1
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "predictor.json",
+        "samples-1.jsonl.gz",
+        "weights-1.safetensors",
+    ]
+    predictor = TrainedPredictor.load(folder)
+    later = answered(100, seed=11, telling=DRIFTED, model="b")
+    assert exact(predictor.lengths(prompts_of(later)), later) > 0.6
+    old = answered(100, seed=13)
+    assert exact(predictor.lengths(prompts_of(old)), old) > 0.7
+
+
+def test_what_makes_it_worse_is_refused(folder):
+    """The same prompts of the same model with lengths drawn at random contradict what it knew."""
+    rng = np.random.default_rng(0)
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    from dataclasses import replace
+
+    noise = [
+        replace(row, output_tokens=int(rng.choice([4, 20, 100, 700])))
+        for row in answered(200, seed=5)
+    ]
+    outcome = update_predictor(folder, noise)
+    assert not outcome.accepted
+    assert "refused" in outcome.told()
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
+
+
+def test_the_queue_outlives_the_process(folder):
+    new = answered(40, seed=3, telling=DRIFTED, model="b")
+    OnlinePredictor(folder).observe(new[:25], "chat")
+    OnlinePredictor(folder).observe(new[25:], "chat")
+    online = OnlinePredictor(folder)
+    assert [row.output_tokens for row in online.queue] == [row.output_tokens for row in new]
+    if online.update().accepted:
+        online.save()
+        assert not OnlinePredictor(folder).queue
+
+
+def test_too_little_that_is_new(folder):
+    with pytest.raises(SloBenchError, match="0 new answers are too few"):
+        update_predictor(folder, answered(256))  # it knows them all

@@ -1,0 +1,276 @@
+"""Learnt predictors: trained, saved, loaded, moved, interrupted; encoders and decoders."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench.predictors.lengths.config import PredictorConfig
+from slo_bench.predictors.output_length import length_predictor
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
+
+NEEDED = "learnt predictors need the extra torch (torch, transformers, peft, scikit-learn)"
+for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
+    pytest.importorskip(module, reason=NEEDED)
+
+from slo_bench.predictors.lengths.predictor import Prompt, TrainedPredictor  # noqa: E402
+from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny_models", Path(__file__).with_name("tiny_models.py")
+)
+tiny_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny_models)
+TELLING, answered, make_model = tiny_models.TELLING, tiny_models.answered, tiny_models.make_model
+
+QUICK = TrainSettings(epochs=5, learning_rate=8e-3, lora_r=4, batch=16, checkpoint_steps=5)
+ROWS = answered(256)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory):
+    return make_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def trained(base, tmp_path_factory):
+    out = tmp_path_factory.mktemp("made") / "lengths"
+    train(ROWS, out, labels="words", base=str(base), settings=QUICK)
+    return out
+
+
+def right(predictor, rows):
+    """Share of answers in the likeliest bucket."""
+    from slo_bench.predictors.lengths.distribution import buckets_in
+
+    told = predictor.lengths([Prompt(r.prompt, r.prompt_tokens, r.model) for r in rows])
+    true = buckets_in(predictor.config.shape.edges, np.array([r.output_tokens for r in rows]))
+    return float((told.buckets() == true).mean())
+
+
+def test_it_learns_what_prompts_tell(trained):
+    predictor = TrainedPredictor.load(trained)
+    assert right(predictor, answered(100, seed=5)) > 0.8
+    assert predictor.config.labels == "words"
+    assert predictor.config.shape.models == ("a",)
+    assert (
+        sum(map(sum, predictor.config.confusion))
+        == predictor.config.training["rows"]["calibration"]
+    )
+
+
+def test_what_lies_on_disk_is_no_pickle(trained):
+    assert sorted(path.name for path in trained.iterdir()) == [
+        "predictor.json",
+        "samples-0.jsonl.gz",
+        "weights-0.safetensors",
+    ]
+    kept = json.loads((trained / "predictor.json").read_text())
+    assert len(kept["base"]["weights_sha256"]) == 64
+    assert kept["shape"]["edges"][:3] == [0, 8, 16]
+
+
+@pytest.mark.parametrize("head", ["ordinal", "quantile"])
+def test_other_heads(base, tmp_path, head):
+    settings = TrainSettings(
+        head=head, epochs=10, learning_rate=5e-3, lora_r=4, batch=16, edges=(0, 10, 50, 300)
+    )
+    train(ROWS, tmp_path / "out", labels="", base=str(base), settings=settings)
+    predictor = TrainedPredictor.load(tmp_path / "out")
+    assert right(predictor, answered(100, seed=5)) > 0.6
+    told = predictor.lengths([Prompt(f"{verb} apples clouds please", 4, "a") for verb in TELLING])
+    assert (np.diff(told.median_tokens()) > 0).all()
+    assert told.bucket_probabilities().sum(axis=1) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("kind", ["llama", "glm"])
+def test_decoders_by_the_same_code(tmp_path, kind):
+    base = make_model(tmp_path / "base", kind)
+    train(ROWS, tmp_path / "out", labels="", base=str(base), settings=QUICK)
+    predictor = TrainedPredictor.load(tmp_path / "out")
+    assert right(predictor, answered(100, seed=5)) > 0.6
+
+
+def test_the_same_seed_gives_the_same_bytes(base, trained, tmp_path):
+    train(ROWS, tmp_path / "again", labels="words", base=str(base), settings=QUICK)
+    for path in trained.iterdir():
+        assert (tmp_path / "again" / path.name).read_bytes() == path.read_bytes()
+
+
+KILLED = """
+import sys, warnings
+warnings.simplefilter("ignore")
+sys.path.insert(0, {here!r})
+import torch
+torch.set_num_threads({threads})
+from pathlib import Path
+from tiny_models import answered
+from slo_bench.predictors.lengths.train import TrainSettings, train
+import time
+def slow(done, total):
+    print(done, flush=True)
+    if done > 40:
+        time.sleep(60)
+train(answered(256), Path({out!r}), labels="words", base={base!r},
+      settings=TrainSettings(epochs=5, learning_rate=8e-3, lora_r=4, batch=16, checkpoint_steps=5),
+      progress=slow)
+"""
+
+
+def test_killed_in_the_middle_it_ends_the_same(base, trained, tmp_path):
+    import torch
+
+    out = tmp_path / "killed"
+    code = KILLED.format(
+        here=str(Path(__file__).parent),
+        out=str(out),
+        base=str(base),
+        threads=torch.get_num_threads(),
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ.copy()
+    )
+    try:
+        for line in child.stdout:
+            if int(line) > 40:
+                break
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()
+    assert not (out / "predictor.json").exists()
+    with pytest.raises(SloBenchError, match=r"interrupted training; go on with it by .*--resume"):
+        train(ROWS, out, labels="words", base=str(base), settings=QUICK)
+    with pytest.raises(SloBenchError, match="a training of other data, settings or base"):
+        train(ROWS[:-1], out, labels="words", base=str(base), settings=QUICK, resume=True)
+    begun = []
+    train(
+        ROWS,
+        out,
+        labels="words",
+        base=str(base),
+        settings=QUICK,
+        resume=True,
+        progress=lambda done, total: begun.append(done),
+    )
+    assert begun[0] == 40
+    for path in trained.iterdir():
+        assert (out / path.name).read_bytes() == path.read_bytes()
+
+
+def test_it_moves_with_its_base(trained, base, tmp_path):
+    moved = tmp_path / "elsewhere"
+    shutil.copytree(trained, moved)
+    kept = json.loads((moved / "predictor.json").read_text())
+    kept["base"]["name"] = "/nowhere/model"
+    (moved / "predictor.json").write_text(json.dumps(kept))
+    with pytest.raises(SloBenchError, match="there is no model in /nowhere/model"):
+        TrainedPredictor.load(moved)
+    prompts = [Prompt("list apples please", 3, "a")]
+    expected = TrainedPredictor.load(trained).lengths(prompts).below
+    assert (TrainedPredictor.load(moved, base=str(base)).lengths(prompts).below == expected).all()
+    shutil.copytree(base, moved / "model")
+    assert (TrainedPredictor.load(moved).lengths(prompts).below == expected).all()
+
+
+def test_another_base_is_refused(trained, tmp_path):
+    other = make_model(tmp_path / "other", seed=1)
+    with pytest.raises(SloBenchError, match=r"was trained on .* with weights .* but .* has"):
+        TrainedPredictor.load(trained, base=str(other))
+
+
+def test_damaged_files(trained, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(trained, damaged)
+    (damaged / "weights-0.safetensors").write_bytes(b"no weights")
+    with pytest.raises(SloBenchError, match="the weights cannot be read"):
+        TrainedPredictor.load(damaged)
+    (damaged / "predictor.json").write_text("{}")
+    with pytest.raises(SloBenchError, match="no predictor's configuration"):
+        PredictorConfig.load(damaged)
+    with pytest.raises(SloBenchError, match="there is no predictor in"):
+        PredictorConfig.load(tmp_path)
+
+
+def test_data_that_teaches_nothing(base, tmp_path):
+    same = answered(200, telling={"list": 20})
+    with pytest.raises(SloBenchError, match="all 161 answers fall into the one bucket"):
+        train(same, tmp_path / "out", labels="", base=str(base))
+    with pytest.raises(SloBenchError, match="12 different prompts are too few"):
+        train(ROWS[:12], tmp_path / "out", labels="", base=str(base))
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_are_in_use(base, trained, tmp_path):
+    with pytest.raises(SloBenchError, match="holds a predictor already"):
+        train(ROWS, trained, labels="", base=str(base))
+    with pytest.raises(SloBenchError, match="no interrupted training"):
+        train(ROWS, tmp_path / "new", labels="", base=str(base), resume=True)
+    (tmp_path / "x").write_text("mine")
+    with pytest.raises(SloBenchError, match="is not empty"):
+        train(ROWS, tmp_path, labels="", base=str(base))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"head": "sigmoid"}, "head must be one of softmax, ordinal, quantile"),
+        ({"epochs": 0}, "epochs must be at least 1 but is 0"),
+        ({"learning_rate": 0.0}, "learning_rate must be between 0 and 1"),
+        ({"edges": (0, 4, 4)}, "bucket edges must rise"),
+        ({"max_tokens": 4}, "max_tokens must be at least 16"),
+    ],
+)
+def test_settings_that_cannot_be(settings, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        TrainSettings(**settings)
+
+
+def test_early_stopping_keeps_the_best(base, tmp_path):
+    """Lengths that no prompt tells: soon the validation loss only rises."""
+    rng = np.random.default_rng(0)
+    from dataclasses import replace
+
+    noise = [replace(r, output_tokens=int(rng.integers(1, 2000))) for r in answered(200)]
+    settings = TrainSettings(epochs=30, learning_rate=2e-2, lora_r=8, batch=16, patience=2)
+    config = train(noise, tmp_path / "out", labels="", base=str(base), settings=settings)
+    epochs = config.training["epochs"]
+    assert len(epochs) < 30
+    assert not any(epoch["best"] for epoch in epochs[-2:])
+
+
+def workload(texts, tokens):
+    tokens = np.array(tokens)
+    return Workload(np.zeros(len(tokens)), np.full(len(tokens), 5), tokens, texts=texts)
+
+
+def test_a_run_is_told_what_prompts_say(trained):
+    texts = [f"{verb} apples clouds please 1" for verb in TELLING]
+    for text in (str(trained), f"learned({trained}, model=a)"):
+        told = length_predictor(text).predict(
+            workload(texts, list(TELLING.values())), np.random.default_rng(0)
+        )
+        assert (np.diff(told) > 0).all()
+
+
+def test_without_texts_it_is_as_right_as_it_was(trained):
+    tokens = np.random.default_rng(1).choice([4, 20, 100, 700], 2000)
+    told = length_predictor(str(trained)).predict(workload(None, tokens), np.random.default_rng(0))
+    confusion = np.array(PredictorConfig.load(trained).confusion)
+    from slo_bench.predictors.output_length import buckets_of
+
+    for length in (4, 20, 100, 700):
+        bucket = int(buckets_of(np.array([length]))[0])
+        share = confusion[bucket, bucket] / max(1, confusion[bucket].sum())
+        right = (buckets_of(told[tokens == length]) == bucket).mean()
+        assert right == pytest.approx(share if confusion[bucket].sum() else 1, abs=0.06)

@@ -1,0 +1,301 @@
+"""Prompts with the lengths of their answers: what a predictor of lengths learns from.
+
+Files are JSON lines or one JSON array, plain or gzip. A row has a prompt (`prompt`, Alpaca's
+`instruction` and `input`, `question`, or ShareGPT's `conversations`, of which the first message
+and its answer are taken), and `output_tokens` or the answer's text (`output`, `answer`,
+`response` or `completion`). `model` says who answered. `outputs` and `output_tokens` may also be
+objects with an answer or a length for each of several models.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import FileFormatError, SloBenchError
+from .readers.table import lines, parse_object
+from .readers.texts import approximate_tokens
+
+ANSWER_COLUMNS = frozenset(
+    {
+        "answer",
+        "answers",
+        "bucket",
+        "canonical_solution",
+        "chosen",
+        "completion",
+        "completion_tokens",
+        "completions",
+        "expected",
+        "generated_text",
+        "generated_texts",
+        "label",
+        "output",
+        "output_len",
+        "output_length",
+        "output_text",
+        "output_tokens",
+        "outputs",
+        "rejected",
+        "response",
+        "response_tokens",
+        "responses",
+        "solution",
+        "target",
+        "tokens_out",
+    }
+)
+"""Columns that hold the answer or its length: a predictor must never see them."""
+
+PROMPT_COLUMNS = (("prompt",), ("instruction", "input"), ("question",))
+TEXT_COLUMNS = ("output", "answer", "response", "completion")
+TELLING_CHARACTERS = 40  # an answer this long does not stand in a prompt by chance
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A prompt, and how long its answer was. `answer` is its text, where the data has it."""
+
+    prompt: str
+    prompt_tokens: int
+    output_tokens: int
+    model: str
+    corpus: str
+    answer: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """Counts the tokens of texts that come without a count; `name` says how."""
+
+    count: Callable[[str], int]
+    name: str
+
+
+APPROXIMATE = TokenCount(approximate_tokens, "four characters a token")
+
+
+@dataclass(frozen=True)
+class AnsweredData:
+    """What one file or run folder gave. `labels` says what the lengths were counted with."""
+
+    name: str
+    rows: tuple[Answered, ...]
+    labels: str
+    notes: tuple[str, ...] = ()
+
+
+def read_answered(
+    path: Path,
+    *,
+    model: str | None = None,
+    columns: Sequence[str] | None = None,
+    tokens: TokenCount = APPROXIMATE,
+) -> AnsweredData:
+    """Read a file of prompts and answers.
+
+    Args:
+        path: the file.
+        model: who answered, where rows do not say; by default the file's name without its ending.
+        columns: what makes the prompt, joined by newlines; by default as the module says.
+        tokens: counts texts that have no count of their own.
+
+    Raises:
+        SloBenchError: there is no such file, or a column of `columns` holds the answer.
+        FileFormatError: the file cannot be read, a row lacks a field, or there is no row.
+    """
+    if columns is not None:
+        refuse_answers(columns)
+    corpus = path.name.split(".")[0]
+    reader = _Reader(path, corpus, corpus if model is None else model, columns, tokens)
+    rows = [one for at, row in _objects(path) for one in reader.answered(at, row)]
+    if not rows:
+        raise FileFormatError(path, None, "the data is empty: no prompt with an answer in it")
+    _refuse_told(path, rows)
+    notes = []
+    if reader.empty:
+        notes.append(f"{reader.empty} rows without an answer left out")
+    given = "output_tokens of the data"
+    if not reader.counted:
+        labels = given
+    elif reader.counted == len(rows):
+        labels = f"answers counted by {tokens.name}"
+    else:
+        labels = f"{given}, else answers counted by {tokens.name}"
+    return AnsweredData(corpus, tuple(rows), labels, tuple(notes))
+
+
+def refuse_answers(columns: Sequence[str]) -> None:
+    """Make sure that no column holds the answer.
+
+    Raises:
+        SloBenchError: one does, and says which.
+    """
+    if not columns:
+        raise SloBenchError("no column is named to make the prompt")
+    for column in columns:
+        if column.lower() in ANSWER_COLUMNS:
+            raise SloBenchError(
+                f"column {column!r} holds the answer, which nobody knows when a request arrives; "
+                "it can never be an input"
+            )
+
+
+def prompt_key(prompt: str) -> str:
+    """The same for prompts that differ in case and white space only; 16 hexadecimal digits."""
+    return hashlib.sha256(" ".join(prompt.casefold().split()).encode()).hexdigest()[:16]
+
+
+def split_by_prompt(
+    rows: Sequence[Answered], shares: Mapping[str, float], seed: int
+) -> dict[str, list[Answered]]:
+    """Rows by part: all rows with the same prompt are in the same one, whatever the data beside.
+
+    `shares` are of the prompts and sum to 1; where a prompt goes hangs on it and the seed alone.
+    """
+    parts: dict[str, list[Answered]] = {name: [] for name in shares}
+    for row in rows:
+        digest = hashlib.sha256(f"{seed} {prompt_key(row.prompt)}".encode()).digest()
+        left = int.from_bytes(digest[:8]) / 2**64
+        for name, share in shares.items():
+            chosen, left = name, left - share
+            if left < 0:
+                break
+        parts[chosen].append(row)
+    return parts
+
+
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects of a file with the line, or the place in the array, where each stands."""
+    found = lines(path)
+    numbered = [(number, text) for number, text in enumerate(found, 1) if not text.isspace()]
+    if not numbered:
+        raise FileFormatError(path, None, "the file is empty")
+    if not numbered[0][1].lstrip().startswith("["):
+        for number, text in numbered:
+            yield number, parse_object(path, number, text)
+        return
+    try:
+        data = json.loads("".join(text for _, text in numbered))
+    except json.JSONDecodeError as error:
+        raise FileFormatError(path, error.lineno, f"not readable as JSON: {error.msg}") from error
+    for place, item in enumerate(data, 1):
+        if not isinstance(item, dict):
+            raise FileFormatError(path, None, f"element {place} is no object but {item!r:.40}")
+        yield place, item
+
+
+class _Reader:
+    """Rows of one file, as they are written there, to `Answered`."""
+
+    def __init__(
+        self,
+        path: Path,
+        corpus: str,
+        model: str,
+        columns: Sequence[str] | None,
+        tokens: TokenCount,
+    ) -> None:
+        self._path = path
+        self._corpus = corpus
+        self._model = model
+        self._columns = columns
+        self._tokens = tokens
+        self.counted = 0  # answers that we had to count
+        self.empty = 0
+
+    def answered(self, at: int, row: dict[str, Any]) -> Iterator[Answered]:
+        """None for an empty answer, several where several models answered."""
+        prompt = self._prompt(at, row)
+        counts, texts = row.get("output_tokens"), row.get("outputs")
+        if isinstance(counts, dict) or isinstance(texts, dict):
+            counts = counts if isinstance(counts, dict) else {}
+            texts = texts if isinstance(texts, dict) else {}
+            names = [str(name) for name in {**counts, **texts}]
+            named = {name: (counts.get(name), texts.get(name)) for name in names}
+        else:
+            given = row.get("model")
+            model = given if isinstance(given, str) and given else self._model
+            named = {model: (counts, self._text(at, row))}
+        prompt_tokens = row.get("prompt_tokens")
+        if prompt_tokens is None:
+            prompt_tokens = self._tokens.count(prompt)
+        prompt_tokens = self._whole(at, "prompt_tokens", prompt_tokens)
+        for model, (count, text) in named.items():
+            if count is None and text is None:
+                raise self._fail(
+                    at,
+                    "the row has neither output_tokens nor an answer's text "
+                    f"({', '.join(TEXT_COLUMNS)}), but {', '.join(row)}",
+                )
+            if count is None and text:
+                count = self._tokens.count(text)
+                self.counted += 1
+            if not count or text == "":
+                self.empty += 1
+                continue
+            length = self._whole(at, "output_tokens", count)
+            yield Answered(prompt, prompt_tokens, length, model, self._corpus, text)
+
+    def _prompt(self, at: int, row: dict[str, Any]) -> str:
+        if self._columns is not None:
+            missing = [name for name in self._columns if name not in row]
+            if missing:
+                raise self._fail(at, f"the row lacks {missing[0]!r}; it has {', '.join(row)}")
+            parts = [row[name] for name in self._columns]
+        elif "conversations" in row:
+            parts = [message.get("value") for message in _messages(row)[:1]]
+        else:
+            known = next((names for names in PROMPT_COLUMNS if names[0] in row), None)
+            if known is None:
+                raise self._fail(
+                    at,
+                    "the row has no prompt, instruction, question or conversations, but "
+                    f"{', '.join(row)}; name the columns that make the prompt",
+                )
+            parts = [row[known[0]], *(row.get(name) for name in known[1:])]
+        texts = [part for part in parts if part]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise self._fail(at, f"the prompt must be a text but is {parts!r:.60}")
+        return "\n".join(texts)
+
+    def _text(self, at: int, row: dict[str, Any]) -> str | None:
+        if "conversations" in row:
+            return next((message.get("value") for message in _messages(row)[1:2]), None)
+        for column in TEXT_COLUMNS:
+            text = row.get(column)
+            if isinstance(text, list):  # reference answers: the first stands for all
+                text = next((one for one in text if isinstance(one, str)), None)
+            if isinstance(text, str):
+                return text
+            if text is not None:
+                raise self._fail(at, f"{column} must be a text but is {text!r:.60}")
+        return None
+
+    def _whole(self, at: int, what: str, value: object) -> int:
+        if type(value) is not int or value < 1:
+            raise self._fail(at, f"{what} must be a whole number from 1 on but is {value!r}")
+        return value
+
+    def _fail(self, at: int, problem: str) -> FileFormatError:
+        return FileFormatError(self._path, at, problem)
+
+
+def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
+    found = row["conversations"]
+    return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
+
+
+def _refuse_told(path: Path, rows: Sequence[Answered]) -> None:
+    """A prompt column under an innocent name may still hold the answer."""
+    telling = [r for r in rows if r.answer and len(r.answer) >= TELLING_CHARACTERS]
+    told = sum((r.answer or "") in r.prompt for r in telling)
+    if told > 0.5 * len(telling):
+        raise SloBenchError(
+            f"{path}: {told} of {len(telling)} prompts contain their answer word for word; a "
+            "predictor would read its length off. Leave the answer out of the prompt"
+        )
