@@ -98,7 +98,7 @@ def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
 
 def _told(found: Regression) -> str:
     from ..reports.compare.text import change_bounds_text, change_text, p_text, value_text
-    from ..reports.tables import rate_text
+    from ..reports.numbers import rate_text
 
     row = found.row
     where = [row.label] if row.label else []

@@ -13,9 +13,10 @@ from rich.table import Table
 from rich.text import Text
 
 from ..tuner.capacity.memory import read_capacity
+from .facets import full_names
 from .figure import ONLY, Axis, Figure, View
+from .numbers import percent_text, rate_text, seconds_text
 from .read import RunFolder
-from .tables import percent_text, rate_text, seconds_text
 
 Row = Mapping[str, Any]
 
@@ -175,12 +176,13 @@ def answer(rows: Sequence[Row], cells: pd.DataFrame) -> str | None:
     )
 
 
-def section(rows: Sequence[Row], cells: pd.DataFrame, drawn: str) -> str:
-    """The report's section with the capacities; nothing where no run was a search."""
+def table(rows: Sequence[Row], cells: pd.DataFrame) -> str:
+    """The report's table of the capacities; nothing where no run was a search."""
     if not rows:
         return ""
+    named = cells.assign(series=full_names(cells))
     body = "".join(
-        f'<tr><th scope="row">{escape(_series(row, cells) or str(row["search"]))}</th>'
+        f'<tr><th scope="row">{escape(_series(row, named) or str(row["search"]))}</th>'
         f"<td>{row['target']:g}</td><td>{escape(capacity_text(row))}</td>"
         f"<td>{escape(interval_text(row))}</td><td>{_half_width(row)}</td>"
         f"<td>{row['requests_spent']:,}</td>"
@@ -194,5 +196,5 @@ def section(rows: Sequence[Row], cells: pd.DataFrame, drawn: str) -> str:
         '<th scope="col">in SLO</th><th scope="col">req/s</th>'
         '<th scope="col">95&nbsp;% interval</th><th scope="col">±</th>'
         '<th scope="col">requests spent</th><th scope="col" class="wide">stopped because</th>'
-        f"</tr></thead><tbody>{body}</tbody></table></div>{drawn}</section>"
+        f"</tr></thead><tbody>{body}</tbody></table></div></section>"
     )

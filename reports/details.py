@@ -64,11 +64,12 @@ class TimelineMeans:
 
 @dataclass(frozen=True)
 class LevelDetail:
-    """All seeds of one series at one rate together; `cost_*` in dollars per million tokens.
+    """All seeds of one series of a facet at one rate; `cost_*` in dollars per million tokens.
 
     Where a run kept no records of its requests, `requests` is 0 and only `timeline` says anything.
     """
 
+    facet: str
     series: str
     rate_rps: float
     requests: int
@@ -82,6 +83,13 @@ class LevelDetail:
     cost_low: float
     cost_high: float
     timeline: TimelineMeans
+
+
+@dataclass(frozen=True)
+class _Named:
+    facet: str
+    series: str
+    rate_rps: float
 
 
 @dataclass
@@ -135,9 +143,9 @@ class _Level:
 
 
 def level_details(runs: Sequence[RunFolder], cells: pd.DataFrame) -> Iterator[LevelDetail]:
-    """One detail per series and rate of the valid `cells` (as `levels.combine` gives them)."""
+    """One detail per facet, series and rate of the valid `cells` (as from `levels.combine`)."""
     valid = cells[cells["valid"]]
-    for (series, rate), rows in valid.groupby(["series", "level_rps"]):
+    for (facet, series, rate), rows in valid.groupby(["facet", "series", "level_rps"]):
         level = _Level()
         rows = rows.sort_values("seed", kind="stable")
         for _, row in rows.iterrows():
@@ -148,17 +156,19 @@ def level_details(runs: Sequence[RunFolder], cells: pd.DataFrame) -> Iterator[Le
                 level.add(requests, hours, float(row["cost_usd_per_hour"]))
         first = rows.iloc[0]
         timeline = read_timeline(runs[int(first["folder"])].path, str(first["cell"]))
-        yield _finish(level, str(series), float(str(rate)), timeline_means(timeline))
+        named = _Named(str(facet), str(series), float(str(rate)))
+        yield _finish(level, named, timeline_means(timeline))
 
 
-def _finish(level: _Level, series: str, rate: float, timeline: TimelineMeans) -> LevelDetail:
+def _finish(level: _Level, named: _Named, timeline: TimelineMeans) -> LevelDetail:
     per_cell = [
         dollars_per_million(dollars, tokens)
         for dollars, tokens in zip(level.dollars, level.tokens_in_slo, strict=True)
     ]
     return LevelDetail(
-        series=series,
-        rate_rps=rate,
+        facet=named.facet,
+        series=named.series,
+        rate_rps=named.rate_rps,
         requests=level.requests,
         ttft=distribution(np.concatenate([*level.ttft_s, np.empty(0)])),
         tpot=distribution(np.concatenate([*level.tpot_s, np.empty(0)])),

@@ -22,7 +22,7 @@ from ..harness.trace import CellTrace
 from ..workloads.errors import SloBenchError
 from ..workloads.request import Kind
 from .compare.run_results import read_requests
-from .tables import seconds_text
+from .numbers import seconds_text
 
 MOST_EPISODES = 40  # shown in text; every single stay is in the JSON
 SLOWEST = "slowest"

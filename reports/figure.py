@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, cast
 
 import pandas as pd
@@ -48,22 +48,41 @@ class Figure:
     palette: Literal["", "cause", "phase"] = ""  # colours of the categories, else of the series
 
 
-def as_json(drawn: Iterable[Figure]) -> dict[str, Any]:
+def as_json(*facets: Iterable[Figure], always: Iterable[Figure] = ()) -> dict[str, Any]:
     """`figures` by id, as plain JSON values, and the `arrays` they share.
+
+    Args:
+        facets: the figures of each facet of the page; a figure's `views` become a list, with its
+            views in each facet ({} in one that has no such figure).
+        always: figures that are the same in every facet; their list has one place.
 
     Numbers have four significant digits; what is not finite becomes null. A curve's x, y, lo and
     hi are places in `arrays`, since many curves have the same.
     """
     arrays: dict[tuple[Any, ...], int] = {}
-    plain = {figure.id: cast("dict[str, Any]", _plain(asdict(figure))) for figure in drawn}
-    for figure in plain.values():
-        if figure["kind"] != "lines":
-            continue
-        for view in figure["views"].values():
+    plain: dict[str, dict[str, Any]] = {}
+    for place, drawn in enumerate(facets):
+        for figure in drawn:
+            views = _views(figure, arrays)
+            frame = plain.setdefault(figure.id, _frame(figure, [{} for _ in facets]))
+            frame["views"][place] = views
+    for figure in always:
+        plain[figure.id] = _frame(figure, [_views(figure, arrays)])
+    return {"figures": plain, "arrays": [list(array) for array in arrays]}
+
+
+def _frame(figure: Figure, views: list[Any]) -> dict[str, Any]:
+    return {**cast("dict[str, Any]", _plain(asdict(replace(figure, views={})))), "views": views}
+
+
+def _views(figure: Figure, arrays: dict[tuple[Any, ...], int]) -> dict[str, Any]:
+    views = cast("dict[str, Any]", _plain(figure.views))
+    if figure.kind == "lines":
+        for view in views.values():
             for curve in view["series"]:
                 for key in {"x", "y", "lo", "hi"} & curve.keys():
                     curve[key] = arrays.setdefault(tuple(curve[key]), len(arrays))
-    return {"figures": plain, "arrays": [list(array) for array in arrays]}
+    return views
 
 
 def _plain(value: object) -> object:

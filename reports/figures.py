@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 import pandas as pd
@@ -13,16 +13,22 @@ import pandas as pd
 from .details import CAUSES, PHASES, Bound, Distribution, LevelDetail
 from .figure import ONLY, Axis, Figure, View, rate_key
 from .levels import TARGETS
-from .tables import rate_text, seconds_text
+from .numbers import rate_text, seconds_text
 
 RATE = Axis("offered rate, req/s", "rate")
 BAND = "Line: mean over seeds; band: lowest to highest seed."
 
 
 Metric = Literal["ttft", "tpot"]
+Latency = Literal["ttft", "tpot", "e2e"]
 State = Literal["waiting", "running", "kv_share"]
 METRICS: tuple[Metric, ...] = ("ttft", "tpot")
 STATES: tuple[State, ...] = ("waiting", "running", "kv_share")
+LATENCIES: Mapping[Latency, str] = {
+    "ttft": "Time to first token",
+    "tpot": "Time per output token",
+    "e2e": "End-to-end latency",
+}
 
 
 def attainment(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
@@ -61,7 +67,6 @@ def latency(
     rows: pd.DataFrame, names: Sequence[str], metric: Metric, bound: Bound | None
 ) -> Figure:
     """A percentile of TTFT or TPOT against offered rate, the percentile to be picked."""
-    long_name = {"ttft": "Time to first token", "tpot": "Time per output token"}[metric]
     options = [["p50", "p50"], ["p90", "p90"], ["p99", "p99"], ["mean", "mean"]]
     views = {
         key: {"series": _curves(rows, names, f"{metric}_{key}_s"), "lines": _bound("y", bound)}
@@ -70,7 +75,7 @@ def latency(
     return Figure(
         id=f"{metric}-rate",
         kind="lines",
-        title=f"{long_name} against load",
+        title=f"{LATENCIES[metric]} against load",
         note=f"Of the requests that got that far. {BAND}",
         x=RATE,
         y=Axis(metric.upper(), "seconds", scale="log"),
@@ -80,11 +85,116 @@ def latency(
     )
 
 
+_COMPARED = {
+    "throughput_rps": (
+        "Finished requests",
+        "Over the makespan, whether they met an SLO or not.",
+        Axis("finished requests, per s", "rate"),
+    ),
+    "makespan_s": (
+        "Makespan",
+        "From the first arrival to the last finish; less is better.",
+        Axis("makespan", "seconds"),
+    ),
+    "weighted_turnaround": (
+        "Weighted turnaround",
+        "Mean over finished requests of time in the system ÷ time from the first batch on; 1 where "
+        "nobody waits, less is better.",
+        Axis("weighted turnaround", "number"),
+    ),
+    "attainment": (
+        "Requests that met their SLO",
+        "Share of all requests that arrived.",
+        Axis("requests in SLO", "percent", top=1.0),
+    ),
+    "goodput_rps": (
+        "Goodput",
+        "Requests completed within their SLO per second.",
+        Axis("requests in SLO, per s", "rate"),
+    ),
+}
+COMPARED = tuple(_COMPARED)
+"""The columns of level rows that `compared` knows."""
+
+_SEEDS = "Bar: mean over seeds; line: lowest to highest seed."
+
+
+def compared(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figure:
+    """One of `COMPARED`, a bar for each series, where each has one level."""
+    title, note, axis = _COMPARED[column]
+    return Figure(
+        id=column.rpartition("_")[0] or column,
+        kind="bars",
+        title=title,
+        note=f"{note} {_SEEDS}",
+        x=axis,
+        y=Axis("", "number"),
+        views={ONLY: {"series": _bars(rows, names, column), "lines": []}},
+    )
+
+
+def latency_compared(
+    rows: pd.DataFrame, names: Sequence[str], metric: Latency, bound: Bound | None
+) -> Figure:
+    """A percentile of a latency, a bar for each series, where each has one level."""
+    options = [[key, key] for key in ("p50", "p90", "p99", "mean") if _column(metric, key) in rows]
+    views = {
+        key: {"series": _bars(rows, names, _column(metric, key)), "lines": _bound("x", bound)}
+        for key, _ in options
+    }
+    return Figure(
+        id=f"{metric}-compared",
+        kind="bars",
+        title=LATENCIES[metric],
+        note=f"Of the requests that got that far; less is better. {_SEEDS}",
+        x=Axis(metric.upper() if metric != "e2e" else "end to end", "seconds"),
+        y=Axis("", "number"),
+        views=views,
+        picker="local",
+        options=options,
+    )
+
+
+def _column(metric: str, key: str) -> str:
+    return f"{metric}_{key}_s"
+
+
+def _bars(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:
+    bars: list[View] = []
+    for place, name in enumerate(names):
+        of = rows[(rows["series"] == name) & rows[column].notna()]
+        if len(of):
+            value, low, high = (float(of[f"{column}{end}"].iloc[0]) for end in ("", "_lo", "_hi"))
+            bars.append({"s": place, "parts": [value], "lo": low, "hi": high})
+    return bars
+
+
+def cost_compared(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | None:
+    """Dollars per million output tokens, a bar for each series, where each has one level."""
+    of = {d.series: d for d in details if math.isfinite(d.cost)}
+    bars: list[View] = [
+        {"s": place, "parts": [of[n].cost], "lo": of[n].cost_low, "hi": of[n].cost_high}
+        for place, n in enumerate(names)
+        if n in of
+    ]
+    if not bars:
+        return None
+    return Figure(
+        id="cost",
+        kind="bars",
+        title="Cost of a million output tokens in SLO",
+        note="Price of all GPUs over the makespan, per output token of requests that met their "
+        "SLO. Bar: all seeds together; line: lowest to highest seed.",
+        x=Axis("US$ per million tokens", "dollars"),
+        y=Axis("", "number"),
+        views={ONLY: {"series": bars, "lines": []}},
+    )
+
+
 def latency_distribution(
     details: Iterable[LevelDetail], names: Sequence[str], metric: Metric
 ) -> Figure:
     """The share of requests served within a TTFT or TPOT, at one rate."""
-    long_name = {"ttft": "Time to first token", "tpot": "Time per output token"}[metric]
 
     def curve(detail: LevelDetail, place: int) -> View | None:
         of: Distribution = getattr(detail, metric)
@@ -96,7 +206,7 @@ def latency_distribution(
     return Figure(
         id=f"{metric}-distribution",
         kind="lines",
-        title=f"{long_name}, distribution",
+        title=f"{LATENCIES[metric]}, distribution",
         note=f"All seeds together, over all {whole}; a curve that ends below 100 % never "
         "served the rest.",
         x=Axis(metric.upper(), "seconds", scale="log"),

@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from importlib.resources import files
 from pathlib import Path
@@ -18,12 +19,14 @@ from pathlib import Path
 import pandas as pd
 
 from ..workloads.errors import SloBenchError
-from . import capacity, figures, levels_validated, published, sections
-from .details import Bound, LevelDetail, level_details
-from .figure import Figure, as_json, rate_key, rate_keys
-from .levels import combine, knee_rps, levels, series_names
+from . import capacity, levels_validated, published, sections, summary
+from .details import LevelDetail, level_details
+from .drawn import Drawn, drawn, shared_bounds
+from .facets import facet_noun, facets_of
+from .figure import Figure, as_json
+from .levels import combine, levels, offered, series_names
+from .numbers import origin
 from .read import RunFolder, read_runs
-from .tables import origin, rate_text
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,6 @@ class _Shown:
     rows: pd.DataFrame
     details: Sequence[LevelDetail]
     names: Sequence[str]
-    bounds: Mapping[str, Bound]
 
 
 def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
@@ -62,63 +64,40 @@ def _gather(runs: Sequence[RunFolder]) -> _Shown:
         folders = ", ".join(str(run.path) for run in runs)
         raise SloBenchError(f"no cell of {folders} is valid; there is nothing to report")
     details = list(level_details(runs, cells))
-    bounds: dict[str, Bound] = {}
-    for detail in details:
-        for name, bound in detail.bounds.items():
-            old = bounds.get(name, bound)
-            bounds[name] = Bound(min(old.low_s, bound.low_s), max(old.high_s, bound.high_s))
-    return _Shown(runs, cells, levels(cells), details, series_names(cells), bounds)
+    return _Shown(runs, cells, levels(cells), details, series_names(cells))
 
 
 def _document(shown: _Shown) -> str:
-    cells, names = shown.cells, shown.names
-    load = [figures.attainment(shown.rows, names), figures.goodput(shown.rows, names)]
-    load += [
-        figures.latency(shown.rows, names, metric, shown.bounds.get(metric))
-        for metric in figures.METRICS
-    ]
-    at_rate = [
-        *(figures.latency_distribution(shown.details, names, m) for m in figures.METRICS),
-        figures.causes(shown.details, names),
-        figures.phases(shown.details, names, until="first"),
-        figures.phases(shown.details, names, until="last"),
-        *(figures.over_time(shown.details, names, c) for c in figures.STATES),
-        *_present(figures.classes(shown.rows, names)),
-    ]
-    worth = [
-        figures.efficiency(shown.rows, names),
-        *_present(figures.cost(shown.details, names)),
-    ]
+    cells, rows, names = shown.cells, shown.rows, shown.names
     searched = capacity.found_in(shown.runs)
-    capacities = _present(capacity.figure(searched, cells, names))
+    known = [facet for facet in facets_of(cells) if (rows["facet"] == facet).any()]
+    facets = [drawn(facet, cells, rows, shown.details, names, searched) for facet in known]
     validated = levels_validated.found_in(shown.runs, cells)
     scatters = levels_validated.scatters(validated, names)
     heading = sections.title(cells)
+    first = capacity.answer(searched, cells) if len(facets) == 1 else None
+    bounds = shared_bounds(shown.details)
+    beside = published.section(shown.runs, cells, rows)
     body = f"""
 <a class="skip" href="#load">Skip to the figures</a>
 <header class="top">
 <p class="eyebrow">SLO report by slo-bench</p>
 <h1>{escape(heading)}</h1>
-{sections.facts(cells, shown.bounds)}
+{sections.facts(cells, bounds)}
 {sections.notices(cells, shown.runs)}
 </header>
 <main>
-<p class="answer">{capacity.answer(searched, cells) or sections.answer(cells, names)}</p>
-{sections.summary(cells, shown.rows, shown.details, names)}
-<nav class="contents" aria-label="Contents"><a href="#load">Against load</a>\
-<a href="#rate-section">At one rate</a><a href="#worth">Efficiency and cost</a>\
-<a href="#setup">Numbers and setup</a></nav>
+<p class="answer">{first or summary.answer(cells, rows, names)}</p>
+{summary.summary(cells, rows, shown.details, names)}
+{summary.legend(cells)}
+{_contents(shown, beside, facets)}
+{beside}
 <noscript><div class="notice">The figures need JavaScript; the tables do not.</div></noscript>
-{capacity.section(searched, cells, _grid(capacities, cells))}
-<section id="load"><h2>Against load</h2>
-<p class="lead">How each system holds up as the offered rate grows. Click a name in a legend to \
-hide or show it in every figure.</p>{_grid(load, cells)}</section>
-<section id="rate-section"><h2>At one rate</h2>{_rate_bar(shown)}{_grid(at_rate, cells)}</section>
-<section id="worth"><h2>Efficiency and cost</h2>{_cost_lead(worth)}{_grid(worth, cells)}</section>
-{published.section(shown.runs, cells, shown.rows)}
+{capacity.table(searched, cells)}
+{_figures(shown, facets)}
 {levels_validated.section(validated, levels_validated.grid(scatters))}
 <section id="setup"><h2>Numbers and setup</h2>
-{sections.level_table(cells, shown.rows, names)}{sections.setup(shown.runs)}
+{sections.level_table(cells, rows, names)}{sections.setup(shown.runs)}
 <details class="fold"><summary>What the terms mean</summary>\
 <div class="body">{_asset("definitions.html")}</div></details></section>
 </main>
@@ -126,10 +105,70 @@ hide or show it in every figure.</p>{_grid(load, cells)}</section>
     data = {
         "series": list(names),
         "origin": origin(cells),
-        "rate": rate_key(knee_rps(shown.rows)),
-        **as_json([*capacities, *load, *at_rate, *worth, *scatters]),
+        "facets": [{"rates": of.rates, "rate": of.rate} for of in facets],
+        **as_json(*facets, always=scatters),
     }
     return _page(f"{heading} – SLO report", body, data)
+
+
+def _contents(shown: _Shown, beside: str, facets: Sequence[Drawn]) -> str:
+    several = offered(shown.cells) == "several rates"
+    links = [
+        *([("published", "Published and ours")] if beside else []),
+        *([("facets", f"Every {facet_noun(shown.cells)}")] if len(facets) > 1 else []),
+        ("load", "Against load" if several else "Side by side"),
+        ("rate-section", "At one rate" if several else "In detail"),
+        ("worth", "Efficiency and cost"),
+        ("setup", "Numbers and setup"),
+    ]
+    listed = "".join(f'<a href="#{place}">{escape(text)}</a>' for place, text in links)
+    return f'<nav class="contents" aria-label="Contents">{listed}</nav>'
+
+
+def _figures(shown: _Shown, facets: Sequence[Drawn]) -> str:
+    """The figures by section, those of all facets first, and what chooses facet and rate."""
+    grid = partial(_grid, shown.cells)
+    if offered(shown.cells) == "several rates":
+        load = (
+            "Against load",
+            "How each system holds up as the offered rate grows. Click a name in a legend to hide "
+            "or show it in every figure.",
+        )
+        detail = ("At one rate", "")
+    else:
+        load = ("Side by side", "Every system under the same load.")
+        detail = (
+            "In detail",
+            '<p class="lead">How latencies spread, and what filled the time.</p>',
+        )
+    found = grid([of.capacity for of in facets])
+    parts = [
+        _all_facets(shown, facets),
+        '<div class="faceted">' if len(facets) > 1 else "<div>",
+        _facet_bar(shown, facets),
+        f'<section id="capacity-figure">{found}</section>' if found else "",
+        f'<section id="load"><h2>{load[0]}</h2><p class="lead">{load[1]}</p>'
+        f"{grid([of.load for of in facets])}</section>",
+        f'<section id="rate-section"><h2>{detail[0]}</h2>{detail[1]}'
+        f"{_rate_bar(facets[0])}{grid([of.detail for of in facets])}</section>",
+        f'<section id="worth"><h2>Efficiency and cost</h2>{_cost_lead(facets)}'
+        f"{grid([of.worth for of in facets])}</section></div>",
+    ]
+    return "".join(parts)
+
+
+def _all_facets(shown: _Shown, facets: Sequence[Drawn]) -> str:
+    """The first figure of every facet, small, side by side."""
+    if len(facets) == 1:
+        return ""
+    noun = facet_noun(shown.cells)
+    panels = "".join(sections.panel(of.load[0], place, of.label) for place, of in enumerate(facets))
+    shared = facets[0].load[0]
+    legend = '<div class="legend" data-legend></div>' if shared.kind == "lines" else ""
+    return (
+        f'<section id="facets"><h2>Every {noun}</h2><p class="lead">{escape(shared.title)}. Choose '
+        f'a {noun} for the figures below.</p>{legend}<div class="panels">{panels}</div></section>'
+    )
 
 
 def _page(title: str, body: str, data: Mapping[str, object]) -> str:
@@ -166,37 +205,58 @@ def json_for_html(value: object) -> str:
     return text
 
 
-def _rate_bar(shown: _Shown) -> str:
-    knee = rate_key(knee_rps(shown.rows))
-    options = []
-    for rate in sorted(set(shown.rows["rate_rps"])):
-        key = rate_key(rate)
-        chosen = " selected" if key == knee else ""
-        options.append(f'<option value="{key}"{chosen}>{_rate_label(shown.cells, rate)}</option>')
-    return (
-        '<div class="ratebar"><label for="rate">Offered rate</label>'
-        '<button type="button" aria-label="Lower rate">←</button>'
-        f'<select id="rate">{"".join(options)}</select>'
-        '<button type="button" aria-label="Higher rate">→</button>'
+def _facet_bar(shown: _Shown, facets: Sequence[Drawn]) -> str:
+    if len(facets) == 1:
+        return ""
+    noun = facet_noun(shown.cells)
+    options = [(str(place), of.label) for place, of in enumerate(facets)]
+    return _bar("facet", noun.capitalize(), f"Previous {noun}", f"Next {noun}", options, "0")
+
+
+def _rate_bar(of: Drawn) -> str:
+    """What chooses the rate; nothing where every series has one level."""
+    if not of.rates:
+        return ""
+    why = (
         '<span class="why">first shown: the lowest rate at which the median system is under 90 % '
-        "(else the highest)</span></div>"
+        "(else the highest)</span>"
+    )
+    return _bar("rate", "Offered rate", "Lower rate", "Higher rate", of.rates, of.rate, why)
+
+
+def _bar(
+    name: str,
+    label: str,
+    back: str,
+    on: str,
+    options: Sequence[tuple[str, str]],
+    chosen: str,
+    why: str = "",
+) -> str:
+    """A selector with steps to both sides, which stays in sight."""
+    listed = "".join(
+        f'<option value="{escape(key)}"{" selected" if key == chosen else ""}>{escape(text)}'
+        "</option>"
+        for key, text in options
+    )
+    return (
+        f'<div class="choicebar {name}bar"><label for="{name}">{escape(label)}</label>'
+        f'<button type="button" aria-label="{escape(back)}">←</button>'
+        f'<select id="{name}">{listed}</select>'
+        f'<button type="button" aria-label="{escape(on)}">→</button>{why}</div>'
     )
 
 
-def _rate_label(cells: pd.DataFrame, rate: float) -> str:
-    text = f"{rate_text(rate)} req/s"
-    if "speed" not in cells.columns or cells["speed"].nunique() < 2:
-        return text
-    speeds = cells.loc[rate_keys(cells) == rate_key(rate), "speed"].dropna()
-    return f"{text} ({speeds.iloc[0]:g}× speed)" if speeds.nunique() == 1 else text
+def _grid(cells: pd.DataFrame, in_facets: Sequence[Sequence[Figure]]) -> str:
+    """The frames of figures, each once; a facet that lacks one leaves it empty."""
+    once = {figure.id: figure for of_facet in in_facets for figure in of_facet}
+    if not once:
+        return ""
+    return f'<div class="grid">{"".join(sections.figure(f, cells) for f in once.values())}</div>'
 
 
-def _grid(drawn: Sequence[Figure], cells: pd.DataFrame) -> str:
-    return f'<div class="grid">{"".join(sections.figure(f, cells) for f in drawn)}</div>'
-
-
-def _cost_lead(worth: Sequence[Figure]) -> str:
-    if any(figure.id == "cost" for figure in worth):
+def _cost_lead(facets: Sequence[Drawn]) -> str:
+    if any(figure.id == "cost" for of in facets for figure in of.worth):
         return '<p class="lead">What a GPU gives, and what a token that counts costs.</p>'
     return (
         '<p class="lead">No cost is shown: no price is known for these GPUs, or no request met '
@@ -210,10 +270,6 @@ def _footer(shown: _Shown) -> str:
         for run in shown.runs
     ]
     return f"Made from {len(shown.cells):,} cells. {'; '.join(dict.fromkeys(made))}."
-
-
-def _present(figure: Figure | None) -> list[Figure]:
-    return [] if figure is None else [figure]
 
 
 def _asset(name: str) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import pandas as pd
 
+from .facets import with_facets
 from .read import LEAD_COLUMNS, RunFolder
 
-IDENTITY = ("backend", "workload", "model", "gpu", "gpus")
-"""What, besides the system and the sweep axes, makes a row belong to another series."""
+Load = Literal["several rates", "one rate", "at once"]
 
 TARGETS = (0.9, 0.99)
 """The attainments whose highest rate every summary names."""
@@ -72,76 +74,90 @@ def _four_digits(rate_rps: float) -> float:
     return float(f"{rate_rps:.4g}")
 
 
-def axes_of(cells: pd.DataFrame) -> tuple[str, ...]:
-    """The sweep axes of a cells frame: the columns before `requests` that are not always there."""
-    names = list(cells.columns)
-    before = names[: names.index("requests")]
-    return tuple(c for c in before if c not in LEAD_COLUMNS)
-
-
-def with_series(cells: pd.DataFrame, axes: Sequence[str] | None = None) -> pd.DataFrame:
-    """`cells` with their `series`, the system's name and whatever else differs between rows, and
-    their `level_rps` (see `level_rates`).
-    """
-    axes = axes_of(cells) if axes is None else axes
-    labels = cells["system"].astype("str")
-    for column in [c for c in (*IDENTITY, *axes) if c in cells.columns]:
-        if cells[column].nunique(dropna=False) < 2:
-            continue
-        named = column in IDENTITY and column != "gpus"
-        labels = labels + cells[column].map(lambda v, c=column, n=named: _part(c, v, bare=n))
-    if "run" in cells.columns and _shared_between_runs(cells, labels):
-        labels = labels + cells["run"].map(lambda v: f" · {v}")
-    cells = cells.assign(series=labels)
-    rates = [level_rates(rows) for _, rows in cells.groupby("series", sort=False)]
+def with_series(cells: pd.DataFrame) -> pd.DataFrame:
+    """`cells` with `facet` and `series` (see `facets`) and `level_rps` (see `level_rates`)."""
+    cells = with_facets(cells)
+    rates = [level_rates(rows) for _, rows in cells.groupby(["facet", "series"], sort=False)]
     return cells.assign(level_rps=pd.concat(rates).reindex(cells.index))
 
 
-def _part(column: str, value: object, *, bare: bool) -> str:
-    if value is None or value == "" or value != value:
-        return ""
-    text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f" · {text}" if bare else f" · {column} {text}"
-
-
-def _shared_between_runs(cells: pd.DataFrame, labels: pd.Series[str]) -> bool:
-    return bool((cells["run"].groupby(labels).nunique() > 1).any())
-
-
 def combine(runs: Sequence[RunFolder]) -> pd.DataFrame:
-    """The cells of all runs, with `run` (name), `folder` (its place in `runs`) and `series`."""
+    """The cells of all runs, with `run` (name), `folder` (its place in `runs`), `facet`, `series`
+    and `level_rps`.
+    """
     axes = list(dict.fromkeys(axis for run in runs for axis in run.axes))
-    frames = [run.cells.assign(run=run.name, folder=at) for at, run in enumerate(runs)]
+    frames = [run.cells.assign(**_slo(run), run=run.name, folder=at) for at, run in enumerate(runs)]
     cells = pd.concat(frames, ignore_index=True)
     for axis in axes:
         cells[axis] = cells[axis].where(cells[axis].notna(), "")
-    return with_series(cells, axes)
+    lead = [c for c in cells.columns if c in LEAD_COLUMNS]
+    rest = [c for c in cells.columns if c not in (*lead, *axes)]
+    return with_series(cells[[*lead, *axes, *rest]])
+
+
+def _slo(run: RunFolder) -> dict[str, str]:
+    """The SLO that all cells of a run had, as a column; none where it is an axis."""
+    if "slo" in run.axes:
+        return {}
+    try:
+        return {"slo": str(tomllib.loads(run.experiment_toml).get("slo", "unknown"))}
+    except tomllib.TOMLDecodeError:
+        return {"slo": "unknown"}  # the report shows the file as it is
+
+
+def has_slo(cells: pd.DataFrame) -> bool:
+    """Whether requests had anything to meet but to finish."""
+    if "slo" in cells.columns and (cells["slo"] != "").any():
+        return True
+    finished = cells["finished"] if "finished" in cells.columns else cells["requests"]
+    return bool((cells["attainment"] * cells["requests"] < finished - 0.5).any())
 
 
 def series_names(cells: pd.DataFrame) -> list[str]:
-    """The series, best first: by the highest rate at 90 %, then at 99 %, then mean attainment."""
+    """The series, best first: by their mean place in the facets that they are in."""
+    places: dict[str, list[int]] = {}
+    for _, of_facet in cells.groupby("facet", sort=False):
+        for place, name in enumerate(_by_merit(of_facet)):
+            places.setdefault(name, []).append(place)
+    return sorted(places, key=lambda name: sum(places[name]) / len(places[name]))
+
+
+def _by_merit(cells: pd.DataFrame) -> list[str]:
+    """The series of one facet: by the highest rate at 90 %, then at 99 %, then mean attainment;
+    by finished requests per second where all requests arrive at once.
+    """
+    at_once = offered(cells) == "at once"
 
     def merit(item: tuple[int, str]) -> tuple[float, ...]:
         place, name = item
         rows = cells[cells["series"] == name]
         carried = [highest_rate(rows, target).rate_rps or 0.0 for target in TARGETS]
-        return (*(-rate for rate in carried), -float(rows["attainment"].mean()), place)
+        column = "throughput_rps" if at_once else "attainment"
+        return (*(-rate for rate in carried), -float(rows[column].mean()), place)
 
     in_order = list(dict.fromkeys(cells["series"]))
     return [name for _, name in sorted(enumerate(in_order), key=merit)]
 
 
-def levels(cells: pd.DataFrame) -> pd.DataFrame:
-    """One row per series and rate, over the valid seeds.
+def offered(cells: pd.DataFrame) -> Load:
+    """How requests come: at several rates, each series at one, or all at once."""
+    if (cells["level_rps"] == 0).all():
+        return "at once"
+    rates = cells.groupby(["facet", "series"])["level_rps"].nunique()
+    return "several rates" if rates.max() > 1 else "one rate"
 
-    Columns `series`, `rate_rps`, `seeds`, and of each number column its mean under its own name,
-    its lowest and its highest value as `<name>_lo` and `<name>_hi`.
+
+def levels(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row per facet, series and rate, over the valid seeds.
+
+    Columns `facet`, `series`, `rate_rps`, `seeds`, and of each number column its mean under its own
+    name, its lowest and its highest value as `<name>_lo` and `<name>_hi`.
     """
     valid = cells[cells["valid"]]
-    keys = {"series": valid["series"], "rate_rps": valid["level_rps"].rename("rate_rps")}
+    keys = [valid["facet"], valid["series"], valid["level_rps"].rename("rate_rps")]
     dropped = {"rate_rps", "level_rps", "seed", "folder", "valid", "speed", "load"}
     numbers = [c for c in valid.select_dtypes("number").columns if c not in dropped]
-    grouped = valid[numbers].groupby([keys["series"], keys["rate_rps"]], sort=True)
+    grouped = valid[numbers].groupby(keys, sort=True)
     parts = [
         grouped.size().rename("seeds").to_frame(),
         grouped.mean(),

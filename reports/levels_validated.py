@@ -17,9 +17,9 @@ from ..harness.validate_run import FOLDER, TABLE
 from ..workloads.errors import FileFormatError
 from . import sections
 from .figure import Figure
+from .numbers import seconds_text
 from .read import RunFolder
 from .scatters import BADGE, scatter_of, scatter_view, short_error
-from .tables import seconds_text
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import figures
+from .facets import full_names
 from .figure import Figure, View
 from .levels import combine, levels, series_names
+from .numbers import origin
 from .read import read_runs
-from .tables import origin
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -29,6 +30,7 @@ def plotly_figures(run_dirs: Sequence[Path | str]) -> dict[str, go.Figure]:
         SloBenchError: a folder is incomplete or malformed.
     """
     cells = combine(read_runs([Path(folder) for folder in run_dirs]))
+    cells = cells.assign(series=full_names(cells), facet="")
     rows, names = levels(cells), series_names(cells)
     drawn: dict[str, Figure] = {
         "attainment": figures.attainment(rows, names),

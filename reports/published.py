@@ -22,6 +22,7 @@ The knee is the lowest rate at which the median system is under 90 %.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -38,6 +39,9 @@ from .read import RunFolder
 
 SHIPPED = Path(__file__).parent / "published"
 _COMPARISONS = ("ratio", "reduction", "difference")
+
+MANY_ROWS = 20
+"""A longer table scrolls in a window of its own, so that what follows stays near."""
 
 Choice = Mapping[str, str | float | bool]
 
@@ -179,19 +183,35 @@ def section(runs: Sequence[RunFolder], cells: pd.DataFrame, rows: pd.DataFrame) 
 
 
 def _table(table: PublishedTable, cells: pd.DataFrame, knee: float) -> str:
-    body = "".join(
-        f'<tr><th scope="row">{escape(row.what)}</th><td>{figure_text(row.published, row.unit)}'
-        f"</td><td>{_ours_text(row, cells, knee)}</td>"
-        f'<td class="reason">{escape(row.reason)}</td></tr>'
-        for row in table.rows
-    )
+    """The rows; a reason that several in a row share stands once beside them."""
+    body = []
+    for reason, group in itertools.groupby(table.rows, key=lambda row: row.reason):
+        rows = list(group)
+        for place, row in enumerate(rows):
+            span = f' rowspan="{len(rows)}"' if len(rows) > 1 else ""
+            why = f'<td class="reason"{span}>{escape(reason)}</td>' if place == 0 else ""
+            body.append(
+                f'<tr><th scope="row">{escape(row.what)}</th>'
+                f"<td>{figure_text(row.published, row.unit)}</td>"
+                f"<td>{_ours_text(row, cells, knee)}</td>{why}</tr>"
+            )
     note = f"<p>{escape(table.note)}</p>" if table.note else ""
+    at_knee = f"; the knee is at {knee:.3g} req/s" if _uses_knee(table) else ""
+    long = " long" if len(table.rows) > MANY_ROWS else ""
     return (
-        f'<div class="card scroll"><table><caption>{escape(table.title)}; the knee is at '
-        f"{knee:.3g} req/s</caption><thead><tr>"
+        f'<div class="card scroll published{long}" tabindex="0" role="region" '
+        f'aria-label="{escape(table.title)}"><table>'
+        f"<caption>{escape(table.title)}{at_knee}</caption><thead><tr>"
         '<th scope="col">What</th><th scope="col">Published</th><th scope="col">Ours</th>'
         '<th scope="col" class="reason">Why they differ</th></tr></thead>'
-        f"<tbody>{body}</tbody></table></div>{note}"
+        f"<tbody>{''.join(body)}</tbody></table></div>{note}"
+    )
+
+
+def _uses_knee(table: PublishedTable) -> bool:
+    return any(
+        "knee" in (row.where.get("rate_rps"), (row.than or {}).get("rate_rps"))
+        for row in table.rows
     )
 
 

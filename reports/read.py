@@ -35,6 +35,7 @@ NUMBER_COLUMNS = (
     "tpot_p99_s",
     "tpot_mean_s",
     "makespan_s",
+    "throughput_rps",
     "output_tokens_per_s",
     "cost_usd_per_hour",
 )

@@ -11,11 +11,13 @@ from typing import Any
 
 import pandas as pd
 
-from .details import Bound, LevelDetail
+from .details import Bound
+from .facets import by_facet, facet_noun, facets_of
 from .figure import Figure
-from .levels import TARGETS, HighestRate, highest_rate
+from .labels import labels
+from .levels import TARGETS, has_slo, offered
+from .numbers import origin, percent_text, rate_text, seconds_text
 from .read import RunFolder
-from .tables import highest_text, origin, percent_text, rate_text, seconds_text
 
 MANY = 4
 """Up to so many values are listed in the page's title; more are counted."""
@@ -40,24 +42,35 @@ def badge(cells: pd.DataFrame) -> str:
 def title(cells: pd.DataFrame) -> str:
     """Model, GPU and workload, as plain text."""
     where = f"{listed(cells['model'], 'models')} on {listed(cells['gpu'], 'GPUs')}"
-    return f"{where}, {listed(cells['workload'], 'workloads')}"
+    workloads = labels(list(dict.fromkeys(cells["workload"])))
+    return f"{where}, {listed(workloads.values(), 'workloads')}"
 
 
 def facts(cells: pd.DataFrame, bounds: Mapping[str, Bound]) -> str:
     """One line: how much was run, under which SLO."""
-    series = cells["series"].nunique()
+    series, systems = cells["series"].nunique(), cells["system"].nunique()
+    facets = cells["facet"].nunique()
     gpus = sorted(set(cells["gpus"].dropna()))
     count = f"{gpus[0]:g}" if len(gpus) == 1 else f"{gpus[0]:g}–{gpus[-1]:g}" if gpus else "?"
     items = [
-        _counted(cells["system"].nunique(), "system"),
-        *([_counted(series, "configuration")] if series > cells["system"].nunique() else []),
-        _counted(cells["level_rps"].nunique(), "rate"),
+        _counted(systems, "system"),
+        *([_counted(series, "configuration")] if series > systems else []),
+        *([_counted(facets, facet_noun(cells))] if facets > 1 else []),
+        _rates(cells),
         _counted(cells["seed"].nunique(), "seed"),
         f"{int(cells['requests'].sum()):,} requests",
         f"{count} GPU{'' if count == '1' else 's'}",
-        f"SLO: {slo_text(bounds)}",
+        *([f"SLO: {slo_text(bounds)}"] if has_slo(cells) else ["no SLO"]),
     ]
     return f'<ul class="facts">{"".join(f"<li>{escape(i)}</li>" for i in items)}</ul>'
+
+
+def _rates(cells: pd.DataFrame) -> str:
+    if offered(cells) == "at once":
+        return "all requests at once"
+    in_facets = cells.groupby("facet")["level_rps"].nunique()
+    low, high = int(in_facets.min()), int(in_facets.max())
+    return _counted(high, "rate") if low == high else f"{low}–{high} rates"
 
 
 def slo_text(bounds: Mapping[str, Bound]) -> str:
@@ -113,90 +126,26 @@ def notices(cells: pd.DataFrame, runs: Sequence[RunFolder]) -> str:
     return f'<div class="notice">{"".join(f"<p>{t}</p>" for t in lines)}</div>' if lines else ""
 
 
-def answer(cells: pd.DataFrame, names: Sequence[str]) -> str:
-    """The page's one sentence: who carries the most load at 90 %."""
-    found = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]) for n in names}
-    carried = {n: h.rate_rps for n, h in found.items() if h.rate_rps is not None}
-    if not carried:
-        low = min(h.lowest_rps for h in found.values())
-        return (
-            "No system kept 90&nbsp;% of requests in their SLO at any tested rate; the lowest was "
-            f"<strong>{rate_text(low)} req/s</strong>."
-        )
-    best = max(carried.values())
-    winners = [n for n, rate in carried.items() if rate == best]
-    who = escape(" and ".join(winners)) if len(winners) <= 3 else f"{len(winners)} systems"
-    verb = "carries" if len(winners) == 1 else "carry"
-    text = (
-        f"<strong>{who}</strong> {verb} <strong>{rate_text(best)} req/s</strong> with at least "
-        "90&nbsp;% of requests in their SLO"
-    )
-    if any(found[n].at_end for n in winners):
-        return f"{text}, the highest rate tested; the limit may lie above it."
-    rest = [rate for n, rate in carried.items() if n not in winners]
-    if rest:
-        return f"{text}; the next best {rate_text(max(rest))} req/s."
-    if len(winners) < len(names):
-        return f"{text}; no other system did so at any tested rate."
-    return f"{text}."
-
-
-def summary(
-    cells: pd.DataFrame,
-    rows: pd.DataFrame,
-    details: Sequence[LevelDetail],
-    names: Sequence[str],
-) -> str:
-    """A row per system: highest rates, best goodput, cost there."""
-    top = float(cells["rate_rps"].max())
-    body = []
-    for place, name in enumerate(names):
-        of = cells[cells["series"] == name]
-        at_90, at_99 = (highest_rate(of, target) for target in TARGETS)
-        goodput = rows.loc[rows["series"] == name, "goodput_rps"]
-        best = rate_text(float(goodput.max())) if len(goodput) else "–"
-        body.append(
-            f'<tr><th scope="row">{_named(name, place)}</th><td>{_highest(at_90, place, top)}</td>'
-            f"<td>{_highest(at_99, place, top)}</td><td>{best}</td>"
-            f'<td class="wide">{_cost_at(details, name, at_90)}</td></tr>'
-        )
-    return (
-        '<div class="card summary scroll"><table>'
-        "<caption>Highest tested rate and best goodput, req/s, mean over seeds "
-        f"{badge(cells)}</caption>"
-        '<thead><tr><th scope="col">System</th><th scope="col">≥ 90&nbsp;% in SLO</th>'
-        '<th scope="col">≥ 99&nbsp;% in SLO</th><th scope="col">Best goodput</th>'
-        '<th scope="col" class="wide">US$ per million tokens in SLO, at 90&nbsp;%</th></tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _named(name: str, place: int) -> str:
+def named(name: str, place: int) -> str:
+    """A series' name with the mark that it has in figures."""
     swatch = f'<span class="swatch" data-series="{place}"></span>'
     return f'<span class="named">{swatch}<span>{escape(name)}</span></span>'
 
 
-def _highest(found: HighestRate, place: int, top: float) -> str:
-    share = 100 * (found.rate_rps or 0.0) / top if top else 0.0
-    text = escape(highest_text(found))
-    shown = text if found.rate_rps is not None else f'<span class="dim">{text}</span>'
-    return f'{shown}<span class="bar" data-bar="{share:.1f}" data-of="{place}"></span>'
-
-
-def _cost_at(details: Sequence[LevelDetail], name: str, found: HighestRate) -> str:
-    costs = [d.cost for d in details if d.series == name and d.rate_rps == found.rate_rps]
-    return f"${rate_text(costs[0])}" if costs and math.isfinite(costs[0]) else "–"
-
-
 def level_table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str:
-    """Every system at every rate."""
+    """Every system at every rate, by facet."""
     body = []
-    for place, name in enumerate(names):
-        body.append(
-            f'<tr class="group"><th scope="rowgroup" colspan="{len(LEVEL_HEADS)}">'
-            f"{_named(name, place)}</th></tr>"
-        )
-        body += [_level_row(row) for _, row in rows[rows["series"] == name].iterrows()]
+    for facet, of_facet in by_facet(rows, facets_of(cells)).items():
+        for name in names:
+            of = of_facet[of_facet["series"] == name]
+            if of.empty:
+                continue
+            where = f'<span class="dim">{escape(facet)}</span> ' if facet else ""
+            body.append(
+                f'<tr class="group"><th scope="rowgroup" colspan="{len(LEVEL_HEADS)}">'
+                f"{where}{named(name, names.index(name))}</th></tr>"
+            )
+            body += [_level_row(row) for _, row in of.iterrows()]
     head = "".join(f'<th scope="col">{h}</th>' for h in LEVEL_HEADS)
     return (
         '<details class="fold"><summary>All systems at all rates</summary>'
@@ -237,6 +186,15 @@ def _level_row(row: pd.Series[Any]) -> str:
         rate_text(preempted),
     ]
     return f"<tr>{''.join(f'<td>{value}</td>' for value in values)}</tr>"
+
+
+def panel(drawn: Figure, place: int, label: str) -> str:
+    """The frame of a small figure of one facet; its name chooses the facet for all others."""
+    return (
+        f'<figure class="panel" data-figure="{drawn.id}" data-facet="{place}"><figcaption>'
+        f'<button type="button">{escape(label)}</button></figcaption><div class="plot"></div>'
+        '<span class="hidden-text" role="status" aria-live="polite"></span></figure>'
+    )
 
 
 def figure(drawn: Figure, cells: pd.DataFrame) -> str:

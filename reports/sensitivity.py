@@ -19,7 +19,7 @@ from ..tuner.sensitivity import CAPACITY, Flip, Point, Ranked, Sensitivity
 from ..workloads.errors import SloBenchError
 from . import html, sections
 from .figure import Axis, Figure, Format, View, as_json
-from .tables import percent_text, rate_text, seconds_text
+from .numbers import percent_text, rate_text, seconds_text
 
 
 def headline(found: Sensitivity) -> str:
@@ -207,7 +207,7 @@ def write_sensitivity(found: Sensitivity, out: Path) -> Path:
 </main>
 <footer>{escape(_note(found))}</footer>"""
     names = list(found.systems)
-    data = {"series": names, "origin": "simulated", "rate": "", **as_json([drawn])}
+    data = {"series": names, "origin": "simulated", **as_json([drawn])}
     out = Path(out)
     partial = out.with_name(f".{out.name}.part")
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import pandas as pd
 from rich import box
@@ -10,79 +11,161 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from .levels import TARGETS, HighestRate, highest_rate, levels, series_names, with_series
+from .facets import abbreviated, by_facet, facets_of
+from .labels import is_letter
+from .levels import TARGETS, highest_rate, levels, offered, series_names, with_series
+from .measures import AT_A_RATE, IN_SLO, Measure, measures
+from .numbers import highest_text, origin, rate_text
 from .read import REASON_COLUMN
 
-__all__ = ["HighestRate", "highest_rate", "seconds_text", "summary_table"]
+MOST_LINES = 60
+"""A table of every rate longer than this stays in the report: nobody reads it on a terminal."""
+
+_NAME_WIDTH = 32  # of names in tables that stand below one another
+
+Line = Sequence[str | Text]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Lines of one facet, those of a series together: its name is shown on the first."""
+
+    facet: str
+    lines: Sequence[Line]
 
 
 def summary_table(cells: pd.DataFrame) -> RenderableType:
-    """Two tables of a cells frame: highest rates per system, and each system at each rate.
+    """Highest rates per system and each system at each rate; where all have one rate, only that.
 
-    Means are over the valid seeds; names are shown as they are, never read as markup.
+    Facets stand one below the other. Means are over the valid seeds; names are shown as they are,
+    never read as markup.
     """
     cells = cells if "series" in cells.columns else with_series(cells)
-    parts: list[RenderableType] = [_highest(cells), Text(), _per_rate(cells)]
-    parts += [Text(note, style="dim") for note in _notes(cells)]
+    names = series_names(cells)
+    parts: list[RenderableType] = []
+    rows = levels(cells)
+    if offered(cells) == "several rates":
+        title = f"Highest tested rate, req/s ({origin(cells)})"
+        heads = ["system", *(f"≥ {target:.0%} in SLO" for target in TARGETS)]
+        parts.append(_grouped(title, heads, _highest(cells, names)))
+        title = f"Mean over seeds ({origin(cells)})"
+        heads = ["system", "req/s", *(measure.head for measure in AT_A_RATE)]
+        if len(rows) <= MOST_LINES:
+            parts += [Text(), _grouped(title, heads, _per_rate(cells, rows, names, AT_A_RATE))]
+    else:
+        shown = measures(cells)
+        title = f"Mean over seeds, {_at(cells)} ({origin(cells)})"
+        heads = ["system", *(measure.head for measure in shown)]
+        blocks = _per_rate(cells, rows, names, shown)
+        lines = [_Block(b.facet, [(name, *line) for name, _, *line in b.lines]) for b in blocks]
+        parts.append(_grouped(title, heads, lines))
+    parts += [Text(note, style="dim") for note in _notes(cells, rows)]
     return Group(*parts)
 
 
-def origin(cells: pd.DataFrame) -> str:
-    """`simulated`, `measured`, or both: where the numbers come from."""
-    simulated = cells["backend"] == "simulated"
-    if simulated.all():
-        return "simulated"
-    return "simulated and measured" if simulated.any() else "measured"
+def _at(cells: pd.DataFrame) -> str:
+    if offered(cells) == "at once":
+        return "all requests at once"
+    rates = sorted(set(cells["level_rps"]))
+    last = "" if len(rates) == 1 else f" to {rate_text(rates[-1])}"
+    return f"at {rate_text(rates[0])}{last} req/s"
 
 
-def _highest(cells: pd.DataFrame) -> Table:
+def _highest(cells: pd.DataFrame, names: Sequence[str]) -> list[_Block]:
+    blocks = []
+    for facet, of_facet in by_facet(cells, facets_of(cells)).items():
+        lines: list[Line] = []
+        for name in names:
+            of = of_facet[of_facet["series"] == name]
+            if len(of):
+                found = [highest_rate(of, target) for target in TARGETS]
+                lines.append((name, *map(highest_text, found)))
+        blocks.append(_Block(facet, lines))
+    return blocks
+
+
+def _per_rate(
+    cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], shown: Sequence[Measure]
+) -> list[_Block]:
+    blocks = []
+    for facet, of_facet in by_facet(rows, facets_of(cells)).items():
+        lines: list[Line] = []
+        for name in names:
+            of = of_facet[of_facet["series"] == name]
+            for place, (_, row) in enumerate(of.iterrows()):
+                values = [_said(measure, float(row[measure.column])) for measure in shown]
+                rate = rate_text(float(row["rate_rps"]))
+                lines.append((name if place == 0 else "", rate, *values))
+        blocks.append(_Block(facet, lines))
+    return blocks
+
+
+def _said(measure: Measure, value: float) -> Text:
+    style = ""
+    if measure is IN_SLO:
+        style = "green" if value >= TARGETS[0] else "yellow" if value >= 0.5 else "red"
+    return Text(measure.text(value), style=style)
+
+
+def _grouped(title: str, heads: Sequence[str], blocks: Sequence[_Block]) -> RenderableType:
+    """A table; for several facets one each under its name, all as wide, with one head."""
+    if len(blocks) == 1:
+        return _table(heads, blocks[0].lines, title=title)
+    columns = zip(*(line for block in blocks for line in block.lines), strict=True)
+    widths = [
+        max(len(head), *(len(str(text)) for text in column))
+        for head, column in zip(heads, columns, strict=True)
+    ]
+    widths[0] = min(widths[0], _NAME_WIDTH)
+    parts: list[RenderableType] = [_table(heads, (), title=title, widths=widths)]
+    for place, block in enumerate(blocks):
+        parts += [
+            *([Text()] if place else []),
+            Text(block.facet, style="bold"),
+            _table(heads, block.lines, widths=widths, show_header=False),
+        ]
+    return Group(*parts)
+
+
+def _table(
+    heads: Sequence[str],
+    lines: Sequence[Line],
+    *,
+    title: str | None = None,
+    widths: Sequence[int] = (),
+    show_header: bool = True,
+) -> Table:
+    """The first column holds names, the others numbers; a named line begins a section."""
     table = Table(
-        title=Text(f"Highest tested rate, req/s ({origin(cells)})"),
+        title=None if title is None else Text(title),
         title_justify="left",
         box=box.SIMPLE_HEAD,
+        show_header=show_header,
+        show_edge=False,
     )
-    table.add_column("system", overflow="fold")
-    for target in TARGETS:
-        table.add_column(f"≥ {target:.0%} in SLO", justify="right")
-    for name in series_names(cells):
-        rows = cells[cells["series"] == name]
-        found = [highest_rate(rows, target) for target in TARGETS]
-        table.add_row(Text(name), *(Text(highest_text(h)) for h in found))
+    for place, head in enumerate(heads):
+        least = widths[place] if widths else None
+        if place:
+            table.add_column(head, justify="right", no_wrap=True, min_width=least)
+        else:
+            table.add_column(head, overflow="fold", min_width=least)
+    sectioned = any(not line[0] for line in lines)
+    for line in lines:
+        if sectioned and line[0] and table.row_count:
+            table.add_section()
+        table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in line))
     return table
 
 
-def _per_rate(cells: pd.DataFrame) -> Table:
-    table = Table(
-        title=Text(f"Mean over seeds ({origin(cells)})"), title_justify="left", box=box.SIMPLE_HEAD
-    )
-    table.add_column("system", overflow="fold")
-    for head in ("req/s", "in SLO", "goodput", "TTFT p99", "TPOT p99"):
-        table.add_column(head, justify="right", no_wrap=True)
-    rows = levels(cells)
-    for name in series_names(cells):
-        of_series = rows[rows["series"] == name]
-        for place, (_, row) in enumerate(of_series.iterrows()):
-            share = float(row["attainment"])
-            table.add_row(
-                Text(name if place == 0 else ""),
-                rate_text(float(row["rate_rps"])),
-                Text(percent_text(share), style=_style(share)),
-                rate_text(float(row["goodput_rps"])),
-                seconds_text(float(row["ttft_p99_s"])),
-                seconds_text(float(row["tpot_p99_s"])),
-                end_section=place == len(of_series) - 1,
-            )
-    return table
-
-
-def _style(share: float) -> str:
-    return "green" if share >= TARGETS[0] else "yellow" if share >= 0.5 else "red"
-
-
-def _notes(cells: pd.DataFrame) -> list[str]:
+def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     notes = []
-    if any(highest_rate(rows, TARGETS[0]).at_end for _, rows in cells.groupby("series")):
-        notes.append("≥: still in SLO at the highest rate tested; it may carry more.")
+    if offered(cells) == "several rates":
+        series = cells.groupby(["facet", "series"])
+        if any(highest_rate(of, TARGETS[0]).at_end for _, of in series):
+            notes.append("≥: still in SLO at the highest rate tested; it may carry more.")
+        if len(rows) > MOST_LINES:
+            notes.append(f"Every system at every rate, {len(rows)} lines: cells.csv and report.")
+    notes += [f"{name}: {text}" for name, text in abbreviated(cells).items() if _is_bare(name)]
     unfitted = cells[cells["step_time"] == "unfitted"]
     if len(unfitted):
         pairs = sorted(set(unfitted["model"] + " on " + unfitted["gpu"]))
@@ -99,43 +182,14 @@ def _notes(cells: pd.DataFrame) -> list[str]:
     return notes
 
 
+def _is_bare(name: str) -> bool:
+    """Whether a name ends in a letter, so that it says nothing unless it is explained."""
+    return is_letter(name.rpartition(" ")[2])
+
+
 def reason(cells: pd.DataFrame) -> str:
     """Why the first invalid cell is invalid."""
     invalid = cells[~cells["valid"]]
     if REASON_COLUMN in invalid.columns and len(invalid):
         return str(invalid[REASON_COLUMN].iloc[0])
     return "late client"
-
-
-def highest_text(found: HighestRate) -> str:
-    """`6`, `≥ 6` where the highest rate tested still reaches the target, `< 1` where none does."""
-    if found.rate_rps is None:
-        return f"< {rate_text(found.lowest_rps)}"
-    return f"≥ {rate_text(found.rate_rps)}" if found.at_end else rate_text(found.rate_rps)
-
-
-def rate_text(rate_rps: float) -> str:
-    """Three significant digits, no exponent."""
-    if not math.isfinite(rate_rps):
-        return "–"
-    digits = max(0, 2 - math.floor(math.log10(abs(rate_rps)))) if rate_rps else 0
-    text = f"{rate_rps:,.{digits}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def percent_text(share: float) -> str:
-    """One decimal, cut off rather than rounded, so that 89.99 % never reads as 90 %."""
-    if math.isnan(share):
-        return "–"
-    return f"{math.floor(share * 1000 + 1e-9) / 10:.1f} %"
-
-
-def seconds_text(seconds: float) -> str:
-    """`350 ms`, `1.25 s`, `210 s`."""
-    if math.isnan(seconds):
-        return "–"
-    if math.isinf(seconds):
-        return "∞"
-    if seconds < 0.9995:
-        return f"{rate_text(seconds * 1000)} ms"
-    return f"{rate_text(seconds)} s"

@@ -20,8 +20,8 @@ from ..harness.validate_run import Level
 from ..workloads.errors import SloBenchError
 from . import html, sections
 from .figure import ONLY, Axis, Figure, View, as_json
+from .numbers import seconds_text
 from .scatters import BADGE, TITLES, scatter_of, scatter_view, short_error
-from .tables import seconds_text
 
 
 def headline(found: Validation) -> str:
@@ -213,7 +213,6 @@ def write_validation(found: Validation, out: Path) -> Path:
     data = {
         "series": ["simulated", "real"],
         "origin": "simulated",
-        "rate": "",
         **as_json(drawn),
     }
     out = Path(out)

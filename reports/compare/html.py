@@ -12,7 +12,7 @@ import pandas as pd
 from ...workloads.errors import SloBenchError
 from .. import html, sections
 from ..figure import ONLY, Axis, Figure, View, as_json
-from ..tables import rate_text
+from ..numbers import rate_text
 from .comparing import Comparison, Row
 from .metrics import Metric
 from .text import (
@@ -69,7 +69,7 @@ def comparison_page(comparison: Comparison) -> str:
 <section id="notes"><h2>How it was done</h2>{notes}</section>
 </main>
 <footer>{escape(comparison.a.name)}, {escape(comparison.b.name)}</footer>"""
-    data = {"series": names, "origin": _origin(comparison), "rate": "", **as_json(drawn)}
+    data = {"series": names, "origin": _origin(comparison), **as_json(drawn)}
     return html._page(f"{heading} – comparison", body, data)
 
 

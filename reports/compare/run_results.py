@@ -12,8 +12,9 @@ import numpy as np
 import pandas as pd
 
 from ...workloads.errors import FileFormatError, SloBenchError
+from ..facets import IDENTITY
 from ..figure import rate_key
-from ..levels import IDENTITY, combine
+from ..levels import combine
 from ..read import RunFolder, read_run
 from .results import Cell, Requests, Results
 

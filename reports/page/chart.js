@@ -3,10 +3,12 @@
 const page = JSON.parse(document.getElementById("report-data").textContent);
 const SHOWN_AT_FIRST = 10;
 const hidden = new Set(page.series.slice(SHOWN_AT_FIRST).map((_, i) => i + SHOWN_AT_FIRST));
-let rate = page.rate;
-// Long lists of numbers stand once in `page.arrays`; figures hold their places there.
-for (const figure of Object.values(page.figures)) for (const view of Object.values(figure.views)) for (const c of view.series)
-  for (const key of ["x", "y", "lo", "hi"]) if (typeof c[key] === "number") c[key] = page.arrays[c[key]];
+const facets = page.facets || [{ rates: [], rate: "" }];
+let facet = 0, rate = facets[0].rate;
+// Long lists of numbers stand once in `page.arrays`; the curves of figures hold their places there.
+for (const figure of Object.values(page.figures).filter((f) => f.kind === "lines"))
+  for (const views of figure.views) for (const view of Object.values(views)) for (const c of view.series)
+    for (const key of ["x", "y", "lo", "hi"]) if (typeof c[key] === "number") c[key] = page.arrays[c[key]];
 
 // ---- small makers --------------------------------------------------------------------------
 function svg(tag, attributes = {}, parent = null, text = null) {
@@ -98,6 +100,31 @@ function clipped(text, pixels) {
   return text.length <= fits ? text : `${text.slice(0, fits - 1)}…`;
 }
 
+// Buttons that hide and show series in all figures; of many, those shown at first and what hides the others.
+function seriesLegend(box, known) {
+  box.replaceChildren();
+  const all = box.dataset.all === "yes" || known.length <= SHOWN_AT_FIRST + 2;
+  for (const s of known) {
+    if (!all && s >= SHOWN_AT_FIRST && hidden.has(s)) continue;
+    const button = html("button", "", box);
+    button.type = "button"; button.setAttribute("aria-pressed", String(!hidden.has(s)));
+    button.title = hidden.has(s) ? "show in all figures" : "hide in all figures";
+    seriesSwatch(button, s); html("span", "", button, page.series[s]);
+    const place = box.children.length - 1;
+    button.addEventListener("click", () => {
+      if (hidden.has(s)) hidden.delete(s); else hidden.add(s);
+      redraw();
+      box.querySelectorAll("button")[place]?.focus();
+    });
+  }
+  const more = known.length - box.children.length;
+  if (more > 0) {
+    const button = html("button", "more", box, `${more} more …`);
+    button.type = "button";
+    button.addEventListener("click", () => { box.dataset.all = "yes"; seriesLegend(box, known); });
+  }
+}
+
 // ---- a figure on the page ------------------------------------------------------------------
 class Chart {
   constructor(host, figure) {
@@ -106,9 +133,10 @@ class Chart {
     this.choices = host.querySelector(".choices"); this.legend = host.querySelector(".legend");
     this.plot = host.querySelector(".plot"); this.numbers = host.querySelector("details");
     this.voice = host.querySelector("[role=status]");
+    this.own = host.dataset.facet === undefined ? null : Number(host.dataset.facet);
     this.tip = html("div", "tip"); this.tip.hidden = true;
     if (figure.picker === "local") this.offerChoices();
-    this.numbers.addEventListener("toggle", () => this.fillNumbers());
+    this.numbers?.addEventListener("toggle", () => this.fillNumbers());
     this.width = 0;
     new ResizeObserver(() => { if (Math.abs(this.plot.clientWidth - this.width) >= 1) this.draw(); }).observe(this.plot);
   }
@@ -123,8 +151,13 @@ class Chart {
       });
     }
   }
+  // The views of the facet that is shown, or of its own; those of some figures are the same in all.
+  views() {
+    const { views } = this.figure;
+    return views.length === 1 ? views[0] : views[this.own ?? facet];
+  }
   current() {
-    const view = this.figure.views[this.figure.picker === "rate" ? rate : this.view] || { series: [] };
+    const view = this.views()[this.figure.picker === "rate" ? rate : this.view] || { series: [] };
     return { ...view, lines: view.lines || [], series: view.series.filter((c) => !hidden.has(c.s)) };
   }
   draw() {
@@ -133,10 +166,15 @@ class Chart {
     const view = this.current();
     this.plot.replaceChildren(); this.tip.hidden = true; this.stops = []; this.stop = -1;
     this.drawLegend();
-    if (!view.series.length) html("p", "empty", this.plot, hidden.size && this.figure.picker !== "rate" ? "All systems are switched off." : "No shown system has data at this rate.");
+    if (!view.series.length) html("p", "empty", this.plot, this.emptiness());
     else ({ lines: drawLines, bars: drawBars, spread: drawSpread })[this.figure.kind](this, view);
     this.plot.append(this.tip);
     this.fillNumbers();
+  }
+  emptiness() {
+    const all = Object.values(this.views());
+    if (!all.some((view) => view.series.length)) return "Nothing is known here.";
+    return this.figure.picker === "rate" ? "No shown system has data at this rate." : "All systems are switched off.";
   }
   canvas(height) {
     const image = svg("svg", { viewBox: `0 0 ${this.width} ${height}`, height, role: "img", tabindex: 0 }, this.plot);
@@ -170,10 +208,12 @@ class Chart {
     this.tip.style.top = `${Math.max(-30, y - high / 2)}px`;
   }
   drawLegend() {
+    if (!this.legend) return;
     this.legend.replaceChildren();
+    const views = Object.values(this.views());
     if (this.figure.categories.length) {
       const kind = this.figure.palette;
-      const occurs = (i) => Object.values(this.figure.views).some((v) => v.series.some((c) => c.parts[i] > 0));
+      const occurs = (i) => views.some((v) => v.series.some((c) => c.parts[i] > 0));
       this.figure.categories.forEach((name, i) => {
         if (kind && !occurs(i)) return;
         const key = html("span", "key", this.legend);
@@ -182,37 +222,20 @@ class Chart {
       });
       return;
     }
-    const all = this.legend.dataset.all === "yes" || page.series.length <= SHOWN_AT_FIRST + 2;
-    const views = Object.values(this.figure.views);
+    if (this.figure.kind === "bars" && page.series.length <= SHOWN_AT_FIRST) return; // rows bear names
     const drawn = new Set(views.flatMap((v) => v.series.map((c) => c.s)));
     if (views.every((v) => v.scatter) && drawn.size < 2) return;
-    page.series.forEach((name, s) => {
-      if (!all && s >= SHOWN_AT_FIRST && hidden.has(s)) return;
-      const button = html("button", "", this.legend);
-      button.type = "button"; button.setAttribute("aria-pressed", String(!hidden.has(s)));
-      button.title = hidden.has(s) ? "show in all figures" : "hide in all figures";
-      seriesSwatch(button, s); html("span", "", button, name);
-      button.addEventListener("click", () => {
-        if (hidden.has(s)) hidden.delete(s); else hidden.add(s);
-        redraw();
-        this.legend.querySelectorAll("button")[s]?.focus();
-      });
-    });
-    const more = page.series.length - this.legend.children.length;
-    if (more > 0) {
-      const button = html("button", "more", this.legend, `${more} more …`);
-      button.type = "button";
-      button.addEventListener("click", () => { this.legend.dataset.all = "yes"; this.drawLegend(); });
-    }
+    seriesLegend(this.legend, [...drawn].sort((a, b) => a - b));
   }
   fillNumbers() {
+    if (!this.numbers) return;
     this.numbers.querySelector(".scroll")?.remove();
     if (!this.numbers.open) return;
     const box = html("div", "scroll", this.numbers);
     box.tabIndex = 0;
     const table = html("table", "", box), head = html("tr", "", html("thead", "", table)), body = html("tbody", "", table);
     const { x, y, categories, kind } = this.figure;
-    const heads = kind === "lines" ? ["system", x.label, y.label, ...(this.current().series.some((c) => c.lo) ? ["lowest", "highest"] : [])] : ["system", ...categories];
+    const heads = kind === "lines" ? ["system", x.label, y.label, ...(this.current().series.some((c) => c.lo) ? ["lowest", "highest"] : [])] : ["system", ...(categories.length ? categories : [x.label, "lowest", "highest"])];
     for (const name of heads) html("th", "", head, name).scope = "col";
     const add = (s, cells) => {
       const row = html("tr", "", body);
@@ -220,7 +243,7 @@ class Chart {
       for (const cell of cells) html("td", "", row, cell);
     };
     for (const c of this.current().series) {
-      if (kind === "bars") add(c.s, c.parts.map((v) => say(x, v)));
+      if (kind === "bars") add(c.s, [...c.parts, ...(categories.length ? [] : [c.lo, c.hi])].map((v) => say(x, v)));
       else if (kind === "spread") add(c.s, c.x.map((v) => say(x, v)));
       else c.x.forEach((at, i) => add(c.s, [c.labels ? `${say(x, at)} (${c.labels[i]})` : say(x, at), say(y, c.y[i]), ...(c.lo ? [say(y, c.lo[i]), say(y, c.hi[i])] : [])]));
     }
@@ -230,7 +253,7 @@ class Chart {
 // ---- lines ---------------------------------------------------------------------------------
 function drawLines(chart, view) {
   const { figure, width } = chart, { x: xAxis, y: yAxis } = figure;
-  const height = Math.round(Math.min(330, Math.max(240, width * 0.56)));
+  const height = chart.own === null ? Math.round(Math.min(330, Math.max(240, width * 0.56))) : 190;
   const image = chart.canvas(height), top = 26, bottom = height - 40;
   // Where points are held against the diagonal, both axes end alike.
   const ends = (axis) => view.lines.filter((l) => l.axis === axis || (view.scatter && l.axis === "diagonal")).map((l) => l.value);
@@ -250,7 +273,7 @@ function drawLines(chart, view) {
     svg("line", { class: "axis", x1: x.at(t), x2: x.at(t), y1: bottom, y2: bottom + 4 }, image);
     svg("text", { x: Math.min(x.at(t), width - say(xAxis, t).length * 3.2), y: bottom + 18, "text-anchor": "middle" }, image, say(xAxis, t));
   }
-  drawReferences(image, view.lines, x, y, { left, right, top, bottom });
+  drawReferences(image, chart.own === null ? view.lines : view.lines.map((l) => ({ ...l, label: "" })), x, y, { left, right, top, bottom });
   for (const c of view.series) {
     const group = paint(svg("g", {}, image), colour(c.s));
     const points = c.x.map((v, i) => [v, c.y[i], i]).filter(([a, b]) => a !== null && b !== null && (xAxis.scale !== "log" || a > 0) && (yAxis.scale !== "log" || b > 0));
@@ -380,26 +403,31 @@ function rowFrame(chart, view, values) {
 function drawBars(chart, view) {
   const { figure } = chart, totals = view.series.map((c) => c.parts.reduce((a, b) => a + b, 0));
   const kind = figure.palette;
-  if (!Math.max(...totals)) { html("p", "empty", chart.plot, "No request missed its SLO at this rate."); return; }
+  if (kind && !Math.max(...totals)) { html("p", "empty", chart.plot, "No request missed its SLO at this rate."); return; }
   // A time many times as long as the others is cut, so that theirs can be read.
   const middle = [...totals].sort((a, b) => a - b)[Math.floor(totals.length / 2)];
   const limit = kind === "phase" && middle > 0 ? Math.min(Math.max(...totals), 5 * middle) : Math.max(...totals);
-  const { image, x } = rowFrame(chart, view, [limit]);
+  const { image, x } = rowFrame(chart, view, kind ? [limit] : [limit, ...view.series.flatMap((c) => [c.hi]), ...view.lines.map((l) => l.value)]);
   view.series.forEach((c, row) => {
     let start = 0;
-    const visit = () => chart.show(x.at(Math.min(totals[row], limit)), row * ROW + 28, page.series[c.s], figure.categories.map((name, i) => ({ swatch: (to) => swatch(to, `${kind}${i}`, SQUARE), label: name, value: say(figure.x, c.parts[i]) })).filter((_, i) => c.parts[i] > 0));
+    const parts = figure.categories.map((name, i) => ({ swatch: (to) => swatch(to, `${kind}${i}`, SQUARE), label: name, value: say(figure.x, c.parts[i]) })).filter((_, i) => c.parts[i] > 0);
+    const whole = [{ swatch: (to) => seriesSwatch(to, c.s), label: figure.x.label, value: say(figure.x, totals[row]) + (c.hi > c.lo ? ` (${say(figure.x, c.lo)} – ${say(figure.x, c.hi)})` : "") }];
+    const visit = () => chart.show(x.at(Math.min(totals[row], limit)), row * ROW + 28, page.series[c.s], kind ? parts : whole);
     c.parts.forEach((value, i) => {
       if (!value || start >= limit) return;
       const wide = x.at(Math.min(start + value, limit)) - x.at(start);
-      paint(svg("rect", { class: "part", x: x.at(start), y: row * ROW + 20, width: Math.max(0.6, wide - (wide > 3 ? 1 : 0)), height: 14 }, image), `${kind}${i}`);
+      paint(svg("rect", { class: "part", x: x.at(start), y: row * ROW + 20, width: Math.max(0.6, wide - (wide > 3 ? 1 : 0)), height: 14 }, image), kind ? `${kind}${i}` : colour(c.s));
       start += value;
     });
+    const spread = !kind && c.hi > c.lo;
+    if (spread) svg("path", { class: "whisker", d: `M${x.at(c.lo)} ${row * ROW + 27}H${x.at(c.hi)}M${x.at(c.lo)} ${row * ROW + 24}v6M${x.at(c.hi)} ${row * ROW + 24}v6` }, image);
     const end = x.at(Math.min(start, limit)), cut = start > limit * 1.0001;
     if (cut) svg("path", { class: "cut", d: `M${end - 9} ${row * ROW + 36}l4-18M${end - 4} ${row * ROW + 36}l4-18` }, image);
-    svg("text", { x: end + 6, y: row * ROW + 31, class: "strong halo" }, image, say(figure.x, totals[row]));
+    svg("text", { x: (spread ? x.at(c.hi) : end) + 6, y: row * ROW + 31, class: "strong halo" }, image, say(figure.x, totals[row]));
     svg("rect", { x: 0, y: row * ROW, width: chart.width, height: ROW, fill: "transparent" }, image).addEventListener("pointermove", visit);
     chart.stops.push(visit);
   });
+  if (!kind) drawReferences(image, view.lines, x, null, { left: 2, right: chart.width - 64, top: 0, bottom: view.series.length * ROW + 6 });
 }
 function drawSpread(chart, view) {
   const { figure } = chart, { image, x } = rowFrame(chart, view, [1]);
@@ -417,7 +445,10 @@ function drawSpread(chart, view) {
 
 // ---- the page ------------------------------------------------------------------------------
 const charts = [...document.querySelectorAll("figure[data-figure]")].map((host) => new Chart(host, page.figures[host.dataset.figure]));
-const redraw = () => charts.forEach((chart) => chart.draw());
+const redraw = () => {
+  charts.forEach((chart) => chart.draw());
+  for (const box of document.querySelectorAll("[data-legend]")) seriesLegend(box, page.series.map((_, s) => s));
+};
 
 for (const box of document.querySelectorAll("[data-series]")) {
   const s = Number(box.dataset.series), image = svg("svg", { viewBox: "-7 -7 14 14", "aria-hidden": "true" }, box);
@@ -430,18 +461,40 @@ for (const box of document.querySelectorAll("[data-bar]")) {
   paint(image, colour(Number(box.dataset.of)));
   svg("rect", { width: Number(box.dataset.bar), height: 6, fill: "var(--c)" }, image);
 }
-const select = document.getElementById("rate");
-if (select) {
-  const [back, on] = document.querySelectorAll(".ratebar button");
+// A selector with a step to both sides; what it returns chooses by place.
+function selector(id, chosen) {
+  const select = document.getElementById(id);
+  if (!select) return () => {};
+  const [back, on] = select.parentElement.querySelectorAll("button");
   const choose = (index) => {
-    select.selectedIndex = index; rate = select.value;
+    select.selectedIndex = index;
     back.disabled = index <= 0; on.disabled = index >= select.options.length - 1;
-    charts.filter((c) => c.figure.picker === "rate").forEach((c) => c.draw());
+    chosen(select);
   };
   select.addEventListener("change", () => choose(select.selectedIndex));
   back.addEventListener("click", () => choose(select.selectedIndex - 1));
   on.addEventListener("click", () => choose(select.selectedIndex + 1));
   choose(select.selectedIndex);
+  return choose;
+}
+const drawShown = (which) => charts.filter((c) => c.own === null && which(c)).forEach((c) => c.draw());
+const chooseRate = selector("rate", (select) => { rate = select.value; drawShown((c) => c.figure.picker === "rate"); });
+const panels = [...document.querySelectorAll("figure.panel")];
+const chooseFacet = selector("facet", (select) => {
+  facet = select.selectedIndex;
+  for (const panel of panels) panel.querySelector("button").setAttribute("aria-pressed", String(Number(panel.dataset.facet) === facet));
+  offerRates(facets[facet]);
+  drawShown((c) => c.figure.picker !== "rate");
+});
+panels.forEach((panel, place) => panel.querySelector("button").addEventListener("click", () => chooseFacet(place)));
+// The facet's own rates; the place on the ladder is kept where the ladders are as long.
+function offerRates({ rates, rate: knee }) {
+  const select = document.getElementById("rate");
+  if (!select) { rate = knee; drawShown((c) => c.figure.picker === "rate"); return; }
+  const place = select.options.length === rates.length ? select.selectedIndex : -1;
+  select.replaceChildren(...rates.map(([value, label]) => new Option(label, value)));
+  const first = rates.findIndex(([value]) => value === knee);
+  chooseRate(place < 0 ? first : place);
 }
 redraw();
 addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll("details.fold")) fold.open = true; redraw(); });

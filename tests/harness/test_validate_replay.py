@@ -225,7 +225,7 @@ def test_the_page_has_all_requests_and_no_foreign_text(tmp_path):
     assert "<script>alert" not in text
     assert "&lt;script&gt;" in text
     data = json.loads(text.split('id="report-data">')[1].split("</script>")[0])
-    curve = data["figures"]["scatter-e2e"]["views"]["only"]["series"][0]
+    curve = data["figures"]["scatter-e2e"]["views"][0]["only"]["series"][0]
     assert len(data["arrays"][curve["x"]]) == len(log)
     assert headline(found) in text
     with pytest.raises(SloBenchError, match="cannot write the page"):

@@ -2,6 +2,7 @@
 
 import os
 
+import pandas as pd
 import pytest
 
 from slo_bench.harness.validate_run import validate_run
@@ -40,6 +41,121 @@ def report(make_run, tmp_path):
         environment={"command": "slo-bench run " + "y" * 300, "step_time": {}},
     )
     return write_report([folder], tmp_path / "report.html").as_uri()
+
+
+LONG = [
+    f"mix(chat=synthetic(prompt=uniform(100,500),output=uniform(200,500),priority=1):{n},"
+    f"{'batch' * 12}=synthetic(prompt=uniform(100,500)):{10 - n})"
+    for n in (1, 5, 9)
+]
+
+
+def published(folder):
+    """The settings of a run with a long table of published figures."""
+    rows = "".join(f"[[row]]\nwhat = 'row {n}'\npublished = 1\nreason = 'why'\n" for n in range(30))
+    (folder / "table.toml").write_text(f"title = 'A paper'\n{rows}")
+    return f"published = '{folder / 'table.toml'}'\nslo = ''\n"
+
+
+@pytest.fixture
+def faceted(make_run, tmp_path):
+    """The address of a report with long workloads and models, hostile ones among them."""
+    axes = {"workload": [*LONG, HOSTILE], "model": ["x", "y" * 70], "vllm.knob": ["1"]}
+    folder = make_run(axes=axes, systems=["vllm", "orca"], seeds=1, toml=published(tmp_path))
+    return write_report([folder], tmp_path / "report.html").as_uri()
+
+
+@pytest.fixture
+def at_once(make_run, tmp_path):
+    """The address of a report on requests that all come at once, under several models."""
+    folder = make_run(
+        axes={"model": ["x", "y", "z"]}, rates=[4.0], rate_rps="", toml=published(tmp_path),
+        attainment=1.0, weighted_turnaround=3.5,
+    )  # fmt: skip
+    return write_report([folder], tmp_path / "report.html").as_uri()
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1100])
+@pytest.mark.parametrize("kind", ["faceted", "at_once"])
+def test_facets_stay_within_the_width(browser, request, kind, width, dark):
+    page = browser.open(request.getfixturevalue(kind), width=width, dark=dark)
+    undrawn = page.run(
+        f"{FIGURES}.filter(f => !f.querySelector('.plot :is(path.curve, rect.part, path.mark)'))"
+        ".map(f => f.dataset.figure)"
+    )
+    assert undrawn == []
+    page.run("document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    page.settle()
+    too_wide = "document.documentElement.scrollWidth > document.documentElement.clientWidth"
+    assert page.run(too_wide) is False
+    outside = page.run(
+        "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll *') && "
+        "e.getBoundingClientRect().right > document.documentElement.clientWidth + 1)"
+        ".map(e => e.outerHTML.slice(0, 90))"
+    )
+    assert outside == []
+    # What a reader came for is in sight without scrolling sideways.
+    numbers = "document.querySelector('.summary tbody td').getBoundingClientRect().right"
+    assert page.run(numbers) < width
+    assert page.complaints() == []
+    assert page.requests() == []
+    assert page.run("typeof window.owned") == "undefined"
+    page.close()
+
+
+@pytest.mark.parametrize("kind", ["faceted", "at_once"])
+def test_a_facet_is_chosen_by_its_selector_its_steps_and_its_panel(browser, request, kind):
+    page = browser.open(request.getfixturevalue(kind), width=1100)
+    figure = "#load figure .plot"
+    seen = [page.run(f"document.querySelector('{figure}').innerHTML")]
+    steps = "document.querySelectorAll('.facetbar button')"
+    assert page.run(f"{steps}[0].disabled")
+    page.run(f"{steps}[1].click()")
+    assert page.run("document.getElementById('facet').selectedIndex") == 1
+    seen.append(page.run(f"document.querySelector('{figure}').innerHTML"))
+    page.run("document.querySelectorAll('.panel button')[2].click()")
+    assert page.run("document.getElementById('facet').selectedIndex") == 2
+    seen.append(page.run(f"document.querySelector('{figure}').innerHTML"))
+    assert len(set(seen)) == 3
+    pressed = (
+        "[...document.querySelectorAll('.panel button')].findIndex(b => b.ariaPressed === 'true')"
+    )
+    assert page.run(pressed) == 2
+    names = "[...document.querySelectorAll('#rate-section .legend button')].map(b => b.innerText)"
+    assert set(page.run(names)) == {"vllm", "orca"}
+    assert page.complaints() == []
+    page.close()
+
+
+def test_the_place_on_the_ladder_of_rates_is_kept_between_facets(browser, make_run, tmp_path):
+    folder = make_run(axes={"workload": LONG[:2]}, requests=40)
+    frame = pd.read_csv(folder / "cells.csv", dtype={"cell": "str"})
+    frame.loc[frame["workload"] == LONG[1], "rate_rps"] *= 10
+    frame.to_csv(folder / "cells.csv", index=False)
+    page = browser.open(write_report([folder], tmp_path / "r.html").as_uri(), width=1100)
+    rates = "[...document.getElementById('rate').options].map(o => o.value)"
+    assert page.run(rates) == ["1", "3", "5"]
+    page.run("const s = document.getElementById('rate'); s.selectedIndex = 0;"
+             "s.dispatchEvent(new Event('change'))")  # fmt: skip
+    page.run("document.querySelectorAll('.facetbar button')[1].click()")
+    assert page.run(rates) == ["10", "30", "50"]
+    assert page.run("document.getElementById('rate').value") == "10"
+    assert page.run("document.querySelectorAll('#figure-ttft-distribution .curve').length") == 2
+    page.close()
+
+
+def test_bars_are_read_by_keys_and_as_a_table(browser, at_once):
+    page = browser.open(at_once, width=1100)
+    figure = "document.querySelector('#figure-throughput')"
+    page.run(f"{figure}.querySelector('.plot svg').focus()")
+    page.key("ArrowRight")
+    assert "finished requests" in page.run(f"{figure}.querySelector('[role=status]').textContent")
+    page.run(f"{figure}.querySelector('details').open = true")
+    page.settle()
+    heads = page.run(f"[...{figure}.querySelectorAll('details thead th')].map(h => h.textContent)")
+    assert heads == ["system", "finished requests, per s", "lowest", "highest"]
+    page.close()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
@@ -173,7 +289,7 @@ def test_one_cell_is_enough(browser, make_run, tmp_path):
     folder = make_run(systems=["vllm"], rates=[2.0], seeds=1, requests=1)
     page = browser.open(write_report([folder], tmp_path / "one.html").as_uri(), width=400)
     assert page.complaints() == []
-    assert page.run("document.querySelectorAll('#figure-attainment .mark').length") == 1
+    assert page.run("document.querySelectorAll('#figure-attainment rect.part').length") == 1
     page.close()
 
 

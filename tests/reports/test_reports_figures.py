@@ -29,7 +29,7 @@ def detail(series="a", rate_rps=2.0, end_s=10.0, **changes):
         "cost_high": 3.0,
         "timeline": TimelineMeans(time_s, time_s * 2, time_s * 3, time_s / 100),
     }
-    return LevelDetail(series=series, rate_rps=rate_rps, **(plain | changes))
+    return LevelDetail(facet="", series=series, rate_rps=rate_rps, **(plain | changes))
 
 
 def test_causes_are_shares_of_all_requests():
@@ -98,9 +98,9 @@ def test_classes_only_where_there_are_any():
 def test_json_is_plain_finite_and_shares_its_arrays():
     drawn = [figures.over_time([detail()], NAMES, column) for column in figures.STATES]
     plain = as_json(drawn)
-    times = {f["views"]["2"]["series"][0]["x"] for f in plain["figures"].values()}
+    times = {f["views"][0]["2"]["series"][0]["x"] for f in plain["figures"].values()}
     assert len(times) == 1
     assert plain["arrays"][times.pop()] == pytest.approx(np.linspace(0, 10, 11).tolist())
     broken = detail(missed_phase_s={"waiting": math.inf, "prefill": 0.0, "decode": 1 / 3})
     (figure,) = as_json([figures.phases([broken], NAMES, until="last")])["figures"].values()
-    assert figure["views"]["2"]["series"][0]["parts"] == [None, 0.0, 0.3333]
+    assert figure["views"][0]["2"]["series"][0]["parts"] == [None, 0.0, 0.3333]

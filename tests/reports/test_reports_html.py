@@ -4,6 +4,7 @@ import json
 import re
 from html.parser import HTMLParser
 
+import pandas as pd
 import pytest
 
 from slo_bench.reports.html import json_for_html, write_report
@@ -82,7 +83,7 @@ def test_measured_and_unfitted_pages_say_so(page):
 
 def test_curves_hold_what_the_cells_say(page, tmp_path):
     data = Elements(page(rates=[1.0, 3.0])).data
-    curve = data["figures"]["attainment"]["views"]["only"]["series"][0]
+    curve = data["figures"]["attainment"]["views"][0]["only"]["series"][0]
     assert data["arrays"][curve["x"]] == [1, 3]
     shares = data["arrays"][curve["y"]]
     lines = (tmp_path / "run/cells.csv").read_text().splitlines()
@@ -132,6 +133,103 @@ def test_the_answer_names_the_winner(page):
     assert answer.startswith("<strong>vllm</strong> carries <strong>3 req/s</strong>")
     none = page(name="none", attainment=0.2)
     assert "No system kept 90&nbsp;%" in none
+
+
+LONG = [f"mix(chat=synthetic(prompt=uniform({n},500)):1,code=azure-code:9)" for n in (1, 2, 3)]
+
+
+def answer_of(text):
+    return re.sub("<[^>]+>|&nbsp;", " ", re.search(r'<p class="answer">(.*?)</p>', text).group(1))
+
+
+def test_conditions_are_facets_with_figures_and_rates_of_their_own(page):
+    text = page(axes={"workload": LONG, "model": ["x", "y"]}, requests=60)
+    elements = Elements(text)
+    data = elements.data
+    assert sorted(data["series"]) == ["orca", "vllm"]
+    assert len(data["facets"]) == 6
+    assert [rate for rate, _ in data["facets"][0]["rates"]] == ["1", "3", "5"]
+    for figure in data["figures"].values():
+        assert len(figure["views"]) == 6
+        for views in figure["views"]:
+            assert all(len(view["series"]) <= 2 for view in views.values())
+    panels = [a for a in elements.of("figure") if "data-facet" in a]
+    assert [a["data-facet"] for a in panels] == list("012345")
+    assert text.count('<option value="0" selected>chat prompt uniform(1,500) · x</option>') == 1
+    for workload in LONG:  # in the legend, and nowhere else
+        assert text.count(workload) == 1
+    assert "of 6</strong> cases" in text
+
+
+@pytest.mark.parametrize(
+    ("axes", "changes", "told"),
+    [
+        ({"model": ["x", "y"]}, {"attainment": 0.95},
+         "vllm and orca  each carry the most load with at least 90 % of requests in their SLO in  "
+         "2 of 2  models. vllm has the highest goodput"),
+        ({"model": ["x", "y"]}, {"attainment": 0.2},
+         "No system kept 90 % of requests in their SLO in any model."),
+        ({"model": ["x", "y"]}, {"rate_rps": "", "throughput_rps": 2.5},
+         "vllm and orca  each finish the most requests per second in  2 of 2  models."),
+        ({}, {"rate_rps": "", "throughput_rps": 2.5}, "vllm and orca  finish  2.5 req/s ."),
+        ({}, {"rate_rps": 4.0, "attainment": 0.875},
+         "vllm and orca  keep  87.5 %  of requests in their SLO at 4 req/s."),
+    ],
+)  # fmt: skip
+def test_the_answer_speaks_of_what_was_run(page, axes, changes, told):
+    text = answer_of(page(axes=axes, requests=60, rates=[4.0, 5.0], **changes))
+    assert " ".join(told.split()) in " ".join(text.split())
+
+
+def test_the_answer_counts_the_facets_of_the_best(make_run, tmp_path):
+    folder = make_run(axes={"model": ["x", "y", "z"]}, rates=[1.0, 2.0], seeds=1, requests=30)
+    cells = pd.read_csv(folder / "cells.csv", dtype={"cell": "str"})
+    # vllm carries 2 req/s of x and z, orca of z; of y orca 1 req/s and vllm nothing.
+    best = {
+        ("vllm", "x"): 2,
+        ("vllm", "z"): 2,
+        ("orca", "x"): 1,
+        ("orca", "y"): 1,
+        ("orca", "z"): 2,
+    }
+    cells["attainment"] = [
+        1.0 if rate <= best.get((system, model), 0) else 0.5
+        for system, model, rate in zip(cells.system, cells.model, cells.rate_rps, strict=True)
+    ]
+    cells["goodput_rps"] = cells["rate_rps"] * (1 + (cells["system"] == "orca"))
+    cells.to_csv(folder / "cells.csv", index=False)
+    told = answer_of(write_report([folder], tmp_path / "r.html").read_text())
+    assert "vllm and orca each carry the most load" in " ".join(told.split())
+    assert "2 of 3 models. orca has the highest goodput in 3 of 3 models." in " ".join(told.split())
+
+
+def test_all_at_once_has_bars_over_systems_and_no_word_of_capacity(page):
+    text = page(rates=[4.0], rate_rps="", requests=60, toml='slo = ""\n', attainment=1.0)
+    data = Elements(text).data
+    assert "carr" not in answer_of(text)
+    assert "≥ " not in text.partition("What the terms mean")[0]
+    assert "Against load" not in text
+    assert 'id="rate"' not in text
+    assert "no SLO" in text
+    assert {"throughput", "makespan", "ttft-compared", "e2e-compared"} <= set(data["figures"])
+    assert not {"attainment", "ttft-rate", "causes", "classes"} & set(data["figures"])
+    bars = data["figures"]["throughput"]["views"][0]["only"]["series"]
+    assert [bar["s"] for bar in bars] == [0, 1]
+    assert all(bar["lo"] <= bar["parts"][0] <= bar["hi"] for bar in bars)
+
+
+def test_what_was_published_follows_the_summary(make_run, tmp_path):
+    table = tmp_path / "mine.toml"
+    rows = "".join(f"[[row]]\nwhat = 'row {n}'\npublished = 1\nreason = 'why'\n" for n in range(30))
+    table.write_text(f"title = 'A paper'\n{rows}")
+    folder = make_run(toml=f"published = '{table}'\n", requests=30)
+    text = write_report([folder], tmp_path / "r.html").read_text()
+    places = [text.index(f'id="{name}"') for name in ("published", "load", "worth", "setup")]
+    assert places == sorted(places)
+    assert text.index("summary rates") < places[0]
+    assert text.count(">why</td>") == 1  # one reason for all thirty
+    assert 'rowspan="30"' in text
+    assert "the knee" not in text.partition('id="load"')[0]
 
 
 def test_several_runs_make_one_page(make_run, tmp_path):

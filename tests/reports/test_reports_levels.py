@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 
 from slo_bench.reports.levels import (
     combine,
+    has_slo,
     highest_rate,
     knee_rps,
     levels,
+    offered,
     series_names,
     with_series,
 )
@@ -84,8 +86,8 @@ def test_levels_hold_mean_lowest_and_highest():
 def test_series_are_named_by_what_differs_and_ordered_by_merit():
     cells = pd.concat([cells_of((1, 1.0), (2, 0.2)), cells_of((1, 1.0), (2, 0.95), system="b")])
     assert series_names(with_series(cells)) == ["b", "a"]
-    two_models = pd.concat([cells.assign(model="x"), cells.assign(model="y")])
-    assert set(with_series(two_models)["series"]) == {"a · x", "a · y", "b · x", "b · y"}
+    on_two_gpus = pd.concat([cells.assign(gpu="x"), cells.assign(gpu="y")])
+    assert set(with_series(on_two_gpus)["series"]) == {"a · x", "a · y", "b · x", "b · y"}
 
 
 def test_sweep_axes_and_runs_are_told_apart(make_run):
@@ -97,6 +99,38 @@ def test_sweep_axes_and_runs_are_told_apart(make_run):
     assert "vllm · tp 1 · other" in set(both["series"])
     plain = make_run("plain", systems=["orca"], requests=20)
     assert "orca" in set(combine(read_runs([swept, plain]))["series"])
+
+
+def test_series_of_several_facets_are_ordered_by_their_mean_place():
+    first = pd.concat([cells_of((1, 0.2)), cells_of((1, 0.9), system="b")])
+    other = pd.concat([cells_of((1, 1.0), system="b"), cells_of((1, 0.9), system="c")])
+    cells = with_series(pd.concat([first.assign(model="x"), other.assign(model="y")]))
+    assert series_names(cells) == ["b", "a", "c"]
+
+
+def test_how_requests_are_offered():
+    assert offered(with_series(cells_of((0, 1.0), (0, 1.0)))) == "at once"
+    assert offered(with_series(cells_of((2, 1.0), (2, 0.9)))) == "one rate"
+    assert offered(with_series(cells_of((0, 1.0), (2, 0.9)))) == "several rates"
+    closed = pd.concat([cells_of((2.1, 1.0)), cells_of((2.7, 0.9), system="b")])
+    assert offered(with_series(closed)) == "one rate"
+
+
+def test_where_all_arrive_at_once_who_finishes_most_comes_first():
+    fast = cells_of((0, 0.4), system="fast").assign(throughput_rps=3.0)
+    kept = cells_of((0, 0.9), system="kept").assign(throughput_rps=2.0)
+    assert series_names(with_series(pd.concat([kept, fast]))) == ["fast", "kept"]
+
+
+def test_an_slo_is_known_by_the_setting_or_by_what_missed_it(make_run):
+    cells = cells_of((1, 1.0)).assign(finished=100.0)
+    assert not has_slo(cells)
+    assert not has_slo(cells.assign(attainment=0.9, finished=90.0))  # ten were rejected
+    assert has_slo(cells.assign(attainment=0.9))
+    assert has_slo(cells.assign(slo="ttft=1"))
+    for toml, asked in (('slo = ""\n', False), ('slo = "e2e=100"\n', True)):
+        folder = make_run(f"slo-{asked}", toml=toml, finished=20, attainment=1.0, requests=20)
+        assert has_slo(combine(read_runs([folder]))) is asked
 
 
 def test_the_knee_is_where_the_median_system_falls_below_ninety_percent():

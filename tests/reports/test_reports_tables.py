@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from slo_bench.reports.levels import combine
+from slo_bench.reports.numbers import percent_text, rate_text, seconds_text
 from slo_bench.reports.read import read_runs
-from slo_bench.reports.tables import percent_text, rate_text, seconds_text, summary_table
+from slo_bench.reports.tables import MOST_LINES, summary_table
 
 
 def printed(cells, **options):
@@ -35,6 +36,48 @@ def test_no_color_is_honoured_on_a_terminal(make_run, monkeypatch):
 def test_summary_of_a_bare_cells_frame(make_run):
     cells = read_runs([make_run(requests=60)])[0].cells
     assert "orca" in printed(cells)
+
+
+LONG = [f"mix(chat=synthetic(prompt=uniform({n},500)):1,code=azure-code:9)" for n in (1, 2, 3)]
+
+
+def test_facets_stand_below_one_another_under_their_labels(make_run):
+    text = printed(combine(read_runs([make_run(axes={"workload": LONG}, requests=30)])))
+    lines = text.splitlines()
+    assert max(map(len, lines)) <= 80
+    headings = [f"chat prompt uniform({n},500)" for n in (1, 2, 3)]
+    assert [line for line in lines if line in headings] == headings * 2  # of both tables
+    assert "synthetic" not in text
+    assert text.count("≥ 90% in SLO") == 1
+    columns = {line.index("≥ 3") for line in lines if "≥ 3" in line}
+    assert len(columns) <= 2  # one for 90 %, one for 99 %
+
+
+def test_labels_that_are_letters_are_explained(make_run):
+    long = ["x" * 99, "y" * 99]
+    text = printed(combine(read_runs([make_run(axes={"workload": long}, requests=30)])))
+    assert "workload A: xxx" in " ".join(text.split())
+
+
+def test_a_long_table_of_every_rate_stays_in_the_report(make_run):
+    rates = [1.0 + n for n in range(MOST_LINES // 2 + 1)]
+    text = printed(combine(read_runs([make_run(rates=rates, seeds=1, requests=5)])))
+    assert "TTFT p99" not in text
+    assert f"{2 * len(rates)} lines: cells.csv and report" in text
+
+
+def test_all_at_once_speaks_of_finished_requests_not_of_capacity(make_run):
+    run = make_run(rates=[4.0], requests=40, rate_rps="", toml='slo = ""\n', attainment=1.0)
+    text = printed(combine(read_runs([run])))
+    assert "all requests at once" in text
+    assert "finished req/s" in text
+    assert "makespan" in text
+    assert "≥" not in text
+    assert "in SLO" not in text
+    one_rate = printed(combine(read_runs([make_run("one", rates=[4.0], requests=40)])))
+    assert "at 4 req/s" in one_rate
+    assert "in SLO" in one_rate
+    assert "≥" not in one_rate
 
 
 def test_names_are_never_markup(make_run):

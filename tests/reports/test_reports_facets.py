@@ -1,0 +1,99 @@
+"""What becomes a facet and what a series, by hand-made cells."""
+
+import pandas as pd
+import pytest
+
+from slo_bench.reports.facets import (
+    Division,
+    abbreviated,
+    division,
+    facet_noun,
+    facets_of,
+    full_names,
+)
+from slo_bench.reports.levels import combine, with_series
+from slo_bench.reports.read import read_runs
+
+LONG = [f"mix(chat=sharegpt:{n},code=azure-code:{10 - n})" for n in (1, 5, 9)]
+
+
+def cells_of(systems=("a", "b"), **axes):
+    """A cell for each system and combination of the axes."""
+    points = [{}]
+    for axis, values in axes.items():
+        points = [{**point, axis: value} for point in points for value in values]
+    rows = [
+        {
+            "system": system, "backend": "simulated", "workload": "w", "model": "m", "gpu": "g",
+            "gpus": 1.0, "rate_rps": 1.0, "seed": 0, **point, "requests": 10.0,
+            "attainment": 1.0, "valid": True,
+        }
+        for system in systems
+        for point in points
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        (cells_of(), Division((), ())),
+        (cells_of(model=["x", "y"]), Division(("model",), ())),
+        (cells_of(router=["x", "y"]), Division((), ("router",))),
+        (cells_of(workload=["x", "y"], **{"a.k": ["1", "2"]}), Division(("workload",), ("a.k",))),
+        (cells_of(model=["x", "y"], slo=["s", "t"]), Division(("model", "slo"), ())),
+        # One series in each facet: then there is nothing to compare in any.
+        (cells_of("a", model=["x", "y"]), Division((), ("model",))),
+        # More series than colours: setups make facets, knobs never.
+        (cells_of(pp=list("123"), **{"a.k": list("1234")}), Division(("pp",), ("a.k",))),
+        (cells_of("a", **{"a.k": list("123456789")}), Division((), ("a.k",))),
+        # The number of GPUs follows from another axis, and is left out.
+        (cells_of(tp=["1", "2"]).assign(gpus=[1.0, 2.0, 1.0, 2.0]), Division((), ("tp",))),
+    ],
+)
+def test_division(cells, expected):
+    assert division(cells) == expected
+
+
+def test_facets_stand_in_the_order_of_their_settings():
+    cells = cells_of(prompt_tokens=["7", "5"], model=["y", "x"])
+    assert facets_of(with_series(cells)) == [
+        "y · prompt_tokens 7",
+        "y · prompt_tokens 5",
+        "x · prompt_tokens 7",
+        "x · prompt_tokens 5",
+    ]
+    assert facet_noun(cells) == "case"
+    assert facet_noun(cells_of(model=["x", "y"])) == "model"
+
+
+def test_a_knob_is_named_where_it_belongs():
+    cells = cells_of(**{"a.k": ["1", "2"]})
+    assert list(with_series(cells)["series"]) == ["a · k 1", "a · k 2", "b", "b"]
+
+
+def test_what_is_shortened_is_told_in_full():
+    cells = cells_of(workload=LONG)
+    assert facets_of(with_series(cells)) == [f"chat:code {n}:{10 - n}" for n in (1, 5, 9)]
+    assert abbreviated(cells) == dict(zip(facets_of(with_series(cells)), LONG, strict=True))
+    letters = cells_of(workload=["x" * 99, "y" * 99])
+    assert facets_of(with_series(letters)) == ["workload A", "workload B"]
+    assert abbreviated(cells_of(model=["x", "y"])) == {}
+
+
+def test_names_in_full_are_distinct_where_all_stand_together():
+    cells = with_series(cells_of(model=["x", "y"]))
+    assert set(full_names(cells)) == {"x · a", "x · b", "y · a", "y · b"}
+    assert list(full_names(with_series(cells_of()))) == ["a", "b"]
+
+
+def test_runs_together_keep_their_facets(make_run):
+    axes = {"model": ["x", "y"]}
+    one, two = (make_run(n, axes=axes, requests=20, rates=[1.0]) for n in ("one", "two"))
+    cells = combine(read_runs([one, two]))
+    assert facets_of(cells) == ["x", "y"]
+    assert set(cells["series"]) == {f"{s} · {r}" for s in ("vllm", "orca") for r in ("one", "two")}
+    plain = make_run("plain", axes={"arrivals": ["s", "t"]}, requests=20, rates=[1.0])
+    both = combine(read_runs([one, plain]))
+    assert "llama-3.1-8b · arrivals s" in facets_of(both)
+    assert "x · no arrivals" in facets_of(both)

@@ -1,0 +1,55 @@
+"""Short labels: distinct, short, and of what differs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.reports.labels import LONGEST, SHORT, is_letter, labels
+
+MIX = (
+    "mix(chat=synthetic(prompt=uniform(100,500),output={output},priority=1):{shares[0]},"
+    "embed=embed(texts=uniform(16,128),tokens=512):{shares[1]})"
+)
+
+
+def mix(first, second, output="uniform(200,500)"):
+    return MIX.format(output=output, shares=(first, second))
+
+
+@pytest.mark.parametrize(
+    ("texts", "expected"),
+    [
+        (["sharegpt", "azure-conv"], ["sharegpt", "azure-conv"]),
+        (["lognormal(mean=17.02,sigma=0.51)", "lognormal(mean=340.48,sigma=0.75,max=1900)"],
+         ["mean 17.02", "mean 340.48"]),
+        ([mix(1, 9), mix(5, 5)], ["chat:embed 1:9", "chat:embed 5:5"]),
+        ([mix(1, 9), mix(5, 5), mix(5, 5, "uniform(1000,2000)")],
+         ["chat:embed 1:9", "chat:embed 5:5", "chat:embed 5:5, chat output uniform(1000,2000)"]),
+        (["mix(azure-conv:0.75,azure-code:0.25)", "mix(azure-conv:0.5,azure-code:0.5)"],
+         ["azure-conv:azure-code 0.75:0.25", "azure-conv:azure-code 0.5:0.5"]),
+        (["mix(name=light load,chat=sharegpt:1)", "mix(name=heavy,chat=sharegpt:9)"],
+         ["light load", "heavy"]),
+        (["chat:ttft=1,tpot=0.15; batch:ttft=10", "chat:ttft=2,tpot=0.15; batch:ttft=10"],
+         ["chat ttft 1", "chat ttft 2"]),
+        (["sharegpt", "mix(azure-conv:0.75,azure-code:0.25)"], ["sharegpt", "mix"]),
+        ([mix(1, 9)], ["mix(…)"]),
+        (["sharegpt", "x" * 99, "(" * 99], ["A", "B", "C"]),
+    ],
+)  # fmt: skip
+def test_labels(texts, expected):
+    assert list(labels(texts).values()) == expected
+
+
+def test_letters_go_on_after_z():
+    found = list(labels([f"{n}{'x' * 99}" for n in range(30)]).values())
+    assert found[25:28] == ["Z", "AA", "AB"]
+    assert all(map(is_letter, found))
+
+
+@given(st.lists(st.text(alphabet="ab1=,:;()", max_size=40), min_size=1, max_size=6, unique=True))
+def test_labels_are_distinct_and_short_whatever_the_texts(texts):
+    found = labels(texts)
+    assert list(found) == texts
+    assert len(set(found.values())) == len(texts)
+    for text, label in found.items():
+        assert len(label) <= (SHORT if label == text else LONGEST)
