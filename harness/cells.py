@@ -25,7 +25,7 @@ from ..workloads.slo import parse_slo
 from ..workloads.source import WorkloadSource, load_source
 from ..workloads.workload import Workload
 from .core.records import Result
-from .csv_columns import Column
+from .csv_columns import Choice, Column
 from .metrics import DEFAULT_OBJECTIVE, Hardware, cell_metrics, judge, parse_objective
 from .policies.length_monitor import monitor_in
 from .simulate import simulate
@@ -244,10 +244,21 @@ def run_cell(
         folder,
         records=records,
         step_time="fitted" if place.step_time.fitted else "unfitted",
+        columns=_roles(result),
     )
     if predicted is not None:
         row["length_bucket_accuracy"] = round(bucket_accuracy(predicted, workload.output_tokens), 9)
     return row
+
+
+def _roles(result: Result) -> dict[str, Column]:
+    """What the instance of each request is there for, where they differ."""
+    names = [instance.role for instance in result.instances]
+    if not any(names):
+        return {}
+    kinds = ["", *dict.fromkeys(names)]
+    of_instance = np.array([*map(kinds.index, names), 0])  # nobody's: the last
+    return {"role": Choice(of_instance[result.records.instance], kinds)}
 
 
 def kept_cell(

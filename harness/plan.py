@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +21,7 @@ from .load import Level, estimated_capacity_rps, filled_in, load_of
 from .metrics import parse_objective
 from .schema import ExperimentSchema
 from .store import Value
+from .systems import System
 
 _NAMED = ("workload", "model", "gpu", "gpus")  # these columns are always there
 _PLACED = (
@@ -97,6 +98,7 @@ class _SystemChoice:
     knobs: Mapping[str, Any]
     swept: tuple[str, ...]  # knobs that have several values in the experiment
     each: int = 1  # instances that make one, where prefill and decode are split
+    system: System | None = None  # None: servers that run already
 
     @property
     def turned(self) -> dict[str, Value]:
@@ -135,10 +137,13 @@ def plan(asked: ExperimentSchema) -> Plan:
     for router in filter(None, axes["router"]):
         router_by_name(router)
     systems = list(_attached(asked) if asked.backend == "http" else _systems(asked))
+    least = max((s.system.least_instances for s in systems if s.system), default=1)
     combinations = [
-        _combination(dict(zip(axes, values, strict=True)), asked)
+        _combination(dict(zip(axes, values, strict=True)), asked, least)
         for values in itertools.product(*axes.values())
     ]
+    if asked.backend == SIMULATED:
+        _check_layouts(systems, combinations)
     workloads = list(dict.fromkeys(c.workload for c in combinations))
     load = load_of(asked, workloads, combinations[0].place, combinations[0].instances)
     columns = _Columns.of(asked, workloads)
@@ -218,7 +223,21 @@ def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
                 found.check_simulated()
             split = found.split
             each = 1 if split is None else split.prefill + split.decode
-            yield _SystemChoice(name, found.name, knobs, swept, each)
+            yield _SystemChoice(name, found.name, knobs, swept, each, found)
+
+
+def _check_layouts(systems: Iterable[_SystemChoice], combinations: Sequence[_Combination]) -> None:
+    """Raise SloBenchError where instances make no such system, or their roles do not fit."""
+    for choice, combination in itertools.product(systems, combinations):
+        system = choice.system
+        if system is None or system.cluster is None:
+            continue
+        if combination.values["router"] is not None:
+            raise SloBenchError(f"{system.name} decides across instances itself; leave router out")
+        place = placed(combination.place).placement
+        for role in system.cluster.layout(system.policy, place, combination.instances):
+            if role.placement is not None:
+                role.placement.check()
 
 
 def _attached(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
@@ -231,7 +250,7 @@ def _attached(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
     yield _SystemChoice(asked.systems[0], asked.systems[0], {}, ())
 
 
-def _combination(values: Mapping[str, Any], asked: ExperimentSchema) -> _Combination:
+def _combination(values: Mapping[str, Any], asked: ExperimentSchema, least: int) -> _Combination:
     """Settle GPUs = instances × tp × pp, and check that the model fits (a server checks itself)."""
     simulated = asked.backend == SIMULATED
     if asked.client.base_urls:
@@ -256,7 +275,7 @@ def _combination(values: Mapping[str, Any], asked: ExperimentSchema) -> _Combina
     )
     shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
     if gpus is None:
-        return _Combination(values, workload, place, instances or 1)
+        return _Combination(values, workload, place, instances or least)
     if instances is not None and gpus != instances * each:
         raise SloBenchError(
             f"gpus = {gpus} contradicts {instances} instances × {shape} = {instances * each} GPUs; "

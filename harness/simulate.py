@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -15,29 +14,26 @@ from ..predictors.step_time import StepTime
 from ..workloads.errors import SloBenchError
 from ..workloads.request import Kind
 from ..workloads.workload import Workload
+from .building import Builder, sites_of
 from .clusters.arrivals import Arrivals
-from .clusters.by_kind import ByKind
+from .clusters.by_kind import EMBEDS, ByKind
 from .clusters.cluster import Cluster
+from .clusters.policy import ClusterPolicy, Failure, Role, Routed
 from .clusters.recorder import Recorder
 from .clusters.routers import router as router_by_name
+from .clusters.site import Site
 from .core.collocated import Collocated
-from .core.ledger import BlockLedger
-from .core.policy import Policy, StaticPolicy, overrides
-from .core.records import Gaps, Result, Timeline, Totals
+from .core.policy import StaticPolicy
+from .core.records import Gaps, InstanceTotals, Result, Timeline, Totals
 from .core.state import RequestState
-from .engines.device import Device
 from .engines.embedding import EmbeddingInstance
 from .engines.instance import Instance
-from .engines.measures import Measures
 from .engines.plain import PlainInstance
-from .engines.predictions import ModelledPredictions, true_output_tokens
+from .engines.predictions import true_output_tokens
 from .engines.simulated import SimulatedInstance
-from .engines.static import StaticInstance
-from .engines.traced import Trace, TracedInstance, TracedStaticInstance
+from .engines.traced import Trace
 from .oversize import OVERSIZE, fit, fit_embeds
 from .systems import System
-
-_SAMPLES = 300
 
 
 def simulate(
@@ -51,6 +47,7 @@ def simulate(
     oversize: str = "error",
     embedder: Embedder | None = None,
     predicted_output_tokens: np.ndarray | None = None,
+    failures: Sequence[Failure] = (),
     step: bool = False,
     progress: Callable[[int, float], None] | None = None,
     trace: Trace | None = None,
@@ -62,8 +59,9 @@ def simulate(
         system: the policy and its defaults.
         placement: model, GPU and parallelism of one instance; its KV blocks and swap times.
         step_time: the true duration of an iteration.
-        instances: how many behind the router.
-        router: name of the router; the system's own by default.
+        instances: how many behind the router, or in the cluster's roles together.
+        router: name of the router; the system's own by default. A system with a cluster policy
+            takes none.
         oversize: what becomes of requests longer than the context or the KV cache: `error`,
             `reject` (they count as missed) or `truncate` (prompt cut from the front, then the
             answer, to fit).
@@ -71,6 +69,7 @@ def simulate(
             a policy that merges takes them into the language model's batches if both are one.
         predicted_output_tokens: what policies are told of each answer's length; the truth by
             default.
+        failures: which instances fail, and when.
         step: run the plain reference engine, step by step (slow; same records, gaps and no more).
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances do (not those of `step`).
@@ -85,8 +84,6 @@ def simulate(
     system.check_simulated()
     if instances < 1:
         raise SloBenchError(f"instances must be at least 1 but is {instances}")
-    if placement.kv_blocks < placement.pp:
-        raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
     if (workload.kind == Kind.EMBED).any():
         _check_embeds(workload, system, embedder)
     else:
@@ -96,40 +93,51 @@ def simulate(
         guess = _lookup(predicted_output_tokens, len(workload))
     if embedder is not None and _merges(system, embedder, placement):
         embedder = None  # texts are prompts of the language model
-    builder = _Builder(
-        workload, system, placement, step_time, step, guess, trace, beside=embedder is not None
-    )
-    limit = builder.most_tokens_per_request()
+    across, roles = _across(system, placement, instances, router, embeds=embedder is not None)
+    builders = [
+        Builder(
+            role,
+            workload,
+            placement,
+            step_time,
+            guess,
+            prefix_cache=system.prefix_cache,
+            step=step,
+            trace=trace,
+            beside=embedder is not None,
+        )
+        for role in roles
+    ]
     workload, rejected = fit(
         workload,
-        limit,
+        min(builder.most_tokens_per_request() for builder in builders),
         oversize,
-        reserved=builder.reserves_maximum,
+        reserved=any(builder.reserves_maximum for builder in builders),
         embeds_apart=embedder is not None,
     )
     if embedder is not None:
         workload, refused = fit_embeds(workload, embedder, placement.kv_blocks, oversize)
         rejected = np.union1d(rejected, refused)
-    built = [builder.build(index) for index in range(instances * placement.pp)]
-    by_kind = router_by_name(router or system.router)
-    beside: list[EmbeddingInstance] = []
+    sites = sites_of(builders)
+    built = [site.instance for site in sites]
+    beside: list[Site] = []
     if embedder is not None:
-        beside = [EmbeddingInstance(_iterating(llm), embedder) for llm in built]
-        by_kind = ByKind(by_kind, built, beside)
+        for site in sites:
+            embeds = EmbeddingInstance(_iterating(site.instance), embedder)
+            beside.append(
+                Site(embeds, site.index, EMBEDS, site.number, site.placement, site.step_time)
+            )
     recorder = Recorder(len(workload), workload.arrival_s)
     arrivals = Arrivals(workload, skip=rejected)
     recorder.rejected(rejected)
     cluster = Cluster(
-        [*built, *beside],
-        by_kind,
-        arrivals,
-        recorder,
-        shared=placement.pp > 1 or bool(beside),
-        progress=progress,
+        [*sites, *beside], across, arrivals, recorder, failures=failures, progress=progress
     )
+    for role in roles:
+        cluster.expect(role)
     with _no_garbage_collection():
         cluster.run(closed=workload.closed)
-    recorder.records.instance[:] //= placement.pp  # of lanes to that of their instance
+    _number(recorder, sites)
     for instance in built:
         ledger = instance.ledger
         assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
@@ -141,7 +149,47 @@ def simulate(
         _totals(built, recorder),
         tuple(instance.view.state for instance in built),
         oversize=len(rejected),
+        instances=_by_instance(sites),
+        cluster=cluster.state,
     )
+
+
+def _across(
+    system: System, placement: Placement, instances: int, router: str | None, *, embeds: bool
+) -> tuple[ClusterPolicy, Sequence[Role]]:
+    """What decides across instances, and which there are."""
+    if system.cluster is None:
+        kind = ByKind if embeds else Routed
+        routed = kind(router=router_by_name(router or system.router))
+        return routed, routed.layout(system.policy, placement, instances)
+    if router is not None:
+        raise SloBenchError(f"{system.name} decides across instances itself; leave router out")
+    if embeds:
+        raise SloBenchError(f"{system.name} serves no embedding requests")
+    return system.cluster, system.cluster.layout(system.policy, placement, instances)
+
+
+def _number(recorder: Recorder, sites: Sequence[Site]) -> None:
+    """From lanes to their instances."""
+    numbers = np.array([site.number for site in sites] + [-1])  # nobody: the last
+    lanes = recorder.records.instance
+    lanes[:] = numbers[lanes]
+
+
+def _by_instance(sites: Sequence[Site]) -> tuple[InstanceTotals, ...]:
+    found: dict[int, InstanceTotals] = {}
+    for site in sites:
+        instance, m = site.instance, site.instance.measures
+        before = found.get(site.number) or InstanceTotals(site.role)
+        found[site.number] = InstanceTotals(
+            site.role,
+            busy_s=before.busy_s + instance.now_s - m.idle_s,
+            steps=before.steps + m.steps,
+            prefill_tokens=before.prefill_tokens + m.prefill_tokens,
+            decode_tokens=before.decode_tokens + m.decode_tokens,
+            preemptions=before.preemptions + m.preemptions,
+        )
+    return tuple(found.values())
 
 
 def _check_embeds(workload: Workload, system: System, embedder: Embedder | None) -> None:
@@ -183,108 +231,6 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-class _Builder:
-    """Makes instances.
-
-    With pipeline parallelism an instance is `pp` lanes over `pp` stages: so many batches are in
-    flight, each with its share of the KV blocks, and they meet at the stages, which compute one
-    step at a time.
-    """
-
-    def __init__(
-        self,
-        workload: Workload,
-        system: System,
-        placement: Placement,
-        step_time: StepTime,
-        step: bool,
-        guess: Callable[[RequestState], int],
-        trace: Trace | None,
-        *,
-        beside: bool = False,
-    ) -> None:
-        self._beside = beside  # an embedder computes on the same devices
-        self._system = system
-        self._placement = placement
-        self._step_time = step_time
-        self._step = step
-        self._trace = trace
-        self._blocks = placement.kv_blocks // placement.pp
-        self._host_blocks = placement.host_blocks // placement.pp
-        cached = system.prefix_cache and workload.prefix_blocks is not None
-        self._prefix_block_tokens = workload.prefix_block_tokens if cached else 0
-        self._sample_s = max(workload.span_s, 1.0) / _SAMPLES
-        self._stages: tuple[Device, ...] = ()
-        self._predictions = ModelledPredictions(step_time, placement.swap_s_per_block, guess)
-
-    @property
-    def reserves_maximum(self) -> bool:
-        policy = self._system.policy
-        return isinstance(policy, StaticPolicy) or overrides(policy, "commit")
-
-    def most_tokens_per_request(self) -> int:
-        """Longest prompt + answer that one instance can hold."""
-        spare = 0
-        policy = self._system.policy
-        if isinstance(policy, Policy):
-            empty = self._loop(policy, 0)
-            limits = policy.limits(empty.view)
-            spare = limits.watermark_blocks + limits.headroom_blocks
-        tokens = (self._blocks - spare) * self._placement.block_tokens
-        context = self._placement.model.context_tokens
-        return min(tokens, context) if context else tokens
-
-    def build(self, index: int) -> Instance:
-        placement = self._placement
-        if index % placement.pp == 0:
-            names = [f"instance {index // placement.pp} stage {k}" for k in range(placement.pp)]
-            self._stages = tuple(Device(name) for name in names)
-        policy = self._system.policy
-        if isinstance(policy, Policy):
-            return self._loop(policy, index)
-        kind: Callable[..., StaticInstance] = StaticInstance
-        if self._trace is not None:
-            kind = partial(TracedStaticInstance, self._trace.log(index))
-        return kind(
-            policy,
-            self._ledger(),
-            self._predictions,
-            self._step_time,
-            self._stages,
-            Measures(self._sample_s),
-            index,
-        )
-
-    def _loop(self, policy: Policy, index: int) -> SimulatedInstance | PlainInstance:
-        if self._step:
-            return PlainInstance(
-                policy,
-                self._ledger(),
-                self._predictions,
-                self._step_time,
-                self._stages,
-                Measures(self._sample_s),
-                index,
-            )
-        kind: Callable[..., SimulatedInstance] = SimulatedInstance
-        if self._trace is not None:
-            kind = partial(TracedInstance, self._trace.log(index))
-        return kind(
-            policy,
-            self._ledger(),
-            self._predictions,
-            self._step_time,
-            self._stages,
-            Measures(self._sample_s),
-            index,
-            alone=self._placement.pp == 1 and not self._beside,
-        )
-
-    def _ledger(self) -> BlockLedger:
-        block_tokens = self._placement.block_tokens
-        return BlockLedger(self._blocks, block_tokens, self._host_blocks, self._prefix_block_tokens)
 
 
 def _gaps(instances: list[Instance]) -> Gaps:

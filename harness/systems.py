@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..workloads.errors import SloBenchError, UnknownNameError
+from .clusters.policy import ClusterPolicy
 from .core.policy import AnyPolicy, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
 from .policies.adaptivellm_deadlines import AdaptiveLlmDeadlines
@@ -56,18 +57,22 @@ class Split:
 
 @dataclass(frozen=True)
 class System:
-    """What `--system NAME` stands for."""
+    """What `--system NAME` stands for.
+
+    `cluster` decides across instances in place of the router, and which instances there are.
+    """
 
     name: str
     policy: AnyPolicy
     router: str = "round-robin"
     prefix_cache: bool = False
     source: str = field(default="", compare=False)  # paper or project
+    cluster: ClusterPolicy | None = None
 
     @property
     def description(self) -> str:
         """The first line of the docstring of the policy's module, or else of its class."""
-        kind = type(self.policy)
+        kind = type(self.cluster or self.policy)
         text = sys.modules[kind.__module__].__doc__ or inspect.getdoc(kind) or self.name
         return text.strip().splitlines()[0]
 
@@ -96,7 +101,15 @@ class System:
 
     def knobs(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
-        return {name: getattr(self.policy, name) for name in self.policy.bounds()}
+        found = {name: getattr(self.policy, name) for name in self.policy.bounds()}
+        if self.cluster is not None:
+            found |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
+        return found
+
+    @property
+    def least_instances(self) -> int:
+        """With how many instances it runs where nobody says how many."""
+        return 1 if self.cluster is None else self.cluster.least_instances
 
     def with_knobs(self, **values: Any) -> System:
         """The same system with other knobs.
@@ -104,7 +117,15 @@ class System:
         Raises:
             SloBenchError: an unknown knob, a wrong type or a value out of bounds.
         """
-        return dataclasses.replace(self, policy=self.policy.with_knobs(**values))
+        cluster = self.cluster
+        if cluster is not None:
+            across = {name: values.pop(name) for name in cluster.bounds() if name in values}
+            strangers = [name for name in values if name not in self.policy.bounds()]
+            if strangers:
+                raise UnknownNameError(f"knob of {self.name}", strangers[0], self.knobs())
+            cluster = cluster.with_knobs(**across)
+        policy = self.policy.with_knobs(**values)
+        return dataclasses.replace(self, policy=policy, cluster=cluster)
 
 
 _STOCK = (

@@ -33,7 +33,7 @@ class Balanced:
         self._in_turn = self._servers[turn:] + self._servers[:turn]
         self._up = self._in_turn
         self._router: Callable[[RequestState, Sequence[_Server]], _Server]
-        self._router = router.dispatch  # type: ignore[assignment]
+        self._router = router.dispatch
 
     @property
     def up(self) -> list[int]:

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ..core.state import RequestState
-from ..engines.instance import Instance
-from .routers import Router, load
+from .policy import Instead, Routed, View
+from .routers import load
+from .site import Site
+
+EMBEDS = "embedder"  # the role
 
 
-class ByKind:
-    """A router for each kind of instance: embedders get what they embed, the fewest first."""
+@dataclass(frozen=True)
+class ByKind(Routed):
+    """A router for language models; embedders get what they embed, the fewest first."""
 
-    watches = True
-
-    def __init__(
-        self, router: Router, models: Sequence[Instance], embedders: Sequence[Instance]
-    ) -> None:
-        self._router = router
-        self._models = models
-        self._embedders = embedders
-
-    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
-        """The instance that gets `r`."""
+    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
         if not r.texts:
-            return self._router.dispatch(r, self._models)
-        return min(self._embedders, key=lambda i: (load(i), i.index))
+            return self.router.dispatch(r, cluster.role(""))
+        return min(cluster.role(EMBEDS), key=lambda site: (load(site), site.index))

@@ -1,132 +1,498 @@
-"""Several instances under one router and one clock.
+"""Several instances under one controller and one clock.
 
-Co-simulation is conservative: an instance runs on alone up to the earliest moment at which
-anything could be sent to it (the next arrival, or the clock of another instance that may give a
-request back), so instances may leap between such moments.
+Events (arrivals, requests that come back, transfers, reviews, starts, failures) are worked off in
+order of time. Instances run between them, each on its own for as long as nothing could be sent to
+it: up to the next event, or to the earliest moment at which another instance may give a request
+back (`Instance.gives_back_s`). An instance that gives nothing back lags behind until the controller
+looks at it. Instances therefore leap, and those that nobody looks at get long slices.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+from typing import Any
 
 from ..core.decisions import Why
-from ..engines.instance import Instance
+from ..core.state import Phase, RequestState
+from ..engines.instance import EngineStuckError
+from ..engines.release import Release
 from .arrivals import INF, Arrivals
+from .links import Links
+from .policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Instead, Role, Routed, overrides
 from .recorder import Recorder
-from .routers import Router
+from .site import Island, Site, islands
 
 Progress = Callable[[int, float], None]
+_FRUITLESS = 10_000  # reviews in a row after which nobody waits for another
 
 
 class Cluster:
-    """Runs a workload over instances.
+    """Runs a workload over instances. Its policy sees it as `policy.View`; actions act on it.
 
-    `shared`: instances compute on common devices, so that none may run ahead of the others.
+    Where events fall together, those that were known first come first, and arrivals last.
     """
 
     def __init__(
         self,
-        instances: Sequence[Instance],
-        router: Router,
+        sites: Sequence[Site],
+        policy: ClusterPolicy,
         arrivals: Arrivals,
         recorder: Recorder,
         *,
-        shared: bool = False,
+        failures: Sequence[Failure] = (),
         progress: Progress | None = None,
     ) -> None:
-        self._instances = instances
-        self._router = router
+        self.sites = sites
+        self.up = [site for site in sites if site.up]
+        self.now_s = 0.0
+        self.state: Any = policy.new_state()
+        self.links: Links = policy.links(sites)
+        self._policy = policy
         self._arrivals = arrivals
         self._recorder = recorder
-        self._shared = shared
-        self._closed = False
+        self._failures = failures
         self._progress = progress
+        self._islands = islands(sites)
+        self._roles: dict[str, list[Site]] = {}
+        self._held: dict[RequestState, None] = {}
+        self._parked: dict[RequestState, Site] = {}  # prefilled there, and sent nowhere yet
+        self._moving: dict[RequestState, object] = {}  # by transfer
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._made = 0
+        self._emitters: list[tuple[float, int, Island]] = []  # stale where the time differs
+        self._closed = self._is_apart = False
+        self._hands_over = any(site.instance.hands_over for site in sites)
+        self._tells = self._hands_over or overrides(policy, "emptied")
+        self._steps_seen = self._fruitless = 0
+        for site in sites:
+            site.brought_by(self._bring)
+            site.instance.tells_ends = self._tells
+            site.instance.tells_begun = overrides(policy, "emptied")
+
+    # ---------------------------------------------------------------- what the policy sees
+
+    def role(self, name: str) -> Sequence[Site]:
+        """Those of one role that accept requests."""
+        if name not in self._roles:
+            self._roles[name] = [site for site in self.up if site.role == name]
+        return self._roles[name]
+
+    @property
+    def held(self) -> Sequence[RequestState]:
+        """Requests in the controller's own queue, the longest there first."""
+        return list(self._held)
+
+    # ---------------------------------------------------------------- what actions can do
+
+    def at(self, time_s: float, act: Callable[[], None]) -> None:
+        """`act` at that time, or now if it is past."""
+        self._made += 1
+        heappush(self._events, (max(time_s, self.now_s), self._made, act))
+
+    def send(self, r: RequestState, site: Site) -> None:
+        """`r`, waiting or with its KV free to enter, is at `site` now."""
+        self._held.pop(r, None)
+        r.visible_s = self.now_s
+        site.instance.inbox.append(r)
+        self._note(site.island)
+
+    def migrate(
+        self, r: RequestState, source: Site, target: Site, *, copied_tokens: int = 0
+    ) -> None:
+        """`r` goes from one instance to another between two iterations, its KV over a link.
+
+        Who has none here (it waits, or is swapped out or in the midst of its prefill) is there at
+        once. It holds its blocks at `source` until the transfer ends. `copied_tokens` of its KV
+        are there already.
+        """
+        self._bring(source)
+        source.movable.take_out(r)
+        self._note(source.island)
+        if r in source.movable.parked:
+            self._transfer(r, source, target, source.instance.now_s, copied_tokens)
+        else:
+            self.at(source.instance.now_s, lambda: self._enters(r, target))
+
+    def unite(self, one: Site, other: Site) -> None:
+        """They compute for each other from now on: neither may run ahead of the other."""
+        island, gone = one.island, other.island
+        if island is gone:
+            return
+        for site in (one, other):
+            self._bring(site)
+        island.sites = sorted([*island.sites, *gone.sites], key=lambda site: site.index)
+        for site in gone.sites:
+            site.island = island
+        self._islands.remove(gone)
+        gone.gives_back_s = -1.0  # what the heap says of it is stale
+        self._note(island)
+
+    def reconsider(self, site: Site) -> None:
+        """What `site` can hold has changed: its policy is asked again, and those who are parked."""
+        self._bring(site)
+        site.movable.reconsider()
+        self._note(site.island)
+        self._ask_parked()
+
+    def start(self, site: Site) -> None:
+        """`site` accepts requests from now on; those that are held are dispatched again."""
+        if site.up:
+            return
+        site.up = True
+        site.instance.now_s = max(site.instance.now_s, self.now_s)
+        self._changed_up()
+        for r in self.held:
+            self._sent(r, self._policy.dispatch(r, self))
+        self._ask_parked()
+        self._emptied(site)
+
+    def stop(self, site: Site) -> None:
+        """`site` accepts no requests from now on, and serves those that it has."""
+        site.up = False
+        self._changed_up()
+
+    def fail(self, site: Site) -> None:
+        """`site` loses everything; `returned` says where its requests begin again.
+
+        An iteration that is under way is the last, and ends first.
+        """
+        self._bring(site)
+        self.stop(site)
+        self._collect(site)
+        lost = site.movable.lose_all()
+        self._note(site.island)
+        for r in lost:
+            self._parked.pop(r, None)
+            self._moving.pop(r, None)
+            release = Release(r, Why.FAIL, max(self.now_s, site.instance.now_s))
+            self.at(release.time_s, partial(self._given_back, release))
+        self._ask_parked()
+
+    # ---------------------------------------------------------------- running
+
+    def expect(self, role: Role) -> None:
+        """Instances of `role` that are not up yet start when it says."""
+        for site in self.sites:
+            if site.role == role.name and not site.up:
+                self.at(role.start_s, partial(self.start, site))
 
     def run(self, *, closed: bool) -> None:
-        """Serve everything. `closed`: some arrivals wait for answers."""
+        """Serve everything. `closed`: some arrivals wait for answers.
+
+        Raises:
+            EngineStuckError: requests are held for ever, or an instance admits nobody.
+        """
         self._closed = closed
-        free = len(self._instances) == 1 or not (self._router.watches or self._shared)
-        if free and not closed:
+        for site in self.sites:
+            site.instance.tells_ends |= closed
+        for failure in self._failures:
+            self._fail_later(failure)
+        self._is_apart = self._apart()
+        if self._is_apart:
             self._run_apart()
         else:
             self._run_together()
-        for instance in self._instances:
-            self._collect(instance)
+        for site in self.sites:
+            self._collect(site)
         self._recorder.cancelled(self._arrivals.cancelled)
 
+    def _apart(self) -> bool:
+        """Does nothing that happens on one instance matter to another?"""
+        policy = self._policy
+        return (
+            isinstance(policy, Routed)
+            and (len(self.sites) == 1 or not policy.router.watches)
+            and len(self._islands) == len(self.sites) == len(self.up)
+            and not (self._closed or self._failures or self._hands_over)
+        )
+
     def _run_apart(self) -> None:
-        """Nothing that happens on one instance matters to another: each gets long slices."""
-        instances, arrivals = self._instances, self._arrivals
+        """Each instance gets long slices."""
+        sites, arrivals = self.sites, self._arrivals
+        assert isinstance(self._policy, Routed)
+        dispatch = self._policy.router.dispatch
         while True:
             requests = arrivals.pop_slice()
-            if len(instances) == 1:
-                instances[0].inbox.extend(requests)
+            if len(sites) == 1:
+                sites[0].instance.inbox.extend(requests)
             else:
                 for r in requests:
-                    self._router.dispatch(r, instances).inbox.append(r)
+                    dispatch(r, sites).instance.inbox.append(r)
             horizon_s = arrivals.next_s()
-            for instance in instances:
-                instance.run(horizon_s, False)
-                self._collect(instance)
+            for site in sites:
+                site.instance.run(horizon_s, False)
+                self._collect(site)
             if horizon_s == INF:
                 return
 
     def _run_together(self) -> None:
-        instances, arrivals = self._instances, self._arrivals
-        steps = parked = 0
+        arrivals, events = self._arrivals, self._events
+        steps = 0
+        if self._policy.review_s < INF:
+            self.at(self._policy.review_s, self._review)
         while True:
             arrival_s = arrivals.next_s()
-            ready = [i.ready_s() for i in instances]
-            now_s = min(ready)
-            if arrival_s <= now_s:
-                if arrival_s == INF:
+            event_s = events[0][0] if events else INF
+            until_s = min(arrival_s, event_s)
+            first = self._first_emitter()
+            if first is not None and first.gives_back_s < until_s:
+                heappop(self._emitters)
+                first.gives_back_s = -1.0  # it is not in the heap
+                second = self._first_emitter()
+                horizon_s = until_s if second is None else min(until_s, second.gives_back_s)
+                ready_s = min(site.instance.ready_s() for site in first.sites)
+                self._advance(first, max(horizon_s, math.nextafter(ready_s, INF)))
+            elif until_s == INF:
+                busy = [s.island for s in self.sites if s.instance.ready_s() < INF]
+                if not busy:
+                    self._nobody_left()
                     return
+                self._advance(busy[0], INF)
+            elif event_s <= arrival_s:
+                self.now_s = event_s
+                heappop(events)[2]()
+            else:
+                self.now_s = arrival_s
                 r = arrivals.pop()
-                instance = self._router.dispatch(r, instances)
-                r.visible_s = arrival_s
-                instance.inbox.append(r)
-                parked = 0
-                continue
-            at = ready.index(now_s)
-            horizon_s = arrival_s
-            for k, instance in enumerate(instances):
-                if k != at and ready[k] < horizon_s and self._concerns(instance):
-                    horizon_s = ready[k]
-            instance = instances[at]
-            horizon_s = max(horizon_s, math.nextafter(now_s, INF))
-            if parked > len(instances):
-                # All wait and none can act: they would hand each other the least of time for ever.
-                horizon_s = arrival_s
-            instance.run(horizon_s, True)
-            parked = parked + 1 if instance.now_s == horizon_s and not instance.idle else 0
-            if instance.outbox or len(instance.finished) >= 1024:
-                self._collect(instance)
+                self._sent(r, self._policy.dispatch(r, self))
             steps += 1
             if steps % 4096 == 0:
-                self._report(now_s)
+                for site in self.sites:  # else those that nobody looks at hoard requests
+                    self._bring(site)
+                self._report(self.now_s)
 
-    def _concerns(self, instance: Instance) -> bool:
-        """May what `instance` does before the next arrival matter to others?"""
-        return self._shared or self._closed or instance.may_release
+    def _nobody_left(self) -> None:
+        left = [*self._held, *self._parked]
+        if left:
+            raise EngineStuckError(
+                f"{type(self._policy).__name__} holds {len(left)} requests, as it does request "
+                f"{left[0].id}, and nothing is left that could change that"
+            )
 
-    def _collect(self, instance: Instance) -> None:
-        recorder = self._recorder
+    # ---------------------------------------------------------------- instances between events
+
+    def _first_emitter(self) -> Island | None:
+        """Where a request may be given back first."""
+        emitters = self._emitters
+        while emitters:
+            gives_back_s, _, island = emitters[0]
+            if gives_back_s == island.gives_back_s:
+                return island
+            heappop(emitters)
+        return None
+
+    def _note(self, island: Island) -> None:
+        """Something changed there: ask anew when it may give a request back."""
+        if len(island.sites) == 1:
+            gives_back_s = island.sites[0].instance.gives_back_s()
+        else:
+            gives_back_s = min(site.instance.gives_back_s() for site in island.sites)
+        if gives_back_s != island.gives_back_s:
+            island.gives_back_s = gives_back_s
+            if gives_back_s < INF:
+                heappush(self._emitters, (gives_back_s, island.index, island))
+
+    def _bring(self, site: Site) -> None:
+        """Up to the present: who is asked about then gives nothing back before it.
+
+        Who came while an iteration is under way is let in, as if that were over.
+        """
+        instance = site.instance
+        if instance.ready_s() < self.now_s:
+            self._advance(site.island, self.now_s)
+        if instance.inbox:
+            instance.run(self.now_s, True)
+            if instance.outbox:
+                self._collect(site)
+            self._note(site.island)
+
+    def _advance(self, island: Island, horizon_s: float) -> None:
+        """Run until the horizon, or until a request is given back."""
+        if len(island.sites) == 1:
+            site = island.sites[0]
+            site.instance.run(horizon_s, True)
+            if site.instance.outbox or len(site.instance.finished) >= 1024:
+                self._collect(site)
+        else:
+            self._take_turns(island.sites, horizon_s)
+        self._note(island)
+
+    def _take_turns(self, sites: Sequence[Site], horizon_s: float) -> None:
+        """Those that share devices: always the one that is furthest behind."""
+        parked = 0
+        while True:
+            ready = [site.instance.ready_s() for site in sites]
+            now_s = min(ready)
+            if now_s >= horizon_s:
+                return
+            at = ready.index(now_s)
+            others_s = min(s for k, s in enumerate(ready) if k != at)
+            upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
+            if parked > len(sites):
+                # All wait and none can act: they would hand each other the least of time for ever.
+                upto_s = horizon_s
+            instance = sites[at].instance
+            instance.run(upto_s, True)
+            parked = parked + 1 if instance.now_s == upto_s and not instance.idle else 0
+            if instance.outbox or len(instance.finished) >= 1024:
+                told = bool(instance.outbox)
+                self._collect(sites[at])
+                if told:
+                    return
+
+    def _collect(self, site: Site) -> None:
+        instance = site.instance
         eventful = bool(
-            self._closed or instance.measures.preemptions or instance.ledger.unit_tokens
+            self._closed
+            or len(self.sites) > 1
+            or instance.measures.preemptions
+            or instance.ledger.unit_tokens
         )
-        recorder.finished(instance.finished, instance.index, eventful=eventful)
+        self._recorder.finished(instance.finished, instance.index, eventful=eventful)
         for r in instance.finished:
             if r.notify:
                 self._arrivals.ended(r.id, r.finish_s, answered=True)
         instance.finished.clear()
         for release in instance.outbox:
-            if release.why is not Why.FINISH:
-                recorder.gone(release)
-                if release.request.notify:
-                    self._arrivals.ended(release.request.id, instance.now_s, answered=False)
+            if release.why not in (Why.FINISH, Why.BEGUN) or self._tells:
+                self._heard(release, site)
         instance.outbox.clear()
         self._report(instance.now_s)
+
+    def _heard(self, release: Release, site: Site) -> None:
+        if self._is_apart:
+            self._gone(release)
+        else:
+            version = release.request.version
+            self.at(release.time_s, lambda: self._told(release, site, version))
+
+    # ---------------------------------------------------------------- requests between instances
+
+    def _told(self, release: Release, site: Site, version: int) -> None:
+        why, r = release.why, release.request
+        if why is Why.HAND_OVER:
+            if r in site.movable.parked and r.version == version:  # else the instance has failed
+                self._parked[r] = site
+                self._hand_over(r)
+        elif why is Why.OFFLOAD:
+            self._given_back(release)
+        elif why in (Why.DROP, Why.REJECT):
+            self._gone(release)
+        if self._tells:
+            self._ask_parked(but=r)
+            self._emptied(site)
+
+    def _ask_parked(self, but: RequestState | None = None) -> None:
+        for parked in list(self._parked):
+            if parked is not but:
+                self._hand_over(parked)
+
+    def _given_back(self, release: Release) -> None:
+        answer = self._policy.returned(release, self)
+        if answer is DROP or answer is REJECT:
+            self._gone(release)
+        else:
+            self._sent(release.request, answer)
+
+    def _gone(self, release: Release) -> None:
+        self._recorder.gone(release)
+        r = release.request
+        self._held.pop(r, None)
+        if r.notify:
+            self._arrivals.ended(r.id, release.time_s, answered=False)
+
+    def _sent(self, r: RequestState, answer: Site | Instead) -> None:
+        if answer is HOLD:
+            self._held.setdefault(r)
+        elif isinstance(answer, Instead):
+            why = Why.DROP if answer is DROP else Why.REJECT
+            self._gone(Release(r, why, self.now_s))
+        else:
+            self.send(r, answer)
+
+    def _emptied(self, site: Site) -> None:
+        while self._held and site.up:
+            r = self._policy.emptied(site, self)
+            if r is None:
+                return
+            self.send(r, site)
+
+    def _hand_over(self, r: RequestState) -> None:
+        source = self._parked[r]
+        answer = self._policy.hand_over(r, source, self)
+        if answer is HOLD:
+            return
+        del self._parked[r]
+        if isinstance(answer, Instead):
+            self._leave(r, source)
+            why = Why.DROP if answer is DROP else Why.REJECT
+            self._gone(Release(r, why, self.now_s))
+        elif answer is source:
+            self._leave(r, source)
+            self.send(r, source)
+        else:
+            self._transfer(r, source, answer, self.now_s)
+
+    def _transfer(
+        self, r: RequestState, source: Site, target: Site, begin_s: float, copied_tokens: int = 0
+    ) -> None:
+        transfer = self._moving[r] = object()
+        ends_s = self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
+        self.at(ends_s, lambda: self._moved(r, source, target, transfer))
+
+    def _moved(self, r: RequestState, source: Site, target: Site, transfer: object) -> None:
+        """The KV of `r` is at `target`: it enters there when there is room."""
+        if self._moving.get(r) is transfer:  # else the source failed, and `r` has begun again
+            del self._moving[r]
+            self._leave(r, source)
+            self._enters(r, target)
+
+    def _leave(self, r: RequestState, source: Site) -> None:
+        self._bring(source)
+        source.movable.let_go_of(r)
+        self._note(source.island)
+
+    def _enters(self, r: RequestState, target: Site) -> None:
+        if target.up:
+            self.send(r, target)
+            return
+        if r.phase is Phase.RESIDENT:  # its KV is lost
+            r.phase, r.kv_tokens = Phase.WAITING, 0
+            r.target_tokens = r.prompt_tokens + r.emitted_tokens
+            r.recomputes += 1
+        self._given_back(Release(r, Why.FAIL, self.now_s))
+
+    # ---------------------------------------------------------------- the controller's own times
+
+    def _review(self) -> None:
+        """Ask for actions, and again later while anybody is here or to come."""
+        for site in self.sites:
+            self._bring(site)
+        for action in self._policy.review(self):
+            action.carry_out(self)
+        alone = not self._events and self._arrivals.next_s() == INF
+        busy = any(site.instance.inbox or not site.instance.idle for site in self.sites)
+        if alone and not (busy or self._held or self._parked):
+            return
+        steps = sum(site.instance.measures.steps for site in self.sites)
+        self._fruitless = self._fruitless + 1 if alone and steps == self._steps_seen else 0
+        self._steps_seen = steps
+        if self._fruitless < _FRUITLESS:
+            self.at(self.now_s + self._policy.review_s, self._review)
+
+    def _fail_later(self, failure: Failure) -> None:
+        for site in self.sites:
+            if site.number == failure.instance:
+                self.at(failure.at_s, partial(self.fail, site))
+                if failure.back_s < INF:
+                    self.at(failure.back_s, partial(self.start, site))
+
+    def _changed_up(self) -> None:
+        self.up = [site for site in self.sites if site.up]
+        self._roles.clear()
 
     def _report(self, now_s: float) -> None:
         if self._progress is not None:

@@ -1,134 +1,23 @@
-"""What moves bytes between instances and hosts, and the memory that they are moved to."""
+"""What KV moves over between instances."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
-from ...predictors.specs import LinkSpec
-from ...workloads.errors import SloBenchError
-
-
-class Link:
-    """One direction of a link. It carries one transfer at a time, in the order they are asked for.
-
-    So do copy engines and the queues of a network card: who comes second waits for the first, and
-    both have arrived as early as if they had shared the bandwidth. The latency of a transfer does
-    not keep the link from the next one.
-    """
-
-    __slots__ = ("busy_s", "carried_bytes", "free_at_s", "spec")
-
-    def __init__(self, spec: LinkSpec) -> None:
-        self.spec = spec
-        self.free_at_s = 0.0
-        self.carried_bytes = 0
-        self.busy_s = 0.0
+if TYPE_CHECKING:
+    from .site import Site
 
 
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """When a transfer began to flow, and when all of it had arrived."""
+class Links(Protocol):
+    """Says when a transfer ends; books what it occupies."""
 
-    begin_s: float
-    end_s: float
-    moved_bytes: int
-
-
-def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> Transfer:
-    """Send `moved_bytes` over all links of `path` at once, as soon as all of them are free.
-
-    The slowest sets the pace, and all are held for as long; latencies add up. Nothing to move is
-    there at once.
-
-    Raises:
-        SloBenchError: a negative number of bytes.
-    """
-    if moved_bytes < 0:
-        raise SloBenchError(f"a transfer must have at least 0 bytes but has {moved_bytes}")
-    if not moved_bytes or not path:
-        return Transfer(now_s, now_s, moved_bytes)
-    begin_s = max(now_s, *(link.free_at_s for link in path))
-    flow_s = moved_bytes / min(link.spec.bandwidth_bytes_per_s for link in path)
-    for link in path:
-        link.free_at_s = begin_s + flow_s
-        link.carried_bytes += moved_bytes
-        link.busy_s += flow_s
-    latency_s = sum(link.spec.latency_s for link in path)
-    return Transfer(begin_s, begin_s + flow_s + latency_s, moved_bytes)
+    def ends_s(self, source: Site, target: Site, kv_tokens: int, now_s: float) -> float:
+        """When the KV of so many tokens is at `target`, if it leaves `source` now."""
+        ...
 
 
-class Network:
-    """A switch between instances: each has one link out and one link in, all alike.
+class NoDelay:
+    """KV is there at once."""
 
-    The switch itself is never the narrow place. A hop has the latency of one link: it is booked
-    on the way out.
-    """
-
-    def __init__(self, spec: LinkSpec) -> None:
-        self.spec = spec
-        self._free_of_charge = LinkSpec(spec.name, spec.bandwidth_bytes_per_s, 0.0, spec.origin)
-        self._out: dict[int, Link] = {}
-        self._into: dict[int, Link] = {}
-
-    def out(self, instance: int) -> Link:
-        """What carries away from an instance."""
-        return self._out.setdefault(instance, Link(self.spec))
-
-    def into(self, instance: int) -> Link:
-        """What carries to an instance."""
-        return self._into.setdefault(instance, Link(self._free_of_charge))
-
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> Transfer:
-        """From one instance to another; within one, at once."""
-        if source == target:
-            return Transfer(now_s, now_s, moved_bytes)
-        return send((self.out(source), self.into(target)), moved_bytes, now_s)
-
-    @property
-    def sent_bytes(self) -> int:
-        """What has gone out of all instances."""
-        return sum(link.carried_bytes for link in self._out.values())
-
-    @property
-    def received_bytes(self) -> int:
-        """What has come into all instances."""
-        return sum(link.carried_bytes for link in self._into.values())
-
-
-class Memory:
-    """Bytes of a GPU, a host or a disk: what is booked never exceeds what there is."""
-
-    __slots__ = ("capacity_bytes", "name", "peak_bytes", "used_bytes")
-
-    def __init__(self, name: str, capacity_bytes: int) -> None:
-        if capacity_bytes < 0:
-            raise SloBenchError(f"{name} must hold at least 0 bytes but holds {capacity_bytes}")
-        self.name = name
-        self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
-        self.peak_bytes = 0
-
-    @property
-    def free_bytes(self) -> int:
-        """What can still be booked."""
-        return self.capacity_bytes - self.used_bytes
-
-    def take(self, wanted_bytes: int) -> None:
-        """Book. Raises SloBenchError if there is not so much left."""
-        if not 0 <= wanted_bytes <= self.free_bytes:
-            raise SloBenchError(
-                f"{self.name} has {self.free_bytes:,} of {self.capacity_bytes:,} bytes free; "
-                f"{wanted_bytes:,} cannot be booked"
-            )
-        self.used_bytes += wanted_bytes
-        self.peak_bytes = max(self.peak_bytes, self.used_bytes)
-
-    def give_back(self, returned_bytes: int) -> None:
-        """Undo a booking. Raises SloBenchError if so much is not booked."""
-        if not 0 <= returned_bytes <= self.used_bytes:
-            raise SloBenchError(
-                f"{self.name} has {self.used_bytes:,} bytes booked; "
-                f"{returned_bytes:,} cannot be given back"
-            )
-        self.used_bytes -= returned_bytes
+    def ends_s(self, source: Site, target: Site, kv_tokens: int, now_s: float) -> float:
+        return now_s

@@ -11,7 +11,12 @@ from ..core.records import Outcome, Records
 from ..core.state import RequestState
 from ..engines.release import Release
 
-_OUTCOMES = {Why.DROP: Outcome.DROPPED, Why.REJECT: Outcome.REJECTED, Why.OFFLOAD: Outcome.DROPPED}
+_OUTCOMES = {
+    Why.DROP: Outcome.DROPPED,
+    Why.REJECT: Outcome.REJECTED,
+    Why.OFFLOAD: Outcome.DROPPED,
+    Why.FAIL: Outcome.FAILED,
+}
 
 
 _ALWAYS = {

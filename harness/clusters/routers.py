@@ -7,7 +7,6 @@ from typing import Protocol, TypeVar
 
 from ...workloads.errors import UnknownNameError
 from ..core.state import RequestState
-from ..engines.instance import Instance
 
 
 class Counts(Protocol):
@@ -61,7 +60,7 @@ class Router(Protocol):
 
     watches: bool
 
-    def dispatch(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
+    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
         """The instance that gets `r`."""
         ...
 

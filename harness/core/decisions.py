@@ -60,12 +60,15 @@ class Refill(Enum):
 
 
 class Why(Enum):
-    """Why an instance gives a request back to the router."""
+    """Why an instance gives a request back, or what it tells of one."""
 
-    OFFLOAD = "offload"
+    OFFLOAD = "offload"  # before its prefill began
     DROP = "drop"
     REJECT = "reject"
-    FINISH = "finish"  # only told where somebody waits for the answer
+    HAND_OVER = "hand over"  # its prefill is done, and it decodes elsewhere
+    FAIL = "fail"  # the instance is gone
+    FINISH = "finish"  # only told where somebody waits for it
+    BEGUN = "begun"  # the last one that waited has entered the batch; only told where asked
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,8 +77,15 @@ class BlockLedger:
         hashes = r.prefix_blocks[stride - 1 : units * stride : stride]
         return sum(1 for h in hashes if h in idle) * self.unit_blocks
 
-    def take_match(self, r: RequestState, units: int) -> None:
-        """`r` holds its leading `units` from the cache; its KV and blocks start with them."""
+    def load_s(self, r: RequestState, units: int) -> float:
+        """Seconds that `take_match` would say."""
+        return 0.0
+
+    def take_match(self, r: RequestState, units: int) -> float:
+        """`r` holds its leading `units` from the cache; its KV and blocks start with them.
+
+        Seconds to bring in what was not on the GPU: none of it, unless a ledger has more tiers.
+        """
         stride = self.stride
         taken = list(r.prefix_blocks[stride - 1 : units * stride : stride])
         for h in taken:
@@ -90,6 +97,7 @@ class BlockLedger:
         r.shared = taken
         r.kv_tokens = units * self.unit_tokens
         r.blocks = units * self.unit_blocks
+        return 0.0
 
     def publish(self, r: RequestState, kv_tokens: int) -> None:
         """Every full unit of the first `kv_tokens` of `r` is cached from now on, held by `r`."""
@@ -125,6 +133,20 @@ class BlockLedger:
         else:
             self.free += r.blocks
         r.blocks = 0
+
+    def resize(self, total: int) -> None:
+        """Hold `total` blocks from now on. What is held stays: `total` must cover it."""
+        used = self.total - self.free
+        assert total >= used, f"{used} blocks are held, more than {total}"
+        self.total, self.free = total, total - used
+        self.evict()
+
+    def forget(self) -> None:
+        """Every cached prefix is lost; nobody may hold one."""
+        self.refs.clear()
+        self.idle.clear()
+        self.idle_blocks = 0
+        self.cache_version += 1
 
     def evict(self, held: int = 0) -> None:
         """Forget the idle units, oldest first, that the free blocks, but for `held`, no longer

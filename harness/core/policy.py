@@ -65,8 +65,8 @@ def knob(
 
 
 @dataclass(frozen=True)
-class _Knobs:
-    """Knobs are the frozen fields of a policy."""
+class Knobs:
+    """Knobs are the frozen fields of a policy, for one instance or for several."""
 
     def __post_init__(self) -> None:
         for name, bounds in self.bounds().items():
@@ -96,7 +96,7 @@ class _Knobs:
 
 
 @dataclass(frozen=True)
-class Policy(_Knobs):
+class Policy(Knobs):
     """Continuous batching with vLLM V1's answers. Override what a system changes.
 
     Engines skip hooks that nobody overrides. Ties go to the request that came first; of equal
@@ -170,7 +170,7 @@ class Policy(_Knobs):
 
 
 @dataclass(frozen=True)
-class StaticPolicy(_Knobs):
+class StaticPolicy(Knobs):
     """Static batching: a batch is formed when the engine idles and runs until its longest ends.
 
     `continuous` names the system that is what a server can run of it, if there is one.

@@ -124,6 +124,18 @@ class Totals:
 
 
 @dataclass(frozen=True)
+class InstanceTotals:
+    """Sums over one cell of one instance, all its pipeline lanes together."""
+
+    role: str  # empty where all are alike
+    busy_s: float = 0.0
+    steps: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
 class Result:
     """One simulated or measured cell."""
 
@@ -133,3 +145,5 @@ class Result:
     totals: Totals
     learned: tuple[Any, ...] = ()  # what the policy of each instance learnt: its `new_state()`
     oversize: int = 0  # requests that were rejected because they could never fit
+    instances: tuple[InstanceTotals, ...] = ()  # as `Records.instance` counts them
+    cluster: Any = None  # what the cluster policy learnt

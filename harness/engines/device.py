@@ -7,14 +7,22 @@ class Device:
     """Compute time of one pipeline stage (its tensor-parallel GPUs together).
 
     Instances placed on the same device take turns, step by step, so that together they never get
-    more than the device's throughput.
+    more than the device's throughput. What it computes for instances of other devices goes first,
+    and is owed by the steps of its own (`owed_s`).
     """
 
-    __slots__ = ("free_at_s", "name")
+    __slots__ = ("free_at_s", "name", "owed_s")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.free_at_s = 0.0
+        self.owed_s = 0.0
+
+    def settle(self, begin_s: float) -> float:
+        """Seconds that a step which begins now is longer for; idle time has paid its part."""
+        owed_s = max(0.0, self.owed_s - max(0.0, begin_s - self.free_at_s))
+        self.owed_s = 0.0
+        return owed_s
 
 
 def occupy(stages: tuple[Device, ...], begin_s: float, duration_s: float) -> float:
@@ -25,7 +33,8 @@ def occupy(stages: tuple[Device, ...], begin_s: float, duration_s: float) -> flo
     share_s = duration_s / len(stages)
     now_s = begin_s
     for stage in stages:
-        now_s = max(now_s, stage.free_at_s) + share_s
+        owed_s = stage.settle(now_s) if stage.owed_s else 0.0
+        now_s = max(now_s, stage.free_at_s) + owed_s + share_s
         stage.free_at_s = now_s
     return now_s
 

@@ -55,6 +55,8 @@ class EmbeddingInstance:
         self.policy_state = llm.policy_state
         self.view = LoopView(self)
         self.held_blocks = 0
+        self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
+        self.hands_over = self.tells_ends = self.tells_begun = False
         self.llm = llm
         self._embedder = embedder
         self._arrived = 0
@@ -66,9 +68,8 @@ class EmbeddingInstance:
     def idle(self) -> bool:
         return not (self.waiting.live or self.decoding)
 
-    @property
-    def may_release(self) -> bool:
-        return True
+    def gives_back_s(self) -> float:
+        return self.ready_s()
 
     def ready_s(self) -> float:
         if not self.idle:
@@ -108,7 +109,7 @@ class EmbeddingInstance:
             r.seq = self._arrived
             r.instance = self.index
             if self.policy.embed_admit(r, self._view) is Admission.REJECT:
-                self.outbox.append(Release(r, Why.REJECT))
+                self.outbox.append(Release(r, Why.REJECT, self.now_s))
             else:
                 self.waiting.push(r)
             self.llm.reconsider()
@@ -149,7 +150,7 @@ class EmbeddingInstance:
             r.finish_s = self.now_s
             r.phase = Phase.DONE
             self.finished.append(r)
-            if r.notify:
+            if r.notify or self.tells_ends:
                 self.outbox.append(Release.finish(r))
         self.decoding.clear()
         self.llm.reconsider()

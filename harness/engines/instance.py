@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
+from ...predictors.roofline import StepTime
 from ...workloads.errors import SloBenchError
 from ..core.ledger import BlockLedger
 from ..core.state import RequestState
+from .away import SplitStepTime
 from .device import Device
 from .measures import Measures
 from .release import Release
@@ -31,15 +33,18 @@ class Instance(Protocol):
     finished: list[RequestState]
     stalled: list[RequestState]
     view: LoopView
+    chunks: list[tuple[int, int]]  # of prompts, in the last iteration
+    hands_over: bool  # who has been prefilled decodes elsewhere
+    tells_ends: bool  # `Why.FINISH` of every request, not only of those that somebody waits for
+    tells_begun: bool  # `Why.BEGUN`
 
     @property
     def idle(self) -> bool:
         """Is nothing here (arrivals still in the inbox aside)?"""
         ...
 
-    @property
-    def may_release(self) -> bool:
-        """Could it give a request back before the next arrival?"""
+    def gives_back_s(self) -> float:
+        """No request is given back or told of before this, whatever is not sent here by then."""
         ...
 
     def ready_s(self) -> float:
@@ -52,4 +57,34 @@ class Instance(Protocol):
         Everything that arrives before the horizon must be in the inbox. With `stop_on_release`
         it returns as soon as the outbox holds something.
         """
+        ...
+
+
+class Movable(Instance, Protocol):
+    """An instance whose requests can go elsewhere between two iterations."""
+
+    parked: dict[RequestState, None]  # on their way; they hold their blocks until `let_go_of`
+
+    def reconsider(self) -> None:
+        """Something changed beside this instance: the policy is asked again."""
+        ...
+
+    def compute_by(self, step_time: StepTime) -> None:
+        """Its steps take so long from now on; all of its model is on its own GPUs."""
+        ...
+
+    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+        """Its steps take so long from now on, and `device` computes a part of them."""
+        ...
+
+    def take_out(self, r: RequestState) -> None:
+        """`r` leaves: parked if it has KV on the GPU, else as somebody who waits."""
+        ...
+
+    def let_go_of(self, r: RequestState) -> None:
+        """The KV of a parked request is elsewhere now: its blocks are free."""
+        ...
+
+    def lose_all(self) -> list[RequestState]:
+        """The instance fails: all who are here, to be prefilled again, and nothing stays."""
         ...

@@ -65,12 +65,14 @@ class Loop:
         "_limits_vary",
         "_mask",
         "_tells_finished",
+        "blocked_till_s",
         "chunks",
         "decode_kv_tokens",
         "decode_seqs",
         "decoding",
         "ends",
         "finished",
+        "hands_over",
         "inbox",
         "index",
         "kv_sum",
@@ -81,6 +83,7 @@ class Loop:
         "most_tokens",
         "now_s",
         "outbox",
+        "parked",
         "policy",
         "policy_state",
         "predictions",
@@ -92,6 +95,8 @@ class Loop:
         "review_s",
         "stalled",
         "swap_s",
+        "tells_begun",
+        "tells_ends",
         "tick",
         "view",
         "waiting",
@@ -128,6 +133,11 @@ class Loop:
         # Ended in the iteration before, while the next had been decided (`Limits.ahead`): they run
         # no more, but keep place and blocks until that next one is over.
         self.lingering: list[RequestState] = []
+        # On their way to another instance: they keep their blocks until `let_go_of`.
+        self.parked: dict[RequestState, None] = {}
+        self.hands_over = False  # who has been prefilled decodes elsewhere
+        self.tells_ends = self.tells_begun = False  # see `Why`
+        self.blocked_till_s = 0.0  # nothing runs, nor will by itself before this
 
         self.tick = 0
         self.kv_sum = 0
@@ -171,13 +181,6 @@ class Loop:
             self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
         )
 
-    @property
-    def may_release(self) -> bool:
-        """Could a request be given back to the router before the next arrival?"""
-        return (self._asks_leave and (self.waiting.live > 0 or bool(self.inbox))) or (
-            self._asks_admit and bool(self.inbox)
-        )
-
     def deliver(self, seen_s: float) -> None:
         """Take in everything from the inbox that was there at `seen_s`."""
         inbox = self.inbox
@@ -191,7 +194,7 @@ class Loop:
                 self.resident.append(r)
                 continue
             if self._asks_admit and self.policy.admit(r, self.view) is Admission.REJECT:
-                self.outbox.append(Release(r, Why.REJECT))
+                self.outbox.append(Release(r, Why.REJECT, self.now_s))
                 continue
             self.waiting.push(r)
             if self._asks_leave and not r.emitted_tokens:
@@ -206,16 +209,106 @@ class Loop:
             _, _, version, r, why = heappop(leavers)
             if version == r.version:
                 self.waiting.remove(r)
-                self.outbox.append(Release(r, why))
+                self.outbox.append(Release(r, why, self.now_s))
                 self._dirty = True
 
     def reconsider(self) -> None:
         """Something changed beside this instance: the policy is asked again."""
         self._dirty = True
+        self.blocked_till_s = 0.0
 
     def next_leave_s(self) -> float:
         """When the next waiting request would leave; infinite if none would."""
-        return self.leavers[0][0] if self.leavers else INF
+        leavers = self.leavers
+        while leavers and leavers[0][2] != leavers[0][3].version:
+            heappop(leavers)
+        return leavers[0][0] if leavers else INF
+
+    # ---------------------------------------------------------------- to and from other instances
+
+    def take_out(self, r: RequestState) -> None:
+        """`r` leaves between two iterations, waiting or resident for wherever it goes.
+
+        What has KV here keeps its blocks until `let_go_of`.
+        """
+        if r.phase is WAITING:
+            self.waiting.remove(r)
+        elif r.phase is _RESIDENT:
+            self.resident.remove(r)
+            self._leave_host(r)
+        elif r.phase is _PREFILL:
+            self.prefilling.remove(r)
+            self._unfill(r)
+            self.ledger.release(r)
+            self.most_tokens -= r.prompt_tokens + r.max_output_tokens
+            r.phase, r.kv_tokens = WAITING, 0
+        elif r.phase is _DECODE:
+            self._stop_decode(r)
+            self.most_tokens -= r.prompt_tokens + r.max_output_tokens
+            self._park(r)
+        else:
+            self.stalled.remove(r)
+            self._park(r)
+        self._unpromise(r)
+        self.reconsider()
+
+    def let_go_of(self, r: RequestState) -> None:
+        """The KV of a parked request is elsewhere now."""
+        del self.parked[r]
+        self.ledger.release(r)
+        self.reconsider()
+
+    def lose_all(self) -> list[RequestState]:
+        """The instance fails between two iterations: who was here, to be prefilled again, the
+        first comers first.
+        """
+        self.let_go()
+        there = [*self.inbox, *self.waiting, *self.resident, *self.stalled, *self.prefilling]
+        for r in self.prefilling:
+            self._unfill(r)
+        for r in list(self.decoding):
+            self._stop_decode(r)
+            there.append(r)
+        there += self.parked
+        for r in there:
+            r.recomputes += r.phase is not WAITING
+            self._leave_host(r)
+            self.ledger.release(r)
+            self._unpromise(r)
+            r.phase, r.kv_tokens = WAITING, 0
+            r.target_tokens = r.prompt_tokens + r.emitted_tokens
+        self.ledger.forget()
+        self.waiting = _queue(self.policy, self.view, self.ledger)
+        self.inbox.clear()
+        self.resident.clear()
+        self.stalled.clear()
+        self.prefilling.clear()
+        self.parked.clear()
+        self.ends.clear()
+        self.leavers.clear()
+        self.chunks = []
+        self.most_tokens = 0
+        self.swap_s = 0.0
+        self.reconsider()
+        return sorted(there, key=lambda r: (r.arrival_s, r.id))
+
+    def _park(self, r: RequestState) -> None:
+        r.phase = _RESIDENT
+        self.parked[r] = None
+
+    def _unfill(self, r: RequestState) -> None:
+        missing = r.target_tokens - r.kv_tokens
+        self.prefill_pending -= missing
+        self.measures.prefill_tokens -= missing
+
+    def _unpromise(self, r: RequestState) -> None:
+        self.promised_blocks -= r.promised_blocks
+        r.promised_blocks = 0
+
+    def _leave_host(self, r: RequestState) -> None:
+        if r.in_host:
+            self.ledger.host_free += r.blocks
+            r.blocks, r.in_host = 0, False
 
     # ---------------------------------------------------------------- one iteration
 
@@ -376,9 +469,7 @@ class Loop:
         else:
             how = PreemptBy.RECOMPUTE
             self.prefilling.remove(victim)
-            missing = victim.target_tokens - victim.kv_tokens
-            self.prefill_pending -= missing
-            self.measures.prefill_tokens -= missing
+            self._unfill(victim)
         self.most_tokens -= victim.prompt_tokens + victim.max_output_tokens
         if how is PreemptBy.STALL:
             victim.phase = Phase.STALLED
@@ -444,7 +535,7 @@ class Loop:
             waiting.take_head()
             entered = True
             if units:
-                ledger.take_match(r, units)
+                self.swap_s += ledger.take_match(r, units)
             if r.cached_tokens < 0:
                 r.cached_tokens = r.kv_tokens
             if lim.by_chunk:
@@ -461,6 +552,8 @@ class Loop:
             self.prefill_pending = pending + tokens
             self.measures.prefill_tokens += tokens
             self._enlist(r)
+        if self.tells_begun and entered and not waiting.live:
+            self.outbox.append(Release(self.prefilling[-1], Why.BEGUN, self.now_s))
         return entered and bool(self.resident)  # whose turn it may be next
 
     def would_enter(self, group: Refill) -> list[RequestState]:
@@ -628,6 +721,12 @@ class Loop:
             if r.emitted_tokens >= r.output_tokens:
                 self._finish(r)
                 ended = True
+            elif self.hands_over:
+                self.most_tokens -= r.prompt_tokens + r.max_output_tokens
+                self._unpromise(r)
+                self._park(r)
+                self.outbox.append(Release(r, Why.HAND_OVER, now_s))
+                ended = True
             else:
                 self._start_decode(r)
         self.prefilling = still
@@ -683,7 +782,7 @@ class Loop:
         self.promised_blocks -= r.promised_blocks
         self.finished.append(r)
         self._dirty = True
-        if r.notify:
+        if r.notify or self.tells_ends:
             self.outbox.append(Release.finish(r))
         if self._tells_finished:
             self.policy.finished(r, self.view)

@@ -18,6 +18,7 @@ from ..core.queues import REKEY_AT_MOST
 from ..core.state import Phase, RequestState
 from ..core.view import Predictions
 from .arrival_queue import ArrivalQueue
+from .away import Away, SplitStepTime
 from .device import Device, occupy
 from .instance import EngineStuckError
 from .measures import Measures
@@ -44,6 +45,7 @@ class PlainInstance:
         self.ledger = ledger
         self.predictions = predictions
         self.step_time = step_time
+        self.away: Away | None = None
         self.stages = stages
         self.measures = measures
         self.index = index
@@ -59,6 +61,10 @@ class PlainInstance:
         self.prefilling: list[RequestState] = []
         self.decoding: dict[RequestState, None] = {}
         self.lingering: list[RequestState] = []  # ended, but not let go yet
+        self.parked: dict[RequestState, None] = {}  # on their way to another instance
+        self.hands_over = self.tells_ends = self.tells_begun = False
+        self.blocked_till_s = 0.0
+        self.chunks: list[tuple[int, int]] = []
         self.tick = 0  # never moves: lengths stand on the requests themselves
         self.swap_s = 0.0
         self.held = 0
@@ -84,12 +90,74 @@ class PlainInstance:
             self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
         )
 
-    @property
-    def may_release(self) -> bool:
-        return True
+    def gives_back_s(self) -> float:
+        return max(self.ready_s(), self.blocked_till_s)
+
+    def compute_by(self, step_time: StepTime) -> None:
+        self.step_time, self.away = step_time, None
+
+    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+        self.step_time, self.away = step_time, Away(step_time, device)
 
     def reconsider(self) -> None:
         self.changed = True
+        self.blocked_till_s = 0.0
+
+    def take_out(self, r: RequestState) -> None:
+        if r.phase is Phase.WAITING:
+            self.waiting.remove_all([r])
+            self.leaves.pop(r, None)
+        elif r.phase is Phase.RESIDENT:
+            self.resident.remove(r)
+            self._leave_host(r)
+        elif r.phase is Phase.PREFILL:
+            self.prefilling.remove(r)
+            self.ledger.release(r)
+            r.phase, r.kv_tokens = Phase.WAITING, 0
+        elif r.phase is Phase.DECODE:
+            del self.decoding[r]
+            self._park(r)
+        else:
+            self.stalled.remove(r)
+            self._park(r)
+        r.promised_blocks = 0
+        self.reconsider()
+
+    def let_go_of(self, r: RequestState) -> None:
+        del self.parked[r]
+        self.ledger.release(r)
+        self.reconsider()
+
+    def lose_all(self) -> list[RequestState]:
+        self._let_go()
+        there = [*self.inbox, *self.waiting, *self.resident, *self.stalled]
+        there += [*self.prefilling, *self.decoding, *self.parked]
+        for r in there:
+            r.recomputes += r.phase is not Phase.WAITING
+            self._leave_host(r)
+            self.ledger.release(r)
+            r.phase, r.kv_tokens, r.promised_blocks = Phase.WAITING, 0, 0
+            r.target_tokens = r.prompt_tokens + r.emitted_tokens
+        self.ledger.forget()
+        self.waiting = ArrivalQueue()
+        self.resident, self.stalled, self.prefilling, self.decoding = [], [], [], {}
+        self.inbox.clear()
+        self.parked.clear()
+        self.leaves.clear()
+        self.chunks = []
+        self.swap_s = 0.0
+        self.reconsider()
+        return sorted(there, key=lambda r: (r.arrival_s, r.id))
+
+    def _park(self, r: RequestState) -> None:
+        r.phase = Phase.RESIDENT
+        r.promised_blocks = 0
+        self.parked[r] = None
+
+    def _leave_host(self, r: RequestState) -> None:
+        if r.in_host:
+            self.ledger.host_free += r.blocks
+            r.blocks, r.in_host = 0, False
 
     def ready_s(self) -> float:
         if not self.idle:
@@ -97,6 +165,7 @@ class PlainInstance:
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
+        self.blocked_till_s = 0.0
         while True:
             self._arrive()
             self._dismiss()
@@ -137,7 +206,7 @@ class PlainInstance:
             if r.phase is Phase.RESIDENT:
                 self.resident.append(r)
             elif self.policy.admit(r, self.view) is Admission.REJECT:
-                self.outbox.append(Release(r, Why.REJECT))
+                self.outbox.append(Release(r, Why.REJECT, self.now_s))
             else:
                 self.waiting.push(r)
                 leave = None if r.emitted_tokens else self.policy.leave(r, self.view)
@@ -150,7 +219,7 @@ class PlainInstance:
             if time_s <= self.now_s:
                 leave = self.leaves.pop(r)
                 self.waiting.remove_all([r])
-                self.outbox.append(Release(r, leave.why))
+                self.outbox.append(Release(r, leave.why, self.now_s))
                 self.changed = True
 
     def _by_urgency(self, requests: list[RequestState]) -> list[RequestState]:
@@ -196,6 +265,7 @@ class PlainInstance:
         if not decoders and not plan:
             return False
         batch = (len(decoders), kv_tokens, chunks)
+        self.chunks = chunks
         step_time = self.step_time
         if wants_longest(step_time):
             duration_s = step_time.step_s(*batch, longest)
@@ -204,6 +274,8 @@ class PlainInstance:
         duration_s += limits.exposed_swap_s(duration_s, self.swap_s)
         self.swap_s = 0.0
         self.began_s = self.now_s
+        if self.away is not None:
+            self.away.step(*batch)
         self.now_s = occupy(self.stages, self.now_s, duration_s)
         self._let_go()
         for r in decoders:
@@ -237,6 +309,10 @@ class PlainInstance:
         r.last_token_s = self.now_s
         if r.emitted_tokens == r.output_tokens:
             self._finish(r)
+        elif self.hands_over:
+            self._park(r)
+            self.outbox.append(Release(r, Why.HAND_OVER, self.now_s))
+            self.changed = True
         else:
             r.phase = Phase.DECODE
             r.tick0 = 0
@@ -255,7 +331,7 @@ class PlainInstance:
             self.ledger.release(r)
         self.finished.append(r)
         self.changed = True
-        if r.notify:
+        if r.notify or self.tells_ends:
             self.outbox.append(Release.finish(r))
         self.policy.finished(r, self.view)
 
@@ -279,6 +355,7 @@ class PlainInstance:
             if horizon_s == INF:
                 raise EngineStuckError(f"instance {self.index} is stuck at {self.now_s:.3f} s")
             self.now_s = horizon_s
+            self.blocked_till_s = next_s
             return False
         self.now_s = max(self.now_s, next_s)
         return True
@@ -394,7 +471,7 @@ class PlainInstance:
             self.waiting.remove_all([r])
             self.leaves.pop(r, None)
             if units:
-                ledger.take_match(r, units)
+                self.swap_s += ledger.take_match(r, units)
             if r.cached_tokens < 0:
                 r.cached_tokens = r.kv_tokens
             if limits.by_chunk:
@@ -406,6 +483,8 @@ class PlainInstance:
             r.phase = Phase.PREFILL
             self.prefilling.append(r)
             self._enlist(r)
+        if self.tells_begun and entered and not self.waiting.live:
+            self.outbox.append(Release(self.prefilling[-1], Why.BEGUN, self.now_s))
         return entered and bool(self.resident)
 
     def would_enter(self, group: Refill) -> list[RequestState]:

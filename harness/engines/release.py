@@ -1,4 +1,4 @@
-"""A request that an instance gives back to the router."""
+"""A request that an instance gives back, or tells of."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from ..core.state import RequestState
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Offloaded, dropped, rejected; or finished, where somebody waits for the answer."""
+    """What became of a request at `time_s`, the clock of its instance."""
 
     request: RequestState
     why: Why
+    time_s: float
 
     @classmethod
     def finish(cls, r: RequestState) -> Release:
         """`r` is done and somebody waits for it."""
-        return cls(r, Why.FINISH)
+        return cls(r, Why.FINISH, r.finish_s)

@@ -14,16 +14,28 @@ from ...predictors.step_time import StepTime
 from ..core.ledger import BlockLedger
 from ..core.policy import Policy
 from ..core.view import Predictions
+from .away import Away, SplitStepTime
 from .device import Device, free_after, occupy
 from .instance import EngineStuckError
 from .loop import INF, Loop
 from .measures import Measures
 
+_ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
+
 
 class SimulatedInstance(Loop):
     """One instance in simulated time."""
 
-    __slots__ = ("_alone", "_began_s", "_span_of", "_step_of", "_within_of", "stages", "step_time")
+    __slots__ = (
+        "_alone",
+        "_away",
+        "_began_s",
+        "_span_of",
+        "_step_of",
+        "_within_of",
+        "stages",
+        "step_time",
+    )
 
     def __init__(
         self,
@@ -38,10 +50,15 @@ class SimulatedInstance(Loop):
         alone: bool = True,
     ) -> None:
         super().__init__(policy, ledger, predictions, measures, index)
-        self.step_time = step_time
         self.stages = stages
         self._alone = alone  # nobody else computes on these devices
         self._began_s = 0.0  # when the last iteration began
+        self._away: Away | None = None
+        self.compute_by(step_time)
+
+    def compute_by(self, step_time: StepTime) -> None:
+        self._away = None
+        self.step_time = step_time
         self._step_of = step_time.step_s
         self._span_of = step_time.span_s
         self._within_of = step_time.steps_within
@@ -51,12 +68,42 @@ class SimulatedInstance(Loop):
             self._step_of, self._span_of = told.step_s, told.span_s
             self._within_of = told.steps_within
 
+    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+        self.compute_by(step_time)
+        self._away = Away(step_time, device)
+
     def ready_s(self) -> float:
         if not self.idle:
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
+    def gives_back_s(self) -> float:
+        """No request is given back or told of before this; see `Instance`."""
+        now_s, inbox = self.now_s, self.inbox
+        earliest_s = INF
+        if inbox and (
+            self._asks_leave
+            or self._asks_admit
+            or self.hands_over
+            or self.tells_ends
+            or self.tells_begun
+        ):
+            earliest_s = max(now_s, inbox[0].visible_s)
+        if self.leavers:
+            earliest_s = min(earliest_s, max(now_s, self.next_leave_s()))
+        if self.blocked_till_s > now_s:
+            return min(earliest_s, self.blocked_till_s)
+        if self.hands_over or self.tells_ends or self.tells_begun:
+            if self.prefilling or self.waiting.live or self.resident or self.stalled:
+                return min(earliest_s, now_s)
+            if self.tells_ends and self.decoding:
+                steps = self.next_end_tick() - self.tick
+                span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
+                return min(earliest_s, now_s + span_s * _ROUNDING)
+        return earliest_s
+
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
+        self.blocked_till_s = 0.0
         step_s, alone, ahead = self._step_of, self._alone, self._lim.ahead
         inbox, leavers = self.inbox, self.leavers
         measures, ledger = self.measures, self.ledger
@@ -92,6 +139,8 @@ class SimulatedInstance(Loop):
                 duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s)
                 self.swap_s = 0.0
             self._began_s = self.now_s
+            if self._away is not None:
+                self._away.step(seqs, self.decode_kv_tokens, chunks)
             if alone:
                 self.now_s += duration_s
             else:
@@ -131,6 +180,7 @@ class SimulatedInstance(Loop):
                     f"{type(self.policy).__name__} admits nobody"
                 )
             self.now_s = horizon_s
+            self.blocked_till_s = next_s
             return False
         self.now_s = max(self.now_s, next_s)
         return True
@@ -165,6 +215,8 @@ class SimulatedInstance(Loop):
                 return
             blocks = self._growth(steps)
             span_s = span_of(seqs, kv_sum, steps)
+        if self._away is not None:
+            self._away.span(seqs, kv_sum, steps)
         self.now_s += span_s
         self.tick += steps
         self.kv_sum = kv_sum + steps * seqs

@@ -63,6 +63,8 @@ class StaticInstance:
         self.decoding: dict[RequestState, None] = {}
         self.kv_sum = self.tick = self.most_tokens = 0
         self.policy_state: Any = policy.new_state()
+        self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
+        self.hands_over = self.tells_ends = self.tells_begun = False
         self._tells_finished = type(policy).finished is not StaticPolicy.finished
         self.view = LoopView(self)
 
@@ -70,9 +72,8 @@ class StaticInstance:
     def idle(self) -> bool:
         return not (self.waiting.live or self.decoding)
 
-    @property
-    def may_release(self) -> bool:
-        return False
+    def gives_back_s(self) -> float:
+        return self.ready_s()
 
     def ready_s(self) -> float:
         if not self.idle:
@@ -221,5 +222,6 @@ class StaticInstance:
             for r in self.decoding:
                 self.policy.finished(r, self.view)
         self.finished.extend(self.decoding)
-        self.outbox.extend(Release.finish(r) for r in self.decoding if r.notify)
+        told = (r for r in self.decoding if r.notify or self.tells_ends)
+        self.outbox.extend(map(Release.finish, told))
         self.decoding.clear()
