@@ -58,6 +58,10 @@ class NaiveStart:
         group_s = self.group_s if tp > 1 else 0.0
         return self.engine_s + group_s + part_bytes / self.link_bytes_per_s
 
+    def links_used(self, tp: int, node_gpus: int) -> int:
+        """Each GPU's own."""
+        return tp
+
 
 def fitted_bandwidth(seen: Sequence[tuple[float, float]], links: int = LOAD_LINKS) -> float:
     """Bytes a second of one link, from (weight bytes on one GPU, seconds): least squares of the

@@ -64,16 +64,21 @@ class PagedLedger(BlockLedger):
         self.quota_blocks = quota_blocks
         self.used = self.held_pages = 0
         super().__init__(self.free, block_tokens)
-        self._hold(self._pages(0))
+        self._hold(0)
 
-    def _pages(self, blocks: int) -> int:
+    def pages_for(self, blocks: int) -> int:
+        """Pages that hold so many blocks."""
         return -(-blocks // self._blocks_per_page) * self._pages_per_block
+
+    def blocks_in(self, pages: int) -> int:
+        """Blocks that so many pages hold."""
+        return pages // self._pages_per_block * self._blocks_per_page
 
     @property
     def free(self) -> int:
         """Blocks that this model could still take; below 0 where its quota has shrunk."""
         pages = self.held_pages + min(pool.free for pool in self._pools)
-        blocks = pages // self._pages_per_block * self._blocks_per_page
+        blocks = self.blocks_in(pages)
         if self.quota_blocks is not None and self.quota_blocks < blocks:
             blocks = self.quota_blocks
         return blocks - self.used
@@ -81,7 +86,7 @@ class PagedLedger(BlockLedger):
     @free.setter
     def free(self, blocks: int) -> None:
         self.used += self.free - blocks
-        self._hold(self._pages(self.used))
+        self._hold(self.pages_for(self.used))
 
     def _hold(self, pages: int) -> None:
         """Map or give back, so that so many pages and the buffer, as far as there is, are held."""
