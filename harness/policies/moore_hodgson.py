@@ -11,7 +11,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heappop, heappush
 from itertools import compress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..core.state import RequestState
 from ..core.view import View
@@ -62,10 +62,11 @@ def slack_s(kept: Iterable[Job], start_s: float, s_per_token: float) -> float:
 class InTimeQueue:
     """Those under way first, then who can be in time by deadline, then all others by deadline.
 
-    The plan is made anew when somebody comes, and when the start of the next prefill has moved
-    further than its slack. In between it is what planning anew would give: while all of a largest
-    set of least work are in time, it stays one; and without its first, once that one has begun,
-    it is one of the rest.
+    The plan is made anew only when it may have changed. While all of a largest set of least work
+    are in time, it stays one, however late and slow the start; without its first, once that one
+    has begun, it is one of the rest; and with a newcomer, if all are still in time, it is one of
+    all. Who could not be in time even by himself changes nothing. Of equally long jobs the last
+    due counts as the longest, so that there is but one such set.
 
     `job` says what a request is; its deadline is -inf for one that is under way (it was preempted)
     and inf where none is asked.
@@ -83,8 +84,11 @@ class InTimeQueue:
         self._due: list[Job] = []  # those with a deadline ahead
         self._late: list[Job] = []  # those whose deadline has passed
         self._plan: list[Job] = []  # of `_due`, the next one last
+        self._plan_tokens = 0
+        self._new: dict[RequestState, Job] = {}  # of `_due`, not looked at yet
+        self._planned = False  # is `_plan` one, for `_due` without `_new`?
         self._start_s = 0.0
-        self._slack_s = -1.0  # no plan
+        self._slack_s = 0.0  # at least so much may the start slip
         self._rate = 0.0
         self._head: RequestState | None = None
 
@@ -97,7 +101,7 @@ class InTimeQueue:
         if job.due_s == -math.inf:
             self._under_way_tokens += job.tokens
         elif job.due_s < math.inf:
-            self._slack_s = -1.0
+            self._new[r] = job
 
     def _list_of(self, job: Job) -> list[Job]:
         if job.due_s == -math.inf:
@@ -113,11 +117,14 @@ class InTimeQueue:
             self._under_way_tokens -= job.tokens
         if not _discard(self._list_of(job), job):
             _discard(self._late, job)
+        if self._new.pop(r, None) is not None:
+            return
         if self._plan and self._plan[-1] is job:
             self._plan.pop()
+            self._plan_tokens -= job.tokens
             self._start_s += job.tokens * self._rate
-        elif -math.inf < job.due_s < math.inf and job in self._plan:
-            self._slack_s = -1.0
+        elif _discard(self._plan, job, key=_last_first):
+            self._planned = False  # somebody else may be in time instead
 
     def take_head(self) -> None:
         """The request that `head` has just named leaves."""
@@ -142,8 +149,7 @@ class InTimeQueue:
     def _replan(self) -> None:
         now_s, rate = self._view.now_s, self._s_per_token()
         start_s = now_s + rate * (self._view.unfilled_tokens + self._under_way_tokens)
-        slipped_s = start_s - self._start_s
-        if rate == self._rate and -_ROUNDING_S <= slipped_s <= self._slack_s - _ROUNDING_S:
+        if self._planned and self._still_planned(start_s, rate):
             return
         due = self._due
         passed = bisect_left(due, (now_s,))
@@ -153,7 +159,37 @@ class InTimeQueue:
         self._plan = in_time(due, start_s, rate)
         self._slack_s = slack_s(self._plan, start_s, rate)
         self._plan.reverse()
+        self._plan_tokens = sum(job.tokens for job in self._plan)
         self._start_s, self._rate = start_s, rate
+        self._new.clear()
+        self._planned = True
+
+    def _still_planned(self, start_s: float, rate: float) -> bool:
+        """Take the newcomers into the plan; False if it must be made anew."""
+        slipped_s = start_s - self._start_s
+        nobody_left_out = len(self._plan) + len(self._new) == len(self._due)
+        if not nobody_left_out and (slipped_s < -_ROUNDING_S or rate < self._rate):
+            return False
+        if slipped_s < 0 and not nobody_left_out:
+            start_s, slipped_s = self._start_s, 0.0
+        spare_s = self._slack_s - slipped_s if rate == self._rate else -math.inf
+        new = [job for job in self._new.values() if start_s + job.tokens * rate <= job.due_s]
+        if new:
+            tokens = sum(job.tokens for job in new)
+            self._plan_tokens += tokens
+            end_s = start_s + self._plan_tokens * rate
+            spare_s = min(spare_s - tokens * rate, min(new).due_s - end_s)
+            if len(new) < len(self._plan):
+                for job in new:
+                    insort(self._plan, job, key=_last_first)
+            else:
+                self._plan = sorted([*self._plan, *new], reverse=True)
+        if spare_s < _ROUNDING_S:
+            spare_s = slack_s(reversed(self._plan), start_s, rate)
+        self._new.clear()
+        self._start_s, self._slack_s, self._rate = start_s, spare_s, rate
+        self._planned = spare_s >= _ROUNDING_S
+        return self._planned
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(list(self._jobs))
@@ -171,9 +207,13 @@ class InTimeQueue:
         return math.inf
 
 
-def _discard(jobs: list[Job], job: Job) -> bool:
-    """Take it out of a sorted list, if it is there."""
-    at = bisect_left(jobs, job)
+def _last_first(job: Job) -> tuple[float, int]:
+    return -job.due_s, -job.seq
+
+
+def _discard(jobs: list[Job], job: Job, key: Callable[[Job], Any] | None = None) -> bool:
+    """Take it out of a list sorted by `key`, if it is there."""
+    at = bisect_left(jobs, job if key is None else key(job), key=key)
     if at < len(jobs) and jobs[at] is job:
         del jobs[at]
         return True

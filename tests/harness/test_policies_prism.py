@@ -81,6 +81,7 @@ def request(n, due_s, tokens):
             st.tuples(st.just("enters"), st.just(0.0), st.just(0)),
             st.tuples(st.just("waits"), st.floats(0.0, 5.0), st.just(0)),
             st.tuples(st.just("works"), st.floats(0.5, 1.5), st.integers(1, 20)),
+            st.tuples(st.just("another pace"), st.floats(0.5, 1.5), st.just(0)),
         ),
         max_size=60,
     )
@@ -98,6 +99,8 @@ def test_the_queue_is_what_planning_anew_would_give(moves):
             queue.push(r)
         elif move == "waits":
             clock.now_s += x
+        elif move == "another pace":
+            clock.rate = x
         elif move == "works":  # faster or slower than planned
             done = min(tokens, clock.unfilled_tokens)
             clock.unfilled_tokens -= done
