@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush, merge
+from operator import itemgetter
 
 import numpy as np
 
@@ -12,6 +14,10 @@ from .policy import Policy
 from .state import RequestState
 from .view import View
 
+# (rank in its row, order of arrival, version, request, its line)
+_Entry = tuple[float, int, int, RequestState, Line]
+
+_NOBODY = Line(0.0, math.inf, 0.0)
 _EARLY_S = 1e-9  # asked a hair early nothing is lost; a hair late would be a step late
 
 
@@ -32,17 +38,21 @@ def _crossed_s(keys: np.ndarray, per_s: np.ndarray, first: int, now_s: float) ->
 
 
 class LineQueue:
-    """Keys are lines in time: the head in one pass over columns, and when it will be overtaken."""
+    """Keys are lines in time: the head in one pass over columns, and when it will be overtaken.
+
+    Lines of one slope never cross, so only the first of each slope has a row in the columns.
+    """
 
     def __init__(self, policy: Policy, view: View) -> None:
         self._policy = policy
         self._view = view
-        self._requests: list[RequestState | None] = []
+        self._row: dict[RequestState, int] = {}  # all who wait
+        self._kinds: dict[tuple[float, float], int] = {}  # row of a slope
+        self._heaps: list[list[_Entry]] = []  # by row
         self._time_s = np.empty(64)
         self._value = np.empty(64)
         self._per_s = np.empty(64)
         self._seq = np.empty(64, dtype=np.int64)
-        self._row: dict[RequestState, int] = {}
         self._head_row = -1
         self._known = np.empty(0)  # keys of all rows at `_known_s`
         self._known_s = math.nan
@@ -54,32 +64,56 @@ class LineQueue:
 
     def push(self, r: RequestState) -> None:
         """`r` enters."""
-        if len(self._requests) == len(self._value):
-            self._compact()
-        row = len(self._requests)
-        line = self._policy.urgency_line(r, self._view)
-        self._time_s[row] = line.time_s
-        self._value[row] = line.value
-        self._per_s[row] = line.per_s
-        self._seq[row] = r.seq
-        self._requests.append(r)
-        self._row[r] = row
         r.version += 1
+        line = self._policy.urgency_line(r, self._view)
+        kind, rank = _kind_and_rank(line)
+        row = self._kinds.get(kind)
+        if row is None:
+            row = self._new_row(kind)
+        heap = self._heaps[row]
+        heappush(heap, (rank, r.seq, r.version, r, line))
+        self._row[r] = row
+        if heap[0][3] is r:
+            self._show(row)
+
+    def _new_row(self, kind: tuple[float, float]) -> int:
+        if len(self._heaps) == len(self._value):
+            self._compact()
+        self._kinds[kind] = row = len(self._heaps)
+        self._heaps.append([])
+        return row
 
     def _compact(self) -> None:
-        rows = list(self._row.values())
+        """Forget slopes that nobody has any more."""
+        kinds = [(kind, row) for kind, row in self._kinds.items() if self._heaps[row]]
+        rows = [row for _, row in kinds]
         size = max(64, 2 * len(rows))
         for name in ("_time_s", "_value", "_per_s", "_seq"):
             old = getattr(self, name)
             new = np.empty(size, dtype=old.dtype)
             new[: len(rows)] = old[rows]
             setattr(self, name, new)
-        self._requests = list(self._row)
-        self._row = {r: row for row, r in enumerate(self._row)}
+        self._heaps = [self._heaps[row] for row in rows]
+        self._kinds = {kind: row for row, (kind, _) in enumerate(kinds)}
+        moved = {old: row for row, old in enumerate(rows)}
+        self._row = {r: moved[old] for r, old in self._row.items()}
         self._known_s = math.nan
 
+    def _show(self, row: int) -> None:
+        """The columns show who is first in this row now."""
+        heap = self._heaps[row]
+        while heap and heap[0][3].version != heap[0][2]:
+            heappop(heap)
+        line = heap[0][4] if heap else _NOBODY
+        self._time_s[row] = line.time_s
+        self._value[row] = line.value
+        self._per_s[row] = line.per_s
+        self._seq[row] = heap[0][1] if heap else -1
+        if row < len(self._known):
+            self._known[row] = line.at(self._known_s)
+
     def _keys(self) -> np.ndarray:
-        n, now_s = len(self._requests), self._view.now_s
+        n, now_s = len(self._heaps), self._view.now_s
         if now_s != self._known_s or n != len(self._known):
             self._known = (now_s - self._time_s[:n]) * self._per_s[:n]
             self._known += self._value[:n]
@@ -94,44 +128,53 @@ class LineQueue:
         if len(equal) > 1:
             row = int(equal[self._seq[equal].argmin()])
         self._head_row = row
-        r = self._requests[row]
-        assert r is not None
-        return r
+        return self._heaps[row][0][3]
 
     def take_head(self) -> None:
         """The request that `head` has just named leaves."""
-        r = self._requests[self._head_row]
-        assert r is not None
-        self.remove(r)
+        self.remove(self._heaps[self._head_row][0][3])
 
     def remove(self, r: RequestState) -> None:
         """`r` leaves from wherever it stands."""
         row = self._row.pop(r)
-        self._requests[row] = None
-        self._value[row] = math.inf
-        if row < len(self._known):
-            self._known[row] = math.inf
-        self._per_s[row] = 0.0
         r.version += 1
+        if self._heaps[row][0][3] is r:
+            self._show(row)
 
     def __iter__(self) -> Iterator[RequestState]:
         return iter(list(self._row))
 
     def ordered(self) -> Iterator[RequestState]:
-        """All, the next one first; sorted only if more than that one is wanted."""
+        """All, the next one first; looked up only if more than that one is wanted."""
         if not self._row:
             return
-        yield self.head()
-        order = np.lexsort((self._seq[: len(self._requests)], self._keys()))
-        for row in order[1 : self.live].tolist():
-            r = self._requests[row]
-            assert r is not None
-            yield r
+        head = self.head()
+        yield head
+        now_s = self._view.now_s
+        for _, _, r in merge(*(_in_order(heap, now_s) for heap in self._heaps if heap)):
+            if r is not head:
+                yield r
 
     def overtaken_s(self) -> float:
         """When another request becomes the next one if nothing else happens; infinite if never."""
         if self.live < 2:
             return math.inf
         self.head()
-        per_s = self._per_s[: len(self._requests)]
+        per_s = self._per_s[: len(self._heaps)]
         return _crossed_s(self._keys(), per_s, self._head_row, self._view.now_s)
+
+
+def _kind_and_rank(line: Line) -> tuple[tuple[float, float], float]:
+    """Lines of one kind never change places; their rank in it, the smallest first."""
+    if not line.per_s:
+        return (0.0, 0.0), line.value
+    return (line.per_s, line.value), line.time_s if line.per_s < 0 else -line.time_s
+
+
+def _in_order(heap: list[_Entry], now_s: float) -> Iterator[tuple[float, int, RequestState]]:
+    """Key, order of arrival and request of those in a row; sorted once the first is taken."""
+    _, seq, _, r, line = heap[0]
+    yield line.at(now_s), seq, r
+    for _, seq, version, other, line in sorted(heap, key=itemgetter(0, 1)):
+        if other.version == version and other is not r:
+            yield line.at(now_s), seq, other
