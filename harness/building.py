@@ -18,7 +18,7 @@ from .engines.device import Device
 from .engines.instance import Instance
 from .engines.measures import Measures
 from .engines.plain import PlainInstance
-from .engines.predictions import ModelledPredictions
+from .engines.predictions import ModelledPredictions, Predicts
 from .engines.simulated import SimulatedInstance
 from .engines.static import StaticInstance
 from .engines.traced import Trace, TracedInstance, TracedStaticInstance
@@ -67,7 +67,8 @@ class Builder:
         elif role.placement is not None:
             steps = step_time(placement).model
         self._steps = steps
-        self._predictions = ModelledPredictions(steps, placement.swap_s_per_block, guess)
+        self._guess = guess
+        self._predictions = self._predicts(steps)
 
     @property
     def reserves_maximum(self) -> bool:
@@ -149,16 +150,22 @@ class Builder:
         kind: Callable[..., SimulatedInstance] = SimulatedInstance
         if self._trace is not None:
             kind = partial(TracedInstance, self._trace.log(index))
-        return kind(
+        learner = self.role.learner(self.placement) if self.role.learner else None
+        instance = kind(
             policy,
             self._ledger(),
-            self._predictions,
+            self._predictions if learner is None else self._predicts(learner),
             self._steps,
             stages,
             Measures(self._sample_s),
             index,
             alone=self._alone,
         )
+        instance.learner = learner
+        return instance
+
+    def _predicts(self, steps: Predicts) -> ModelledPredictions:
+        return ModelledPredictions(steps, self.placement.swap_s_per_block, self._guess)
 
     def _ledger(self) -> BlockLedger:
         block_tokens = self.placement.block_tokens

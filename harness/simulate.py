@@ -176,6 +176,11 @@ def _number(recorder: Recorder, sites: Sequence[Site]) -> None:
     lanes[:] = numbers[lanes]
 
 
+def _prediction_error(instance: Instance) -> float:
+    learner = instance.learner if isinstance(instance, SimulatedInstance) else None
+    return float("nan") if learner is None else learner.error
+
+
 def _by_instance(sites: Sequence[Site]) -> tuple[InstanceTotals, ...]:
     found: dict[int, InstanceTotals] = {}
     for site in sites:
@@ -188,6 +193,7 @@ def _by_instance(sites: Sequence[Site]) -> tuple[InstanceTotals, ...]:
             prefill_tokens=before.prefill_tokens + m.prefill_tokens,
             decode_tokens=before.decode_tokens + m.decode_tokens,
             preemptions=before.preemptions + m.preemptions,
+            prediction_error=_prediction_error(instance),
         )
     return tuple(found.values())
 

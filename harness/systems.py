@@ -13,17 +13,19 @@ from types import ModuleType
 from typing import Any
 
 from ..workloads.errors import SloBenchError, UnknownNameError
+from .clusters.ascendra import Ascendra
 from .clusters.policy import ClusterPolicy
 from .core.policy import AnyPolicy, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
 from .policies.adaptivellm_deadlines import AdaptiveLlmDeadlines
-from .policies.ascendra import Ascendra
+from .policies.ascendra import AscendraLp
 from .policies.collocated_fcfs import CollocatedFcfs
 from .policies.collocated_static import StaticSplit
 from .policies.collocation import Collocation
 from .policies.collocation_lru import CollocationLru
 from .policies.collocation_open import CollocationOpen
 from .policies.distserve import DistServe
+from .policies.dropping import SarathiDrop, VllmDrop, VllmV0Drop
 from .policies.edf import EarliestDeadlineFirst
 from .policies.edf_drop import EdfDrop
 from .policies.fastertransformer import FasterTransformer
@@ -133,6 +135,9 @@ _STOCK = (
     System("vllm-v0", VllmV0(), source="Kwon et al., SOSP 2023; vLLM 0.2"),
     System("vllm-swap", VllmSwap(), source="Kwon et al., SOSP 2023; vLLM 0.2"),
     System("sarathi", Sarathi(), source="Agrawal et al., OSDI 2024"),
+    System("vllm-drop", VllmDrop(), prefix_cache=True, source="as in Ascendra, §8.6"),
+    System("vllm-v0-drop", VllmV0Drop(), source="as in Ascendra, §8.6"),
+    System("sarathi-drop", SarathiDrop(), source="as in Ascendra, §8.6"),
     System("edf", EarliestDeadlineFirst(), source="Liu & Layland, J. ACM 1973"),
     System("edf-drop", EdfDrop(), source="Gujarati et al., OSDI 2020, §4.4"),
     System("orca", Orca(), source="Yu et al., OSDI 2022"),
@@ -160,7 +165,8 @@ _STOCK = (
     System("static-split", StaticSplit(), source="LLM-embedding collocation, §3.3"),
     System("collocated-fcfs", CollocatedFcfs(), source="LLM-embedding collocation, §3.4"),
     System("merged-batches", MergedBatches(), source="LLM-embedding collocation, §5.4"),
-    System("ascendra", Ascendra(), source="Ascendra, Algorithm 1"),
+    System("ascendra", AscendraLp(), source="Ascendra, §4 to §6", cluster=Ascendra()),
+    System("ascendra-lp", AscendraLp(), source="Ascendra, Algorithm 1"),
     System("prism", Prism(), source="Prism, Algorithm 2; Moore, Management Science 1968"),
     System(
         "distserve",

@@ -12,14 +12,21 @@ from ..systems import System
 SIMULATED = "simulated"
 
 
+def _alone(system: System) -> str:
+    """Why one server's scheduler is not enough; empty if it is."""
+    if system.cluster is None or system.split is not None:
+        return ""
+    return "its controller over several instances runs in the simulator alone"
+
+
 def _on_vllm(system: System) -> str:
-    return vllm_fits.refusal(system.policy)
+    return _alone(system) or vllm_fits.refusal(system.policy)
 
 
 def _on_sglang(system: System) -> str:
     if system.split is not None:
         return "a prefill/decode split is started on vLLM alone"
-    return sglang_fits.refusal(system.policy)
+    return _alone(system) or sglang_fits.refusal(system.policy)
 
 
 _REFUSALS: Mapping[str, Callable[[System], str]] = {

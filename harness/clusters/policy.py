@@ -18,6 +18,7 @@ from ...workloads.errors import SloBenchError
 from ..core.ledger import BlockLedger
 from ..core.policy import AnyPolicy, Knobs
 from ..core.state import RequestState
+from ..engines.predictions import Learner
 from ..engines.release import Release
 from .links import Links, NoDelay
 from .routers import Router
@@ -45,9 +46,10 @@ class Role:
     """Instances that are alike. What is None is as for the whole run.
 
     `hands_over`: a request that has been prefilled here decodes elsewhere. `start_s`: seconds from
-    the start of the run until the instances accept requests. `devices`: the device that each
-    instance computes on, by name; instances that name the same one take turns. Each has one of its
-    own by default. `ledger` makes that of each instance, as `BlockLedger` does.
+    the start of the run until the instances accept requests. `learner` makes, for each instance,
+    what its policy predicts step times by; the true ones by default. `devices`: the device that
+    each instance computes on, by name; instances that name the same one take turns. Each has one of
+    its own by default. `ledger` makes that of each instance, as `BlockLedger` does.
     """
 
     name: str
@@ -58,6 +60,7 @@ class Role:
     prefix_cache: bool | None = None
     hands_over: bool = False
     start_s: float = 0.0
+    learner: Callable[[Placement], Learner] | None = None
     devices: tuple[str, ...] = ()
     ledger: Callable[[int, int, int, int], BlockLedger] = BlockLedger
 

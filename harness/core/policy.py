@@ -110,6 +110,8 @@ class Policy(Knobs):
     order: ClassVar[Literal["entry", "cache", "time", "view"]] = "entry"
     # Do the limits depend on the view? Then they are asked whenever the composition changed.
     limits_vary: ClassVar[bool] = False
+    # May a request whose time to leave has come still enter at that moment?
+    leaves_last: ClassVar[bool] = False
 
     def new_state(self) -> Any:
         """What this policy learns on one instance, empty."""

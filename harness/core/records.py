@@ -133,6 +133,7 @@ class InstanceTotals:
     prefill_tokens: int = 0
     decode_tokens: int = 0
     preemptions: int = 0
+    prediction_error: float = float("nan")  # mean relative, of step times that are learned
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,8 @@ class PlainInstance:
         self.blocked_till_s = 0.0
         while True:
             self._arrive()
-            self._dismiss()
+            if not self.policy.leaves_last:
+                self._dismiss()
             if stop_on_release and self.outbox:
                 return
             if self.idle:
@@ -179,6 +180,8 @@ class PlainInstance:
             if self.now_s >= horizon_s:
                 return
             if not self._iterate():
+                if self.idle:
+                    continue
                 if self.lingering:
                     self._let_go()
                 elif not self._pass_time(horizon_s):
@@ -248,6 +251,8 @@ class PlainInstance:
             self.changed = self._enter_who_fits(limits)
             self.next_ones = self._next_ones()
         self.changed = self.changed or preempted
+        if self.policy.leaves_last:
+            self._dismiss()
         plan = self._chunks(limits)
         decoders = list(self.decoding) if limits.mix or not plan else []
         kv_tokens = sum(r.kv_tokens for r in decoders)

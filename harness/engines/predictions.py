@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from ...predictors.step_time import StepTime
 from ..core.state import RequestState
 
 
@@ -13,12 +13,43 @@ def true_output_tokens(r: RequestState) -> int:
     return r.output_tokens
 
 
+class Predicts(Protocol):
+    """Something that says how long an iteration takes: a `StepTime`, or what learns one."""
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """Seconds."""
+        ...
+
+
+class Learner(Predicts, Protocol):
+    """A performance model that learns from the iterations of one instance."""
+
+    @property
+    def error(self) -> float:
+        """Mean relative error of its predictions so far."""
+        ...
+
+    def learn(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        chunks: Sequence[tuple[int, int]],
+        duration_s: float,
+    ) -> None:
+        """An iteration took so long. Spans of decode steps that are leapt over are not told of,
+        nor is anything in the plain reference engine.
+        """
+        ...
+
+
 class ModelledPredictions:
     """A step-time model, a link to host memory, and a guess of output lengths."""
 
     def __init__(
         self,
-        step_time: StepTime,
+        step_time: Predicts,
         swap_s_per_block: float,
         output_tokens: Callable[[RequestState], int] = true_output_tokens,
     ) -> None:

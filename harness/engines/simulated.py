@@ -19,6 +19,7 @@ from .device import Device, free_after, occupy
 from .instance import EngineStuckError
 from .loop import INF, Loop
 from .measures import Measures
+from .predictions import Learner
 
 _ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 
@@ -33,6 +34,7 @@ class SimulatedInstance(Loop):
         "_span_of",
         "_step_of",
         "_within_of",
+        "learner",
         "stages",
         "step_time",
     )
@@ -51,6 +53,7 @@ class SimulatedInstance(Loop):
     ) -> None:
         super().__init__(policy, ledger, predictions, measures, index)
         self.stages = stages
+        self.learner: Learner | None = None
         self._alone = alone  # nobody else computes on these devices
         self._began_s = 0.0  # when the last iteration began
         self._away: Away | None = None
@@ -105,8 +108,9 @@ class SimulatedInstance(Loop):
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
         step_s, alone, ahead = self._step_of, self._alone, self._lim.ahead
-        inbox, leavers = self.inbox, self.leavers
+        inbox, leavers, leaves_last = self.inbox, self.leavers, self.policy.leaves_last
         measures, ledger = self.measures, self.ledger
+        observe = None if self.learner is None else self.learner.learn
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
                 self.deliver(self._began_s if ahead else self.now_s)
@@ -114,7 +118,7 @@ class SimulatedInstance(Loop):
                 # There was nothing to decide ahead: who ended is gone before anything begins.
                 self.let_go()
                 self.deliver(self.now_s)
-            if leavers and leavers[0][0] <= self.now_s:
+            if leavers and leavers[0][0] <= self.now_s and not leaves_last:
                 self.dismiss()
             if stop_on_release and self.outbox:
                 return
@@ -126,7 +130,12 @@ class SimulatedInstance(Loop):
                 continue
             if self.now_s >= horizon_s:
                 return
-            if not self.schedule():
+            runs = self.schedule()
+            if leaves_last and leavers and leavers[0][0] <= self.now_s:
+                self.dismiss()
+            if not runs:
+                if self.idle:
+                    continue
                 if self.lingering:
                     self.let_go()
                 elif not self._pass_time(horizon_s):
@@ -135,6 +144,8 @@ class SimulatedInstance(Loop):
                 continue
             chunks, seqs = self.chunks, self.decode_seqs
             duration_s = step_s(seqs, self.decode_kv_tokens, chunks)
+            if observe is not None:
+                observe(seqs, self.decode_kv_tokens, chunks, duration_s)
             if self.swap_s:
                 duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s)
                 self.swap_s = 0.0

@@ -1,7 +1,7 @@
 """Ascendra's low-priority instance: prompts out of order, by value, within three budgets.
 
 Source: Ascendra (see docs/papers.md), Algorithm 1 (out-of-order scheduling), §5.2 (value
-functions), §5.4 (decodes first), §6.3 (dropping under overload).
+functions), §5.3 (offload), §5.4 (decodes first), §6.3 (dropping under overload).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .edf import due_s
 
 
 @dataclass(frozen=True)
-class Ascendra(Policy):
+class AscendraLp(Policy):
     """Algorithm 1 on one instance: all decodes, then prompts of most value while budgets last.
 
     `value` is the paper's function, the largest value first: `edf` (its default) the nearest
@@ -42,11 +42,17 @@ class Ascendra(Policy):
       under any budget.
     - `overdue = "drop"` is §6.3: who has not begun when its TTFT has passed is dropped.
 
-    The paper's regression model is whatever the engine predicts step times by.
+    What the engine predicts step times by is the paper's regression model or the true one.
+
+    `worst_batch_tokens`, the largest batch of a high-priority instance, is set by the controller;
+    0: there is none. A request then leaves for one when its slack, the time left until its TTFT,
+    falls below `threshold` × (that batch, which it may have to wait for, + its own prefill, alone).
+    The batch that is formed at that moment may still take it: Fig. 1 executes D and offloads C.
     """
 
     order: ClassVar[Literal["entry", "cache", "time", "view"]] = "view"
     limits_vary: ClassVar[bool] = True
+    leaves_last: ClassVar[bool] = True
 
     value: str = knob("edf", choices=("edf", "sjf", "ljf", "fcfs"))
     misfit: str = knob("skip", choices=("skip", "stop"))
@@ -55,6 +61,8 @@ class Ascendra(Policy):
     max_num_seqs: int = knob(128, 1, 8192, log=True)
     watermark: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
     overdue: str = knob("keep", choices=("keep", "drop"))
+    threshold: float = knob(1.0, 0.0, 20.0)
+    worst_batch_tokens: int = 0
 
     def new_state(self) -> dict[int, Limits]:
         return {}  # by tokens: made once, asked for all the time
@@ -109,6 +117,12 @@ class Ascendra(Policy):
         return r.target_tokens if self.value == "sjf" else -r.target_tokens
 
     def leave(self, r: RequestState, view: View) -> Leave | None:
-        if self.overdue == "keep" or r.slo.ttft_s == float("inf"):
+        if r.slo.ttft_s == float("inf"):
             return None
-        return Leave(r.arrival_s + r.slo.ttft_s, Why.DROP)
+        due = r.arrival_s + r.slo.ttft_s
+        if self.worst_batch_tokens:
+            step_s = view.predict.step_s
+            worst_s = step_s(0, 0, ((0, self.worst_batch_tokens),))
+            own_s = step_s(0, 0, ((0, r.prompt_tokens),))
+            return Leave(due - self.threshold * (worst_s + own_s), Why.OFFLOAD)
+        return None if self.overdue == "keep" else Leave(due, Why.DROP)

@@ -22,7 +22,7 @@ from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.policies.vllm_v0 import VllmV0
 from slo_bench.harness.simulate import simulate
-from slo_bench.harness.systems import System
+from slo_bench.harness.systems import SYSTEMS, System
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
@@ -189,6 +189,23 @@ CASES = {
         Disaggregated(most=n), Vllm(max_num_seqs=n), prefix_cache=True
     ),
     "hand-over-slow": lambda n: system(Disaggregated(per_token_s=1e-3), prefix_cache=True),
+    "ascendra": lambda n: SYSTEMS["ascendra"].with_knobs(
+        n_lp=1, max_num_seqs=n, hp_batch_tokens=128, performance_model="given"
+    ),
+    "ascendra-drop": lambda n: SYSTEMS["ascendra"].with_knobs(
+        n_lp=1,
+        n_hp=2,
+        value="sjf",
+        overdue="drop",
+        elastic=False,
+        hp_batch=n,
+        token_budget=96,
+        threshold=3.0,
+        performance_model="given",
+    ),
+    "ascendra-no-tickets": lambda n: SYSTEMS["ascendra"].with_knobs(
+        n_lp=2, tickets=False, max_num_seqs=n, token_budget=64, performance_model="given"
+    ),
     "shared-queue": lambda n: system(SharedQueue(most=n)),
     "rebalance": lambda n: system(Rebalance(), Swaps(max_num_seqs=n, max_num_batched_tokens=128)),
     "rebalance-cached": lambda n: system(Rebalance(every_s=0.05), prefix_cache=True),
@@ -221,6 +238,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         prompts,
         outputs,
         max_output_tokens=outputs + rng.integers(0, 40, n),
+        ttft_slo_s=rng.uniform(0.05, 3, n),
         follows=follows,
         think_s=rng.uniform(0, 2, n),
         prefix_blocks=prefixes,
@@ -269,6 +287,8 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
         failures = [f for f in failures if f.back_s < np.inf or f.instance >= instances]
         if case != "shared-queue":
             failures = [f for f in failures if f.instance > 0]
+    if case.startswith("ascendra"):
+        instances *= CASES[case](batch).least_instances
     place = dataclasses.replace(PLACEMENT, fixed_kv_blocks=blocks, fixed_host_blocks=host_blocks)
     results = [
         simulate(

@@ -81,14 +81,18 @@ def stock(name: str) -> Callable[[int], System]:
             values["chunked_prefill_tokens"] = 128
         if name == "prism":
             values["max_num_batched_tokens"] = 128
-        if name == "ascendra":
+        if name == "ascendra-lp":
             values |= {"token_budget": 64, "step_budget_s": 0.02}
         return system.with_knobs(**values)
 
     return small
 
 
-CONTINUOUS = [n for n, s in SYSTEMS.items() if isinstance(s.policy, Policy) and not s.not_simulated]
+CONTINUOUS = [
+    n
+    for n, s in SYSTEMS.items()
+    if isinstance(s.policy, Policy) and not s.not_simulated and s.cluster is None
+]
 CASES = {name: stock(name) for name in CONTINUOUS}
 for way in ("recompute", "stall"):
     CASES[f"vllm-swap-{way}"] = lambda n, way=way: SYSTEMS["vllm-swap"].with_knobs(
@@ -106,10 +110,10 @@ for name, knobs in (
 CASES["adaptivellm-by-the-letter"] = lambda n: SYSTEMS["adaptivellm"].with_knobs(
     max_num_seqs=n, groups="mean-priority"
 )
-CASES["ascendra-drop"] = lambda n: SYSTEMS["ascendra"].with_knobs(
+CASES["ascendra-lp-drop"] = lambda n: SYSTEMS["ascendra-lp"].with_knobs(
     max_num_seqs=n, value="ljf", overdue="drop", step_budget_s=0.005
 )
-CASES["ascendra-stop"] = lambda n: SYSTEMS["ascendra"].with_knobs(
+CASES["ascendra-lp-stop"] = lambda n: SYSTEMS["ascendra-lp"].with_knobs(
     max_num_seqs=n, value="sjf", misfit="stop"
 )
 CASES["prism-slack"] = lambda n: SYSTEMS["prism"].with_knobs(

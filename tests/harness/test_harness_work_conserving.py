@@ -34,7 +34,7 @@ class SmallMemory:
 
 CONTINUOUS = [
     *("vllm", "vllm-v0", "vllm-swap", "sarathi", "edf", "orca", "fastertransformer", "sglang"),
-    *("adaptivellm", "ascendra", "prism"),
+    *("adaptivellm", "ascendra-lp", "prism"),
 ]
 STATIC = ["fifo", "sjf", "ljf", "s3", "slo-odbs", "slo-dbs", "odbs"]
 SMALL_BATCHES = {"max_num_seqs", "max_batch", "max_running_requests"}
@@ -103,7 +103,7 @@ def test_nobody_waits_while_the_device_pauses(name, workload, blocks, batch):
         assert not here.any()
 
 
-@pytest.mark.parametrize("name", ["vllm", "vllm-v0", "sarathi", "edf", "prism", "ascendra"])
+@pytest.mark.parametrize("name", ["vllm", "vllm-v0", "sarathi", "edf", "prism", "ascendra-lp"])
 @settings(
     max_examples=40,
     deadline=None,
@@ -132,7 +132,7 @@ def test_who_would_fit_does_not_wait(name, workload, blocks, batch):
         whole = limits.chunked or not pending or pending + r.target_tokens <= room
         seat = batch_now < limits.max_seqs and pending < room
         assert not (seat and whole and need(r.target_tokens) <= free), r
-        if name == "ascendra" and seat and need(r.target_tokens) > free + taken:
+        if name == "ascendra-lp" and seat and need(r.target_tokens) > free + taken:
             assert all(need(other.target_tokens) > free for other in self.waiting)
         return again
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.room_queue import RoomQueue
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.policies.ascendra import Ascendra
+from slo_bench.harness.policies.ascendra import AscendraLp
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
@@ -25,7 +25,7 @@ TTFT_SLO_S = [4.0, 3.0, 1.0, 9.0]
 def test_the_most_valuable_go_first(value, order, serve_each_way, requests):
     """One at a time; somebody else is under way until all four are there."""
     workload = requests((0, 16, 2), *((0.5, p, o) for _, p, o in ROWS), ttft_slo_s=[9, *TTFT_SLO_S])
-    policy = Ascendra(value=value, max_num_seqs=1, watermark=0.0)
+    policy = AscendraLp(value=value, max_num_seqs=1, watermark=0.0)
     records = serve_each_way(workload, policy).records
     assert (records.scheduled_s[1:].argsort(kind="stable")).tolist() == order
 
@@ -35,7 +35,7 @@ def test_decodes_first_then_as_many_prompt_tokens_as_the_compute_budget_lets_pas
 ):
     # A step takes 1 s and 10 ms a token; 1.5 s are 50 tokens, one of which the decode takes.
     workload = requests((0, 20, 9), (0.5, 120, 1))
-    policy = Ascendra(step_budget_s=1.5, token_budget=1024, watermark=0.0)
+    policy = AscendraLp(step_budget_s=1.5, token_budget=1024, watermark=0.0)
     records = serve_each_way(workload, policy, per_token_s=0.01).records
     # Chunks of 49, 49 and 22 tokens, a decode beside each.
     assert records.first_token_s.tolist() == pytest.approx([1.2, 1.2 + 1.5 + 1.5 + 1.23])
@@ -43,7 +43,7 @@ def test_decodes_first_then_as_many_prompt_tokens_as_the_compute_budget_lets_pas
 
 def test_the_token_budget_counts_decodes(serve_each_way, requests):
     workload = requests((0, 8, 4), (0.5, 40, 1))
-    policy = Ascendra(step_budget_s=60.0, token_budget=16, watermark=0.0)
+    policy = AscendraLp(step_budget_s=60.0, token_budget=16, watermark=0.0)
     # Chunks of 15, 15 and 10 tokens.
     assert serve_each_way(workload, policy).records.first_token_s.tolist() == [1.0, 4.0]
     alone = requests((0, 40, 1))
@@ -53,7 +53,7 @@ def test_the_token_budget_counts_decodes(serve_each_way, requests):
 
 
 def test_work_goes_on_under_any_compute_budget(serve_each_way, requests):
-    policy = Ascendra(step_budget_s=0.001)
+    policy = AscendraLp(step_budget_s=0.001)
     records = serve_each_way(requests((0, 40, 3), (0.5, 40, 3)), policy).records
     assert (records.outcome == Outcome.FINISHED).all()
     # A block of 16 tokens a step while nobody decodes, and nothing beside decodes.
@@ -66,7 +66,7 @@ def test_who_does_not_fit_is_skipped_or_stops_the_selection(
 ):
     # Four blocks: the first holds two, the second wants three, the third one.
     workload = requests((0, 20, 10), (0.5, 40, 1), (0.5, 10, 1), ttft_slo_s=[1.0, 2.0, 3.0])
-    policy = Ascendra(misfit=misfit, step_budget_s=60.0, watermark=0.0)
+    policy = AscendraLp(misfit=misfit, step_budget_s=60.0, watermark=0.0)
     records = serve_each_way(workload, policy, kv_blocks=4).records
     long_s, short_s = records.scheduled_s[1:]
     assert (short_s >= long_s) == waits
@@ -75,16 +75,16 @@ def test_who_does_not_fit_is_skipped_or_stops_the_selection(
 
 def test_under_overload_the_overdue_are_dropped_if_asked(serve_each_way, requests):
     workload = requests((0, 16, 6), (0.5, 16, 1), (0.5, 16, 1), ttft_slo_s=[9.0, 2.0, 9.0])
-    policy = Ascendra(max_num_seqs=1, overdue="drop")
+    policy = AscendraLp(max_num_seqs=1, overdue="drop")
     records = serve_each_way(workload, policy).records
     assert records.outcome.tolist() == [Outcome.FINISHED, Outcome.DROPPED, Outcome.FINISHED]
-    kept = serve_each_way(workload, Ascendra(max_num_seqs=1)).records
+    kept = serve_each_way(workload, AscendraLp(max_num_seqs=1)).records
     assert (kept.outcome == Outcome.FINISHED).all()
 
 
 def test_without_an_slo_it_serves_as_vllm_does(serve_each_way, requests):
     workload = requests(*((0.3 * n, 10 + n, 3) for n in range(9)))
-    policy = Ascendra(step_budget_s=60.0, watermark=0.0, token_budget=64, max_num_seqs=4)
+    policy = AscendraLp(step_budget_s=60.0, watermark=0.0, token_budget=64, max_num_seqs=4)
     ours = serve_each_way(workload, policy).records
     theirs = serve_each_way(workload, Vllm(max_num_batched_tokens=64, max_num_seqs=4)).records
     assert ours.finish_s.tolist() == theirs.finish_s.tolist()
@@ -129,4 +129,4 @@ def test_bad_knobs_are_refused_by_name():
     bad = {"value": "rr", "misfit": "break", "step_budget_s": -1.0, "watermark": -0.1}
     for knob, value in bad.items():
         with pytest.raises(SloBenchError, match=knob):
-            Ascendra(**{knob: value})
+            AscendraLp(**{knob: value})

@@ -26,7 +26,7 @@ from slo_bench.harness.engines.plugged import PolicySpec
 from slo_bench.harness.engines.predictions import ModelledPredictions
 from slo_bench.harness.engines.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
-from slo_bench.harness.policies.ascendra import Ascendra
+from slo_bench.harness.policies.ascendra import AscendraLp
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.prism import Prism
@@ -166,11 +166,11 @@ SETTINGS = {
     "sarathi": Setting(Sarathi(), 0, WEIGHED),
     "prism": Setting(Prism(), 0, WEIGHED),
     "prism, victims by slack": Setting(Prism(victim="slack"), 0, WEIGHED),
-    "ascendra": Setting(Ascendra(), 0, WEIGHED),
-    "ascendra, shortest first": Setting(Ascendra(value="sjf", misfit="stop"), 0, WEIGHED),
-    "ascendra, short steps": Setting(Ascendra(step_budget_s=0.02), 0, WEIGHED),
+    "ascendra": Setting(AscendraLp(), 0, WEIGHED),
+    "ascendra, shortest first": Setting(AscendraLp(value="sjf", misfit="stop"), 0, WEIGHED),
+    "ascendra, short steps": Setting(AscendraLp(step_budget_s=0.02), 0, WEIGHED),
     "ascendra, short steps, shortest first": Setting(
-        Ascendra(step_budget_s=0.02, value="sjf", misfit="stop"), 0, WEIGHED
+        AscendraLp(step_budget_s=0.02, value="sjf", misfit="stop"), 0, WEIGHED
     ),
     "slo-odbs": Setting(SloOdbsContinuous(threshold=1000.0), 0, WEIGHED),
     "odbs": Setting(SloOdbsContinuous(slo_weight=0.0, sort_by="weighted", threshold=300.0)),

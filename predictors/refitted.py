@@ -1,0 +1,112 @@
+"""Ascendra's performance model, fitted again and again to the batches that an instance has run.
+
+Source: Ascendra, §5.1 and appendix A: t = C1 (tM + tF) + C2 max(tM, tF) + C3 tM + C4 tF + C5, with
+tM the time of all bytes and tF that of all operations at the hardware's peak.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .placement import Placement
+from .profiles.least_squares import non_negative
+from .step_time import work
+
+_FIRST_FIT = 64  # batches
+_REFIT = 1024
+_WINDOW = 4096
+_PRIOR = (0.0, 1.4, 0.0, 0.0, 0.004)  # of the peak, and seconds: before anything was seen
+
+
+class RefittedModel:
+    """Predicts step times and learns from those it is told.
+
+    Coefficients are not negative (NNLS) and minimise relative errors over the last batches: C1
+    follows from C3 and C4, so that least squares without bounds would be arbitrary. FLOPs count a
+    multiplication and an addition, chunks attend causally to themselves, KV heads are counted:
+    what the appendix prints differs (see docs/papers.md).
+    """
+
+    def __init__(self, placement: Placement) -> None:
+        self._peak = work(placement)
+        self._c1, self._c2, self._c3, self._c4, self._c5 = _PRIOR
+        self._seen = np.empty((_WINDOW, 3))
+        self._rows = 0
+        self._due = _FIRST_FIT
+        self._error = 0.0
+        self._judged = 0
+
+    @property
+    def coefficients(self) -> tuple[float, float, float, float, float]:
+        """C1 to C4, and C5 in seconds."""
+        return (self._c1, self._c2, self._c3, self._c4, self._c5)
+
+    @property
+    def error(self) -> float:
+        """Mean relative error of what was predicted of batches before they were learned from; NaN
+        before the first fit.
+        """
+        return self._error / self._judged if self._judged else float("nan")
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """Predicted time of one iteration; see `harness.core.view.Predictions`."""
+        return self._seconds(*self._sides(decode_seqs, decode_kv_tokens, chunks))
+
+    def learn(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        chunks: Sequence[tuple[int, int]],
+        duration_s: float,
+    ) -> None:
+        """A batch of this composition took so long."""
+        memory_s, compute_s = self._sides(decode_seqs, decode_kv_tokens, chunks)
+        rows = self._rows
+        if rows >= _FIRST_FIT:
+            self._error += abs(self._seconds(memory_s, compute_s) - duration_s) / duration_s
+            self._judged += 1
+        self._seen[rows % _WINDOW] = (memory_s, compute_s, duration_s)
+        self._rows = rows = rows + 1
+        if rows == self._due:
+            self._due = rows * 2 if rows < _REFIT else rows + _REFIT
+            self._refit()
+
+    def _sides(
+        self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> tuple[float, float]:
+        peak = self._peak
+        memory_s = peak.weight_read_s + peak.kv_read_s_per_token * kv_tokens
+        compute_s = peak.linear_s_per_token * seqs + peak.attention_s_per_pair * kv_tokens
+        for context, tokens in chunks:
+            memory_s += peak.kv_read_s_per_token * (context + tokens)
+            compute_s += peak.linear_s_per_token * tokens
+            compute_s += peak.attention_s_per_pair * tokens * (context + 0.5 * tokens)
+        return memory_s, compute_s
+
+    def _seconds(self, memory_s: float, compute_s: float) -> float:
+        return (
+            self._c1 * (memory_s + compute_s)
+            + self._c2 * max(memory_s, compute_s)
+            + self._c3 * memory_s
+            + self._c4 * compute_s
+            + self._c5
+        )
+
+    def _refit(self) -> None:
+        seen = self._seen[: min(self._rows, _WINDOW)]
+        memory, compute, duration = seen.T
+        terms = np.column_stack(
+            [
+                memory + compute,
+                np.maximum(memory, compute),
+                memory,
+                compute,
+                np.ones(len(seen)),
+            ]
+        )
+        found = non_negative(terms / duration[:, None], np.ones(len(seen)))
+        self._c1, self._c2, self._c3, self._c4, self._c5 = map(float, found)
