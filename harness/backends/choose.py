@@ -6,10 +6,13 @@ from ..schema import ExperimentSchema
 from .attached import HttpBackend
 from .base import Backend
 from .launched import LaunchedBackend
+from .paged import PAGED, PagedBackend
 
 
 def backend_of(asked: ExperimentSchema) -> Backend:
     """The backend that measures the experiment's cells; not for simulated ones."""
     if asked.backend == "http":
         return HttpBackend(asked.client)
+    if asked.backend == PAGED:
+        return PagedBackend()
     return LaunchedBackend(asked.backend, asked.client, asked.server)

@@ -1,0 +1,185 @@
+"""`--backend paged`: our own small engine, in this process. See `engines.paged`.
+
+Requests arrive inside the process, on the engine's clock: there is no client and no network in the
+figures. `model` is a folder, or the name of the tiny random Llama; `gpu` is the device: `cpu`,
+`cuda` or `cuda:N`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...predictors.specs import GIB
+from ...workloads.errors import SloBenchError
+from ...workloads.request import Kind
+from ...workloads.workload import Workload
+from ..cells import CellSpec, configured, predicted_output_tokens
+from ..core.policy import AnyPolicy, Policy, StaticPolicy, overrides
+from ..core.state import RequestState
+from ..engines.over_http.prompts import PromptMaker
+from ..engines.over_http.tokenizer import Vocabulary
+from ..engines.paged.errors import need_torch
+from ..executed import execute
+from ..metrics import Hardware
+from ..oversize import fit
+from .base import Measured, Progress
+from .environments import home
+from .matrix import check as check_system
+
+if TYPE_CHECKING:
+    from ..engines.paged.build import Engine, Room
+    from ..engines.paged.decoder import Decoder
+
+PAGED = "paged"  # as the matrix names it
+TINY = "tiny-llama"
+_SAMPLES = 300
+_WARM_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class PagedBackend:
+    """One instance on one device. Cells of one model share its loading."""
+
+    name: str = PAGED
+
+    def check(self, spec: CellSpec) -> None:
+        """See `Backend`."""
+        need_torch()
+        place = spec.placement
+        if place.tp * place.pp * spec.instances > 1:
+            raise SloBenchError(
+                "backend paged runs one instance on one device; leave tp, pp and instances at 1"
+            )
+        if place.embedder is not None:
+            raise SloBenchError("backend paged runs no embedder beside the language model")
+        check_system(configured(spec.system, spec.knobs), PAGED)
+
+    def configuration(self, spec: CellSpec) -> Hashable:
+        """See `Backend`: only the model is loaded once for all."""
+        return spec.placement.model, spec.placement.gpu, spec.placement.weight_dtype
+
+    def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
+        """See `Backend`."""
+        return None
+
+    @contextlib.contextmanager
+    def started(self, spec: CellSpec, folder: Path) -> Iterator[Loaded]:
+        """See `Backend`."""
+        from ..engines.paged.load import load_decoder
+
+        place = spec.placement
+        model = model_folder(place.model)
+        yield Loaded(load_decoder(model, place.gpu), model)
+
+
+def model_folder(model: str) -> Path:
+    """The folder of that name; that of the tiny random Llama is made where there is none yet."""
+    if model != TINY or Path(model).is_dir():
+        return Path(model)
+    from ..engines.paged.tiny import make_tiny
+
+    folder = home() / "models" / TINY
+    return folder if (folder / "tokenizer_config.json").is_file() else make_tiny(folder)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory."""
+
+    decoder: Decoder
+    folder: Path
+    model: str = field(init=False)
+    gpu: str = field(init=False)
+    hardware: Hardware = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = self.decoder.device
+        object.__setattr__(self, "model", self.folder.name)
+        object.__setattr__(self, "gpu", str(device))
+        gpus = int(device.type == "cuda")
+        object.__setattr__(self, "hardware", Hardware(gpus, math.nan, math.nan))
+
+    def measure_cell(
+        self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
+    ) -> Measured:
+        """See `Deployment`.
+
+        Raises:
+            SloBenchError: no room for the KV blocks, embedding requests, or a request that is too
+                long under `oversize = "error"`.
+        """
+        from ..engines.paged.build import Engine, Guess
+        from ..engines.paged.clock import RealClock
+        from ..engines.paged.sequence import Sequence as Tokens
+
+        if (workload.kind == Kind.EMBED).any():
+            raise SloBenchError(f"{workload.name} has embedding requests; backend paged has none")
+        system = configured(spec.system, spec.knobs)
+        cached = system.prefix_cache and workload.prefix_blocks is not None
+        unit = workload.prefix_block_tokens if cached else 0
+        engine = Engine(self.decoder, self._room(spec, system.policy, unit))
+        workload, rejected = fit(
+            workload,
+            self._most_tokens(engine, system.policy),
+            spec.oversize,
+            reserved=isinstance(system.policy, StaticPolicy) or overrides(system.policy, "commit"),
+        )
+        told = predicted_output_tokens(spec, workload)
+        lengths = workload.output_tokens if told is None else told
+        prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_tokens, spec.cell)
+        self._warm_up(engine)
+        instance = engine.instance(
+            system.policy,
+            lambda r: Tokens(prompts.token_ids(workload[r.id])),
+            RealClock(),
+            predictions=Guess(lambda r: int(lengths[r.id])),
+            sample_s=max(workload.span_s, 1.0) / _SAMPLES,
+        )
+        return Measured(execute(workload, instance, rejected=rejected, progress=progress))
+
+    def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_tokens: int) -> Room:
+        from ..engines.paged.build import Room, kv_blocks, swaps
+        from ..engines.paged.load import kv_bytes
+
+        place = spec.placement
+        blocks = place.kv_blocks
+        if blocks is None:
+            blocks = kv_blocks(self.decoder, place.block_tokens, place.memory_share)
+        host_blocks = 0
+        if swaps(policy):
+            each = kv_bytes(self.decoder.config, self.decoder.dtype, place.block_tokens)
+            room = int(place.host_memory_gib * GIB) // each
+            host_blocks = room if place.host_blocks is None else place.host_blocks
+        return Room(blocks, place.block_tokens, host_blocks, prefix_block_tokens)
+
+    def _most_tokens(self, engine: Engine, policy: AnyPolicy) -> int:
+        """Longest prompt + answer that the instance can hold."""
+        from ..engines.paged.clock import RealClock
+
+        spare = 0
+        if isinstance(policy, Policy):
+            empty = engine.instance(policy, _nothing, RealClock())
+            limits = policy.limits(empty.view)
+            spare = limits.watermark_blocks + limits.headroom_blocks
+        tokens = (engine.room.blocks - spare) * engine.room.block_tokens
+        return min(tokens, self.decoder.config.context)
+
+    def _warm_up(self, engine: Engine) -> None:
+        """One prompt and one token: what torch sets up only once is no step of the cell."""
+        from ..engines.paged.batch import Piece
+        from ..engines.paged.sequence import Sequence as Tokens
+
+        size = min(_WARM_TOKENS, engine.room.blocks * engine.room.block_tokens - 1)
+        blocks = list(range(-(-(size + 1) // engine.room.block_tokens)))
+        one = Tokens([1] * size, blocks=blocks)
+        one.tokens += engine.runner.run([], [Piece(one, 0, size)])
+        engine.runner.run([one], [])
+
+
+def _nothing(r: RequestState) -> Any:
+    raise AssertionError("nobody arrives")

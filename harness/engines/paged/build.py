@@ -1,0 +1,130 @@
+"""An instance from a model and what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
+from ...core.state import RequestState
+from ..learned import LearnedPredictions
+from ..measures import Measures
+from .cache import KvCache, Swapper
+from .clock import Clock
+from .decoder import Decoder
+from .errors import DoesNotFitError
+from .execution import Execution, Opens
+from .instance import PagedInstance
+from .ledger import PagedLedger
+from .load import check_room, free_bytes, kv_bytes
+from .runner import Runner
+from .static import PagedStaticInstance, StaticExecution
+
+_GIB = 1 << 30
+_CPU_KV_BYTES = _GIB  # where nothing is said
+
+
+class Guess(LearnedPredictions):
+    """Step and swap times are learned; the lengths of answers are told."""
+
+    def __init__(self, output_tokens: Callable[[RequestState], int] | None = None) -> None:
+        super().__init__()
+        self._told = output_tokens
+
+    def output_tokens(self, r: RequestState) -> int:
+        """What was told; else the most it may have."""
+        return super().output_tokens(r) if self._told is None else self._told(r)
+
+
+@dataclass(frozen=True)
+class Room:
+    """The KV blocks of an instance. `prefix_block_tokens`: of a hash of the workload; 0: no cache
+    of prefixes.
+    """
+
+    blocks: int
+    block_tokens: int = 16
+    host_blocks: int = 0
+    prefix_block_tokens: int = 0
+
+
+def kv_blocks(decoder: Decoder, block_tokens: int, memory_share: float = 0.9) -> int:
+    """Blocks that fit: on a GPU into a share of its memory, beside the weights; 1 GiB on a CPU.
+
+    Raises:
+        DoesNotFitError: none does.
+    """
+    each = kv_bytes(decoder.config, decoder.dtype, block_tokens)
+    free = free_bytes(decoder.device)
+    if decoder.device.type == "cpu":
+        room = min(_CPU_KV_BYTES, round(memory_share * free))
+    else:
+        total = torch.cuda.get_device_properties(decoder.device).total_memory
+        room = free - round((1 - memory_share) * total)
+    if room < each:
+        raise DoesNotFitError(
+            f"no KV block ({each / _GIB:.3f} GiB) fits beside the weights: {decoder.device} has "
+            f"{free / _GIB:.2f} GiB free"
+        )
+    return room // each
+
+
+def swaps(policy: AnyPolicy) -> bool:
+    """May it ask for a swap?"""
+    return isinstance(policy, Policy) and overrides(policy, "preempt_by")
+
+
+class Engine:
+    """A model with its KV cache, on which one instance after another may run.
+
+    Raises:
+        DoesNotFitError: the device, or the host, has no room for so many blocks.
+    """
+
+    def __init__(self, decoder: Decoder, room: Room) -> None:
+        self.room = room
+        self.decoder = decoder
+        each = kv_bytes(decoder.config, decoder.dtype, room.block_tokens)
+        cpu = torch.device("cpu")
+        check_room(each * room.blocks, decoder.device, f"{room.blocks} KV blocks")
+        check_room(each * room.host_blocks, cpu, f"{room.host_blocks} host KV blocks")
+        made = (decoder.config, room.blocks, room.block_tokens, decoder.dtype, decoder.device)
+        self.cache = KvCache(*made)
+        self.runner = Runner(decoder, self.cache)
+        self.swapper = None
+        if room.host_blocks:
+            pinned = decoder.device.type == "cuda"
+            host = KvCache(
+                decoder.config,
+                room.host_blocks,
+                room.block_tokens,
+                decoder.dtype,
+                cpu,
+                pinned=pinned,
+            )
+            self.swapper = Swapper(self.cache, host)
+
+    def instance(
+        self,
+        policy: AnyPolicy,
+        opens: Opens,
+        clock: Clock,
+        *,
+        predictions: Guess | None = None,
+        sample_s: float = float("inf"),
+        eos: frozenset[int] = frozenset(),
+    ) -> PagedInstance | PagedStaticInstance:
+        """An empty instance. There must be no other that is in use."""
+        room = self.room
+        ledger = PagedLedger(
+            room.blocks, room.block_tokens, room.host_blocks, room.prefix_block_tokens
+        )
+        predictions = predictions or Guess()
+        measures = Measures(sample_s)
+        if isinstance(policy, StaticPolicy):
+            executes = StaticExecution(self.runner, ledger, clock, opens)
+            return PagedStaticInstance(policy, ledger, predictions, executes, measures)
+        execution = Execution(self.runner, ledger, self.swapper, clock, predictions, opens)
+        return PagedInstance(policy, ledger, predictions, execution, measures, eos=eos)

@@ -1,0 +1,89 @@
+"""`run --backend paged`: an experiment on the real engine, as on any other."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.workloads.errors import SloBenchError
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+LOAD = ["--workload", "alpaca", "--rates", "40", "--requests", "12", "--seeds", "1"]
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
+
+
+def rows(folder: Path) -> list[dict[str, str]]:
+    with (folder / "cells.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def run(tmp_path: Path, *more: str) -> tuple[Path, str]:
+    out = tmp_path / "run"
+    words = ["run", "--backend", "paged", "--no-report", "--out", str(out), *more]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    return out, done.output
+
+
+def test_the_tiny_model_is_made_and_named(tmp_path: Path) -> None:
+    out, said = run(tmp_path, *LOAD, "--system", "vllm", "--system", "fifo")
+    assert "a tiny Llama with random weights" in said
+    found = rows(out)
+    assert [row["system"] for row in found] == ["vllm", "fifo"]
+    for row in found:
+        assert row["backend"] == "paged"
+        assert row["model"] == "tiny-llama"
+        assert row["gpu"] == "cpu"
+        assert row["step_time"] == "measured"
+        assert row["valid"] == "True"
+        assert row["finished"] == "12"
+
+
+def test_a_model_of_ones_own_under_pressure(
+    tmp_path: Path, model_folder: Callable[[str], Path]
+) -> None:
+    folder = model_folder("qwen3")
+    pressed = ["--sweep", "kv_blocks=26", "--sweep", "host_blocks=64"]
+    out, _ = run(tmp_path, *LOAD, *pressed, "--model", str(folder), "--system", "vllm-swap")
+    (row,) = rows(out)
+    assert row["model"] == folder.name
+    assert row["valid"] == "True"
+
+
+@pytest.mark.parametrize(
+    ("more", "word"),
+    [
+        (["--instances", "2"], "one instance"),
+        (["--model", "nowhere"], "no config.json"),
+        (["--gpu", "tpu"], "device must be"),
+        (["--sweep", "kv_blocks=100000000"], "GiB"),
+        (["--system", "distserve"], "distserve cannot run on paged"),
+    ],
+)
+def test_what_cannot_be_run(tmp_path: Path, more: list[str], word: str) -> None:
+    system = [] if "--system" in more else ["--system", "vllm"]
+    words = ["run", "--backend", "paged", "--out", str(tmp_path / "run")]
+    done = CliRunner().invoke(app, [*words, *LOAD, *system, *more])
+    assert isinstance(done.exception, SloBenchError)
+    assert word in str(done.exception)
+
+
+def test_lengths_are_those_of_the_workload(tmp_path: Path) -> None:
+    out, _ = run(tmp_path, *LOAD, "--system", "sglang", "--sweep", "records=csv")
+    (details,) = (out / "requests").glob("*.csv.gz")
+    with gzip.open(details, "rt") as file:
+        table = list(csv.DictReader(file))
+    assert len(table) == 12
+    assert all(row["tokens_out"] == row["output_tokens"] for row in table)
