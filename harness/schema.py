@@ -64,7 +64,8 @@ class ExperimentSchema(BaseModel):
     its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model,
     `kv_blocks` and `host_blocks` what fits into the memory for them. With
     `backend = "http"` there is one system, a name for what is attached (`server`); `model` is what
-    the server serves (`served`), and `gpu` is `unknown`.
+    the server serves (`served`), and `gpu` is `unknown`. With `backend = "paged"` a tiny Llama with
+    random weights is the model if none is named, and `gpu` is the device (`cpu`, `cuda:0`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -117,7 +118,7 @@ class ExperimentSchema(BaseModel):
     length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 
     # How it is run.
-    backend: Literal["simulated", "http", "vllm", "sglang"] = "simulated"
+    backend: Literal["simulated", "http", "vllm", "sglang", "paged"] = "simulated"
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them
     oversize: Axis[Literal["error", "reject", "truncate"]] = ("reject",)
@@ -129,6 +130,8 @@ class ExperimentSchema(BaseModel):
         """What a server is, that somebody else has started, is not ours to say."""
         if isinstance(settings, dict) and settings.get("backend") == "http":
             return {"systems": "server", "model": "served", "gpu": "unknown", **settings}
+        if isinstance(settings, dict) and settings.get("backend") == "paged":
+            return {"model": "tiny-llama", "gpu": "cpu", **settings}
         return settings
 
     @field_validator("*")

@@ -29,10 +29,17 @@ def _on_sglang(system: System) -> str:
     return _alone(system) or sglang_fits.refusal(system.policy)
 
 
+def _on_paged(system: System) -> str:
+    if system.split is not None or getattr(system, "cluster", None) is not None:
+        return "it runs one instance on one device"
+    return ""
+
+
 _REFUSALS: Mapping[str, Callable[[System], str]] = {
     SIMULATED: lambda system: system.not_simulated,
     "vllm": _on_vllm,
     "sglang": _on_sglang,
+    "paged": _on_paged,
 }
 BACKENDS = tuple(_REFUSALS)
 
