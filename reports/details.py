@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .read import RunFolder, read_requests, read_timeline
+from .read import KIND_COLUMN, RunFolder, read_requests, read_timeline
 
 Floats = NDArray[np.float64]
 
@@ -33,7 +33,7 @@ SHARES: Floats = np.concatenate(
 )
 """The shares at which a distribution is kept."""
 
-TIMELINE_POINTS = 120
+TIMELINE_POINTS = 96
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,9 @@ class _Level:
         finished = requests["outcome"].to_numpy() == "finished"
         ttft_s, tpot_s = _latencies(requests)
         self.requests += len(requests)
-        self.ttft_s.append(ttft_s)
-        self.tpot_s.append(tpot_s[~(finished & np.isnan(tpot_s))])
+        generates = requests[KIND_COLUMN].to_numpy() != 1
+        self.ttft_s.append(ttft_s[generates])
+        self.tpot_s.append(tpot_s[generates & ~(finished & np.isnan(tpot_s))])
         for cause, count in _causes(requests, ttft_s, tpot_s).items():
             self.missed[cause] += count
         phases = _phases(requests)

@@ -202,7 +202,7 @@ def latency_distribution(
             return None
         return {"s": place, "x": of.value_s.tolist(), "y": of.share.tolist()}
 
-    whole = "requests" if metric == "ttft" else "requests of more than one token"
+    whole = "requests that generate" if metric == "ttft" else "requests of more than one token"
     return Figure(
         id=f"{metric}-distribution",
         kind="lines",

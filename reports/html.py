@@ -221,7 +221,7 @@ def _rate_bar(of: Drawn) -> str:
         '<span class="why">first shown: the lowest rate at which the median system is under 90 % '
         "(else the highest)</span>"
     )
-    return _bar("rate", "Offered rate", "Lower rate", "Higher rate", of.rates, of.rate, why)
+    return _bar("rate", "Rate", "Lower rate", "Higher rate", of.rates, of.rate, why)
 
 
 def _bar(
@@ -242,7 +242,7 @@ def _bar(
     return (
         f'<div class="choicebar {name}bar"><label for="{name}">{escape(label)}</label>'
         f'<button type="button" aria-label="{escape(back)}">←</button>'
-        f'<select id="{name}">{listed}</select>'
+        f'<select id="{name}" aria-label="{escape(label)}">{listed}</select>'
         f'<button type="button" aria-label="{escape(on)}">→</button>{why}</div>'
     )
 

@@ -47,3 +47,12 @@ def measures(cells: pd.DataFrame) -> tuple[Measure, ...]:
     shown = AT_ONCE if offered(cells) == "at once" else AT_A_RATE
     asked = has_slo(cells)
     return tuple(m for m in shown if m.column in cells.columns and (asked or m is not IN_SLO))
+
+
+def load_text(cells: pd.DataFrame) -> str:
+    """The load where every series has one level: `at 4 req/s`, or `all requests at once`."""
+    if offered(cells) == "at once":
+        return "all requests at once"
+    rates = cells["level_rps"]
+    low, high = rate_text(float(rates.min())), rate_text(float(rates.max()))
+    return f"at {low} req/s" if low == high else f"at {low} to {high} req/s"

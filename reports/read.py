@@ -59,6 +59,9 @@ REQUEST_COLUMNS = (
 )
 """The columns of a request file that the report needs; the others are never parsed."""
 
+KIND_COLUMN = "kind"
+"""1 for a request that embeds texts, and has no first token; runs without such lack the column."""
+
 TIMELINE_COLUMNS = ("time_s", "waiting", "running", "kv_share")
 
 _NO_VALUE = ["", "nan", "NaN", "None"]
@@ -117,8 +120,12 @@ def read_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def read_requests(run_path: Path, cell: str) -> pd.DataFrame:
-    """The `REQUEST_COLUMNS` of one cell: times in s, NaN where the event never came or no bound."""
-    return _read_detail(run_path / "requests", cell, REQUEST_COLUMNS, words=("outcome",))
+    """The `REQUEST_COLUMNS` of one cell, and `KIND_COLUMN` (0 where the file has none): times in s,
+    NaN where the event never came or no bound.
+    """
+    columns = (*REQUEST_COLUMNS, KIND_COLUMN)
+    read = _read_detail(run_path / "requests", cell, columns, words=("outcome",))
+    return read if KIND_COLUMN in read else read.assign(**{KIND_COLUMN: 0.0})
 
 
 def read_timeline(run_path: Path, cell: str) -> pd.DataFrame:
@@ -132,6 +139,8 @@ def _read_detail(
     csv, parquet = folder / f"{cell}.csv.gz", folder / f"{cell}.parquet"
     path = parquet if parquet.is_file() else _existing(csv)
     try:
+        if KIND_COLUMN in columns and KIND_COLUMN not in _columns_in(path):
+            columns = tuple(c for c in columns if c != KIND_COLUMN)
         if path == parquet:
             frame = pd.read_parquet(path, columns=list(columns))
         else:
@@ -147,6 +156,14 @@ def _read_detail(
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     return frame.astype({c: "category" if c in words else "float64" for c in columns})
+
+
+def _columns_in(path: Path) -> list[str]:
+    if path.suffix != ".parquet":
+        return list(pd.read_csv(path, nrows=0).columns)
+    import pyarrow.parquet as pq
+
+    return list(pq.read_schema(path).names)
 
 
 def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:

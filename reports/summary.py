@@ -12,12 +12,15 @@ import pandas as pd
 from .details import LevelDetail
 from .facets import abbreviated, by_facet, facet_noun, facets_of
 from .levels import TARGETS, HighestRate, has_slo, highest_rate, offered
-from .measures import FINISHED, IN_SLO, Measure, measures
+from .measures import FINISHED, IN_SLO, Measure, load_text, measures
 from .numbers import highest_text, rate_text
 from .sections import badge, named
 
 IN_ROOM = 3
 """Columns of numbers that a narrow screen shows."""
+
+MOST_NAMES = 3
+"""So many are named in a sentence; more are counted."""
 
 Values = Mapping[str, float]
 """Of a facet's series, what the page compares them by; without those of which nothing is known."""
@@ -35,12 +38,13 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str
         if not _all_alike(of_facets, names):
             return told
         best = {f: _best_goodput(of, names) for f, of in by_facet(rows, facets).items()}
-        more = _most(best, names, _CLAIMS["goodput_rps"], facet_noun(cells), rate_text)
+        more = _most(best, names, _CLAIMS["goodput_rps"], facet_noun(cells), rate_text, brief=True)
         return f"{told} {more}"
     first = measures(cells)[0]
     of_facets = {f: _means(of, first, names) for f, of in by_facet(rows, facets).items()}
     if len(facets) == 1:
-        return _ahead(of_facets[facets[0]], first, names, _at(cells))
+        at = f" {load_text(cells)}" if offered(cells) == "one rate" else ""
+        return _ahead(of_facets[facets[0]], first, names, at)
     return _most(of_facets, names, _CLAIMS[first.column], facet_noun(cells), first.text)
 
 
@@ -49,11 +53,6 @@ _CLAIMS = {
     "attainment": ("keeps", "keep", "the most requests in their SLO"),
     "goodput_rps": ("has", "have", "the highest goodput"),
 }
-
-
-def _at(cells: pd.DataFrame) -> str:
-    rates = set(cells["level_rps"])
-    return f" at {rate_text(rates.pop())} req/s" if len(rates) == 1 and any(rates) else ""
 
 
 def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> str:
@@ -106,8 +105,10 @@ def _most(
     claim: tuple[str, str, str],
     noun: str,
     text: Callable[[float], str],
+    *,
+    brief: bool = False,
 ) -> str:
-    """Who is best, alone or with others, in how many of the facets."""
+    """Who is best, alone or with others, in how many of the facets; unless `brief`, who is next."""
     best_in = [_winners(values, names, text) for values in of_facets.values()]
     wins = Counter(name for winners in best_in for name in winners)
     nowhere = sum(not winners for winners in best_in)
@@ -126,7 +127,7 @@ def _most(
     if len(leaders) == 1 and level:
         told.append(f", level with others in {level if level < most else 'all'} of them")
     runners = [n for n in names if 0 < wins[n] < most]
-    if runners:
+    if runners and not brief:
         second = max(wins[n] for n in runners)
         next_best = [n for n in runners if wins[n] == second]
         told.append(f"; next {_who(next_best)}, in {second}")
@@ -142,7 +143,11 @@ def _winners(values: Values, names: Sequence[str], text: Callable[[float], str])
 
 
 def _who(names: Sequence[str]) -> str:
-    return escape(" and ".join(names)) if len(names) <= 3 else f"{len(names)} systems"
+    if len(names) > MOST_NAMES:
+        kind = "configurations" if any(" · " in name for name in names) else "systems"
+        return f"{len(names)} {kind}"
+    *most, last = names
+    return escape(f"{', '.join(most)} and {last}" if most else last)
 
 
 def _all_alike(of_facets: Mapping[str, Values], names: Sequence[str]) -> bool:
@@ -173,7 +178,9 @@ def summary(
     several = offered(cells) == "several rates"
     table = _rates_table if several else _measures_table
     heads, groups = table(cells, rows, details, names)
-    caption = "Highest tested rate and best goodput, req/s, mean" if several else "Mean"
+    caption = f"Means over seeds, {load_text(cells)}"
+    if several:
+        caption = "Highest tested rate and best goodput, req/s, mean over seeds"
     head = "".join(f'<th scope="col"{_wide(place)}>{text}</th>' for place, text in enumerate(heads))
     body = []
     for facet, lines in groups.items():
@@ -192,7 +199,7 @@ def summary(
     kind += " grouped" if len(groups) > 1 else ""
     return (
         f'<div class="card {kind} scroll" tabindex="0" role="region" aria-label="Summary"><table>'
-        f"<caption>{caption} over seeds {badge(cells)}</caption><thead><tr>{head}</tr></thead>"
+        f"<caption>{escape(caption)} {badge(cells)}</caption><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(body)}</tbody></table></div>"
     )
 

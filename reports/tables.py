@@ -14,7 +14,7 @@ from rich.text import Text
 from .facets import abbreviated, by_facet, facets_of
 from .labels import is_letter
 from .levels import TARGETS, highest_rate, levels, offered, series_names, with_series
-from .measures import AT_A_RATE, IN_SLO, Measure, measures
+from .measures import AT_A_RATE, IN_SLO, Measure, load_text, measures
 from .numbers import highest_text, origin, rate_text
 from .read import REASON_COLUMN
 
@@ -54,21 +54,13 @@ def summary_table(cells: pd.DataFrame) -> RenderableType:
             parts += [Text(), _grouped(title, heads, _per_rate(cells, rows, names, AT_A_RATE))]
     else:
         shown = measures(cells)
-        title = f"Mean over seeds, {_at(cells)} ({origin(cells)})"
+        title = f"Mean over seeds, {load_text(cells)} ({origin(cells)})"
         heads = ["system", *(measure.head for measure in shown)]
         blocks = _per_rate(cells, rows, names, shown)
         lines = [_Block(b.facet, [(name, *line) for name, _, *line in b.lines]) for b in blocks]
         parts.append(_grouped(title, heads, lines))
     parts += [Text(note, style="dim") for note in _notes(cells, rows)]
     return Group(*parts)
-
-
-def _at(cells: pd.DataFrame) -> str:
-    if offered(cells) == "at once":
-        return "all requests at once"
-    rates = sorted(set(cells["level_rps"]))
-    last = "" if len(rates) == 1 else f" to {rate_text(rates[-1])}"
-    return f"at {rate_text(rates[0])}{last} req/s"
 
 
 def _highest(cells: pd.DataFrame, names: Sequence[str]) -> list[_Block]:

@@ -51,6 +51,22 @@ def detail(make_run):
     return only
 
 
+def test_embeddings_have_no_first_token_and_count_in_no_distribution(make_run):
+    for name, kind, share in (("without", None, 0.5), ("with", [0.0, 1.0], 1.0)):
+        folder = make_run(name, systems=["vllm"], rates=[2.0], seeds=1, requests=2)
+        frame = pd.DataFrame(REQUESTS[:1] * 2, columns=COLUMNS).assign(
+            ttft_slo_s=1.0, tpot_slo_s=0.1, e2e_slo_s=np.inf, deadline_s=NAN
+        )
+        frame.loc[1, ["first_token_s", "tokens_out"]] = [NAN, 0]
+        if kind is not None:
+            frame = frame.assign(kind=kind)
+        frame.to_csv(folder / "requests/000.csv.gz", index=False)
+        runs = read_runs([folder])
+        (only,) = level_details(runs, combine(runs))
+        assert only.ttft.share[-1] == share
+        assert only.requests == 2
+
+
 def test_every_miss_has_one_cause(detail):
     assert detail.missed == {
         "rejected": 1,

@@ -181,6 +181,16 @@ def test_the_answer_speaks_of_what_was_run(page, axes, changes, told):
     assert " ".join(told.split()) in " ".join(text.split())
 
 
+def test_few_are_named_in_the_answer_and_many_counted(page):
+    few = answer_of(page(name="few", systems=["a", "b", "c"], attainment=1.0, requests=20))
+    assert few.strip().startswith("a, b and c  carry")
+    many = answer_of(page(name="many", systems=list("abcd"), attainment=1.0, requests=20))
+    assert many.strip().startswith("4 systems  carry")
+    axes = {"router": list("abcd")}
+    swept = answer_of(page(name="swept", systems=["x"], axes=axes, attainment=1.0, requests=20))
+    assert swept.strip().startswith("4 configurations  carry")
+
+
 def test_the_answer_counts_the_facets_of_the_best(make_run, tmp_path):
     folder = make_run(axes={"model": ["x", "y", "z"]}, rates=[1.0, 2.0], seeds=1, requests=30)
     cells = pd.read_csv(folder / "cells.csv", dtype={"cell": "str"})
