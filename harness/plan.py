@@ -97,7 +97,7 @@ class _SystemChoice:
     label: str
     knobs: Mapping[str, Any]
     swept: tuple[str, ...]  # knobs that have several values in the experiment
-    each: int = 1  # instances that make one, where prefill and decode are split
+    each: int = 1  # servers that make one, where prefill and decode are split
     system: System | None = None  # None: servers that run already
 
     @property
@@ -113,10 +113,16 @@ class _Combination:
     workload: WorkloadSpec
     place: PlacementSpec
     instances: int
+    asked: bool  # somebody said how many instances
 
-    @property
-    def gpus(self) -> int:
-        return self.instances * self.place.tp * self.place.pp
+    def instances_of(self, system: System | None) -> int:
+        """How many a system gets: as many as it is made of, if nobody said how many."""
+        if self.asked or system is None or system.cluster is None:
+            return self.instances
+        return system.least_instances
+
+    def gpus_of(self, system: System | None) -> int:
+        return self.instances_of(system) * self.place.tp * self.place.pp
 
 
 def plan(asked: ExperimentSchema) -> Plan:
@@ -137,7 +143,8 @@ def plan(asked: ExperimentSchema) -> Plan:
     for router in filter(None, axes["router"]):
         router_by_name(router)
     systems = list(_attached(asked) if asked.backend == "http" else _systems(asked))
-    least = max((s.system.least_instances for s in systems if s.system), default=1)
+    simulated = asked.backend == SIMULATED
+    least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
     combinations = [
         _combination(dict(zip(axes, values, strict=True)), asked, least)
         for values in itertools.product(*axes.values())
@@ -154,7 +161,7 @@ def plan(asked: ExperimentSchema) -> Plan:
             systems, combinations, load.levels, seeds
         )
     )
-    filled = _hardware(asked, combinations) | filled_in(asked, load) | _records(asked)
+    filled = _hardware(asked, systems, combinations) | filled_in(asked, load) | _records(asked)
     return Plan(tuple(_distinct(cells)), asked.model_copy(update=filled))
 
 
@@ -178,7 +185,7 @@ def _cell(
         "workload": columns.workload[values["workload"]],
         "model": columns.model[values["model"]],
         "gpu": values["gpu"],
-        "gpus": combination.gpus * system.each,
+        "gpus": combination.gpus_of(system.system) * system.each,
         **_offered(level, source(combination.workload).natural_rate_rps),
         "seed": seed,
         **{name: _column(values[name]) for name in columns.swept if name not in _NAMED},
@@ -194,7 +201,7 @@ def _cell(
         system=system.asked,
         knobs=system.knobs,
         placement=combination.place,
-        instances=combination.instances,
+        instances=combination.instances_of(system.system),
         router=values["router"],
         workload=combination.workload,
         rate_rps=level.rate_rps,
@@ -219,9 +226,7 @@ def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
         for values in itertools.product(*choices.values()):
             knobs = dict(zip(choices, values, strict=True))
             found = configured(name, knobs)
-            if asked.backend == SIMULATED:
-                found.check_simulated()
-            split = found.split
+            split = found.split if asked.backend != SIMULATED else None
             each = 1 if split is None else split.prefill + split.decode
             yield _SystemChoice(name, found.name, knobs, swept, each, found)
 
@@ -235,7 +240,8 @@ def _check_layouts(systems: Iterable[_SystemChoice], combinations: Sequence[_Com
         if combination.values["router"] is not None:
             raise SloBenchError(f"{system.name} decides across instances itself; leave router out")
         place = placed(combination.place).placement
-        for role in system.cluster.layout(system.policy, place, combination.instances):
+        instances = combination.instances_of(system)
+        for role in system.cluster.layout(system.policy, place, instances):
             if role.placement is not None:
                 role.placement.check()
 
@@ -275,7 +281,8 @@ def _combination(values: Mapping[str, Any], asked: ExperimentSchema, least: int)
     )
     shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
     if gpus is None:
-        return _Combination(values, workload, place, instances or least)
+        asked_for = instances is not None or not simulated
+        return _Combination(values, workload, place, instances or least, asked_for)
     if instances is not None and gpus != instances * each:
         raise SloBenchError(
             f"gpus = {gpus} contradicts {instances} instances × {shape} = {instances * each} GPUs; "
@@ -286,16 +293,18 @@ def _combination(values: Mapping[str, Any], asked: ExperimentSchema, least: int)
             f"{gpus} GPUs cannot be shared out to instances of {shape} = {each} GPUs; "
             f"use {max(1, gpus // each) * each} or another tp"
         )
-    return _Combination(values, workload, place, gpus // each)
+    return _Combination(values, workload, place, gpus // each, asked=True)
 
 
 def _hardware(
-    asked: ExperimentSchema, combinations: Iterable[_Combination]
+    asked: ExperimentSchema,
+    systems: Sequence[_SystemChoice],
+    combinations: Sequence[_Combination],
 ) -> dict[str, tuple[int, ...]]:
     """The parallelism that was left open, where it is the same throughout."""
     found = {
         "tp": {combination.place.tp for combination in combinations},
-        "instances": {combination.instances for combination in combinations},
+        "instances": {c.instances_of(s.system) for s in systems for c in combinations},
     }
     return {
         name: tuple(values)

@@ -81,7 +81,6 @@ def simulate(
     """
     if oversize not in OVERSIZE:
         raise SloBenchError(f"oversize must be one of {', '.join(OVERSIZE)} but is {oversize!r}")
-    system.check_simulated()
     if instances < 1:
         raise SloBenchError(f"instances must be at least 1 but is {instances}")
     if (workload.kind == Kind.EMBED).any():

@@ -14,7 +14,13 @@ from typing import Any
 
 from ..workloads.errors import SloBenchError, UnknownNameError
 from .clusters.ascendra import Ascendra
+from .clusters.banaserve import BanaServe
+from .clusters.distserve import DistServe
+from .clusters.llumnix import Llumnix
+from .clusters.memserve import MemServe
+from .clusters.mooncake import Mooncake
 from .clusters.policy import ClusterPolicy
+from .clusters.splitwise import Splitwise
 from .core.policy import AnyPolicy, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
 from .policies.adaptivellm_deadlines import AdaptiveLlmDeadlines
@@ -24,7 +30,6 @@ from .policies.collocated_static import StaticSplit
 from .policies.collocation import Collocation
 from .policies.collocation_lru import CollocationLru
 from .policies.collocation_open import CollocationOpen
-from .policies.distserve import DistServe
 from .policies.dropping import SarathiDrop, VllmDrop, VllmV0Drop
 from .policies.edf import EarliestDeadlineFirst
 from .policies.edf_drop import EdfDrop
@@ -43,6 +48,7 @@ from .policies.slo_dbs import SloDbs
 from .policies.slo_odbs import SloOdbs
 from .policies.slo_odbs_continuous import SloOdbsContinuous
 from .policies.vllm import Vllm
+from .policies.vllm_layerwise import LayerwiseVllm
 from .policies.vllm_swap import VllmSwap
 from .policies.vllm_v0 import VllmV0
 
@@ -80,26 +86,11 @@ class System:
 
     @property
     def split(self) -> Split | None:
-        """How many instances prefill and how many decode, if none does both."""
-        policy = self.policy
-        if not isinstance(policy, DistServe):
+        """How many servers prefill and how many decode, if none does both."""
+        cluster = self.cluster
+        if not isinstance(cluster, DistServe):
             return None
-        return Split(policy.prefill_instances, policy.decode_instances)
-
-    @property
-    def not_simulated(self) -> str:
-        """Why the simulator cannot run it; empty if it can."""
-        if self.split is None:
-            return ""
-        return "prefill and decode on instances of their own are not simulated"
-
-    def check_simulated(self) -> None:
-        """Raise SloBenchError if the simulator cannot run it."""
-        if self.not_simulated:
-            raise SloBenchError(
-                f"{self.name} cannot run on simulated: {self.not_simulated}; "
-                "slo-bench list matrix says where it can"
-            )
+        return Split(cluster.prefill_instances, cluster.decode_instances)
 
     def knobs(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
@@ -170,10 +161,46 @@ _STOCK = (
     System("prism", Prism(), source="Prism, Algorithm 2; Moore, Management Science 1968"),
     System(
         "distserve",
-        DistServe(),
+        Vllm(),
         router="least-loaded",
         prefix_cache=True,
         source="Zhong et al., OSDI 2024",
+        cluster=DistServe(),
+    ),
+    System(
+        "splitwise",
+        Vllm(),
+        prefix_cache=True,
+        source="Patel et al., ISCA 2024",
+        cluster=Splitwise(),
+    ),
+    System(
+        "mooncake",
+        LayerwiseVllm(),
+        prefix_cache=True,
+        source="Qin et al., FAST 2025",
+        cluster=Mooncake(),
+    ),
+    System(
+        "memserve",
+        LayerwiseVllm(),
+        prefix_cache=True,
+        source="Hu et al., 2024",
+        cluster=MemServe(),
+    ),
+    System(
+        "llumnix",
+        Vllm(),
+        prefix_cache=True,
+        source="Sun et al., OSDI 2024",
+        cluster=Llumnix(),
+    ),
+    System(
+        "banaserve",
+        LayerwiseVllm(),
+        prefix_cache=True,
+        source="BanaServe, Algorithms 4-1 and 4-2",
+        cluster=BanaServe(),
     ),
 )
 SYSTEMS: dict[str, System] = {s.name: s for s in _STOCK}

@@ -19,6 +19,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..cells import CellSpec, PlacementSpec, configured, workload_of
 from ..client_schema import ClientSchema
@@ -68,7 +69,10 @@ class LaunchedBackend:
         """See `Backend`."""
         self._wanted(spec).check(spec.instances)
         if self.server.validated:
-            configured(spec.system, spec.knobs).check_simulated()
+            if configured(spec.system, spec.knobs).split is not None:
+                raise SloBenchError(
+                    f"{spec.system} cannot be validated: its servers do different things"
+                )
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`."""

@@ -36,7 +36,7 @@ def _on_paged(system: System) -> str:
 
 
 _REFUSALS: Mapping[str, Callable[[System], str]] = {
-    SIMULATED: lambda system: system.not_simulated,
+    SIMULATED: lambda system: "",
     "vllm": _on_vllm,
     "sglang": _on_sglang,
     "paged": _on_paged,

@@ -24,7 +24,7 @@ class Move:
     module: Module
     source: int
     target: int
-    share: float  # of all layers, or of all heads
+    units: int  # layers or KV heads of the one that are at the other afterwards
     source_load: float
     target_load: float
     cost_s: float  # T_transfer + T_sync, Eq. 4-31

@@ -376,19 +376,23 @@ class Cluster:
         if why is Why.HAND_OVER:
             if r in site.movable.parked and r.version == version:  # else the instance has failed
                 self._parked[r] = site
-                self._hand_over(r)
+                self._ask_parked()
         elif why is Why.OFFLOAD:
             self._given_back(release)
         elif why in (Why.DROP, Why.REJECT):
             self._gone(release)
         if self._tells:
-            self._ask_parked(but=r)
+            if why is Why.FINISH:
+                self._ask_parked()
             self._emptied(site)
 
-    def _ask_parked(self, but: RequestState | None = None) -> None:
-        for parked in list(self._parked):
-            if parked is not but:
-                self._hand_over(parked)
+    def _ask_parked(self) -> None:
+        """Hand over, in the order of prefill; who has to wait holds up those behind."""
+        while self._parked:
+            r = next(iter(self._parked))
+            self._hand_over(r)
+            if r in self._parked:
+                return
 
     def _given_back(self, release: Release) -> None:
         answer = self._policy.returned(release, self)

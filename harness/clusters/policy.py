@@ -171,8 +171,8 @@ class ClusterPolicy(Knobs):
 
     def hand_over(self, r: RequestState, source: Site, cluster: View) -> Site | Instead:
         """Where `r`, prefilled at `source`, decodes. Its KV moves over a link; to `source` itself
-        it need not. HOLD: it stays parked, and is asked for again whenever a request has ended,
-        or an instance has started or failed.
+        it need not. HOLD: it stays parked, and nobody who is prefilled later overtakes it; it is
+        asked for again whenever a request has ended, or an instance has started or failed.
         """
         return source
 

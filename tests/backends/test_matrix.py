@@ -28,21 +28,31 @@ SWAP_ALWAYS = str(Path(__file__).with_name("swap_always.py"))
 
 
 @pytest.mark.parametrize("name", SYSTEMS)
-def test_everything_whole_is_simulated_and_static_batches_only_there(name):
+def test_everything_is_simulated_and_static_batches_only_there(name):
     found = matrix(SYSTEMS[name])
-    assert (found["simulated"] is None) == (SYSTEMS[name].split is None)
+    assert found["simulated"] is None
     if isinstance(SYSTEMS[name].policy, StaticPolicy):
         assert "static batches" in (found["vllm"] or "")
         assert "static batches" in (found["sglang"] or "")
 
 
-def test_a_split_runs_on_vllm_alone():
+def test_of_servers_a_split_runs_on_vllm_alone():
     found = matrix(SYSTEMS["distserve"])
     assert found["vllm"] is None
-    assert "not simulated" in (found["simulated"] or "")
     assert "vLLM alone" in (found["sglang"] or "")
-    with pytest.raises(SloBenchError, match="distserve cannot run on simulated: prefill and"):
-        plan(ExperimentSchema(systems=("distserve",)))
+
+
+@pytest.mark.parametrize("backend", ["simulated", "vllm"])
+def test_a_split_says_itself_how_many_it_is_made_of(backend):
+    knobs = {"distserve": {"decode_instances": (1, 2)}}
+    asked = ExperimentSchema(
+        systems=("vllm", "distserve"), knobs=knobs, backend=backend, rates=1, seeds=1, tp=1
+    )
+    found = {(c.columns["system"], c.columns["gpus"], c.instances) for c in plan(asked).cells}
+    if backend == "simulated":
+        assert found == {("vllm", 3, 3), ("distserve", 2, 2), ("distserve", 3, 3)}
+    else:
+        assert found == {("vllm", 1, 1), ("distserve", 2, 1), ("distserve", 3, 1)}
 
 
 def test_edf_runs_everywhere():

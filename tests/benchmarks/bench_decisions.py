@@ -73,7 +73,7 @@ def large_batches(system: System) -> System:
 def main(names: str = "", requests: str = "4000") -> None:
     load = workload(int(requests))
     steps = step_time(PLACEMENT).model
-    chosen = names.split(",") if names else [n for n, s in SYSTEMS.items() if not s.not_simulated]
+    chosen = names.split(",") if names else [n for n, s in SYSTEMS.items() if s.cluster is None]
     print(f"{'system':22} {'iterations':>10} {'preempted':>9} {'dropped':>8} {'ms each':>8}")
     for name in chosen:
         forms_batches = isinstance(SYSTEMS[name].policy, StaticPolicy)  # one decision for many

@@ -20,7 +20,7 @@ def offer(step=0.1, cost_s=0.1, can=(Module.LAYERS, Module.HEADS)):
             return None
         shift = step * (3 if module is Module.LAYERS else 1)
         after = loads[source] - shift, loads[target] + shift
-        return Move(module, source, target, 0.1, *after, cost_s)
+        return Move(module, source, target, 1, *after, cost_s)
 
     return one
 

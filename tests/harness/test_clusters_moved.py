@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.clusters.migration import Toll
 from slo_bench.harness.clusters.moved import MovedStepTime
+from slo_bench.harness.engines.device import Device, occupy
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
@@ -76,3 +77,15 @@ def test_both_gpus_together_never_exceed_one_each(share, tokens):
     whole_s = OWN.step_s(0, 0, ((0, tokens),))
     assert moved.abroad_s(0, 0, ((0, tokens),)) <= step_s + 1e-12  # the helper
     assert (1 - share) * whole_s <= step_s + 1e-12  # the instance itself
+
+
+def test_the_host_s_own_steps_wait_for_what_it_computes_for_others():
+    device = Device("GPU")
+    assert occupy((device,), 0.0, 1.0) == 1.0
+    device.owed_s += 0.5
+    assert occupy((device,), 1.0, 1.0) == 2.5  # busy all the time: all of it is owed
+    device.owed_s += 2.0
+    assert occupy((device,), 4.0, 1.0) == 5.5  # idle from 2.5 to 4: that much was done
+    device.owed_s += 0.1
+    assert occupy((device,), 7.0, 1.0) == 8.0
+    assert device.owed_s == 0.0

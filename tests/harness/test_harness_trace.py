@@ -35,7 +35,7 @@ from slo_bench.workloads.slo import parse_slo
 # Little KV memory, so that requests are preempted.
 PLACE = PlacementSpec("llama-3.1-8b", "a100-80g", 1, memory_share=0.26, host_memory_gib=2)
 LANES = replace(PLACE, pp=2, memory_share=0.2)
-SIMULATED = [name for name, s in SYSTEMS.items() if not s.not_simulated]
+SIMULATED = [name for name, s in SYSTEMS.items() if s.least_instances == 1]
 CONTINUOUS = [name for name in SIMULATED if isinstance(SYSTEMS[name].policy, Policy)]
 
 
