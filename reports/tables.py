@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 from rich import box
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -21,7 +21,8 @@ from .read import REASON_COLUMN
 MOST_LINES = 60
 """A table of every rate longer than this stays in the report: nobody reads it on a terminal."""
 
-_NAME_WIDTH = 32  # of names in tables that stand below one another
+_LEAST_NAME = 12  # characters of a name before it goes on in the next line
+_BETWEEN = 3  # characters between two columns
 
 Line = Sequence[str | Text]
 
@@ -100,23 +101,39 @@ def _said(measure: Measure, value: float) -> Text:
 
 
 def _grouped(title: str, heads: Sequence[str], blocks: Sequence[_Block]) -> RenderableType:
-    """A table; for several facets one each under its name, all as wide, with one head."""
+    """A table; for several facets one each under its name, with one head."""
     if len(blocks) == 1:
         return _table(heads, blocks[0].lines, title=title)
-    columns = zip(*(line for block in blocks for line in block.lines), strict=True)
-    widths = [
-        max(len(head), *(len(str(text)) for text in column))
-        for head, column in zip(heads, columns, strict=True)
-    ]
-    widths[0] = min(widths[0], _NAME_WIDTH)
-    parts: list[RenderableType] = [_table(heads, (), title=title, widths=widths)]
-    for place, block in enumerate(blocks):
-        parts += [
-            *([Text()] if place else []),
-            Text(block.facet, style="bold"),
-            _table(heads, block.lines, widths=widths, show_header=False),
+    return _Stack(title, heads, blocks)
+
+
+@dataclass(frozen=True)
+class _Stack:
+    """Tables one below the other whose columns are as wide, in a terminal of any width."""
+
+    title: str
+    heads: Sequence[str]
+    blocks: Sequence[_Block]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        yield _table(self.heads, (), title=self.title, widths=widths)
+        for place, block in enumerate(self.blocks):
+            if place:
+                yield Text()
+            yield Text(block.facet, style="bold")
+            yield _table(self.heads, block.lines, widths=widths, show_header=False)
+
+    def _widths(self, room: int) -> list[int]:
+        """Of each column; names have what numbers leave them."""
+        columns = zip(*(line for block in self.blocks for line in block.lines), strict=True)
+        widths = [
+            max(len(head), *(len(str(text)) for text in column))
+            for head, column in zip(self.heads, columns, strict=True)
         ]
-    return Group(*parts)
+        left = room - sum(width + _BETWEEN for width in widths[1:]) - _BETWEEN
+        widths[0] = min(widths[0], max(_LEAST_NAME, left))
+        return widths
 
 
 def _table(
@@ -136,11 +153,11 @@ def _table(
         show_edge=False,
     )
     for place, head in enumerate(heads):
-        least = widths[place] if widths else None
+        width = widths[place] if widths else None
         if place:
-            table.add_column(head, justify="right", no_wrap=True, min_width=least)
+            table.add_column(head, justify="right", no_wrap=True, width=width)
         else:
-            table.add_column(head, overflow="fold", min_width=least)
+            table.add_column(head, overflow="fold", width=width)
     sectioned = any(not line[0] for line in lines)
     for line in lines:
         if sectioned and line[0] and table.row_count:

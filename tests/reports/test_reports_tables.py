@@ -12,9 +12,9 @@ from slo_bench.reports.read import read_runs
 from slo_bench.reports.tables import MOST_LINES, summary_table
 
 
-def printed(cells, **options):
+def printed(cells, *, width=80, **options):
     stream = io.StringIO()
-    Console(file=stream, width=80, **options).print(summary_table(cells))
+    Console(file=stream, width=width, **options).print(summary_table(cells))
     return stream.getvalue()
 
 
@@ -51,6 +51,19 @@ def test_facets_stand_below_one_another_under_their_labels(make_run):
     assert text.count("≥ 90% in SLO") == 1
     columns = {line.index("≥ 3") for line in lines if "≥ 3" in line}
     assert len(columns) <= 2  # one for 90 %, one for 99 %
+
+
+@pytest.mark.parametrize("width", [50, 80, 200])
+def test_tables_of_facets_keep_every_column_in_any_width(make_run, width):
+    axes = {"model": ["x", "y"], "vllm.long_knob": ["a-long-value-of-a-knob" * 2, "2"]}
+    cells = combine(read_runs([make_run(axes=axes, systems=["vllm", "orca"], requests=30)]))
+    lines = printed(cells, width=width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert "≥ 99% in SLO" in "\n".join(lines)
+    rules = [len(line) for line in lines if set(line.strip()) == {"─"}]
+    assert len(rules) == 2  # one head a table, whatever the number of facets
+    two = [line for line in lines if line.startswith(" orca") and line.count("≥ ") == 2]
+    assert len({line.index("≥ ") for line in two}) <= 1
 
 
 def test_labels_that_are_letters_are_explained(make_run):
