@@ -30,6 +30,7 @@ _AS_NAMED = (
     "router",
     "embedder",
     "length_predictor",
+    "models",
     "oversize",
     "records",
 )

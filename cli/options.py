@@ -51,6 +51,15 @@ Workload = Annotated[
         rich_help_panel=ARRIVES,
     ),
 ]
+Models = Annotated[
+    str | None,
+    typer.Option(
+        metavar="fleet(…)|zipf(…)|assign(…)",
+        help="Which models requests ask for, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for "
+        "systems that serve several on --gpus GPUs.",
+        rich_help_panel=ARRIVES,
+    ),
+]
 Arrivals = Annotated[
     str | None,
     typer.Option(

@@ -45,6 +45,7 @@ def run(
     instances: options.Instances = None,
     router: options.Router = None,
     embedder: options.Embedder = None,
+    models: options.Models = None,
     profile: options.Profile = None,
     length_predictor: options.LengthPredictor = None,
     oversize: options.Oversize = None,

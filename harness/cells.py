@@ -14,21 +14,25 @@ import numpy as np
 from ..predictors.dtypes import weight_dtype
 from ..predictors.embedder import Embedder, embedder, own_weight_bytes
 from ..predictors.output_length import Ints, bucket_accuracy, length_predictor
-from ..predictors.placement import Placement
+from ..predictors.placement import Placement, smallest_tp
 from ..predictors.profiles.build import default_host
 from ..predictors.profiles.models import profiled_step_time
 from ..predictors.profiles.profile import read_profile
 from ..predictors.specs import GIB, gpu, model
 from ..predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ..workloads.errors import SloBenchError
+from ..workloads.fleet import shape_of
+from ..workloads.models import parse_models
 from ..workloads.slo import parse_slo
 from ..workloads.source import WorkloadSource, load_source
 from ..workloads.workload import Workload
+from .clusters.sharing import SharingPolicy
 from .core.records import Result
 from .csv_columns import Choice, Column
 from .metrics import DEFAULT_OBJECTIVE, Hardware, cell_metrics, judge, parse_objective
 from .policies.length_monitor import monitor_in
 from .simulate import simulate
+from .simulate_models import OneModel, simulate_models
 from .store import Row, Value, request_columns, write_details, write_mispredictions
 from .systems import System, system
 
@@ -65,6 +69,7 @@ class WorkloadSpec:
     prompt_tokens: str | None = None
     output_tokens: str | None = None
     sessions: str | None = None
+    models: str | None = None
     redraw_arrivals: bool = False
     trace_format: str | None = None
 
@@ -177,6 +182,7 @@ def source(spec: WorkloadSpec) -> WorkloadSource:
         prompt_tokens=spec.prompt_tokens,
         output_tokens=spec.output_tokens,
         sessions=spec.sessions,
+        models=spec.models,
         format=spec.trace_format,
         redraw_arrivals=spec.redraw_arrivals,
     )
@@ -219,12 +225,15 @@ def run_cell(
     Raises:
         SloBenchError: the cell cannot be run as asked.
     """
+    chosen = configured(spec.system, spec.knobs)
+    if chosen.sharing is not None:
+        return _run_models(spec, chosen.sharing, folder, records=records, progress=progress)
     place = placed(spec.placement)
     workload = workload_of(spec)
     predicted = predicted_output_tokens(spec, workload)
     result = simulate(
         workload,
-        configured(spec.system, spec.knobs),
+        chosen,
         place.placement,
         place.step_time.model,
         instances=spec.instances,
@@ -249,6 +258,61 @@ def run_cell(
     if predicted is not None:
         row["length_bucket_accuracy"] = round(bucket_accuracy(predicted, workload.output_tokens), 9)
     return row
+
+
+def models_of(
+    spec: PlacementSpec, workload: WorkloadSpec, gpus: int, batched_tokens: int = 2048
+) -> dict[str, OneModel]:
+    """Every model that a workload names, on the fewest GPUs it fits on.
+
+    Raises:
+        SloBenchError: one is unknown, fits nowhere, or needs more GPUs than there are.
+    """
+    assert workload.models is not None
+    numbers = {name: getattr(spec, name) for name in ("weight_dtype", "kv_dtype", "memory_share")}
+    found = {}
+    for name in parse_models(workload.models).names:
+        shape = shape_of(name)
+        tp = smallest_tp(model(shape), gpu(spec.gpu), **numbers)
+        if tp > gpus:
+            raise SloBenchError(f"{name} needs {tp} GPUs of {spec.gpu} but there are {gpus}")
+        one = placed(dataclasses.replace(spec, model=shape, tp=tp))
+        place = dataclasses.replace(one.placement, batched_tokens=batched_tokens)
+        found[name] = OneModel(place, one.step_time.model)
+    return found
+
+
+def _run_models(
+    spec: CellSpec,
+    sharing: SharingPolicy,
+    folder: Path,
+    *,
+    records: str,
+    progress: Progress | None,
+) -> Row:
+    """A cell of several models on `spec.instances` shared GPUs."""
+    workload = workload_of(spec)
+    models = models_of(
+        spec.placement, spec.workload, spec.instances, sharing.max_num_batched_tokens
+    )
+    result = simulate_models(
+        workload,
+        sharing,
+        models,
+        gpus=spec.instances,
+        oversize=spec.oversize,
+        progress=progress,
+    )
+    tokens = workload.prompt_tokens + workload.output_tokens
+    asked = np.bincount(workload.model_index, weights=tokens, minlength=len(workload.model_names))
+    sizes = [models[name].placement.model.parameters for name in workload.model_names]
+    one = _hardware(next(iter(models.values())).placement, 1)
+    hardware = dataclasses.replace(
+        one, gpus=spec.instances, parameters=float(np.average(sizes, weights=asked))
+    )
+    return kept_cell(
+        spec, workload, result, hardware, folder, records=records, step_time="unfitted"
+    )
 
 
 def _roles(result: Result) -> dict[str, Column]:

@@ -14,8 +14,9 @@ from ..predictors.output_length import length_predictor
 from ..predictors.placement import smallest_tp
 from ..predictors.specs import gpu, model
 from ..workloads.errors import SloBenchError
+from ..workloads.models import parse_models
 from ..workloads.slo import parse_slo
-from .cells import CellSpec, PlacementSpec, WorkloadSpec, configured, placed, source
+from .cells import CellSpec, PlacementSpec, WorkloadSpec, configured, models_of, placed, source
 from .clusters.routers import router as router_by_name
 from .load import Level, estimated_capacity_rps, filled_in, load_of
 from .metrics import parse_objective
@@ -43,6 +44,7 @@ _WORKLOAD = (
     "prompt_tokens",
     "output_tokens",
     "sessions",
+    "models",
 )
 _AXES = (
     *_WORKLOAD,
@@ -150,6 +152,7 @@ def plan(asked: ExperimentSchema) -> Plan:
         for values in itertools.product(*axes.values())
     ]
     if asked.backend == SIMULATED:
+        _check_models(systems, combinations)
         _check_layouts(systems, combinations)
     workloads = list(dict.fromkeys(c.workload for c in combinations))
     load = load_of(asked, workloads, combinations[0].place, combinations[0].instances)
@@ -183,7 +186,7 @@ def _cell(
         "system": system.label,
         "backend": columns.backend,
         "workload": columns.workload[values["workload"]],
-        "model": columns.model[values["model"]],
+        "model": columns.model_of(values),
         "gpu": values["gpu"],
         "gpus": combination.gpus_of(system.system) * system.each,
         **_offered(level, source(combination.workload).natural_rate_rps),
@@ -231,6 +234,26 @@ def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
             yield _SystemChoice(name, found.name, knobs, swept, each, found)
 
 
+def _check_models(systems: Iterable[_SystemChoice], combinations: Sequence[_Combination]) -> None:
+    """Raise SloBenchError where a system for several models gets one, or one for one several."""
+    for choice, combination in itertools.product(systems, combinations):
+        if choice.system is None:
+            continue
+        several = combination.values["models"] is not None
+        if several and choice.system.sharing is None:
+            raise SloBenchError(
+                f"{choice.label} serves one model; for models = {combination.values['models']!r} "
+                "use prism, muxserve, qlm or static-partition"
+            )
+        if choice.system.sharing is not None and not several:
+            raise SloBenchError(
+                f"{choice.label} serves several models: say which (models, for example "
+                "fleet(llama-3.1-8b*4, qwen2.5-3b*4), or assign(…) for a trace that names its own)"
+            )
+        if several:
+            models_of(combination.place, combination.workload, combination.instances)
+
+
 def _check_layouts(systems: Iterable[_SystemChoice], combinations: Sequence[_Combination]) -> None:
     """Raise SloBenchError where instances make no such system, or their roles do not fit."""
     for choice, combination in itertools.product(systems, combinations):
@@ -264,6 +287,8 @@ def _combination(values: Mapping[str, Any], asked: ExperimentSchema, least: int)
     pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
     tp = values["tp"] or 1
+    if values["models"] is not None:
+        return _several(values, asked)
     if simulated and values["tp"] is None:
         tp = smallest_tp(model(values["model"]), gpu(values["gpu"]), pp=pp, **numbers)
     each = tp * pp
@@ -296,12 +321,39 @@ def _combination(values: Mapping[str, Any], asked: ExperimentSchema, least: int)
     return _Combination(values, workload, place, gpus // each, asked=True)
 
 
+def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> _Combination:
+    """Several models on `gpus` GPUs, each on the fewest that it fits on."""
+    for name in ("tp", "pp", "instances", "router", "embedder", "profile", "kv_blocks"):
+        if values[name] not in (None, 1):
+            raise SloBenchError(
+                f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
+                "it fits on"
+            )
+    if asked.backend != SIMULATED:
+        raise SloBenchError(
+            f"several models on shared GPUs are simulated, not run on {asked.backend}"
+        )
+    if asked.rates is None and asked.speeds is None:
+        raise SloBenchError(
+            "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
+        )
+    place = PlacementSpec(
+        model=values["model"], gpu=values["gpu"], tp=1, **{name: values[name] for name in _PLACED}
+    )
+    workload = WorkloadSpec(
+        **{name: values[name] for name in _WORKLOAD}, trace_format=asked.trace_format
+    )
+    return _Combination(values, workload, place, values["gpus"] or 1, asked=True)
+
+
 def _hardware(
     asked: ExperimentSchema,
     systems: Sequence[_SystemChoice],
     combinations: Sequence[_Combination],
 ) -> dict[str, tuple[int, ...]]:
     """The parallelism that was left open, where it is the same throughout."""
+    if any(asked.models):
+        return {}
     found = {
         "tp": {combination.place.tp for combination in combinations},
         "instances": {c.instances_of(s.system) for s in systems for c in combinations},
@@ -339,6 +391,13 @@ class _Columns:
             _if_distinct({text: _model_name(text, asked.backend) for text in asked.model}),
             asked.backend,
         )
+
+    def model_of(self, values: Mapping[str, Any]) -> str:
+        """What is served, in the column of the model."""
+        models = values["models"]
+        if models is None:
+            return self.model[values["model"]]
+        return f"{len(parse_models(models).names)} models"
 
 
 def _model_name(text: str, backend: str) -> str:

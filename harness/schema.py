@@ -29,7 +29,8 @@ from .toml_text import line_of, read_toml, to_toml
 T = TypeVar("T")
 
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
-_PATHS = ("systems", "workload", "model", "embedder", "profile")  # settings that may name files
+# Settings that may name files.
+_PATHS = ("systems", "workload", "model", "embedder", "profile", "length_predictor")
 
 
 def _listed(value: object) -> object:
@@ -58,7 +59,8 @@ class SettingError(SloBenchError):
 class ExperimentSchema(BaseModel):
     """An experiment as written: what is run, on what, under which load. Frozen.
 
-    Where a setting is None: `tp` is the smallest that fits, `instances` 1, `gpus` = instances × tp
+    Where a setting is None: `tp` is the smallest that fits, `instances` 1 (or what the largest of
+    its systems is made of), `gpus` = instances × tp
     × pp, `router` the system's own, `rates` a ladder around the estimated capacity (a trace: its
     own arrivals at speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (a trace at
     its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model,
@@ -83,6 +85,7 @@ class ExperimentSchema(BaseModel):
     prompt_tokens: Axis[str | None] = (None,)  # a distribution in place of the catalogue's
     output_tokens: Axis[str | None] = (None,)
     sessions: Axis[str | None] = (None,)
+    models: Axis[str | None] = (None,)  # which model each request asks for: fleet(…), zipf(…)
     trace_format: str | None = None
     rates: Axis[Positive] | None = None  # req/s
     speeds: Axis[Positive] | None = None  # of a trace's own arrivals

@@ -19,8 +19,13 @@ from .clusters.distserve import DistServe
 from .clusters.llumnix import Llumnix
 from .clusters.memserve import MemServe
 from .clusters.mooncake import Mooncake
+from .clusters.muxserve import MuxServe
 from .clusters.policy import ClusterPolicy
+from .clusters.prism import Prism
+from .clusters.qlm import Qlm
+from .clusters.sharing import SharingPolicy
 from .clusters.splitwise import Splitwise
+from .clusters.static_partition import StaticPartition
 from .core.policy import AnyPolicy, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
 from .policies.adaptivellm_deadlines import AdaptiveLlmDeadlines
@@ -39,7 +44,7 @@ from .policies.ljf import LongestJobFirst
 from .policies.merged_batches import MergedBatches
 from .policies.odbs import Odbs
 from .policies.orca import Orca
-from .policies.prism import Prism
+from .policies.prism import Prism as PrismQueue
 from .policies.s3 import S3
 from .policies.sarathi import Sarathi
 from .policies.sglang import Sglang
@@ -68,6 +73,7 @@ class System:
     """What `--system NAME` stands for.
 
     `cluster` decides across instances in place of the router, and which instances there are.
+    `sharing` serves several models on shared GPUs; `policy` is then that of their engines.
     """
 
     name: str
@@ -76,11 +82,12 @@ class System:
     prefix_cache: bool = False
     source: str = field(default="", compare=False)  # paper or project
     cluster: ClusterPolicy | None = None
+    sharing: SharingPolicy | None = None
 
     @property
     def description(self) -> str:
         """The first line of the docstring of the policy's module, or else of its class."""
-        kind = type(self.cluster or self.policy)
+        kind = type(self.sharing or self.cluster or self.policy)
         text = sys.modules[kind.__module__].__doc__ or inspect.getdoc(kind) or self.name
         return text.strip().splitlines()[0]
 
@@ -94,6 +101,8 @@ class System:
 
     def knobs(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
+        if self.sharing is not None:
+            return {name: getattr(self.sharing, name) for name in self.sharing.bounds()}
         found = {name: getattr(self.policy, name) for name in self.policy.bounds()}
         if self.cluster is not None:
             found |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
@@ -110,6 +119,8 @@ class System:
         Raises:
             SloBenchError: an unknown knob, a wrong type or a value out of bounds.
         """
+        if self.sharing is not None:
+            return _shared(self.name, self.sharing.with_knobs(**values), self.source)
         cluster = self.cluster
         if cluster is not None:
             across = {name: values.pop(name) for name in cluster.bounds() if name in values}
@@ -119,6 +130,10 @@ class System:
             cluster = cluster.with_knobs(**across)
         policy = self.policy.with_knobs(**values)
         return dataclasses.replace(self, policy=policy, cluster=cluster)
+
+
+def _shared(name: str, sharing: SharingPolicy, source: str) -> System:
+    return System(name, sharing.engine, source=source, sharing=sharing)
 
 
 _STOCK = (
@@ -158,7 +173,15 @@ _STOCK = (
     System("merged-batches", MergedBatches(), source="LLM-embedding collocation, §5.4"),
     System("ascendra", AscendraLp(), source="Ascendra, §4 to §6", cluster=Ascendra()),
     System("ascendra-lp", AscendraLp(), source="Ascendra, Algorithm 1"),
-    System("prism", Prism(), source="Prism, Algorithm 2; Moore, Management Science 1968"),
+    System(
+        "prism-queue",
+        PrismQueue(),
+        source="Prism, Algorithm 2; Moore, Management Science 1968",
+    ),
+    _shared("prism", Prism(), "Prism, Algorithms 1 and 2"),
+    _shared("muxserve", MuxServe(), "Duan et al., ICML 2024; Prism, §7.1"),
+    _shared("qlm", Qlm(), "Patke et al., SoCC 2024; Prism, §7.1"),
+    _shared("static-partition", StaticPartition(), "Prism, §7.1"),
     System(
         "distserve",
         Vllm(),

@@ -12,6 +12,9 @@ from ..systems import System
 SIMULATED = "simulated"
 
 
+_ONE_MODEL = "a server has one model; several on shared GPUs are simulated"
+
+
 def _alone(system: System) -> str:
     """Why one server's scheduler is not enough; empty if it is."""
     if system.cluster is None or system.split is not None:
@@ -20,10 +23,14 @@ def _alone(system: System) -> str:
 
 
 def _on_vllm(system: System) -> str:
+    if system.sharing is not None:
+        return _ONE_MODEL
     return _alone(system) or vllm_fits.refusal(system.policy)
 
 
 def _on_sglang(system: System) -> str:
+    if system.sharing is not None:
+        return _ONE_MODEL
     if system.split is not None:
         return "a prefill/decode split is started on vLLM alone"
     return _alone(system) or sglang_fits.refusal(system.policy)

@@ -211,7 +211,7 @@ def test_preempted_requests_answer_as_if_undisturbed(up, system):
 def test_moore_hodgson_puts_who_is_late_anyway_last(up):
     """Earliest deadline first would begin with it."""
     due_in_s = {"late": 0.01, "patient": 10_000.0, "first": 5_000.0, "second": 8_000.0}
-    with up("prism", knobs={"max_num_seqs": 1}) as server, ThreadPoolExecutor(5) as pool:
+    with up("prism-queue", knobs={"max_num_seqs": 1}) as server, ThreadPoolExecutor(5) as pool:
         long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS, name="long")
         server.until("num_requests_running", 1)
         waiting = []

@@ -79,7 +79,7 @@ def stock(name: str) -> Callable[[int], System]:
             values["max_num_batched_tokens"] = 128
         if name == "sglang":
             values["chunked_prefill_tokens"] = 128
-        if name == "prism":
+        if name == "prism-queue":
             values["max_num_batched_tokens"] = 128
         if name == "ascendra-lp":
             values |= {"token_budget": 64, "step_budget_s": 0.02}
@@ -91,7 +91,7 @@ def stock(name: str) -> Callable[[int], System]:
 CONTINUOUS = [
     n
     for n, s in SYSTEMS.items()
-    if isinstance(s.policy, Policy) and s.cluster is None
+    if isinstance(s.policy, Policy) and not (s.sharing or s.cluster)
 ]
 CASES = {name: stock(name) for name in CONTINUOUS}
 for way in ("recompute", "stall"):
@@ -116,10 +116,10 @@ CASES["ascendra-lp-drop"] = lambda n: SYSTEMS["ascendra-lp"].with_knobs(
 CASES["ascendra-lp-stop"] = lambda n: SYSTEMS["ascendra-lp"].with_knobs(
     max_num_seqs=n, value="sjf", misfit="stop"
 )
-CASES["prism-slack"] = lambda n: SYSTEMS["prism"].with_knobs(
+CASES["prism-slack"] = lambda n: SYSTEMS["prism-queue"].with_knobs(
     max_num_seqs=n, max_num_batched_tokens=64, victim="slack", caution=2.0, buffer=0.0
 )
-CASES["prism-drop"] = lambda n: SYSTEMS["prism"].with_knobs(max_num_seqs=n, late="drop")
+CASES["prism-drop"] = lambda n: SYSTEMS["prism-queue"].with_knobs(max_num_seqs=n, late="drop")
 CASES["deadlines"] = lambda n: System("deadlines", Deadlines())
 CASES["swap-in-batches"] = lambda n: System("swap", SwapInBatches(max_num_seqs=n))
 CASES["vllm-ahead"] = lambda n: System(

@@ -34,7 +34,7 @@ class SmallMemory:
 
 CONTINUOUS = [
     *("vllm", "vllm-v0", "vllm-swap", "sarathi", "edf", "orca", "fastertransformer", "sglang"),
-    *("adaptivellm", "ascendra-lp", "prism"),
+    *("adaptivellm", "ascendra-lp", "prism-queue"),
 ]
 STATIC = ["fifo", "sjf", "ljf", "s3", "slo-odbs", "slo-dbs", "odbs"]
 SMALL_BATCHES = {"max_num_seqs", "max_batch", "max_running_requests"}
@@ -103,7 +103,7 @@ def test_nobody_waits_while_the_device_pauses(name, workload, blocks, batch):
         assert not here.any()
 
 
-@pytest.mark.parametrize("name", ["vllm", "vllm-v0", "sarathi", "edf", "prism", "ascendra-lp"])
+@pytest.mark.parametrize("name", ["vllm", "vllm-v0", "sarathi", "edf", "prism-queue", "ascendra-lp"])
 @settings(
     max_examples=40,
     deadline=None,
