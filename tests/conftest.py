@@ -54,7 +54,7 @@ MAKE_MODEL = Path(__file__).parent / "backends" / "make_tiny_model.py"
 
 @pytest.fixture(scope="session")
 def installed() -> Callable[..., Environment]:
-    """The environment of a server, with one module more if it is named; skips where there is none."""
+    """The environment of a server, with a module more if it is named; skips where there is none."""
 
     def find(backend: str, module: str | None = None) -> Environment:
         try:

@@ -1,7 +1,5 @@
 """The page in a browser: drawn, silent, within its width, and deaf to hostile names."""
 
-import os
-
 import pandas as pd
 import pytest
 
