@@ -229,6 +229,8 @@ class PolicyScheduler(Scheduler):
             self._apply_limits()
         self._rank()
         preempted = self._make_room()
+        if preempted and self.slo_policy.order != "entry":
+            self.waiting.rekey()  # there is more room, and somebody else waits
         closed = not asked or (preempted and bool(self._decoding()))
         which = Refill.NEITHER if closed else self._who_enters()
         sitting_out = self._sitting_out(which)

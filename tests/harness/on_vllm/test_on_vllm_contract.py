@@ -156,7 +156,7 @@ SETTINGS = {
     "adaptivellm, host memory full": Setting(AdaptiveLlm(), 12, WEIGHED),
     "adaptivellm, groups by mean": Setting(AdaptiveLlm(groups="mean-priority"), 1000, WEIGHED),
     "adaptivellm, unfair": Setting(AdaptiveLlm(fair=False), 1000, WEIGHED),
-    "adaptivellm, in chunks": Setting(AdaptiveLlm(chunk_tokens=512), 40, FAST_LINK),
+    "adaptivellm, in chunks": Setting(AdaptiveLlm(chunk_tokens=512), 20, FAST_LINK),
     "adaptivellm, in chunks, host memory full": Setting(
         AdaptiveLlm(chunk_tokens=512, fair=False), 12, FAST_LINK
     ),
