@@ -7,11 +7,14 @@ from typing import Annotated
 
 import typer
 
+from ..workloads.errors import SloBenchError
+
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
     "slo-bench serve distserve --backend vllm --model path/to/model --knob decode_instances=2",
     "slo-bench serve edf --backend vllm --model path/to/model",
     "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
+    "slo-bench serve vllm --backend paged",
     "slo-bench serve edf-drop --backend vllm --model M --kv-blocks 200 "
     "--server-arg=--max-model-len=2048",
 )
@@ -27,12 +30,22 @@ def serve(
         ),
     ],
     model: Annotated[
-        str, typer.Option("--model", "-m", metavar="PATH", help="A folder, or a name on the hub.")
-    ],
+        str | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="PATH",
+            help="A folder, or a name on the hub. For paged: a folder; default: a tiny Llama with "
+            "random weights.",
+        ),
+    ] = None,
     backend: Annotated[
         str,
         typer.Option(
-            "--backend", "-b", metavar="B", help="vllm or sglang; vllm==0.32.0 chooses a version."
+            "--backend",
+            "-b",
+            metavar="B",
+            help="vllm, sglang or paged (our own small engine); vllm==0.32.0 chooses a version.",
         ),
     ] = "vllm",
     knob: Annotated[
@@ -109,6 +122,15 @@ def serve(
     from .serving import knobs_of, stop_on_signals, wait_while_served
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
+    if backend == "paged":
+        from .serving import serve_paged
+
+        serve_paged(
+            system, model, knob or [], served_name, kv_blocks, block_tokens, host_blocks, port
+        )
+        return
+    if model is None:
+        raise SloBenchError(f"--backend {backend} needs --model PATH")
     wanted = Serve(
         backend=backend,
         model=model,

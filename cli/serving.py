@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
+
+import typer
 
 from ..harness.backends.servers import Server
 from ..workloads.errors import SloBenchError
@@ -67,3 +70,41 @@ def wait_while_served(groups: Sequence[Sequence[Server]], say: Callable[[str], N
                 ended.add(server.url)
                 say(f"{server.name} at {server.url} has ended; its log is {server.log}")
         time.sleep(_LOOK_EVERY_S)
+
+
+def serve_paged(
+    system: str,
+    model: str | None,
+    knobs: Sequence[str],
+    served_name: str | None,
+    kv_blocks: int | None,
+    block_tokens: int | None,
+    host_blocks: int | None,
+    port: int | None,
+) -> None:
+    """Our own engine, in this process, until Ctrl-C.
+
+    Raises:
+        SloBenchError: the model or the system cannot be served so.
+    """
+    from ..harness.engines.paged.errors import need_torch
+
+    need_torch()
+    from ..harness.backends.paged import TINY
+    from ..harness.backends.paged_http import serving_model
+
+    if model is None:
+        typer.echo(f"{TINY}: a tiny Llama with random weights, made here", err=True)
+    with serving_model(
+        system,
+        knobs_of(knobs),
+        model or TINY,
+        served_name=served_name,
+        kv_blocks=kv_blocks,
+        block_tokens=block_tokens or 16,
+        host_blocks=host_blocks,
+        port=port or 0,
+    ) as url:
+        typer.echo(url)
+        typer.echo("Ctrl-C stops", err=True)
+        threading.Event().wait()

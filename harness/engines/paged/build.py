@@ -114,7 +114,6 @@ class Engine:
         *,
         predictions: Guess | None = None,
         sample_s: float = float("inf"),
-        eos: frozenset[int] = frozenset(),
     ) -> PagedInstance | PagedStaticInstance:
         """An empty instance. There must be no other that is in use."""
         room = self.room
@@ -127,4 +126,4 @@ class Engine:
             executes = StaticExecution(self.runner, ledger, clock, opens)
             return PagedStaticInstance(policy, ledger, predictions, executes, measures)
         execution = Execution(self.runner, ledger, self.swapper, clock, predictions, opens)
-        return PagedInstance(policy, ledger, predictions, execution, measures, eos=eos)
+        return PagedInstance(policy, ledger, predictions, execution, measures)

@@ -18,11 +18,11 @@ class PagedInstance(TimedInstance):
     """One instance. `ended` is told of every request that is done, with its tokens; `gave` of
     every token, at the end of its iteration.
 
-    With `eos`, an answer ends with the first of these tokens. The loop then learns only afterwards
-    how long an answer is: until then it is taken for the longest it may be.
+    Where a token may end an answer, the loop learns only afterwards how long it is: until then it
+    is taken for the longest it may be.
     """
 
-    __slots__ = ("_eos", "_execution", "ended", "gave")
+    __slots__ = ("_execution", "ended", "gave")
 
     def __init__(
         self,
@@ -32,12 +32,9 @@ class PagedInstance(TimedInstance):
         execution: Execution,
         measures: Measures,
         index: int = 0,
-        *,
-        eos: frozenset[int] = frozenset(),
     ) -> None:
         super().__init__(policy, ledger, predictions, execution, (), measures, index)
         self._execution = execution
-        self._eos = eos
         self.ended: Callable[[RequestState, Sequence], None] | None = None
         self.gave: Callable[[RequestState, int], None] | None = None
         execution.serves(self)
@@ -48,8 +45,9 @@ class PagedInstance(TimedInstance):
             for r, token in given:
                 self.gave(r, token)
         ended = super().complete()
-        for r, token in given if self._eos else ():
-            if token in self._eos and r.phase is Phase.DECODE:
+        sequences = self._execution.sequences
+        for r, token in given:
+            if r.phase is Phase.DECODE and token in sequences[r].ends:
                 self._stop_decode(r)
                 r.output_tokens = r.emitted_tokens
                 self._finish(r)
@@ -72,3 +70,13 @@ class PagedInstance(TimedInstance):
         sequence = self._execution.closes(r)
         if self.ended is not None and sequence is not None:
             self.ended(r, sequence)
+
+    def cancel(self, r: RequestState) -> None:
+        """Nobody waits for `r` any more; between two iterations."""
+        if r in self.inbox:
+            self.inbox.remove(r)
+        elif r.phase is not Phase.DONE:
+            self.take_out(r)
+            if r in self.parked:
+                self.let_go_of(r)
+        self._execution.closes(r)

@@ -25,10 +25,12 @@ GREEDY = Sampling()
 @dataclass(eq=False)
 class Sequence:
     """`tokens` are the prompt and all that was given back; while it decodes, the last of them has
-    no KV yet. `blocks` are ids of KV blocks in the order of the tokens.
+    no KV yet. `blocks` are ids of KV blocks in the order of the tokens. The answer ends with the
+    first of the tokens in `ends`, if one comes before its length is reached.
     """
 
     tokens: list[int]
     sampling: Sampling = GREEDY
+    ends: frozenset[int] = frozenset()
     blocks: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)  # where its KV lies while swapped out

@@ -108,11 +108,11 @@ class Engine:
             Swapper(cache, host) if host_blocks else None,
             Jumps(),
             predictions,
-            lambda r: Sequence(prompt_of(r), how),
+            lambda r: Sequence(prompt_of(r), how, eos),
         )
         self.answers: dict[int, list[int]] = {}
         self.streamed: dict[int, list[int]] = {}
-        self.instance = kind(policy, self.ledger, predictions, self.execution, Measures(), eos=eos)
+        self.instance = kind(policy, self.ledger, predictions, self.execution, Measures())
         self.instance.ended = self._ended
         self.instance.gave = lambda r, token: self.streamed.setdefault(r.id, []).append(token)
 
