@@ -15,6 +15,7 @@ EXAMPLES = (
     "slo-bench predict-eval lengths held-out.jsonl",
     "slo-bench predict-eval lengths gpt4=held-out.jsonl other.jsonl --html lengths.html",
     "slo-bench predict-eval lengths alpaca.json --json",
+    "slo-bench predict-eval lengths today.jsonl --stream 100",
 )
 
 
@@ -26,6 +27,16 @@ def predict_eval(
     base: predict_data.BaseAt = None,
     device: predict_data.Device = "cpu",
     threads: predict_data.Threads = None,
+    stream: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Instead: let the answers come in order, N at a time, and show how the predictor "
+            "fares as trained, and when it is corrected at once and taught every N answers.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of what --stream teaches.")] = 0,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
     ] = None,
@@ -51,6 +62,20 @@ def predict_eval(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if stream is not None:
+        if html is not None:
+            raise SloBenchError("--html goes without --stream")
+        from ..predictors.lengths.online import OnlinePredictor
+        from ..predictors.lengths.stream import stream as streamed
+
+        online = OnlinePredictor(folder, base=base, device=device, seed=seed, keep_queue=False)
+        with counted("answers") as progress:
+            came = streamed(online, found.rows, every=stream, progress=progress)
+        if as_json:
+            typer.echo(json.dumps(shown.stream_json(came), allow_nan=False))
+        else:
+            Console().print(shown.stream_text(came))
+        return
     samples = read_samples(folder / config.samples_file)
     seen = seen_in(samples)
     if all(seen(row) for row in found.rows):

@@ -24,6 +24,7 @@ from ..workloads.workload import Workload
 from .lengths.config import PredictorConfig
 
 if TYPE_CHECKING:
+    from .lengths.baselines import Baseline
     from .lengths.predictor import Prompt, TrainedPredictor
 
 Ints = NDArray[np.int64]
@@ -140,6 +141,53 @@ class Learned:
         return middles
 
 
+@dataclass(frozen=True)
+class TfIdf:
+    """What words alone say: TF-IDF and logistic regression on the samples of a trained predictor.
+
+    All requests need texts.
+    """
+
+    folder: str
+    model: str = ""
+
+    def __post_init__(self) -> None:
+        PredictorConfig.load(Path(self.folder))
+
+    def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        """See `LengthPredictor`.
+
+        Raises:
+            SloBenchError: a request has no text.
+        """
+        from ..workloads.answered import Answered
+
+        texts = workload.texts or [None] * len(workload)
+        if not all(texts):
+            raise SloBenchError(f"tfidf reads prompts, and {workload.name} has some without text")
+        rows = [
+            Answered(
+                text or "",
+                int(workload.prompt_tokens[row]),
+                1,
+                self.model or workload.model_names[workload.model_index[row]],
+                "",
+            )
+            for row, text in enumerate(texts)
+        ]
+        return _tfidf(self.folder).lengths(rows).median_tokens()
+
+
+@lru_cache(maxsize=4)
+def _tfidf(folder: str) -> Baseline:
+    from .lengths.baselines import tfidf
+    from .lengths.samples import TRAIN, read_samples
+
+    config = PredictorConfig.load(Path(folder))
+    samples = read_samples(Path(folder) / config.samples_file)
+    return tfidf(samples[TRAIN], config.shape.edges)
+
+
 @lru_cache(maxsize=4)
 def _loaded(folder: str, base: str) -> TrainedPredictor:
     from .lengths.predictor import TrainedPredictor
@@ -153,16 +201,19 @@ def _medians(folder: str, base: str, prompts: tuple[Prompt, ...]) -> Ints:
     return _loaded(folder, base).lengths(prompts).median_tokens()
 
 
-_KINDS: dict[str, type[Oracle] | type[NoisyOracle] | type[Constant] | type[Learned]] = {
+_Kind = type[Oracle] | type[NoisyOracle] | type[Constant] | type[Learned] | type[TfIdf]
+_KINDS: dict[str, _Kind] = {
     "oracle": Oracle,
     "noisy": NoisyOracle,
     "constant": Constant,
     "learned": Learned,
+    "tfidf": TfIdf,
 }
 
 
 def length_predictor(text: str) -> LengthPredictor:
-    """`oracle`, `noisy(accuracy=0.8)`, `constant(256)`, `learned(DIR, model=NAME)` or a folder.
+    """`oracle`, `noisy(accuracy=0.8)`, `constant(256)`, `learned(DIR, model=NAME)` or just
+    DIR, or `tfidf(DIR)`.
 
     Raises:
         UnknownNameError: there is no such predictor, or it has no such setting.

@@ -18,6 +18,7 @@ from rich.text import Text
 from ..predictors.lengths.config import PredictorConfig
 from ..predictors.lengths.distribution import COVERAGE
 from ..predictors.lengths.evaluate import ALL, LORA, Evaluation, Score
+from ..predictors.lengths.stream import Stream
 from ..workloads.errors import SloBenchError
 from . import html, sections
 from .figure import ONLY, Axis, Figure, View, as_json
@@ -247,3 +248,43 @@ def _confusion(found: Evaluation, config: PredictorConfig) -> str:
         '</table></div><p class="note">Answers by their true bucket (rows) and the likeliest one '
         "(columns), each named by its first length in tokens; all corpora together.</p></figure>"
     )
+
+
+def stream_text(came: Stream) -> RenderableType:
+    """A line for each window, and what was forgotten."""
+    table = Table(
+        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Answers in the predicted bucket"
+    )
+    for name in ("answers", "as trained", "online", "within 1", "learnt after it"):
+        table.add_column(name, justify="left" if name == "learnt after it" else "right")
+    for window in came.windows:
+        learnt = "–"
+        if window.update is not None:
+            verdict = "taken" if window.update.accepted else "refused"
+            learnt = f"{window.update.rows} answers, {verdict}"
+        table.add_row(
+            f"{window.first + 1}–{window.first + window.rows}",
+            f"{window.as_trained:.1%}",
+            f"{window.corrected:.1%}",
+            f"{window.within_one:.1%}",
+            learnt,
+        )
+    lines = []
+    if came.old_rows:
+        lines.append(
+            Text(
+                f"Of {came.old_rows:,} older answers kept back: {came.old_before:.1%} before, "
+                f"{came.old_after:.1%} after.",
+                style="dim",
+            )
+        )
+    return Group(table, *lines)
+
+
+def stream_json(came: Stream) -> dict[str, Any]:
+    """The same as plain values."""
+    plain = dataclasses.asdict(came)
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in plain.items()
+    }

@@ -26,7 +26,7 @@ from .samples import CALIBRATION, TRAIN, VALIDATION, Parts, pack, read_samples, 
 from .train import calibrated, learn, optimizer_of, prompts_of, save_weights, write_whole
 
 QUEUE = "queue.jsonl"
-_FEWEST = 30  # new answers that are worth an update
+FEWEST = 30  # new answers that are worth an update
 EPOCHS = 3  # passes over what is new
 _BATCH = 16  # of new answers in a step, with as many old ones
 _LEARNING_RATE = 5e-4
@@ -123,8 +123,8 @@ class OnlinePredictor:
         self._tokenizer = loaded.tokenizer
         self._network = Network(loaded.model, self.config.shape)
         put_weights(self._network, folder / self.config.weights_file)
-        self._samples = read_samples(folder / self.config.samples_file)
-        self._seen = seen_in(self._samples, test=True)
+        self.samples = read_samples(folder / self.config.samples_file)
+        self._seen = seen_in(self.samples, test=True)
         self._rng = np.random.default_rng((seed, self.config.generation))
         self._prior = PriorCorrection(len(self.config.shape.edges))
         self._lately: deque[tuple[Answered, str]] = deque(maxlen=300)
@@ -152,20 +152,24 @@ class OnlinePredictor:
         self._lately.extend((row, workload) for row in rows)
         self._correct(rows, [workload] * len(rows))
 
+    def fresh(self) -> list[Answered]:
+        """What waits in the queue and was not learnt from yet."""
+        return [row for row in self.queue if not self._seen(row)]
+
     def update(self, *, epochs: int = EPOCHS, progress: Watch = lambda done, total: None) -> Update:
         """Teach the network the queue, with replay; refused where old answers fare worse.
 
         Raises:
             SloBenchError: too few new answers wait.
         """
-        new = [row for row in self.queue if not self._seen(row)]
-        if len(new) < _FEWEST:
+        new = self.fresh()
+        if len(new) < FEWEST:
             raise SloBenchError(
-                f"{len(new)} new answers are too few for an update; it needs {_FEWEST}"
+                f"{len(new)} new answers are too few for an update; it needs {FEWEST}"
             )
         parts = split_by_prompt(new, _SHARES, self.config.generation)
         before = {name: weight.detach().clone() for name, weight in self._weights().items()}
-        old_rows = self._samples[VALIDATION]
+        old_rows = self.samples[VALIDATION]
         new_rows = parts[VALIDATION] or parts[TRAIN]
         old_before, new_before = self._losses(old_rows), self._losses(new_rows)
         self._teach(parts[TRAIN], epochs, progress)
@@ -173,15 +177,15 @@ class OnlinePredictor:
         worse = old_after - old_before
         doubt = _DOUBT * float(worse.std()) / np.sqrt(len(worse))
         better = float(new_after.mean()) < float(new_before.mean())
-        accepted = better and float(worse.mean()) <= doubt
+        accepted = bool(better and float(worse.mean()) <= doubt)
         if not accepted:
             with torch.no_grad():
                 for name, weight in self._weights().items():
                     weight.copy_(before[name])
         else:
             for part, rows in parts.items():
-                self._samples[part] += rows
-            self._seen = seen_in(self._samples, test=True)
+                self.samples[part] += rows
+            self._seen = seen_in(self.samples, test=True)
             self._prior.forget()
             recent = list(self._lately)
             self._correct([row for row, _ in recent], [workload for _, workload in recent])
@@ -199,8 +203,8 @@ class OnlinePredictor:
             {name: weight.detach().cpu() for name, weight in self._weights().items()},
             self._folder / config.weights_file,
         )
-        write_whole(self._folder / config.samples_file, pack(self._samples))
-        held = self._samples[CALIBRATION]
+        write_whole(self._folder / config.samples_file, pack(self.samples))
+        held = self.samples[CALIBRATION]
         config = calibrated(config, self._folder, held, base=self._base, device=self._device)
         config.save(self._folder)
         self.config = config
@@ -236,7 +240,7 @@ class OnlinePredictor:
 
     def _teach(self, new: Sequence[Answered], epochs: int, progress: Watch) -> None:
         shape = self.config.shape
-        old = self._samples[TRAIN]
+        old = self.samples[TRAIN]
         optimizer = optimizer_of(self._network, _LEARNING_RATE)
         steps = -(-epochs * len(new) // _BATCH)
         order = np.concatenate([self._rng.permutation(len(new)) for _ in range(epochs)])

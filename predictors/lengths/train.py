@@ -52,7 +52,7 @@ class TrainSettings:
     head: str = "softmax"
     edges: tuple[int, ...] = DEFAULT_EDGES
     lora_r: int = 16
-    epochs: int = 2
+    epochs: int = 3
     batch: int = 32
     learning_rate: float = 1e-3
     max_tokens: int = 128

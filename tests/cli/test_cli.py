@@ -16,7 +16,7 @@ from slo_bench.cli.main import main
 from slo_bench.cli.run import EXAMPLES as RUN_EXAMPLES
 
 SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "20"]
-COMMANDS = ["run", "report", "list", "doctor"]
+COMMANDS = ["run", "report", "list", "doctor", "predict-train", "predict-eval"]
 
 
 @pytest.fixture

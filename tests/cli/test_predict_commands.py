@@ -1,0 +1,156 @@
+"""`slo-bench predict-train` and `predict-eval` as they are typed, and a run that is told by one."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app, main
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny_models", Path(__file__).parents[1] / "predictors" / "tiny_models.py"
+)
+tiny_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny_models)
+answered, write_jsonl = tiny_models.answered, tiny_models.write_jsonl
+
+NEEDED = "learnt predictors need the extra torch (torch, transformers, peft, scikit-learn)"
+MODULES = ("torch", "transformers", "peft", "safetensors", "sklearn")
+there = all(importlib.util.find_spec(module) is not None for module in MODULES)
+needs_torch = pytest.mark.skipif(not there, reason=NEEDED)
+
+
+def typed(*arguments):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def refused(monkeypatch, capsys, *arguments):
+    """The one line that is printed; exit code 2."""
+    monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("predict")
+
+
+@pytest.fixture(scope="module")
+def made(folder):
+    base = tiny_models.make_model(folder / "base")
+    data = write_jsonl(folder / "talks.jsonl", answered(256))
+    arguments = ["--base", base, "--lora-r", 4, "--epochs", 7, "--learning-rate", 8e-3]
+    typed("predict-train", data, "--out", folder / "lengths", "--batch", 16, *arguments)
+    return folder / "lengths"
+
+
+@needs_torch
+def test_evaluation_as_text_json_and_page(made, folder):
+    new = write_jsonl(folder / "new.jsonl", answered(80, seed=4))
+    page = folder / "page.html"
+    text = typed("predict-eval", made, new, "--html", page)
+    for part in ("LoRA", "majority per model", "TF-IDF", "exact", "99.51 %", "Leak check"):
+        assert part in text
+    found = json.loads(typed("predict-eval", made, new, folder / "talks.jsonl", "--json"))
+    ours = [row for row in found["scores"] if row["predictor"] == "LoRA"]
+    assert [row["corpus"] for row in ours] == ["all", "new", "talks"]
+    assert [row["transfer"] for row in ours] == [False, True, False]
+    assert ours[1]["exact"] > 0.7
+    assert found["leak_exact"]["new"] > 0.9  # "word word word": its count is its length
+    # Of what it was trained on only the share kept back is judged.
+    rows = json.loads((made / "predictor.json").read_text())["training"]["rows"]
+    assert ours[2]["rows"] == rows["test"]
+    assert found["left_out"]["talks"] == 256 - rows["test"]
+    assert {latency["batch"] for latency in found["latencies"]} == {1, 32}
+    assert sum(map(sum, found["confusion"])) == ours[0]["rows"]
+    html = page.read_text()
+    assert 'id="figure-reliability"' in html
+    assert 'id="figure-confusion"' in html
+
+
+@needs_torch
+def test_a_stream_is_learnt_from(made, folder):
+    drifted = answered(120, seed=9, telling={"short": 40, "old": 300})
+    data = write_jsonl(folder / "drift.jsonl", drifted)
+    before = {path.name: path.read_bytes() for path in made.iterdir()}
+    found = json.loads(typed("predict-eval", made, data, "--stream", 40, "--json"))
+    assert [window["rows"] for window in found["windows"]] == [40, 40, 40]
+    assert found["windows"][0]["update"]["rows"] == 40
+    assert found["windows"][-1]["corrected"] >= found["windows"][-1]["as_trained"]
+    assert {path.name: path.read_bytes() for path in made.iterdir()} == before
+    assert "as trained" in typed("predict-eval", made, data, "--stream", 60)
+
+
+@needs_torch
+def test_a_run_is_told_by_it(made, folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    write_jsonl(folder / "served.jsonl", answered(60, seed=6))
+    base = ["run", "--system", "sjf", "--workload", folder / "served.jsonl", "--rates", "2"]
+    base += ["--seeds", 1, "--requests", 60, "--no-report", "--jobs", 1]
+    for name, told in (("learned", made), ("words", f"tfidf({made}, model=a)")):
+        typed(*base, "--length-predictor", told, "--out", folder / name)
+        (row,) = csv.DictReader((folder / name / "cells.csv").read_text().splitlines())
+        assert float(row["length_bucket_accuracy"]) > 0.5
+    # What came out of a run teaches the predictor.
+    rows = typed("predict-eval", made, f"a={folder / 'learned'}", "--json")
+    assert json.loads(rows)["scores"][0]["rows"] > 40
+
+
+@needs_torch
+def test_what_cannot_be_is_told_in_a_line(made, folder, monkeypatch, capsys, tmp_path):
+    data = folder / "talks.jsonl"
+    for arguments, message in (
+        (("predict-train", data), "give --out DIR for a new predictor, or --update DIR"),
+        (("predict-train", data, "--out", made), "holds a predictor already"),
+        (("predict-train", data, "--out", tmp_path / "x", "--head", "sigmoid"), "head must be one"),
+        (
+            ("predict-train", data, "--out", tmp_path / "x", "--base", tmp_path),
+            "it has no config.json",
+        ),
+        (("predict-train", data, "--out", tmp_path / "x", "--buckets", "0,a"), "--buckets '0,a'"),
+        (("predict-eval", made, data, "--base", tmp_path), "it has no config.json"),
+        (("predict-train", made, "--out", tmp_path / "x"), "is no run folder"),
+        (
+            ("run", "--length-predictor", tmp_path, "--rates", "1"),
+            "there is no predictor in",
+        ),
+    ):
+        said = refused(monkeypatch, capsys, *arguments)
+        assert said.startswith("error: ")
+        assert message in said
+        assert "Traceback" not in said
+
+
+def test_the_answer_is_never_an_input(folder, monkeypatch, capsys):
+    data = write_jsonl(folder / "plain.jsonl", answered(30))
+    said = refused(
+        monkeypatch, capsys, "predict-train", data, "--columns", "prompt,output", "--out", "x"
+    )
+    assert "column 'output' holds the answer" in said
+
+
+@needs_torch
+def test_a_tokenizer_counts_what_has_no_count(made, folder, tmp_path):
+    data = tmp_path / "texts.jsonl"
+    data.write_text(
+        "".join(
+            json.dumps({"prompt": f"list apples {at}", "output": "apples " * (at % 40 + 1)}) + "\n"
+            for at in range(60)
+        )
+    )
+    found = json.loads(
+        typed("predict-eval", made, data, "--label-tokenizer", folder / "base", "--json")
+    )
+    assert found["scores"][0]["rows"] == 60
+    assert found["leak_exact"]["texts"] > 0.9
