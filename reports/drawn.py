@@ -24,6 +24,7 @@ class Drawn:
     label: str
     rates: Sequence[tuple[str, str]]  # the name of the views, and what a reader is offered
     rate: str  # the one shown first
+    series: Sequence[int]  # places of those that it holds, best first
     capacity: Sequence[Figure]
     load: Sequence[Figure]
     detail: Sequence[Figure]
@@ -69,7 +70,8 @@ def drawn(
         rates, rate = [], rate_key(_ANY_RATE)
     worth = [figures.efficiency(rows, names), *_present(cost)]
     detail = _at_one_rate(rows, details, names, slo=has_slo(cells))
-    return Drawn(facet, rates, rate, found, load, detail, worth)
+    series = [place for place, name in enumerate(names) if (own["series"] == name).any()]
+    return Drawn(facet, rates, rate, series, found, load, detail, worth)
 
 
 def shared_bounds(details: Iterable[LevelDetail]) -> dict[str, Bound]:

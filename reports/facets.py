@@ -66,12 +66,13 @@ def division(cells: pd.DataFrame) -> Division:
     """Which columns of a cells frame make facets, and which series."""
     columns = [c for c in (*IDENTITY, *axes_of(cells)) if c in cells.columns]
     varying = [c for c in columns if cells[c].nunique(dropna=False) > 1]
-    if "gpus" in varying and _follows("gpus", [c for c in varying if c != "gpus"], cells):
-        varying.remove("gpus")
+    if _follows("gpus", ["system", *(c for c in varying if c != "gpus")], cells):
+        varying = [c for c in varying if c != "gpus"]
     series = [c for c in varying if c in SETUP or _is_knob(c)]
     facets = [c for c in varying if c not in series]
     if facets and _series_in_a_facet(cells, facets, series) < 2:
         return Division((), tuple(varying))
+    series = [c for c in series if c == "backend" or not _follows(c, facets, cells)]
     for column in [c for c in series if c != "backend" and not _is_knob(c)]:
         if _series_in_a_facet(cells, facets, series) <= MOST_SERIES:
             break
@@ -86,8 +87,10 @@ def _is_knob(column: str) -> bool:
 
 
 def _follows(column: str, others: Sequence[str], cells: pd.DataFrame) -> bool:
-    """Whether the system and the other columns settle this one."""
-    settled = cells.groupby(["system", *others], dropna=False)[column].nunique(dropna=False)
+    """Whether the other columns settle this one."""
+    if not others:
+        return False
+    settled = cells.groupby(list(others), dropna=False)[column].nunique(dropna=False)
     return bool((settled == 1).all())
 
 

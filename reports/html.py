@@ -105,7 +105,7 @@ def _document(shown: _Shown) -> str:
     data = {
         "series": list(names),
         "origin": origin(cells),
-        "facets": [{"rates": of.rates, "rate": of.rate} for of in facets],
+        "facets": [{"rates": f.rates, "rate": f.rate, "series": f.series} for f in facets],
         **as_json(*facets, always=scatters),
     }
     return _page(f"{heading} – SLO report", body, data)

@@ -18,7 +18,11 @@ def origin(cells: pd.DataFrame) -> str:
 
 
 def highest_text(found: HighestRate) -> str:
-    """`6`, `≥ 6` where the highest rate tested still reaches the target, `< 1` where none does."""
+    """`6`, `≥ 6` where the highest rate tested still reaches the target, `< 1` where none does; a
+    dash where no rate was offered.
+    """
+    if not found.top_rps:
+        return "–"
     if found.rate_rps is None:
         return f"< {rate_text(found.lowest_rps)}"
     return f"≥ {rate_text(found.rate_rps)}" if found.at_end else rate_text(found.rate_rps)

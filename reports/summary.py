@@ -32,12 +32,15 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str
     if offered(cells) == "several rates":
         if len(facets) == 1:
             return _capacity(cells, names)
-        of_facets = {f: _carried(of, names) for f, of in by_facet(cells, facets).items()}
+        rated = {f: of for f, of in by_facet(cells, facets).items() if offered(of) != "at once"}
+        of_facets = {f: _carried(of, names) for f, of in rated.items()}
         what = "the most load with at least 90&nbsp;% of requests in their SLO"
         told = _most(of_facets, names, ("carries", "carry", what), facet_noun(cells), rate_text)
+        if len(rated) < len(facets):
+            told += f" In {len(facets) - len(rated)} all requests arrive at once."
         if not _all_alike(of_facets, names):
             return told
-        best = {f: _best_goodput(of, names) for f, of in by_facet(rows, facets).items()}
+        best = {f: _best_goodput(of, names) for f, of in by_facet(rows, list(rated)).items()}
         more = _most(best, names, _CLAIMS["goodput_rps"], facet_noun(cells), rate_text, brief=True)
         return f"{told} {more}"
     first = measures(cells)[0]

@@ -2,8 +2,9 @@
 // Draws the figures of the report from the JSON beside it. Text only ever enters as text nodes.
 const page = JSON.parse(document.getElementById("report-data").textContent);
 const SHOWN_AT_FIRST = 10;
-const hidden = new Set(page.series.slice(SHOWN_AT_FIRST).map((_, i) => i + SHOWN_AT_FIRST));
-const facets = page.facets || [{ rates: [], rate: "" }];
+const facets = page.facets || [{ rates: [], rate: "", series: page.series.map((_, s) => s) }];
+const hidden = new Set(page.series.keys());
+for (const { series } of facets) for (const s of series.slice(0, SHOWN_AT_FIRST)) hidden.delete(s);
 let facet = 0, rate = facets[0].rate;
 // Long lists of numbers stand once in `page.arrays`; the curves of figures hold their places there.
 for (const figure of Object.values(page.figures).filter((f) => f.kind === "lines"))
@@ -104,17 +105,17 @@ function clipped(text, pixels) {
 function seriesLegend(box, known) {
   box.replaceChildren();
   const all = box.dataset.all === "yes" || known.length <= SHOWN_AT_FIRST + 2;
-  for (const s of known) {
-    if (!all && s >= SHOWN_AT_FIRST && hidden.has(s)) continue;
+  for (const [place, s] of known.entries()) {
+    if (!all && place >= SHOWN_AT_FIRST && hidden.has(s)) continue;
     const button = html("button", "", box);
     button.type = "button"; button.setAttribute("aria-pressed", String(!hidden.has(s)));
     button.title = hidden.has(s) ? "show in all figures" : "hide in all figures";
     seriesSwatch(button, s); html("span", "", button, page.series[s]);
-    const place = box.children.length - 1;
+    const own = box.children.length - 1;
     button.addEventListener("click", () => {
       if (hidden.has(s)) hidden.delete(s); else hidden.add(s);
       redraw();
-      box.querySelectorAll("button")[place]?.focus();
+      box.querySelectorAll("button")[own]?.focus();
     });
   }
   const more = known.length - box.children.length;
@@ -222,7 +223,7 @@ class Chart {
       });
       return;
     }
-    if (this.figure.kind === "bars" && page.series.length <= SHOWN_AT_FIRST) return; // rows bear names
+    if (this.figure.kind === "bars" && !hidden.size) return; // rows bear names
     const drawn = new Set(views.flatMap((v) => v.series.map((c) => c.s)));
     if (views.every((v) => v.scatter) && drawn.size < 2) return;
     seriesLegend(this.legend, [...drawn].sort((a, b) => a - b));

@@ -270,6 +270,20 @@ def test_many_series_start_with_the_best_ten(browser, make_run, tmp_path):
     page.close()
 
 
+def test_each_facet_starts_with_its_own_best_ten(browser, make_run, tmp_path):
+    small = {"rates": [1.0, 2.0], "seeds": 1, "requests": 30}
+    one = make_run("one", systems=[f"a{i}" for i in range(9)], model="x", **small)
+    two = make_run("two", systems=[f"b{i}" for i in range(12)], model="y", **small)
+    page = browser.open(write_report([one, two], tmp_path / "many.html").as_uri(), width=1280)
+    curves = "document.querySelectorAll('#figure-attainment .curve').length"
+    assert page.run(curves) == 9
+    page.run("document.querySelectorAll('.facetbar button')[1].click()")
+    assert page.run(curves) == 10
+    assert page.run("document.querySelectorAll('#figure-attainment .legend button').length") == 12
+    assert page.complaints() == []
+    page.close()
+
+
 def test_a_page_that_complains_and_asks_is_noticed(browser, tmp_path):
     """What the other tests rely on."""
     path = tmp_path / "bad.html"

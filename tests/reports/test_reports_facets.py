@@ -49,6 +49,15 @@ def cells_of(systems=("a", "b"), **axes):
         (cells_of("a", **{"a.k": list("123456789")}), Division((), ("a.k",))),
         # The number of GPUs follows from another axis, and is left out.
         (cells_of(tp=["1", "2"]).assign(gpus=[1.0, 2.0, 1.0, 2.0]), Division((), ("tp",))),
+        # A GPU for each model: that says nothing more.
+        (
+            cells_of(model=["x", "y"]).assign(gpu=["g", "h", "g", "h"]),
+            Division(("model",), ()),
+        ),
+        (
+            cells_of(model=["x", "y"]).assign(backend=["simulated", "vllm", "simulated", "vllm"]),
+            Division(("model",), ("backend",)),
+        ),
     ],
 )
 def test_division(cells, expected):

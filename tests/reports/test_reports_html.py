@@ -213,6 +213,16 @@ def test_the_answer_counts_the_facets_of_the_best(make_run, tmp_path):
     assert "2 of 3 models. orca has the highest goodput in 3 of 3 models." in " ".join(told.split())
 
 
+def test_facets_without_an_offered_rate_are_counted_apart(make_run, tmp_path):
+    ladder = make_run("ladder", model="x", requests=30, attainment=1.0)
+    at_once = make_run("once", model="y", requests=30, rates=[4.0], rate_rps="", attainment=1.0)
+    text = write_report([ladder, at_once], tmp_path / "both.html").read_text()
+    told = " ".join(answer_of(text).split())
+    assert "in 1 of 1 models. In 1 all requests arrive at once." in told
+    assert "≥ 0" not in text
+    assert [facet["rates"] for facet in Elements(text).data["facets"]][1] == [["0", "0 req/s"]]
+
+
 def test_all_at_once_has_bars_over_systems_and_no_word_of_capacity(page):
     text = page(rates=[4.0], rate_rps="", requests=60, toml='slo = ""\n', attainment=1.0)
     data = Elements(text).data
