@@ -11,6 +11,7 @@ import typer
 
 from ..workloads.errors import SloBenchError
 from .examples import epilog
+from .profile_run import RUNS, profile_run
 
 if TYPE_CHECKING:
     from ..predictors.profiles.fit import Quality
@@ -33,10 +34,13 @@ _FITS = (
 )
 
 app = typer.Typer(
-    help="Measured step times: import, show and fit them. `run --profile` and `validate` use them.",
+    help="Step times: measure, import, show and fit them. `run --profile` and `validate` use them.",
     no_args_is_help=True,
     epilog=epilog([_IMPORTS[0], _SHOWS[0], _FITS[0]]),
 )
+
+
+app.command("run", epilog=epilog(RUNS))(profile_run)
 
 
 @app.command("import", epilog=epilog(_IMPORTS))

@@ -19,7 +19,7 @@ class Runner:
     def __init__(self, decoder: Decoder, cache: KvCache) -> None:
         self.decoder = decoder
         self.cache = cache
-        self._layout = Layout(
+        self.layout = Layout(
             kv_heads=cache.kv_heads,
             block_tokens=cache.block_tokens,
             window=decoder.config.window,
@@ -32,7 +32,7 @@ class Runner:
         its prompt; none is added to its sequence.
         """
         with torch.inference_mode():
-            batch = self._layout.batch(decodes, pieces)
+            batch = self.layout.batch(decodes, pieces)
             logits = self.decoder.logits(batch, self.cache.layers)
             asked = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
             return next_tokens(logits, asked) if asked else []

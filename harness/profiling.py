@@ -1,0 +1,176 @@
+"""A profile of the paged engine on this machine: measured, kept row by row, fitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..predictors.profiles.profile import Profile, Source, table_of, write_profile
+from ..predictors.profiles.whole_steps import LEAST_STEPS, Step, profile_of_steps
+from ..workloads.errors import SloBenchError
+
+if TYPE_CHECKING:
+    from .engines.paged.measure import Shape
+
+BUDGET_S = 540.0
+_BLOCK_TOKENS = 16
+_MOST_BLOCKS = 8192  # KV blocks that are made for measuring
+
+Tell = Callable[[int, int], None]  # rows done, rows in all
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure. `gpu` is the catalogue's name of the device; by default the device's own."""
+
+    model: Path
+    out: Path
+    device: str = "cpu"
+    gpu: str | None = None
+    name: str | None = None  # of the model, in the profile; by default the folder's
+    most_sequences: int = 64
+    budget_s: float = BUDGET_S
+
+    @property
+    def rows_file(self) -> Path:
+        """Beside the profile: a line a measurement, from which an interrupted run goes on."""
+        return self.out.with_name(f"{self.out.stem}.rows.jsonl")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The profile and where it is; `left` batches of the grid were not measured in time."""
+
+    profile: Profile
+    header: Path
+    left: int
+    host_s: float
+
+
+def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measured:
+    """Measure what the rows' file lacks, fit, and write the profile.
+
+    Raises:
+        SloBenchError: the model cannot be loaded, the rows are of something else, or the time did
+            not suffice for a fit.
+    """
+    from .engines.paged import measure
+    from .engines.paged.build import Engine, Room, kv_blocks
+    from .engines.paged.load import load_decoder
+
+    decoder = load_decoder(asked.model, asked.device)
+    blocks = min(_MOST_BLOCKS, kv_blocks(decoder, _BLOCK_TOKENS))
+    swapped = min(512, blocks)
+    engine = Engine(decoder, Room(blocks, _BLOCK_TOKENS, swapped))
+    steps = [
+        shape
+        for shape in measure.grid(decoder.config.context, asked.most_sequences)
+        if shape.kv_blocks(_BLOCK_TOKENS) <= blocks
+    ]
+    # Copies are few and quick; they come first.
+    wanted = [*measure.swaps(swapped), *steps]
+    about = {
+        "model": str(asked.model.resolve()),
+        "device": asked.device,
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+    }
+    rows = _Rows(asked.rows_file, about)
+    begin_s = time.monotonic()
+    for done, shape in enumerate(wanted):
+        if rows.time_s(shape) is not None:
+            continue
+        if time.monotonic() - begin_s > asked.budget_s:
+            break
+        tell(done, len(wanted))
+        rows.add(shape, measure.measured_s(engine, shape))
+    host_s = measure.host_s(engine, steps[:40])
+    profile = _profile(asked, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
+    left = sum(rows.time_s(shape) is None for shape in wanted)
+    return Measured(profile, write_profile(profile, asked.out), left, host_s)
+
+
+def _profile(
+    asked: Asked,
+    rows: _Rows,
+    wanted: Sequence[Shape],
+    host_s: float,
+    dtype: str,
+    block_bytes: int,
+) -> Profile:
+    timed = [(shape, rows.time_s(shape)) for shape in wanted]
+    steps = [
+        Step(
+            s.sequences,
+            s.sequences * s.kv_tokens,
+            [(s.before, s.tokens)] * s.chunks,
+            seconds,
+        )
+        for s, seconds in timed
+        if seconds is not None and not s.blocks
+    ]
+    if len(steps) < LEAST_STEPS:
+        raise SloBenchError(
+            f"{len(steps)} steps were measured in {asked.budget_s:g} s, too few to fit "
+            f"({LEAST_STEPS} are needed); go on with the same command, or raise --budget"
+        )
+    source = Source(
+        "slo-bench profile run",
+        str(asked.model.name),
+        note=f"backend paged on {asked.device}, {dtype}; putting a batch together takes "
+        f"{1e6 * host_s:.0f} µs of each step",
+    )
+    name = asked.name or asked.model.resolve().name
+    profile = profile_of_steps(steps, model=name, gpu=asked.gpu or asked.device, source=source)
+    copies = [
+        (s.direction, s.blocks * block_bytes, 1e6 * seconds)
+        for s, seconds in timed
+        if seconds is not None and s.blocks
+    ]
+    tables = {**profile.tables, "transfers": table_of("transfers", copies)}
+    kind = _DTYPES[dtype]
+    return dataclasses.replace(profile, tables=tables, weight_dtype=kind, kv_dtype=kind)
+
+
+_DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+
+
+class _Rows:
+    """Measurements in a file, a line each, flushed as they are made."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self._path = path
+        self._known: dict[tuple[Any, ...], float] = {}
+        if path.is_file():
+            self._read(about)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(about) + "\n", "utf-8")
+
+    def _read(self, about: dict[str, Any]) -> None:
+        first, *lines = self._path.read_text("utf-8").splitlines()
+        if json.loads(first) != about:
+            raise SloBenchError(
+                f"{self._path} holds measurements of something else ({first}); choose another "
+                "--out, or remove it"
+            )
+        for line in lines:
+            try:
+                key, seconds = json.loads(line)
+            except ValueError:
+                continue  # cut off when a run was interrupted
+            self._known[tuple(key)] = seconds
+
+    def time_s(self, shape: Shape) -> float | None:
+        """Seconds, if measured."""
+        return self._known.get(tuple(shape.key))
+
+    def add(self, shape: Shape, seconds: float) -> None:
+        """Measured."""
+        self._known[tuple(shape.key)] = seconds
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([shape.key, seconds]) + "\n")

@@ -1,0 +1,82 @@
+"""Profiles measured on this machine: the grid, the file of rows, the format, the fit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.predictors.profiles.profile import read_profile
+from slo_bench.workloads.errors import SloBenchError
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+from slo_bench.harness import profiling  # noqa: E402
+from slo_bench.harness.engines.paged import measure  # noqa: E402
+from slo_bench.harness.engines.paged.measure import Shape, grid, swaps  # noqa: E402
+
+
+def test_the_grid_holds_all_kinds_and_stays_within_the_context() -> None:
+    shapes = list(grid(2048, 32))
+    assert len(set(shapes)) == len(shapes)
+    assert all(s.before + s.tokens <= 2048 and s.kv_tokens < 2048 for s in shapes)
+    assert all(s.sequences <= 32 for s in shapes)
+    assert {bool(s.chunks) + 2 * bool(s.sequences) for s in shapes} == {1, 2, 3}
+    assert any(s.before for s in shapes)
+    assert any(s.chunks > 1 for s in shapes)
+    assert {s.direction for s in swaps(8)} == {"to-host", "to-gpu"}
+    assert max(s.blocks for s in swaps(8)) == 8
+
+
+def test_a_profile_is_measured_resumed_and_fitted(
+    tmp_path: Path, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "cpu.toml"
+    calls: list[Shape] = []
+    real = measure.measured_s
+
+    def counted(engine: object, shape: Shape) -> float:
+        calls.append(shape)
+        if len(calls) == 60:
+            raise KeyboardInterrupt
+        return real(engine, shape)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(measure, "measured_s", counted)
+    words = ["profile", "run", "--model", str(model_folder("llama")), "--out", str(out)]
+    words += ["--max-seqs", "4"]
+    assert CliRunner().invoke(app, words).exit_code != 0
+    rows = tmp_path / "cpu.rows.jsonl"
+    assert len(rows.read_text().splitlines()) == 60
+    with rows.open("a") as file:
+        file.write("[[1, 2")  # cut off in the midst of a line
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert len(calls) == len(set(calls)) + 1  # only the one that was interrupted came twice
+    profile = read_profile(out)
+    assert profile.gpu == "cpu"
+    assert profile.weight_dtype == "fp32"
+    assert profile.best == "sums"
+    assert set(profile.tables) == {"steps", "transfers"}
+    assert len(profile.tables["steps"]) >= 30
+    assert set(profile.tables["transfers"].words["direction"]) == {"to-host", "to-gpu"}
+    assert "µs of each step" in profile.sources[0].note
+
+
+def test_rows_of_something_else_are_not_mixed_in(
+    tmp_path: Path, model_folder: Callable[[str], Path]
+) -> None:
+    (tmp_path / "cpu.rows.jsonl").write_text(json.dumps({"model": "another"}) + "\n")
+    asked = profiling.Asked(model_folder("llama"), tmp_path / "cpu.toml")
+    with pytest.raises(SloBenchError, match="something else"):
+        profiling.measure_profile(asked)
+
+
+def test_too_little_time(tmp_path: Path, model_folder: Callable[[str], Path]) -> None:
+    asked = profiling.Asked(model_folder("llama"), tmp_path / "cpu.toml", budget_s=0.0)
+    with pytest.raises(SloBenchError, match="go on with the same command"):
+        profiling.measure_profile(asked)
