@@ -143,7 +143,8 @@ class InTimeQueue:
             if self._plan:
                 self._head = self._plan[-1].request
             else:
-                self._head = (self._endless or self._late or self._due)[0].request
+                left = self._endless[:1] or [*self._late[:1], *self._due[:1]]
+                self._head = min(left).request
         return self._head
 
     def _replan(self) -> None:
@@ -198,8 +199,8 @@ class InTimeQueue:
         """All, the next one first."""
         self._replan()
         planned = set(self._plan)
-        rest = [job for job in self._due if job not in planned]
-        order = (self._under_way, reversed(self._plan), self._endless, self._late, rest)
+        rest = sorted([*self._late, *(job for job in self._due if job not in planned)])
+        order = (self._under_way, reversed(self._plan), self._endless, rest)
         return (job.request for group in order for job in group)
 
     def overtaken_s(self) -> float:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.records import Outcome
@@ -74,7 +74,7 @@ def request(n, due_s, tokens):
 @given(
     moves=st.lists(
         st.one_of(
-            st.tuples(st.just("comes"), st.floats(0.0, 60.0), st.integers(1, 15)),
+            st.tuples(st.just("comes"), st.floats(-10.0, 60.0), st.integers(1, 15)),
             st.tuples(st.just("endless"), st.just(math.inf), st.integers(1, 15)),
             st.tuples(st.just("under way"), st.just(-math.inf), st.integers(1, 15)),
             st.tuples(st.just("goes"), st.integers(0, 50), st.just(0)),
@@ -85,6 +85,16 @@ def request(n, due_s, tokens):
         ),
         max_size=60,
     )
+)
+@example(  # the last to come has been late for longest
+    moves=[
+        ("comes", 1.0, 15),
+        ("comes", 2.0, 15),
+        ("waits", 5.0, 0),
+        ("enters", 0.0, 0),
+        ("comes", -10.0, 1),
+        ("enters", 0.0, 0),
+    ]
 )
 @settings(max_examples=400, deadline=None)
 def test_the_queue_is_what_planning_anew_would_give(moves):
