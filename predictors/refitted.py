@@ -17,6 +17,7 @@ from .step_time import work
 _FIRST_FIT = 64  # batches
 _REFIT = 1024
 _WINDOW = 4096
+_ONE_IN = 4  # batches that are looked at, once so many as a refit takes have been seen
 _PRIOR = (0.0, 1.4, 0.0, 0.0, 0.004)  # of the peak, and seconds: before anything was seen
 
 
@@ -33,7 +34,7 @@ class RefittedModel:
         self._peak = work(placement)
         self._c1, self._c2, self._c3, self._c4, self._c5 = _PRIOR
         self._seen = np.empty((_WINDOW, 3))
-        self._rows = 0
+        self._rows = self._passed = 0
         self._due = _FIRST_FIT
         self._error = 0.0
         self._judged = 0
@@ -64,8 +65,12 @@ class RefittedModel:
         duration_s: float,
     ) -> None:
         """A batch of this composition took so long."""
-        memory_s, compute_s = self._sides(decode_seqs, decode_kv_tokens, chunks)
         rows = self._rows
+        if rows >= _REFIT:
+            self._passed += 1
+            if self._passed % _ONE_IN:
+                return
+        memory_s, compute_s = self._sides(decode_seqs, decode_kv_tokens, chunks)
         if rows >= _FIRST_FIT:
             self._error += abs(self._seconds(memory_s, compute_s) - duration_s) / duration_s
             self._judged += 1

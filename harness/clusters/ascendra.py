@@ -28,11 +28,21 @@ LP, HP = "lp", "hp"
 
 
 @dataclass
-class Turns:
-    """Whose turn it is: the next group, and in each group the next LP instance."""
+class Group:
+    """One controller's instances that are up, and whose turn it is among the LP ones."""
 
-    group: int = 0
-    lp: dict[int, int] = dataclasses.field(default_factory=dict)
+    lp: list[Site]
+    hp: list[Site]
+    turn: int = 0
+
+
+@dataclass
+class Groups:
+    """All groups, and whose turn it is."""
+
+    all: list[Group] = dataclasses.field(default_factory=list)
+    turn: int = 0
+    up: Sequence[Site] = ()  # those that `all` was made from
 
 
 @dataclass(frozen=True)
@@ -92,29 +102,28 @@ class Ascendra(ClusterPolicy):
             Role(HP, hp, groups * self.n_hp, learner=learner),
         )
 
-    def new_state(self) -> Turns:
-        return Turns()
+    def new_state(self) -> Groups:
+        return Groups()
 
     def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
         groups = self._groups(cluster)
-        turns: Turns = cluster.state
-        group, turns.group = turns.group, (turns.group + 1) % groups
-        lps, hps = self._lp(cluster, group), self._hp(cluster, group)
+        group = groups.all[groups.turn]
+        groups.turn = (groups.turn + 1) % len(groups.all)
         if self.tickets:
-            for site in hps:
+            for site in group.hp:
                 if not site.prefills(cluster.now_s):
                     return site
-        if not lps:
+        if not group.lp:
             return self._anywhere(cluster)
-        turn = turns.lp.get(group, 0)
-        turns.lp[group] = turn + 1
-        return lps[turn % len(lps)]
+        group.turn += 1
+        return group.lp[(group.turn - 1) % len(group.lp)]
 
     def returned(self, release: Release, cluster: View) -> Site | Instead:
         if release.why is Why.FAIL:
             return self._anywhere(cluster)
-        hps = self._hp(cluster, self._group(release.request.instance, cluster))
-        hps = hps or cluster.role(HP)
+        groups = self._groups(cluster)
+        lp = cluster.sites[release.request.instance]
+        hps = groups.all[lp.number // self.n_lp].hp or cluster.role(HP)
         if not hps:
             return DROP
         return min(hps, key=lambda site: (site.view.n_waiting + len(site.inbox), site.index))
@@ -123,15 +132,15 @@ class Ascendra(ClusterPolicy):
         there = cluster.role(LP) or cluster.role(HP)
         return min(there, key=lambda site: (load(site), site.index)) if there else DROP
 
-    def _groups(self, cluster: View) -> int:
-        return (cluster.sites[-1].number + 1) // self.least_instances
-
-    def _group(self, index: int, cluster: View) -> int:
-        return cluster.sites[index].number // self.n_lp
-
-    def _lp(self, cluster: View, group: int) -> Sequence[Site]:
-        return [s for s in cluster.role(LP) if s.number // self.n_lp == group]
-
-    def _hp(self, cluster: View, group: int) -> Sequence[Site]:
-        first = self._groups(cluster) * self.n_lp
-        return [s for s in cluster.role(HP) if (s.number - first) // self.n_hp == group]
+    def _groups(self, cluster: View) -> Groups:
+        groups: Groups = cluster.state
+        if groups.up is not cluster.up:
+            groups.up = cluster.up
+            turns = [group.turn for group in groups.all]
+            number = (cluster.sites[-1].number + 1) // self.least_instances
+            groups.all = [Group([], [], turn) for turn in turns or [0] * number]
+            for site in cluster.role(LP):
+                groups.all[site.number // self.n_lp].lp.append(site)
+            for site in cluster.role(HP):
+                groups.all[(site.number - number * self.n_lp) // self.n_hp].hp.append(site)
+        return groups

@@ -239,12 +239,14 @@ class Cluster:
             until_s = min(arrival_s, event_s)
             first = self._first_emitter()
             if first is not None and first.gives_back_s < until_s:
-                heappop(self._emitters)
+                first_s = heappop(self._emitters)[0]
                 first.gives_back_s = -1.0  # it is not in the heap
                 second = self._first_emitter()
                 horizon_s = until_s if second is None else min(until_s, second.gives_back_s)
-                ready_s = min(site.instance.ready_s() for site in first.sites)
-                self._advance(first, max(horizon_s, math.nextafter(ready_s, INF)))
+                if horizon_s <= first_s:  # both at once: this one goes on for an iteration
+                    ready_s = min(site.instance.ready_s() for site in first.sites)
+                    horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
+                self._advance(first, horizon_s)
             elif until_s == INF:
                 busy = [s.island for s in self.sites if s.instance.ready_s() < INF]
                 if not busy:
@@ -301,8 +303,10 @@ class Cluster:
         Who came while an iteration is under way is let in, as if that were over.
         """
         instance = site.instance
-        if instance.ready_s() < self.now_s:
-            self._advance(site.island, self.now_s)
+        if site.seen_s < self.now_s:
+            site.seen_s = self.now_s
+            if instance.ready_s() < self.now_s:
+                self._advance(site.island, self.now_s)
         if instance.inbox:
             instance.run(self.now_s, True)
             if instance.outbox:

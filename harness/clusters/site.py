@@ -34,6 +34,7 @@ class Site:
         "number",
         "placement",
         "role",
+        "seen_s",
         "step_time",
         "up",
     )
@@ -57,6 +58,7 @@ class Site:
         self.step_time = step_time  # with all of the model on its own GPUs
         self.up = up
         self.island = Island(-1)
+        self.seen_s = -1.0  # up to when it has been brought
         self._bring: Callable[[Site], None] = lambda site: None
 
     def __repr__(self) -> str:

@@ -101,6 +101,8 @@ class SimulatedInstance(Loop):
                 return min(earliest_s, now_s)
             if self.tells_ends and self.decoding:
                 steps = self.next_end_tick() - self.tick
+                if self._growth(steps) > self.ledger.free - self._lim.headroom_blocks:
+                    return min(earliest_s, now_s)  # who is preempted lengthens steps no more
                 span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
                 return min(earliest_s, now_s + span_s * _ROUNDING)
         return earliest_s
