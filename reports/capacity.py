@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..tuner.capacity.memory import read_capacity
-from .facets import full_names
+from .facets import facet_noun, facets_of
 from .figure import ONLY, Axis, Figure, View
 from .numbers import percent_text, rate_text, seconds_text
 from .read import RunFolder
@@ -161,40 +162,87 @@ def _series(row: Row, cells: pd.DataFrame) -> str | None:
 
 def answer(rows: Sequence[Row], cells: pd.DataFrame) -> str | None:
     """The page's one sentence, where every series was searched; None where the page must tell."""
-    known = {_series(row, cells) for row in rows}
     least = min((row["target"] for row in rows), default=None)
-    found = [row for row in rows if row["target"] == least and row["capacity_rps"]]
-    if not found or known != set(cells["series"]):
+    if not rows or {_place(row, cells) for row in rows} != _places(cells):
         return None
-    best = max(found, key=lambda row: float(row["capacity_rps"]))
-    share = f"{best['target']:.6%}".rstrip("%").rstrip("0").rstrip(".")
-    return (
-        f"<strong>{escape(str(_series(best, cells)))}</strong> carries "
-        f"<strong>{rate_text(best['capacity_rps'])} req/s</strong> "
-        f"(95&nbsp;% interval {escape(interval_text(best))}) with at least {share}&nbsp;% of "
-        "requests in their SLO."
-    )
+    best: dict[str, Row] = {}
+    for row in rows:
+        facet = str((_place(row, cells) or ("", ""))[0])
+        if row["target"] == least and row["capacity_rps"]:
+            ahead = best.setdefault(facet, row)
+            best[facet] = row if row["capacity_rps"] > ahead["capacity_rps"] else ahead
+    if not best:
+        return None
+    share = f"with at least {least:.6%}".rstrip("%").rstrip("0").rstrip(".")
+    share += "&nbsp;% of requests in their SLO"
+    facets = facets_of(cells)
+    if len(facets) == 1:
+        only = best[facets[0]]
+        return (
+            f"<strong>{escape(str(_series(only, cells)))}</strong> carries "
+            f"<strong>{rate_text(only['capacity_rps'])} req/s</strong> "
+            f"(95&nbsp;% interval {escape(interval_text(only))}) {share}."
+        )
+    ahead_in = Counter(str(_series(row, cells)) for row in best.values())
+    told = [
+        f"<strong>{escape(name)}</strong> in <strong>{count} of {len(facets)}</strong>"
+        for name, count in ahead_in.most_common()
+    ]
+    return f"The most load {share} is carried by {', by '.join(told)} {facet_noun(cells)}s."
+
+
+def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
+    """The facet and the series of a search."""
+    series = _series(row, cells.assign(series=cells["facet"]))
+    return None if series is None else (series, str(_series(row, cells)))
+
+
+def _places(cells: pd.DataFrame) -> set[tuple[str, str] | None]:
+    return set(zip(cells["facet"], cells["series"], strict=True))
+
+
+_HEADS = (
+    "System",
+    "in SLO",
+    "req/s",
+    "95&nbsp;% interval",
+    "±",
+    "requests spent",
+    "stopped because",
+)
 
 
 def table(rows: Sequence[Row], cells: pd.DataFrame) -> str:
-    """The report's table of the capacities; nothing where no run was a search."""
+    """The report's table of the capacities by facet; nothing where no run was a search."""
     if not rows:
         return ""
-    named = cells.assign(series=full_names(cells))
-    body = "".join(
-        f'<tr><th scope="row">{escape(_series(row, named) or str(row["search"]))}</th>'
+    groups: dict[str, list[Row]] = {facet: [] for facet in facets_of(cells)}
+    for row in rows:
+        place = _place(row, cells)
+        groups.setdefault("" if place is None else place[0], []).append(row)
+    body = []
+    for facet, of_facet in groups.items():
+        if facet and of_facet:
+            body.append(
+                f'<tr class="group"><th scope="rowgroup" colspan="{len(_HEADS)}">'
+                f"{escape(facet)}</th></tr>"
+            )
+        body += [_table_row(row, cells) for row in of_facet]
+    head = "".join(f'<th scope="col">{text}</th>' for text in _HEADS[:-1])
+    head += f'<th scope="col" class="wide">{_HEADS[-1]}</th>'
+    return (
+        '<section id="capacity-section"><h2>Capacity</h2><p class="lead">The highest rate at which '
+        "at least a share of all requests meets its SLO for as long as it is offered.</p>"
+        f'<div class="card scroll"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{''.join(body)}</tbody></table></div></section>"
+    )
+
+
+def _table_row(row: Row, cells: pd.DataFrame) -> str:
+    return (
+        f'<tr><th scope="row">{escape(_series(row, cells) or str(row["search"]))}</th>'
         f"<td>{row['target']:g}</td><td>{escape(capacity_text(row))}</td>"
         f"<td>{escape(interval_text(row))}</td><td>{_half_width(row)}</td>"
         f"<td>{row['requests_spent']:,}</td>"
         f'<td class="wide">{escape(str(row["stopped"]))}</td></tr>'
-        for row in rows
-    )
-    return (
-        '<section id="capacity-section"><h2>Capacity</h2><p class="lead">The highest rate at which '
-        "at least a share of all requests meets its SLO for as long as it is offered.</p>"
-        '<div class="card scroll"><table><thead><tr><th scope="col">System</th>'
-        '<th scope="col">in SLO</th><th scope="col">req/s</th>'
-        '<th scope="col">95&nbsp;% interval</th><th scope="col">±</th>'
-        '<th scope="col">requests spent</th><th scope="col" class="wide">stopped because</th>'
-        f"</tr></thead><tbody>{body}</tbody></table></div></section>"
     )

@@ -75,7 +75,7 @@ def _document(shown: _Shown) -> str:
     validated = levels_validated.found_in(shown.runs, cells)
     scatters = levels_validated.scatters(validated, names)
     heading = sections.title(cells)
-    first = capacity.answer(searched, cells) if len(facets) == 1 else None
+    first = capacity.answer(searched, cells)
     bounds = shared_bounds(shown.details)
     beside = published.section(shown.runs, cells, rows)
     body = f"""

@@ -124,7 +124,7 @@ def _most(
     each = "" if len(leaders) == 1 else "each "
     told = [
         f"<strong>{_who(leaders)}</strong> {each}{verb} {what} in "
-        f"<strong>{most} of {len(best_in)}</strong> {noun}s"
+        f"<strong>{most} of {len(best_in)}</strong> {noun}{'s' if len(best_in) > 1 else ''}"
     ]
     level = sum(len(winners) > 1 for winners in best_in if set(winners) & set(leaders))
     if len(leaders) == 1 and level:

@@ -218,7 +218,7 @@ def test_facets_without_an_offered_rate_are_counted_apart(make_run, tmp_path):
     at_once = make_run("once", model="y", requests=30, rates=[4.0], rate_rps="", attainment=1.0)
     text = write_report([ladder, at_once], tmp_path / "both.html").read_text()
     told = " ".join(answer_of(text).split())
-    assert "in 1 of 1 models. In 1 all requests arrive at once." in told
+    assert "in 1 of 1 model. In 1 all requests arrive at once." in told
     assert "≥ 0" not in text
     assert [facet["rates"] for facet in Elements(text).data["facets"]][1] == [["0", "0 req/s"]]
 

@@ -71,6 +71,23 @@ def test_runs_are_cells_of_a_run_folder_that_the_report_reads(searched, tmp_path
     assert '"capacity":{"id":"capacity"' in page
 
 
+def test_the_report_speaks_of_every_workload(tmp_path):
+    asked = experiment(systems=["vllm", "orca"], workload=["sharegpt", "azure-conv"])
+    found = search_capacity(asked, tmp_path / "run", asked=QUICK)
+    page = write_report([found.folder], tmp_path / "report.html").read_text()
+    capacities = pd.DataFrame(found.rows()).pivot_table(
+        index="workload", columns="system", values="capacity_rps"
+    )
+    ahead = capacities.idxmax(axis=1).value_counts()
+    for system, count in ahead.items():
+        assert f"<strong>{system}</strong> in <strong>{count} of 2</strong>" in page
+    assert "is carried by" in page
+    section = page.partition('id="capacity-section"')[2].partition("</section>")[0]
+    places = [section.index(f">{name}<") for name in ("sharegpt", "azure-conv")]
+    assert places == sorted(places)
+    assert section.count(">vllm<") == section.count(">orca<") == 2
+
+
 def test_an_interrupted_search_goes_on(tmp_path, searched):
     asked = experiment(systems=["vllm", "sarathi"])
     runs = 0
