@@ -13,6 +13,8 @@ from .capacity import EXAMPLES as CAPACITY_EXAMPLES
 from .capacity import capacity
 from .compare import EXAMPLES as COMPARE_EXAMPLES
 from .compare import compare
+from .dedicated_slo import EXAMPLES as DEDICATED_SLO_EXAMPLES
+from .dedicated_slo import dedicated_slo
 from .doctor import EXAMPLES as DOCTOR_EXAMPLES
 from .doctor import doctor
 from .examples import epilog
@@ -58,6 +60,7 @@ app.command(epilog=epilog(GATE_EXAMPLES))(gate)
 app.command(epilog=epilog(EXPLAIN_EXAMPLES))(explain)
 app.command(epilog=epilog(SENSITIVITY_EXAMPLES))(sensitivity)
 app.command(epilog=epilog(VALIDATE_EXAMPLES))(validate)
+app.command("dedicated-slo", epilog=epilog(DEDICATED_SLO_EXAMPLES))(dedicated_slo)
 app.add_typer(profile, name="profile")
 app.add_typer(workload, name="workload")
 app.command("predict-train", epilog=epilog(PREDICT_TRAIN_EXAMPLES))(predict_train)

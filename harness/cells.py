@@ -37,6 +37,7 @@ from .store import Row, Value, request_columns, write_details, write_mispredicti
 from .systems import System, system
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
+MOST_TP = 8  # of a model that shares its GPUs
 _LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
 
 
@@ -263,7 +264,7 @@ def run_cell(
 def models_of(
     spec: PlacementSpec, workload: WorkloadSpec, gpus: int, batched_tokens: int = 2048
 ) -> dict[str, OneModel]:
-    """Every model that a workload names, on the fewest GPUs it fits on.
+    """Every model that a workload names, on the fewest GPUs of which it leaves half to others.
 
     Raises:
         SloBenchError: one is unknown, fits nowhere, or needs more GPUs than there are.
@@ -274,12 +275,19 @@ def models_of(
     for name in parse_models(workload.models).names:
         shape = shape_of(name)
         tp = smallest_tp(model(shape), gpu(spec.gpu), **numbers)
+        one = placed(dataclasses.replace(spec, model=shape, tp=tp))
+        while not _leaves_half(one.placement) and tp < MOST_TP:
+            tp *= 2
+            one = placed(dataclasses.replace(spec, model=shape, tp=tp))
         if tp > gpus:
             raise SloBenchError(f"{name} needs {tp} GPUs of {spec.gpu} but there are {gpus}")
-        one = placed(dataclasses.replace(spec, model=shape, tp=tp))
         place = dataclasses.replace(one.placement, batched_tokens=batched_tokens)
         found[name] = OneModel(place, one.step_time.model)
     return found
+
+
+def _leaves_half(place: Placement) -> bool:
+    return place.weight_bytes_per_gpu <= 0.5 * place.usable_bytes_per_gpu
 
 
 def _run_models(

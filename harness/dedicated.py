@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..workloads.errors import SloBenchError
+from ..workloads.fleet import shape_of
 from ..workloads.rows import take
 from ..workloads.workload import Workload
 from .clusters.static_partition import StaticPartition
@@ -55,6 +56,28 @@ def dedicated_slos(
             "tpot": _three_digits(float(np.nanquantile(tpot_s, quantile))),
         }
     return found
+
+
+def by_shape(slos: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The medians over the copies of each shape."""
+    of_shape: dict[str, list[Mapping[str, float]]] = {}
+    for name, bounds in slos.items():
+        of_shape.setdefault(shape_of(name), []).append(bounds)
+    return {
+        shape: {
+            bound: _three_digits(float(np.median([one[bound] for one in copies])))
+            for bound in copies[0]
+        }
+        for shape, copies in of_shape.items()
+    }
+
+
+def slo_text(slos: Mapping[str, Mapping[str, float]]) -> str:
+    """As `parse_slo` reads it."""
+    return "; ".join(
+        f"{name}:" + ",".join(f"{bound}={seconds:g}" for bound, seconds in bounds.items())
+        for name, bounds in slos.items()
+    )
 
 
 def _three_digits(seconds: float) -> float:

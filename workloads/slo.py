@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from .calls import parse_call, parse_values, positive, split_outside
 from .errors import SloBenchError, UnknownNameError
+from .fleet import shape_of
 from .workload import Workload
 
 Floats = NDArray[np.float64]
@@ -117,12 +118,18 @@ class SloSpec:
         return dataclasses.replace(workload, **scaled)
 
 
+def _is_model(name: str, asked: str) -> bool:
+    """`llama-3.1-8b` asks for all of its fine-tuned copies, `llama-3.1-8b#2` for one."""
+    return asked in (name, shape_of(name))
+
+
 def _members(workload: Workload, class_name: str | None) -> NDArray[np.bool_]:
     if class_name is None:
         return np.ones(len(workload), dtype=bool)
     mine: NDArray[np.bool_]
-    if class_name in workload.model_names:
-        mine = workload.model_index == workload.model_names.index(class_name)
+    named = [i for i, name in enumerate(workload.model_names) if _is_model(name, class_name)]
+    if named:
+        mine = np.isin(workload.model_index, named)
         return mine
     if class_name not in workload.class_names:
         known = [name for name in (*workload.class_names, *workload.model_names) if name]

@@ -115,5 +115,7 @@ def test_slos_by_model() -> None:
     second = workload.model_index == 1
     assert set(workload.ttft_slo_s[second]) == {0.2}
     assert set(workload.ttft_slo_s[~second]) == {1.0}
+    both = parse_slo("a:ttft=0.3").apply(workload, np.random.default_rng(0))
+    assert set(both.ttft_slo_s) == {0.3}
     with pytest.raises(SloBenchError, match="a#3"):
         parse_slo("a#3:ttft=1").apply(workload, np.random.default_rng(0))
