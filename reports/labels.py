@@ -42,6 +42,11 @@ def is_letter(label: str) -> bool:
     return label.isupper() and label.isalpha() and len(label) <= 2
 
 
+def stand_alone(texts: Sequence[str]) -> bool:
+    """Whether the labels of the texts say what they are, not only how they differ."""
+    return len(texts) == 1 or all(len(text) <= SHORT or _name(text) for text in texts)
+
+
 def _given(texts: Sequence[str]) -> dict[str, str]:
     """The names that texts give themselves; one without a name keeps itself."""
     return {text: _name(text) or text for text in texts}

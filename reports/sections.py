@@ -14,7 +14,7 @@ import pandas as pd
 from .details import Bound
 from .facets import by_facet, facet_noun, facets_of
 from .figure import Figure
-from .labels import labels
+from .labels import labels, stand_alone
 from .levels import TARGETS, has_slo, offered
 from .numbers import origin, percent_text, rate_text, seconds_text
 from .read import RunFolder
@@ -42,8 +42,10 @@ def badge(cells: pd.DataFrame) -> str:
 def title(cells: pd.DataFrame) -> str:
     """Model, GPU and workload, as plain text."""
     where = f"{listed(cells['model'], 'models')} on {listed(cells['gpu'], 'GPUs')}"
-    workloads = labels(list(dict.fromkeys(cells["workload"])))
-    return f"{where}, {listed(workloads.values(), 'workloads')}"
+    workloads = list(dict.fromkeys(cells["workload"]))
+    if not stand_alone(workloads):
+        return f"{where}, {len(workloads)} workloads"
+    return f"{where}, {listed(labels(workloads).values(), 'workloads')}"
 
 
 def facts(cells: pd.DataFrame, bounds: Mapping[str, Bound]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
 import pandas as pd
@@ -34,8 +35,7 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str
             return _capacity(cells, names)
         rated = {f: of for f, of in by_facet(cells, facets).items() if offered(of) != "at once"}
         of_facets = {f: _carried(of, names) for f, of in rated.items()}
-        what = "the most load with at least 90&nbsp;% of requests in their SLO"
-        told = _most(of_facets, names, ("carries", "carry", what), facet_noun(cells), rate_text)
+        told = _most(of_facets, names, _CARRIES, facet_noun(cells), rate_text)
         if len(rated) < len(facets):
             told += f" In {len(facets) - len(rated)} all requests arrive at once."
         if not _all_alike(of_facets, names):
@@ -51,10 +51,31 @@ def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str
     return _most(of_facets, names, _CLAIMS[first.column], facet_noun(cells), first.text)
 
 
+@dataclass(frozen=True)
+class _Claim:
+    """What is said of the best, in singular and plural, and what they are the best by."""
+
+    one: str
+    many: str
+    what: str
+    metric: str
+
+    def of(self, names: Sequence[str]) -> str:
+        return f"{self.one} {self.what}" if len(names) == 1 else f"each {self.many} {self.what}"
+
+
+_CARRIES = _Claim(
+    "carries",
+    "carry",
+    "the most load with at least 90&nbsp;% of requests in their SLO",
+    "highest rate with at least 90&nbsp;% of requests in their SLO",
+)
 _CLAIMS = {
-    "throughput_rps": ("finishes", "finish", "the most requests per second"),
-    "attainment": ("keeps", "keep", "the most requests in their SLO"),
-    "goodput_rps": ("has", "have", "the highest goodput"),
+    "throughput_rps": _Claim(
+        "finishes", "finish", "the most requests per second", "finished requests per second"
+    ),
+    "attainment": _Claim("keeps", "keep", "the most requests in their SLO", "requests in SLO"),
+    "goodput_rps": _Claim("has", "have", "the highest goodput", "goodput"),
 }
 
 
@@ -91,8 +112,8 @@ def _ahead(values: Values, by: Measure, names: Sequence[str], at: str) -> str:
         return "Nothing was measured."
     winners = _winners(values, names, by.text)
     best = escape(by.text(values[winners[0]]))
-    one, many, _ = _CLAIMS[by.column]
-    verb = one if len(winners) == 1 else many
+    claim = _CLAIMS[by.column]
+    verb = claim.one if len(winners) == 1 else claim.many
     what = {
         FINISHED.column: f"<strong>{best} req/s</strong>",
         IN_SLO.column: f"<strong>{best}</strong> of requests in their SLO",
@@ -105,7 +126,7 @@ def _ahead(values: Values, by: Measure, names: Sequence[str], at: str) -> str:
 def _most(
     of_facets: Mapping[str, Values],
     names: Sequence[str],
-    claim: tuple[str, str, str],
+    claim: _Claim,
     noun: str,
     text: Callable[[float], str],
     *,
@@ -119,13 +140,11 @@ def _most(
         return f"No system kept 90&nbsp;% of requests in their SLO in any {noun}."
     most = max(wins.values())
     leaders = [n for n in names if wins[n] == most]
-    one, many, what = claim
-    verb = one if len(leaders) == 1 else many
-    each = "" if len(leaders) == 1 else "each "
-    told = [
-        f"<strong>{_who(leaders)}</strong> {each}{verb} {what} in "
-        f"<strong>{most} of {len(best_in)}</strong> {noun}{'s' if len(best_in) > 1 else ''}"
-    ]
+    in_so_many = f"<strong>{most} of {len(best_in)}</strong> {noun}{'s' * (len(best_in) > 1)}"
+    told = [f"<strong>{_who(leaders)}</strong> {claim.of(leaders)} in {in_so_many}"]
+    if len(leaders) == len(names) > 1 and all(len(w) in (0, len(names)) for w in best_in):
+        all_of = "both" if len(names) == 2 else f"all {len(names)}"
+        told = [f"By {claim.metric} {all_of} {_kind(names)} are level in {in_so_many}"]
     level = sum(len(winners) > 1 for winners in best_in if set(winners) & set(leaders))
     if len(leaders) == 1 and level:
         told.append(f", level with others in {level if level < most else 'all'} of them")
@@ -147,10 +166,13 @@ def _winners(values: Values, names: Sequence[str], text: Callable[[float], str])
 
 def _who(names: Sequence[str]) -> str:
     if len(names) > MOST_NAMES:
-        kind = "configurations" if any(" · " in name for name in names) else "systems"
-        return f"{len(names)} {kind}"
+        return f"{len(names)} {_kind(names)}"
     *most, last = names
     return escape(f"{', '.join(most)} and {last}" if most else last)
+
+
+def _kind(names: Sequence[str]) -> str:
+    return "configurations" if any(" · " in name for name in names) else "systems"
 
 
 def _all_alike(of_facets: Mapping[str, Values], names: Sequence[str]) -> bool:

@@ -165,12 +165,12 @@ def test_conditions_are_facets_with_figures_and_rates_of_their_own(page):
     ("axes", "changes", "told"),
     [
         ({"model": ["x", "y"]}, {"attainment": 0.95},
-         "vllm and orca  each carry the most load with at least 90 % of requests in their SLO in  "
+         "By highest rate with at least 90 % of requests in their SLO both systems are level in  "
          "2 of 2  models. vllm has the highest goodput"),
         ({"model": ["x", "y"]}, {"attainment": 0.2},
          "No system kept 90 % of requests in their SLO in any model."),
         ({"model": ["x", "y"]}, {"rate_rps": "", "throughput_rps": 2.5},
-         "vllm and orca  each finish the most requests per second in  2 of 2  models."),
+         "By finished requests per second both systems are level in 2 of 2  models."),
         ({}, {"rate_rps": "", "throughput_rps": 2.5}, "vllm and orca  finish  2.5 req/s ."),
         ({}, {"rate_rps": 4.0, "attainment": 0.875},
          "vllm and orca  keep  87.5 %  of requests in their SLO at 4 req/s."),
@@ -211,6 +211,16 @@ def test_the_answer_counts_the_facets_of_the_best(make_run, tmp_path):
     told = answer_of(write_report([folder], tmp_path / "r.html").read_text())
     assert "vllm and orca each carry the most load" in " ".join(told.split())
     assert "2 of 3 models. orca has the highest goodput in 3 of 3 models." in " ".join(told.split())
+
+
+def test_the_title_counts_workloads_whose_labels_do_not_stand_alone(page):
+    title = page(axes={"workload": LONG}, requests=20).partition("<h1>")[2].partition("</h1>")[0]
+    assert title == "llama-3.1-8b on a100-80g, 3 workloads"
+    given = [text.replace("mix(", f"mix(name=load {n},") for n, text in enumerate(LONG)]
+    text = page(name="given", axes={"workload": given}, requests=20)
+    assert text.partition("<h1>")[2].startswith("llama-3.1-8b on a100-80g, load 0, load 1, load 2")
+    alone = page(name="alone", axes={"workload": LONG[:1]}, requests=20)
+    assert alone.partition("<h1>")[2].startswith("llama-3.1-8b on a100-80g, mix(…)<")
 
 
 def test_facets_without_an_offered_rate_are_counted_apart(make_run, tmp_path):
