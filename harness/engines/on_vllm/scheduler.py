@@ -121,6 +121,11 @@ class PolicyScheduler(Scheduler):
         """All in the batch, also those that sit out a step."""
         return [*self._apart, *self.running]
 
+    @property
+    def n_running(self) -> int:
+        """How many are in the batch; asked for each of them, where they are ranked."""
+        return len(self._apart) + len(self.running)
+
     def request_of(self, r: RequestState) -> Request:
         """The request of vLLM that this state belongs to."""
         return self._requests[r.id]

@@ -72,7 +72,7 @@ class VllmView:
 
     @property
     def n_running(self) -> int:
-        return len(self._scheduler.batch)
+        return self._scheduler.n_running
 
     @property
     def decode_kv_tokens(self) -> int:
