@@ -14,7 +14,7 @@ from ..core.policy import AnyPolicy, knob
 from ..core.state import RequestState
 from .balancing import Balancer, Thresholds
 from .load_aware import assign
-from .loads import compute_use, decode_use, estimated, memory_use
+from .loads import compute_use, decode_load, estimated, memory_use
 from .modules import Modules, ShiftModules
 from .policy import HOLD, INF, Action, Instead, Role, View
 from .routers import PrefixAware
@@ -60,9 +60,9 @@ class BanaServe(Apart):
     head_moves: bool = knob(True)
     window_s: float = knob(1.0, 0.01, 60.0)
     load_threshold: float = knob(1.2, 0.0, 2.0)  # delta_L
-    rise: float = knob(0.3, 0.0, 2.0)  # delta up
-    fall: float = knob(0.15, 0.0, 2.0)  # delta down
-    large_gap: float = knob(0.4, 0.0, 2.0)
+    rise: float = knob(0.4, 0.0, 2.0)  # delta up
+    fall: float = knob(0.2, 0.0, 2.0)  # delta down
+    large_gap: float = knob(0.5, 0.0, 2.0)
     efficiency: float = knob(0.1, 0.0, 100.0)  # rho, of a second
     review_every_s: float = knob(1.0, 0.01, 3600.0)
 
@@ -109,13 +109,12 @@ class BanaServe(Apart):
         return sites[assign([estimate], loads, queues, self.load_threshold)[0]]
 
     def hand_over(self, r: RequestState, source: Site, cluster: View) -> Site | Instead:
-        roomy = [
-            site for site in cluster.role(DECODE) if has_room(r.kv_tokens, site, cluster.state)
-        ]
-        if not roomy:
-            return HOLD
-        best = min(roomy, key=lambda s: (decode_use(s) + memory_use(s), s.index))
-        return self.handed(r, best, cluster)
+        known: Known = cluster.state
+        uses = {site: decode_load(site, known.blocks(site)) for site in cluster.role(DECODE)}
+        for site in sorted(uses, key=lambda s: (uses[s], s.index)):
+            if has_room(r.kv_tokens, site, known):
+                return self.handed(r, site, cluster)
+        return HOLD
 
     @property
     def review_s(self) -> float:

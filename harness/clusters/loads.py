@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 from ..core.state import Phase, RequestState
+from .routers import load
 from .site import Site
 
 _FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
@@ -13,15 +17,20 @@ def s_per_token(site: Site) -> float:
     return site.step_time.step_s(0, 0, ((0, _FULL_TOKENS),)) / _FULL_TOKENS
 
 
-def waiting_tokens(site: Site) -> int:
-    """Prompt tokens of all who wait there or are on their way."""
-    waiting = sum(r.target_tokens for r in site.view.waiting())
-    return waiting + sum(r.target_tokens for r in site.instance.inbox if r.phase is Phase.WAITING)
+def waiting_tokens(site: Site, enough: float = math.inf) -> int:
+    """Prompt tokens of all who wait there or are on their way; counting ends at `enough`."""
+    tokens = 0
+    for r in itertools.chain(site.view.waiting(), site.instance.inbox):
+        if r.phase is Phase.WAITING:
+            tokens += r.target_tokens
+            if tokens >= enough:
+                break
+    return tokens
 
 
-def queued_tokens(site: Site) -> int:
-    """Prompt tokens that are still to be computed there."""
-    return site.view.unfilled_tokens + waiting_tokens(site)
+def queued_tokens(site: Site, enough: float = math.inf) -> int:
+    """Prompt tokens that are still to be computed there; counting ends at `enough`."""
+    return site.view.unfilled_tokens + waiting_tokens(site, enough)
 
 
 def decode_use(site: Site) -> float:
@@ -31,6 +40,15 @@ def decode_use(site: Site) -> float:
     if not n:
         return 0.0
     return n * s_per_token(site) / site.step_time.step_s(n, view.decode_kv_tokens, ())
+
+
+def decode_load(site: Site, promised_blocks: int) -> float:
+    """U of an instance that decodes, those on their way and their promised blocks included."""
+    place, view, n = site.placement, site.view, load(site)
+    kv_tokens = view.decode_kv_tokens + promised_blocks * place.block_tokens
+    compute = n * s_per_token(site) / site.step_time.step_s(n, kv_tokens, ()) if n else 0.0
+    promised_bytes = promised_blocks * place.block_bytes_per_gpu
+    return compute + memory_use(site) + promised_bytes / place.usable_bytes_per_gpu
 
 
 def memory_bytes(site: Site) -> float:
@@ -56,5 +74,6 @@ def compute_use(site: Site, window_s: float) -> float:
     """C / Cmax of Eq. 4-28: the share of the GPU's arithmetic in the next `window_s` seconds, if
     nobody else came: prompts that wait, and those who decode.
     """
-    prompts = queued_tokens(site) * s_per_token(site) / window_s
+    each_s = s_per_token(site)
+    prompts = queued_tokens(site, window_s / each_s) * each_s / window_s
     return min(1.0, prompts + decode_use(site))

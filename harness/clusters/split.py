@@ -44,24 +44,29 @@ class KvNetwork:
 class Promised:
     """Blocks that are set aside at instances for requests that have not entered there yet."""
 
-    at: dict[int, dict[RequestState, int]] = field(default_factory=dict)
+    at: dict[int, dict[RequestState, int]] = field(default_factory=dict)  # in order
+    total: dict[int, int] = field(default_factory=dict)
 
     def blocks(self, site: Site) -> int:
-        """Those of one instance; who has entered, or has none to bring, needs them no longer."""
+        """Those of one instance. Who has entered, or has none to bring, needs them no longer; that
+        is noticed when all who were promised some before have, too.
+        """
         promised = self.at.get(site.index)
-        if not promised:
-            return 0
-        for r in [r for r in promised if _settled(r, site)]:
-            del promised[r]
-        return sum(promised.values())
+        while promised:
+            r = next(iter(promised))
+            if not _settled(r, site):
+                return self.total[site.index]
+            self.drop(r, site)
+        return 0
 
     def promise(self, r: RequestState, site: Site, blocks: int) -> None:
         """Set aside so many for `r`."""
         self.at.setdefault(site.index, {})[r] = blocks
+        self.total[site.index] = self.total.get(site.index, 0) + blocks
 
     def drop(self, r: RequestState, site: Site) -> None:
         """`r` does not come."""
-        self.at.get(site.index, {}).pop(r, None)
+        self.total[site.index] -= self.at[site.index].pop(r, 0)
 
 
 def _settled(r: RequestState, site: Site) -> bool:
@@ -147,10 +152,10 @@ class Apart(ClusterPolicy):
 
     def hand_over(self, r: RequestState, source: Site, cluster: View) -> Site | Instead:
         """Decode where the fewest are, among those that have room."""
-        roomy = [
-            site for site in cluster.role(DECODE) if has_room(r.kv_tokens, site, cluster.state)
-        ]
-        return self.handed(r, min(roomy, key=decode_load), cluster) if roomy else HOLD
+        for site in sorted(cluster.role(DECODE), key=decode_load):
+            if has_room(r.kv_tokens, site, cluster.state):
+                return self.handed(r, site, cluster)
+        return HOLD
 
     def handed(self, r: RequestState, site: Site, cluster: View) -> Site:
         """`site`, with blocks promised to `r` there."""

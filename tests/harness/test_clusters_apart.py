@@ -85,7 +85,10 @@ def test_all_are_served_where_memory_is_short(name, workload, kv_blocks):
         assert (ran.records.tokens_out == workload.output_tokens).all()
 
 
-@pytest.mark.parametrize("name", CLUSTERS)
+STILL = [n for n, c in CLUSTERS.items() if not isinstance(c, BanaServe) or n.endswith("no moves")]
+
+
+@pytest.mark.parametrize("name", STILL)
 @RELAXED
 @given(workload=workloads(), kv_blocks=st.sampled_from([800, 3000]))
 def test_leaping_is_stepping(name, workload, kv_blocks):
@@ -125,6 +128,19 @@ def test_kv_that_leaves_arrives(name, workload):
         moved = workload.prompt_tokens[workload.output_tokens > 1].sum()
         assert made.network.sent_bytes == moved * PLACEMENT.kv_bytes_per_token
     assert (result.records.outcome == Outcome.FINISHED).all()
+
+
+@pytest.mark.parametrize("name", [n for n in CLUSTERS if n not in STILL])
+def test_with_modules_away_a_leap_books_its_span_at_once(name):
+    """So that the host may wait a step earlier or later for it than when both are stepped."""
+    workload = busy(prefill=False)
+    ways = [
+        simulate(workload, system(name, Vllm()), PLACEMENT, STEP_TIME, instances=4, step=step)
+        for step in (False, True)
+    ]
+    assert ways[0].cluster.modules.history or name == "banaserve"
+    means = [np.mean(way.records.finish_s - workload.arrival_s) for way in ways]
+    assert means[0] == pytest.approx(means[1], rel=0.02)
 
 
 def _knobs(cluster):
