@@ -14,5 +14,5 @@ def backend_of(asked: ExperimentSchema) -> Backend:
     if asked.backend == "http":
         return HttpBackend(asked.client)
     if asked.backend == PAGED:
-        return PagedBackend()
+        return PagedBackend(server=asked.server)
     return LaunchedBackend(asked.backend, asked.client, asked.server)

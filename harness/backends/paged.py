@@ -8,9 +8,10 @@ figures. `model` is a folder, or the name of the tiny random Llama; `gpu` is the
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,13 @@ from ..core.state import RequestState
 from ..engines.over_http.prompts import PromptMaker
 from ..engines.over_http.tokenizer import Vocabulary
 from ..engines.paged.errors import need_torch
+from ..engines.timed import Ran, TimedInstance, Told
 from ..executed import execute
+from ..logs import meta_path, profiling_cell
 from ..metrics import Hardware
 from ..oversize import fit
+from ..server_schema import ServerSchema
+from ..store import write_whole
 from .base import Measured, Progress
 from .environments import home
 from .matrix import check as check_system
@@ -39,13 +44,18 @@ PAGED = "paged"  # as the matrix names it
 TINY = "tiny-llama"
 _SAMPLES = 300
 _WARM_TOKENS = 64
+PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
 
 
 @dataclass(frozen=True)
 class PagedBackend:
-    """One instance on one device. Cells of one model share its loading."""
+    """One instance on one device. Cells of one model share its loading.
+
+    With `server.validated` the steps of every cell are logged, for its simulation afterwards.
+    """
 
     name: str = PAGED
+    server: ServerSchema = field(default_factory=ServerSchema)
 
     def check(self, spec: CellSpec) -> None:
         """See `Backend`."""
@@ -60,12 +70,16 @@ class PagedBackend:
         check_system(configured(spec.system, spec.knobs), PAGED)
 
     def configuration(self, spec: CellSpec) -> Hashable:
-        """See `Backend`: only the model is loaded once for all."""
-        return spec.placement.model, spec.placement.gpu, spec.placement.weight_dtype
+        """See `Backend`: the model is loaded once for all cells that are set up alike."""
+        return spec.system, tuple(sorted(spec.knobs.items())), spec.placement
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
-        """See `Backend`."""
-        return None
+        """See `Backend`: of a single cell, with other draws."""
+        if not self.server.validated or len(group) > 1:
+            return None
+        spec = group[0]
+        cell = profiling_cell(spec.cell)
+        return replace(spec, cell=cell, seed=spec.seed + PROFILING_SEEDS)
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Loaded]:
@@ -74,7 +88,8 @@ class PagedBackend:
 
         place = spec.placement
         model = model_folder(place.model)
-        yield Loaded(load_decoder(model, place.gpu), model)
+        logged = self.server.step_log or self.server.validated
+        yield Loaded(load_decoder(model, place.gpu), model, logged)
 
 
 def model_folder(model: str) -> Path:
@@ -93,6 +108,7 @@ class Loaded:
 
     decoder: Decoder
     folder: Path
+    logged: bool = False  # keep a log of every step
     model: str = field(init=False)
     gpu: str = field(init=False)
     hardware: Hardware = field(init=False)
@@ -140,7 +156,13 @@ class Loaded:
             predictions=Guess(lambda r: int(lengths[r.id])),
             sample_s=max(workload.span_s, 1.0) / _SAMPLES,
         )
-        return Measured(execute(workload, instance, rejected=rejected, progress=progress))
+        lines: list[str] = []
+        if self.logged and isinstance(instance, TimedInstance):
+            _log_steps(instance, lines)
+        result = execute(workload, instance, rejected=rejected, progress=progress)
+        if self.logged:
+            _keep_log(folder, spec, self, engine, lines)
+        return Measured(result)
 
     def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_tokens: int) -> Room:
         from ..engines.paged.build import Room, kv_blocks, swaps
@@ -179,6 +201,52 @@ class Loaded:
         one = Tokens([1] * size, blocks=blocks)
         one.tokens += engine.runner.run([], [Piece(one, 0, size)])
         engine.runner.run([one], [])
+
+
+def _log_steps(instance: TimedInstance, lines: list[str]) -> None:
+    """As the plugin inside a server logs them."""
+
+    def heard(seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]], ran: Ran) -> None:
+        begin_s = instance.now_s
+        batch = {"decode_seqs": seqs, "decode_kv_tokens": kv_tokens, "chunks": list(chunks)}
+        lines.append(json.dumps({"event": "step", "time_s": begin_s, **batch}))
+        end_s = begin_s + ran.duration_s
+        lines.append(json.dumps({"event": "done", "time_s": end_s, "left": 0}))
+
+    told = instance.step_time
+    assert isinstance(told, Told)
+    told.heard = heard
+
+
+def _keep_log(
+    folder: Path, spec: CellSpec, loaded: Loaded, engine: Engine, lines: Sequence[str]
+) -> None:
+    """The steps of a cell, and what a simulation of it must know."""
+    log = folder / "servers" / f"{spec.cell}.steps.jsonl"
+    text = "".join(f"{line}\n" for line in lines).encode()
+    write_whole(log, [text])
+    room = engine.room
+    cache = {
+        "num_gpu_blocks": room.blocks + 1,  # as vLLM counts them, with one for itself
+        "block_size": room.block_tokens,
+        "enable_prefix_caching": bool(room.prefix_block_tokens),
+    }
+    meta = {
+        "server": PAGED,
+        "model": loaded.model,
+        "gpu": loaded.gpu,
+        "system": spec.system,
+        "knobs": dict(spec.knobs),
+        "instances": 1,
+        "router": "round-robin",
+        "engine_kwargs": {
+            "max_model_len": loaded.decoder.config.context,
+            "async_scheduling": False,
+        },
+        "kv_cache": cache,
+        "steps": [{"file": f"servers/{log.name}", "begin": 0, "end": len(text)}],
+    }
+    write_whole(meta_path(folder, spec.cell), [json.dumps(meta, indent=1).encode()])
 
 
 def _nothing(r: RequestState) -> Any:

@@ -8,7 +8,7 @@ recording of them, replayed, gives the same decisions.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .learned import LearnedPredictions
@@ -24,11 +24,15 @@ class Ran(NamedTuple):
     swap_s: float = 0.0
 
 
+Heard = Callable[[int, int, Sequence[tuple[int, int]], Ran], None]
+
+
 class Told:
     """A `StepTime` of known iterations, one after the other; it knows nothing of those to come."""
 
     def __init__(self, predictions: LearnedPredictions) -> None:
         self._predictions = predictions
+        self.heard: Heard | None = None  # is told of every iteration
 
     def next(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> Ran:
         """Execute the iteration, or look it up."""
@@ -39,6 +43,8 @@ class Told:
         ran = self.next(seqs, kv_tokens, chunks)
         self._predictions.learn(seqs, kv_tokens, chunks, ran.duration_s - ran.swap_s)
         self._predictions.learn_swap(ran.swapped_blocks, ran.swap_s)
+        if self.heard is not None:
+            self.heard(seqs, kv_tokens, chunks, ran)
         return ran.duration_s
 
     def span_s(self, seqs: int, kv_tokens: int, steps: int) -> float:

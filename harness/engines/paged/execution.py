@@ -47,7 +47,6 @@ class Execution(Told):
         super().__init__(predictions)
         self.clock = clock
         self.sequences: dict[RequestState, Sequence] = {}
-        self.ran: list[Ran] | None = None  # a list: every iteration is recorded there
         self.given: list[tuple[RequestState, int]] = []  # tokens of the last iteration
         self._runner = runner
         self._ledger = ledger
@@ -99,8 +98,6 @@ class Execution(Told):
     def _told(self, begin_s: float) -> Ran:
         ran = Ran(self.clock.now_s() - begin_s, self._swapped_blocks, self._swap_s)
         self._swapped_blocks, self._swap_s = 0, 0.0
-        if self.ran is not None:
-            self.ran.append(ran)
         return ran
 
     # ---------------------------------------------------------------- host memory

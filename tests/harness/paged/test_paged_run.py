@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,3 +88,14 @@ def test_lengths_are_those_of_the_workload(tmp_path: Path) -> None:
         table = list(csv.DictReader(file))
     assert len(table) == 12
     assert all(row["tokens_out"] == row["output_tokens"] for row in table)
+
+
+def test_a_run_beside_its_simulation(tmp_path: Path) -> None:
+    out, said = run(tmp_path, *LOAD, "--system", "vllm", "--validate")
+    (level,) = json.loads((out / "validation.json").read_text())
+    assert level["requests"] == 12
+    assert level["fitted_on"] == [f"profiling-{level['cell']}"]
+    assert {row["metric"] for row in level["rows"]} == {"ttft", "tpot", "e2e"}
+    assert "asynchronous" not in said
+    steps = (out / "servers" / f"{level['cell']}.steps.jsonl").read_text().splitlines()
+    assert len(steps) > 60
