@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrivals import ArrivalProcess, Concurrency, parse_arrivals
-from .calls import parse_call, positive
+from .calls import Call, parse_call, positive
 from .errors import SloBenchError
 from .models import Models
 from .slo import COLUMNS, SloSpec
@@ -155,14 +155,35 @@ def _merged(
     return Workload(arrival_s, **columns, class_index=which, class_names=class_names, texts=texts)
 
 
+# What `collocated` says nothing of.
+_COLLOCATED = {
+    "prompt": "uniform(100,500)",
+    "output": "uniform(200,500)",
+    "texts": "uniform(16,128)",
+    "tokens": "512",
+}
+
+
+def is_mix(text: str) -> bool:
+    """Whether `text` is for `parse_mix`."""
+    return text.startswith(("mix(", "collocated("))
+
+
 def parse_mix(text: str, arrivals: str = "poisson", models: Models | None = None) -> MixedSource:
     """Read `mix(chat=azure-conv:0.7, code=azure-code:0.3)`: class = source:share, or only
     `source:share`, which makes the source's name the class.
+
+    `collocated(1:9)` is short for one part of generation to nine of embedding requests: classes
+    `chat` (high priority) and `batch`, half of the generation each, and `embed`. `prompt`, `output`
+    (of the generation), `texts` and `tokens` (of each text) may be set:
+    `collocated(7:3, output=uniform(1000,2000))`.
 
     Raises:
         SloBenchError: the text has another form, or a source cannot be mixed.
     """
     call = parse_call(text)
+    if call.name == "collocated":
+        call = parse_call(_collocated(call))
     if call.name != "mix":
         raise SloBenchError(
             f"cannot read {text!r}; write mix(chat=azure-conv:0.7, code=azure-code:0.3)"
@@ -170,6 +191,24 @@ def parse_mix(text: str, arrivals: str = "poisson", models: Models | None = None
     members = [_member(None, value) for value in call.positional]
     members += [_member(name, value) for name, value in call.named.items()]
     return MixedSource(text, tuple(members), parse_arrivals(arrivals), models)
+
+
+def _collocated(call: Call) -> str:
+    """The mix that it is short for."""
+    unknown = sorted(set(call.named) - set(_COLLOCATED))
+    parts = call.positional[0].split(":") if len(call.positional) == 1 else []
+    if unknown or len(parts) != 2:
+        raise SloBenchError(
+            f"cannot read {call.text!r}; write collocated(1:9) for one part of generation to nine "
+            f"of embedding, and {', '.join(f'{name}=…' for name in _COLLOCATED)} if need be"
+        )
+    shares = [positive(part, f"part of {call.text}") for part in parts]
+    has = {**_COLLOCATED, **call.named}
+    generation = f"synthetic(prompt={has['prompt']},output={has['output']}"
+    return (
+        f"mix(chat={generation},priority=1):{shares[0]},batch={generation}):{shares[0]},"
+        f"embed=embed(texts={has['texts']},tokens={has['tokens']}):{2 * shares[1]})"
+    )
 
 
 def _member(class_name: str | None, text: str) -> Member:

@@ -322,7 +322,7 @@ def load_source(
     redraw_arrivals: bool = False,
 ) -> WorkloadSource:
     """A catalogue name, the path of a trace, `synthetic`, `synthetic(…)` or `embed(…)` (see
-    `written`), or `mix(chat=azure-conv:0.7, …)`.
+    `written`), or `mix(chat=azure-conv:0.7, …)` and its short form `collocated(1:9)`.
 
     Args:
         text: what to load; `synthetic` needs `prompt_tokens` and `output_tokens`.
@@ -342,7 +342,9 @@ def load_source(
     """
     text = str(text).strip()
     choice = None if models is None else parse_models(models)
-    drawn = arrivals == "poisson" and not sessions and not text.startswith("mix(")
+    from .mix import is_mix
+
+    drawn = arrivals == "poisson" and not sessions and not is_mix(text)
     if isinstance(choice, Fleet) and (not drawn or Path(text).exists()):
         raise SloBenchError(
             "fleet(…) draws arrivals of its own, with the lengths of one catalogue workload: leave "
@@ -350,7 +352,7 @@ def load_source(
         )
     from .written import is_written, written_source
 
-    if text.startswith("mix("):
+    if is_mix(text):
         from .mix import parse_mix
 
         if prompt_tokens or output_tokens or sessions or format:

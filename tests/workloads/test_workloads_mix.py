@@ -39,9 +39,30 @@ def test_adding_a_class_leaves_the_lengths_of_others_alone():
     )
 
 
+def test_collocated_is_short_for_a_mix_of_generation_and_embedding():
+    generation = "synthetic(prompt=uniform(100,500),output=uniform(200,500)"
+    long = (
+        f"mix(chat={generation},priority=1):3,batch={generation}):3,"
+        "embed=embed(texts=uniform(16,128),tokens=512):14)"
+    )
+    short, spelt = (
+        load_source(t).make(rate_rps=5, requests=400) for t in ("collocated(3:7)", long)
+    )
+    for column in ("arrival_s", "prompt_tokens", "output_tokens", "kind", "n_texts", "priority"):
+        assert getattr(short, column).tolist() == getattr(spelt, column).tolist()
+    assert short.class_names == ("chat", "batch", "embed")
+    source = load_source("collocated(1:1, output=7, texts=3, tokens=10)")
+    other = source.make(rate_rps=1, requests=50)
+    assert set(other.output_tokens[other.kind == 0].tolist()) == {7}
+    assert set(other.prompt_tokens[other.kind == 1].tolist()) == {30}
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        ("collocated(3)", r"write collocated\(1:9\)"),
+        ("collocated(1:0)", "must be positive"),
+        ("collocated(1:9, input=3)", r"write collocated\(1:9\)"),
         ("mix()", "one class at least"),
         ("mix(alpaca)", "lacks its share"),
         ("mix(alpaca:0)", "share of alpaca must be positive"),

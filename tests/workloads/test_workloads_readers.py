@@ -114,6 +114,16 @@ def test_plain_columns(tmp_path):
     assert second.kind == 1
 
 
+def test_kinds_are_written_or_numbered(tmp_path):
+    head = "arrival_s,prompt_tokens,output_tokens,kind,n_texts\n"
+    rows = "0,8,2,generate,\n1,64,1,Embed,4\n2,8,2,,\n3,64,1,1,2\n"
+    made = read(stored(tmp_path, head + rows)).workload
+    assert made.kind.tolist() == [0, 1, 0, 1]
+    assert made.n_texts.tolist() == [1, 4, 1, 2]
+    with pytest.raises(FileFormatError, match="kind must be generate or embed but is 'rank'"):
+        read(stored(tmp_path, head + "0,8,2,rank,\n"))
+
+
 def test_unsorted_rows_are_sorted_stably_and_said_to_be(tmp_path):
     text = "arrival_s,prompt_tokens,output_tokens,follows\n9,1,1,-1\n5,2,1,-1\n9,3,1,1\n5,4,1,-1\n"
     trace = read(stored(tmp_path, text))

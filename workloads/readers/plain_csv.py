@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileFormatError
+from ..request import Kind
 from .table import Table, read_csv
 from .trace import Trace, in_order
 
@@ -29,7 +30,9 @@ def read_plain_csv(path: Path) -> Trace:
         "prompt_tokens": table.ints("prompt_tokens", low=1),
         "output_tokens": table.ints("output_tokens", low=1),
     }
-    for name, empty in (("max_output_tokens", 0), ("priority", 0), ("kind", 0)):
+    if "kind" in table:
+        columns["kind"] = _kinds(table)
+    for name, empty in (("max_output_tokens", 0), ("priority", 0)):
         if name in table:
             low = -(2**31) if name == "priority" else 0
             columns[name] = table.ints(name, low=low, empty=empty)
@@ -70,6 +73,18 @@ def read_plain_csv(path: Path) -> Trace:
         settings=settings,
     )
     return Trace(trace.workload, trace.notes, trace.format, has_arrivals)
+
+
+def _kinds(table: Table) -> np.ndarray:
+    """`generate` or `embed`, or their numbers; an empty cell generates."""
+    known = {"": Kind.GENERATE}
+    for kind in Kind:
+        known[kind.name.lower()] = known[str(int(kind))] = kind
+    cells = [str(cell).strip().lower() for cell in table.columns["kind"]]
+    for row, cell in enumerate(cells):
+        if cell not in known:
+            raise table.fail(row, f"kind must be generate or embed but is {cell!r}")
+    return np.array([known[cell] for cell in cells], dtype=np.int64)
 
 
 def _blocks(table: Table, row: int, cell: str) -> tuple[int, ...]:
