@@ -28,6 +28,7 @@ PAD_TO = 16  # lengths that recur are quicker
 ANYBODY = "unknown"  # who answers, where nobody says
 _SIZES = 3  # numbers told of a prompt
 _HIDDEN = 128
+_DROPOUT = 0.1
 
 
 @dataclass(frozen=True)
@@ -119,13 +120,14 @@ class Network(nn.Module):
             task_type=TaskType.FEATURE_EXTRACTION,
             r=shape.lora_r,
             lora_alpha=2 * shape.lora_r,
-            lora_dropout=0.1,
+            lora_dropout=0.0,
             bias="none",
             target_modules="all-linear",
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
             self.encoder: Any = get_peft_model(base, lora)
+        _share_dropout(self.encoder)
         inputs = int(config.hidden_size) + _SIZES + len(shape.models)
         self.top = nn.Sequential(
             nn.Linear(inputs, _HIDDEN),
@@ -152,6 +154,32 @@ class Network(nn.Module):
     def merge(self) -> None:
         """Put the adapters into the base: quicker, and not to be trained on."""
         self.encoder = self.encoder.merge_and_unload(safe_merge=True)
+
+
+class SharedDropout(nn.Module):
+    """Dropout of the same features in all tokens of a prompt, which costs next to nothing.
+
+    Drawing a number for every token and feature takes a third of a step on a CPU.
+    """
+
+    p = 0.0  # what attention asks its dropout for: none
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`hidden` has shape (batch, tokens, features)."""
+        if not self.training or hidden.dim() != 3:
+            return hidden
+        mask = torch.empty_like(hidden[:, :1]).bernoulli_(1 - _DROPOUT)
+        return hidden * (mask / (1 - _DROPOUT))
+
+
+def _share_dropout(encoder: nn.Module) -> None:
+    """Put it where the base has dropout; attention has none."""
+    for module in list(encoder.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Dropout):
+                setattr(module, name, SharedDropout() if child.p else nn.Identity())
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,7 @@ from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack
 CHECKPOINT = "checkpoint.safetensors"
 _FEWEST = 20  # prompts to learn from
 _WARMUP = 0.06
+_TOKENS_AT_ONCE = 2048
 _GROUPED = 20  # batches whose prompts are sorted by length together
 _NAMELESS = 0.05  # share of prompts that are shown without the model's name
 _VALIDATION, _CALIBRATION = 0.05, 0.1
@@ -412,14 +413,23 @@ def learn(
     if not network.training:
         network.train()
     device = str(next(network.top.parameters()).device)
-    with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=bf16):
-        raw = network(*encoded.batch(rows, device))
-    loss = network.head.loss(raw.float(), tokens.to(device))
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    whole = 0.0
+    for at in _pieces([len(encoded.ids[row]) for row in rows]):
+        with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=bf16):
+            raw = network(*encoded.batch(rows[at], device))
+        loss = network.head.loss(raw.float(), tokens[at].to(device)) * (len(raw) / len(rows))
+        loss.backward()
+        whole += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(network.trained().values(), 1.0)
     optimizer.step()
-    return float(loss.detach())
+    return whole
+
+
+def _pieces(lengths: Sequence[int]) -> list[slice]:
+    """A batch in pieces of few tokens: their gradients add up, and memory stays small."""
+    each = max(1, _TOKENS_AT_ONCE // max(lengths))
+    return [slice(at, at + each) for at in range(0, len(lengths), each)]
 
 
 def _schedule(done: float) -> float:

@@ -204,7 +204,7 @@ def test_damaged_files(trained, tmp_path):
 
 def test_data_that_teaches_nothing(base, tmp_path):
     same = answered(200, telling={"list": 20})
-    with pytest.raises(SloBenchError, match="all 161 answers fall into the one bucket"):
+    with pytest.raises(SloBenchError, match=r"all \d+ answers fall into the one bucket"):
         train(same, tmp_path / "out", labels="", base=str(base))
     with pytest.raises(SloBenchError, match="12 different prompts are too few"):
         train(ROWS[:12], tmp_path / "out", labels="", base=str(base))
