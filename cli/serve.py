@@ -91,6 +91,12 @@ def serve(
             help="KV blocks of host memory for swapping. Default: 1024 where the system swaps.",
         ),
     ] = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="With paged: an encoder beside the model, for /v1/embeddings."
+        ),
+    ] = None,
     server_arg: Annotated[
         list[str] | None,
         typer.Option(metavar="ARG", help="Passed on to the server as it is. May be repeated."),
@@ -119,16 +125,24 @@ def serve(
     from ..harness.clusters.routers import router as router_by_name
     from ..harness.gateway import serving as gateway
     from ..harness.gateway.split import transfer_of
-    from .serving import knobs_of, stop_on_signals, wait_while_served
+    from .serving import knobs_of, serve_paged, stop_on_signals, wait_while_served
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     if backend == "paged":
-        from .serving import serve_paged
-
         serve_paged(
-            system, model, knob or [], served_name, kv_blocks, block_tokens, host_blocks, port
+            system,
+            model,
+            knobs_of(knob or []),
+            served_name=served_name,
+            kv_blocks=kv_blocks,
+            block_tokens=block_tokens or 16,
+            host_blocks=host_blocks,
+            embedder=embedder,
+            port=port or 0,
         )
         return
+    if embedder is not None:
+        raise SloBenchError("--embedder goes with --backend paged only")
     if model is None:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
     wanted = Serve(

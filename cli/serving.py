@@ -6,8 +6,9 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import FrameType
+from typing import Any
 
 import typer
 
@@ -75,14 +76,10 @@ def wait_while_served(groups: Sequence[Sequence[Server]], say: Callable[[str], N
 def serve_paged(
     system: str,
     model: str | None,
-    knobs: Sequence[str],
-    served_name: str | None,
-    kv_blocks: int | None,
-    block_tokens: int | None,
-    host_blocks: int | None,
-    port: int | None,
+    knobs: Mapping[str, bool | int | float | str],
+    **options: Any,
 ) -> None:
-    """Our own engine, in this process, until Ctrl-C.
+    """Our own engine, in this process, until Ctrl-C; `options` as `serving_model` has them.
 
     Raises:
         SloBenchError: the model or the system cannot be served so.
@@ -95,16 +92,7 @@ def serve_paged(
 
     if model is None:
         typer.echo(f"{TINY}: a tiny Llama with random weights, made here", err=True)
-    with serving_model(
-        system,
-        knobs_of(knobs),
-        model or TINY,
-        served_name=served_name,
-        kv_blocks=kv_blocks,
-        block_tokens=block_tokens or 16,
-        host_blocks=host_blocks,
-        port=port or 0,
-    ) as url:
+    with serving_model(system, knobs, model or TINY, **options) as url:
         typer.echo(url)
         typer.echo("Ctrl-C stops", err=True)
         threading.Event().wait()

@@ -1,7 +1,7 @@
 """The paged engine as an OpenAI-compatible server.
 
 /v1/completions and /v1/chat/completions (where the model has a chat template), whole and as a
-stream; /v1/models, /health and /metrics.
+stream; /v1/embeddings where there is an encoder beside it; /v1/models, /health and /metrics.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 from ...workloads.errors import SloBenchError
 from ..core.decisions import Why
 from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, slo_from_wire
+from ..engines.paged.encoder import Encoder
 from ..engines.paged.live import Asked, Live
 from ..engines.paged.sequence import Sampling
 from ..engines.paged.text import Stream, Text
@@ -41,6 +42,7 @@ class Model:
     text: Text
     eos: frozenset[int]
     most_tokens: int
+    embeds: Embeds | None = None
 
 
 @contextlib.contextmanager
@@ -93,6 +95,36 @@ def serving(live: Live, model: Model, *, host: str = "127.0.0.1", port: int = 0)
         thread.join(_START_S)
 
 
+@dataclass(frozen=True)
+class Embeds:
+    """An encoder beside the model."""
+
+    name: str
+    encoder: Encoder
+    text: Text
+
+    def tokens(self, told: object) -> list[list[int]]:
+        """Of each text.
+
+        Raises:
+            _BadRequestError: it is no text, no tokens, and no list of either.
+        """
+        many: list[Any] = [told]
+        if isinstance(told, list) and told and not _are_tokens(told):
+            many = told
+        texts = [self.text.tokens(one) if isinstance(one, str) else one for one in many]
+        vocabulary = self.encoder.config.vocab
+        if not all(_are_tokens(one) and max(one) < vocabulary for one in texts):
+            raise _BadRequestError(
+                f"input must be a text, ids of tokens below {vocabulary}, or a list of either"
+            )
+        return texts
+
+
+def _are_tokens(told: object) -> bool:
+    return isinstance(told, list) and bool(told) and all(type(n) is int and n >= 0 for n in told)
+
+
 class _BadRequestError(Exception):
     pass
 
@@ -113,10 +145,29 @@ class _Routes:
             most = self._model.most_tokens
             one = {"id": self._model.name, "object": "model", "max_model_len": most}
             _say_json(reply, {"object": "list", "data": [{**one, "owned_by": "slo-bench"}]})
+        elif path == "/v1/embeddings" and asked.method == "POST" and self._model.embeds:
+            await self._embed(asked, reply, self._model.embeds)
         elif path in ("/v1/completions", "/v1/chat/completions") and asked.method == "POST":
             await self._generate(asked, reply, chat="chat" in path)
         else:
             refuse(reply, 400, f"there is no {asked.method} {path} here")
+
+    async def _embed(self, asked: HttpAsked, reply: Reply, embeds: Embeds) -> None:
+        body = asked.json() or {}
+        try:
+            if body.get("encoding_format", "float") != "float":
+                raise _BadRequestError("encoding_format must be float")
+            texts = embeds.tokens(body.get("input"))
+            found = await asyncio.to_thread(lambda: embeds.encoder.embed(texts).tolist())
+        except (_BadRequestError, SloBenchError) as error:
+            refuse(reply, 400, str(error))
+            return
+        tokens = sum(map(len, texts))
+        data = [
+            {"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(found)
+        ]
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        _say_json(reply, {"object": "list", "data": data, "model": embeds.name, "usage": usage})
 
     async def _generate(self, asked: HttpAsked, reply: Reply, *, chat: bool) -> None:
         body = asked.json()
@@ -371,6 +422,7 @@ def serving_model(
     kv_blocks: int | None = None,
     block_tokens: int = 16,
     host_blocks: int | None = None,
+    embedder: str | None = None,
     port: int = 0,
 ) -> Iterator[str]:
     """A model with a policy, as a server; its address.
@@ -393,6 +445,10 @@ def serving_model(
         raise SloBenchError(f"{system_name} serves static batches, which no server streams")
     folder: Path = model_folder(model)
     decoder = load_decoder(folder, device)
+    embeds = None
+    if embedder is not None:
+        beside = Path(embedder)
+        embeds = Embeds(beside.resolve().name, Encoder(beside, device), Text(beside))
     room = Room(
         kv_blocks or blocks_that_fit(decoder, block_tokens),
         block_tokens,
@@ -404,6 +460,6 @@ def serving_model(
         limits = found.policy.limits(live.instance.view)
         spare = limits.watermark_blocks + limits.headroom_blocks
         most = min(decoder.config.context, (room.blocks - spare) * block_tokens)
-        served = Model(served_name or folder.name, Text(folder), decoder.config.eos, most)
+        served = Model(served_name or folder.name, Text(folder), decoder.config.eos, most, embeds)
         with serving(live, served, port=port) as url:
             yield url

@@ -111,6 +111,26 @@ def test_a_stop_text_ends_an_answer(url: str) -> None:
     assert cut["finish_reason"] == "stop"
 
 
+def test_embeddings_beside_generation(home: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"vocab_size": 90, "hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 32}
+    config = transformers.BertConfig(**sizes, num_attention_heads=2)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    tiny = str(home / "models" / "tiny-llama")
+    with serving_model("vllm", {}, tiny, kv_blocks=60, embedder=str(tmp_path)) as url:
+        two = {"input": [[5, 6, 7], [8, 9]]}
+        found = httpx.post(f"{url}/v1/embeddings", json=two, timeout=60).json()
+        assert found["usage"]["prompt_tokens"] == 5
+        one = httpx.post(f"{url}/v1/embeddings", json={"input": [8, 9]}, timeout=60).json()
+        second = found["data"][1]["embedding"]
+        assert len(second) == 24
+        assert one["data"][0]["embedding"] == pytest.approx(second, abs=1e-5)
+        assert httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).status_code == 200
+        for bad in (None, [], [900], "a text without a tokenizer"):
+            refused = httpx.post(f"{url}/v1/embeddings", json={"input": bad}, timeout=60)
+            assert refused.status_code == 400
+
+
 @pytest.mark.parametrize(
     ("change", "word"),
     [
