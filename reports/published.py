@@ -11,7 +11,8 @@ here, `published = "mine.toml"` a file. A table is
     unit = "%"
     column = "attainment"                # of cells.csv; without it the row was not run
     scale = 100                          # ours is the mean of the column times this
-    where = { system = "s3", rate_rps = "knee" }   # columns that choose the rows averaged
+    where = { system = "s3", rate_rps = "knee" }   # columns that choose the rows averaged;
+                                         # "" chooses those without a value, as of another's knob
     than = { system = "fifo" }           # compare with these instead (the rest as in `where`) …
     by = "ratio"                         # … as a `ratio`, `reduction` (1 - ratio) or `difference`
     reason = "Why they differ."
@@ -143,6 +144,8 @@ def _mean(row: PublishedRow, cells: pd.DataFrame, where: Choice, knee: float) ->
 
 def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
     """Sweep axes are words in a run folder: numbers there are compared as numbers."""
+    if value == "":
+        return column.isna() | (column.astype(str) == "")
     if isinstance(value, bool | str):
         return column.astype(str).str.lower() == str(value).lower()
     return (pd.to_numeric(column, errors="coerce") - value).abs() <= 1e-3 * abs(value)

@@ -22,6 +22,7 @@ CELLS = pd.DataFrame(
         "rate_rps": [1.0, 1.0, 1.0, 1.0, 2.0, 2.0],
         "seed": [0, 1, 0, 1, 0, 0],
         "cap": ["64", "64", "64", "64", "64", "64"],
+        "own": [7.0, None, None, None, None, None],
         "attainment": [0.8, 0.9, 0.4, 0.6, 0.3, 0.0],
         "valid": [True] * 6,
     }
@@ -44,6 +45,8 @@ def row(**fields):
         ({"where": {"system": "a", "rate_rps": 1}, "than": {"system": "b"}}, 1.7),
         ({"where": AT_1, "than": {"system": "b"}, "by": "reduction"}, 1 - 0.85 / 0.5),
         ({"where": AT_1, "than": {"system": "b"}, "by": "difference", "scale": 100}, 35),
+        ({"where": AT_1 | {"own": 7}}, 0.8),
+        ({"where": AT_1 | {"own": ""}}, 0.9),
         ({"where": {"system": "c"}}, None),
         ({"where": {"system": "a", "cap": 128}}, None),
         ({"where": {"nothing": 1}}, None),
