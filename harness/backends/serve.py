@@ -163,6 +163,11 @@ class Serve:
                 f"{self.system} says itself how many instances there are: leave instances out, "
                 "and set its knobs prefill_instances and decode_instances"
             )
+        if not split.decode:
+            raise SloBenchError(
+                f"{self.system} on servers must be told how many decode: set its knob "
+                "decode_instances to 1 or more"
+            )
         roles = (("prefill", split.prefill), ("decode", split.decode))
         return [f"-{role}-{k + 1}" for role, n in roles for k in range(n)]
 

@@ -42,6 +42,12 @@ def test_of_servers_a_split_runs_on_vllm_alone():
     assert "vLLM alone" in (found["sglang"] or "")
 
 
+def test_servers_must_be_told_how_many_decode():
+    wanted = Serve("vllm", "m", "distserve", {"decode_instances": 0})
+    with pytest.raises(SloBenchError, match="set its knob decode_instances to 1 or more"):
+        wanted.check()
+
+
 @pytest.mark.parametrize("backend", ["simulated", "vllm"])
 def test_a_split_says_itself_how_many_it_is_made_of(backend):
     knobs = {"distserve": {"decode_instances": (1, 2)}}
