@@ -132,7 +132,9 @@ def _collect(text: str, path: str, found: _Leaves, shares: dict[str, str]) -> No
             _collect(piece, path, found, shares)
         return
     head, *rest = split_outside(text, ":")
-    if rest and _is_number(rest[-1]):
+    if rest and all(map(_is_number, (head, *rest))):
+        found["ratio"] = text
+    elif rest and _is_number(rest[-1]):
         shares[path or head] = rest[-1]
         _collect(":".join([head, *rest[:-1]]), path, found, shares)
     elif rest:

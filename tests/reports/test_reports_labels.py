@@ -23,6 +23,8 @@ def mix(first, second, output="uniform(200,500)"):
         (["lognormal(mean=17.02,sigma=0.51)", "lognormal(mean=340.48,sigma=0.75,max=1900)"],
          ["mean 17.02", "mean 340.48"]),
         ([mix(1, 9), mix(5, 5)], ["chat:embed 1:9", "chat:embed 5:5"]),
+        (["collocated(1:9)", "collocated(9:1)", "collocated(9:1,output=uniform(1000,2000))"],
+         ["ratio 1:9", "ratio 9:1", "ratio 9:1, output uniform(1000,2000)"]),
         ([mix(1, 9), mix(5, 5), mix(5, 5, "uniform(1000,2000)")],
          ["chat:embed 1:9", "chat:embed 5:5", "chat:embed 5:5, chat output uniform(1000,2000)"]),
         (["mix(azure-conv:0.75,azure-code:0.25)", "mix(azure-conv:0.5,azure-code:0.5)"],
