@@ -103,6 +103,11 @@ class _SystemChoice:
     system: System | None = None  # None: servers that run already
 
     @property
+    def decides_itself(self) -> bool:
+        """Does it take no router?"""
+        return self.system is not None and self.system.cluster is not None
+
+    @property
     def turned(self) -> dict[str, Value]:
         return {f"{self.label}.{knob}": self.knobs[knob] for knob in self.swept}
 
@@ -205,7 +210,7 @@ def _cell(
         knobs=system.knobs,
         placement=combination.place,
         instances=combination.instances_of(system.system),
-        router=values["router"],
+        router=None if system.decides_itself else values["router"],
         workload=combination.workload,
         rate_rps=level.rate_rps,
         speed=level.speed,
@@ -254,14 +259,17 @@ def _check_models(systems: Iterable[_SystemChoice], combinations: Sequence[_Comb
             models_of(combination.place, combination.workload, combination.instances)
 
 
-def _check_layouts(systems: Iterable[_SystemChoice], combinations: Sequence[_Combination]) -> None:
-    """Raise SloBenchError where instances make no such system, or their roles do not fit."""
+def _check_layouts(systems: Sequence[_SystemChoice], combinations: Sequence[_Combination]) -> None:
+    """Raise SloBenchError where instances make no such system, or their roles do not fit, or where
+    a router is asked for and no system takes one.
+    """
+    asked = any(c.values["router"] is not None for c in combinations)
+    if asked and all(choice.decides_itself for choice in systems):
+        raise SloBenchError(f"{systems[0].label} decides across instances itself; leave router out")
     for choice, combination in itertools.product(systems, combinations):
         system = choice.system
         if system is None or system.cluster is None:
             continue
-        if combination.values["router"] is not None:
-            raise SloBenchError(f"{system.name} decides across instances itself; leave router out")
         place = placed(combination.place).placement
         instances = combination.instances_of(system)
         for role in system.cluster.layout(system.policy, place, instances):
