@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -60,7 +61,15 @@ def test_evaluation_as_text_json_and_page(made, folder):
     new = write_jsonl(folder / "new.jsonl", answered(80, seed=4))
     page = folder / "page.html"
     text = typed("predict-eval", made, new, "--html", page)
-    for part in ("LoRA", "majority per model", "TF-IDF", "exact", "99.51 %", "Leak check"):
+    for part in (
+        "LoRA",
+        "majority per",
+        "prompt length",
+        "TF-IDF",
+        "exact",
+        "99.51 %",
+        "Leak check",
+    ):
         assert part in text
     found = json.loads(typed("predict-eval", made, new, folder / "talks.jsonl", "--json"))
     ours = [row for row in found["scores"] if row["predictor"] == "LoRA"]
@@ -90,6 +99,18 @@ def test_a_stream_is_learnt_from(made, folder):
     assert found["windows"][-1]["corrected"] >= found["windows"][-1]["as_trained"]
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
     assert "as trained" in typed("predict-eval", made, data, "--stream", 60)
+
+
+@needs_torch
+def test_it_is_taught_in_place_or_left_as_it_was(made, folder, tmp_path):
+    mine = Path(shutil.copytree(made, tmp_path / "lengths"))
+    data = write_jsonl(tmp_path / "new.jsonl", answered(120, seed=9, telling={"old": 300}))
+    said = CliRunner().invoke(app, ["predict-train", str(data), "--update", str(mine)])
+    assert said.exit_code == 0
+    assert "update with 120 new answers" in said.stderr
+    generation = json.loads((mine / "predictor.json").read_text())["generation"]
+    assert generation == int("taken" in said.stderr)
+    assert (mine / f"weights-{generation}.safetensors").is_file()
 
 
 @needs_torch
