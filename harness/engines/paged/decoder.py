@@ -70,7 +70,7 @@ class Decoder:
         """One layer: its attention, then its feed-forward part."""
         queries, keys, values = self.projected(x, layer, turn)
         store(kv, keys, values, batch)
-        seen = self._attention(queries, keys, values, kv, batch)
+        seen = self.attention(queries, keys, values, kv, batch)
         return self.rest(x, seen, layer)
 
     def projected(
@@ -97,9 +97,10 @@ class Decoder:
         inner = _linear(self._norm(x, layer.mlp_norm), layer.up)
         return _added(x, self._activated(inner), layer.down)
 
-    def _attention(
+    def attention(
         self, queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, batch: Batch
     ) -> Tensor:
+        """[rows, heads, head_dim]; `kv` holds what is new already."""
         parts, decodes = [], 0
         if batch.decodes is not None:
             decodes = batch.decodes.count

@@ -22,3 +22,7 @@ def need_torch() -> None:
         raise SloBenchError(
             f"backend paged needs {error.name}: pip install 'slo-bench[torch]'"
         ) from None
+
+
+class WorkerError(SloBenchError):
+    """A worker process that did not start, died, or does not answer."""

@@ -1,0 +1,70 @@
+"""Messages between processes over torch.distributed: a length, then the bytes of anything."""
+
+from __future__ import annotations
+
+import io
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .errors import WorkerError
+
+
+def join(store: Path, rank: int, size: int, timeout_s: float) -> None:
+    """Become one of `size` processes that know each other by the file `store`.
+
+    Raises:
+        WorkerError: the others did not come in time.
+    """
+    try:
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{store}",
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except (RuntimeError, ValueError) as error:
+        raise WorkerError(f"process {rank} of {size} found no others: {error}") from None
+
+
+def leave() -> None:
+    """The opposite of `join`."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def send(to: int, message: Any) -> int:
+    """Send anything that torch can save; its bytes.
+
+    Raises:
+        WorkerError: nobody is there any more.
+    """
+    file = io.BytesIO()
+    torch.save(message, file)
+    content = torch.frombuffer(bytearray(file.getbuffer()), dtype=torch.uint8)
+    try:
+        dist.send(torch.tensor([len(content)]), to)
+        dist.send(content, to)
+    except (RuntimeError, ValueError) as error:
+        raise WorkerError(f"worker {to} cannot be reached: {error}") from None
+    return len(content)
+
+
+def receive(source: int) -> Any:
+    """What `send` sent; from our own processes alone, for it may hold any object.
+
+    Raises:
+        WorkerError: nobody is there any more, or nothing came in time.
+    """
+    length = torch.zeros(1, dtype=torch.int64)
+    try:
+        dist.recv(length, source)
+        content = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(content, source)
+    except (RuntimeError, ValueError) as error:
+        raise WorkerError(f"worker {source} does not answer: {error}") from None
+    return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=False)

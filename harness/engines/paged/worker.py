@@ -1,0 +1,92 @@
+"""A worker process: layers with their KV, and KV heads of others' layers, that moved here.
+
+    python -m slo_bench.harness.engines.paged.worker STORE RANK SIZE TIMEOUT_S
+
+It does what rank 0 says until that says stop, or is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import wire
+from .batch import Batch
+from .config import DecoderConfig
+from .decoder import Decoder, store
+from .errors import WorkerError
+from .weights import Layer, Weights
+
+
+class Worker:
+    """Answers each message with another; see `spread` for who asks what."""
+
+    def begin(self, config: DecoderConfig) -> None:
+        """Nothing of this model is here yet, and of none before it any more."""
+        nothing = torch.empty(0)
+        weights = Weights(nothing, None, [], (nothing, None), nothing)
+        self._config = config
+        self._decoder = Decoder(config, weights)
+        self._layers: dict[int, tuple[Layer, Tensor]] = {}
+        self._heads: dict[int, tuple[Decoder, Tensor]] = {}
+
+    def take_layer(self, number: int, layer: Layer, kv: Tensor) -> None:
+        """A layer lives here from now on."""
+        self._layers[number] = (layer, kv)
+
+    def give_layer(self, number: int) -> tuple[Layer, Tensor]:
+        """It leaves again."""
+        return self._layers.pop(number)
+
+    def run(self, numbers: list[int], x: Tensor, batch: Batch) -> Tensor:
+        """[rows, hidden] through layers that live here, in their order."""
+        turn = self._decoder.turn(batch)
+        for number in numbers:
+            layer, kv = self._layers[number]
+            x = self._decoder.layer(x, layer, kv, batch, turn)
+        return x
+
+    def take_heads(self, number: int, kv: Tensor) -> None:
+        """The last KV heads of a layer live here from now on."""
+        count = kv.shape[2]
+        mine = replace(self._config, kv_heads=count, heads=count * self._config.group)
+        self._heads[number] = (Decoder(mine, self._decoder.weights), kv)
+
+    def give_heads(self, number: int) -> Tensor:
+        """They leave again."""
+        return self._heads.pop(number)[1]
+
+    def attend(
+        self, number: int, queries: Tensor, keys: Tensor, values: Tensor, batch: Batch
+    ) -> Tensor:
+        """Attention of those heads, [rows, heads, head_dim]; their new KV stays here."""
+        decoder, kv = self._heads[number]
+        store(kv, keys, values, batch)
+        return decoder.attention(queries, keys, values, kv, batch)
+
+
+def main() -> None:
+    """See the module."""
+    place, rank, size, timeout_s = sys.argv[1:]
+    torch.set_num_threads(1)
+    try:
+        wire.join(Path(place), int(rank), int(size), float(timeout_s))
+        worker = Worker()
+        with torch.inference_mode():
+            while (asked := wire.receive(0)) is not None:
+                what, arguments = asked
+                answer: Any = getattr(worker, what)(*arguments)
+                wire.send(0, answer)
+    except WorkerError:
+        pass  # rank 0 is gone
+    finally:
+        wire.leave()
+
+
+if __name__ == "__main__":
+    main()

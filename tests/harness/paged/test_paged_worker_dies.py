@@ -1,0 +1,53 @@
+"""A worker that dies while a model is spread over it: an error, no hang, no orphan."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+from slo_bench.harness.engines.paged.batch import Piece  # noqa: E402
+from slo_bench.harness.engines.paged.cache import KvCache  # noqa: E402
+from slo_bench.harness.engines.paged.errors import WorkerError  # noqa: E402
+from slo_bench.harness.engines.paged.load import load_decoder  # noqa: E402
+from slo_bench.harness.engines.paged.runner import Runner  # noqa: E402
+from slo_bench.harness.engines.paged.sequence import Sequence  # noqa: E402
+from slo_bench.harness.engines.paged.spread import Spread, Workers  # noqa: E402
+
+
+@pytest.mark.parametrize("during", ["a step", "a move"])
+def test_a_worker_that_dies(during: str, model_folder: Callable[[str], Path]) -> None:
+    draw = random.Random(1)
+    decoder = load_decoder(model_folder("llama"))
+    cache = KvCache(decoder.config, 8, 8, decoder.dtype, decoder.device)
+    one = Sequence([draw.randrange(3, 160) for _ in range(9)], blocks=[0, 1, 2])
+    with Workers(1, timeout_s=60.0) as workers:
+        (process,) = workers.processes
+        spread = Spread(decoder, cache, workers)
+        runner = Runner(spread, cache)
+        spread.move_layers([1], 1)
+        one.tokens += runner.run([], [Piece(one, 0, 9)])
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        with pytest.raises(
+            WorkerError, match=r"worker 1 (has ended with exit code -9|does not|can)"
+        ):
+            if during == "a step":
+                runner.run([one], [])
+            else:
+                spread.move_layers([1], 0)
+    assert process.poll() is not None
+
+
+def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    workers = Workers(1, timeout_s=2.0)
+    with pytest.raises(WorkerError, match="found no others"), workers:
+        pass
+    assert all(process.poll() is not None for process in workers.processes)
