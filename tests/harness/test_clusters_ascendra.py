@@ -6,8 +6,10 @@ import dataclasses
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
+from slo_bench import Experiment
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.policies.ascendra_hp import AscendraHp, DecodeLengths
 from slo_bench.harness.policies.dropping import SarathiDrop, VllmDrop, VllmV0Drop
@@ -182,3 +184,38 @@ def test_the_refitted_model_is_within_a_tenth_and_the_system_lives_by_it():
     met = {name: (t <= 1.0).mean() for name, t in ttft_s.items()}
     assert met["refitted"] == pytest.approx(met["given"], abs=0.1)
     assert np.isnan(results["given"].instances[0].prediction_error)
+
+
+def test_from_settings_to_rows(tmp_path):
+    """Knobs of LP instances and of the controller are swept alike; rows say who served them."""
+    experiment = Experiment(
+        systems=["ascendra", "vllm"],
+        workload="sharegpt",
+        model="mistral-7b",
+        router="least-loaded",
+        gpus=3,
+        rates=[3],
+        requests=40,
+        seeds=1,
+        records="csv",
+        oversize="reject",
+        knobs={"ascendra": {"n_lp": 2, "tickets": [True, False], "value": "sjf"}},
+    )
+    cells = experiment.plan().cells
+    assert [(cell.system, cell.router) for cell in cells] == [
+        ("ascendra", None),
+        ("ascendra", None),
+        ("vllm", "least-loaded"),
+    ]
+    assert {cell.columns["gpus"] for cell in cells} == {3}
+    folder = experiment.run(tmp_path / "run").folder
+    rows = pd.read_csv(folder / "cells.csv")
+    assert rows["ascendra.tickets"].astype(str).tolist()[:2] == ["True", "False"]
+    with_tickets = pd.read_csv(folder / "requests" / f"{cells[0].cell}.csv.gz")
+    assert set(with_tickets.role[with_tickets.outcome == "finished"]) == {"lp", "hp"}
+    assert (with_tickets.instance[with_tickets.role == "hp"] == 2).all()
+
+
+def test_a_router_where_nobody_takes_one():
+    with pytest.raises(SloBenchError, match="ascendra decides across instances itself"):
+        Experiment(systems="ascendra", instances=3, router="least-loaded").plan()
