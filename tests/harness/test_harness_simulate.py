@@ -23,9 +23,7 @@ from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.workload import Workload
 
 CACHED = System("vllm", Vllm(), prefix_cache=True)
-SIMULATED = [
-    name for name, found in SYSTEMS.items() if found.least_instances == 1 and found.sharing is None
-]
+SIMULATED = [name for name, found in SYSTEMS.items() if not (found.cluster or found.sharing)]
 
 
 @dataclass(frozen=True)
