@@ -181,8 +181,10 @@ class Fleet:
         tenant.ledger.close()
         for gpu in tenant.gpus:
             self.pools[gpu].free += tenant.weight_pages
-        if self.serving[tenant.model] is tenant:
-            self.serving[tenant.model] = None
+        if self._successor.get(tenant.model) is tenant:
+            del self._successor[tenant.model]
+        elif self.serving[tenant.model] is tenant:
+            self.serving[tenant.model] = self._successor.pop(tenant.model, None)
         self.tenants.remove(tenant)
         self.retired.append(tenant)
         self._rebuild()

@@ -16,6 +16,7 @@ from slo_bench.harness.clusters.qlm import Qlm
 from slo_bench.harness.clusters.sharing import SharingPolicy
 from slo_bench.harness.clusters.static_partition import StaticPartition
 from slo_bench.harness.core.records import Outcome, Result
+from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.dedicated import dedicated_slos
 from slo_bench.harness.simulate import simulate
 from slo_bench.harness.simulate_models import OneModel, simulate_models
@@ -24,6 +25,7 @@ from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.rows import take
 from slo_bench.workloads.source import load_source
 from slo_bench.workloads.workload import Workload
 
@@ -158,6 +160,47 @@ def test_models_together_get_no_more_than_a_gpu() -> None:
         )  # all at once: the largest batches, hence the least work that the answers can take
         apart += one.totals.makespan_s
     assert makespan_s > 0.9 * apart
+
+
+@dataclasses.dataclass(frozen=True)
+class Moving(SharingPolicy):
+    """Moves its one model to the other GPU at the first review, and evicts one of both copies."""
+
+    evicted: str = "old"
+
+    def begin(self, fleet: Fleet) -> None:
+        fleet.activate(fleet.models[0], (0,), loaded=True)
+
+    def arrived(self, r: RequestState, model: int, fleet: Fleet) -> None:
+        tenant = fleet.serving[model]
+        assert tenant is not None
+        assert tenant in fleet.tenants
+        fleet.send(r, tenant)
+
+    def review(self, fleet: Fleet) -> None:
+        if not fleet.migrations:
+            old = fleet.serving[0]
+            assert old is not None
+            new = fleet.activate(fleet.models[0], (1,))
+            fleet.evict(old if self.evicted == "old" else new)
+
+
+@pytest.mark.parametrize("evicted", ["old", "new"])
+def test_one_of_two_copies_is_evicted_in_the_midst_of_a_move(
+    evicted: str, fleets: list[Fleet]
+) -> None:
+    made = dataclasses.replace(
+        workload("fleet(llama-3.1-8b, idle_s=0)", 5.0, 30.0),
+    )
+    rows = np.flatnonzero((made.arrival_s > 5) & (made.arrival_s < 5.5) | (made.arrival_s > 9))
+    made = take(made, rows, made.arrival_s[rows])
+    result = simulate_models(
+        made, Moving(evicted=evicted), hosted(made.model_names), gpus=2, oversize="reject"
+    )
+    check(made, fleets, result)
+    assert [t.gpus for t in fleets[0].tenants] == [(1,) if evicted == "old" else (0,)]
+    if evicted == "old":  # the first wait for the weights, 0.7 s
+        assert result.records.first_token_s[0] > 5.7
 
 
 def test_slos_of_dedicated_gpus() -> None:
