@@ -101,6 +101,12 @@ def explain(cell: CellTrace, request: int) -> Explanation:
             f"request {request} of {cell.spec.cell} was {outcome.name.lower()}, not served; "
             "there is no time to explain"
         )
+    if len(cell.trace.where(request)) > 1:
+        raise SloBenchError(
+            f"request {request} of {cell.spec.cell} went from one instance to another "
+            f"({', '.join(map(str, cell.trace.where(request)))}); only the time of requests that "
+            "stay on one is explained"
+        )
     judged = judge(workload, records)
     late = {
         "ttft": judged.late_ttft,

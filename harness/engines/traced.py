@@ -86,6 +86,10 @@ class Trace:
         """The log of one instance."""
         return self.instances.setdefault(index, InstanceLog())
 
+    def where(self, request: int) -> list[int]:
+        """The instances (lanes) in whose batches a request was."""
+        return [index for index, log in self.instances.items() if request in log.moves]
+
     def log_of(self, request: int) -> InstanceLog | None:
         """The log in which a request occurs; None if it never entered a batch."""
         return next((log for log in self.instances.values() if request in log.moves), None)

@@ -88,3 +88,13 @@ def test_another_outcome_than_on_disk_is_said(run, cell):
     frame.to_csv(path, index=False)
     assert "differently" in differs_from_record(run, cell)
     path.write_bytes(kept)
+
+
+def test_who_went_from_one_instance_to_another_is_not_explained(tmp_path):
+    folder = tmp_path / "run"
+    Experiment(systems=["distserve"], rates=[2], seeds=1, requests=(20,), records="csv").run(
+        folder, jobs=1
+    )
+    moved = replay(folder, "distserve_rate-2_seed-0")
+    with pytest.raises(SloBenchError, match=r"from one instance to another \(0, 1\)"):
+        explain(moved, 3)
