@@ -37,9 +37,9 @@ def _on_sglang(system: System) -> str:
 
 
 def _on_paged(system: System) -> str:
-    if system.split is not None or getattr(system, "cluster", None) is not None:
-        return "it runs one instance on one device"
-    return ""
+    if system.sharing is not None:
+        return _ONE_MODEL
+    return "" if system.cluster is None else "it runs one instance on one device"
 
 
 _REFUSALS: Mapping[str, Callable[[System], str]] = {
