@@ -200,7 +200,7 @@ class Spread(Decoder):
                 layer, kv = self._workers.ask(source, "give_layer", n)
             if target == _HERE:
                 self._put(n, layer, kv)
-                moved += kv.nbytes
+                moved += kv.nbytes + layer.weight_bytes
             else:
                 moved += self._workers.tell(target, ("take_layer", (n, layer, kv)))
                 wire.receive(target)

@@ -44,6 +44,14 @@ class Layer:
     up: Linear
     down: Linear
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all its weights."""
+        linears = (self.qkv, self.out, self.up, self.down)
+        norms = (*self.norm, *self.mlp_norm, *(self.qk_norm or ()))
+        tensors = [tensor for one in linears for tensor in one.tensors]
+        return sum(t.nbytes for t in (*tensors, *norms) if t is not None)
+
 
 @dataclass(frozen=True)
 class Weights:
