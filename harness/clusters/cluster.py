@@ -305,7 +305,8 @@ class Cluster:
         instance = site.instance
         if site.seen_s < self.now_s:
             site.seen_s = self.now_s
-            if instance.ready_s() < self.now_s:
+            # What ends later than now interrupts; those that share devices then still lag behind.
+            while any(one.instance.ready_s() < self.now_s for one in site.island.sites):
                 self._advance(site.island, self.now_s)
         if instance.inbox:
             instance.run(self.now_s, True)

@@ -167,18 +167,18 @@ class PlainInstance:
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
         while True:
-            self._arrive()
+            self._arrive(known=self.now_s < horizon_s and not (stop_on_release and self.outbox))
             if not self.policy.leaves_last:
                 self._dismiss()
             if stop_on_release and self.outbox:
+                return
+            if self.now_s >= horizon_s:
                 return
             if self.idle:
                 if not self.inbox or self.inbox[0].visible_s >= horizon_s:
                     return
                 self.now_s = max(self.now_s, self.inbox[0].visible_s)
                 continue
-            if self.now_s >= horizon_s:
-                return
             if not self._iterate():
                 if self.idle:
                     continue
@@ -190,14 +190,16 @@ class PlainInstance:
 
     # ---------------------------------------------------------------- queue
 
-    def _arrive(self) -> None:
+    def _arrive(self, *, known: bool) -> None:
+        """`known`: is everybody here who has come by now?"""
         if not self.limits.ahead:
             self._take_in(self.now_s)
             return
         self._take_in(self.began_s)
         if self.idle:
             self._let_go()
-            self._take_in(self.now_s)
+            if known:
+                self._take_in(self.now_s)
 
     def _take_in(self, seen_s: float) -> None:
         while self.inbox and self.inbox[0].visible_s <= seen_s:

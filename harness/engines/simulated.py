@@ -117,12 +117,17 @@ class SimulatedInstance(Loop):
             if inbox and inbox[0].visible_s <= self.now_s:
                 self.deliver(self._began_s if ahead else self.now_s)
             if ahead and not self.decoding and self.idle:
-                # There was nothing to decide ahead: who ended is gone before anything begins.
+                # There was nothing to decide ahead: who ended is gone before anything begins, and
+                # all who have come by now enter together. Past the horizon they are not known,
+                # nor while somebody must hear of an end: an answer may bring the next request.
                 self.let_go()
-                self.deliver(self.now_s)
+                if self.now_s < horizon_s and not (stop_on_release and self.outbox):
+                    self.deliver(self.now_s)
             if leavers and leavers[0][0] <= self.now_s and not leaves_last:
                 self.dismiss()
             if stop_on_release and self.outbox:
+                return
+            if self.now_s >= horizon_s:
                 return
             if not self.decoding and self.idle:
                 if not inbox or inbox[0].visible_s >= horizon_s:
@@ -130,8 +135,6 @@ class SimulatedInstance(Loop):
                 measures.idle(self.now_s, inbox[0].visible_s)
                 self.now_s = inbox[0].visible_s
                 continue
-            if self.now_s >= horizon_s:
-                return
             runs = self.schedule()
             if leaves_last and leavers and leavers[0][0] <= self.now_s:
                 self.dismiss()
