@@ -7,11 +7,10 @@ import json
 import os
 import random
 import signal
-import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +31,7 @@ from slo_bench.workloads.workload import Workload
 pytestmark = pytest.mark.backends
 
 HERE = Path(__file__).parent
-BLOCKER_TOKENS = 900
+BLOCKER_TOKENS = 3900
 SHORT_TOKENS = 8
 PATIENCE_S = 300
 
@@ -59,22 +58,9 @@ class Up:
         self, prompts: list[list[int]], max_tokens: int, name: str = "", **wire: float
     ) -> list[Reply]:
         """All at once, in one HTTP request."""
-        body = {
-            "model": "tiny",
-            "prompt": prompts,
-            "max_tokens": max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "return_token_ids": True,
-        }
-        if wire:
-            body["vllm_xargs"] = wire
-        asked = urllib.request.Request(
-            f"{self.server.url}/v1/completions",
-            json.dumps(body).encode(),
-            {"content-type": "application/json", **({"x-request-id": name} if name else {})},
-        )
-        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+        with urllib.request.urlopen(
+            self._request(prompts, max_tokens, name, **wire), timeout=PATIENCE_S
+        ) as answer:
             choices = sorted(json.load(answer)["choices"], key=lambda choice: choice["index"])
         return [
             Reply(
@@ -83,19 +69,51 @@ class Up:
             for choice in choices
         ]
 
+    def _request(
+        self,
+        prompts: list[list[int]],
+        max_tokens: int,
+        name: str,
+        *,
+        stream: bool = False,
+        **wire: float,
+    ) -> urllib.request.Request:
+        body = {
+            "model": "tiny",
+            "prompt": prompts,
+            "max_tokens": max_tokens,
+            "ignore_eos": True,
+            "temperature": 0,
+            "return_token_ids": True,
+            "stream": stream,
+        }
+        if wire:
+            body["vllm_xargs"] = wire
+        return urllib.request.Request(
+            f"{self.server.url}/v1/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json", **({"x-request-id": name} if name else {})},
+        )
+
+    @contextlib.contextmanager
+    def busy(self, **wire: float) -> Iterator[None]:
+        """A long request, `long`, runs until the end of the block: then its client goes away."""
+        asked = self._request([prompt(9, 17)], BLOCKER_TOKENS, "long", stream=True, **wire)
+        with urllib.request.urlopen(asked, timeout=PATIENCE_S) as answer:
+            answer.readline()  # it runs
+            yield
+            assert self.metric("num_requests_running") == 1, "the long request has ended"
+
     def metric(self, name: str) -> float:
         lines = self.server.metrics().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(f"vllm:{name}{{"))
 
-    def until(self, name: str, at_least: int, hoping: Callable[[], bool] = lambda: True) -> bool:
-        """Wait for a metric; False once there is no hope left that it will come."""
+    def until(self, name: str, at_least: int) -> None:
+        """Wait for a metric."""
         end_s = time.monotonic() + PATIENCE_S
         while self.metric(name) < at_least:
-            if not hoping():
-                return False
             assert time.monotonic() < end_s, f"{name} never was {at_least}"
             time.sleep(0.05)
-        return True
 
     def steps(self) -> list[dict[str, Any]]:
         lines = self.step_log.read_text("utf-8").splitlines()
@@ -108,7 +126,7 @@ def up(vllm, installed, tiny_model, tmp_path):
 
     @contextlib.contextmanager
     def start(
-        system: str | None, *more: str, max_model_tokens: int | None = 1024, **options: Any
+        system: str | None, *more: str, max_model_tokens: int | None = 4096, **options: Any
     ) -> Iterator[Up]:
         wanted = Serve(
             backend=vllm,
@@ -132,46 +150,26 @@ def prompt(row: int, tokens: int) -> list[int]:
     return [draw.randint(10, 2000) for _ in range(tokens)]
 
 
-class QueueNeverStoodError(Exception):
-    """The long request ended before five others waited behind it."""
+def queue_up(server: Up, asks: Sequence[tuple[str, list[int], float]], tokens: int) -> None:
+    """One runs long while those come, each with its name, prompt and TTFT SLO, in this order."""
+    with ThreadPoolExecutor(len(asks)) as pool:
+        with server.busy(ttft_slo_s=1.0):
+            waiting = []
+            for come, (name, tokens_in, ttft_slo_s) in enumerate(asks, 1):
+                asked = pool.submit(server.ask, tokens_in, tokens, name, ttft_slo_s=ttft_slo_s)
+                waiting.append(asked)
+                server.until("num_requests_waiting", come)
+        assert all(len(one.result().tokens) == tokens for one in waiting)
 
 
-def queue_up(server: Up, attempts: int = 6) -> None:
-    """One runs long while five come, the first to come the last to be due.
-
-    On a busy machine the long one may end too early; that proves nothing, and is tried again.
-    """
-    for _ in range(attempts):
-        try:
-            return _queue_up(server)
-        except QueueNeverStoodError:
-            continue
-    raise AssertionError(f"no queue stood behind the long request in {attempts} attempts")
+def ever_earlier() -> list[tuple[str, list[int], float]]:
+    """Five, the first to come the last to be due; known by the lengths of their prompts."""
+    return [(f"r{row}", prompt(row, 8 + row), 10_000.0 - 1000 * row) for row in range(5)]
 
 
-def _queue_up(server: Up) -> None:
-    def ask(name: str, row: int, tokens: int, ttft_slo_s: float) -> None:
-        server.ask(prompt(row, 8 + row), tokens, name=name, ttft_slo_s=ttft_slo_s)
-
-    threads = [threading.Thread(target=ask, args=("long", 9, BLOCKER_TOKENS, 1.0))]
-    threads[0].start()
-    stood = server.until("num_requests_running", 1, threads[0].is_alive)
-    for row in range(5):
-        one = threading.Thread(
-            target=ask, args=(f"r{row}", row, SHORT_TOKENS, 10_000.0 - 1000 * row)
-        )
-        one.start()
-        threads.append(one)
-        stood = stood and server.until("num_requests_waiting", row + 1, threads[0].is_alive)
-    for thread in threads:
-        thread.join(PATIENCE_S)
-    if not stood:
-        raise QueueNeverStoodError
-
-
-def test_edf_finishes_in_order_of_deadlines(up):
+def test_edf_serves_in_order_of_deadlines(up):
     with up("edf", knobs={"max_num_seqs": 1}) as server:
-        queue_up(server)
+        queue_up(server, ever_earlier(), SHORT_TOKENS)
         assert server.server.handshake["system"] == "edf"
         entered = [name.split("-")[1] for step in server.steps() for name in step["entered"]]
         assert entered[-6:] == ["long", "r4", "r3", "r2", "r1", "r0"]
@@ -179,10 +177,10 @@ def test_edf_finishes_in_order_of_deadlines(up):
 
 def test_without_a_policy_the_order_is_that_of_arrival(up):
     with up(None, "--max-num-seqs", "1", "--no-async-scheduling") as server:
-        queue_up(server)
+        queue_up(server, ever_earlier(), SHORT_TOKENS)
         assert "system" not in server.server.handshake
         prefilled = [tokens for step in server.steps() for _, tokens in step["chunks"]]
-    assert prefilled[-6:] == [8 + row for row in (9, 0, 1, 2, 3, 4)]
+    assert prefilled[-6:] == [17, 8, 9, 10, 11, 12]
 
 
 @pytest.mark.parametrize("system", [str(HERE / "swap_always.py"), "edf"])
@@ -211,16 +209,9 @@ def test_preempted_requests_answer_as_if_undisturbed(up, system):
 def test_moore_hodgson_puts_who_is_late_anyway_last(up):
     """Earliest deadline first would begin with it."""
     due_in_s = {"late": 0.01, "patient": 10_000.0, "first": 5_000.0, "second": 8_000.0}
-    with up("prism-queue", knobs={"max_num_seqs": 1}) as server, ThreadPoolExecutor(5) as pool:
-        long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS, name="long")
-        server.until("num_requests_running", 1)
-        waiting = []
-        for row, (name, bound_s) in enumerate(due_in_s.items()):
-            asked = pool.submit(server.ask, prompt(row, 8), 4, name=name, ttft_slo_s=bound_s)
-            waiting.append(asked)
-            server.until("num_requests_waiting", row + 1, lambda: not long.done())
-        assert not long.done(), "the queue never stood"
-        assert all(len(asked.result().tokens) == 4 for asked in waiting)
+    asks = [(name, prompt(row, 8), s) for row, (name, s) in enumerate(due_in_s.items())]
+    with up("prism-queue", knobs={"max_num_seqs": 1}) as server:
+        queue_up(server, asks, SHORT_TOKENS)
         entered = [name.split("-")[1] for step in server.steps() for name in step["entered"]]
     assert entered == ["long", "first", "second", "patient", "late"]
 
@@ -292,14 +283,12 @@ def refusal(ask: Callable[..., Reply], *args: Any, **wire: float) -> str:
 def test_clients_see_who_was_dropped_and_who_was_turned_away(up):
     with up(str(HERE / "strict.py"), knobs={"max_num_seqs": 1}) as server:
         assert refusal(server.ask, prompt(1, 400), 4).startswith(REJECTED)
-        with ThreadPoolExecutor(3) as pool:
-            long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS)
-            server.until("num_requests_running", 1)
-            late = pool.submit(refusal, server.ask, prompt(2, 8), 4, ttft_slo_s=0.01)
-            patient = pool.submit(server.ask, prompt(3, 8), 4, ttft_slo_s=10_000.0)
-            assert late.result().startswith(DROPPED)
+        with ThreadPoolExecutor(1) as pool:
+            with server.busy():
+                patient = pool.submit(server.ask, prompt(3, 8), 4, ttft_slo_s=10_000.0)
+                late = refusal(server.ask, prompt(2, 8), 4, ttft_slo_s=0.01)
+                assert late.startswith(DROPPED)
             assert len(patient.result().tokens) == 4
-            assert len(long.result().tokens) == BLOCKER_TOKENS
 
 
 def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(up):
