@@ -68,11 +68,10 @@ class LaunchedBackend:
     def check(self, spec: CellSpec) -> None:
         """See `Backend`."""
         self._wanted(spec).check(spec.instances)
-        if self.server.validated:
-            if configured(spec.system, spec.knobs).split is not None:
-                raise SloBenchError(
-                    f"{spec.system} cannot be validated: its servers do different things"
-                )
+        if self.server.validated and configured(spec.system, spec.knobs).split is not None:
+            raise SloBenchError(
+                f"{spec.system} cannot be validated: its servers do different things"
+            )
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`."""

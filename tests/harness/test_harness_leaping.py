@@ -89,9 +89,7 @@ def stock(name: str) -> Callable[[int], System]:
 
 
 CONTINUOUS = [
-    n
-    for n, s in SYSTEMS.items()
-    if isinstance(s.policy, Policy) and not (s.sharing or s.cluster)
+    n for n, s in SYSTEMS.items() if isinstance(s.policy, Policy) and not (s.sharing or s.cluster)
 ]
 CASES = {name: stock(name) for name in CONTINUOUS}
 for way in ("recompute", "stall"):

@@ -103,7 +103,9 @@ def test_nobody_waits_while_the_device_pauses(name, workload, blocks, batch):
         assert not here.any()
 
 
-@pytest.mark.parametrize("name", ["vllm", "vllm-v0", "sarathi", "edf", "prism-queue", "ascendra-lp"])
+@pytest.mark.parametrize(
+    "name", ["vllm", "vllm-v0", "sarathi", "edf", "prism-queue", "ascendra-lp"]
+)
 @settings(
     max_examples=40,
     deadline=None,

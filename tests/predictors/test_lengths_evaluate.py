@@ -21,6 +21,9 @@ from slo_bench.predictors.lengths.evaluate import (  # noqa: E402
 )
 from slo_bench.workloads.answered import Answered  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 _spec = importlib.util.spec_from_file_location(
     "tiny_models", Path(__file__).with_name("tiny_models.py")
 )

@@ -24,6 +24,9 @@ from slo_bench.predictors.lengths.predictor import TrainedPredictor  # noqa: E40
 from slo_bench.predictors.lengths.train import TrainSettings, prompts_of, train  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 _spec = importlib.util.spec_from_file_location(
     "tiny_models", Path(__file__).with_name("tiny_models.py")
 )

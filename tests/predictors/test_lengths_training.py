@@ -26,6 +26,9 @@ for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
 from slo_bench.predictors.lengths.predictor import Prompt, TrainedPredictor  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 _spec = importlib.util.spec_from_file_location(
     "tiny_models", Path(__file__).with_name("tiny_models.py")
 )

@@ -14,6 +14,9 @@ from slo_bench.harness.engines.paged.attention import Partial, decode, merged  #
 from slo_bench.harness.engines.paged.batch import Layout  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sequence  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 HEADS, KV_HEADS, DIM, SIZE, BLOCKS = 6, 3, 8, 4, 60
 
 

@@ -16,6 +16,9 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from slo_bench.harness.engines.paged.encoder import Encoder  # noqa: E402
 from slo_bench.harness.engines.paged.errors import ModelError  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 SIZES = {
     "vocab_size": 120,
     "hidden_size": 32,

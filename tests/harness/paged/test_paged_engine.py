@@ -36,6 +36,9 @@ from slo_bench.harness.engines.timed import Ran, Recording, TimedInstance  # noq
 from slo_bench.harness.systems import system  # noqa: E402
 from slo_bench.workloads.request import Slo  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 Greedy = Callable[[str, list[int], int], list[int]]
 Folder = Callable[[str], Path]
 BLOCK = 8

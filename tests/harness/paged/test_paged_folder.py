@@ -19,6 +19,9 @@ from slo_bench.harness.engines.paged import load
 from slo_bench.harness.engines.paged.errors import DoesNotFitError, ModelError
 from slo_bench.harness.engines.paged.load import load_decoder
 
+pytestmark = pytest.mark.torch
+
+
 WEIGHTS = "model.safetensors"
 
 

@@ -17,6 +17,9 @@ from slo_bench.harness.engines.paged.load import load_decoder  # noqa: E402
 from slo_bench.harness.engines.paged.runner import Runner  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sampling, Sequence  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 Greedy = Callable[[str, list[int], int], list[int]]
 Folder = Callable[[str], Path]
 FAMILIES = ("llama", "llama-biased", "llama-tied", "mistral", "qwen2", "qwen3", "opt")

@@ -20,6 +20,8 @@ from slo_bench.harness import profiling  # noqa: E402
 from slo_bench.harness.engines.paged import measure  # noqa: E402
 from slo_bench.harness.engines.paged.measure import Shape, grid, swaps  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
 
 def test_the_grid_holds_all_kinds_and_stays_within_the_context() -> None:
     shapes = list(grid(2048, 32))

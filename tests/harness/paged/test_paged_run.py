@@ -14,6 +14,9 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.workloads.errors import SloBenchError
 
+pytestmark = pytest.mark.torch
+
+
 pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 

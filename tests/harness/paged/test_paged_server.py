@@ -22,6 +22,9 @@ pytest.importorskip("jinja2", reason="jinja2 is not installed")
 
 from slo_bench.harness.backends.paged_http import serving_model  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 Greedy = Callable[[str, list[int], int], list[int]]
 
 

@@ -19,6 +19,9 @@ from slo_bench.harness.engines.paged.runner import Runner  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sequence  # noqa: E402
 from slo_bench.harness.engines.paged.spread import Spread, Workers  # noqa: E402
 
+pytestmark = pytest.mark.torch
+
+
 Greedy = Callable[[str, list[int], int], list[int]]
 TOKENS, SIZE = 22, 8
 
