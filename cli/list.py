@@ -10,9 +10,17 @@ import typer
 
 from ..workloads.errors import UnknownNameError
 
-EXAMPLES = ("slo-bench list systems", "slo-bench list gpus --json")
+EXAMPLES = (
+    "slo-bench list systems",
+    "slo-bench list systems ascendra",
+    "slo-bench list gpus --json",
+)
 
 Entry = dict[str, str | int | float | None]
+_BRIEFLY = {
+    "systems": ("name", "description"),
+    "workloads": ("name", "title", "mean_prompt_tokens", "mean_output_tokens"),
+}
 
 
 def list_names(
@@ -24,19 +32,39 @@ def list_names(
             "suites or routers.",
         ),
     ],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="Everything about this one.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List the names that other commands take, with what stands behind them."""
+    """List the names that other commands take, or show all that stands behind one of them."""
     if kind not in _KINDS:
         raise UnknownNameError("list", kind, _KINDS)
     entries = _KINDS[kind]()
+    if name is not None:
+        names = [str(entry["name"]) for entry in entries]
+        if name not in names:
+            raise UnknownNameError(f"name among {kind}", name, names)
+        entries = [entries[names.index(name)]]
     if as_json:
         typer.echo(json.dumps(entries, ensure_ascii=False, indent=2))
-        return
+    elif name is not None:
+        _show_whole(entries[0])
+        if kind == "systems":
+            _show_knobs(name)
+    else:
+        _show_all(kind, entries)
+
+
+def _show_all(kind: str, entries: list[Entry]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+    if kind == "matrix":  # the reasons have room where one is asked for
+        entries = [{c: str(v).partition(":")[0] for c, v in e.items()} for e in entries]
+    elif kind in _BRIEFLY:
+        entries = [{column: entry[column] for column in _BRIEFLY[kind]} for entry in entries]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in entries[0]:
         numbers = all(isinstance(entry[column], int | float | None) for entry in entries)
@@ -48,6 +76,43 @@ def list_names(
         )
     for entry in entries:
         table.add_row(*(Text(_shown(value)) for value in entry.values()))
+    Console().print(table)
+    if kind in (*_BRIEFLY, "matrix"):
+        typer.echo(f"\nMore about one: slo-bench list {kind} {entries[0]['name']}", err=True)
+
+
+def _show_whole(entry: Entry) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for column, value in entry.items():
+        if column != "knobs":
+            table.add_row(column.replace("_", " "), Text(_shown(value)))
+    Console().print(table)
+
+
+def _show_knobs(name: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..harness.systems import system
+
+    found = system(name)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column("knob", no_wrap=True)
+    table.add_column("default", justify="right", overflow="fold")
+    table.add_column("may be", overflow="fold")
+    values = found.knobs()
+    for knob, bounds in found.bounds().items():
+        value = values[knob]
+        shown = str(value).lower() if isinstance(value, bool) else _shown(value)
+        table.add_row(knob, Text(shown or "–"), Text(str(bounds)))
+    Console().print()
     Console().print(table)
 
 
@@ -66,7 +131,7 @@ def _systems() -> list[Entry]:
             "name": system.name,
             "description": system.description,
             "source": system.source,
-            "router": system.router,
+            "router": None if system.cluster or system.sharing else system.router,
             "runs_on": ", ".join(b for b, reason in matrix(system).items() if reason is None),
             "knobs": ", ".join(f"{name}={value}" for name, value in system.knobs().items()),
         }

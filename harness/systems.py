@@ -26,7 +26,7 @@ from .clusters.qlm import Qlm
 from .clusters.sharing import SharingPolicy
 from .clusters.splitwise import Splitwise
 from .clusters.static_partition import StaticPartition
-from .core.policy import AnyPolicy, Policy, StaticPolicy
+from .core.policy import AnyPolicy, Bounds, Knobs, Policy, StaticPolicy
 from .policies.adaptivellm import AdaptiveLlm
 from .policies.adaptivellm_deadlines import AdaptiveLlmDeadlines
 from .policies.ascendra import AscendraLp
@@ -86,9 +86,14 @@ class System:
 
     @property
     def description(self) -> str:
-        """The first line of the docstring of the policy's module, or else of its class."""
+        """The first line of the docstring of the policy's module, or of its class where the module
+        has no docstring or holds several.
+        """
         kind = type(self.sharing or self.cluster or self.policy)
-        text = sys.modules[kind.__module__].__doc__ or inspect.getdoc(kind) or self.name
+        module = sys.modules[kind.__module__]
+        mates = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Knobs)]
+        alone = [c for c in mates if c.__module__ == kind.__module__] == [kind]
+        text = (alone and module.__doc__) or inspect.getdoc(kind) or self.name
         return text.strip().splitlines()[0]
 
     @property
@@ -107,6 +112,12 @@ class System:
         if self.cluster is not None:
             found |= {name: getattr(self.cluster, name) for name in self.cluster.bounds()}
         return found
+
+    def bounds(self) -> dict[str, Bounds]:
+        """Name to bounds of everything that can be set."""
+        if self.sharing is not None:
+            return self.sharing.bounds()
+        return self.policy.bounds() | (self.cluster.bounds() if self.cluster is not None else {})
 
     @property
     def least_instances(self) -> int:

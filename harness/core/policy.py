@@ -27,6 +27,14 @@ class Bounds:
     file: bool = False  # the name of a file; empty: none
     whole: bool = False  # no fractions
 
+    def __str__(self) -> str:
+        if self.choices is not None:
+            return " | ".join(str(choice).lower() for choice in self.choices)
+        if self.file:
+            return "a file, or empty"
+        least = "-∞" if self.low is None else f"{self.low:,g}"
+        return f"{least} to {'∞' if self.high is None else f'{self.high:,g}'}"
+
     def check(self, name: str, value: Any) -> None:
         """Raise SloBenchError if `value` is out of bounds."""
         if self.choices is not None:

@@ -202,6 +202,18 @@ def test_lists(slo_bench, kind, name):
     assert any(name in entry["name"] for entry in json.loads(out))
 
 
+def test_one_name_shows_all_that_stands_behind_it(slo_bench):
+    code, out, _ = slo_bench("list", "systems", "ascendra-lp")
+    assert code == 0
+    assert re.search(r"^misfit +skip +skip \| stop *$", out, re.MULTILINE)
+    assert re.search(r"^max_num_seqs +128 +1 to 8,192 *$", out, re.MULTILINE)
+    code, out, _ = slo_bench("list", "matrix", "orca")
+    assert re.search(r"^sglang +no: ", out, re.MULTILINE)
+    code, _, err = slo_bench("list", "systems", "orka")
+    assert code == 2
+    assert "did you mean orca" in err
+
+
 def test_doctor_finds_this_machine_in_order(slo_bench):
     code, out, _ = slo_bench("doctor", "--json")
     found = {finding["what"]: finding for finding in json.loads(out)}
