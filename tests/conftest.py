@@ -18,9 +18,11 @@ from slo_bench.harness.backends.environments import Environment, environment
 from slo_bench.harness.backends.recipes import RECIPES
 from slo_bench.workloads.errors import SloBenchError
 
-# No property is judged by how long an example takes.
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
+# No property is judged by how long an example takes. Everybody gets the same examples; new ones are
+# drawn by `pytest --hypothesis-profile=search`.
+settings.register_profile("same", deadline=None, derandomize=True)
+settings.register_profile("search", deadline=None)
+settings.load_profile("same")
 
 SKIP_NOTHING = os.environ.get("SLO_BENCH_SKIP_NOTHING") == "1"
 
