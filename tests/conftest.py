@@ -18,6 +18,9 @@ from slo_bench.harness.backends.environments import Environment, environment
 from slo_bench.harness.backends.recipes import RECIPES
 from slo_bench.workloads.errors import SloBenchError
 
+# Threads of torch spin while they wait for each other: beside other work, tests would stand still.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No property is judged by how long an example takes. Everybody gets the same examples; new ones are
 # drawn by `pytest --hypothesis-profile=search`.
 settings.register_profile("same", deadline=None, derandomize=True)
