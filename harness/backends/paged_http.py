@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -27,10 +26,8 @@ from ..engines.paged.text import Stream, Text
 from ..gateway.front import Front
 from ..gateway.messages import Asked as HttpAsked
 from ..gateway.messages import Reply, refuse, say
-from ..gateway.running import run
-from ..machine import allow_many_sockets
+from ..gateway.running import Ready, in_thread
 
-_START_S = 20.0
 _DEFAULT_TOKENS = 16  # as OpenAI's completions
 
 
@@ -52,47 +49,28 @@ def serving(live: Live, model: Model, *, host: str = "127.0.0.1", port: int = 0)
     Raises:
         SloBenchError: nobody can listen there.
     """
-    allow_many_sockets()
-    up: list[tuple[str, Callable[[], object]]] = []
-    problems: list[BaseException] = []
-    settled = threading.Event()
 
-    async def main() -> None:
+    async def serve(ready: Ready) -> None:
         over, connections = asyncio.Event(), set[Front]()
         loop = asyncio.get_running_loop()
         routes = _Routes(live, model)
+
+        def stop() -> None:
+            loop.call_soon_threadsafe(over.set)
+
         server = await loop.create_server(
             lambda: Front(routes.answer, connections), host, port, backlog=4096
         )
         found = server.sockets[0].getsockname()[1]
-        up.append((f"http://{host}:{found}", lambda: loop.call_soon_threadsafe(over.set)))
-        settled.set()
+        ready(f"http://{host}:{found}", stop)
         await over.wait()
         server.close()
         for connection in list(connections):
             connection.abort()
         await asyncio.sleep(0)
 
-    def work() -> None:
-        try:
-            run(main())
-        except BaseException as error:  # shown by whoever waits for us
-            problems.append(error)
-        finally:
-            settled.set()
-
-    thread = threading.Thread(target=work, name="paged server", daemon=True)
-    thread.start()
-    settled.wait(_START_S)
-    if not up:
-        raise SloBenchError(f"no server at {host}:{port}: {problems[0] if problems else 'late'}")
-    url, stop = up[0]
-    try:
+    with in_thread(f"server at {host}:{port}", serve) as url:
         yield url
-    finally:
-        with contextlib.suppress(RuntimeError):  # its loop is gone already
-            stop()
-        thread.join(_START_S)
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from .routes import Serving, Whole, answer
 from .split import Split, Transfer
 
 _START_S = 20.0
+Ready = Callable[[str, Callable[[], None]], None]  # is told the address, and what stops the server
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,24 @@ def serving(
         SloBenchError: what `Plan.check` refuses, or the port is taken.
     """
     plan.check()
+
+    def start(ready: Ready) -> Coroutine[Any, Any, None]:
+        return serve(plan, host=host, port=port, say=say, ready=ready)
+
+    with in_thread(f"gateway at {host}:{port}", start) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def in_thread(what: str, start: Callable[[Ready], Coroutine[Any, Any, None]]) -> Iterator[str]:
+    """The address of a server on a loop of its own, for as long as the block lasts.
+
+    `start` makes the coroutine that serves; it says when it is ready, and how it is stopped from
+    another thread. `what` names the server in errors.
+
+    Raises:
+        SloBenchError: it ended before it was ready, or was not ready in time.
+    """
     allow_many_sockets()
     up: list[tuple[str, Callable[[], None]]] = []
     problems: list[BaseException] = []
@@ -98,18 +117,18 @@ def serving(
 
     def work() -> None:
         try:
-            run(serve(plan, host=host, port=port, say=say, ready=ready))
+            run(start(ready))
         except BaseException as error:  # shown by whoever waits for us
             problems.append(error)
         finally:
             settled.set()
 
-    thread = threading.Thread(target=work, name="gateway", daemon=True)
+    thread = threading.Thread(target=work, name=what, daemon=True)
     thread.start()
     settled.wait(_START_S)
     if not up:
         reason = problems[0] if problems else f"not within {_START_S:g} s"
-        raise SloBenchError(f"no gateway at {host}:{port}: {reason}")
+        raise SloBenchError(f"no {what}: {reason}")
     url, stop = up[0]
     try:
         yield url
@@ -166,7 +185,7 @@ async def serve(
     host: str,
     port: int,
     say: Say = lambda line: None,
-    ready: Callable[[str, Callable[[], None]], None],
+    ready: Ready,
 ) -> None:
     """Serve until stopped; `ready` is told the address and how to stop.
 

@@ -114,11 +114,12 @@ def test_a_stop_text_ends_an_answer(url: str) -> None:
     assert cut["finish_reason"] == "stop"
 
 
-def test_embeddings_beside_generation(home: Path, tmp_path: Path) -> None:
+def test_embeddings_beside_generation(url: str, home: Path, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers", reason="transformers is not installed")
     sizes = {"vocab_size": 90, "hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 32}
     config = transformers.BertConfig(**sizes, num_attention_heads=2)
     transformers.BertModel(config).save_pretrained(tmp_path)
+    assert url  # which made it
     tiny = str(home / "models" / "tiny-llama")
     with serving_model("vllm", {}, tiny, kv_blocks=60, embedder=str(tmp_path)) as url:
         two = {"input": [[5, 6, 7], [8, 9]]}
