@@ -39,6 +39,7 @@ from .sensitivity import EXAMPLES as SENSITIVITY_EXAMPLES
 from .sensitivity import sensitivity
 from .serve import EXAMPLES as SERVE_EXAMPLES
 from .serve import serve
+from .tune import app as tune
 from .validate import EXAMPLES as VALIDATE_EXAMPLES
 from .validate import validate
 from .workload import app as workload
@@ -61,6 +62,7 @@ app.command(epilog=epilog(EXPLAIN_EXAMPLES))(explain)
 app.command(epilog=epilog(SENSITIVITY_EXAMPLES))(sensitivity)
 app.command(epilog=epilog(VALIDATE_EXAMPLES))(validate)
 app.command("dedicated-slo", epilog=epilog(DEDICATED_SLO_EXAMPLES))(dedicated_slo)
+app.add_typer(tune, name="tune")
 app.add_typer(profile, name="profile")
 app.add_typer(workload, name="workload")
 app.command("predict-train", epilog=epilog(PREDICT_TRAIN_EXAMPLES))(predict_train)

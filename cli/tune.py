@@ -1,0 +1,38 @@
+"""`slo-bench tune`: which knobs, instances, placement and server settings carry the most load?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from .examples import epilog
+
+_SYSTEM = "system"  # the command that a system or a file stands for
+
+
+class _SystemsByName(TyperGroup):
+    """`tune slo-odbs` is `tune system slo-odbs`, for every first word that is no command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """See `TyperGroup`."""
+        if _SYSTEM in self.commands and args and args[0] not in (*self.commands, "--help", "-h"):
+            args = [_SYSTEM, *args]
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_SystemsByName,
+    help="Search for the knobs, instances, placement and server settings that carry the most.",
+    no_args_is_help=True,
+    epilog=epilog(["slo-bench tune --help"]),
+)
+
+
+@app.callback()
+def tune() -> None:
+    """Search for the knobs, instances, placement and server settings that carry the most."""
+
+
+# Commands, one line each: app.command("helr", epilog=epilog(HELR_EXAMPLES))(tune_helr)
