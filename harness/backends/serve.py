@@ -18,6 +18,7 @@ from ..gateway.split import Transfer
 from ..systems import Split, System
 from ..systems import system as system_by_name
 from .environments import Environment, environment
+from .introduce import introduce
 from .matrix import check
 from .recipe import KvTransfer, Launch
 from .recipes import recipe
@@ -144,6 +145,11 @@ class Serve:
                 recipe(found.backend), found, launch, log=own_log, ready_s=self.ready_s, say=say
             )
             servers.append(stack.enter_context(server))
+        if self.split is not None and self.transfer is Transfer.NIXL:
+            model = self.served_name or self.model
+            for prefill in servers[: self.split.prefill]:
+                for decode in servers[self.split.prefill :]:
+                    introduce(prefill, decode, model, self.ready_s, say)
         return servers
 
     def step_logs(self, instances: int = 1) -> list[Path]:

@@ -31,7 +31,6 @@ from ..engines.plugged import (
     PolicySpec,
     tally_file,
 )
-from ..systems import system as system_by_name
 from .environments import Environment, home
 from .plugin_folder import plugin_folder
 from .recipe import Launch, Recipe
@@ -71,7 +70,7 @@ class Server:
         """Raise ServerError if it has ended."""
         if not self.running:
             code = None if self._process is None else self._process.returncode
-            raise ServerError(_with_log(f"{self.name} ended with exit code {code}", self.log))
+            raise ServerError(with_log(f"{self.name} ended with exit code {code}", self.log))
 
     def wait(self) -> int:
         """Until it ends; its exit code."""
@@ -201,9 +200,8 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
         environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
     if launch.step_log is not None:
         environ[STEP_LOG_VARIABLE] = str(launch.step_log.absolute())
-    if launch.system is not None:
-        found = system_by_name(launch.system).with_knobs(**launch.knobs)
-        environ[POLICY_VARIABLE] = PolicySpec.of(launch.system, found.policy).to_json()
+    if launch.system is not None and launch.policy is not None:
+        environ[POLICY_VARIABLE] = PolicySpec.of(launch.system, launch.policy).to_json()
         environ[HOST_BLOCKS_VARIABLE] = str(launch.host_blocks or 0)
     return environ
 
@@ -233,7 +231,7 @@ def _wait_until_ready(server: Server, health_url: str, ready_s: float, say: Say)
         now_s = time.monotonic()
         if now_s - begin_s > ready_s:
             problem = f"{server.name} was not ready within {ready_s:.0f} s"
-            raise ServerError(_with_log(problem, server.log))
+            raise ServerError(with_log(problem, server.log))
         if now_s - said_s > 15:
             said_s = now_s
             say(f"{server.name} is starting ({now_s - begin_s:.0f} s)")
@@ -248,7 +246,7 @@ def _handshake(server: Server, launch: Launch) -> Mapping[str, object]:
     if not launch.handshake.is_file():
         what = f"the policy {launch.system}" if launch.system else "the log of its steps"
         raise ServerError(
-            _with_log(
+            with_log(
                 f"{server.name} came up, but {what} is not in it: its hooks "
                 "never said that they are in place (does the server's version fit?)",
                 server.log,
@@ -258,7 +256,8 @@ def _handshake(server: Server, launch: Launch) -> Mapping[str, object]:
     return said
 
 
-def _with_log(problem: str, log: Path) -> str:
+def with_log(problem: str, log: Path) -> str:
+    """The problem, where the log is, and what it says of errors or last."""
     lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
     errors = [line for line in lines if "Error" in line and "Traceback" not in line]
     shown = [*errors[-3:], *lines[-5:]] if errors else lines[-8:]

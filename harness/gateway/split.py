@@ -41,7 +41,7 @@ def transfer_of(name: str) -> Transfer:
 
 
 # What asks a server with vLLM's NixlConnector to keep a prompt's KV until somebody fetches it.
-_KEEP_FOR_OTHERS = {
+KEEP_FOR_OTHERS = {
     "do_remote_decode": True,
     "do_remote_prefill": False,
     "remote_engine_id": None,
@@ -90,7 +90,7 @@ class Split:
         blocks = blocks_for(self._prefill, asked)
         name = uuid.uuid4().hex
         by_files = self._transfer is Transfer.FILES
-        keep = {STORE_KV: name} if by_files else _KEEP_FOR_OTHERS
+        keep = {STORE_KV: name} if by_files else KEEP_FOR_OTHERS
         first = Kept()
         await self._prefill.forward(asked.with_json(prefill_body(body, keep)), first, blocks)
         if first.status != 200:
