@@ -13,13 +13,12 @@ from ...predictors.placement import Placement
 from ..core.ledger import BlockLedger
 from ..core.policy import AnyPolicy, knob
 from ..core.state import RequestState
-from .kv_store import KvStore
+from ..core.store_ledger import StoreLedger, Units
 from .policy import HOLD, Instead, Role, View
 from .routers import PrefixAware, load
 from .shelf import Shelf
 from .site import Site
 from .split import PREFILL, Apart
-from .store_ledger import StoreLedger
 
 
 class _AtHome(StoreLedger):
@@ -27,7 +26,7 @@ class _AtHome(StoreLedger):
 
     __slots__ = ("_homes",)
 
-    def __init__(self, homes: dict[int, KvStore], ledger: StoreLedger) -> None:
+    def __init__(self, homes: dict[int, Units], ledger: StoreLedger) -> None:
         super().__init__(
             ledger.store,
             ledger.total,
@@ -47,7 +46,7 @@ class _Away(BlockLedger):
 
     __slots__ = ("_homes",)
 
-    def __init__(self, homes: dict[int, KvStore], ledger: BlockLedger) -> None:
+    def __init__(self, homes: dict[int, Units], ledger: BlockLedger) -> None:
         super().__init__(
             ledger.total,
             ledger.block_tokens,
@@ -80,7 +79,7 @@ class MemServe(Apart):
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         prefill, decode = self.counts(instances)
-        homes: dict[int, KvStore] = {}
+        homes: dict[int, Units] = {}
 
         def at_home(*size: int) -> BlockLedger:
             ledger = Shelf(placement, self.store_cpu_gib, 0.0)(*size)

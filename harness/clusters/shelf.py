@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from ...predictors.placement import Placement
 from ...predictors.specs import GIB, LinkSpec
 from ..core.ledger import BlockLedger
+from ..core.store_ledger import StoreLedger
 from .kv_store import KvStore, TierSpec
-from .store_ledger import StoreLedger
 
 SSD = LinkSpec("ssd", bandwidth_bytes_per_s=5e9, latency_s=100e-6, origin="an NVMe disk (estimate)")
 

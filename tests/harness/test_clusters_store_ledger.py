@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.clusters.kv_store import KvStore, TierSpec
-from slo_bench.harness.clusters.store_ledger import StoreLedger
 from slo_bench.harness.core.ledger import BlockLedger
 from slo_bench.harness.core.state import RequestState
+from slo_bench.harness.core.store_ledger import StoreLedger
 from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.request import Slo
 

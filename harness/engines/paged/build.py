@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from .ledger import PagedLedger
 from .load import check_room, free_bytes, kv_bytes
 from .runner import Runner
 from .static import PagedStaticInstance, StaticExecution
+from .store_ledger import PagedStoreLedger, SharedUnits
+from .tiers import TierFolder, Tiers, fingerprint, unit_shape
 
 _GIB = 1 << 30
 _CPU_KV_BYTES = _GIB  # where nothing is said
@@ -41,13 +44,15 @@ class Guess(LearnedPredictions):
 @dataclass(frozen=True)
 class Room:
     """The KV blocks of an instance. `prefix_block_tokens`: of a hash of the workload; 0: no cache
-    of prefixes.
+    of prefixes. `store`: the tiers, fastest first, where prefixes are kept for all processes that
+    name the same; none: on the device alone.
     """
 
     blocks: int
     block_tokens: int = 16
     host_blocks: int = 0
     prefix_block_tokens: int = 0
+    store: tuple[TierFolder, ...] = ()
 
 
 def kv_blocks(decoder: Decoder, block_tokens: int, memory_share: float = 0.9) -> int:
@@ -116,10 +121,7 @@ class Engine:
         sample_s: float = float("inf"),
     ) -> PagedInstance | PagedStaticInstance:
         """An empty instance. There must be no other that is in use."""
-        room = self.room
-        ledger = PagedLedger(
-            room.blocks, room.block_tokens, room.host_blocks, room.prefix_block_tokens
-        )
+        ledger = self._ledger()
         predictions = predictions or Guess()
         measures = Measures(sample_s)
         if isinstance(policy, StaticPolicy):
@@ -127,3 +129,13 @@ class Engine:
             return PagedStaticInstance(policy, ledger, predictions, executes, measures)
         execution = Execution(self.runner, ledger, self.swapper, clock, predictions, opens)
         return PagedInstance(policy, ledger, predictions, execution, measures)
+
+    def _ledger(self) -> PagedLedger:
+        room = self.room
+        held = (room.blocks, room.block_tokens, room.host_blocks, room.prefix_block_tokens)
+        if not (room.store and room.prefix_block_tokens):
+            return PagedLedger(*held)
+        unit_tokens = math.lcm(room.prefix_block_tokens, room.block_tokens)
+        shape = unit_shape(self.decoder, unit_tokens // room.block_tokens, room.block_tokens)
+        tiers = Tiers(room.store, shape, fingerprint(self.decoder))
+        return PagedStoreLedger(SharedUnits(tiers), *held)

@@ -11,6 +11,7 @@ from torch import Tensor
 from .attention import chunk, decode
 from .batch import Batch
 from .config import DecoderConfig
+from .pipeline import Carrier, Pipeline
 from .rope import rotate, rotations
 from .weights import Layer, Linear, Norm, Weights
 
@@ -38,12 +39,20 @@ class Decoder:
         """Of weights and KV."""
         return self.weights.embed.dtype
 
-    def logits(self, batch: Batch, cache: list[Tensor]) -> Tensor:
-        """[rows wanted, vocabulary]; `cache` has a tensor for each layer and takes the new KV."""
+    def carrier(self, cache: list[Tensor]) -> Carrier:
+        """Brings KV from a store into `cache`, and writes it there, beside the computation."""
+        return Pipeline(cache.__getitem__, lambda: range(self.config.layers))
+
+    def logits(self, batch: Batch, cache: list[Tensor], carrier: Carrier) -> Tensor:
+        """[rows wanted, vocabulary]; `cache` has a tensor for each layer and takes the new KV.
+        `carrier` is told of each layer.
+        """
         x = self.embedded(batch)
         turn = self.turn(batch)
-        for layer, kv in zip(self.weights.layers, cache, strict=True):
+        for n, (layer, kv) in enumerate(zip(self.weights.layers, cache, strict=True)):
+            carrier.ready(n)
             x = self.layer(x, layer, kv, batch, turn)
+            carrier.computed(n)
         return self.head(x, batch)
 
     def embedded(self, batch: Batch) -> Tensor:

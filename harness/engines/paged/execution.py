@@ -89,7 +89,8 @@ class Execution(Told):
                 deciding.append(r)
             pieces.append(piece)
         if decodes or pieces:
-            tokens_out = self._runner.run(decodes, pieces)
+            tokens_out = self._runner.run(decodes, pieces, ledger.traffic())
+            ledger.settle()
             self.given = list(zip(deciding, tokens_out, strict=True))
             for r, token in self.given:
                 self.sequences[r].tokens.append(token)

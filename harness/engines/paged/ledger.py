@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.ledger import BlockLedger
 from ...core.state import RequestState
+from .pipeline import Traffic
 
 
 class PagedLedger(BlockLedger):
@@ -50,8 +51,11 @@ class PagedLedger(BlockLedger):
         assert r.shared is not None
         table = self.table(r)
         for unit in r.shared:
-            table += self._unit_ids[unit]
+            table += self._ids_of(unit)
         return found
+
+    def _ids_of(self, unit: int) -> list[int]:
+        return self._unit_ids[unit]
 
     def publish(self, r: RequestState, kv_tokens: int) -> None:
         """See `BlockLedger`; units whose blocks have no ids yet get them in `reserve`."""
@@ -63,6 +67,13 @@ class PagedLedger(BlockLedger):
         for place, unit in enumerate(r.shared or ()):
             if unit not in self._unit_ids and len(table) >= (place + 1) * size:
                 self._unit_ids[unit] = table[place * size : (place + 1) * size]
+
+    def traffic(self) -> Traffic | None:
+        """What the next iteration brings from a store, and writes there; None: there is none."""
+        return None
+
+    def settle(self) -> None:
+        """That iteration is over."""
 
     def release(self, r: RequestState) -> None:
         """See `BlockLedger`. What the blocks hold stays readable until the next `reserve`."""

@@ -9,6 +9,7 @@ import torch
 from .batch import Layout, Piece
 from .cache import KvCache
 from .decoder import Decoder
+from .pipeline import Traffic
 from .sampling import next_tokens
 from .sequence import Sequence
 
@@ -19,6 +20,7 @@ class Runner:
     def __init__(self, decoder: Decoder, cache: KvCache) -> None:
         self.decoder = decoder
         self.cache = cache
+        self.carrier = decoder.carrier(cache.layers)
         self.layout = Layout(
             kv_heads=cache.kv_heads,
             block_tokens=cache.block_tokens,
@@ -27,12 +29,18 @@ class Runner:
             device=decoder.device,
         )
 
-    def run(self, decodes: Seq[Sequence], pieces: Seq[Piece]) -> list[int]:
+    def run(
+        self, decodes: Seq[Sequence], pieces: Seq[Piece], traffic: Traffic | None = None
+    ) -> list[int]:
         """One iteration. The next token of every decoding sequence, then of every piece that ends
-        its prompt; none is added to its sequence.
+        its prompt; none is added to its sequence. `traffic` goes on beside it, and is over then.
         """
         with torch.inference_mode():
+            if traffic:
+                self.carrier.begin(traffic)
             batch = self.layout.batch(decodes, pieces)
-            logits = self.decoder.logits(batch, self.cache.layers)
+            logits = self.decoder.logits(batch, self.cache.layers, self.carrier)
+            if traffic:
+                self.carrier.drain()
             asked = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
             return next_tokens(logits, asked) if asked else []

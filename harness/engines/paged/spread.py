@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -28,6 +28,7 @@ from .batch import Batch, Decodes
 from .cache import KvCache
 from .decoder import Decoder, store
 from .errors import ModelError, WorkerError
+from .pipeline import Carrier, Pipeline, Traffic
 
 _HERE = 0
 
@@ -119,6 +120,31 @@ class Workers:
             raise WorkerError(f"worker {rank} has ended with exit code {code}; its KV is lost")
 
 
+class _SpreadCarrier:
+    """Carries the traffic of an iteration here and at the workers."""
+
+    def __init__(self, here: Pipeline, workers: Workers, busy: Callable[[], Sequence[int]]) -> None:
+        self._here = here
+        self._workers = workers
+        self._busy = busy
+        self._told: Sequence[int] = ()
+        self.ready = here.ready
+        self.computed = here.computed
+
+    def begin(self, traffic: Traffic) -> None:
+        """See `Carrier`."""
+        self._told = self._busy()
+        for rank in self._told:
+            self._workers.ask(rank, "prefetch", traffic)
+        self._here.begin(traffic)
+
+    def drain(self) -> None:
+        """See `Carrier`."""
+        self._here.drain()
+        for rank in self._told:
+            self._workers.ask(rank, "drain")
+
+
 class Spread(Decoder):
     """A decoder whose layers, or their KV heads, may be elsewhere. `cache` is its own part."""
 
@@ -132,7 +158,17 @@ class Spread(Decoder):
         for rank in range(1, workers.count + 1):
             workers.ask(rank, "begin", decoder.config)
 
-    def logits(self, batch: Batch, cache: list[Tensor]) -> Tensor:
+    def carrier(self, cache: list[Tensor]) -> Carrier:
+        """See `Decoder`: each worker carries what lives there."""
+        here = Pipeline(cache.__getitem__, lambda: [n for n, at in enumerate(self._at) if not at])
+        return _SpreadCarrier(here, self._workers, self._busy)
+
+    def _busy(self) -> list[int]:
+        """Workers where anything of this model lives."""
+        helpers = {helper for helper, _ in self._helped.values()}
+        return sorted(({*self._at} | helpers) - {_HERE})
+
+    def logits(self, batch: Batch, cache: list[Tensor], carrier: Carrier) -> Tensor:
         """See `Decoder`."""
         x, turn = self.embedded(batch), self.turn(batch)
         for rank, group in groupby(range(self.config.layers), self._at.__getitem__):
@@ -142,12 +178,14 @@ class Spread(Decoder):
                 continue
             for n in numbers:
                 layer = self.weights.layers[n]
-                if n not in self._helped:
+                carrier.ready(n)
+                if n in self._helped:
+                    queries, keys, values = self.projected(x, layer, turn)
+                    seen = self._attended(n, queries, keys, values, cache[n], batch)
+                    x = self.rest(x, seen, layer)
+                else:
                     x = self.layer(x, layer, cache[n], batch, turn)
-                    continue
-                queries, keys, values = self.projected(x, layer, turn)
-                seen = self._attended(n, queries, keys, values, cache[n], batch)
-                x = self.rest(x, seen, layer)
+                carrier.computed(n)
         return self.head(x, batch)
 
     def _attended(

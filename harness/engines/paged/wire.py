@@ -16,9 +16,24 @@ import torch.distributed as dist
 from .batch import Batch, Chunk, Decodes
 from .config import DecoderConfig, Rope
 from .errors import WorkerError
+from .pipeline import Carried, Traffic
+from .tiers import UnitShape
 from .weights import Layer, Linear
 
-_TOLD = [Batch, Chunk, DecoderConfig, Decodes, Layer, Linear, Rope, frozenset, slice]
+_TOLD = [
+    Batch,
+    Carried,
+    Chunk,
+    DecoderConfig,
+    Decodes,
+    Layer,
+    Linear,
+    Rope,
+    Traffic,
+    UnitShape,
+    frozenset,
+    slice,
+]
 
 
 def join(store: Path, rank: int, size: int, timeout_s: float) -> None:

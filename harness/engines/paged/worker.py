@@ -20,6 +20,7 @@ from .batch import Batch
 from .config import DecoderConfig
 from .decoder import Decoder, store
 from .errors import WorkerError
+from .pipeline import Pipeline, Traffic
 from .weights import Layer, Weights
 
 
@@ -34,6 +35,20 @@ class Worker:
         self._decoder = Decoder(config, weights)
         self._layers: dict[int, tuple[Layer, Tensor]] = {}
         self._heads: dict[int, tuple[Decoder, Tensor]] = {}
+        self._carriers = (
+            Pipeline(lambda n: self._layers[n][1], lambda: sorted(self._layers)),
+            Pipeline(lambda n: self._heads[n][1], lambda: sorted(self._heads), last=True),
+        )
+
+    def prefetch(self, traffic: Traffic) -> None:
+        """An iteration begins; what lives here loads its part of it."""
+        for carrier in self._carriers:
+            carrier.begin(traffic)
+
+    def drain(self) -> None:
+        """Answers when its part is stored."""
+        for carrier in self._carriers:
+            carrier.drain()
 
     def take_layer(self, number: int, layer: Layer, kv: Tensor) -> None:
         """A layer lives here from now on."""
@@ -48,7 +63,9 @@ class Worker:
         turn = self._decoder.turn(batch)
         for number in numbers:
             layer, kv = self._layers[number]
+            self._carriers[0].ready(number)
             x = self._decoder.layer(x, layer, kv, batch, turn)
+            self._carriers[0].computed(number)
         return x
 
     def take_heads(self, number: int, kv: Tensor) -> None:
@@ -66,7 +83,9 @@ class Worker:
     ) -> Tensor:
         """Attention of those heads, [rows, heads, head_dim]; their new KV stays here."""
         decoder, kv = self._heads[number]
+        self._carriers[1].ready(number)
         store(kv, keys, values, batch)
+        self._carriers[1].computed(number)
         return decoder.attention(queries, keys, values, kv, batch)
 
 

@@ -5,9 +5,25 @@ Source: BanaServe (docs/papers.md), §4.3.3.
 
 from __future__ import annotations
 
-from ..core.ledger import BlockLedger
-from ..core.state import RequestState
-from .kv_store import KvStore
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from .ledger import BlockLedger
+from .state import RequestState
+
+
+class Units(Protocol):
+    """A store of units (`KvStore`), as a ledger needs it."""
+
+    def __contains__(self, unit: int) -> bool: ...
+
+    def load_s(self, units: Sequence[int]) -> float:
+        """Seconds to read these units, all of which are here."""
+        ...
+
+    def put(self, units: Iterable[int]) -> None:
+        """Keep these; what is there already becomes the most recently used."""
+        ...
 
 
 class StoreLedger(BlockLedger):
@@ -23,7 +39,7 @@ class StoreLedger(BlockLedger):
 
     def __init__(
         self,
-        store: KvStore,
+        store: Units,
         total: int,
         block_tokens: int = 16,
         host_total: int = 0,
@@ -33,6 +49,7 @@ class StoreLedger(BlockLedger):
         self.store = store
 
     def match_units(self, r: RequestState) -> int:
+        """See `BlockLedger`."""
         refs, store = self.refs, self.store
         n = 0
         for h in r.prefix_blocks[self.stride - 1 :: self.stride]:
@@ -42,13 +59,16 @@ class StoreLedger(BlockLedger):
         return min(n, (r.target_tokens - 1) // self.unit_tokens)
 
     def idle_in_match(self, r: RequestState, units: int) -> int:
+        """See `BlockLedger`."""
         absent = len(self._absent(r, units))
         return super().idle_in_match(r, units) + absent * self.unit_blocks
 
     def load_s(self, r: RequestState, units: int) -> float:
+        """See `BlockLedger`."""
         return self.store.load_s(self._absent(r, units))
 
     def take_match(self, r: RequestState, units: int) -> float:
+        """See `BlockLedger`."""
         hashes, absent = self._hashes(r, units), self._absent(r, units)
         for h in absent:
             self.refs[h] = 0
@@ -59,6 +79,7 @@ class StoreLedger(BlockLedger):
         return load_s + super().take_match(r, units)
 
     def publish(self, r: RequestState, kv_tokens: int) -> None:
+        """See `BlockLedger`."""
         known = len(r.shared or ())
         super().publish(r, kv_tokens)
         self.store.put((r.shared or [])[known:])
