@@ -85,6 +85,7 @@ class CellSpec:
     knobs: Mapping[str, bool | int | float | str]
     placement: PlacementSpec
     instances: int
+    embed_instances: int  # of these
     router: str | None
     workload: WorkloadSpec
     rate_rps: float | None
@@ -241,6 +242,7 @@ def run_cell(
         router=spec.router,
         oversize=spec.oversize,
         embedder=place.embedder,
+        embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted,
         progress=progress,
     )

@@ -54,6 +54,7 @@ _AXES = (
     "pp",
     "instances",
     "gpus",
+    "embed_instances",
     "router",
     *_PLACED,
     "requests",
@@ -127,6 +128,10 @@ class _Combination:
         if self.asked or system is None or system.cluster is None:
             return self.instances
         return system.least_instances
+
+    def generating(self, system: System | None) -> int:
+        """Those of them that do not only embed."""
+        return self.instances_of(system) - int(self.values["embed_instances"])
 
     def gpus_of(self, system: System | None) -> int:
         return self.instances_of(system) * self.place.tp * self.place.pp
@@ -210,6 +215,7 @@ def _cell(
         knobs=system.knobs,
         placement=combination.place,
         instances=combination.instances_of(system.system),
+        embed_instances=values["embed_instances"],
         router=None if system.decides_itself else values["router"],
         workload=combination.workload,
         rate_rps=level.rate_rps,
@@ -263,6 +269,15 @@ def _check_layouts(systems: Sequence[_SystemChoice], combinations: Sequence[_Com
     """Raise SloBenchError where instances make no such system, or their roles do not fit, or where
     a router is asked for and no system takes one.
     """
+    for choice, combination in itertools.product(systems, combinations):
+        alone = combination.values["embed_instances"]
+        instances = combination.instances_of(choice.system)
+        if alone >= instances:
+            raise SloBenchError(
+                f"embed_instances = {alone} leaves none of {instances} instances to generate"
+            )
+        if alone and combination.values["embedder"] is None:
+            raise SloBenchError("embed_instances needs an embedder")
     asked = any(c.values["router"] is not None for c in combinations)
     if asked and all(choice.decides_itself for choice in systems):
         raise SloBenchError(f"{systems[0].label} decides across instances itself; leave router out")
@@ -271,7 +286,7 @@ def _check_layouts(systems: Sequence[_SystemChoice], combinations: Sequence[_Com
         if system is None or system.cluster is None:
             continue
         place = placed(combination.place).placement
-        instances = combination.instances_of(system)
+        instances = combination.generating(system)
         for role in system.cluster.layout(system.policy, place, instances):
             if role.placement is not None:
                 role.placement.check()

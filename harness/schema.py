@@ -117,6 +117,7 @@ class ExperimentSchema(BaseModel):
     host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
     profile: Axis[str | None] = (None,)  # a file of measured step times
     embedder: Axis[str | None] = (None,)  # the model beside it that embedding requests are for
+    embed_instances: Axis[CountFrom0] = (0,)  # that only embed; 0: all do, beside the model
     objective: Axis[str] = ("alpha=1,beta=1,gamma=1",)  # of workloads with embedding requests
     length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 

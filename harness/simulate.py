@@ -16,9 +16,8 @@ from ..workloads.request import Kind
 from ..workloads.workload import Workload
 from .building import Builder, sites_of
 from .clusters.arrivals import Arrivals
-from .clusters.by_kind import EMBEDS, ByKind
 from .clusters.cluster import Cluster
-from .clusters.policy import ClusterPolicy, Failure, Role, Routed
+from .clusters.policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed
 from .clusters.recorder import Recorder
 from .clusters.routers import router as router_by_name
 from .clusters.site import Site
@@ -35,6 +34,8 @@ from .engines.traced import Trace
 from .oversize import OVERSIZE, fit, fit_embeds
 from .systems import System
 
+_EMBEDS_ONLY = "embeds only"  # the role of a language model that never gets a request
+
 
 def simulate(
     workload: Workload,
@@ -46,6 +47,7 @@ def simulate(
     router: str | None = None,
     oversize: str = "error",
     embedder: Embedder | None = None,
+    embed_instances: int = 0,
     predicted_output_tokens: np.ndarray | None = None,
     failures: Sequence[Failure] = (),
     step: bool = False,
@@ -67,6 +69,8 @@ def simulate(
             answer, to fit).
         embedder: the embedding model beside each instance, for workloads with embedding requests;
             a policy that merges takes them into the language model's batches if both are one.
+        embed_instances: so many of the instances embed and generate nothing; 0: an embedder stands
+            beside every language model. Their language model stays loaded, and idle.
         predicted_output_tokens: what policies are told of each answer's length; the truth by
             default.
         failures: which instances fail, and when.
@@ -76,8 +80,8 @@ def simulate(
 
     Raises:
         SloBenchError: an unknown router or option, an oversize request under `error`, embedding
-            requests without an embedder or for static batches, no memory for KV, or a policy that
-            admits nobody.
+            requests without an embedder or for static batches, no instance left to generate, no
+            memory for KV, or a policy that admits nobody.
     """
     if oversize not in OVERSIZE:
         raise SloBenchError(f"oversize must be one of {', '.join(OVERSIZE)} but is {oversize!r}")
@@ -86,13 +90,19 @@ def simulate(
     if (workload.kind == Kind.EMBED).any():
         _check_embeds(workload, system, embedder)
     else:
-        embedder = None
+        embedder, embed_instances = None, 0
+    if embed_instances >= instances:
+        raise SloBenchError(
+            f"embed_instances = {embed_instances} leaves none of {instances} instances to generate"
+        )
     guess: Callable[[RequestState], int] = true_output_tokens
     if predicted_output_tokens is not None:
         guess = _lookup(predicted_output_tokens, len(workload))
     if embedder is not None and _merges(system, embedder, placement):
         embedder = None  # texts are prompts of the language model
-    across, roles = _across(system, placement, instances, router, embeds=embedder is not None)
+        embed_instances = 0
+    across, roles = _across(system, placement, instances - embed_instances, router)
+    apart = [Role(_EMBEDS_ONLY, Collocated(), embed_instances, start_s=INF)]
     builders = [
         Builder(
             role,
@@ -105,7 +115,7 @@ def simulate(
             trace=trace,
             beside=embedder is not None,
         )
-        for role in roles
+        for role in (*roles, *(apart if embed_instances else ()))
     ]
     workload, rejected = fit(
         workload,
@@ -122,6 +132,8 @@ def simulate(
     beside: list[Site] = []
     if embedder is not None:
         for site in sites:
+            if embed_instances and site.role != _EMBEDS_ONLY:
+                continue
             embeds = EmbeddingInstance(_iterating(site.instance), embedder)
             beside.append(
                 Site(embeds, site.index, EMBEDS, site.number, site.placement, site.step_time)
@@ -154,17 +166,14 @@ def simulate(
 
 
 def _across(
-    system: System, placement: Placement, instances: int, router: str | None, *, embeds: bool
+    system: System, placement: Placement, instances: int, router: str | None
 ) -> tuple[ClusterPolicy, Sequence[Role]]:
     """What decides across instances, and which there are."""
     if system.cluster is None:
-        kind = ByKind if embeds else Routed
-        routed = kind(router=router_by_name(router or system.router))
+        routed = Routed(router=router_by_name(router or system.router))
         return routed, routed.layout(system.policy, placement, instances)
     if router is not None:
         raise SloBenchError(f"{system.name} decides across instances itself; leave router out")
-    if embeds:
-        raise SloBenchError(f"{system.name} serves no embedding requests")
     return system.cluster, system.cluster.layout(system.policy, placement, instances)
 
 

@@ -44,7 +44,7 @@ class CellTrace:
     @property
     def lanes_per_instance(self) -> int:
         """Logs that belong to one instance: with pipeline parallelism one for each lane."""
-        return self.spec.placement.pp
+        return placed(self.spec.placement).placement.lanes
 
 
 def cell_names(folder: Path) -> list[str]:
@@ -97,6 +97,7 @@ def replay(
         router=spec.router,
         oversize=spec.oversize,
         embedder=place.embedder,
+        embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted_output_tokens(spec, workload),
         progress=progress,
         trace=trace,

@@ -26,6 +26,7 @@ SETUP = frozenset(
         "tp",
         "pp",
         "instances",
+        "embed_instances",
         "router",
         "weight_dtype",
         "kv_dtype",

@@ -21,8 +21,20 @@ from ..engines.instance import EngineStuckError
 from ..engines.release import Release
 from .arrivals import INF, Arrivals
 from .links import Links
-from .policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Instead, Role, Routed, overrides
+from .policy import (
+    DROP,
+    EMBEDS,
+    HOLD,
+    REJECT,
+    ClusterPolicy,
+    Failure,
+    Instead,
+    Role,
+    Routed,
+    overrides,
+)
 from .recorder import Recorder
+from .routers import load
 from .site import Island, Site, islands
 
 Progress = Callable[[int, float], None]
@@ -32,7 +44,9 @@ _FRUITLESS = 10_000  # reviews in a row after which nobody waits for another
 class Cluster:
     """Runs a workload over instances. Its policy sees it as `policy.View`; actions act on it.
 
-    Where events fall together, those that were known first come first, and arrivals last.
+    Where events fall together, those that were known first come first, and arrivals last. What
+    embeds goes to the embedder with the fewest requests, if there are any; the policy decides on
+    all else.
     """
 
     def __init__(
@@ -46,7 +60,8 @@ class Cluster:
         progress: Progress | None = None,
     ) -> None:
         self.sites = sites
-        self.up = [site for site in sites if site.up]
+        self.up = [site for site in sites if site.up and site.role != EMBEDS]
+        self._embedders = [site for site in sites if site.role == EMBEDS]
         self.now_s = 0.0
         self.state: Any = policy.new_state()
         self.links: Links = policy.links(sites)
@@ -258,8 +273,7 @@ class Cluster:
                 heappop(events)[2]()
             else:
                 self.now_s = arrival_s
-                r = arrivals.pop()
-                self._sent(r, self._policy.dispatch(r, self))
+                self._arrived(arrivals.pop())
             steps += 1
             if steps % 4096 == 0:
                 for site in self.sites:  # else those that nobody looks at hoard requests
@@ -376,6 +390,12 @@ class Cluster:
 
     # ---------------------------------------------------------------- requests between instances
 
+    def _arrived(self, r: RequestState) -> None:
+        if r.texts and self._embedders:
+            self.send(r, min(self._embedders, key=lambda site: (load(site), site.index)))
+        else:
+            self._sent(r, self._policy.dispatch(r, self))
+
     def _told(self, release: Release, site: Site, version: int) -> None:
         why, r = release.why, release.request
         if why is Why.HAND_OVER:
@@ -389,7 +409,8 @@ class Cluster:
         if self._tells:
             if why is Why.FINISH:
                 self._ask_parked()
-            self._emptied(site)
+            if site.role != EMBEDS:
+                self._emptied(site)
 
     def _ask_parked(self) -> None:
         """Hand over, in the order of prefill; who has to wait holds up those behind."""
@@ -500,7 +521,7 @@ class Cluster:
                     self.at(failure.back_s, partial(self.start, site))
 
     def _changed_up(self) -> None:
-        self.up = [site for site in self.sites if site.up]
+        self.up = [site for site in self.sites if site.up and site.role != EMBEDS]
         self._roles.clear()
 
     def _report(self, now_s: float) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .site import Site
 
 INF = float("inf")
+EMBEDS = "embedder"  # the role of who computes embeddings
 
 
 class Instead(Enum):
@@ -103,7 +104,7 @@ class View(Protocol):
 
     @property
     def up(self) -> Sequence[Site]:
-        """Those that accept requests."""
+        """Those that accept requests to generate."""
         ...
 
     def role(self, name: str) -> Sequence[Site]:

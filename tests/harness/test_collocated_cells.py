@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from slo_bench import Experiment
@@ -138,3 +139,41 @@ def test_what_explaining_an_embedding_says(tmp_path):
     request = int(np.flatnonzero(cell.workload.kind)[0])
     with pytest.raises(SloBenchError, match=r"embeds: it waited \d+\.\d+ s and took one pass of"):
         explain(cell, request)
+
+
+SPLIT = ("distserve", "splitwise", "mooncake", "memserve", "banaserve")
+
+
+@pytest.mark.parametrize("system", ["vllm", "collocation", "llumnix", "ascendra", *SPLIT])
+@pytest.mark.parametrize("alone", [0, 1])
+def test_embeddings_across_instances(system, alone, tmp_path):
+    """Beside every instance, or on one that does nothing else: nobody is lost, nobody strays."""
+    run = experiment(
+        systems=system,
+        knobs={system: {"decode_instances": 0}} if system in SPLIT else {},
+        instances=3 + alone,
+        embed_instances=alone,
+        rates=[20.0],
+        records="csv",
+    ).run(tmp_path, jobs=1)
+    row = run.cells.iloc[0]
+    assert row["finished"] == row["requests"] == 40
+    requests = pd.read_csv(next((tmp_path / "requests").iterdir()))
+    embeds = requests["kind"] == 1
+    where = {kind: set(requests.loc[embeds == kind, "instance"]) for kind in (True, False)}
+    if alone:
+        assert where[True] == {3}
+        assert where[False] <= {0, 1, 2}
+    else:
+        assert len(where[True]) > 1
+    if system in SPLIT:
+        assert 0 not in where[False]  # it prefills
+
+
+def test_somebody_has_to_generate():
+    with pytest.raises(SloBenchError, match="embed_instances = 2 leaves none of 2 instances"):
+        experiment(instances=2, embed_instances=2, rates=[1.0]).plan()
+    with pytest.raises(SloBenchError, match="embed_instances needs an embedder"):
+        experiment(
+            workload="alpaca", embedder=None, instances=2, embed_instances=1, rates=[1.0]
+        ).plan()

@@ -63,6 +63,7 @@ class Simulator:
                 router=spec.router,
                 oversize=spec.oversize,
                 embedder=place.embedder,
+                embed_instances=spec.embed_instances,
                 predicted_output_tokens=predicted_output_tokens(spec, workload),
                 progress=progress,
             )
