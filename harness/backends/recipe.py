@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ..core.policy import AnyPolicy
+from ..systems import system as system_by_name
+
 DEVICES = ("cpu", "cuda")
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -67,11 +70,19 @@ class Launch:
     max_model_tokens: int | None = None
     system: str | None = None  # None: the server as it is, unpatched
     knobs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    role: AnyPolicy | None = None  # what decides inside, where the system's instances differ
     step_log: Path | None = None
     handshake: Path | None = None  # where hooks that are in place say so
     host_blocks: int | None = None  # KV blocks of host memory for swapping
     server_args: tuple[str, ...] = ()
     transfer: KvTransfer | None = None
+
+    @property
+    def policy(self) -> AnyPolicy | None:
+        """What decides inside; None: the server itself."""
+        if self.system is None or self.role is not None:
+            return self.role
+        return system_by_name(self.system).with_knobs(**self.knobs).policy
 
     @property
     def plugged(self) -> bool:

@@ -9,13 +9,13 @@ from pathlib import Path
 from ..core.decisions import UNLIMITED
 from ..core.policy import Policy
 from ..engines.on_vllm.fits import start_limits
-from ..systems import system as system_by_name
 from .recipe import TORCH_CPU_INDEX, Build, KvTransfer, Launch, Recipe, Step
 
 _SCHEDULER = "slo_bench.harness.engines.on_vllm.scheduler.PolicyScheduler"
 _CONNECTOR = "slo_bench.harness.engines.on_vllm.connector"
 _SHARED_FOLDER = "slo_bench.harness.engines.on_vllm.shared_folder"
 _MOST_TOKENS = 16384  # of an iteration, where a policy sets no limit
+_MOST_SEQS = 1024  # of a batch, likewise
 # Once it has run out, vLLM gives a prompt's blocks to others, and whoever fetches them later is
 # given the others' KV. Its own 30 s pass where a decode instance is full or its machine busy.
 _LEASE_S = 3600
@@ -96,19 +96,20 @@ def _transferring(transfer: KvTransfer, device: str, launch: Launch) -> list[str
 
 
 def _patched(launch: Launch) -> list[str]:
-    assert launch.system is not None
-    policy = system_by_name(launch.system).with_knobs(**launch.knobs).policy
+    policy = launch.policy
     assert isinstance(policy, Policy)
     # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
     argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
     limits = start_limits(policy, launch.kv_blocks)
+    seqs = limits.max_seqs if limits.max_seqs < UNLIMITED else _MOST_SEQS
     context = _most_model_tokens(launch) or _context_tokens(launch.model)
     if limits.token_budget < UNLIMITED or context:
         tokens = min(limits.token_budget, _MOST_TOKENS)
         if not limits.chunked:  # a whole prompt must fit an iteration
             tokens = max(tokens, context)
         argv += ["--max-num-batched-tokens", str(tokens)]
-    argv += ["--max-num-seqs", str(limits.max_seqs)]
+        seqs = min(seqs, tokens)
+    argv += ["--max-num-seqs", str(seqs)]
     if not limits.chunked:
         argv += ["--no-enable-chunked-prefill"]
     if launch.host_blocks:

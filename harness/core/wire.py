@@ -23,6 +23,11 @@ LOAD_KV = "slo_bench_load"
 # A request that a policy lets go ends with status 503, or an error in its stream, that begins with:
 REJECTED = "slo_bench: rejected"
 DROPPED = "slo_bench: dropped"
+# So does one that an instance gives back to its controller: a gateway of ours sends it elsewhere.
+OFFLOADED = "slo_bench: offloaded"
+
+# How long ago a request had arrived when it was sent to this server, in seconds.
+WAITED_FIELD = "waited_s"
 
 _BOUNDS = ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_in_s")
 
@@ -55,7 +60,13 @@ def slo_from_wire(wire: Mapping[str, Any], arrival_s: float) -> Slo:
     return Slo(ttft_s, tpot_s, e2e_s, arrival_s + deadline_in_s)
 
 
-def _seconds(value: object) -> float:
+def waited_s(wire: Mapping[str, Any]) -> float:
+    """How long before it was sent to this server a request had arrived; 0 if nothing is said."""
+    found = _seconds(wire.get(WAITED_FIELD), 0.0)
+    return found if 0 < found < math.inf else 0.0
+
+
+def _seconds(value: object, otherwise: float = NEVER_S) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value):
         return float(value)
-    return NEVER_S
+    return otherwise

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.decisions import Leave, Limits, Why
+from ..core.decisions import UNLIMITED, Leave, Limits, Why
 from ..core.policy import Policy, knob
 from ..core.state import RequestState
 from ..core.view import View
 
 _LITTLE = 16  # answers before which nothing is known of their length
 _MEMORY = 256  # answers that the history is about
-_NO_LIMIT = 8192
 
 
 @dataclass
@@ -65,7 +64,7 @@ class AscendraHp(Policy):
     def limits(self, view: View) -> Limits:
         return Limits(
             self.max_num_batched_tokens,
-            _NO_LIMIT if self.elastic else self.max_num_seqs,
+            UNLIMITED if self.elastic else self.max_num_seqs,
             mix=False,
             chunked=False,
             watermark_blocks=int(self.watermark * view.total_blocks),

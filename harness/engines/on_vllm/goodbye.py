@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from typing import Any
 
-from ...core.wire import DROPPED, REJECTED
+from ...core.wire import DROPPED, OFFLOADED, REJECTED
 
 # Where vLLM keeps the error that its handlers turn into an answer; it has moved between releases.
 _ERRORS = (
@@ -35,7 +35,7 @@ def install(engine: Any) -> None:
             async for output in outputs:
                 for one in output.outputs:
                     why = one.stop_reason
-                    if isinstance(why, str) and why.startswith((REJECTED, DROPPED)):
+                    if isinstance(why, str) and why.startswith((REJECTED, DROPPED, OFFLOADED)):
                         raise _error(why)
                 yield output
 

@@ -23,13 +23,15 @@ from vllm.v1.request import Request, RequestStatus
 from ...core.decisions import Admission, PreemptBy, Refill, Why
 from ...core.policy import Policy, overrides
 from ...core.state import Phase, RequestState
-from ...core.wire import DROPPED, REJECTED, slo_from_wire
+from ...core.wire import DROPPED, OFFLOADED, REJECTED, slo_from_wire, waited_s
 from ..learned import LearnedPredictions
 from ..plugged import StepLog, Tally, announce, asked_for, host_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
 from .steps import Composition, engine_settings
 from .view import VllmView
+
+_GOODBYES = {Why.REJECT: REJECTED, Why.DROP: DROPPED, Why.OFFLOAD: OFFLOADED}
 
 
 class PolicyScheduler(Scheduler):
@@ -169,7 +171,7 @@ class PolicyScheduler(Scheduler):
     def _state_of(self, request: Request) -> RequestState:
         params = request.sampling_params or request.pooling_params
         wire = getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None) or {}
-        arrival_s = min(float(request.arrival_time), self.now_s)
+        arrival_s = min(float(request.arrival_time), self.now_s) - waited_s(wire)
         output = int(request.max_tokens)
         self._arrived += 1
         r = RequestState(
@@ -196,7 +198,7 @@ class PolicyScheduler(Scheduler):
             request_id=request.request_id,
             new_token_ids=[],
             finish_reason=RequestStatus.get_finished_reason(RequestStatus.FINISHED_ABORTED),
-            stop_reason=REJECTED if why is Why.REJECT else DROPPED,
+            stop_reason=_GOODBYES[why],
         )
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
         self._goodbyes.append((request.client_index, output))
@@ -223,7 +225,8 @@ class PolicyScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.now_s = type(self).clock()
         self._preempted.clear()
-        self._dismiss()
+        if not self.slo_policy.leaves_last:
+            self._dismiss()
         if self.slo_policy.order != "entry":
             self.waiting.rekey()
         overtaken = self.slo_policy.order == "time" and self.waiting.heads() != self._heads
@@ -257,6 +260,8 @@ class PolicyScheduler(Scheduler):
             self._heads = self.waiting.heads()
         self._decode_next = bool(sitting_out) and not output.num_scheduled_tokens
         self._note(output)
+        if self.slo_policy.leaves_last:
+            self._dismiss()
         return output
 
     def free_blocks(self) -> int:

@@ -18,7 +18,7 @@ from slo_bench.harness.backends.plugin_folder import plugin_folder
 from slo_bench.harness.core.ledger import BlockLedger
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.core.wire import DROPPED, to_wire
+from slo_bench.harness.core.wire import DROPPED, OFFLOADED, to_wire
 from slo_bench.harness.engines.device import Device
 from slo_bench.harness.engines.idle_view import IdleView
 from slo_bench.harness.engines.measures import Measures
@@ -27,6 +27,7 @@ from slo_bench.harness.engines.predictions import ModelledPredictions
 from slo_bench.harness.engines.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.ascendra import AscendraLp
+from slo_bench.harness.policies.ascendra_hp import AscendraHp
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.prism import Prism
@@ -172,6 +173,9 @@ SETTINGS = {
     "ascendra, short steps, shortest first": Setting(
         AscendraLp(step_budget_s=0.02, value="sjf", misfit="stop"), 0, WEIGHED
     ),
+    "ascendra, offloading": Setting(AscendraLp(worst_batch_tokens=64), 0, WEIGHED),
+    "ascendra, high priority": Setting(AscendraHp(spare=0.0, watermark=0.0), 0, WEIGHED),
+    "ascendra, high priority, no larger batches": Setting(AscendraHp(elastic=False), 0, WEIGHED),
     "slo-odbs": Setting(SloOdbsContinuous(threshold=1000.0), 0, WEIGHED),
     "odbs": Setting(SloOdbsContinuous(slo_weight=0.0, sort_by="weighted", threshold=300.0)),
 }
@@ -260,3 +264,10 @@ def test_dropped_requests_are_told_so(answer):
     reasons = [why for real in answer["results"]["edf-drop"] for why in real["away"].values()]
     assert len(reasons) > 50
     assert set(reasons) == {DROPPED}
+
+
+def test_offloaded_requests_are_told_so(answer):
+    offloading = answer["results"]["ascendra, offloading"]
+    reasons = [why for real in offloading for why in real["away"].values()]
+    assert len(reasons) > 50
+    assert set(reasons) == {OFFLOADED}
