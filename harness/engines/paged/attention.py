@@ -61,7 +61,8 @@ def decode(queries: Tensor, kv: Tensor, to: Decodes, scale: float) -> Partial:
     table = scores.new_full((count * to.width + 1, heads), -torch.inf)
     table.index_copy_(0, to.seat, scores.amax(-1).view(pairs, heads))
     peak = table[:-1].view(count, to.width, heads).amax(1)
-    scores -= peak.index_select(0, to.owner).view(pairs * kv_heads, group, 1)
+    least = peak.clamp_min(torch.finfo(peak.dtype).min)  # where no token is seen
+    scores -= least.index_select(0, to.owner).view(pairs * kv_heads, group, 1)
     shares = scores.exp_()
     parts = torch.bmm(shares.to(values.dtype), values.view(pairs * kv_heads, size, dim))
     weight = peak.new_zeros(count, heads).index_add_(0, to.owner, shares.sum(-1).view(-1, heads))

@@ -39,6 +39,15 @@ class Decodes:
 
 
 @dataclass(frozen=True)
+class Elsewhere:
+    """What the decoding sequences in `rows` attend to in blocks that worker `rank` has."""
+
+    rank: int
+    rows: Tensor
+    decodes: Decodes
+
+
+@dataclass(frozen=True)
 class Chunk:
     """Rows `begin` to `end` of the batch are a stretch of one prompt after `context` tokens.
 
@@ -65,6 +74,7 @@ class Batch:
     decodes: Decodes | None
     chunks: Seq[Chunk]
     wanted: Tensor | None  # None: all rows
+    elsewhere: Seq[Elsewhere] = ()
 
 
 @dataclass(frozen=True)
@@ -105,10 +115,11 @@ class Layout:
         tokens = [s.tokens[-1] for s in decodes]
         lengths = np.array([len(s.tokens) for s in decodes], dtype=np.int64)
         positions = [lengths - 1]
-        last = [s.blocks[(len(s.tokens) - 1) // size] for s in decodes]
+        last = [s.blocks[(len(s.tokens) - 1) // size - s.lent_blocks] for s in decodes]
         blocks = [np.array(last, dtype=np.int64)]
         chunks, wanted, at = [], list(range(len(decodes))), len(decodes)
         for piece in pieces:
+            assert piece.sequence.lent is None, "a sequence is whole while its prompt is computed"
             tokens += piece.sequence.tokens[piece.before : piece.before + piece.tokens]
             tokens += [0] * piece.padding
             places = np.arange(piece.before, piece.end)
@@ -125,20 +136,40 @@ class Layout:
             tokens=torch.tensor(tokens, device=self.device),
             positions=self._told(places),
             slots=self._told(slots.ravel()),
-            decodes=self._decodes(decodes, lengths) if decodes else None,
+            decodes=self._here(decodes, lengths) if decodes else None,
             chunks=chunks,
             wanted=None if len(wanted) == at else self._told(np.array(wanted, dtype=np.int64)),
+            elsewhere=self._elsewhere(decodes, lengths),
         )
+
+    def _here(self, sequences: Seq[Sequence], lengths: Ints) -> Decodes:
+        lent = np.array([s.lent_blocks for s in sequences])
+        return self._decodes([s.blocks for s in sequences], lengths - lent * self.block_tokens)
+
+    def _elsewhere(self, sequences: Seq[Sequence], lengths: Ints) -> list[Elsewhere]:
+        rows: dict[int, list[int]] = {}
+        for row, sequence in enumerate(sequences):
+            if sequence.lent is not None:
+                rows.setdefault(sequence.lent.rank, []).append(row)
+        return [
+            Elsewhere(
+                rank,
+                torch.tensor(found, device=self.device),
+                self._decodes([_lent(sequences[row]) for row in found], lengths[found]),
+            )
+            for rank, found in rows.items()
+        ]
 
     def _told(self, values: Ints) -> Tensor:
         return torch.from_numpy(values).to(self.device)
 
-    def _decodes(self, sequences: Seq[Sequence], lengths: Ints) -> Decodes:
+    def _decodes(self, tables: Seq[Seq[int]], lengths: Ints) -> Decodes:
+        """`lengths`: tokens from the beginning of each table to the end of its sequence."""
         size = self.block_tokens
-        held = np.array([len(s.blocks) for s in sequences])
+        held = np.array([len(table) for table in tables])
         pairs = int(held.sum())
-        ids = np.fromiter(chain.from_iterable(s.blocks for s in sequences), np.int64, pairs)
-        owner = np.repeat(np.arange(len(sequences)), held)
+        ids = np.fromiter(chain.from_iterable(tables), np.int64, pairs)
+        owner = np.repeat(np.arange(len(tables)), held)
         place = np.arange(pairs) - np.repeat(np.cumsum(held) - held, held)
         width = int(held.max())
         seat = owner * width + place
@@ -154,7 +185,7 @@ class Layout:
             span, at = high - low, ids - low
             owner, spread = np.zeros(span, np.int64), owner
             owner[at] = spread
-            seat, spread = np.full(span, len(sequences) * width), seat
+            seat, spread = np.full(span, len(tables) * width), seat
             seat[at] = spread
             end, spread = np.zeros(span, np.int64), end
             end[at] = spread
@@ -168,7 +199,7 @@ class Layout:
             seen &= offset >= begin[:, None]
         mask = np.where(seen, np.float32(0), np.float32(-np.inf)).repeat(self.kv_heads, axis=0)
         return Decodes(
-            count=len(sequences),
+            count=len(tables),
             width=width,
             where=where,
             owner=self._told(owner),
@@ -189,3 +220,8 @@ class Layout:
         count = -(-end // self.block_tokens)
         blocks = torch.tensor(piece.sequence.blocks[:count], device=self.device)
         return Chunk(at, at + end - piece.before, piece.before, blocks, mask)
+
+
+def _lent(sequence: Sequence) -> list[int]:
+    assert sequence.lent is not None
+    return sequence.lent.blocks

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .attention import chunk, decode
-from .batch import Batch
+from .attention import Partial, chunk, decode
+from .batch import Batch, Decodes
 from .config import DecoderConfig
 from .pipeline import Carrier, Pipeline
 from .rope import rotate, rotations
@@ -107,18 +107,30 @@ class Decoder:
         return _added(x, self._activated(inner), layer.down)
 
     def attention(
-        self, queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, batch: Batch
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        kv: Tensor,
+        batch: Batch,
+        joined: Callable[[Partial], Partial] = lambda part: part,
     ) -> Tensor:
-        """[rows, heads, head_dim]; `kv` holds what is new already."""
+        """[rows, heads, head_dim]; `kv` holds what is new already. `joined` adds to the decoding
+        sequences' part what they attend to elsewhere.
+        """
         parts, decodes = [], 0
         if batch.decodes is not None:
             decodes = batch.decodes.count
-            found = decode(queries[:decodes], kv, batch.decodes, self._scale)
+            found = joined(self.decoded(queries[:decodes], kv, batch.decodes))
             parts.append(found.finished().to(queries.dtype))
         for piece in batch.chunks:
             rows = slice(piece.begin, piece.end)
             parts.append(chunk(queries[rows], keys[rows], values[rows], kv, piece))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def decoded(self, queries: Tensor, kv: Tensor, to: Decodes) -> Partial:
+        """Of the decoding sequences, over the blocks that `kv` has."""
+        return decode(queries, kv, to, self._scale)
 
     def _norm(self, x: Tensor, norm: Norm) -> Tensor:
         weight, bias = norm

@@ -4,40 +4,38 @@ A layer moves with its weights and its KV; the activations then go to where it i
 (layer migration of BanaServe, Eqs. 4-1 to 4-3). KV heads move without weights: a helper keeps their
 KV and computes their attention from the queries, keys and values of each step (attention migration,
 Eqs. 4-4 and 4-5; heads need no common softmax). Every row is computed by the same operations in the
-same order wherever that happens, so that tokens stay the same.
+same order wherever that happens, so that tokens stay the same. The first blocks of a sequence move
+without weights too: their worker attends to them, and the parts are joined by their log-sum-exp
+(Eqs. 4-6 to 4-8, mended as in `clusters/split_attention.py`), which rounds in another order.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import wire
+from .attention import Partial, merged
 from .batch import Batch, Decodes
 from .cache import KvCache
 from .decoder import Decoder, store
-from .errors import ModelError, WorkerError
+from .errors import ModelError
 from .pipeline import Carrier, Pipeline, Traffic
-
-_HERE = 0
+from .sequence import Lent, Sequence
+from .workers import HERE, Workers
 
 
 @dataclass(frozen=True)
 class Move:
     """What moved, and how long that took from its order to its being in place."""
 
-    what: str  # `layers` or `heads`
+    what: str  # `layers`, `heads` or `sequence`
     layers: tuple[int, ...]
     source: int
     target: int
@@ -45,89 +43,14 @@ class Move:
     seconds: float
 
 
-class Workers:
-    """So many worker processes on this machine, for as long as the block lasts.
-
-    Raises:
-        WorkerError: they did not start in time.
-    """
-
-    def __init__(self, count: int, timeout_s: float = 60.0) -> None:
-        self.count = count
-        self._timeout_s = timeout_s
-        self.processes: list[subprocess.Popen[bytes]] = []
-
-    def __enter__(self) -> Workers:
-        self._folder = tempfile.TemporaryDirectory(prefix="slo-bench-workers-")
-        store_file = Path(self._folder.name) / "store"
-        path = os.pathsep.join(part or str(Path.cwd()) for part in sys.path)
-        size = self.count + 1
-        try:
-            for rank in range(1, size):
-                argv = [str(store_file), str(rank), str(size), str(self._timeout_s)]
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", f"{__package__}.worker", *argv],
-                    env={**os.environ, "PYTHONPATH": path},
-                    start_new_session=True,
-                )
-                self.processes.append(process)
-            wire.join(store_file, _HERE, size, self._timeout_s)
-        except BaseException:
-            self._stop()
-            raise
-        return self
-
-    def __exit__(self, *problem: object) -> None:
-        for rank, process in enumerate(self.processes, 1):
-            if process.poll() is None and problem == (None, None, None):
-                try:
-                    wire.send(rank, None)
-                except WorkerError:
-                    break
-        wire.leave()
-        self._stop()
-
-    def _stop(self) -> None:
-        for process in self.processes:
-            try:
-                process.wait(5.0 if process.poll() is None else 0.0)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        self._folder.cleanup()
-
-    def ask(self, rank: int, what: str, *arguments: Any) -> Any:
-        """Call a method of `worker.Worker` there.
-
-        Raises:
-            WorkerError: it has ended, or does not answer.
-        """
-        self.tell(rank, (what, arguments))
-        try:
-            return wire.receive(rank)
-        except WorkerError:
-            self._check(rank)
-            raise
-
-    def tell(self, rank: int, message: Any) -> int:
-        """Send without waiting for an answer; the bytes sent."""
-        self._check(rank)
-        return wire.send(rank, message)
-
-    def _check(self, rank: int) -> None:
-        code = self.processes[rank - 1].poll()
-        if code is not None:
-            raise WorkerError(f"worker {rank} has ended with exit code {code}; its KV is lost")
-
-
 class _SpreadCarrier:
     """Carries the traffic of an iteration here and at the workers."""
 
-    def __init__(self, here: Pipeline, workers: Workers, busy: Callable[[], Sequence[int]]) -> None:
+    def __init__(self, here: Pipeline, workers: Workers, busy: Callable[[], Seq[int]]) -> None:
         self._here = here
         self._workers = workers
         self._busy = busy
-        self._told: Sequence[int] = ()
+        self._told: Seq[int] = ()
         self.ready = here.ready
         self.computed = here.computed
 
@@ -152,8 +75,10 @@ class Spread(Decoder):
         super().__init__(decoder.config, decoder.weights)
         self._cache = cache
         self._workers = workers
-        self._at = [_HERE] * decoder.config.layers
+        self._at = [HERE] * decoder.config.layers
         self._helped: dict[int, tuple[int, int]] = {}  # by layer: helper, its KV heads
+        self._lent: dict[int, list[int]] = {}  # free blocks for parts of sequences, by worker
+        self._split_up: set[Sequence] = set()
         self.moves: list[Move] = []
         for rank in range(1, workers.count + 1):
             workers.ask(rank, "begin", decoder.config)
@@ -166,22 +91,23 @@ class Spread(Decoder):
     def _busy(self) -> list[int]:
         """Workers where anything of this model lives."""
         helpers = {helper for helper, _ in self._helped.values()}
-        return sorted(({*self._at} | helpers) - {_HERE})
+        return sorted(({*self._at} | helpers) - {HERE})
 
     def logits(self, batch: Batch, cache: list[Tensor], carrier: Carrier) -> Tensor:
         """See `Decoder`."""
         x, turn = self.embedded(batch), self.turn(batch)
         for rank, group in groupby(range(self.config.layers), self._at.__getitem__):
             numbers = list(group)
-            if rank != _HERE:
+            if rank != HERE:
                 x = self._workers.ask(rank, "run", numbers, x, batch)
                 continue
             for n in numbers:
                 layer = self.weights.layers[n]
                 carrier.ready(n)
-                if n in self._helped:
+                if n in self._helped or batch.elsewhere:
                     queries, keys, values = self.projected(x, layer, turn)
-                    seen = self._attended(n, queries, keys, values, cache[n], batch)
+                    attended = self._split if batch.elsewhere else self._attended
+                    seen = attended(n, queries, keys, values, cache[n], batch)
                     x = self.rest(x, seen, layer)
                 else:
                     x = self.layer(x, layer, cache[n], batch, turn)
@@ -199,7 +125,27 @@ class Spread(Decoder):
         own = self._of(batch, mine)
         store(kv, keys[:, :mine], values[:, :mine], own)
         here = self.attention(queries[:, :cut], keys[:, :mine], values[:, :mine], kv, own)
-        return torch.cat([here, wire.receive(helper)], 1)
+        return torch.cat([here, self._workers.answer(helper)], 1)
+
+    def _split(
+        self, n: int, queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, batch: Batch
+    ) -> Tensor:
+        """Workers attend to the beginnings of sequences while their ends are attended to here."""
+        for part in batch.elsewhere:
+            asked = queries.index_select(0, part.rows)
+            self._workers.tell(part.rank, ("attend_part", (n, asked, part.decodes)))
+        store(kv, keys, values, batch)
+
+        def joined(here: Partial) -> Partial:
+            for part in batch.elsewhere:
+                rows, there = part.rows, self._workers.answer(part.rank)
+                mine = [t.index_select(0, rows) for t in (here.values, here.weight, here.peak)]
+                whole = merged([there, Partial(*mine)])
+                for held, found in zip(vars(here).values(), vars(whole).values(), strict=True):
+                    held.index_copy_(0, rows, found)
+            return here
+
+        return self.attention(queries, keys, values, kv, batch, joined)
 
     def _of(self, batch: Batch, heads: int) -> Batch:
         """The same batch where only so many KV heads of it are."""
@@ -217,13 +163,14 @@ class Spread(Decoder):
 
     # ---------------------------------------------------------------- moving
 
-    def move_layers(self, layers: Sequence[int], target: int) -> Move:
+    def move_layers(self, layers: Seq[int], target: int) -> Move:
         """Weights and KV of these layers go to worker `target` (0: here), between two steps.
 
         Raises:
             ModelError: one is where it shall go, or has heads elsewhere.
             WorkerError: a worker is gone.
         """
+        self._whole()
         sources = {self._at[n] for n in layers}
         if len(sources) != 1 or target in sources or any(n in self._helped for n in layers):
             raise ModelError(
@@ -232,16 +179,16 @@ class Spread(Decoder):
             )
         source, begin_s, moved = sources.pop(), time.perf_counter(), 0
         for n in layers:
-            if source == _HERE:
+            if source == HERE:
                 layer, kv = self.weights.layers[n], self._cache.layers[n]
             else:
                 layer, kv = self._workers.ask(source, "give_layer", n)
-            if target == _HERE:
+            if target == HERE:
                 self._put(n, layer, kv)
                 moved += kv.nbytes + layer.weight_bytes
             else:
                 moved += self._workers.tell(target, ("take_layer", (n, layer, kv)))
-                wire.receive(target)
+                self._workers.answer(target)
                 self._put(n, layer, kv[:, :0].clone())
             self._at[n] = target
         return self._moved("layers", tuple(layers), source, target, moved, begin_s)
@@ -257,15 +204,16 @@ class Spread(Decoder):
             ModelError: the layer is elsewhere, is helped already, or has no more heads than that.
             WorkerError: the worker is gone.
         """
+        self._whole()
         mine = self.config.kv_heads - heads
-        if self._at[n] != _HERE or n in self._helped or heads < 1 or mine < 1:
+        if self._at[n] != HERE or n in self._helped or heads < 1 or mine < 1:
             raise ModelError(f"{heads} KV heads of layer {n} cannot move to worker {helper}")
         begin_s, kv = time.perf_counter(), self._cache.layers[n]
         moved = self._workers.tell(helper, ("take_heads", (n, kv[:, :, mine:].clone())))
-        wire.receive(helper)
+        self._workers.answer(helper)
         self._cache.layers[n] = kv[:, :, :mine].clone()
         self._helped[n] = (helper, heads)
-        return self._moved("heads", (n,), _HERE, helper, moved, begin_s)
+        return self._moved("heads", (n,), HERE, helper, moved, begin_s)
 
     def return_heads(self, n: int) -> Move:
         """The heads of layer `n` that a helper has come back.
@@ -278,7 +226,77 @@ class Spread(Decoder):
         kv = self._workers.ask(helper, "give_heads", n)
         self._cache.layers[n] = torch.cat([self._cache.layers[n], kv], 2)
         del self._helped[n]
-        return self._moved("heads", (n,), helper, _HERE, kv.nbytes, begin_s)
+        return self._moved("heads", (n,), helper, HERE, kv.nbytes, begin_s)
+
+    def lend_room(self, helper: int, blocks: int) -> None:
+        """Worker `helper` makes room for so many blocks of sequences, none of which is there."""
+        room = (blocks, self._cache.block_tokens, self.dtype)
+        self._workers.ask(helper, "room", *room)
+        self._lent[helper] = list(range(blocks))
+
+    def split(self, sequence: Sequence, blocks: int, helper: int) -> Move:
+        """The first `blocks` blocks of a decoding sequence go to worker `helper`, which attends to
+        them from then on; the ends of both parts are joined by the log-sum-exp of their scores.
+        They are no longer the sequence's: their ids here are free.
+
+        Raises:
+            ModelError: it is split already, has not more blocks than that, some layer or head is
+                elsewhere, or the helper has no room.
+            WorkerError: the worker is gone.
+        """
+        free = self._lent.get(helper, [])
+        away = any(self._at) or bool(self._helped)
+        if sequence.lent or away or not 0 < blocks < len(sequence.blocks) or blocks > len(free):
+            raise ModelError(
+                f"{blocks} of {len(sequence.blocks)} blocks cannot move to worker {helper}, which "
+                f"has room for {len(free)}: the last one stays, all layers and heads must be here, "
+                "and a sequence is split only once"
+            )
+        begin_s = time.perf_counter()
+        index = torch.tensor(sequence.blocks[:blocks], device=self.device)
+        kv = [layer.index_select(1, index) for layer in self._cache.layers]
+        there = [free.pop(0) for _ in range(blocks)]
+        moved = self._workers.tell(helper, ("take_blocks", (there, kv)))
+        self._workers.answer(helper)
+        sequence.lent = Lent(helper, there)
+        del sequence.blocks[:blocks]
+        self._split_up.add(sequence)
+        return self._moved("sequence", self._all, HERE, helper, moved, begin_s)
+
+    def rejoin(self, sequence: Sequence, blocks: Seq[int]) -> Move:
+        """What a helper has of it comes back, into these free blocks here.
+
+        Raises:
+            ModelError: it is not split, or these are not as many.
+            WorkerError: the worker is gone.
+        """
+        lent = sequence.lent
+        if lent is None or len(blocks) != len(lent.blocks):
+            raise ModelError(f"{sequence.lent_blocks} blocks cannot come back into {len(blocks)}")
+        begin_s = time.perf_counter()
+        kv = self._workers.ask(lent.rank, "give_blocks", lent.blocks)
+        index = torch.tensor(blocks, device=self.device)
+        for held, coming in zip(self._cache.layers, kv, strict=True):
+            held.index_copy_(1, index, coming)
+        self.forget(sequence)
+        sequence.blocks[:0] = blocks
+        moved = sum(t.nbytes for t in kv)
+        return self._moved("sequence", self._all, lent.rank, HERE, moved, begin_s)
+
+    def forget(self, sequence: Sequence) -> None:
+        """It is done: what a helper has of it is free."""
+        if sequence.lent is not None:
+            self._lent[sequence.lent.rank] += sequence.lent.blocks
+            sequence.lent = None
+            self._split_up.remove(sequence)
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return tuple(range(self.config.layers))
+
+    def _whole(self) -> None:
+        if self._split_up:
+            raise ModelError("layers and heads stay where they are while a sequence is split")
 
     def _moved(
         self,

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .attention import Partial
 from .batch import Batch, Chunk, Decodes
 from .config import DecoderConfig, Rope
 from .errors import WorkerError
@@ -28,6 +29,7 @@ _TOLD = [
     Decodes,
     Layer,
     Linear,
+    Partial,
     Rope,
     Traffic,
     UnitShape,

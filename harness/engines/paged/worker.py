@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from . import wire
-from .batch import Batch
+from .attention import Partial
+from .batch import Batch, Decodes
+from .cache import KvCache
 from .config import DecoderConfig
 from .decoder import Decoder, store
 from .errors import WorkerError
@@ -35,6 +37,7 @@ class Worker:
         self._decoder = Decoder(config, weights)
         self._layers: dict[int, tuple[Layer, Tensor]] = {}
         self._heads: dict[int, tuple[Decoder, Tensor]] = {}
+        self._lent: list[Tensor] = []  # a tensor a layer, as in a cache
         self._carriers = (
             Pipeline(lambda n: self._layers[n][1], lambda: sorted(self._layers)),
             Pipeline(lambda n: self._heads[n][1], lambda: sorted(self._heads), last=True),
@@ -87,6 +90,26 @@ class Worker:
         store(kv, keys, values, batch)
         self._carriers[1].computed(number)
         return decoder.attention(queries, keys, values, kv, batch)
+
+    # ---------------------------------------------------------------- parts of sequences
+
+    def room(self, blocks: int, block_tokens: int, dtype: torch.dtype) -> None:
+        """Room for so many blocks of sequences that are split."""
+        made = KvCache(self._config, blocks, block_tokens, dtype, torch.device("cpu"))
+        self._lent = made.layers
+
+    def take_blocks(self, blocks: list[int], kv: list[Tensor]) -> None:
+        """These blocks live here from now on; a tensor a layer."""
+        for held, coming in zip(self._lent, kv, strict=True):
+            held.index_copy_(1, torch.tensor(blocks), coming)
+
+    def give_blocks(self, blocks: list[int]) -> list[Tensor]:
+        """They leave again."""
+        return [held.index_select(1, torch.tensor(blocks)) for held in self._lent]
+
+    def attend_part(self, number: int, queries: Tensor, to: Decodes) -> Partial:
+        """Of decoding sequences, over their blocks that live here."""
+        return self._decoder.decoded(queries, self._lent[number], to)
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ from slo_bench.harness.engines.paged.errors import ModelError  # noqa: E402
 from slo_bench.harness.engines.paged.load import load_decoder  # noqa: E402
 from slo_bench.harness.engines.paged.runner import Runner  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sequence  # noqa: E402
-from slo_bench.harness.engines.paged.spread import Spread, Workers  # noqa: E402
+from slo_bench.harness.engines.paged.spread import Spread  # noqa: E402
+from slo_bench.harness.engines.paged.workers import Workers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -107,3 +108,57 @@ def test_moves_that_cannot_be(workers: Workers, model_folder: Callable[[str], Pa
     with pytest.raises(ModelError, match="with all their heads"):
         spread.move_layers([0], 1)
     spread.return_heads(0)
+
+
+@pytest.mark.parametrize("name", ["llama", "opt", "mistral"])
+def test_tokens_while_sequences_are_split_along_their_length(
+    name: str, workers: Workers, model_folder: Callable[[str], Path], generated: Greedy
+) -> None:
+    scene = Scene(model_folder(name), workers)
+    spread, (_, second, third) = scene.spread, scene.sequences
+    spread.lend_room(1, 6)
+    spread.lend_room(2, 3)
+    free = sorted(set(range(60)) - {b for s in scene.sequences for b in s.blocks})
+    scribbled = torch.full_like(scene.cache.layers[0][:, :1], 1e6)
+    for step in range(TOKENS + 2):
+        if step == 4:
+            gone = second.blocks[:3]
+            spread.split(second, 3, helper=1)
+            for layer in scene.cache.layers:
+                layer[:, gone] = scribbled  # they are somebody else's now
+        if step == 6:
+            spread.split(third, 1, helper=2)
+        if step == 9:
+            spread.rejoin(second, free[:3])
+        if step == 12:
+            spread.split(second, 4, helper=1)
+        scene.step()
+    for prompt, sequence in zip(scene.prompts, scene.sequences, strict=True):
+        assert sequence.tokens == generated(name, prompt, len(sequence.tokens) - len(prompt))
+        spread.forget(sequence)
+    assert [move.what for move in spread.moves] == ["sequence"] * 4
+    assert all(move.moved_bytes > 0 and move.seconds > 0 for move in spread.moves)
+    spread.move_layers([0], 1)  # nothing is split any more
+    spread.move_layers([0], 0)
+
+
+def test_splits_that_cannot_be(workers: Workers, model_folder: Callable[[str], Path]) -> None:
+    scene = Scene(model_folder("llama"), workers)
+    spread, one = scene.spread, scene.sequences[1]
+    for _ in range(4):
+        scene.step()
+    with pytest.raises(ModelError, match="room for 0"):
+        spread.split(one, 1, helper=1)
+    spread.lend_room(1, 20)
+    for blocks in (0, len(one.blocks)):
+        with pytest.raises(ModelError, match="the last one stays"):
+            spread.split(one, blocks, helper=1)
+    spread.split(one, 2, helper=1)
+    with pytest.raises(ModelError, match="split only once"):
+        spread.split(one, 1, helper=1)
+    with pytest.raises(ModelError, match="while a sequence is split"):
+        spread.move_layers([0], 1)
+    with pytest.raises(ModelError, match="while a sequence is split"):
+        spread.move_heads(0, 1, helper=1)
+    with pytest.raises(ModelError, match="2 blocks cannot come back into 1"):
+        spread.rejoin(one, [0])

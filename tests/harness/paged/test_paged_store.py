@@ -30,7 +30,7 @@ from slo_bench.harness.engines.paged.load import load_decoder  # noqa: E402
 from slo_bench.harness.engines.paged.pipeline import Pipeline, Traffic  # noqa: E402
 from slo_bench.harness.engines.paged.runner import Runner  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sequence  # noqa: E402
-from slo_bench.harness.engines.paged.spread import Spread, Workers  # noqa: E402
+from slo_bench.harness.engines.paged.spread import Spread  # noqa: E402
 from slo_bench.harness.engines.paged.store_ledger import PagedStoreLedger  # noqa: E402
 from slo_bench.harness.engines.paged.tiers import (  # noqa: E402
     TierFolder,
@@ -38,6 +38,7 @@ from slo_bench.harness.engines.paged.tiers import (  # noqa: E402
     path_of,
     unit_shape,
 )
+from slo_bench.harness.engines.paged.workers import Workers  # noqa: E402
 from slo_bench.harness.systems import system  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 from slo_bench.workloads.request import Slo  # noqa: E402

@@ -19,12 +19,13 @@ from slo_bench.harness.engines.paged.errors import WorkerError  # noqa: E402
 from slo_bench.harness.engines.paged.load import load_decoder  # noqa: E402
 from slo_bench.harness.engines.paged.runner import Runner  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sequence  # noqa: E402
-from slo_bench.harness.engines.paged.spread import Spread, Workers  # noqa: E402
+from slo_bench.harness.engines.paged.spread import Spread  # noqa: E402
+from slo_bench.harness.engines.paged.workers import Workers  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("during", ["a step", "a move"])
+@pytest.mark.parametrize("during", ["a step", "a move", "a split step", "a rejoining"])
 def test_a_worker_that_dies(during: str, model_folder: Callable[[str], Path]) -> None:
     draw = random.Random(1)
     decoder = load_decoder(model_folder("llama"))
@@ -34,13 +35,19 @@ def test_a_worker_that_dies(during: str, model_folder: Callable[[str], Path]) ->
         (process,) = workers.processes
         spread = Spread(decoder, cache, workers)
         runner = Runner(spread, cache)
-        spread.move_layers([1], 1)
+        if during in ("a step", "a move"):
+            spread.move_layers([1], 1)
         one.tokens += runner.run([], [Piece(one, 0, 9)])
+        if during in ("a split step", "a rejoining"):
+            spread.lend_room(1, 2)
+            spread.split(one, 1, 1)
         process.send_signal(signal.SIGKILL)
         process.wait()
         ask = partial(runner.run, [one], [])
-        if during != "a step":
+        if during == "a move":
             ask = partial(spread.move_layers, [1], 0)
+        if during == "a rejoining":
+            ask = partial(spread.rejoin, one, [3])
         said = r"worker 1 (has ended with exit code -9|does not|can)"
         with pytest.raises(WorkerError, match=said):
             ask()
