@@ -49,8 +49,10 @@ def notes(found: Evaluation, config: PredictorConfig) -> list[str]:
     lines = [
         f"Base {config.base.name}, {config.shape.head} over {len(config.shape.edges)} buckets; "
         f"lengths: {config.labels}.",
-        "exact, ± 1: in the likeliest bucket, or in a neighbour of it; MAE: tokens; τ: Kendall's; "
-        "ECE: calibration error.",
+        "exact, ± 1: in the named bucket, or in a neighbour of it. Named is the likeliest where a "
+        "neighbour counts as a share of the true one: for each predictor the share with most exact "
+        f"and ± 1 together on rows of its own ({LORA}: {config.neighbours:g}).",
+        "MAE: tokens; τ: Kendall's; ECE: calibration error.",
         "Interval (in 90 %): 90 % after conformal correction of "
         f"{config.conformal_offset:+.3f} on log(1 + tokens), on rows of its own; width: upper end "
         "/ lower end.",
@@ -249,7 +251,7 @@ def _confusion(found: Evaluation, config: PredictorConfig) -> str:
         '<figure class="figure" id="figure-confusion"><figcaption><h3>Confusion</h3>'
         f'{sections.badge(_MEASURED)}</figcaption><div class="scroll"><table><thead><tr>'
         f'<th scope="col">true ↓ said →</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
-        '</table></div><p class="note">Answers by their true bucket (rows) and the likeliest one '
+        '</table></div><p class="note">Answers by their true bucket (rows) and the named one '
         "(columns), each named by its first length in tokens.</p></figure>"
     )
 

@@ -14,7 +14,7 @@ from .distribution import DEFAULT_EDGES
 CONFIG = "predictor.json"
 HEADS = ("softmax", "ordinal", "quantile")
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,16 @@ class Shape:
 class PredictorConfig:
     """A trained predictor.
 
-    `confusion[true][predicted]` counts buckets on the calibration part, which took no part in
-    training; `conformal_offset` widens the 90 % interval so that it held on that part.
+    `confusion[true][named]` counts buckets on the calibration part, which took no part in
+    training; `conformal_offset` widens the 90 % interval so that it held on that part, and
+    `neighbours` is what a neighbour of the true bucket is worth when one is named.
     """
 
     shape: Shape
     base: Base
     labels: str  # what lengths were counted with
     conformal_offset: float
+    neighbours: float
     confusion: tuple[tuple[int, ...], ...]
     training: dict[str, Any]  # settings, epochs, rows: for the reader
     generation: int = 0  # how many updates it has had

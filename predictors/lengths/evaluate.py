@@ -10,7 +10,14 @@ import numpy as np
 
 from ...workloads.answered import Answered
 from .baselines import baselines
-from .distribution import Floats, Ints, Lengths, buckets_in, conformal_offset
+from .distribution import (
+    Floats,
+    Ints,
+    Lengths,
+    buckets_in,
+    conformal_offset,
+    neighbours_worth,
+)
 from .predictor import TrainedPredictor
 from .samples import CALIBRATION, TRAIN, VALIDATION, Parts
 from .train import prompts_of
@@ -30,7 +37,7 @@ class Score:
     corpus: str
     predictor: str
     rows: int
-    exact: float  # share of answers in the likeliest bucket
+    exact: float  # share of answers in the bucket that was named
     within_one: float  # or in a neighbour of it
     mae_tokens: float  # of the median
     kendall_tau: float  # order of medians against order of lengths; NaN if all are alike
@@ -96,18 +103,21 @@ def evaluate(
     left_out: dict[str, int] = {}
     for row in rows:
         left_out[row.corpus] = left_out.get(row.corpus, 0) + int(seen(row))
-    edges = predictor.config.shape.edges
+    config = predictor.config
+    edges = config.shape.edges
     total = 6
     progress(0, total)
     told = predictor.lengths(prompts_of(new))
     progress(1, total)
     tokens = np.array([row.output_tokens for row in new])
-    scored = [(LORA, told, predictor.config.conformal_offset)]
+    scored = [(LORA, told, config.conformal_offset, config.neighbours)]
     held = samples[CALIBRATION]
     held_tokens = np.array([row.output_tokens for row in held])
     for place, baseline in enumerate(baselines(samples[TRAIN], edges)):
-        offset = conformal_offset(baseline.lengths(held), held_tokens)
-        scored.append((baseline.name, baseline.lengths(new), offset))
+        of_held = baseline.lengths(held)
+        offset = conformal_offset(of_held, held_tokens)
+        neighbours = neighbours_worth(of_held, held_tokens)
+        scored.append((baseline.name, baseline.lengths(new), offset, neighbours))
         progress(2 + place, total)
     corpora = list(dict.fromkeys(row.corpus for row in new))
     names = np.array([row.corpus for row in new])
@@ -116,14 +126,14 @@ def evaluate(
     groups = {ALL: np.flatnonzero(np.isin(names, home))} if len(home) > 1 else {}
     groups |= {corpus: np.flatnonzero(names == corpus) for corpus in corpora}
     scores = [
-        score(corpus, name, lengths[of], tokens[of], offset)
+        score(corpus, name, lengths[of], tokens[of], offset, neighbours)
         for corpus, of in groups.items()
-        for name, lengths, offset in scored
+        for name, lengths, offset, neighbours in scored
     ]
     judged = np.flatnonzero(np.isin(names, home))
-    true, likeliest = buckets_in(edges, tokens[judged]), told[judged].buckets()
+    true, named = buckets_in(edges, tokens[judged]), told[judged].buckets(config.neighbours)
     confusion = np.zeros((len(edges), len(edges)), dtype=np.int64)
-    np.add.at(confusion, (true, likeliest), 1)
+    np.add.at(confusion, (true, named), 1)
     latencies = tuple(latency(predictor, new, size) for size in _BATCHES)
     progress(5, total)
     leak = {
@@ -132,7 +142,7 @@ def evaluate(
         if (found := leak_accuracy([new[at] for at in groups[corpus]], edges)) is not None
     }
     progress(6, total)
-    known = set(predictor.config.shape.models)
+    known = set(config.shape.models)
     return Evaluation(
         scores=tuple(scores),
         reliability=tuple(reliability(told[judged], true)),
@@ -145,11 +155,18 @@ def evaluate(
     )
 
 
-def score(corpus: str, name: str, lengths: Lengths, tokens: Ints, offset: float) -> Score:
-    """One row of the table."""
+def score(
+    corpus: str,
+    name: str,
+    lengths: Lengths,
+    tokens: Ints,
+    offset: float,
+    neighbours: float = 0.0,
+) -> Score:
+    """One row of the table; `offset` and `neighbours` come from rows of their own."""
     from scipy.stats import kendalltau
 
-    true, likeliest = buckets_in(lengths.edges, tokens), lengths.buckets()
+    true, named = buckets_in(lengths.edges, tokens), lengths.buckets(neighbours)
     median = lengths.median_tokens()
     low, high = lengths.interval_tokens(offset)
     varied = len(np.unique(median)) > 1 and len(np.unique(tokens)) > 1
@@ -158,8 +175,8 @@ def score(corpus: str, name: str, lengths: Lengths, tokens: Ints, offset: float)
         corpus=corpus,
         predictor=name,
         rows=len(tokens),
-        exact=float((true == likeliest).mean()),
-        within_one=float((np.abs(true - likeliest) <= 1).mean()),
+        exact=float((true == named).mean()),
+        within_one=float((np.abs(true - named) <= 1).mean()),
         mae_tokens=float(np.abs(median - tokens).mean()),
         kendall_tau=float(kendalltau(median, tokens).statistic) if varied else float("nan"),
         calibration_error=sum(abs(b.said - b.true) * b.rows for b in bins) / len(tokens),

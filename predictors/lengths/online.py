@@ -118,7 +118,7 @@ class OnlinePredictor:
         self._device = checked_device(device)
         self._bf16 = bf16_runs(self._device)
         self._base = find_base(base, folder, self.config)
-        loaded = load_base(self._base, device=self._device, bf16=self._bf16)
+        loaded = load_base(self._base, device=self._device, bf16=self._bf16, learns=True)
         check_base(loaded, self.config, folder)
         self._tokenizer = loaded.tokenizer
         self._network = Network(loaded.model, self.config.shape)

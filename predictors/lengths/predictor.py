@@ -11,9 +11,19 @@ import torch
 from ...workloads.errors import FileFormatError, SloBenchError
 from .config import PredictorConfig
 from .distribution import Lengths
-from .network import Encoded, Loaded, Network, Prompt, bf16_runs, checked_device, encode, load_base
+from .network import (
+    Encoded,
+    Loaded,
+    Network,
+    Prompt,
+    bf16_runs,
+    checked_device,
+    encode,
+    load_base,
+    pack_linears,
+)
 
-_BATCH = 16  # prompts of like length; larger ones only pad more
+_BATCH = 8  # prompts of like length; larger ones only pad more
 
 
 class TrainedPredictor:
@@ -49,6 +59,8 @@ class TrainedPredictor:
         network.eval().requires_grad_(False)
         if bf16_runs(device):
             network.encoder.to(torch.bfloat16)
+            if device == "cpu":
+                pack_linears(network.encoder)
         return cls(config, network, loaded)
 
     def encode(self, prompts: Sequence[Prompt]) -> Encoded:

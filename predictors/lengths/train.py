@@ -22,7 +22,13 @@ from torch import Tensor
 from ...workloads.answered import Answered, split_by_prompt
 from ...workloads.errors import FileFormatError, SloBenchError
 from .config import CONFIG, DEFAULT_BASE, HEADS, PredictorConfig, Shape
-from .distribution import DEFAULT_EDGES, buckets_in, checked_edges, conformal_offset
+from .distribution import (
+    DEFAULT_EDGES,
+    buckets_in,
+    checked_edges,
+    conformal_offset,
+    neighbours_worth,
+)
 from .network import (
     ANYBODY,
     Encoded,
@@ -127,7 +133,7 @@ def train(
     models = tuple(sorted({row.model for row in parts[TRAIN]} - {"", ANYBODY}))
     shape = Shape(settings.head, settings.edges, models, settings.max_tokens, settings.lora_r)
     _check_folder(out, resume)
-    loaded = load_base(base, device=device, bf16=bf16_runs(device))
+    loaded = load_base(base, device=device, bf16=bf16_runs(device), learns=True)
     packed = pack(parts)
     # How often the state is kept and where it is computed does not change what is computed.
     asked = {**asdict(settings), "checkpoint_steps": 0, "device": device}
@@ -150,6 +156,7 @@ def train(
         base=loaded.base,
         labels=labels,
         conformal_offset=0.0,
+        neighbours=0.0,
         confusion=(),
         training={
             "settings": asdict(settings),
@@ -170,16 +177,18 @@ def train(
 def calibrated(
     config: PredictorConfig, folder: Path, rows: Sequence[Answered], *, base: str, device: str
 ) -> PredictorConfig:
-    """With the offset and the confusion that the weights in `folder` have on these rows."""
+    """With offset, worth of neighbours and confusion that the weights have on these rows."""
     predictor = TrainedPredictor.load(folder, base=base, device=device, config=config)
     lengths = predictor.lengths(prompts_of(rows))
     tokens = np.array([row.output_tokens for row in rows])
     edges = config.shape.edges
     confusion = np.zeros((len(edges), len(edges)), dtype=int)
-    np.add.at(confusion, (buckets_in(edges, tokens), lengths.buckets()), 1)
+    neighbours = neighbours_worth(lengths, tokens)
+    np.add.at(confusion, (buckets_in(edges, tokens), lengths.buckets(neighbours)), 1)
     return replace(
         config,
         conformal_offset=conformal_offset(lengths, tokens),
+        neighbours=neighbours,
         confusion=tuple(tuple(row) for row in confusion.tolist()),
     )
 

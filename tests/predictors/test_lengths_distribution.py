@@ -14,6 +14,7 @@ from slo_bench.predictors.lengths.distribution import (
     buckets_in,
     checked_edges,
     conformal_offset,
+    neighbours_worth,
 )
 from slo_bench.workloads.errors import SloBenchError
 
@@ -49,6 +50,32 @@ def test_a_certain_bucket():
     assert (high >= lengths.median_tokens()).all()
     assert high[4] <= 128
     assert low[4] >= 63
+
+
+def test_a_neighbour_counts():
+    """Likeliest is the first, but the third has more beside it."""
+    lengths = Lengths.of_buckets((0, 8, 16, 32), np.array([[0.4, 0.0, 0.35, 0.25]]))
+    assert lengths.buckets() == [0]
+    assert lengths.buckets(0.5) == [2]
+
+
+@given(rows, st.floats(0, 1))
+def test_the_named_bucket_is_worth_most(weights, neighbours):
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, weights)
+    p = np.pad(lengths.bucket_probabilities(), ((0, 0), (1, 1)))
+    worth = p[:, 1:-1] + neighbours * (p[:, :-2] + p[:, 2:])
+    named = lengths.buckets(neighbours)
+    assert worth[np.arange(3), named] == pytest.approx(worth.max(axis=1))
+
+
+def test_neighbours_count_what_serves_exact_and_within_one():
+    """The likeliest bucket is right a little more often; the middle one is never two off."""
+    lengths = Lengths.of_buckets(DEFAULT_EDGES, np.array([[0, 0.36, 0.3, 0.34, *[0.0] * 6]] * 100))
+    tokens = np.repeat([10, 20, 40], [36, 30, 34])
+    assert lengths.buckets(neighbours_worth(lengths, tokens))[0] == 2
+    sure = Lengths.of_buckets(DEFAULT_EDGES, np.eye(K)[buckets_in(DEFAULT_EDGES, tokens)])
+    assert neighbours_worth(sure, tokens) == 0
+    assert neighbours_worth(sure[:0], tokens[:0]) == 0
 
 
 def test_odds_are_multiplied():
