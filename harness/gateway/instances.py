@@ -1,9 +1,8 @@
-"""Equal servers: who gets a request, what is under way, who is down and whether it came back."""
+"""Equal servers: who gets a request, what is under way, who is down."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...workloads.request import Slo
@@ -12,14 +11,11 @@ from ..clusters.routers import PrefixAware
 from ..clusters.routers import router as router_by_name
 from ..core.state import RequestState
 from ..engines.over_http.endpoint import Endpoint
-from .messages import Asked, Kept, Reply, refuse
-from .upstream import LostError, UnreachableError, Upstream
+from .messages import Asked, Reply, refuse
+from .upstream import LostError, UnreachableError
+from .watched import Sample, Say, Watched
 
-_LOOK_EVERY_S = 1.0
-_LOOK_LIMIT_S = 10.0
 _NO_SLO = Slo()
-
-Say = Callable[[str], None]
 
 
 class Instances:
@@ -44,15 +40,16 @@ class Instances:
             UnknownNameError: no such router.
         """
         self.role = role
-        self._upstreams = [Upstream(endpoint) for endpoint in endpoints]
         self._router = router_by_name(router)
         self._balanced = Balanced(len(endpoints), self._router)
-        self._health_path = health_path
-        self._say = say
-        self._answers = [0] * len(endpoints)
-        self._losses = [0] * len(endpoints)
+        self._servers = Watched(
+            endpoints,
+            health_path=health_path,
+            say=say,
+            leave=self._balanced.leave,
+            join=self._balanced.join,
+        )
         self._number = 0
-        self._watches: set[asyncio.Task[None]] = set()
 
     @property
     def looks_at_prompts(self) -> bool:
@@ -74,24 +71,24 @@ class Instances:
         where a server was lost before its answer began a 502. One that was lost later leaves
         `reply` without its end.
         """
-        for _ in range(2 * len(self._upstreams)):
+        servers = self._servers
+        for _ in range(2 * len(servers.upstreams)):
             if not self.any_up:
                 break
             with self._chosen(prefix_blocks) as index:
-                upstream = self._upstreams[index]
+                upstream = servers.upstreams[index]
                 try:
                     await upstream.exchange(asked.wire(upstream.endpoint), reply)
                 except UnreachableError as error:
-                    self._down(index, str(error))
+                    servers.down(index, error)
                     continue
                 except LostError as error:
-                    self._losses[index] += 1
-                    self._down(index, str(error))
+                    servers.down(index, error)
                     if not reply.begun:
                         url = upstream.endpoint.url
                         refuse(reply, 502, f"the instance at {url} was lost: {error}")
                     return
-                self._answers[index] += prefix_blocks is not None
+                servers.answers[index] += prefix_blocks is not None
                 return
         refuse(reply, 503, f"no instance is up (role: {self.role})")
 
@@ -110,44 +107,13 @@ class Instances:
         finally:
             balanced.ended(index)
 
-    def _down(self, index: int, why: str) -> None:
-        if index not in self._balanced.up:
-            return
-        self._balanced.leave(index)
-        self._say(f"{self._upstreams[index].endpoint.url} is down: {why}")
-        watch = asyncio.get_running_loop().create_task(self._until_well(index))
-        self._watches.add(watch)
-        watch.add_done_callback(self._watches.discard)
-
-    async def _until_well(self, index: int) -> None:
-        upstream = self._upstreams[index]
-        look = Asked("GET", self._health_path, []).wire(upstream.endpoint)
-        while True:
-            found = Kept()
-            try:
-                async with asyncio.timeout(_LOOK_LIMIT_S):
-                    await upstream.exchange(look, found)
-            except (UnreachableError, LostError, TimeoutError):
-                pass
-            if found.status == 200:
-                self._balanced.join(index)
-                self._say(f"{upstream.endpoint.url} is up again")
-                return
-            await asyncio.sleep(_LOOK_EVERY_S)
-
-    def metrics(self) -> Iterator[tuple[str, str, int]]:
+    def metrics(self) -> Iterator[Sample]:
         """Name, labels and value, as Prometheus has them."""
-        up = set(self._balanced.up)
-        for index, upstream in enumerate(self._upstreams):
-            labels = f'{{instance="{upstream.endpoint.url}",role="{self.role}"}}'
-            yield "slo_bench_gateway_up", labels, int(index in up)
-            yield "slo_bench_gateway_in_flight", labels, self._balanced.in_flight(index)
-            yield "slo_bench_gateway_answers_total", labels, self._answers[index]
-            yield "slo_bench_gateway_losses_total", labels, self._losses[index]
+        servers, balanced = self._servers, self._balanced
+        for index in range(len(servers.upstreams)):
+            labels = servers.labels(index, self.role)
+            yield from servers.samples(index, labels, balanced.in_flight(index))
 
     def close(self) -> None:
         """Close all connections."""
-        for watch in self._watches:
-            watch.cancel()
-        for upstream in self._upstreams:
-            upstream.close()
+        self._servers.close()

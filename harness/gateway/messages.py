@@ -85,9 +85,12 @@ def _object(body: bytes) -> dict[str, Any] | None:
 
 
 class Reply(Protocol):
-    """Whoever is answered. `begun`: the head is out, so that nothing else can be said any more."""
+    """Whoever is answered."""
 
-    begun: bool
+    @property
+    def begun(self) -> bool:
+        """The head is out, so that nothing else can be said any more."""
+        ...
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
         """The head of the answer, as the server gave it."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from .instances import Instances
 from .messages import Asked, Reply, refuse, say
 from .prefixes import prefix_blocks
+from .watched import Sample
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
 _KINDS = {
@@ -15,14 +16,43 @@ _KINDS = {
     "slo_bench_gateway_in_flight": "gauge",
     "slo_bench_gateway_answers_total": "counter",
     "slo_bench_gateway_losses_total": "counter",
+    "slo_bench_gateway_dispatched_total": "counter",  # sent there on arrival, by a controller
+    "slo_bench_gateway_offloaded_total": "counter",  # given back before their prefill had begun
+    "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss
 }
+
+
+class Group(Protocol):
+    """Servers that can stand in for each other."""
+
+    @property
+    def role(self) -> str:
+        """What they do."""
+        ...
+
+    @property
+    def any_up(self) -> bool:
+        """Whether somebody can answer."""
+        ...
+
+    async def forward(self, asked: Asked, reply: Reply) -> None:
+        """Let whoever is up answer what is no work."""
+        ...
+
+    def metrics(self) -> Iterator[Sample]:
+        """Name, labels and value, as Prometheus has them."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
 
 
 class Serving(Protocol):
     """Servers, and how a request passes through them."""
 
     @property
-    def groups(self) -> Sequence[Instances]:
+    def groups(self) -> Sequence[Group]:
         """All of them; each group must have somebody up."""
         ...
 
@@ -72,6 +102,6 @@ def _metrics(serving: Serving) -> str:
     samples = [sample for group in serving.groups for sample in group.metrics()]
     lines = []
     for name, kind in _KINDS.items():
-        lines.append(f"# TYPE {name} {kind}")
-        lines += [f"{n}{labels} {value}" for n, labels, value in samples if n == name]
+        own = [f"{n}{labels} {value}" for n, labels, value in samples if n == name]
+        lines += [f"# TYPE {name} {kind}", *own] if own else []
     return "\n".join(lines) + "\n"

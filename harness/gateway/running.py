@@ -16,14 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from ...workloads.errors import SloBenchError
+from ..clusters.policy import ClusterPolicy
 from ..clusters.routers import router as router_by_name
 from ..engines.over_http.endpoint import Endpoint
+from ..engines.plugged import PolicySpec
 from ..machine import allow_many_sockets
+from .controlled import Controlled
 from .front import Front
-from .instances import Instances, Say
+from .instances import Instances
 from .messages import Asked, Reply
 from .routes import Serving, Whole, answer
 from .split import Split, Transfer
+from .watched import Say
 
 _START_S = 20.0
 Ready = Callable[[str, Callable[[], None]], None]  # is told the address, and what stops the server
@@ -33,7 +37,8 @@ Ready = Callable[[str, Callable[[], None]], None]  # is told the address, and wh
 class Plan:
     """What stands behind a gateway.
 
-    With `prefill` servers the others only decode, and KV comes to them as `transfer` says.
+    With `prefill` servers the others only decode, and KV comes to them as `transfer` says. With a
+    `controller` in place of the router, `roles` says what each server is there for.
     """
 
     endpoints: Sequence[Endpoint]
@@ -41,10 +46,16 @@ class Plan:
     prefill: Sequence[Endpoint] = ()
     transfer: Transfer = Transfer.FILES
     health_path: str = "/health"
+    controller: ClusterPolicy | None = None
+    roles: Sequence[str] = ()
 
     def to_json(self) -> str:
         """For another process."""
-        return json.dumps(dataclasses.asdict(self))
+        plain = dataclasses.asdict(self)
+        if self.controller is not None:
+            spec = PolicySpec.of("controller", self.controller)
+            plain["controller"] = dataclasses.asdict(spec)
+        return json.dumps(plain)
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
@@ -52,6 +63,9 @@ class Plan:
         plain = json.loads(text)
         for name in ("endpoints", "prefill"):
             plain[name] = tuple(Endpoint(**one) for one in plain[name])
+        plain["roles"] = tuple(plain["roles"])
+        if plain["controller"] is not None:
+            plain["controller"] = PolicySpec(**plain["controller"]).made()
         return cls(**{**plain, "transfer": Transfer(plain["transfer"])})
 
     def check(self) -> None:
@@ -72,6 +86,10 @@ class Plan:
                 endpoints, self.router, role=role, health_path=self.health_path, say=say
             )
 
+        if self.controller is not None:
+            return Controlled(
+                self.endpoints, self.roles, self.controller, health_path=self.health_path, say=say
+            )
         if not self.prefill:
             return Whole(instances(self.endpoints, "serve"))
         prefill, decode = instances(self.prefill, "prefill"), instances(self.endpoints, "decode")

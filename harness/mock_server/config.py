@@ -14,6 +14,7 @@ class Fault(StrEnum):
     TOO_MANY = "429"  # refused with a status
     BROKEN = "500"
     REFUSED_IN_STREAM = "error-event"  # status 200, then an error as the first event
+    OFFLOADED = "offloaded"  # given back, as by a policy of ours inside a server
     RESET = "reset"  # the connection is reset in mid-stream
     CUT = "cut"  # closed in mid-stream without the end of the body
     STALL = "stall"  # nothing comes any more, the connection stays

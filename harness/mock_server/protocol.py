@@ -13,10 +13,15 @@ from typing import Any, cast
 
 import httptools
 
+from ..core.wire import OFFLOADED
 from .config import Fault
 from .service import Job, Service, Truth
 from .wire import DONE, END_OF_BODY, STREAM_HEAD, Answer, chunked, embedding, error, event, whole
 
+_AT_ONCE = {
+    Fault.REFUSED_IN_STREAM: (400, "cannot be served"),
+    Fault.OFFLOADED: (503, f"{OFFLOADED} by the policy"),
+}
 _REFUSALS = {Fault.TOO_MANY: (429, "too many requests"), Fault.BROKEN: (500, "out of order")}
 
 
@@ -110,8 +115,11 @@ class MockProtocol(asyncio.Protocol):
             self._transport.write(whole(404, error(404, f"no {path} here")))
             return
         fault = self._service.next_fault()
-        if fault in _REFUSALS:
-            status, message = _REFUSALS[fault]
+        refused = _REFUSALS.get(fault) if fault else None
+        if fault is Fault.OFFLOADED and not asked.get("stream"):
+            refused = _AT_ONCE[fault]
+        if refused is not None:
+            status, message = refused
             self._transport.write(whole(status, error(status, message)))
             return
         streamed = Streamed(self._transport, asked, path, self._service.arrived, self._die)
@@ -121,7 +129,7 @@ class MockProtocol(asyncio.Protocol):
         streamed.job = Job(streamed, truth, 1 if streamed.embeds else tokens, fault)
         self._answering = streamed
         streamed.begin(self._service.config.model)
-        if fault is not Fault.REFUSED_IN_STREAM:
+        if fault not in _AT_ONCE:
             self._service.submit(streamed.job)
 
     def _ended(self) -> None:
@@ -158,8 +166,8 @@ class Streamed:
         self._model = model
         self._answer = Answer(model, self._number, chat=self._chat)
         self._head = STREAM_HEAD
-        if self._streams and self.job.fault is Fault.REFUSED_IN_STREAM:
-            self._write(event(error(400, "cannot be served")) + DONE)
+        if self._streams and self.job.fault in _AT_ONCE:
+            self._write(event(error(*_AT_ONCE[self.job.fault])) + DONE)
             self._transport.write(END_OF_BODY)
             self.ended()
 

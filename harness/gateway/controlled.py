@@ -1,0 +1,132 @@
+"""Servers with roles behind a controller: the simulator's own cluster policy decides.
+
+A server whose policy gives a request back before its prefill has begun (`Leave` with
+`Why.OFFLOAD`) ends it with an error that says so; its scheduler alone knows who has begun, so
+nobody is taken away from a batch. Nothing of that answer reaches the client: the request goes to
+the server that the controller names.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from ..clusters.policy import REJECT, ClusterPolicy
+from ..clusters.real import RealCluster, RealSite
+from ..core.decisions import Why
+from ..core.state import RequestState
+from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
+from ..engines.over_http.endpoint import Endpoint
+from ..engines.release import Release
+from .held import Held
+from .messages import Asked, Reply, refuse
+from .states import state_of, wire_of
+from .upstream import LostError, UnreachableError
+from .watched import Sample, Say, Watched
+
+
+class Controlled:
+    """One group of servers; a request that was lost before its answer began starts again."""
+
+    role = "serve"
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        roles: Sequence[str],
+        policy: ClusterPolicy,
+        *,
+        health_path: str = "/health",
+        say: Say = lambda line: None,
+    ) -> None:
+        """`roles`: of each server, as the policy's `layout` names them, in its order."""
+        self.groups = (self,)
+        self._cluster = RealCluster(policy, roles, time.monotonic)
+        self._servers = Watched(
+            endpoints,
+            health_path=health_path,
+            say=say,
+            leave=self._cluster.leave,
+            join=self._cluster.join,
+        )
+        self._dispatched = [0] * len(endpoints)
+        self._offloaded = [0] * len(endpoints)
+        self._taken = [0] * len(endpoints)
+        self._number = 0
+
+    @property
+    def any_up(self) -> bool:
+        """Whether somebody can answer."""
+        return bool(self._cluster.up)
+
+    async def work(self, asked: Asked, reply: Reply) -> None:
+        """See `Serving`. Who is sent nowhere ends with a 503 that says so."""
+        body = asked.json()
+        if body is None:
+            await self.forward(asked, reply)
+            return
+        self._number += 1
+        r = state_of(body, self._number, self._cluster.now_s)
+        to = self._cluster.dispatch(r)
+        if isinstance(to, RealSite):
+            self._dispatched[to.index] += 1
+        while isinstance(to, RealSite):
+            release = await self._at(to, r, asked, reply)
+            if release is None:
+                return
+            to = self._cluster.returned(release)
+            if isinstance(to, RealSite):
+                self._taken[to.index] += 1
+                waited_s = self._cluster.now_s - r.arrival_s
+                body = {**body, VLLM_FIELD: {**wire_of(body), WAITED_FIELD: round(waited_s, 6)}}
+                asked = asked.with_json(body)
+        refuse(reply, 503, f"{REJECTED if to is REJECT else DROPPED} by the controller")
+
+    async def _at(
+        self, site: RealSite, r: RequestState, asked: Asked, reply: Reply
+    ) -> Release | None:
+        """Let a server answer; or what became of the request there instead."""
+        servers, index = self._servers, site.index
+        held = Held(reply, lambda: site.begun(r))
+        upstream = servers.upstreams[index]
+        site.sent(r)
+        try:
+            await upstream.exchange(asked.wire(upstream.endpoint), held)
+        except (UnreachableError, LostError) as error:
+            servers.down(index, error)
+            return None if reply.begun else Release(r, Why.FAIL, self._cluster.now_s)
+        finally:
+            site.ended(r)
+        if held.given_back:
+            self._offloaded[index] += 1
+            return Release(r, Why.OFFLOAD, self._cluster.now_s)
+        servers.answers[index] += 1
+        return None
+
+    async def forward(self, asked: Asked, reply: Reply) -> None:
+        """What is no work: whoever is up answers."""
+        while self._cluster.up:
+            index = self._cluster.up[0].index
+            upstream = self._servers.upstreams[index]
+            try:
+                await upstream.exchange(asked.wire(upstream.endpoint), reply)
+            except (UnreachableError, LostError) as error:
+                self._servers.down(index, error)
+                if not reply.begun:
+                    continue
+            return
+        refuse(reply, 503, "no instance is up")
+
+    def metrics(self) -> Iterator[Sample]:
+        """Name, labels and value, as Prometheus has them."""
+        for site in self._cluster.sites:
+            index = site.index
+            labels = self._servers.labels(index, site.role)
+            yield from self._servers.samples(index, labels, site.n_waiting + site.n_running)
+            yield "slo_bench_gateway_dispatched_total", labels, self._dispatched[index]
+            yield "slo_bench_gateway_offloaded_total", labels, self._offloaded[index]
+            yield "slo_bench_gateway_taken_over_total", labels, self._taken[index]
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._servers.close()
