@@ -12,6 +12,7 @@ from ..workloads.errors import SloBenchError
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
     "slo-bench serve distserve --backend vllm --model path/to/model --knob decode_instances=2",
+    "slo-bench serve ascendra --backend vllm --model path/to/model --knob n_lp=1",
     "slo-bench serve edf --backend vllm --model path/to/model",
     "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
     "slo-bench serve vllm --backend paged",
@@ -160,6 +161,8 @@ def serve(
         transfer=transfer_of(kv_transfer),
     )
     router_by_name(router or "round-robin")
+    if router is not None and wanted.controller is not None:
+        raise SloBenchError(f"{system} decides across instances itself; leave --router out")
     if port is not None:
         check_port(port)
     log = log or Path("servers") / f"{wanted.label}.log"
@@ -168,7 +171,7 @@ def serve(
         typer.echo(line, err=True)
 
     with contextlib.ExitStack() as stack:
-        alone = instances == 1 and wanted.split is None
+        alone = instances == 1 and not wanted.gateway
         servers = wanted.start(
             stack, log, instances=instances, port=port if alone else None, say=say
         )

@@ -100,7 +100,7 @@ class _SystemChoice:
     label: str
     knobs: Mapping[str, Any]
     swept: tuple[str, ...]  # knobs that have several values in the experiment
-    each: int = 1  # servers that make one, where prefill and decode are split
+    each: int = 1  # servers that make one, where their roles differ
     system: System | None = None  # None: servers that run already
 
     @property
@@ -240,8 +240,7 @@ def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
         for values in itertools.product(*choices.values()):
             knobs = dict(zip(choices, values, strict=True))
             found = configured(name, knobs)
-            split = found.split if asked.backend != SIMULATED else None
-            each = 1 if split is None else split.prefill + split.decode
+            each = found.least_instances if asked.backend != SIMULATED else 1
             yield _SystemChoice(name, found.name, knobs, swept, each, found)
 
 

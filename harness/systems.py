@@ -104,6 +104,11 @@ class System:
             return None
         return Split(cluster.prefill_instances, cluster.decode_instances)
 
+    @property
+    def controller(self) -> Ascendra | None:
+        """What decides before real servers in place of a router, where anything can."""
+        return self.cluster if isinstance(self.cluster, Ascendra) else None
+
     def knobs(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
         if self.sharing is not None:

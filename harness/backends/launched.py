@@ -21,7 +21,7 @@ from pathlib import Path
 
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
-from ..cells import CellSpec, PlacementSpec, configured, workload_of
+from ..cells import CellSpec, PlacementSpec, workload_of
 from ..client_schema import ClientSchema
 from ..core.wire import SGLANG_FIELD, VLLM_FIELD
 from ..engines.over_http.endpoint import Endpoint
@@ -68,7 +68,7 @@ class LaunchedBackend:
     def check(self, spec: CellSpec) -> None:
         """See `Backend`."""
         self._wanted(spec).check(spec.instances)
-        if self.server.validated and configured(spec.system, spec.knobs).split is not None:
+        if self.server.validated and self._wanted(spec).gateway:
             raise SloBenchError(
                 f"{spec.system} cannot be validated: its servers do different things"
             )
@@ -100,7 +100,7 @@ class LaunchedBackend:
                 servers = wanted.start(stack, log, instances=spec.instances)
             device = environment(wanted.backend).device
             urls = [server.url for server in servers]
-            if wanted.split is not None:
+            if wanted.gateway:
                 urls = [stack.enter_context(serving_apart(wanted.behind(servers, spec.router)))]
             attached = Attached(
                 [Endpoint.parse(url) for url in urls],

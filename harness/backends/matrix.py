@@ -19,7 +19,15 @@ def _alone(system: System) -> str:
     """Why one server's scheduler is not enough; empty if it is."""
     if system.cluster is None or system.split is not None:
         return ""
-    return "its controller over several instances runs in the simulator alone"
+    controller = system.controller
+    if controller is None:
+        return "its controller over several instances runs in the simulator alone"
+    if controller.performance_model == "given":
+        return (
+            "a server learns how long its steps take, and is not told: set "
+            "performance_model=refitted"
+        )
+    return ""
 
 
 def _on_vllm(system: System) -> str:
@@ -33,6 +41,8 @@ def _on_sglang(system: System) -> str:
         return _ONE_MODEL
     if system.split is not None:
         return "a prefill/decode split is started on vLLM alone"
+    if system.controller is not None:
+        return "its HP instances compute prompts whole, which SGLang does not"
     return _alone(system) or sglang_fits.refusal(system.policy)
 
 

@@ -11,10 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError
-from ..core.policy import Policy, overrides
+from ..clusters.ascendra import Ascendra
+from ..core.policy import AnyPolicy, Policy, overrides
 from ..engines.over_http.endpoint import Endpoint
 from ..gateway.running import Plan
 from ..gateway.split import Transfer
+from ..policies.ascendra import AscendraLp
 from ..systems import Split, System
 from ..systems import system as system_by_name
 from .environments import Environment, environment
@@ -38,6 +40,20 @@ _OWN_OPTIONS = {
 
 _OF_A_SPLIT = ("prefill_instances", "decode_instances")
 
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the servers of a system.
+
+    `name` is what it adds to the names of files, `role` what it is there for, and `policy` what
+    decides inside where that is not what decides in all.
+    """
+
+    name: str
+    role: str = ""
+    policy: AnyPolicy | None = None
+
+
 Say = Callable[[str], None]
 
 
@@ -48,7 +64,8 @@ class Serve:
     With no `system`, or the one of the server's own name, it is the server as it is, unpatched;
     knobs are then options of its own. A step log is then written by a plugin that only watches.
     So it is with a system that splits prefill and decode: each instance is the server unpatched,
-    and KV goes from one to the other as `transfer` says.
+    and KV goes from one to the other as `transfer` says. A system with a controller says what
+    decides inside each of its instances.
 
     Raises:
         SloBenchError: on `check`: the server is not installed, there is no such system, or it
@@ -87,13 +104,23 @@ class Serve:
         return None if self.system is None else self._found().split
 
     @property
+    def controller(self) -> Ascendra | None:
+        """What decides across its instances in place of a router."""
+        return None if self.system is None else self._found().controller
+
+    @property
+    def gateway(self) -> bool:
+        """Is there more before its servers than a router?"""
+        return self.split is not None or self.controller is not None
+
+    @property
     def router(self) -> str:
         """The one that the system asks for."""
         return "round-robin" if self.system is None else self._found().router
 
     def check(self, instances: int = 1) -> None:
         """Refuse what cannot be started, before anything is."""
-        self._names(instances)
+        self._parts(instances)
         found = environment(self.backend)
         name = found.backend
         multiple = recipe(name).builds[found.device].block_tokens_multiple
@@ -124,21 +151,21 @@ class Serve:
     ) -> list[Server]:
         """Start one server after the other; closing `stack` stops them.
 
-        With several, `-1`, `-2`, … (of a split `-prefill-1`, …) is added to the name of the log.
+        With several, `-1`, `-2`, … (with roles `-prefill-1`, …) is added to the name of the log.
         `port` is for the only one.
 
         Raises:
             SloBenchError: what `check` refuses, or a server that does not come up.
         """
         self.check(instances)
-        names = self._names(instances)
+        parts = self._parts(instances)
         transfers = self._transfers(stack, instances)
-        step_logs: Sequence[Path | None] = self.step_logs(instances) or [None] * len(names)
+        step_logs: Sequence[Path | None] = self.step_logs(instances) or [None] * len(parts)
         servers = []
-        for name, transfer, step_log in zip(names, transfers, step_logs, strict=True):
-            own_log = log.with_stem(f"{log.stem}{name}")
+        for part, transfer, step_log in zip(parts, transfers, step_logs, strict=True):
+            own_log = log.with_stem(f"{log.stem}{part.name}")
             launch = self._launch(free_port() if port is None else port, step_log)
-            launch = replace(launch, transfer=transfer)
+            launch = replace(launch, transfer=transfer, role=part.policy)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
             found = environment(self.backend)
             server = serving(
@@ -157,31 +184,42 @@ class Serve:
         log = self.step_log
         if log is None:
             return []
-        return [log.with_stem(f"{log.stem}{name}") for name in self._names(instances)]
+        return [log.with_stem(f"{log.stem}{part.name}") for part in self._parts(instances)]
 
-    def _names(self, instances: int) -> list[str]:
-        """What each server adds to the names of files."""
-        split = self.split
-        if split is None:
-            return [f"-{k + 1}" for k in range(instances)] if instances > 1 else [""]
+    def _parts(self, instances: int) -> list[_Part]:
+        """The servers, in the order in which they are started."""
+        split, controller = self.split, self.controller
+        if not self.gateway:
+            names = [f"-{k + 1}" for k in range(instances)] if instances > 1 else [""]
+            return [_Part(name) for name in names]
         if instances > 1:
+            knobs = _OF_A_SPLIT if controller is None else ("n_lp", "n_hp")
             raise SloBenchError(
                 f"{self.system} says itself how many instances there are: leave instances out, "
-                "and set its knobs prefill_instances and decode_instances"
+                f"and set its knobs {knobs[0]} and {knobs[1]}"
             )
+        if controller is not None:
+            policy = self._found().policy
+            assert isinstance(policy, AscendraLp)
+            return [
+                _Part(f"-{role.name}-{k + 1}", role.name, role.policy)
+                for role in controller.roles(policy)
+                for k in range(role.instances)
+            ]
+        assert split is not None
         if not split.decode:
             raise SloBenchError(
                 f"{self.system} on servers must be told how many decode: set its knob "
                 "decode_instances to 1 or more"
             )
         roles = (("prefill", split.prefill), ("decode", split.decode))
-        return [f"-{role}-{k + 1}" for role, n in roles for k in range(n)]
+        return [_Part(f"-{role}-{k + 1}", role) for role, n in roles for k in range(n)]
 
     def _transfers(self, stack: ExitStack, instances: int) -> Sequence[KvTransfer | None]:
         """How KV comes and goes at each server; it does not without a split."""
         split = self.split
         if split is None:
-            return [None] * instances
+            return [None] * len(self._parts(instances))
         prefills = [True] * split.prefill + [False] * split.decode
         if self.transfer is Transfer.NIXL:
             return [KvTransfer(one, port=free_low_port()) for one in prefills]
@@ -192,13 +230,17 @@ class Serve:
     def behind(self, servers: Sequence[Server], router: str | None = None) -> Plan:
         """What a gateway before these servers of `start` does; by default with our own router."""
         endpoints = [Endpoint.parse(server.url) for server in servers]
+        health_path = recipe(environment(self.backend).backend).health_path
+        if self.controller is not None:
+            roles = [part.role for part in self._parts(1)]
+            return Plan(endpoints, health_path=health_path, controller=self.controller, roles=roles)
         prefills = 0 if self.split is None else self.split.prefill
         return Plan(
             endpoints[prefills:],
             router or self.router,
             prefill=endpoints[:prefills],
             transfer=self.transfer,
-            health_path=recipe(environment(self.backend).backend).health_path,
+            health_path=health_path,
         )
 
     def stand_ins(self, servers: Sequence[Server]) -> list[Sequence[Server]]:

@@ -85,7 +85,10 @@ class Ascendra(ClusterPolicy):
                 f"{instances} cannot be shared out to them; use {near} instances, or another n_lp "
                 "or n_hp"
             )
-        groups = instances // each
+        return self.roles(policy, instances // each)
+
+    def roles(self, policy: AscendraLp, groups: int = 1) -> Sequence[Role]:
+        """The instances of so many groups; `policy` is that of LP instances."""
         lp = policy
         if self.offload:
             lp = dataclasses.replace(policy, worst_batch_tokens=self.hp_batch_tokens)

@@ -180,3 +180,37 @@ def test_step_times_are_learned():
         learned.learn(seqs, kv, [(0, prompt)], 0.01 + 1e-4 * seqs + 1e-7 * kv + 2e-5 * prompt)
     expected = 0.01 + 1e-4 * 32 + 1e-7 * 5000 + 2e-5 * 100
     assert learned.step_s(32, 5000, [(0, 100)]) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
+    found = matrix(SYSTEMS["ascendra"])
+    assert found["vllm"] is None
+    assert "HP instances" in (found["sglang"] or "")
+    told = SYSTEMS["ascendra"].with_knobs(performance_model="given")
+    assert "performance_model=refitted" in (refusal(told, "vllm") or "")
+    knobs = {"n_lp": 2, "token_budget": 512, "hp_batch_tokens": 1024}
+    wanted = Serve("vllm", "m", "ascendra", knobs, step_log=tmp_path / "steps.jsonl")
+    assert wanted.gateway
+    names = [log.name for log in wanted.step_logs()]
+    assert names == ["steps-lp-1.jsonl", "steps-lp-2.jsonl", "steps-hp-1.jsonl"]
+    with pytest.raises(SloBenchError, match="set its knobs n_lp and n_hp"):
+        wanted.step_logs(4)
+    policies = [part.policy for part in wanted._parts(1)]
+    assert policies[0] == policies[1]
+    assert policies[0].worst_batch_tokens == 1024
+    for policy in policies:
+        spec = PolicySpec.of("ascendra", policy)
+        assert PolicySpec.from_json(spec.to_json()).load() == policy
+    lp, _, hp = (argv(system="ascendra", knobs=knobs, role=policy) for policy in policies)
+    assert lp[lp.index("--max-num-batched-tokens") + 1] == "512"
+    assert "--no-enable-chunked-prefill" in hp
+    assert hp[hp.index("--max-num-batched-tokens") + 1] == "1024"
+    assert int(hp[hp.index("--max-num-seqs") + 1]) <= 1024  # vLLM wants no more than the tokens
+
+
+def test_a_controller_is_planned_with_all_of_its_servers():
+    knobs = {"ascendra": {"n_lp": (1, 2)}}
+    asked = ExperimentSchema(
+        systems=("ascendra",), knobs=knobs, backend="vllm", rates=1, seeds=1, tp=1
+    )
+    assert {(c.columns["gpus"], c.instances) for c in plan(asked).cells} == {(2, 1), (3, 1)}
