@@ -59,6 +59,7 @@ class EmbeddingInstance:
         self.hands_over = self.tells_ends = self.tells_begun = False
         self.llm = llm
         self._embedder = embedder
+        self._least_pass_s = embedder.pass_s([(1, 1)])
         self._arrived = 0
         self._view = _View(self, embedder)
         if isinstance(llm.policy_state, Beside):
@@ -69,7 +70,13 @@ class EmbeddingInstance:
         return not (self.waiting.live or self.decoding)
 
     def gives_back_s(self) -> float:
-        return self.ready_s()
+        """The end of the pass in progress, or of the shortest there can be; an arrival may be
+        rejected at once.
+        """
+        if self.decoding:
+            return self.now_s
+        arrives_s = max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+        return min(arrives_s, self.now_s + self._least_pass_s if self.waiting.live else INF)
 
     def ready_s(self) -> float:
         if not self.idle:

@@ -9,16 +9,20 @@ import pandas as pd
 import pytest
 
 from slo_bench import Experiment
+from slo_bench.harness.cells import placed, workload_of
 from slo_bench.harness.core.records import Outcome, Records
 from slo_bench.harness.metrics import Objective, judge, parse_objective
 from slo_bench.harness.metrics import _by_kind as by_kind
 from slo_bench.harness.oversize import fit, fit_embeds
+from slo_bench.harness.simulate import simulate
+from slo_bench.harness.systems import system
 from slo_bench.harness.trace import cell_names, replay
 from slo_bench.predictors.embedder import embedder
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.reports.explain import explain
 from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.request import Kind
 from slo_bench.workloads.workload import Workload
 
 MIX = (
@@ -144,13 +148,13 @@ def test_what_explaining_an_embedding_says(tmp_path):
 SPLIT = ("distserve", "splitwise", "mooncake", "memserve", "banaserve")
 
 
-@pytest.mark.parametrize("system", ["vllm", "collocation", "llumnix", "ascendra", *SPLIT])
+@pytest.mark.parametrize("name", ["vllm", "collocation", "llumnix", "ascendra", *SPLIT])
 @pytest.mark.parametrize("alone", [0, 1])
-def test_embeddings_across_instances(system, alone, tmp_path):
+def test_embeddings_across_instances(name, alone, tmp_path):
     """Beside every instance, or on one that does nothing else: nobody is lost, nobody strays."""
     run = experiment(
-        systems=system,
-        knobs={system: {"decode_instances": 0}} if system in SPLIT else {},
+        systems=name,
+        knobs={name: {"decode_instances": 0}} if name in SPLIT else {},
         instances=3 + alone,
         embed_instances=alone,
         rates=[20.0],
@@ -166,7 +170,7 @@ def test_embeddings_across_instances(system, alone, tmp_path):
         assert where[False] <= {0, 1, 2}
     else:
         assert len(where[True]) > 1
-    if system in SPLIT:
+    if name in SPLIT:
         assert 0 not in where[False]  # it prefills
 
 
@@ -177,3 +181,26 @@ def test_somebody_has_to_generate():
         experiment(
             workload="alpaca", embedder=None, instances=2, embed_instances=1, rates=[1.0]
         ).plan()
+
+
+def test_several_embedders_that_wait_for_memory():
+    """None gives anything back meanwhile: they need not stop for each other at every instant."""
+    crowd = "mix(chat=synthetic(prompt=100,output=400):6,embed=embed(texts=128,tokens=512):1)"
+    asked = experiment(
+        systems="vllm", workload=crowd, instances=3, kv_blocks=300, rates=[30.0], requests=150
+    )
+    cell = asked.plan().cells[0]
+    place, workload = placed(cell.placement), workload_of(cell)
+    result = simulate(
+        workload,
+        system("vllm"),
+        place.placement,
+        place.step_time.model,
+        instances=3,
+        router="least-loaded",
+        embedder=place.embedder,
+    )
+    embeds = workload.kind == Kind.EMBED
+    assert (result.records.outcome == Outcome.FINISHED).all()
+    assert place.embedder.blocks([(128, 512)]) > 150  # of 300
+    assert (result.records.scheduled_s - result.records.arrival_s)[embeds].max() > 1.0
