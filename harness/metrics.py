@@ -16,6 +16,7 @@ from ..workloads.calls import number, parse_values
 from ..workloads.errors import SloBenchError
 from ..workloads.request import Kind
 from ..workloads.workload import Workload
+from .clusters.objective import Objective as Placed
 from .core.records import Outcome, Records, Result
 
 Floats = NDArray[np.float64]
@@ -160,7 +161,9 @@ def cell_metrics(
     compute_utilisation = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), known as
     MFU, where padding and prompt tokens found in a cache do not count as computed;
     memory_utilisation = share of the KV blocks in use, averaged over time;
-    padding_waste = padded tokens / all tokens computed (only static batches are padded).
+    padding_waste = padded tokens / all tokens computed (only static batches are padded);
+    banaserve_objective = BanaServe's Eq. 4-15 with all weights 1 (`clusters.objective`), of
+    compute_utilisation, mean TTFT and TPOT in seconds, and a thousand output tokens a second.
     """
     records, totals = result.records, result.totals
     counted = measured_window(records, warmup_s)
@@ -175,6 +178,10 @@ def cell_metrics(
     all_tokens = totals.prefill_tokens + totals.decode_tokens
     computed = all_tokens - totals.padded_tokens
     able_flops = hardware.peak_flops * hardware.gpus * totals.makespan_s
+    utilisation = NOT_A_NUMBER
+    if able_flops > 0:
+        utilisation = 2 * hardware.parameters * computed / able_flops
+    output_tokens_per_s = _per_second(int(records.tokens_out[counted].sum()), makespan_s)
     began = ~np.isnan(records.scheduled_s)
     generates = workload.kind == Kind.GENERATE
     prompt_tokens = int(workload.prompt_tokens[began & generates].sum())
@@ -202,10 +209,8 @@ def cell_metrics(
         "weighted_turnaround": weighted_turnaround(records, finished),
         "makespan_s": makespan_s,
         "throughput_rps": _per_second(int(finished.sum()), makespan_s),
-        "output_tokens_per_s": _per_second(int(records.tokens_out[counted].sum()), makespan_s),
-        "compute_utilisation": 2 * hardware.parameters * computed / able_flops
-        if able_flops > 0
-        else NOT_A_NUMBER,
+        "output_tokens_per_s": output_tokens_per_s,
+        "compute_utilisation": utilisation,
         "memory_utilisation": totals.kv_mean_share,
         "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
         if prompt_tokens
@@ -220,6 +225,9 @@ def cell_metrics(
         "cost_usd_per_hour": NOT_A_NUMBER
         if hardware.usd_per_gpu_hour is None
         else hardware.usd_per_gpu_hour * hardware.gpus,
+        "banaserve_objective": Placed(
+            utilisation, ttft.mean_s, float(np.nan_to_num(tpot.mean_s)), output_tokens_per_s
+        ).value,
         "finished": int(finished.sum()),
         "rejected": outcomes(Outcome.REJECTED),
         "oversize": result.oversize,

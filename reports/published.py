@@ -17,6 +17,7 @@ here, `published = "mine.toml"` a file. A table is
     by = "ratio"                         # … as a `ratio`, `reduction` (1 - ratio) or `difference`
     reason = "Why they differ."
 
+From five seeds on our figure has its 95 % interval: what is compared is compared seed by seed.
 The knee is the lowest rate at which the median system is under 90 %.
 """
 
@@ -31,15 +32,18 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from ..harness.toml_text import read_toml
+from ..tuner.capacity.curve import student_t
 from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from .levels import knee_rps, level_rates
 from .read import RunFolder
 
 SHIPPED = Path(__file__).parent / "published"
 _COMPARISONS = ("ratio", "reduction", "difference")
+_LEAST_SEEDS = 5  # for an interval
 
 MANY_ROWS = 20
 """A longer table scrolls in a window of its own, so that what follows stays near."""
@@ -125,6 +129,15 @@ def ours(row: PublishedRow, cells: pd.DataFrame, knee: float) -> float | None:
         return None
     ratio = found / other
     return (ratio if row.by == "ratio" else 1 - ratio) * row.scale
+
+
+def half_interval(row: PublishedRow, cells: pd.DataFrame, knee: float) -> float | None:
+    """Half of the 95 % interval of `ours` over seeds, by Student's t; None with fewer than five."""
+    by_seed = [ours(row, of_seed, knee) for _, of_seed in cells.groupby("seed")]
+    known = [value for value in by_seed if value is not None and math.isfinite(value)]
+    if len(known) < _LEAST_SEEDS:
+        return None
+    return student_t(0.975, len(known) - 1) * float(np.std(known, ddof=1)) / math.sqrt(len(known))
 
 
 def _mean(row: PublishedRow, cells: pd.DataFrame, where: Choice, knee: float) -> float | None:
@@ -225,7 +238,10 @@ def _ours_text(row: PublishedRow, cells: pd.DataFrame, knee: float) -> str:
     if found is None:
         return '<span class="dim">–</span>'
     sign = "+" if row.than is not None and row.by == "difference" and found > 0 else ""
-    return sign + figure_text(found, row.unit)
+    half = half_interval(row, cells, knee)
+    if half is None:
+        return sign + figure_text(found, row.unit)
+    return sign + figure_text(found, "") + " ± " + figure_text(half, row.unit)
 
 
 def figure_text(value: float | str, unit: str) -> str:
