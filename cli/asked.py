@@ -73,6 +73,15 @@ def asked_experiment(given: Mapping[str, Any]) -> Experiment:
     )
 
 
+def changed_experiment(base: Experiment, given: Mapping[str, Any]) -> Experiment:
+    """The experiment changed by options, by the names that `run` gives them.
+
+    Raises:
+        SloBenchError: they contradict each other, or make no experiment.
+    """
+    return _changed(base, _settings(given), given.get("sweep") or [])
+
+
 def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the options set, by the names of an experiment's settings."""
     settings: dict[str, Any] = {name: given.get(name) for name in _AS_NAMED}

@@ -8,6 +8,10 @@ import typer
 from typer.core import TyperGroup
 
 from .examples import epilog
+from .tune_server import EXAMPLES as SERVER_EXAMPLES
+from .tune_server import tune_server
+from .tune_system import EXAMPLES as SYSTEM_EXAMPLES
+from .tune_system import tune_system
 
 _SYSTEM = "system"  # the command that a system or a file stands for
 
@@ -26,7 +30,7 @@ app = typer.Typer(
     cls=_SystemsByName,
     help="Search for the knobs, instances, placement and server settings that carry the most.",
     no_args_is_help=True,
-    epilog=epilog(["slo-bench tune --help"]),
+    epilog=epilog([*SYSTEM_EXAMPLES, SERVER_EXAMPLES[0], "slo-bench tune system --help"]),
 )
 
 
@@ -36,3 +40,5 @@ def tune() -> None:
 
 
 # Commands, one line each: app.command("helr", epilog=epilog(HELR_EXAMPLES))(tune_helr)
+app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES))(tune_system)
+app.command("server", epilog=epilog(SERVER_EXAMPLES))(tune_server)

@@ -148,12 +148,15 @@ def _options(experiment: Experiment, asked: Asked) -> SearchOptions:
     )
 
 
-def _start_rps(experiment: Experiment, spec: CellSpec) -> float:
+def start_rps(experiment: Experiment, spec: CellSpec) -> float:
+    """Where a search begins that knows nothing of its like."""
     rates = experiment.rates or ()
     if rates:
         return math.sqrt(min(rates) * max(rates))
     if experiment.backend != SIMULATED:
         return 1.0
+    if spec.workload.models is not None:
+        return float(spec.instances)
     alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
     return alone * spec.instances * _START_SHARE
 
@@ -184,11 +187,11 @@ def _search_all(
                 known = [*before, *(row for one in found.values() for row in one.rows())]
                 near = () if experiment.rates else _neighbours(columns, known, options.targets)
                 near = memory.neighbours.setdefault(name, near)
-                search = _search(
+                search = search_cell(
                     memory.remembering(name, runner),
                     spec,
                     options,
-                    _start_rps(experiment, spec),
+                    start_rps(experiment, spec),
                     near,
                     experiment.requests[0],
                     watch,
@@ -198,7 +201,7 @@ def _search_all(
     return [found[spec.cell] for spec in planned.cells]
 
 
-def _search(
+def search_cell(
     runner: LevelRunner,
     spec: CellSpec,
     options: SearchOptions,
@@ -207,6 +210,7 @@ def _search(
     most_rows: int | None,
     watch: Callable[[SearchProgress], None],
 ) -> CapacitySearch:
+    """The capacity of one cell, by rates that are drawn or, for a trace, by its own arrivals."""
     where = source(spec.workload)
     if not where.has_arrivals:
         return find_capacity(

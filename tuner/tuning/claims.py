@@ -1,0 +1,113 @@
+"""Who works on which trial, so that one whose process was killed is taken up by another.
+
+Every process signs its trials and gives a sign of life to the study now and then, through the
+storage: that works with any storage and from any machine. A trial that was cut waits again, with
+the parameters that it has, and whoever asks next goes on with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+if sys.platform != "win32":
+    import fcntl
+
+OWNER = "owner"
+_SIGN = "alive "
+_SIGN_EVERY_S = 15.0
+_SILENT_S = 90.0  # for longer: it is gone, or has lost the storage
+
+
+def own_name() -> str:
+    """Of this process: machine, number, and when it began, for numbers come again."""
+    return f"{socket.gethostname()}/{os.getpid()}/{_began(os.getpid())}"
+
+
+def _began(pid: int) -> str:
+    """The kernel's ticks at which a process began; empty where that cannot be told."""
+    with contextlib.suppress(OSError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[19]
+    return ""
+
+
+@contextlib.contextmanager
+def alive(study: Study, name: str) -> Iterator[None]:
+    """Give signs of life for as long as the block lasts."""
+    ended = threading.Event()
+
+    def sign() -> None:
+        while not ended.wait(_SIGN_EVERY_S):
+            with contextlib.suppress(Exception):  # a storage that is away may come back
+                study.set_user_attr(_SIGN + name, time.time())
+
+    study.set_user_attr(_SIGN + name, time.time())
+    thread = threading.Thread(target=sign, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        with contextlib.suppress(Exception):
+            study.set_user_attr(_SIGN + name, 0.0)
+
+
+def working(study: Study, name: str) -> bool:
+    """Whether the process of that name still lives, as far as can be told."""
+    machine, _, rest = name.partition("/")
+    pid, _, began = rest.partition("/")
+    if machine == socket.gethostname() and began:
+        return _began(int(pid)) == began
+    signed_s = float(study.user_attrs.get(_SIGN + name, 0.0))
+    return time.time() - signed_s < _SILENT_S
+
+
+def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:
+    """Trials that are said to run and whose process is gone.
+
+    `unsigned`: those that nobody has signed were cut before, for whoever signs holds the lock.
+    """
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    found = []
+    for trial in running:
+        owner = trial.user_attrs.get(OWNER)
+        if owner is None:
+            # Cut before it was signed, unless it is being signed just now.
+            assert trial.datetime_start is not None
+            age_s = time.time() - trial.datetime_start.timestamp()
+            if not unsigned and age_s < 2 * _SIGN_EVERY_S:
+                continue
+        elif working(study, owner):
+            continue
+        found.append(trial)
+    return found
+
+
+def wait_again(study: Study, trial: FrozenTrial) -> None:
+    """Let whoever asks next go on with a trial that was cut."""
+    study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """No other process of this folder is in such a block meanwhile."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder / "study.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

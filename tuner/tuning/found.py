@@ -1,0 +1,163 @@
+"""What a study has found so far: its trials as rows, the best or the front, and what mattered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
+
+from .importance import importances
+from .objectives import Aim
+from .race import Pace
+from .space import Configuration, Space
+
+KEY = "key"
+SAME_AS = "same_as"
+_DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+
+
+@dataclass(frozen=True)
+class TrialRow:
+    """One trial. `state`: best and front ones are `finished` like others; `lost` ones were raced
+    out or pruned, and their values are estimates; `failed` and `infeasible` have a `reason`.
+    """
+
+    number: int
+    state: str
+    configuration: Configuration
+    values: tuple[float, ...] | None
+    default: bool
+    requests: int
+    figures: Mapping[str, Any]
+    reason: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return vars(self)
+
+
+@dataclass(frozen=True)
+class Found:
+    """All trials in order, the best ones (one, or a front), and what mattered by objective."""
+
+    aim: Aim
+    space: Space
+    trials: tuple[TrialRow, ...]
+    best: tuple[TrialRow, ...]
+    importances: Mapping[str, Mapping[str, float]]
+    running: int = 0  # trials that other processes are at work on
+
+    @property
+    def default(self) -> TrialRow | None:
+        """The trial of the default configuration, if it is a point of the space."""
+        return next((row for row in self.trials if row.default), None)
+
+    @property
+    def requests(self) -> int:
+        """Of all trials."""
+        return sum(row.requests for row in self.trials)
+
+
+def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Trials that count: neither repeated nor infeasible."""
+    return [t for t in trials if SAME_AS not in t.user_attrs and "infeasible" not in t.user_attrs]
+
+
+def evaluated(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Trials that have ended, each configuration once."""
+    return [t for t in counted(trials) if t.state in _DONE]
+
+
+def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
+    """The best capacity that takes no more GPUs."""
+    paces = [Pace.of_plain(t.user_attrs["pace"]) for t in trials if "pace" in t.user_attrs]
+    rivals = [pace for pace in paces if pace.gpus <= gpus]
+    return max(rivals, key=lambda pace: pace.rate_rps, default=None)
+
+
+def found_in(study: Study, aim: Aim, space: Space) -> Found:
+    """What a study has found so far."""
+    trials = study.get_trials(deepcopy=False)
+    ended = evaluated(trials)
+    rows = {trial.number: _row(trial) for trial in trials if trial.state in _DONE}
+    finished = [
+        row
+        for trial in ended
+        if (row := rows[trial.number]).state == "finished"
+        and all(value <= 0 for value in trial.constraints.values())
+    ]
+    return Found(
+        aim,
+        space,
+        tuple(row for row in rows.values() if "same_as" not in row.figures),
+        tuple(_best(finished, aim)),
+        _importances(ended, rows, aim),
+        sum(trial.state is TrialState.RUNNING for trial in trials),
+    )
+
+
+def _row(trial: FrozenTrial) -> TrialRow:
+    attrs = dict(trial.user_attrs)
+    values = attrs.get("values")
+    if "infeasible" in attrs:
+        state = "infeasible"
+    elif trial.state is TrialState.FAIL:
+        state = "failed"
+    elif attrs.get("lost"):
+        state = "lost"
+    else:
+        state = "finished"
+    own = ("configuration", "values", "default", "requests", "failed", "infeasible", "pace")
+    return TrialRow(
+        trial.number,
+        state,
+        attrs.get("configuration", trial.params),
+        None if values is None else tuple(values),
+        bool(attrs.get("default")),
+        int(attrs.get("requests", 0)),
+        {name: v for name, v in attrs.items() if name not in (*own, "owner", "lost", KEY)},
+        attrs.get("infeasible") or attrs.get("failed"),
+    )
+
+
+def _best(finished: Sequence[TrialRow], aim: Aim) -> list[TrialRow]:
+    """The best, or those that none is better than in everything; the first of equals."""
+    only = aim.single
+    if only is None:
+        front = [row for row in finished if not any(_dominates(o, row, aim) for o in finished)]
+        distinct = {row.values: row for row in reversed(front)}
+        return sorted(distinct.values(), key=lambda row: row.values or ())
+    sign = -1.0 if only.maximise else 1.0
+
+    def order(row: TrialRow) -> tuple[float, float, int]:
+        assert row.values is not None
+        # Of equal cost, the one that serves more of the requests in time.
+        attained = float(row.figures.get("attainment", 0.0)) if aim.must_attain else 0.0
+        return sign * row.values[0], -attained, row.number
+
+    return sorted(finished, key=order)[:1]
+
+
+def _dominates(one: TrialRow, other: TrialRow, aim: Aim) -> bool:
+    assert one.values is not None
+    assert other.values is not None
+    pairs = list(zip(aim.objectives, one.values, other.values, strict=True))
+    worse = any(aim.better(objective, b, a) for objective, a, b in pairs)
+    return not worse and any(aim.better(objective, a, b) for objective, a, b in pairs)
+
+
+def _importances(
+    ended: Sequence[FrozenTrial], rows: Mapping[int, TrialRow], aim: Aim
+) -> dict[str, dict[str, float]]:
+    found = {}
+    for place, objective in enumerate(aim.objectives):
+        values = [
+            math.nan if (own := rows[trial.number].values) is None else own[place]
+            for trial in ended
+        ]
+        found[objective.name] = importances(ended, values, maximise=objective.maximise)
+    return found

@@ -1,0 +1,120 @@
+"""A race: is a configuration worth a search? Short runs at the best one's rate come first.
+
+The best configuration so far carries its capacity, by definition, with just the target's share of
+requests in SLO. Another that carries more meets more there. Both are offered the same requests
+(same rate, same seed), so that what differs is the configuration: differences are taken batch by
+batch, and most configurations are out after the first, shortest run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..capacity.options import CapacitySearch
+from ..capacity.samples import LevelRunner, LevelSample, grows
+
+LADDER = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of a run of the best one's search
+LEAST_REQUESTS = 200  # in a run
+_OUT_SIGMAS = 1.7
+_FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a configuration must beat: its rate, and what the best one met there, run by run."""
+
+    trial: int
+    rate_rps: float
+    slope: float  # logits of attainment that are lost with an e-fold of rate
+    gpus: int
+    met: tuple[tuple[int, ...], ...]  # by run and batch
+    requests: tuple[int, ...]  # in each run
+
+    def plain(self) -> dict[str, Any]:
+        """For a trial's attributes."""
+        return vars(self)
+
+    @classmethod
+    def of_plain(cls, plain: Mapping[str, Any]) -> Pace:
+        """The inverse of `plain`."""
+        met = tuple(tuple(batches) for batches in plain["met"])
+        return cls(**{**plain, "met": met, "requests": tuple(plain["requests"])})
+
+
+@dataclass(frozen=True)
+class Raced:
+    """What came of a race: whether it was lost, and about what capacity that speaks for."""
+
+    lost: bool
+    estimate_rps: float
+    requests: int
+    attainment: float
+
+
+def pace_of(
+    runner: LevelRunner, search: CapacitySearch, *, trial: int, gpus: int, first_seed: int
+) -> Pace | None:
+    """What others must beat after this configuration's search; None if it found no crossing."""
+    found = search.capacities[0]
+    if not found.capacity_rps or not math.isfinite(found.slope):
+        return None
+    rate_rps = found.capacity_rps
+    longest = max(run.requests for level in search.levels for run in level.samples)
+    requests = tuple(max(LEAST_REQUESTS, math.ceil(longest * share)) for share in LADDER)
+    runs = [runner.run(rate_rps, first_seed + k, n) for k, n in enumerate(requests)]
+    if not all(run.valid for run in runs):
+        return None
+    met = tuple(run.batch_met for run in runs)
+    return Pace(trial, rate_rps, found.slope, gpus, met, requests)
+
+
+def race(runner: LevelRunner, pace: Pace, *, first_seed: int) -> Raced:
+    """Run at the pace until that is lost, or the last run is done."""
+    runs: list[LevelSample] = []
+    for place, requests in enumerate(pace.requests):
+        run = runner.run(pace.rate_rps, first_seed + place, requests)
+        if not run.valid:
+            break  # nothing can be concluded: a search must tell
+        runs.append(run)
+        last = place == len(pace.requests) - 1
+        if _lost(runs, pace.met, last=last):
+            return _outcome(runs, pace, lost=True)
+    return _outcome(runs, pace, lost=False)
+
+
+def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[int]], *, last: bool) -> bool:
+    """Whether fewer meet their SLO than at the best one, clearly, or at the end at all."""
+    gained = np.concatenate(
+        [np.subtract(run.batch_met, best) for run, best in zip(runs, met, strict=False)]
+    ).astype(float)
+    total = float(gained.sum())
+    if grows(runs) and total <= 0:
+        return True
+    if last or (len(runs) > 1 and not gained.any()):  # the same all along: it makes no difference
+        return total <= 0
+    error = float(gained.std(ddof=1)) * math.sqrt(len(gained))
+    return total < -_OUT_SIGMAS * error
+
+
+def _outcome(runs: Sequence[LevelSample], pace: Pace, *, lost: bool) -> Raced:
+    """Along the line on which the best one's attainment falls with the rate (see `curve`)."""
+    if not runs:
+        return Raced(lost, pace.rate_rps, 0, math.nan)
+    counted = sum(run.counted for run in runs)
+    own = sum(run.met for run in runs)
+    best = sum(sum(batches) for batches in pace.met[: len(runs)])
+    away = (_logit(own, counted) - _logit(best, counted)) / max(pace.slope, 0.1)
+    estimate = pace.rate_rps * math.exp(min(max(away, -math.log(_FARTHEST)), math.log(_FARTHEST)))
+    if lost:
+        estimate = min(estimate, pace.rate_rps)
+    return Raced(lost, estimate, sum(run.requests for run in runs), own / counted)
+
+
+def _logit(met: int, counted: int) -> float:
+    share = (met + 0.5) / (counted + 1)
+    return math.log(share / (1 - share))

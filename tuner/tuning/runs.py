@@ -1,0 +1,103 @@
+"""Runs of configurations, kept on disk as they end, so that none is ever made twice.
+
+runs/<key>.jsonl   one line for each run of the configuration of that key
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from ...harness.cells import CellSpec
+from ...harness.store import Row
+from ..capacity.cells import CellRunner, Server
+from ..capacity.samples import LevelSample
+
+Ended = Callable[[int, float], None]  # requests ended, clock in seconds
+_TUPLES = ("batch_met", "batch_requests", "backlog")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run at one rate: what capacity is judged by, and the figures of its cell."""
+
+    sample: LevelSample
+    figures: Mapping[str, float]
+
+
+@dataclass
+class Runs:
+    """All runs of one configuration: a `LevelRunner` that remembers.
+
+    `server` is asked for only when a run must be made, so that a real one is started only then.
+    """
+
+    path: Path
+    spec: CellSpec
+    server: Callable[[], Server]
+    ended: Ended | None = None
+    _known: dict[tuple[float, int, int], Run] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for line in _lines(self.path):
+            sample = {**line["sample"], **{name: tuple(line["sample"][name]) for name in _TUPLES}}
+            run = Run(LevelSample(**sample), line["figures"])
+            self._known[line["rate_rps"], line["seed"], line["requests"]] = run
+
+    @property
+    def requests(self) -> int:
+        """Of all runs of the configuration."""
+        return sum(run.sample.requests for run in self._known.values())
+
+    @property
+    def wall_s(self) -> float:
+        """What they took."""
+        return sum(run.sample.wall_s for run in self._known.values())
+
+    def level(self, rate_rps: float, seed: int, requests: int) -> Run:
+        """The run, made if there is none yet."""
+        asked = (rate_rps, seed, requests)
+        if asked not in self._known:
+            self._known[asked] = self._made(*asked)
+        return self._known[asked]
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        """See `LevelRunner`."""
+        return self.level(rate_rps, seed, requests).sample
+
+    def _made(self, rate_rps: float, seed: int, requests: int) -> Run:
+        rows: list[Row] = []
+        runner = CellRunner(
+            self.spec,
+            self.spec.cell,
+            self.server(),
+            keep=lambda cell, row: rows.append(row),
+            progress=self.ended,
+        )
+        sample = runner.run(rate_rps, seed, requests)
+        figures = {name: value for name, value in rows[0].items() if _is_figure(value)}
+        line = {"rate_rps": rate_rps, "seed": seed, "requests": requests}
+        text = json.dumps({**line, "sample": vars(sample), "figures": figures}, allow_nan=False)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(text + "\n")
+        return Run(sample, figures)
+
+
+def _is_figure(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    """All whole lines; the last is torn where a process was killed as it wrote."""
+    if not path.is_file():
+        return []
+    text = path.read_text(encoding="utf-8")
+    whole, newline, torn = text.rpartition("\n")
+    if torn:
+        path.write_text(whole + newline, encoding="utf-8")
+    return [json.loads(line) for line in whole.splitlines()]

@@ -1,0 +1,131 @@
+"""Who proposes configurations: Optuna's samplers by the names that people know them by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import optuna
+from optuna.samplers import BaseSampler
+
+from ...workloads.errors import SloBenchError, UnknownNameError
+from .dimension import Dimension, Value
+
+_STARTUP = 10  # configurations at random before a model of them is trusted
+_POPULATION = 20
+GRID_POINTS = 5  # of a range that has no steps
+MOST_GRID_POINTS = 20_000
+
+
+@dataclass(frozen=True)
+class SamplerKind:
+    """`several`: it takes several objectives. `numbers`: it searches numbers alone.
+
+    `learns_from_pruned`: what was raced out tells it something; for the others such a trial
+    counts as finished, with what it was estimated to be worth. `needs` are packages.
+    """
+
+    make: Callable[[int, Sequence[Dimension]], BaseSampler]
+    several: bool = True
+    numbers: bool = False
+    learns_from_pruned: bool = True
+    needs: tuple[str, ...] = ()
+    extra: str = ""
+
+
+class Grid(optuna.samplers.GridSampler):
+    """Optuna's grid for studies that are asked and told: the end is looked for, not signalled."""
+
+    def after_trial(self, *args: Any, **kwargs: Any) -> None:
+        """Optuna's own would stop `Study.optimize`, which is not what runs here."""
+
+
+def _tpe(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
+    return optuna.samplers.TPESampler(
+        seed=seed, n_startup_trials=_STARTUP, multivariate=True, constant_liar=True
+    )
+
+
+def _gp(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
+    return optuna.samplers.GPSampler(seed=seed, n_startup_trials=_STARTUP)
+
+
+def _cmaes(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
+    return optuna.samplers.CmaEsSampler(
+        seed=seed, n_startup_trials=1, consider_pruned_trials=True, warn_independent_sampling=False
+    )
+
+
+def _nsga2(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
+    return optuna.samplers.NSGAIISampler(seed=seed, population_size=_POPULATION)
+
+
+def _random(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
+    return optuna.samplers.RandomSampler(seed=seed)
+
+
+def _grid(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
+    return Grid(grid_of(dimensions), seed=seed)
+
+
+SAMPLERS: Mapping[str, SamplerKind] = {
+    "tpe": SamplerKind(_tpe),
+    "gp": SamplerKind(_gp, learns_from_pruned=False, needs=("torch", "scipy"), extra="torch"),
+    "cmaes": SamplerKind(_cmaes, several=False, numbers=True, needs=("cmaes",)),
+    "nsga2": SamplerKind(_nsga2, learns_from_pruned=False),
+    "random": SamplerKind(_random),
+    "grid": SamplerKind(_grid),
+}
+
+
+def default_sampler(objectives: int) -> str:
+    """TPE for one objective, NSGA-II for a front."""
+    return "tpe" if objectives == 1 else "nsga2"
+
+
+def checked(name: str, dimensions: Sequence[Dimension], objectives: int) -> SamplerKind:
+    """The sampler of that name, if it can search this.
+
+    Raises:
+        SloBenchError: it is unknown, not installed, or made for something else.
+    """
+    if name not in SAMPLERS:
+        raise UnknownNameError("sampler", name, SAMPLERS)
+    kind = SAMPLERS[name]
+    missing = [package for package in kind.needs if find_spec(package) is None]
+    if missing:
+        how = f"'slo-bench[{kind.extra}]'" if kind.extra else " ".join(missing)
+        raise SloBenchError(f"the sampler {name} needs {' and '.join(missing)}: pip install {how}")
+    if objectives > 1 and not kind.several:
+        raise SloBenchError(
+            f"the sampler {name} takes one objective, but there are {objectives}; use nsga2 or tpe"
+        )
+    words = [one.name for one in dimensions if one.choices is not None and len(one.choices) > 1]
+    if kind.numbers and words:
+        raise SloBenchError(
+            f"the sampler {name} searches numbers, but {words[0]} is one of several words; fix it "
+            f"(--set {words[0]}=…), or use tpe"
+        )
+    if name == "grid":
+        grid_of(dimensions)
+    return kind
+
+
+def grid_of(dimensions: Sequence[Dimension]) -> dict[str, list[Value]]:
+    """The values of each dimension, of a range without steps a few.
+
+    Raises:
+        SloBenchError: there are too many combinations.
+    """
+    grid = {one.name: list(one.points(GRID_POINTS)) for one in dimensions}
+    count = 1
+    for values in grid.values():
+        count *= len(values)
+    if count > MOST_GRID_POINTS:
+        raise SloBenchError(
+            f"the grid has {count:,} points, more than {MOST_GRID_POINTS:,}; search fewer "
+            "dimensions or values (--search), or use another sampler"
+        )
+    return grid

@@ -1,0 +1,432 @@
+"""A tuning run: a study in a folder, trial after trial, until the budget is spent.
+
+tune.toml      what was asked; running it again asks the same
+study.journal  the study, as Optuna keeps it (unless another storage was named)
+runs/          every run of every configuration, so that none is made twice
+tune.json      what was found; winner*.toml, the configurations to use
+confirm/       the runs on fresh seeds and other workloads
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import optuna
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from ...harness.experiment import Experiment, new_folder
+from ...harness.plan import SIMULATED
+from ...harness.store import write_whole
+from ...workloads.errors import FileFormatError, SloBenchError
+from .claims import OWNER, alive, cut_trials, one_at_a_time, own_name, wait_again
+from .confirm import Confirming
+from .evaluate import Evaluation, InfeasibleError, Worth, cell_of, gpus_of
+from .found import KEY, SAME_AS, Found, counted, evaluated, found_in, rivals_pace
+from .objectives import CAPACITY, COST, Aim
+from .outcome import Outcome, concluded, on_backend
+from .race import Pace
+from .runs import Ended
+from .samplers import SAMPLERS, Grid, checked
+from .serving import Servers
+from .settings import TuneSettings, text_of
+from .space import Space, counts_gpus, key_of, space_of
+from .storage import open_storage, quiet
+
+ASKED_FILE = "tune.toml"
+_ASKED = "asked"
+_WORKERS = "workers"
+_STUCK = 10  # proposals in a row that were known already: then one that nobody tried
+_MEDIAN_STARTUP = 5
+
+
+@dataclass(frozen=True)
+class TuneProgress:
+    """How far a study is, after every trial."""
+
+    trials: int
+    of_trials: int
+    requests: int
+    found: Found
+
+
+Watch = Callable[[TuneProgress], None]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned, checked before anything runs.
+
+    Raises:
+        SloBenchError: the experiment, the space and the settings do not fit each other.
+    """
+
+    experiment: Experiment
+    settings: TuneSettings
+    aim: Aim
+    space: Space
+
+
+def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
+    """Check everything that can be checked without a trial.
+
+    Raises:
+        SloBenchError: see `Tuning`.
+    """
+    if len(experiment.systems) != 1:
+        raise SloBenchError(f"tuning is about one system, not {len(experiment.systems)}")
+    if experiment.backend == "http":
+        raise SloBenchError(
+            "a server that runs already cannot be given other settings: let `tune server` start it"
+        )
+    if any("concurrency" in arrivals for arrivals in experiment.arrivals):
+        raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
+    aim = Aim.of(settings.objectives, settings.target, settings.rate_rps)
+    base = cell_of(experiment, "default")
+    space = space_of(experiment, settings.search, gpus_of(base))
+    counting = counts_gpus(space)
+    if counting and experiment.gpus == (None,) and COST not in aim.names:
+        named = [name for name in counting if name in settings.search]
+        if named and "instances" in named:
+            raise SloBenchError(
+                "more instances always carry more: say how many GPUs there are (--gpus), or add "
+                "the objective cost"
+            )
+        if experiment.backend == SIMULATED:
+            experiment = _with_gpus(experiment, gpus_of(base))
+    if COST in aim.names:
+        if not counting:
+            raise SloBenchError(
+                "cost is the number of GPUs, but nothing that is searched changes it: search "
+                "instances or tp (--search instances=1..8)"
+            )
+        if experiment.gpus != (None,):
+            raise SloBenchError(
+                "cost is the number of GPUs, and gpus is set: leave --gpus out, or cost"
+            )
+    checked(settings.sampler, space.dimensions, len(aim.objectives))
+    for workload in settings.confirm_workloads:
+        cell_of(on_workload(experiment, workload), "confirm")
+    if settings.confirm_backend is not None:
+        _check_backend(experiment, settings.confirm_backend)
+    return Tuning(experiment, settings, aim, space)
+
+
+def _check_backend(experiment: Experiment, backend: str) -> None:
+    from ...harness.backends.choose import backend_of
+
+    if experiment.backend != SIMULATED:
+        raise SloBenchError(f"this is tuned on {experiment.backend} already: leave --confirm out")
+    real = on_backend(experiment, backend)
+    backend_of(real).check(cell_of(real, "confirm"))
+
+
+def _with_gpus(experiment: Experiment, gpus: int) -> Experiment:
+    """The same on a fixed number of GPUs, so that configurations compare."""
+    table = experiment.model_dump(exclude_unset=True) | {"gpus": (gpus,)}
+    if table.get("instances", (None,)) != (None,):
+        table["instances"] = (None,)
+    return Experiment(**table)
+
+
+def on_workload(experiment: Experiment, workload: str) -> Experiment:
+    """The same with another workload in place of its own."""
+    table = experiment.model_dump(exclude_unset=True) | {"workload": (workload,)}
+    return Experiment(**table)
+
+
+def tune(
+    experiment: Experiment,
+    settings: TuneSettings | None = None,
+    out: str | Path | None = None,
+    *,
+    storage: str | None = None,
+    study_name: str | None = None,
+    resume: bool = False,
+    progress: Watch | None = None,
+    confirming: Confirming = lambda done, of: None,
+    ended: Ended | None = None,
+) -> Outcome:
+    """Search for the best configuration; what is found stands in the folder.
+
+    Several processes may work on one study: those of one folder with `resume`, those of several
+    machines by naming the same `storage` and `study_name`.
+
+    Args:
+        experiment: one system under one load.
+        settings: what is asked.
+        out: the folder, empty or new; by default a new one under `runs`.
+        storage: an Optuna storage by URL; by default a journal file in the folder.
+        study_name: in the storage; by default the name of the folder.
+        resume: go on with what is in `out`, or help whoever works there.
+        progress: called after every trial.
+        confirming: called as winners are confirmed with (configurations done, of how many).
+        ended: called within a run with (requests ended, clock in seconds).
+
+    Raises:
+        SloBenchError: something does not fit, the folder or the storage cannot be used, or no
+            configuration could be evaluated.
+    """
+    asked = settings or TuneSettings()
+    made = prepared(experiment, asked)
+    folder = Path(out) if out is not None else new_folder(f"tune-{made.space.system}")
+    if resume and not (folder / ASKED_FILE).is_file():
+        raise SloBenchError(f"there is nothing to go on with in {folder}: no {ASKED_FILE}")
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        raise SloBenchError(
+            f"{folder} is not empty; go on with what is there with --resume, "
+            "or choose another folder with --out"
+        )
+    with quiet():
+        if storage is not None:
+            open_storage(storage, folder)  # before anything is written
+        _write_asked(folder, experiment, asked)
+        kept = open_storage(storage, folder)
+        with one_at_a_time(folder):
+            study, seed = _study(kept, study_name or folder.resolve().name, made)
+        name = own_name()
+        with alive(study, name), Servers(folder / "servers") as servers:
+            evaluation = Evaluation(
+                made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended
+            )
+            _Worker(study, made, evaluation, name, seed, storage is None, progress).work()
+        found = found_in(study, made.aim, made.space)
+        if found.running:  # whoever ends last concludes
+            return Outcome(folder, made.experiment, asked, found, (), ())
+        return concluded(made.experiment, asked, found, folder, ended=ended, progress=confirming)
+
+
+def _write_asked(folder: Path, experiment: Experiment, settings: TuneSettings) -> None:
+    path = folder / ASKED_FILE
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not path.is_file():
+            write_whole(path, [text_of(experiment, settings).encode()])
+    except OSError as error:
+        raise SloBenchError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _study(storage: optuna.storages.BaseStorage, name: str, made: Tuning) -> tuple[Study, int]:
+    """The study, made or found, and a number for this process's random draws."""
+    aim, settings = made.aim, made.settings
+    asked = text_of(made.experiment, settings, budget=False)
+    study = optuna.create_study(
+        storage=storage,
+        study_name=name,
+        load_if_exists=True,
+        directions=["maximize" if o.maximise else "minimize" for o in aim.objectives],
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=_MEDIAN_STARTUP),
+    )
+    before = study.user_attrs.get(_ASKED)
+    if before is None:
+        study.set_user_attr(_ASKED, asked)
+        study.set_metric_names(list(aim.names))
+        default = made.space.default
+        if default is not None:
+            study.enqueue_trial(dict(default), user_attrs={"default": True})
+    elif before != asked:
+        _tell_difference(name, before, asked)
+    workers = int(study.user_attrs.get(_WORKERS, 0))
+    study.set_user_attr(_WORKERS, workers + 1)
+    kind = SAMPLERS[settings.sampler]
+    seed = settings.sampler_seed + 1009 * workers
+    study.sampler = kind.make(seed, made.space.dimensions)
+    return study, seed
+
+
+def _tell_difference(name: str, before: str, asked: str) -> None:
+    old_lines, new_lines = before.splitlines(), asked.splitlines()
+    for number in range(max(len(old_lines), len(new_lines))):
+        old = old_lines[number] if number < len(old_lines) else "(nothing)"
+        new = new_lines[number] if number < len(new_lines) else "(nothing)"
+        if old != new:
+            raise FileFormatError(
+                ASKED_FILE,
+                number + 1,
+                f"the study {name} asks something else: it has {old!r} where this has {new!r}; "
+                "choose another folder (--out) or another name (--study)",
+            )
+
+
+class _Worker:
+    """One process's work on a study."""
+
+    def __init__(
+        self,
+        study: Study,
+        made: Tuning,
+        evaluation: Evaluation,
+        name: str,
+        seed: int,
+        alone: bool,
+        progress: Watch | None,
+    ) -> None:
+        self._study = study
+        self._made = made
+        self._evaluation = evaluation
+        self._name = name
+        self._alone = alone  # all processes of the study share the folder
+        self._progress = progress
+        self._rng = np.random.default_rng(seed)
+        self._known_in_a_row = 0
+        self._began_s = time.monotonic()
+
+    def work(self) -> None:
+        """Trial after trial until nothing is left to do."""
+        while (trial := self._next()) is not None:
+            self._evaluate(trial)
+            if self._progress is not None:
+                trials = self._study.get_trials(deepcopy=False)
+                self._progress(
+                    TuneProgress(
+                        len(counted(trials)),
+                        self._made.settings.trials,
+                        sum(t.user_attrs.get("requests", 0) for t in trials),
+                        found_in(self._study, self._made.aim, self._made.space),
+                    )
+                )
+
+    def _next(self) -> Trial | None:
+        """A trial that was cut, or a new one; None: enough."""
+        with one_at_a_time(self._evaluation.folder):
+            for cut in cut_trials(self._study, unsigned=self._alone):
+                wait_again(self._study, cut)
+            trials = self._study.get_trials(deepcopy=False)
+            waiting = any(trial.state is TrialState.WAITING for trial in trials)
+            begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
+            goes_on = waiting and any(
+                trial.state is TrialState.WAITING and OWNER in trial.user_attrs for trial in trials
+            )
+            if not goes_on and (self._spent(begun) or self._exhausted()):
+                return None
+            stuck = not waiting and self._known_in_a_row >= _STUCK
+            if stuck and not self._queue_untried(trials):
+                return None
+            trial = self._study.ask()
+            trial.set_user_attr(OWNER, self._name)
+            return trial
+
+    def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
+        settings = self._made.settings
+        if len(counted(begun)) >= settings.trials:
+            return True
+        requests = sum(trial.user_attrs.get("requests", 0) for trial in begun)
+        if settings.max_requests is not None and requests >= settings.max_requests:
+            return True
+        spent_s = time.monotonic() - self._began_s
+        return settings.max_time_s is not None and spent_s >= settings.max_time_s
+
+    def _exhausted(self) -> bool:
+        sampler = self._study.sampler
+        return isinstance(sampler, Grid) and sampler.is_exhausted(self._study)
+
+    def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
+        tried = [trial.user_attrs[KEY] for trial in trials if KEY in trial.user_attrs]
+        untried = self._made.space.untried(tried, self._rng)
+        if untried is None:
+            return False
+        self._study.enqueue_trial(dict(untried))
+        self._known_in_a_row = 0
+        return True
+
+    def _evaluate(self, trial: Trial) -> None:
+        configuration = self._made.space.suggest(trial)
+        key = key_of(configuration)
+        trials = self._study.get_trials(deepcopy=False)
+        same = next((t for t in evaluated(trials) if t.user_attrs.get(KEY) == key), None)
+        trial.set_user_attr(KEY, key)
+        trial.set_user_attr("configuration", dict(configuration))
+        if same is not None:
+            self._known_in_a_row += 1
+            trial.set_user_attr(SAME_AS, same.number)
+            self._tell_again(trial, same)
+            return
+        try:
+            runs = self._evaluation.runs_of(configuration)
+        except InfeasibleError as error:
+            self._known_in_a_row += 1
+            trial.set_user_attr("infeasible", str(error))
+            self._study.tell(trial, state=TrialState.PRUNED)
+            return
+        self._known_in_a_row = 0
+        try:
+            worth = self._evaluation.worth(
+                runs,
+                trial=trial.number,
+                pace=self._pace(trials, gpus_of(runs.spec)),
+                fewest_gpus=self._fewest_gpus(trials),
+                report=self._reporter(trial),
+            )
+        except SloBenchError as error:
+            self._evaluation.servers.stop()
+            trial.set_user_attr("failed", str(error))
+            trial.set_user_attr("requests", runs.requests)
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        trial.set_user_attr("requests", runs.requests)
+        trial.set_user_attr("wall_s", round(runs.wall_s, 3))
+        self._tell(trial, worth)
+
+    def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
+        """Tells Optuna of a value on the way; it says whether to prune."""
+        if self._made.aim.single is None:
+            return lambda step, value: False
+
+        def report(step: int, value: float) -> bool:
+            trial.report(value, step)
+            return self._made.aim.names != (CAPACITY,) and trial.should_prune()
+
+        return report
+
+    def _tell(self, trial: Trial, worth: Worth) -> None:
+        for name, value in worth.figures.items():
+            trial.set_user_attr(name, value)
+        if worth.pace is not None:
+            trial.set_user_attr("pace", worth.pace.plain())
+        if self._made.aim.must_attain and not worth.lost:
+            trial.set_constraint("attainment", worth.missed)
+        if worth.lost:
+            trial.set_user_attr("lost", True)
+        if any(map(math.isnan, worth.values)):
+            trial.set_user_attr("failed", "an objective has no value: nothing was served")
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        trial.set_user_attr("values", list(worth.values))
+        kind = SAMPLERS[self._made.settings.sampler]
+        single = self._made.aim.single is not None
+        if worth.lost and single and kind.learns_from_pruned:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, list(worth.values))
+
+    def _tell_again(self, trial: Trial, same: FrozenTrial) -> None:
+        for step, value in same.intermediate_values.items():
+            trial.report(value, step)
+        for name, value in same.constraints.items():
+            trial.set_constraint(name, value)
+        if same.state is TrialState.COMPLETE:
+            assert same.values is not None
+            self._study.tell(trial, same.values)
+        else:
+            self._study.tell(trial, state=same.state)
+
+    def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
+        """What a configuration on so many GPUs must beat in capacity to be of any use."""
+        if set(self._made.aim.names) - {CAPACITY, COST}:
+            return None  # a lower capacity may be worth it
+        return rivals_pace(trials, gpus)
+
+    def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
+        if self._made.aim.names != (COST,):
+            return None
+        met = [
+            trial.user_attrs["gpus"]
+            for trial in evaluated(trials)
+            if trial.state is TrialState.COMPLETE and max(trial.constraints.values()) <= 0
+        ]
+        return min(met, default=None)
