@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ..predictors.placement import Placement
+from ..predictors.staged import StagedStepTime
 from ..predictors.step_time import StepTime, step_time
 from ..workloads.errors import SloBenchError
 from ..workloads.workload import Workload
@@ -29,7 +30,7 @@ _SAMPLES = 300
 class Builder:
     """Makes instances of one role.
 
-    With pipeline parallelism an instance is `pp` lanes over `pp` stages: so many batches are in
+    With pipeline parallelism an instance is `lanes` lanes over `pp` stages: so many batches are in
     flight, each with its share of the KV blocks, and they meet at the stages, which compute one
     step at a time.
 
@@ -51,13 +52,13 @@ class Builder:
     ) -> None:
         self.role = role
         self.placement = placement = role.placement or placement
-        if placement.kv_blocks < placement.pp:
+        if placement.kv_blocks < placement.lanes:
             raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
         self._step = step
         self._trace = trace
-        self._alone = placement.pp == 1 and not beside and not role.devices
-        self._blocks = placement.kv_blocks // placement.pp
-        self._host_blocks = placement.host_blocks // placement.pp
+        self._alone = placement.lanes == 1 and not beside and not role.devices
+        self._blocks = placement.kv_blocks // placement.lanes
+        self._host_blocks = placement.host_blocks // placement.lanes
         cached = prefix_cache if role.prefix_cache is None else role.prefix_cache
         cached = cached and workload.prefix_blocks is not None
         self._prefix_block_tokens = workload.prefix_block_tokens if cached else 0
@@ -93,14 +94,12 @@ class Builder:
 
         `devices` has those that other roles have named, and gets those that this one names.
         """
-        role, pp, made = self.role, self.placement.pp, list[Site]()
+        role, made = self.role, list[Site]()
         for k in range(role.instances):
-            names = [f"instance {number + k} stage {stage}" for stage in range(pp)]
+            stages = self._stages(f"instance {number + k}")
             if role.devices:
-                stages = devices.setdefault(role.devices[k], tuple(Device(n) for n in names))
-            else:
-                stages = tuple(Device(name) for name in names)
-            for _ in range(pp):
+                stages = devices.setdefault(role.devices[k], stages)
+            for _ in range(self.placement.lanes):
                 lane = first + len(made)
                 instance = self._instance(lane, stages)
                 instance.hands_over = role.hands_over
@@ -116,6 +115,13 @@ class Builder:
                     )
                 )
         return made
+
+    def _stages(self, instance: str) -> tuple[Device, ...]:
+        pp, steps = self.placement.pp, self._steps
+        shares = steps.shares() if isinstance(steps, StagedStepTime) else (1 / pp,) * pp
+        return tuple(
+            Device(f"{instance} stage {stage}", share) for stage, share in enumerate(shares)
+        )
 
     def _instance(self, index: int, stages: tuple[Device, ...]) -> Instance:
         policy = self.role.policy

@@ -8,6 +8,7 @@ from functools import cached_property
 from ..workloads.errors import SloBenchError
 from .dtypes import kv_dtype, weight_dtype
 from .specs import GIB, GpuSpec, LinkSpec, ModelSpec, link
+from .stages import Stage, even_layers
 
 DEFAULT_HOST_MEMORY_BYTES = 4 * GIB
 OVERHEAD_BYTES = GIB
@@ -20,6 +21,10 @@ TP_DEGREES = (1, 2, 4, 8)
 @dataclass(frozen=True)
 class Placement:
     """One instance: a model on `tp * pp` GPUs of one kind, each holding an equal share.
+
+    `split` gives the pipeline stages one by one instead, each on one GPU of its own kind (tp is 1,
+    and `gpu` that of the first stage). `fixed_lanes` says how many batches are in flight; by
+    default as many as there are stages, while an eager loop over mapped layers has one.
 
     `memory_share` of each GPU's memory is for serving. From it go the weights, then a reserve for
     what a forward pass needs (as vLLM measures it at start): 1 GiB for CUDA, NCCL and workspaces,
@@ -44,6 +49,8 @@ class Placement:
     fixed_kv_blocks: int | None = None
     fixed_host_blocks: int | None = None
     beside_bytes: int = 0
+    split: tuple[Stage, ...] = ()
+    fixed_lanes: int | None = None
 
     def __post_init__(self) -> None:
         weight_dtype(self.weight_dtype)
@@ -65,11 +72,43 @@ class Placement:
             raise SloBenchError(f"kv_blocks must be at least 1 but is {self.fixed_kv_blocks}")
         if self.fixed_host_blocks is not None and self.fixed_host_blocks < 0:
             raise SloBenchError(f"host_blocks must be at least 0 but is {self.fixed_host_blocks}")
+        if not 1 <= self.lanes <= self.pp:
+            raise SloBenchError(f"lanes must be 1 to {self.pp} (the stages) but is {self.lanes}")
+        if self.split:
+            self._check_split()
+
+    def _check_split(self) -> None:
+        mapped = sum(stage.layers for stage in self.split)
+        if min(stage.layers for stage in self.split) < 1:
+            raise SloBenchError("a stage must hold at least 1 layer; leave empty ones out")
+        if mapped != self.model.layers:
+            raise SloBenchError(
+                f"the stages hold {mapped} layers but {self.model.name} has {self.model.layers}"
+            )
+        if self.pp != len(self.split) or self.tp != 1:
+            raise SloBenchError(
+                f"{len(self.split)} stages of their own need pp {len(self.split)} and tp 1, "
+                f"not pp {self.pp} and tp {self.tp}"
+            )
 
     @property
     def gpus(self) -> int:
         """GPUs of the instance."""
         return self.tp * self.pp
+
+    @property
+    def lanes(self) -> int:
+        """Batches in flight."""
+        return self.pp if self.fixed_lanes is None else self.fixed_lanes
+
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """The pipeline stages in order; where layers do not divide, the first hold one more."""
+        if self.split:
+            return self.split
+        layers = even_layers(self.model.layers, self.pp)
+        peer = self.peer_link
+        return tuple(Stage(self.gpu, n, peer) for n in layers)
 
     @property
     def host_link(self) -> LinkSpec:
@@ -89,7 +128,7 @@ class Placement:
     @property
     def stage_layers(self) -> int:
         """Layers of the longest pipeline stage."""
-        return -(-self.model.layers // self.pp)
+        return max(stage.layers for stage in self.stages)
 
     @cached_property
     def kv_bytes_per_token(self) -> int:
@@ -101,15 +140,21 @@ class Placement:
 
     @cached_property
     def weight_bytes_per_gpu(self) -> int:
-        """Weight bytes on the fullest GPU.
+        """Weight bytes on the fullest GPU."""
+        return max(map(self._stage_weight_bytes, range(self.pp)))
 
-        With pp = 1 all weights split over tp; else the longest stage and one vocabulary table.
+    def _stage_weight_bytes(self, stage: int) -> int:
+        """On each GPU of a stage: its layers, and a vocabulary table on the first and the last.
+
+        With pp = 1 all weights split over tp.
         """
         if self.pp == 1:
             return -(-self.model.weight_bytes(self.weight_dtype) // self.tp)
-        layers = self.stage_layers * self.model.layer_weight_bytes(self.weight_dtype)
-        width = max(2.0, weight_dtype(self.weight_dtype).bytes)
-        return round((layers + self.model.embedding_parameters * width) / self.tp)
+        held = self.stages[stage].layers * self.model.layer_weight_bytes(self.weight_dtype)
+        if stage in (0, self.pp - 1):
+            width = max(2.0, weight_dtype(self.weight_dtype).bytes)
+            return round((held + self.model.embedding_parameters * width) / self.tp)
+        return round(held / self.tp)
 
     @cached_property
     def reserve_bytes_per_gpu(self) -> int:
@@ -134,10 +179,17 @@ class Placement:
 
     @cached_property
     def fitting_kv_blocks(self) -> int:
-        """Blocks of `block_tokens` tokens that fit beside the weights; 0 where nothing is left."""
-        taken = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu + self.beside_bytes
-        free = self.usable_bytes_per_gpu - taken
-        return max(0, free // self.block_bytes_per_gpu)
+        """Blocks of `block_tokens` tokens that fit beside the weights; 0 where nothing is left.
+
+        As many as fit on the stage that has the least room for its layers' KV.
+        """
+        return max(0, min(map(self._stage_blocks, range(self.pp))))
+
+    def _stage_blocks(self, stage: int) -> int:
+        held = self.stages[stage]
+        usable = int(held.gpu.memory_bytes * self.memory_share)
+        taken = self._stage_weight_bytes(stage) + self.reserve_bytes_per_gpu + self.beside_bytes
+        return (usable - taken) // self._block_bytes(held.layers)
 
     @property
     def kv_tokens(self) -> int:
@@ -162,8 +214,11 @@ class Placement:
     @property
     def block_bytes_per_gpu(self) -> int:
         """Bytes of one KV block on the fullest GPU."""
+        return self._block_bytes(self.stage_layers)
+
+    def _block_bytes(self, layers: int) -> int:
         per_layer = self.kv_bytes_per_token // self.tp // self.model.layers
-        return max(1, per_layer * self.stage_layers * self.block_tokens)
+        return max(1, per_layer * layers * self.block_tokens)
 
     def check(self) -> None:
         """Raise `SloBenchError` unless the split is possible and everything fits.
@@ -199,6 +254,8 @@ class Placement:
         return self.kv_tokens >= min(LEAST_KV_TOKENS, self.model.context_tokens)
 
     def _too_small(self) -> str:
+        if self.split:
+            return self._too_small_split()
         weights_gb = self.model.weight_bytes(self.weight_dtype) / 1e9
         offered_gb = self.usable_bytes_per_gpu * self.gpus / 1e9
         reserve_gb = self.reserve_bytes_per_gpu * self.gpus / 1e9
@@ -218,6 +275,14 @@ class Placement:
             if tp > self.tp and replace(self, tp=tp).fits:
                 return f"{problem}; use tp {tp} or more"
         return f"{problem}; use a larger GPU, smaller weights (weight_dtype) or pp above {self.pp}"
+
+    def _too_small_split(self) -> str:
+        fewest = min(range(self.pp), key=self._stage_blocks)
+        stage = self.split[fewest]
+        return (
+            f"{stage.layers} layers of {self.model.name} and their KV do not fit on stage {fewest} "
+            f"({stage.gpu.name}); give it fewer"
+        )
 
 
 def _tp_degrees(model: ModelSpec) -> list[int]:

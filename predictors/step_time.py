@@ -112,23 +112,41 @@ def step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> RooflineM
     Raises:
         SloBenchError: `host_s` is not a time from 0 on, or the model is not a decoder.
     """
-    if not (math.isfinite(host_s) and host_s >= 0):
-        raise SloBenchError(f"host_s must be a time from 0 on but is {host_s}")
+    checked_host_s(host_s)
     if placement.model.kind != "decoder":
         raise SloBenchError(f"{placement.model.name} is an encoder; step times are for decoders")
+    known = coefficients_of(placement)
+    all_reduce = placement.tp > 1 and not known.fitted  # a fit contains it
+    return RooflineModel(
+        _roofline(placement, known.coefficients, host_s, all_reduce=all_reduce),
+        fitted=known.fitted,
+        provenance=known.provenance,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KnownCoefficients:
+    """Coefficients for a placement, and where they come from."""
+
+    coefficients: Coefficients
+    fitted: bool
+    provenance: str
+
+
+def coefficients_of(placement: Placement) -> KnownCoefficients:
+    """Those fitted for the model's shape on this GPU and tp, else the estimate."""
     pair = _fitted_for(placement)
     if pair is not None:
-        return RooflineModel(
-            _roofline(placement, pair.coefficients, host_s, all_reduce=False),
-            fitted=True,
-            provenance=f"fitted: {pair.label}, MAPE {pair.mape_percent} %",
-        )
-    coefficients = estimated_coefficients(placement.model)
-    return RooflineModel(
-        _roofline(placement, coefficients, host_s, all_reduce=placement.tp > 1),
-        fitted=False,
-        provenance=_describe(coefficients),
-    )
+        said = f"fitted: {pair.label}, MAPE {pair.mape_percent} %"
+        return KnownCoefficients(pair.coefficients, True, said)
+    estimate = estimated_coefficients(placement.model)
+    return KnownCoefficients(estimate, False, _describe(estimate))
+
+
+def checked_host_s(host_s: float) -> None:
+    """Raise SloBenchError unless `host_s` is a time from 0 on."""
+    if not (math.isfinite(host_s) and host_s >= 0):
+        raise SloBenchError(f"host_s must be a time from 0 on but is {host_s}")
 
 
 def work(placement: Placement) -> Work:

@@ -8,13 +8,15 @@ class Device:
 
     Instances placed on the same device take turns, step by step, so that together they never get
     more than the device's throughput. What it computes for instances of other devices goes first,
-    and is owed by the steps of its own (`owed_s`).
+    and is owed by the steps of its own (`owed_s`). `share` is what part of a step that passes
+    through several stages it takes.
     """
 
-    __slots__ = ("free_at_s", "name", "owed_s")
+    __slots__ = ("free_at_s", "name", "owed_s", "share")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, share: float = 1.0) -> None:
         self.name = name
+        self.share = share
         self.free_at_s = 0.0
         self.owed_s = 0.0
 
@@ -28,19 +30,18 @@ class Device:
 def occupy(stages: tuple[Device, ...], begin_s: float, duration_s: float) -> float:
     """Run a step of `duration_s` through the stages in turn; the moment at which it ends.
 
-    Each stage takes an equal share, and begins when the step reaches it and it is free.
+    Each stage takes its share, and begins when the step reaches it and it is free.
     """
-    share_s = duration_s / len(stages)
     now_s = begin_s
     for stage in stages:
         owed_s = stage.settle(now_s) if stage.owed_s else 0.0
-        now_s = max(now_s, stage.free_at_s) + owed_s + share_s
+        now_s = max(now_s, stage.free_at_s) + owed_s + duration_s * stage.share
         stage.free_at_s = now_s
     return now_s
 
 
 def free_after(stages: tuple[Device, ...], end_s: float, duration_s: float) -> None:
     """A step of `duration_s` that met no other ended at `end_s`: when that left each stage free."""
-    share_s = duration_s / len(stages)
-    for behind, stage in enumerate(reversed(stages)):
-        stage.free_at_s = end_s - behind * share_s
+    for stage in reversed(stages):
+        stage.free_at_s = end_s
+        end_s -= duration_s * stage.share

@@ -61,6 +61,14 @@ class Memory:
     def model(self) -> Memory:
         return self
 
+    @property
+    def lanes(self) -> int:
+        return self.pp
+
+    @property
+    def tp(self) -> int:
+        return 1
+
 
 @dataclass(frozen=True)
 class Served:

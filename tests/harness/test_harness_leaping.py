@@ -37,6 +37,11 @@ class SmallMemory:
     block_tokens: int = 16
     swap_s_per_block: float = 0.0004
     model: object = dataclasses.field(default_factory=lambda: PLACEMENT.model)
+    tp: int = 1
+
+    @property
+    def lanes(self):
+        return self.pp
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ STEP_TIME = step_time(PLACEMENT).model
 class SmallMemory:
     """Llama on an A100 with few blocks."""
 
-    host_blocks, pp, block_tokens, swap_s_per_block = 32, 1, 16, 0.0004
+    host_blocks, block_tokens, swap_s_per_block = 32, 16, 0.0004
+    tp = pp = lanes = 1
     model = PLACEMENT.model
 
     def __init__(self, kv_blocks: int) -> None:

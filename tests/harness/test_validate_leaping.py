@@ -31,6 +31,8 @@ class SmallMemory:
     kv_blocks: int
     host_blocks: int = 32
     pp: int = 1
+    lanes: int = 1
+    tp: int = 1
     block_tokens: int = 16
     swap_s_per_block: float = 0.0004
     model: ModelSpec = dataclasses.field(default_factory=lambda: model("llama-3-8b"))

@@ -1,0 +1,148 @@
+"""Step time where the layers are mapped unevenly, or onto GPUs of different kinds.
+
+A pass goes through the stages one after the other: it takes the sum of what each stage takes for
+its own layers on its own GPU, and of the hops between them. Overheads that are fitted or given for
+a whole pass (`c5`…`c8`, `host_s`) are shared out by layers, since they are paid layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import sqrt
+
+from .dtypes import SIXTEEN_BIT_BYTES, weight_dtype
+from .placement import Placement
+from .roofline import Coefficients, OperatorRoofline, Work
+from .stages import Stage
+from .step_time import (
+    DEFAULT_HOST_S,
+    KnownCoefficients,
+    StepTimeModel,
+    checked_host_s,
+    coefficients_of,
+)
+
+# The decode step whose times stand for what share of a pass each stage takes.
+_SHARED_SEQS, _SHARED_KV_TOKENS = 8, 8 * 256
+
+
+@dataclass(frozen=True, slots=True)
+class StagedStepTime:
+    """`StepTime` as the sum over stages; each part's hand-over to the next stage is in it."""
+
+    parts: tuple[OperatorRoofline, ...]
+
+    def shares(self) -> tuple[float, ...]:
+        """What share of a pass each stage takes, in a decode step of eight sequences.
+
+        In a prefill step the shares differ a little where GPUs differ more in operations than in
+        bandwidth; the sum over the stages is exact for both.
+        """
+        times_s = [part.step_s(_SHARED_SEQS, _SHARED_KV_TOKENS, ()) for part in self.parts]
+        whole_s = sum(times_s)
+        return tuple(time_s / whole_s for time_s in times_s)
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """See `StepTime`."""
+        return sum(part.step_s(decode_seqs, decode_kv_tokens, chunks) for part in self.parts)
+
+    def _line(self, decode_seqs: int, decode_kv_tokens: int) -> tuple[float, float]:
+        """Seconds of the first decode step, and by how much each takes longer than the last."""
+        growth_s = decode_seqs * sum(part.decode_kv_s for part in self.parts)
+        return self.step_s(decode_seqs, decode_kv_tokens, ()), growth_s
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """See `StepTime`; in closed form."""
+        first_s, growth_s = self._line(decode_seqs, decode_kv_tokens)
+        return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """See `StepTime`: the root of the closed form, then to where `span_s` itself crosses."""
+        if duration_s <= 0:
+            return 0
+        first_s, growth_s = self._line(decode_seqs, decode_kv_tokens)
+        rest_s = first_s - 0.5 * growth_s
+        root = 2 * duration_s / (rest_s + sqrt(rest_s * rest_s + 2 * growth_s * duration_s))
+        steps = int(root) + 1
+        while self.span_s(decode_seqs, decode_kv_tokens, steps) < duration_s:
+            steps += 1
+        while steps > 1 and self.span_s(decode_seqs, decode_kv_tokens, steps - 1) >= duration_s:
+            steps -= 1
+        return steps
+
+
+@dataclass(frozen=True, slots=True)
+class StagedModel(StepTimeModel):
+    """A step-time model whose parts are the stages of a placement."""
+
+    model: StagedStepTime
+
+
+def staged_step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> StagedModel:
+    """The step-time model of a placement with stages of their own (`Placement.split`).
+
+    Every stage is fitted where its GPU and the model's shape are, else estimated; one estimate
+    makes the whole unfitted.
+
+    Raises:
+        SloBenchError: `host_s` is not a time from 0 on.
+    """
+    checked_host_s(host_s)
+    parts, fitted, said = [], True, dict[str, None]()
+    for number, stage in enumerate(placement.stages):
+        known = _known(placement, stage)
+        fitted = fitted and known.fitted
+        said.setdefault(f"{stage.gpu.name}: {known.provenance}")
+        parts.append(stage_step_time(placement, stage, host_s, last=number == placement.pp - 1))
+    return StagedModel(StagedStepTime(tuple(parts)), fitted, "; ".join(said))
+
+
+def stage_step_time(
+    placement: Placement, stage: Stage, host_s: float, *, last: bool
+) -> OperatorRoofline:
+    """How long a pass is in one stage of the model that `placement` places, hand-over included.
+
+    The last has the final norm and the output head, and hands nothing over.
+    """
+    share = stage.layers / placement.model.layers
+    link = None if last else stage.link
+    token_bytes = placement.model.hidden * SIXTEEN_BIT_BYTES
+    return OperatorRoofline.of(
+        _shared(_known(placement, stage).coefficients, share),
+        _work(placement, stage, head=last),
+        host_s * share,
+        extra_s=link.latency_s if link else 0.0,
+        extra_s_per_token=token_bytes / link.bandwidth_bytes_per_s if link else 0.0,
+    )
+
+
+def _known(placement: Placement, stage: Stage) -> KnownCoefficients:
+    return coefficients_of(replace(placement, gpu=stage.gpu, pp=1, split=(), fixed_lanes=None))
+
+
+def _shared(c: Coefficients, share: float) -> Coefficients:
+    return replace(
+        c, c5_s=c.c5_s * share, c6_s=c.c6_s * share, c7_s=c.c7_s * share, c8_s=c.c8_s * share
+    )
+
+
+def _work(placement: Placement, stage: Stage, head: bool) -> Work:
+    """What the stage reads and multiplies; the last has the final norm and the output head."""
+    spec, gpu, dtype = placement.model, stage.gpu, placement.weight_dtype
+    held_bytes = stage.layers * spec.layer_weight_bytes(dtype)
+    held = stage.layers * spec.layer_parameters
+    if head:
+        held_bytes += spec.streamed_weight_bytes(dtype) - spec.layers * spec.layer_weight_bytes(
+            dtype
+        )
+        held += spec.streamed_parameters - spec.layers * spec.layer_parameters
+    share = stage.layers / spec.layers
+    return Work(
+        weight_read_s=held_bytes / gpu.bandwidth_bytes_per_s,
+        linear_s_per_token=2 * held / gpu.flops(weight_dtype(dtype).compute_bits),
+        kv_read_s_per_token=placement.kv_bytes_per_token * share / gpu.bandwidth_bytes_per_s,
+        attention_s_per_pair=4 * spec.query_width * stage.layers / gpu.flops(16),
+    )
