@@ -160,6 +160,8 @@ def cell_metrics(
     gaps and preemptions are those of the whole run:
     compute_utilisation = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), known as
     MFU, where padding and prompt tokens found in a cache do not count as computed;
+    gpu_busy = share of the time for which GPUs compute, averaged over them (host time of their
+    iterations counted), as a GPU's own counter of utilisation has it;
     memory_utilisation = share of the KV blocks in use, averaged over time;
     padding_waste = padded tokens / all tokens computed (only static batches are padded);
     banaserve_objective = BanaServe's Eq. 4-15 with all weights 1 (`clusters.objective`), of
@@ -211,6 +213,9 @@ def cell_metrics(
         "throughput_rps": _per_second(int(finished.sum()), makespan_s),
         "output_tokens_per_s": output_tokens_per_s,
         "compute_utilisation": utilisation,
+        "gpu_busy": totals.gpu_busy_s / (hardware.gpus * totals.makespan_s)
+        if totals.makespan_s > 0
+        else NOT_A_NUMBER,
         "memory_utilisation": totals.kv_mean_share,
         "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
         if prompt_tokens
@@ -238,6 +243,8 @@ def cell_metrics(
         "missed_e2e": int((counted & judged.late_e2e).sum()),
         "missed_deadline": int((counted & judged.late_deadline).sum()),
     }
+    if warmup_s > 0:
+        row["warmup_s"] = warmup_s
     row.update(_by_kind(workload, records, counted, judged.met, objective))
     row.update(_by_class(workload, counted, judged.met))
     return row

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ..predictors.device_map import read_device_map
 from ..predictors.output_length import length_predictor
 from ..predictors.placement import smallest_tp
 from ..predictors.specs import gpu, model
@@ -36,6 +37,7 @@ _PLACED = (
     "host_s",
     "profile",
     "embedder",
+    "device_map",
 )
 _WORKLOAD = (
     "workload",
@@ -60,6 +62,7 @@ _AXES = (
     "requests",
     "duration_s",
     "warmup_s",
+    "warmup_share",
     "max_output_tokens",
     "slo",
     "slo_scale",
@@ -222,7 +225,7 @@ def _cell(
         speed=level.speed,
         requests=default_requests if open_length else values["requests"],
         duration_s=values["duration_s"],
-        warmup_s=values["warmup_s"],
+        warmup_s=_warmup_s(values, level, default_requests),
         max_output_tokens=values["max_output_tokens"],
         slo=values["slo"],
         slo_scale=values["slo_scale"],
@@ -231,6 +234,25 @@ def _cell(
         objective=values["objective"],
         length_predictor=values["length_predictor"],
     )
+
+
+def _warmup_s(values: Mapping[str, Any], level: Level, default_requests: int | None) -> float:
+    """Seconds whose arrivals do not count.
+
+    Raises:
+        SloBenchError: a share is asked for, but when arrivals come only the run can tell.
+    """
+    share = values["warmup_share"]
+    if not share:
+        return float(values["warmup_s"])
+    span_s = values["duration_s"]
+    if span_s is None and level.rate_rps is not None:
+        span_s = (values["requests"] or default_requests or 0) / level.rate_rps
+    if not span_s:
+        raise SloBenchError(
+            "warmup_share needs rates or loads, and requests or duration_s; give warmup_s instead"
+        )
+    return float(max(values["warmup_s"], round(share * span_s, 9)))
 
 
 def _systems(asked: ExperimentSchema) -> Iterator[_SystemChoice]:
@@ -284,6 +306,8 @@ def _check_layouts(systems: Sequence[_SystemChoice], combinations: Sequence[_Com
         system = choice.system
         if system is None or system.cluster is None:
             continue
+        if combination.place.device_map is not None:
+            raise SloBenchError(f"{choice.label} places layers itself; leave device_map out")
         place = placed(combination.place).placement
         instances = combination.generating(system)
         for role in system.cluster.layout(system.policy, place, instances):
@@ -306,6 +330,8 @@ def _combination(values: Mapping[str, Any], asked: ExperimentSchema, least: int)
     simulated = asked.backend == SIMULATED
     if asked.client.base_urls:
         values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
+    if values["device_map"] is not None:
+        values = _mapped(values, simulated)
     pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
     numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
     tp = values["tp"] or 1
@@ -343,9 +369,19 @@ def _combination(values: Mapping[str, Any], asked: ExperimentSchema, least: int)
     return _Combination(values, workload, place, gpus // each, asked=True)
 
 
+def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:
+    """The same, on the GPUs that a device map names."""
+    if not simulated:
+        raise SloBenchError("device_map is simulated; a server takes the settings in the map's file")
+    if values["tp"] not in (None, 1) or values["pp"] != 1:
+        raise SloBenchError("device_map says what is on which device; leave tp and pp out")
+    found = read_device_map(values["device_map"])
+    return {**values, "gpu": found.gpus_text, "tp": 1, "pp": len(found.stages)}
+
+
 def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> _Combination:
     """Several models on `gpus` GPUs, each on the fewest that it fits on."""
-    for name in ("tp", "pp", "instances", "router", "embedder", "profile", "kv_blocks"):
+    for name in ("tp", "pp", "instances", "router", "embedder", "profile", "kv_blocks", "device_map"):
         if values[name] not in (None, 1):
             raise SloBenchError(
                 f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "

@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 # Settings that may name files.
-_PATHS = ("systems", "workload", "model", "embedder", "profile", "length_predictor")
+_PATHS = ("systems", "workload", "model", "embedder", "profile", "length_predictor", "device_map")
 
 
 def _listed(value: object) -> object:
@@ -44,6 +44,7 @@ CountFrom0 = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
+PartShare = Annotated[float, Field(ge=0, lt=1)]
 Knob = bool | int | float | str
 SloTable = dict[str, float | str | dict[str, float | str]]
 
@@ -93,6 +94,7 @@ class ExperimentSchema(BaseModel):
     requests: Axis[Count | None] = (None,)
     duration_s: Axis[Positive | None] = (None,)
     warmup_s: Axis[NotNegative] = (0.0,)
+    warmup_share: Axis[PartShare] = (0.0,)  # as a share of the time of arrivals, instead
     max_output_tokens: Axis[Count | None] = (None,)  # what requests declare; None: what they need
     slo: Axis[str | SloTable] = ("ttft=1,tpot=0.15",)  # "": the workload's own
     slo_scale: Axis[Positive] = (1.0,)
@@ -116,6 +118,7 @@ class ExperimentSchema(BaseModel):
     host_blocks: Axis[CountFrom0 | None] = (None,)  # in place of host_memory_gib
     host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
     profile: Axis[str | None] = (None,)  # a file of measured step times
+    device_map: Axis[str | None] = (None,)  # layers on devices, in place of gpu, tp and pp
     embedder: Axis[str | None] = (None,)  # the model beside it that embedding requests are for
     embed_instances: Axis[CountFrom0] = (0,)  # that only embed; 0: all do, beside the model
     objective: Axis[str] = ("alpha=1,beta=1,gamma=1",)  # of workloads with embedding requests

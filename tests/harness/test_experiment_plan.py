@@ -148,3 +148,12 @@ def test_rates_that_cannot_be_read(text):
 )
 def test_rates_one_can_say_aloud(value, rounded):
     assert two_digits(value) == pytest.approx(rounded)
+
+
+def test_a_share_of_the_requests_warms_up():
+    asked = Experiment(
+        systems="vllm", workload="alpaca", rates=[2.0, 4.0], requests=100, warmup_share=0.2
+    )
+    assert {c.rate_rps: c.warmup_s for c in asked.plan().cells} == {2.0: 10.0, 4.0: 5.0}
+    with pytest.raises(SloBenchError, match="warmup_share needs rates or loads"):
+        Experiment(workload="alpaca", arrivals="concurrency(8)", warmup_share=0.2).plan()
