@@ -28,6 +28,7 @@ _AS_NAMED = (
     "pp",
     "instances",
     "router",
+    "device_map",
     "embedder",
     "length_predictor",
     "models",

@@ -124,6 +124,7 @@ def capacity(
     gpus: options.Gpus = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
+    device_map: options.DeviceMap = None,
     instances: options.Instances = None,
     router: options.Router = None,
     profile: options.Profile = None,

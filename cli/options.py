@@ -165,6 +165,15 @@ Pp = Annotated[
     int | None,
     typer.Option(metavar="N", help="Pipeline stages. Default: 1.", rich_help_panel=SERVES),
 ]
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MAP",
+        help="Layers on devices: a file of `tune helr --out`, or a shipped map's name. In place of "
+        "--gpu, --tp and --pp.",
+        rich_help_panel=SERVES,
+    ),
+]
 Instances = Annotated[
     int | None,
     typer.Option(metavar="N", help="Copies of the model. Default: 1.", rich_help_panel=SERVES),

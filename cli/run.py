@@ -42,6 +42,7 @@ def run(
     gpus: options.Gpus = None,
     tp: options.Tp = None,
     pp: options.Pp = None,
+    device_map: options.DeviceMap = None,
     instances: options.Instances = None,
     router: options.Router = None,
     embedder: options.Embedder = None,

@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
+from ..predictors.device_map import read_device_map
 from ..predictors.dtypes import weight_dtype
 from ..predictors.embedder import Embedder, embedder, own_weight_bytes
 from ..predictors.output_length import Ints, bucket_accuracy, length_predictor
@@ -19,6 +21,7 @@ from ..predictors.profiles.build import default_host
 from ..predictors.profiles.models import profiled_step_time
 from ..predictors.profiles.profile import read_profile
 from ..predictors.specs import GIB, gpu, model
+from ..predictors.staged import staged_step_time
 from ..predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
 from ..workloads.errors import SloBenchError
 from ..workloads.fleet import shape_of
@@ -59,6 +62,7 @@ class PlacementSpec:
     host_s: float | None = None
     profile: str | None = None  # a file of measured step times
     embedder: str | None = None  # the model beside it
+    device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
 
 
 @dataclass(frozen=True)
@@ -120,6 +124,7 @@ class Placed:
     placement: Placement
     step_time: StepTimeModel = field(repr=False)
     embedder: Embedder | None = None
+    ready_s: float = 0.0  # it begins to serve
 
 
 @lru_cache(maxsize=64)
@@ -129,12 +134,14 @@ def placed(spec: PlacementSpec) -> Placed:
     Raises:
         SloBenchError: a name is unknown, or the model does not fit.
     """
-    language, embeds = model(spec.model), None
+    language, embeds, card = model(spec.model), None, None
+    if spec.device_map is not None:
+        card = read_device_map(spec.device_map).stages[0].gpu
     if spec.embedder is not None:
         embeds = model(spec.embedder)
     placement = Placement(
         language,
-        gpu(spec.gpu),
+        card or gpu(spec.gpu),
         tp=spec.tp,
         pp=spec.pp,
         weight_dtype=spec.weight_dtype,
@@ -146,12 +153,30 @@ def placed(spec: PlacementSpec) -> Placed:
         fixed_host_blocks=spec.host_blocks,
         beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
     )
+    if spec.device_map is not None:
+        return _mapped(spec, placement)
     placement.check()
     host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
     if spec.profile is not None:
         return Placed(placement, _profiled(spec.profile, placement, spec.host_s), beside)
     return Placed(placement, step_time(placement, host_s=host_s), beside)
+
+
+def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
+    """The same model where a device map puts it."""
+    assert spec.device_map is not None
+    mapped = read_device_map(spec.device_map)
+    if model(mapped.model) != even.model:
+        raise SloBenchError(
+            f"the device map {spec.device_map} is for {mapped.model}, but model is {spec.model}"
+        )
+    if spec.profile is not None or spec.embedder is not None:
+        raise SloBenchError("device_map goes with neither profile nor embedder; leave them out")
+    placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
+    placement.check()
+    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
+    return Placed(placement, staged_step_time(placement, host_s), ready_s=mapped.ready_s)
 
 
 def _profiled(file: str, placement: Placement, host_s: float | None) -> StepTimeModel:
@@ -244,6 +269,7 @@ def run_cell(
         embedder=place.embedder,
         embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted,
+        ready_s=place.ready_s,
         progress=progress,
     )
     if records != "none":
@@ -375,11 +401,12 @@ def kept_cell(
 
 def _hardware(placement: Placement, instances: int) -> Hardware:
     bits = weight_dtype(placement.weight_dtype).compute_bits
+    gpus = [stage.gpu for stage in placement.stages]
     return Hardware(
         gpus=placement.gpus * instances,
         parameters=placement.model.parameters,
-        peak_flops=placement.gpu.flops(bits),
-        usd_per_gpu_hour=placement.gpu.price_per_hour_usd or None,
+        peak_flops=fmean(gpu.flops(bits) for gpu in gpus),
+        usd_per_gpu_hour=fmean(gpu.price_per_hour_usd for gpu in gpus) or None,
     )
 
 

@@ -372,7 +372,7 @@ def _combination(values: Mapping[str, Any], asked: ExperimentSchema, least: int)
 def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:
     """The same, on the GPUs that a device map names."""
     if not simulated:
-        raise SloBenchError("device_map is simulated; a server takes the settings in the map's file")
+        raise SloBenchError("device_map is simulated; servers take settings that its file holds")
     if values["tp"] not in (None, 1) or values["pp"] != 1:
         raise SloBenchError("device_map says what is on which device; leave tp and pp out")
     found = read_device_map(values["device_map"])
@@ -381,7 +381,8 @@ def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:
 
 def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> _Combination:
     """Several models on `gpus` GPUs, each on the fewest that it fits on."""
-    for name in ("tp", "pp", "instances", "router", "embedder", "profile", "kv_blocks", "device_map"):
+    single = ("tp", "pp", "instances", "router", "device_map", "embedder", "profile", "kv_blocks")
+    for name in single:
         if values[name] not in (None, 1):
             raise SloBenchError(
                 f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -50,6 +51,7 @@ def simulate(
     embed_instances: int = 0,
     predicted_output_tokens: np.ndarray | None = None,
     failures: Sequence[Failure] = (),
+    ready_s: float = 0.0,
     step: bool = False,
     progress: Callable[[int, float], None] | None = None,
     trace: Trace | None = None,
@@ -74,6 +76,7 @@ def simulate(
         predicted_output_tokens: what policies are told of each answer's length; the truth by
             default.
         failures: which instances fail, and when.
+        ready_s: when instances begin to serve; who comes before waits.
         step: run the plain reference engine, step by step (slow; same records, gaps and no more).
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances do (not those of `step`).
@@ -102,6 +105,7 @@ def simulate(
         embedder = None  # texts are prompts of the language model
         embed_instances = 0
     across, roles = _across(system, placement, instances - embed_instances, router)
+    roles = [replace(role, start_s=max(role.start_s, ready_s)) for role in roles]
     apart = [Role(_EMBEDS_ONLY, Collocated(), embed_instances, start_s=INF)]
     builders = [
         Builder(
@@ -157,7 +161,7 @@ def simulate(
         recorder.records,
         _gaps(built),
         _timeline(built),
-        _totals(built, recorder),
+        _totals(sites, recorder),
         tuple(instance.view.state for instance in built),
         oversize=len(rejected),
         instances=_by_instance(sites),
@@ -268,7 +272,14 @@ def _timeline(instances: list[Instance]) -> Timeline:
     return Timeline(times, sums[0], sums[1], sums[2] / total)
 
 
-def _totals(instances: list[Instance], recorder: Recorder) -> Totals:
+def _gpu_busy_s(site: Site) -> float:
+    """Of a lane, whose batch is in one stage at a time: on the GPUs of a tensor-parallel group."""
+    measures = site.instance.measures
+    return (site.instance.now_s - measures.idle_s - measures.waited_s) * site.placement.tp
+
+
+def _totals(sites: Sequence[Site], recorder: Recorder) -> Totals:
+    instances = [site.instance for site in sites]
     measures = [i.measures for i in instances]
     total_blocks = sum(i.ledger.total for i in instances)
     finish_s = recorder.records.finish_s
@@ -279,6 +290,7 @@ def _totals(instances: list[Instance], recorder: Recorder) -> Totals:
     return Totals(
         makespan_s=makespan_s,
         busy_s=sum(i.now_s - i.measures.idle_s for i in instances),
+        gpu_busy_s=sum(map(_gpu_busy_s, sites)),
         steps=sum(m.steps for m in measures),
         prefill_tokens=sum(m.prefill_tokens for m in measures),
         decode_tokens=sum(m.decode_tokens for m in measures),

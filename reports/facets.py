@@ -37,6 +37,7 @@ SETUP = frozenset(
         "host_blocks",
         "host_s",
         "profile",
+        "device_map",
         "length_predictor",
     }
 )

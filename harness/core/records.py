@@ -121,6 +121,7 @@ class Totals:
     padded_tokens: int  # computed for nothing in static batches
     kv_peak_share: float
     kv_mean_share: float
+    gpu_busy_s: float = float("nan")  # seconds that GPUs computed, summed over them
 
 
 @dataclass(frozen=True)

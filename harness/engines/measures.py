@@ -37,6 +37,7 @@ class Measures:
         "sample_s",
         "samples",
         "steps",
+        "waited_s",
     )
 
     def __init__(self, sample_s: float = float("inf")) -> None:
@@ -46,6 +47,7 @@ class Measures:
         self._joined: list[float] = []
         self.last_decode_s = 0.0
         self.idle_s = 0.0  # time with nothing to do before the last work ended
+        self.waited_s = 0.0  # time in steps that waited for a device busy with other batches
         self.steps = 0
         self.prefill_tokens = 0
         self.decode_tokens = 0

@@ -161,6 +161,7 @@ class SimulatedInstance(Loop):
                 self.now_s += duration_s
             else:
                 self.now_s = occupy(self.stages, self.now_s, duration_s)
+                measures.waited_s += self.now_s - self._began_s - duration_s
             measures.steps += 1
             used = ledger.total - ledger.free
             measures.kv_block_s += used * duration_s

@@ -181,6 +181,7 @@ class StaticInstance:
         """The clock after a computation at whose end so many tokens of each are in the cache."""
         begin_s = self.now_s
         self.now_s = occupy(self.stages, begin_s, duration_s)
+        self.measures.waited_s += self.now_s - begin_s - duration_s
         blocks = requests * self.ledger.blocks(tokens)
         self.measures.kv_block_s += blocks * (self.now_s - begin_s)
         self.measures.kv_peak = max(self.measures.kv_peak, blocks)
