@@ -1,0 +1,82 @@
+"""`slo-bench serve` as a user starts it, and what its gateway says of itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 300
+READY_S = 900  # machines that run tests are busy
+# Ctrl-C must stop it also where whoever runs the tests passes on that it is ignored.
+PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    "from slo_bench.cli.main import main; main()"
+)
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What `slo-bench serve` has started; `said` is a file with what it says meanwhile."""
+
+    url: str
+    said: Path
+
+    @property
+    def urls(self) -> Sequence[str]:
+        """Of the servers, in order."""
+        return re.findall(r" at (http://\S+): ", self.said.read_text())
+
+    def counts(self, name: str) -> list[int]:
+        """A metric of the gateway's, for each server in order."""
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as answer:
+            text = answer.read().decode()
+        found = re.findall(rf"^slo_bench_gateway_{name}{{.*}} (\S+)$", text, re.MULTILINE)
+        return [round(float(value)) for value in found]
+
+
+@pytest.fixture
+def started_serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Gateway]]:
+    """`slo-bench serve WORD…`, logs in `servers/`; stopped by Ctrl-C, and nothing is left."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+
+    @contextlib.contextmanager
+    def up(*words: object) -> Iterator[Gateway]:
+        said = tmp_path / "said.txt"
+        asked = [*words, "--log", tmp_path / "servers" / "s.log", "--ready", READY_S]
+        with (
+            said.open("w") as errors,
+            subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, "serve", *map(str, asked)],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "TMPDIR": str(temporary)},
+            ) as process,
+        ):
+            try:
+                assert process.stdout is not None
+                url = process.stdout.readline().strip()
+                assert url, said.read_text()
+                yield Gateway(url, said)
+            finally:
+                process.send_signal(signal.SIGINT)
+                process.wait(PATIENCE_S)
+        assert process.returncode == 130
+        with pytest.raises(urllib.error.URLError, match="refused"):
+            urllib.request.urlopen(url, timeout=5)
+        assert not list(temporary.glob("slo-bench-*"))
+
+    return up
