@@ -43,7 +43,8 @@ def tuning_text(found: Plain) -> RenderableType:
     if any(found["importances"].values()):
         parts.append(_importance_table(found))
     if found["confirmed"]:
-        parts += [_confirmed_table(found), Text(confirmed_sentence(found), style="bold")]
+        parts.append(_confirmed_table(found))
+    parts.append(Text(confirmed_sentence(found), style="bold"))
     failed = [row for row in found["trials"] if row["state"] == "failed"]
     parts += [
         Text(f"trial {row['number']} failed: {_first_line(row['reason'])}", style="yellow")
@@ -179,6 +180,8 @@ def _confirmed_cells(found: Plain, row: Plain) -> list[str]:
 def confirmed_sentence(found: Plain) -> str:
     """Where the winner holds, and where it does not."""
     parts = []
+    if any(row["default"] for row in found["trials"] if row["number"] in found["best"]):
+        parts.append("nothing that was tried is better than the default")
     for row in found["confirmed"]:
         if not row["verdict"] or row["objective"] == "cost":
             continue

@@ -15,14 +15,17 @@ from ...harness.cells import (
     CellSpec,
     configured,
     kept_cell,
+    models_of,
     placed,
     predicted_output_tokens,
     source,
     workload_of,
 )
-from ...harness.core.records import Outcome, Records
+from ...harness.clusters.sharing import SharingPolicy
+from ...harness.core.records import Outcome, Records, Result
 from ...harness.metrics import Hardware, judge
 from ...harness.simulate import simulate
+from ...harness.simulate_models import simulate_models
 from ...harness.store import Row
 from ...predictors.dtypes import weight_dtype
 from ...workloads.workload import Workload
@@ -52,11 +55,14 @@ class Simulator:
 
     def measure(self, spec: CellSpec, workload: Workload, progress: Ended | None) -> Measured:
         """See `Server`."""
+        system = configured(spec.system, spec.knobs)
+        if system.sharing is not None:
+            return Measured(_several(spec, system.sharing, workload, progress))
         place = placed(spec.placement)
         return Measured(
             simulate(
                 workload,
-                configured(spec.system, spec.knobs),
+                system,
                 place.placement,
                 place.step_time.model,
                 instances=spec.instances,
@@ -89,6 +95,23 @@ class Simulator:
             records=self.records,
             step_time=fitted,
         )
+
+
+def _several(
+    spec: CellSpec, sharing: SharingPolicy, workload: Workload, progress: Ended | None
+) -> Result:
+    """Several models on `spec.instances` shared GPUs."""
+    models = models_of(
+        spec.placement, spec.workload, spec.instances, sharing.max_num_batched_tokens
+    )
+    return simulate_models(
+        workload,
+        sharing,
+        models,
+        gpus=spec.instances,
+        oversize=spec.oversize,
+        progress=progress,
+    )
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,11 @@ def confirm(
     """
     own = experiment.workload[0]
     asked: list[tuple[str, Configuration]] = [(DEFAULT, {})]
-    asked += [(f"trial {row.number}", row.configuration) for row in winners[:MOST_WINNERS]]
+    asked += [
+        (f"trial {row.number}", row.configuration)
+        for row in winners[:MOST_WINNERS]
+        if not row.default
+    ]
     names = list(dict.fromkeys((own, *workloads)))
     found: list[Confirmed] = []
     with Servers(folder / "servers") as servers:

@@ -140,7 +140,11 @@ def launch_commands(
     """What runs the winner again, and what serves it."""
     commands = [f"slo-bench run {shlex.quote(str(path))}"]
     found = system(space.system)
-    knobs = {name: v[0] for name, v in applied.knobs.get(space.system, {}).items()}
+    knobs = {
+        name: values[0]
+        for name, values in applied.knobs.get(space.system, {}).items()
+        if values[0] != found.knobs()[name]
+    }
     backend: str = applied.backend
     if backend == SIMULATED:
         backend = _server_for(space.system) or ""

@@ -151,7 +151,8 @@ def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | Non
                     wanted.setdefault(knob, _affordable(dimension, found, gpus))
             continue
         one = _short(full_name, found)
-        wanted[one] = _dimension(one, what, found, bounds, experiment)
+        dimension = _dimension(one, what, found, bounds, experiment)
+        wanted[one] = dimension if what != "" else _affordable(dimension, found, gpus)
         if one in set_already or (one in SETTINGS and _is_set(experiment, one)):
             raise SloBenchError(f"{one} is both set and searched; keep one of them")
     if not wanted:
@@ -267,7 +268,8 @@ def counts_gpus(space: Space) -> tuple[str, ...]:
 
 
 def _is_set(experiment: Experiment, name: str) -> bool:
-    return name in experiment.model_fields_set and getattr(experiment, name) != (None,)
+    default: object = type(experiment).model_fields[name].default
+    return bool(getattr(experiment, name) != default)
 
 
 def _defaults(

@@ -20,6 +20,7 @@ import optuna
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from ...harness.cells import WorkloadSpec, source
 from ...harness.experiment import Experiment, new_folder
 from ...harness.plan import SIMULATED
 from ...harness.store import write_whole
@@ -43,6 +44,7 @@ _ASKED = "asked"
 _WORKERS = "workers"
 _STUCK = 10  # proposals in a row that were known already: then one that nobody tried
 _MEDIAN_STARTUP = 5
+_MOST_INFEASIBLE = 20  # and repeated ones, for each trial that was asked for
 
 
 @dataclass(frozen=True)
@@ -87,8 +89,8 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
     if any("concurrency" in arrivals for arrivals in experiment.arrivals):
         raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
     aim = Aim.of(settings.objectives, settings.target, settings.rate_rps)
-    base = cell_of(experiment, "default")
-    space = space_of(experiment, settings.search, gpus_of(base))
+    gpus = experiment.gpus[0] or gpus_of(cell_of(experiment, "default"))
+    space = space_of(experiment, settings.search, gpus)
     counting = counts_gpus(space)
     if counting and experiment.gpus == (None,) and COST not in aim.names:
         named = [name for name in counting if name in settings.search]
@@ -98,7 +100,7 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
                 "the objective cost"
             )
         if experiment.backend == SIMULATED:
-            experiment = _with_gpus(experiment, gpus_of(base))
+            experiment = _with_gpus(experiment, gpus)
     if COST in aim.names:
         if not counting:
             raise SloBenchError(
@@ -111,7 +113,7 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
             )
     checked(settings.sampler, space.dimensions, len(aim.objectives))
     for workload in settings.confirm_workloads:
-        cell_of(on_workload(experiment, workload), "confirm")
+        source(WorkloadSpec(workload, trace_format=experiment.trace_format))
     if settings.confirm_backend is not None:
         _check_backend(experiment, settings.confirm_backend)
     return Tuning(experiment, settings, aim, space)
@@ -131,12 +133,6 @@ def _with_gpus(experiment: Experiment, gpus: int) -> Experiment:
     table = experiment.model_dump(exclude_unset=True) | {"gpus": (gpus,)}
     if table.get("instances", (None,)) != (None,):
         table["instances"] = (None,)
-    return Experiment(**table)
-
-
-def on_workload(experiment: Experiment, workload: str) -> Experiment:
-    """The same with another workload in place of its own."""
-    table = experiment.model_dump(exclude_unset=True) | {"workload": (workload,)}
     return Experiment(**table)
 
 
@@ -313,7 +309,9 @@ class _Worker:
 
     def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
         settings = self._made.settings
-        if len(counted(begun)) >= settings.trials:
+        tried = counted(begun)
+        infeasible = len(begun) - len(tried)
+        if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
             return True
         requests = sum(trial.user_attrs.get("requests", 0) for trial in begun)
         if settings.max_requests is not None and requests >= settings.max_requests:
