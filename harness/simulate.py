@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -24,7 +25,7 @@ from .clusters.routers import router as router_by_name
 from .clusters.site import Site
 from .core.collocated import Collocated
 from .core.policy import StaticPolicy
-from .core.records import Gaps, InstanceTotals, Result, Timeline, Totals
+from .core.records import Gaps, InstanceTotals, Result, Timeline, Told, Totals
 from .core.state import RequestState
 from .engines.embedding import EmbeddingInstance
 from .engines.instance import Instance
@@ -160,7 +161,7 @@ def simulate(
     return Result(
         recorder.records,
         _gaps(built),
-        _timeline(built),
+        dataclasses.replace(_timeline(built), told=_told(sites, across, cluster.state)),
         _totals(sites, recorder),
         tuple(instance.view.state for instance in built),
         oversize=len(rejected),
@@ -186,6 +187,19 @@ def _number(recorder: Recorder, sites: Sequence[Site]) -> None:
     numbers = np.array([site.number for site in sites] + [-1])  # nobody: the last
     lanes = recorder.records.instance
     lanes[:] = numbers[lanes]
+
+
+def _told(sites: Sequence[Site], across: ClusterPolicy, state: object) -> tuple[Told, ...]:
+    """Of every instance, and what the cluster policy has to tell; lanes stand for no instance."""
+    if len(sites) < 2 or len({site.number for site in sites}) < len(sites):
+        return ()
+    known = [
+        Told(time_s, "requests", site.name, waiting + running)
+        for site in sites
+        for time_s, waiting, running, _ in site.instance.measures.samples
+        if site.role != _EMBEDS_ONLY
+    ]
+    return (*known, *across.told(state, sites))
 
 
 def _prediction_error(instance: Instance) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..predictors.placement import OVERHEAD_BYTES, Placement
+from ..predictors.specs import GIB
 from ..predictors.step_time import StepTime
 from ..workloads.errors import SloBenchError
 from ..workloads.request import Kind
@@ -19,7 +20,7 @@ from .clusters.fleet import Fleet
 from .clusters.recorder import Recorder
 from .clusters.sharing import Hosted, SharingPolicy
 from .core.pages import PAGE_BYTES
-from .core.records import Gaps, Result, Timeline, Totals
+from .core.records import Gaps, Result, Timeline, Told, Totals
 from .engines.measures import Measures
 
 _SAMPLES = 300
@@ -93,11 +94,12 @@ def simulate_models(
             assert not tenant.ledger.used, f"{tenant.ledger.used} KV blocks were lost"
     records = recorder.records
     makespan_s = float(np.nanmax(records.finish_s)) if np.isfinite(records.finish_s).any() else 0.0
+    timeline = _timeline(fleet, pages)
     return Result(
         records,
         _gaps([t.instance.measures for t in everyone]),
-        _timeline(fleet, pages),
-        _totals(fleet, pages, makespan_s),
+        timeline,
+        _totals(fleet, pages, makespan_s, timeline),
         oversize=len(rejected),
     )
 
@@ -177,27 +179,43 @@ def _kv_pages(fleet: Fleet) -> list[tuple[int, list[tuple[float, int, int, int]]
 
 def _timeline(fleet: Fleet, pages: int) -> Timeline:
     """Samples of all on one axis; each holds its last state until its next sample."""
-    sampled = [np.array(samples) for _, samples in _kv_pages(fleet)]
-    if not sampled:
+    found = _kv_pages(fleet)
+    if not found:
         nobody = np.zeros(1, dtype=np.int64)
         return Timeline(np.zeros(1), nobody, nobody, np.zeros(1))
-    times = np.unique(np.concatenate([samples[:, 0] for samples in sampled]))
+    times, sums = _summed([samples for _, samples in found])
+    told = list(fleet.activations)
+    for model in sorted({model for model, _ in found}):
+        own_times, own = _summed([samples for of, samples in found if of == model])
+        gib = own[2] * (PAGE_BYTES / GIB)
+        told += [
+            Told(time_s, "kv_gib", fleet.models[model].name, value)
+            for time_s, value in zip(own_times.tolist(), gib.tolist(), strict=True)
+        ]
+    return Timeline(times, sums[0], sums[1], sums[2] / (pages * fleet.gpus), tuple(told))
+
+
+def _summed(
+    sampled: Sequence[Sequence[tuple[float, int, int, int]]],
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """All moments, and the sums of waiting, running and pages then, in rows."""
+    tables = [np.array(samples) for samples in sampled]
+    times = np.unique(np.concatenate([table[:, 0] for table in tables]))
     sums = np.zeros((3, len(times)), dtype=np.int64)
-    for samples in sampled:
-        at = np.searchsorted(samples[:, 0], times, side="right") - 1
-        state = samples[np.maximum(at, 0), 1:].astype(np.int64).T
+    for table in tables:
+        at = np.searchsorted(table[:, 0], times, side="right") - 1
+        state = table[np.maximum(at, 0), 1:].astype(np.int64).T
         sums += np.where(at >= 0, state, 0)
-    return Timeline(times, sums[0], sums[1], sums[2] / (pages * fleet.gpus))
+    return times, sums
 
 
-def _totals(fleet: Fleet, pages: int, makespan_s: float) -> Totals:
+def _totals(fleet: Fleet, pages: int, makespan_s: float, timeline: Timeline) -> Totals:
     everyone = [*fleet.retired, *fleet.tenants]
     measures = [t.instance.measures for t in everyone]
     page_s = sum(
         t.instance.measures.kv_block_s * t.ledger.pages_for(1024) / 1024 * len(t.gpus)
         for t in everyone
     )
-    timeline = _timeline(fleet, pages)
     return Totals(
         makespan_s=makespan_s,
         busy_s=sum(

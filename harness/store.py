@@ -5,6 +5,7 @@
     cells.csv                one row for each cell, in the order of the experiment
     requests/<cell>.csv.gz   what happened to every request (or .parquet)
     timelines/<cell>.csv.gz  queue, batch and KV use over time
+    mechanism/<cell>.csv.gz  the same of instances or models apart, and what befell them
     mispredictions/<cell>.jsonl  lengths to retrain a predictor on, where a policy watched any
 
 A cell counts as finished once its row is in `cells.csv`; its details are on disk before that.
@@ -31,7 +32,7 @@ from numpy.typing import NDArray
 
 from ..workloads.errors import FileFormatError, SloBenchError
 from ..workloads.workload import Workload
-from .core.records import Outcome, Records, Timeline
+from .core.records import Outcome, Records, Timeline, Told
 from .csv_columns import Choice, Column, gzip_csv
 from .metrics import Judged
 from .policies.length_monitor import LengthMonitor
@@ -108,6 +109,23 @@ def write_details(
         "kv_share": timeline.kv_share,
     }
     write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
+    if timeline.told:
+        write_whole(folder / "mechanism" / f"{cell}.csv.gz", gzip_csv(_told_columns(timeline.told)))
+
+
+def _told_columns(told: Sequence[Told]) -> dict[str, Column]:
+    time_s, what, of, value = zip(*told, strict=True)
+    return {
+        "time_s": np.array(time_s, dtype=np.float64),
+        "what": _choice(what),
+        "of": _choice(of),
+        "value": np.array(value, dtype=np.float64),
+    }
+
+
+def _choice(names: Sequence[str]) -> Choice:
+    place = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    return Choice(np.array([place[name] for name in names]), list(place))
 
 
 def write_mispredictions(folder: Path, cell: str, monitors: Iterable[LengthMonitor]) -> None:

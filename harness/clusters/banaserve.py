@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ...predictors.placement import Placement
 from ..core.ledger import BlockLedger
 from ..core.policy import AnyPolicy, knob
+from ..core.records import Told
 from ..core.state import RequestState
 from .balancing import Balancer, Thresholds
 from .load_aware import assign
@@ -33,6 +34,7 @@ class Known(Promised):
     router: PrefixAware = field(default_factory=PrefixAware)
     modules: Modules = field(default_factory=Modules)
     asked: dict[int, float] = field(default_factory=dict)  # compute of each model, smoothed
+    loads: list[tuple[float, int, float]] = field(default_factory=list)  # time, instance, U
 
 
 @dataclass(frozen=True)
@@ -129,6 +131,7 @@ class BanaServe(Apart):
             before = known.asked.get(site.index, asked)
             known.asked[site.index] = before + SMOOTHING * (asked - before)
         measured = modules.loads(cluster.up, known.asked)
+        known.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
         planned = known.balancer.plan(
             {index: load.total for index, load in measured.items()},
             modules.offers(
@@ -140,3 +143,18 @@ class BanaServe(Apart):
             ),
         )
         return [ShiftModules(move, modules) for move in planned]
+
+    def told(self, state: Known, sites: Sequence[Site]) -> Sequence[Told]:
+        """Loads as the orchestrator saw them, and every move when it ended."""
+        names = {site.index: site.name for site in sites}
+        loads = [Told(now_s, "load", names[index], total) for now_s, index, total in state.loads]
+        moves = [
+            Told(
+                shifted.end_s,
+                shifted.move.module.value,
+                f"{names[shifted.move.source]} to {names[shifted.move.target]}",
+                shifted.move.units,
+            )
+            for shifted in state.modules.history
+        ]
+        return [*loads, *moves]

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ..core.decisions import Why
 from ..core.pages import PagedLedger, PagePool
+from ..core.records import Told
 from ..core.state import RequestState
 from ..engines.release import Release
 from ..engines.shared import Gpus, Island, Tenant
@@ -54,7 +55,7 @@ class Fleet:
         self.serving: list[Tenant | None] = [None] * len(models)  # who gets the requests
         self.rate_rps = [model.rate_rps for model in models]  # of the last minute or so
         self.gaps = [IdleGaps() for _ in models]
-        self.activations: list[float] = []  # how long each took
+        self.activations: list[Told] = []  # how long each took
         self.migrations = 0
         self.retired: list[Tenant] = []
         self.state: Any = policy.new_state()
@@ -134,7 +135,8 @@ class Fleet:
             ready_s = begin_s + self.activation_s(model)
             for gpu in links:
                 self._loading_until_s[gpu] = ready_s
-            self.activations.append(ready_s - self.now_s)
+            took_s = ready_s - self.now_s
+            self.activations.append(Told(self.now_s, "activation", model.name, took_s))
         pools = [self.pools[gpu] for gpu in gpus]
         for pool in pools:
             assert pool.free >= model.weight_pages, "weights do not fit"

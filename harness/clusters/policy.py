@@ -17,6 +17,7 @@ from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
 from ..core.ledger import BlockLedger
 from ..core.policy import AnyPolicy, Knobs
+from ..core.records import Told
 from ..core.state import RequestState
 from ..engines.predictions import Learner
 from ..engines.release import Release
@@ -158,6 +159,10 @@ class ClusterPolicy(Knobs):
     def new_state(self) -> Any:
         """What this policy learns in one run, empty."""
         return None
+
+    def told(self, state: Any, sites: Sequence[Site]) -> Sequence[Told]:
+        """What is worth telling when a run is over, beside the requests on every instance."""
+        return ()
 
     def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
         """Where `r` goes on arrival. Who is held is asked for again when an instance starts."""

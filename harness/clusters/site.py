@@ -62,7 +62,12 @@ class Site:
         self._bring: Callable[[Site], None] = lambda site: None
 
     def __repr__(self) -> str:
-        return f"<{self.role or 'instance'} {self.number}>"
+        return f"<{self.name}>"
+
+    @property
+    def name(self) -> str:
+        """Its role and the number of the instance."""
+        return f"{self.role or 'instance'} {self.number}"
 
     def brought_by(self, bring: Callable[[Site], None]) -> None:
         """`bring` lets the instance run up to the present."""

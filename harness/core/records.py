@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -99,14 +99,32 @@ class Gaps:
         return float((self.gap_s * self.count).sum() / total) if total else float("nan")
 
 
+class Told(NamedTuple):
+    """Of one instance or model: how much of something it had at a moment, or what befell it.
+
+    `what` says of what: `requests` (waiting and running), `load` (BanaServe's U, from 0 to 2),
+    `kv_gib` (KV memory, over all GPUs); `layers` or `heads` that one lends to another from then
+    on, `activation` (`value` seconds until it serves).
+    """
+
+    time_s: float
+    what: str
+    of: str
+    value: float
+
+
 @dataclass(frozen=True)
 class Timeline:
-    """State of all instances together, sampled about every `1/300` of the arrival span."""
+    """State of all instances together, sampled about every `1/300` of the arrival span.
+
+    `told`: of instances or models apart, where there are several.
+    """
 
     time_s: Floats
     waiting: Ints
     running: Ints
     kv_share: Floats  # KV blocks in use / all KV blocks
+    told: tuple[Told, ...] = ()
 
 
 @dataclass(frozen=True)
