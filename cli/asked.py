@@ -91,6 +91,8 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         for name in ("model", "gpu", "tp", "weight_dtype", "kv_dtype"):
             if settings.get(name) is None:
                 settings[name] = getattr(measured, name)
+        if settings["model"] == measured.model and measured.model_file:
+            settings["model"] = measured.model_file
     base_url, server_arg = given.get("base_url"), given.get("server_arg")
     settings |= {
         "systems": tuple(name for one in given.get("system") or () for name in one.split(",")),

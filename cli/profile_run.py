@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..workloads.errors import UnknownNameError
 
+if TYPE_CHECKING:
+    from ..predictors.profiles.profile import MeasuredLink
+
 RUNS = (
     "slo-bench profile run --model path/to/model --out cpu.toml",
     "slo-bench profile run --model path/to/model --device cuda:0 --gpu h100-80g --out h100.toml",
 )
+
+
+def link_line(name: str, link: MeasuredLink) -> str:
+    """What a link was measured to be, and how far off that is."""
+    off = f", {link.held_out_percent:.1f} % off on copies held out"
+    return (
+        f"{name} link: {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s + "
+        f"{1e6 * link.latency_s:.0f} µs{off if math.isfinite(link.held_out_percent) else ''}"
+    )
 
 
 def profile_run(
@@ -40,6 +53,12 @@ def profile_run(
     budget: Annotated[
         float, typer.Option(metavar="S", min=1, help="Seconds after which measuring ends.")
     ] = 540.0,
+    moves: Annotated[
+        bool,
+        typer.Option(
+            "--moves/--no-moves", help="Measure layers and heads that move to another process too."
+        ),
+    ] = True,
 ) -> None:
     """Measure steps and swaps of the paged engine over a grid of batches, and fit them.
 
@@ -53,7 +72,7 @@ def profile_run(
     if backend != "paged":
         raise UnknownNameError("backend to profile", backend, ["paged"])
     need_torch()
-    asked = Asked(model, out, device, gpu, name, max_seqs, budget)
+    asked = Asked(model, out, device, gpu, name, max_seqs, budget, moves)
     with counted("measurements") as count:
         found = measure_profile(asked, count)
     profile = found.profile
@@ -64,6 +83,8 @@ def profile_run(
         f"{fitted.held_out_percent:.1f} % off on held-out rows; putting a batch together takes "
         f"{1e6 * found.host_s:.0f} µs"
     )
+    for name, link in profile.links.items():
+        typer.echo(link_line(name, link))
     if found.left:
         typer.echo(f"{found.left} batches of the grid are left: the same command goes on", err=True)
     typer.echo(str(found.header))

@@ -13,13 +13,15 @@ from typing import Any
 import numpy as np
 
 from ..predictors.device_map import read_device_map
-from ..predictors.dtypes import weight_dtype
+from ..predictors.dtypes import kv_dtype, weight_dtype
 from ..predictors.embedder import Embedder, embedder, own_weight_bytes
+from ..predictors.model_spec import ModelSpec
 from ..predictors.output_length import Ints, bucket_accuracy, length_predictor
 from ..predictors.placement import Placement, smallest_tp
 from ..predictors.profiles.build import default_host
+from ..predictors.profiles.hardware import profiled_gpu
 from ..predictors.profiles.models import profiled_step_time
-from ..predictors.profiles.profile import read_profile
+from ..predictors.profiles.profile import Profile, read_profile
 from ..predictors.specs import GIB, gpu, model
 from ..predictors.staged import staged_step_time
 from ..predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
@@ -134,7 +136,10 @@ def placed(spec: PlacementSpec) -> Placed:
     Raises:
         SloBenchError: a name is unknown, or the model does not fit.
     """
+    profile = None if spec.profile is None else read_profile(spec.profile)
     language, embeds, card = model(spec.model), None, None
+    if profile is not None and profile.gpu == spec.gpu:
+        card = profiled_gpu(profile)
     if spec.device_map is not None:
         card = read_device_map(spec.device_map).stages[0].gpu
     if spec.embedder is not None:
@@ -149,7 +154,7 @@ def placed(spec: PlacementSpec) -> Placed:
         memory_share=spec.memory_share,
         block_tokens=spec.block_tokens,
         host_memory_bytes=round(spec.host_memory_gib * GIB),
-        fixed_kv_blocks=spec.kv_blocks,
+        fixed_kv_blocks=spec.kv_blocks or _own_blocks(profile, language, spec),
         fixed_host_blocks=spec.host_blocks,
         beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
     )
@@ -158,9 +163,19 @@ def placed(spec: PlacementSpec) -> Placed:
     placement.check()
     host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
     beside = embedder(embeds, placement, host_s=host_s) if embeds else None
-    if spec.profile is not None:
-        return Placed(placement, _profiled(spec.profile, placement, spec.host_s), beside)
+    if profile is not None:
+        made = _profiled(spec.profile, profile, placement, spec.host_s)
+        return Placed(placement, made, beside)
     return Placed(placement, step_time(placement, host_s=host_s), beside)
+
+
+def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
+    """KV blocks of the engine that was measured, where the catalogue does not know its device."""
+    if profile is None or profile.device is None:
+        return None
+    width = 2 * language.layers * language.kv_heads * language.head_dim
+    block_bytes = width * kv_dtype(spec.kv_dtype).bytes * spec.block_tokens
+    return max(1, int(profile.device.kv_bytes / block_bytes))
 
 
 def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
@@ -179,8 +194,9 @@ def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
     return Placed(placement, staged_step_time(placement, host_s), ready_s=mapped.ready_s)
 
 
-def _profiled(file: str, placement: Placement, host_s: float | None) -> StepTimeModel:
-    profile = read_profile(file)
+def _profiled(
+    file: str | None, profile: Profile, placement: Placement, host_s: float | None
+) -> StepTimeModel:
     for name, here, there in (
         ("model", placement.model.name, profile.model),
         ("gpu", placement.gpu.name, profile.gpu),

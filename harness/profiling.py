@@ -10,16 +10,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..predictors.profiles.profile import Profile, Source, table_of, write_profile
+from ..predictors.profiles.link_fit import fit_links
+from ..predictors.profiles.profile import Device, Profile, Source, table_of, write_profile
 from ..predictors.profiles.whole_steps import LEAST_STEPS, Step, profile_of_steps
+from ..predictors.specs import models
 from ..workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
+    from .engines.paged.decoder import Decoder
     from .engines.paged.measure import Shape
+    from .engines.paged.spread import Move
 
 BUDGET_S = 540.0
 _BLOCK_TOKENS = 16
 _MOST_BLOCKS = 8192  # KV blocks that are made for measuring
+_HOST_BLOCKS = 2048
 
 Tell = Callable[[int, int], None]  # rows done, rows in all
 
@@ -35,6 +40,12 @@ class Asked:
     name: str | None = None  # of the model, in the profile; by default the folder's
     most_sequences: int = 64
     budget_s: float = BUDGET_S
+    moves: bool = True  # measure migrations to a worker process too
+
+    @property
+    def model_name(self) -> str:
+        """In the profile."""
+        return self.name or self.model.resolve().name
 
     @property
     def rows_file(self) -> Path:
@@ -65,7 +76,7 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
 
     decoder = load_decoder(asked.model, asked.device)
     blocks = min(_MOST_BLOCKS, kv_blocks(decoder, _BLOCK_TOKENS))
-    swapped = min(512, blocks)
+    swapped = min(_HOST_BLOCKS, blocks)
     engine = Engine(decoder, Room(blocks, _BLOCK_TOKENS, swapped))
     steps = [
         shape
@@ -73,12 +84,14 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
         if shape.kv_blocks(_BLOCK_TOKENS) <= blocks
     ]
     # Copies are few and quick; they come first.
-    wanted = [*measure.swaps(swapped), *steps]
+    wanted = [*measure.swaps(swapped // 4), *steps]
     about = {
         "model": str(asked.model.resolve()),
         "device": asked.device,
         "dtype": str(decoder.dtype).removeprefix("torch."),
     }
+    if measure.by_cpu_time(decoder.device):
+        about["clock"] = "CPU time of one thread"
     rows = _Rows(asked.rows_file, about)
     begin_s = time.monotonic()
     for done, shape in enumerate(wanted):
@@ -90,8 +103,46 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
         rows.add(shape, measure.measured_s(engine, shape))
     host_s = measure.host_s(engine, steps[:40])
     profile = _profile(asked, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
+    profile = _with_links(profile, _moves(decoder) if asked.moves else [])
+    if asked.gpu is None:
+        figures = measure.device_figures(decoder.device, decoder.dtype)
+        kv_bytes = kv_blocks(decoder, _BLOCK_TOKENS) * engine.cache.block_bytes
+        profile = dataclasses.replace(
+            profile, device=Device(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
+        )
     left = sum(rows.time_s(shape) is None for shape in wanted)
-    return Measured(profile, write_profile(profile, asked.out), left, host_s)
+    header = write_profile(_with_shape(profile, asked), asked.out)
+    return Measured(profile, header, left, host_s)
+
+
+def _moves(decoder: Decoder) -> list[Move]:
+    from .engines.paged.measure_moves import measured_moves
+    from .engines.paged.workers import Workers
+
+    with Workers(1) as workers:
+        return list(measured_moves(decoder, workers, _BLOCK_TOKENS))
+
+
+def _with_links(profile: Profile, moves: Sequence[Move]) -> Profile:
+    tables = dict(profile.tables)
+    if moves:
+        quickest: dict[tuple[str, int, int], Move] = {}
+        for move in moves:  # anything else that runs makes them longer
+            key = (move.what, move.target, move.moved_bytes)
+            if key not in quickest or move.seconds < quickest[key].seconds:
+                quickest[key] = move
+        rows = [(m.what, m.moved_bytes, 1e6 * m.seconds) for m in quickest.values()]
+        tables["moves"] = table_of("moves", rows)
+    return dataclasses.replace(profile, tables=tables, links=fit_links(tables))
+
+
+def _with_shape(profile: Profile, asked: Asked) -> Profile:
+    """The model's configuration beside the profile, unless the catalogue knows the model."""
+    if asked.model_name in models():
+        return profile
+    file = asked.out.with_name(f"{asked.model_name}.json")
+    file.write_bytes((asked.model / "config.json").read_bytes())
+    return dataclasses.replace(profile, model_file=str(file))
 
 
 def _profile(
@@ -122,10 +173,10 @@ def _profile(
         "slo-bench profile run",
         str(asked.model.name),
         note=f"backend paged on {asked.device}, {dtype}; putting a batch together takes "
-        f"{1e6 * host_s:.0f} µs of each step",
+        f"{1e6 * host_s:.0f} µs of each step; times are {rows.clock}, of moves real time",
     )
-    name = asked.name or asked.model.resolve().name
-    profile = profile_of_steps(steps, model=name, gpu=asked.gpu or asked.device, source=source)
+    device = asked.gpu or asked.device
+    profile = profile_of_steps(steps, model=asked.model_name, gpu=device, source=source)
     copies = [
         (s.direction, s.blocks * block_bytes, 1e6 * seconds)
         for s, seconds in timed
@@ -144,6 +195,7 @@ class _Rows:
 
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path = path
+        self.clock = about.get("clock", "real time")
         self._known: dict[tuple[Any, ...], float] = {}
         if path.is_file():
             self._read(about)

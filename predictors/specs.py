@@ -28,6 +28,7 @@ __all__ = [
 GIB = 2**30
 IDLE_POWER_SHARE = 0.1
 POWER_EXPONENT = 1 / 3
+_NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +129,15 @@ def capped(spec: GpuSpec, power_cap_w: float) -> GpuSpec:
 
 
 def link(name: str) -> LinkSpec:
-    """The link called `name`, or `UnknownNameError`."""
+    """The link called `name`; `12.3gb/s@10us` is one of such a bandwidth and latency.
+
+    Raises:
+        UnknownNameError: it is neither.
+    """
     known = entries("links")
+    figures = re.fullmatch(rf"({_NUMBER})gb/s@({_NUMBER})us", name)
+    if figures is not None and float(figures[1]) > 0:
+        return LinkSpec(name, float(figures[1]) * 1e9, float(figures[2]) * 1e-6, "as its name says")
     if name not in known:
         raise UnknownNameError("link", name, known)
     return _link(name, known[name])

@@ -10,14 +10,11 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ..placement import Placement
-from ..profiles.least_squares import non_negative
+from ..profiles.link_fit import LEAST_COPIES, fit_link
 from ..profiles.profile import Profile, Table
 from .grid import Swap
 
 Floats = NDArray[np.float64]
-
-_HELD_OUT = 0.2
-_LEAST_COPIES = 5
 
 
 @dataclass(frozen=True)
@@ -61,21 +58,10 @@ def _direction(
     """
     chosen = table.words["direction"] == direction
     moved, seconds = table["bytes"][chosen], table["time_us"][chosen] * 1e-6
-    if len(moved) < _LEAST_COPIES:
+    if len(moved) < LEAST_COPIES:
         raise SloBenchError(
             f"the table transfers has {len(moved)} copies {direction}, too few to learn from "
-            f"({_LEAST_COPIES} are needed; directions are to-host and to-gpu)"
+            f"({LEAST_COPIES} are needed; directions are to-host and to-gpu)"
         )
-    order = rng.permutation(len(moved))
-    held = order[: max(1, round(_HELD_OUT * len(moved)))]
-    kept = np.setdiff1d(order, held)
-    latency_s, s_per_byte = _line(moved[kept], seconds[kept])
-    errors = np.abs((latency_s + s_per_byte * moved[held]) / seconds[held] - 1)
-    latency_s, s_per_byte = _line(moved, seconds)
-    return Swap(latency_s, s_per_byte * token_bytes), errors
-
-
-def _line(moved: Floats, seconds: Floats) -> tuple[float, float]:
-    terms = np.column_stack([np.ones(len(moved)), moved]) / seconds[:, None]
-    latency_s, s_per_byte = non_negative(terms, np.ones(len(moved))).tolist()
-    return latency_s, s_per_byte
+    found = fit_link(moved, seconds, rng)
+    return Swap(found.latency_s, found.s_per_byte * token_bytes), found.errors

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
-from ..specs import model
 from .grid import grid_of
+from .hardware import profiled_model
 from .profile import Profile, Table
 from .table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
 
@@ -156,7 +156,7 @@ def _resident(profile: Profile) -> float:
     if not profile.multiprocessors:
         return 0.0
     try:
-        kv_heads = -(-model(profile.model).kv_heads // profile.tp)
+        kv_heads = -(-profiled_model(profile).kv_heads // profile.tp)
     except SloBenchError:
         return 0.0
     return BLOCKS_PER_MULTIPROCESSOR * profile.multiprocessors / kv_heads

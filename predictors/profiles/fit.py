@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
+from . import whole_steps
 from .build import table_step_time
 from .formulas import FORMULAS
 from .least_squares import non_negative
+from .link_fit import fit_links
 from .models import TABLE
 from .observations import Observations, from_layers, observations
 from .profile import Fitted, Profile, Table
@@ -65,7 +67,8 @@ def fit(profile: Profile, seed: int = 0) -> FitResult:
     kept = rng.random(len(seen)) >= HELD_OUT
     inner = ~seen.outermost
     fits, qualities = dict(profile.fits), []
-    for name in FITTED:
+    whole = whole_steps.NAME in profile.fits
+    for name in (*FITTED, whole_steps.NAME) if whole else FITTED:
         held = _errors(profile, name, seen, kept)
         beyond = _errors(profile, name, seen, inner)
         qualities.append(_quality(name, len(seen), held, beyond))
@@ -79,12 +82,17 @@ def fit(profile: Profile, seed: int = 0) -> FitResult:
             _quality(TABLE, len(seen), _table_errors(profile, rng), _table_errors(profile, None))
         )
     best = min(qualities, key=lambda q: q.held_out_percent)
-    fitted = dataclasses.replace(profile, fits=fits, best=best.formula)
+    if whole:  # to all others the host's share, which was measured, would be added once more
+        best = next(q for q in qualities if q.formula == whole_steps.NAME)
+    links = {**profile.links, **fit_links(profile.tables, seed)}
+    fitted = dataclasses.replace(profile, fits=fits, best=best.formula, links=links)
     return FitResult(fitted, tuple(qualities))
 
 
 def coefficients(profile: Profile, formula: str, seen: Observations) -> dict[str, float]:
     """The non-negative coefficients with the least relative squared error."""
+    if formula == whole_steps.NAME:
+        return whole_steps.coefficients(seen)
     terms = FORMULAS[formula].terms(profile, seen)
     weight = 1 / seen.seconds
     found = non_negative(terms * weight[:, None], np.ones(len(seen)))

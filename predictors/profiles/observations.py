@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ..placement import Placement
-from ..specs import gpu, model
 from .build import summed_curve
+from .hardware import profiled_gpu, profiled_model
 from .profile import Profile
 from .table import Curve
 
@@ -72,11 +72,11 @@ def placement_of(profile: Profile) -> Placement:
     """The model on the GPUs that the profile is about.
 
     Raises:
-        SloBenchError: the catalogue knows no such model or GPU.
+        SloBenchError: neither the catalogue nor the profile knows the model or the GPU.
     """
     return Placement(
-        model(profile.model),
-        gpu(profile.gpu),
+        profiled_model(profile),
+        profiled_gpu(profile),
         tp=profile.tp,
         weight_dtype=profile.weight_dtype,
         kv_dtype=profile.kv_dtype,

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 
 FORMAT = 1
+_NESTED = ("sources", "tables", "fits", "links", "device")
 Floats = NDArray[np.float64]
 Words = NDArray[np.str_]
 
@@ -69,6 +70,12 @@ TABLES = {
         ("bytes",),
         "one copy of so many bytes between a GPU and its host: to-host or to-gpu",
     ),
+    "moves": TableKind(
+        ("what",),
+        ("bytes",),
+        "layers with weights and KV, KV heads, or part of a sequence (layers, heads, sequence) "
+        "moved to another instance or back",
+    ),
 }
 
 
@@ -114,11 +121,36 @@ class Fitted:
 
 
 @dataclass(frozen=True)
+class MeasuredLink:
+    """A line through copies: a latency and a bandwidth, and how far off it was on copies kept out
+    (mean, in percent; NaN: not known).
+    """
+
+    bandwidth_bytes_per_s: float
+    latency_s: float
+    held_out_percent: float = math.nan
+
+
+@dataclass(frozen=True)
+class Device:
+    """What is known of a device that no catalogue has. `kv_bytes`: room for KV that the engine
+    took; bandwidth and operations a second as measured, at the profile's dtype.
+    """
+
+    memory_bytes: float
+    kv_bytes: float
+    bandwidth_bytes_per_s: float
+    flops: float
+
+
+@dataclass(frozen=True)
 class Profile:
     """What was measured or fitted for one model on one kind of GPU at one tensor-parallel degree.
 
     Times are per GPU of a tensor-parallel group, whose members work side by side. `best` names
     the formula that `run --profile` takes; `multiprocessors` of the GPU are 0 where not known.
+    `model_file` has the shape of a model that no catalogue knows. `links` by name: `host` between
+    the GPU and its host, `peer` between instances.
     """
 
     model: str
@@ -128,6 +160,9 @@ class Profile:
     kv_dtype: str = "bf16"
     multiprocessors: int = 0
     best: str = ""
+    model_file: str = ""
+    device: Device | None = None
+    links: Mapping[str, MeasuredLink] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
     tables: Mapping[str, Table] = field(default_factory=dict)
     fits: Mapping[str, Fitted] = field(default_factory=dict)
@@ -159,6 +194,9 @@ class Profile:
             multiprocessors=self.multiprocessors or other.multiprocessors,
             best="",
             sources=(*self.sources, *other.sources),
+            model_file=self.model_file or other.model_file,
+            device=self.device or other.device,
+            links={**other.links, **self.links},
             tables={**other.tables, **self.tables},
             fits={**other.fits, **self.fits},
         )
@@ -192,9 +230,12 @@ def read_profile(path: str | Path) -> Profile:
 def _from_header(header: Path, content: dict[str, Any]) -> Profile:
     tables = _section(header, content, "table")
     fits = _section(header, content, "fit")
+    links = _section(header, content, "link")
     sources = content.pop("source", [])
-    known = {f.name: f for f in dataclasses.fields(Profile)}
-    plain = set(known) - {"sources", "tables", "fits"}
+    device = content.pop("device", None)
+    if content.get("model_file"):
+        content["model_file"] = str(header.parent / str(content["model_file"]))
+    plain = {f.name for f in dataclasses.fields(Profile)} - set(_NESTED)
     for name, value in content.items():
         if name not in plain:
             raise FileFormatError(header, None, str(UnknownNameError("field", name, plain)))
@@ -215,6 +256,8 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
                 for kind, entry in tables.items()
             },
             fits={name: _fitted(entry) for name, entry in fits.items()},
+            links={name: MeasuredLink(**entry) for name, entry in links.items()},
+            device=None if device is None else Device(**device),
         )
     except (TypeError, ValueError) as error:
         raise FileFormatError(header, None, f"not in the format: {error}") from None
@@ -269,8 +312,9 @@ def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
     ]
     for f in dataclasses.fields(Profile):
         value = getattr(profile, f.name)
-        if f.name not in ("sources", "tables", "fits") and value not in ("", 0):
-            lines.append(f"{f.name} = {_toml(value)}")
+        if f.name not in _NESTED and value not in ("", 0):
+            told = Path(value).name if f.name == "model_file" else value
+            lines.append(f"{f.name} = {_toml(told)}")
     for source in profile.sources:
         lines += ["", "[[source]]"]
         lines += [f"{k} = {_toml(v)}" for k, v in dataclasses.asdict(source).items() if v]
@@ -283,6 +327,14 @@ def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
         errors = dataclasses.asdict(fit)
         del errors["coefficients"]
         lines += [f"{k} = {v:.3f}" for k, v in errors.items() if math.isfinite(v)]
+    sections: dict[str, MeasuredLink | Device] = {
+        f"link.{name}": one for name, one in profile.links.items()
+    }
+    if profile.device is not None:
+        sections["device"] = profile.device
+    for name, one in sections.items():
+        lines += ["", f"[{name}]"]
+        lines += [f"{k} = {v!r}" for k, v in dataclasses.asdict(one).items() if math.isfinite(v)]
     return "\n".join(lines) + "\n"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -105,32 +107,72 @@ def _step(engine: Engine, shape: Shape) -> _Timed:
     decodes = [sequence(shape.kv_tokens + 1) for _ in range(shape.sequences)]
     prompts = [sequence(shape.before + shape.tokens) for _ in range(shape.chunks)]
     pieces = [Piece(prompt, shape.before, shape.tokens) for prompt in prompts]
-    return _Timed(engine, lambda: engine.runner.run(decodes, pieces))
+    return _Timed(engine.decoder.device, lambda: engine.runner.run(decodes, pieces))
 
 
 def _copy(engine: Engine, shape: Shape) -> _Timed:
     assert engine.swapper is not None
-    swapper, blocks = engine.swapper, list(range(shape.blocks))
+    swapper, count = engine.swapper, shape.blocks
     copy = swapper.out if shape.direction == "to-host" else swapper.into
+    draw = random.Random(count)
 
     def run() -> None:
+        begin = draw.randint(0, engine.room.host_blocks - count)  # nowhere near the last in a cache
+        blocks = list(range(begin, begin + count))
         copy(blocks, blocks)
         swapper.wait()
 
-    return _Timed(engine, run)
+    return _Timed(engine.decoder.device, run)
+
+
+def by_cpu_time(device: torch.device) -> bool:
+    """Does one thread compute it all? Then its CPU time is what a step takes on a quiet machine."""
+    threads: int = torch.get_num_threads()
+    return device.type == "cpu" and threads == 1
 
 
 class _Timed:
-    def __init__(self, engine: Engine, run: Callable[[], object]) -> None:
+    def __init__(self, device: torch.device, run: Callable[[], object]) -> None:
         self._run = run
-        self._cuda = engine.decoder.device.type == "cuda"
+        self._cuda = device.type == "cuda"
+        self._clock = time.thread_time if by_cpu_time(device) else time.perf_counter
 
     def __call__(self) -> float:
-        begin_s = time.perf_counter()
+        begin_s = self._clock()
         self._run()
         if self._cuda:
             torch.cuda.synchronize()
-        return time.perf_counter() - begin_s
+        return self._clock() - begin_s
+
+
+@dataclass(frozen=True)
+class DeviceFigures:
+    """Of a device, at a dtype: the best of a few runs."""
+
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    flops: float
+
+
+def device_figures(device: torch.device, dtype: torch.dtype) -> DeviceFigures:
+    """A copy of 64 MiB (2 GiB on CUDA), read and written, and a product of square matrices."""
+    cuda = device.type == "cuda"
+    size = (1 << 31 if cuda else 1 << 26) // dtype.itemsize
+    source = torch.ones(size, dtype=dtype, device=device)
+    target = torch.empty_like(source)
+    copy_s = _best_s(_Timed(device, lambda: target.copy_(source)))
+    side = 8192 if cuda else 768
+    square = torch.ones(side, side, dtype=dtype, device=device)
+    product_s = _best_s(_Timed(device, lambda: square @ square))
+    if cuda:
+        memory: int = torch.cuda.get_device_properties(device).total_memory
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return DeviceFigures(memory, 2 * size * dtype.itemsize / copy_s, 2 * side**3 / product_s)
+
+
+def _best_s(run: _Timed) -> float:
+    return min(run() for _ in range(4))
 
 
 def host_s(engine: Engine, shapes: Seq[Shape]) -> float:

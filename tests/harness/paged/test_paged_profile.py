@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
+from slo_bench.predictors.profiles.hardware import profiled_gpu, profiled_model
 from slo_bench.predictors.profiles.profile import read_profile
 from slo_bench.workloads.errors import SloBenchError
 
@@ -21,6 +22,14 @@ from slo_bench.harness.engines.paged import measure  # noqa: E402
 from slo_bench.harness.engines.paged.measure import Shape, grid, swaps  # noqa: E402
 
 pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def test_the_grid_holds_all_kinds_and_stays_within_the_context() -> None:
@@ -51,6 +60,7 @@ def test_a_profile_is_measured_resumed_and_fitted(
     monkeypatch.setattr(measure, "measured_s", counted)
     words = ["profile", "run", "--model", str(model_folder("llama")), "--out", str(out)]
     words += ["--max-seqs", "4"]
+    monkeypatch.setattr("slo_bench.harness.engines.paged.measure_moves._BLOCKS", (4, 8))
     assert CliRunner().invoke(app, words).exit_code != 0
     rows = tmp_path / "cpu.rows.jsonl"
     assert len(rows.read_text().splitlines()) == 60
@@ -63,10 +73,27 @@ def test_a_profile_is_measured_resumed_and_fitted(
     assert profile.gpu == "cpu"
     assert profile.weight_dtype == "fp32"
     assert profile.best == "sums"
-    assert set(profile.tables) == {"steps", "transfers"}
+    assert set(profile.tables) == {"steps", "transfers", "moves"}
+    assert set(profile.tables["moves"].words["what"]) == {"layers", "heads", "sequence"}
+    assert set(profile.links) == {"host", "peer"}
+    assert all(link.bandwidth_bytes_per_s > 0 for link in profile.links.values())
+    assert done.output.count("off on copies held out") == 2
+    assert profile.device is not None
+    assert profiled_gpu(profile).memory_bytes > 0
+    assert profiled_model(profile).layers == 2
     assert len(profile.tables["steps"]) >= 30
     assert set(profile.tables["transfers"].words["direction"]) == {"to-host", "to-gpu"}
     assert "µs of each step" in profile.sources[0].note
+    assert "CPU time of one thread" in profile.sources[0].note
+    fitted = CliRunner().invoke(app, ["profile", "fit", str(out)])
+    assert fitted.exit_code == 0, fitted.output
+    assert "host link" in fitted.output
+    assert read_profile(out).best == "sums"
+    words = ["run", "--profile", str(out), "--system", "banaserve", "--instances", "2"]
+    words += ["--workload", "alpaca", "--rates", "5", "--requests", "20", "--seeds", "1"]
+    ran = CliRunner().invoke(app, [*words, "--no-report", "--out", str(tmp_path / "run")])
+    assert ran.exit_code == 0, ran.output
+    assert "100.0 %" in ran.output
 
 
 def test_rows_of_something_else_are_not_mixed_in(
