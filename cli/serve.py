@@ -63,8 +63,8 @@ def serve(
         str | None,
         typer.Option(
             metavar="R",
-            help="Which of several servers gets a request: round-robin, least-loaded or "
-            "prefix-aware. Default: as the system has it.",
+            help="Which of several servers gets a request: round-robin, least-loaded, "
+            "prefix-aware or load-aware. Default: as the system has it.",
         ),
     ] = None,
     kv_transfer: Annotated[

@@ -23,6 +23,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..cells import CellSpec, PlacementSpec, workload_of
 from ..client_schema import ClientSchema
+from ..clusters.routers import router as router_by_name
 from ..core.wire import SGLANG_FIELD, VLLM_FIELD
 from ..engines.over_http.endpoint import Endpoint
 from ..gateway import serving_apart
@@ -100,7 +101,7 @@ class LaunchedBackend:
                 servers = wanted.start(stack, log, instances=spec.instances)
             device = environment(wanted.backend).device
             urls = [server.url for server in servers]
-            if wanted.gateway:
+            if wanted.gateway or router_by_name(spec.router or wanted.router).measures:
                 urls = [stack.enter_context(serving_apart(wanted.behind(servers, spec.router)))]
             attached = Attached(
                 [Endpoint.parse(url) for url in urls],

@@ -14,8 +14,8 @@ from ..core.policy import AnyPolicy, knob
 from ..core.records import Told
 from ..core.state import RequestState
 from .balancing import Balancer, Thresholds
-from .load_aware import assign
-from .loads import compute_use, decode_load, estimated, memory_use
+from .load_aware import LoadAware
+from .loads import compute_use, decode_load
 from .modules import Modules, ShiftModules
 from .policy import HOLD, INF, Action, Instead, Role, View
 from .routers import PrefixAware
@@ -105,10 +105,7 @@ class BanaServe(Apart):
         if not self.load_aware:
             known: Known = cluster.state
             return known.router.dispatch(r, sites)
-        loads = [compute_use(site, self.window_s) + memory_use(site) for site in sites]
-        queues = [site.view.n_waiting + len(site.inbox) for site in sites]
-        estimate = estimated(r, sites[0], self.window_s)
-        return sites[assign([estimate], loads, queues, self.load_threshold)[0]]
+        return LoadAware(self.window_s, self.load_threshold).dispatch(r, sites)
 
     def hand_over(self, r: RequestState, source: Site, cluster: View) -> Site | Instead:
         known: Known = cluster.state

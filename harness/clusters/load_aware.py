@@ -6,6 +6,56 @@ Source: BanaServe (docs/papers.md), Algorithm 4-2, Eq. 4-33.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol, TypeVar, cast
+
+from ..core.state import RequestState
+
+
+class Loaded(Protocol):
+    """An instance whose load is measured: a simulated one, or a real server that says so itself."""
+
+    @property
+    def index(self) -> int:
+        """Its place among its equals."""
+        ...
+
+    @property
+    def queue(self) -> int:
+        """Requests that wait there, or are on their way."""
+        ...
+
+    def use(self, window_s: float) -> float:
+        """U = C/Cmax + M/Mmax (Eq. 4-28), with the compute of the next `window_s` seconds."""
+        ...
+
+    def adds(self, r: RequestState, window_s: float) -> float:
+        """What `r` adds to U: EstimateLoad."""
+        ...
+
+
+T = TypeVar("T")
+
+
+class LoadAware:
+    """The least loaded by measured compute and memory; past a threshold the shortest queue.
+
+    `window_s` and `threshold` as in `BanaServe`.
+    """
+
+    watches = True
+    measures = True
+
+    def __init__(self, window_s: float = 1.0, threshold: float = 1.2) -> None:
+        self._window_s = window_s
+        self._threshold = threshold
+
+    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
+        """See `routers.Router`; the instances are `Loaded`."""
+        known = cast("Sequence[Loaded]", instances)
+        loads = [one.use(self._window_s) for one in known]
+        queues = [one.queue for one in known]
+        estimate = known[0].adds(r, self._window_s)
+        return instances[assign([estimate], loads, queues, self._threshold)[0]]
 
 
 def assign(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 from ..core.state import Phase, RequestState
 from .routers import load
-from .site import Site
+
+if TYPE_CHECKING:
+    from .site import Site
 
 _FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
 

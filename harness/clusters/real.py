@@ -13,7 +13,8 @@ from typing import Any, cast
 from ..core.state import RequestState
 from ..engines.release import Release
 from .links import Links, NoDelay
-from .policy import ClusterPolicy, Instead, View
+from .measured import Fastest, Meter
+from .policy import ClusterPolicy, Instead, Routed, View
 
 
 class RealSite:
@@ -26,8 +27,9 @@ class RealSite:
     stalled: tuple[()] = ()
     n_resident = 0
 
-    def __init__(self, index: int, role: str) -> None:
+    def __init__(self, index: int, role: str, fastest: Fastest) -> None:
         self.index = self.number = index
+        self.meter = Meter(fastest)
         self.role = role
         self.up = True
         self._waiting: set[RequestState] = set()
@@ -50,6 +52,24 @@ class RealSite:
     def n_running(self) -> int:
         """Requests that have one."""
         return len(self._running)
+
+    @property
+    def queue(self) -> int:
+        """See `load_aware.Loaded`."""
+        return self.n_waiting
+
+    def use(self, window_s: float) -> float:
+        """See `load_aware.Loaded`: by its last metrics, and the prompts that were sent to it."""
+        meter = self.meter
+        tokens = sum(r.prompt_tokens for r in self._waiting) / window_s
+        compute = (tokens + meter.answer_tokens_per_s) * meter.s_per_token
+        return min(1.0, compute) + meter.kv_share
+
+    def adds(self, r: RequestState, window_s: float) -> float:
+        """See `load_aware.Loaded`."""
+        meter = self.meter
+        memory = r.prompt_tokens / meter.kv_tokens if meter.kv_tokens else 0.0
+        return r.prompt_tokens * meter.s_per_token / window_s + memory
 
     def prefills(self, now_s: float) -> bool:
         """Has it any prompt to compute?"""
@@ -77,7 +97,8 @@ class RealCluster:
     def __init__(
         self, policy: ClusterPolicy, roles: Sequence[str], clock: Callable[[], float]
     ) -> None:
-        self.sites = [RealSite(index, role) for index, role in enumerate(roles)]
+        fastest = Fastest()
+        self.sites = [RealSite(index, role, fastest) for index, role in enumerate(roles)]
         self.up = list(self.sites)
         self.state: Any = policy.new_state()
         self.held: tuple[RequestState, ...] = ()
@@ -91,6 +112,11 @@ class RealCluster:
         """The clock."""
         return self._clock()
 
+    @property
+    def measures(self) -> bool:
+        """Does the policy look at what only the servers know of their load?"""
+        return isinstance(self._policy, Routed) and self._policy.router.measures
+
     def role(self, name: str) -> Sequence[RealSite]:
         """Those of one role that accept requests."""
         if name not in self._roles:
@@ -102,7 +128,12 @@ class RealCluster:
         return cast("RealSite | Instead", self._policy.dispatch(r, self._seen()))
 
     def returned(self, release: Release) -> RealSite | Instead:
-        """Where the policy sends a request that a server gave back, or was lost with."""
+        """Where the policy sends a request that a server gave back, or was lost with.
+
+        A router is asked again.
+        """
+        if isinstance(self._policy, Routed):
+            return self.dispatch(release.request)
         return cast("RealSite | Instead", self._policy.returned(release, self._seen()))
 
     def leave(self, index: int) -> None:

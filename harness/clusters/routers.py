@@ -7,6 +7,7 @@ from typing import Protocol, TypeVar
 
 from ...workloads.errors import UnknownNameError
 from ..core.state import RequestState
+from .load_aware import LoadAware
 
 
 class Counts(Protocol):
@@ -56,9 +57,12 @@ T = TypeVar("T", bound=Target)
 
 
 class Router(Protocol):
-    """Decides on arrival. `watches`: does it look at the instances' state?"""
+    """Decides on arrival. `watches`: does it look at the instances' state? `measures`: also at
+    loads that only they know (`load_aware.Loaded`)?
+    """
 
     watches: bool
+    measures: bool
 
     def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
         """The instance that gets `r`."""
@@ -80,6 +84,7 @@ class RoundRobin:
     """Each in turn."""
 
     watches = False
+    measures = False
 
     def __init__(self) -> None:
         self._next = 0
@@ -94,6 +99,7 @@ class LeastLoaded:
     """The instance with the fewest requests; of equals the first."""
 
     watches = True
+    measures = False
 
     def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
         return _least_loaded(instances)
@@ -110,6 +116,7 @@ class PrefixAware:
     """
 
     watches = True
+    measures = False
     MATCH_SHARE = 0.5
     APART_REQUESTS = 32
     APART_RATIO = 1.1
@@ -156,6 +163,7 @@ ROUTERS: dict[str, Callable[[], Router]] = {
     "round-robin": RoundRobin,
     "least-loaded": LeastLoaded,
     "prefix-aware": PrefixAware,
+    "load-aware": LoadAware,
 }
 
 

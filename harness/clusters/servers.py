@@ -84,7 +84,11 @@ def measure(
     if not endpoints:
         raise SloBenchError("no server to measure; give its address with --base-url")
     limits = limits_of(workload, options)
-    router_by_name(router)
+    if router_by_name(router).measures:
+        raise SloBenchError(
+            f"{router} needs what the servers say of their load, and a client does not ask them: "
+            f"put a gateway before them (slo-bench serve, --router {router}) and measure that"
+        )
     options.header_lines()
     processes = options.processes or processes_for(workload)
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:

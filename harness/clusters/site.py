@@ -8,10 +8,12 @@ from dataclasses import dataclass, field
 from ...predictors.placement import Placement
 from ...predictors.roofline import StepTime
 from ...workloads.errors import SloBenchError
+from ..core.state import RequestState
 from ..engines.instance import Instance, Movable
 from ..engines.plain import PlainInstance
 from ..engines.simulated import SimulatedInstance
 from ..engines.view import LoopView
+from .loads import compute_use, estimated, memory_use
 
 
 @dataclass(eq=False)
@@ -102,6 +104,19 @@ class Site:
         """When its next iteration may begin: now, or at the end of that which is under way."""
         self._bring(self)
         return self.instance.now_s
+
+    @property
+    def queue(self) -> int:
+        """Requests that wait there, or are on their way."""
+        return self.view.n_waiting + len(self.inbox)
+
+    def use(self, window_s: float) -> float:
+        """U = C/Cmax + M/Mmax of BanaServe's Eq. 4-28, compute in the next `window_s` seconds."""
+        return compute_use(self, window_s) + memory_use(self)
+
+    def adds(self, r: RequestState, window_s: float) -> float:
+        """What `r` adds to `use`."""
+        return estimated(r, self, window_s)
 
     def prefills(self, now_s: float) -> bool:
         """Does it compute prompts now, or has it any to compute?"""

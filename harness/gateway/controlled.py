@@ -8,6 +8,8 @@ the server that the controller names.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
 from collections.abc import Iterator, Sequence
 
@@ -19,10 +21,14 @@ from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
 from ..engines.over_http.endpoint import Endpoint
 from ..engines.release import Release
 from .held import Held
-from .messages import Asked, Reply, refuse
+from .messages import Asked, Kept, Reply, refuse
 from .states import state_of, wire_of
 from .upstream import LostError, UnreachableError
 from .watched import Sample, Say, Watched
+
+_LOOK_EVERY_S = 0.25
+_LOOK_LIMIT_S = 5.0
+_METRICS = Asked("GET", "/metrics", [])
 
 
 class Controlled:
@@ -53,6 +59,7 @@ class Controlled:
         self._offloaded = [0] * len(endpoints)
         self._taken = [0] * len(endpoints)
         self._number = 0
+        self._looks: asyncio.Task[None] | None = None
 
     @property
     def any_up(self) -> bool:
@@ -65,6 +72,8 @@ class Controlled:
         if body is None:
             await self.forward(asked, reply)
             return
+        if self._cluster.measures and self._looks is None:
+            self._looks = asyncio.get_running_loop().create_task(self._look())
         self._number += 1
         r = state_of(body, self._number, self._cluster.now_s)
         to = self._cluster.dispatch(r)
@@ -103,6 +112,20 @@ class Controlled:
         servers.answers[index] += 1
         return None
 
+    async def _look(self) -> None:
+        """At every server's metrics, again and again."""
+        while True:
+            await asyncio.gather(*(self._look_at(site) for site in self._cluster.up))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look_at(self, site: RealSite) -> None:
+        upstream, found = self._servers.upstreams[site.index], Kept()
+        with contextlib.suppress(UnreachableError, LostError, TimeoutError):
+            async with asyncio.timeout(_LOOK_LIMIT_S):
+                await upstream.exchange(_METRICS.wire(upstream.endpoint), found)
+        if found.status == 200:
+            site.meter.look(found.body.decode(errors="replace"), self._cluster.now_s)
+
     async def forward(self, asked: Asked, reply: Reply) -> None:
         """What is no work: whoever is up answers."""
         while self._cluster.up:
@@ -129,4 +152,6 @@ class Controlled:
 
     def close(self) -> None:
         """Close all connections."""
+        if self._looks is not None:
+            self._looks.cancel()
         self._servers.close()

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...workloads.errors import SloBenchError
-from ..clusters.policy import ClusterPolicy
+from ..clusters.policy import ClusterPolicy, Routed
 from ..clusters.routers import router as router_by_name
 from ..engines.over_http.endpoint import Endpoint
 from ..engines.plugged import PolicySpec
@@ -72,9 +72,12 @@ class Plan:
         """Refuse what cannot be served.
 
         Raises:
-            SloBenchError: there is no such router, or no server.
+            SloBenchError: there is no such router, or no server, or the router cannot stand there.
         """
-        router_by_name(self.router)
+        if router_by_name(self.router).measures and self.prefill:
+            raise SloBenchError(
+                f"{self.router} stands before whole servers; use another router before a split"
+            )
         if not self.endpoints:
             raise SloBenchError("a gateway needs a server behind it")
 
@@ -89,6 +92,15 @@ class Plan:
         if self.controller is not None:
             return Controlled(
                 self.endpoints, self.roles, self.controller, health_path=self.health_path, say=say
+            )
+        router = router_by_name(self.router)
+        if router.measures:
+            return Controlled(
+                self.endpoints,
+                ["serve"] * len(self.endpoints),
+                Routed(router=router),
+                health_path=self.health_path,
+                say=say,
             )
         if not self.prefill:
             return Whole(instances(self.endpoints, "serve"))

@@ -22,6 +22,7 @@ from slo_bench.harness.engines.over_http.endpoint import Endpoint
 from slo_bench.harness.gateway import Plan, serving, serving_apart
 from slo_bench.harness.mock_server import Fault, MockConfig
 from slo_bench.harness.mock_server import serving as mock
+from slo_bench.workloads.errors import SloBenchError
 
 PATIENCE_S = 30
 QUICK = MockConfig(ttft_s=0.002, itl_s=0.001)
@@ -270,3 +271,38 @@ def test_a_process_of_its_own_has_the_same_controller(server):
     with serving_apart(wanted) as url:
         assert complete(url)[0] == 200
         assert counts(url, "taken_over_total") == [0, 1]
+
+
+def test_load_aware_looks_at_what_servers_say(server):
+    loaded = """vllm:prompt_tokens_total 1
+vllm:generation_tokens_total 1
+vllm:kv_cache_usage_perc 0.9
+"""
+
+    class Loaded(socketserver.StreamRequestHandler):
+        looks = 0
+
+        def handle(self) -> None:
+            while (line := self.rfile.readline()) not in (b"\r\n", b""):
+                if line.startswith(b"GET /metrics"):
+                    Loaded.looks += 1
+            body = loaded.encode()
+            self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+
+    with answering(Loaded) as full:
+        wanted = Plan([Endpoint.parse(url) for url in (full, server())], "load-aware")
+        with serving(wanted) as url:
+            complete(url)  # nothing is known yet: to the first
+            assert counts(url, "dispatched_total") == [1, 0]
+            eventually(lambda: Loaded.looks > 1)
+            assert [complete(url)[0] for _ in range(3)] == [200] * 3
+            assert counts(url, "dispatched_total") == [1, 3]
+
+
+def test_load_aware_cannot_stand_everywhere(server):
+    endpoint = Endpoint.parse(server())
+    with (
+        pytest.raises(SloBenchError, match="before whole servers"),
+        serving(Plan([endpoint], "load-aware", prefill=[endpoint])),
+    ):
+        pass
