@@ -214,7 +214,7 @@ def cell_metrics(
         "output_tokens_per_s": output_tokens_per_s,
         "compute_utilisation": utilisation,
         "gpu_busy": totals.gpu_busy_s / (hardware.gpus * totals.makespan_s)
-        if totals.makespan_s > 0
+        if hardware.gpus and totals.makespan_s > 0
         else NOT_A_NUMBER,
         "memory_utilisation": totals.kv_mean_share,
         "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
