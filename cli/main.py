@@ -24,6 +24,8 @@ from .gate import EXAMPLES as GATE_EXAMPLES
 from .gate import gate
 from .list import EXAMPLES as LIST_EXAMPLES
 from .list import list_names
+from .plan import EXAMPLES as PLAN_EXAMPLES
+from .plan import plan
 from .predict_eval import EXAMPLES as PREDICT_EVAL_EXAMPLES
 from .predict_eval import predict_eval
 from .predict_train import EXAMPLES as PREDICT_TRAIN_EXAMPLES
@@ -62,6 +64,7 @@ app.command(epilog=epilog(EXPLAIN_EXAMPLES))(explain)
 app.command(epilog=epilog(SENSITIVITY_EXAMPLES))(sensitivity)
 app.command(epilog=epilog(VALIDATE_EXAMPLES))(validate)
 app.command("dedicated-slo", epilog=epilog(DEDICATED_SLO_EXAMPLES))(dedicated_slo)
+app.command(epilog=epilog(PLAN_EXAMPLES))(plan)
 app.add_typer(tune, name="tune")
 app.add_typer(profile, name="profile")
 app.add_typer(workload, name="workload")

@@ -27,7 +27,7 @@ from .recipes import recipe
 from .servers import READY_S, Server, free_low_port, free_port, serving
 
 HOST_BLOCKS = 1024  # for swapping, where nothing is said
-_OWN_OPTIONS = {
+OWN_OPTIONS = {
     "vllm": {
         "max_num_batched_tokens": "--max-num-batched-tokens",
         "max_num_seqs": "--max-num-seqs",
@@ -256,7 +256,7 @@ class Serve:
         """The knobs of the unpatched server, as its own options."""
         if self.system is not None:
             self._found()  # checks names and bounds
-        options = _OWN_OPTIONS.get(backend, {})
+        options = OWN_OPTIONS.get(backend, {})
         knobs = {name: value for name, value in self.knobs.items() if name not in _OF_A_SPLIT}
         strangers = set(knobs) - set(options)
         if strangers:

@@ -1,0 +1,121 @@
+"""What starts a plan: a shell script of servers, and the experiment that simulates it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from ...harness.backends.matrix import refusal
+from ...harness.backends.serve import OWN_OPTIONS
+from ...harness.schema import ExperimentSchema
+from ...harness.store import write_whole
+from ...harness.systems import system as system_by_name
+from ...predictors.specs import model
+from .offers import Value, experiment_of
+from .search import Carried, Wanted
+
+GPUS_OF_A_HOST = 8
+_PORT = 8000
+
+# Words of a stock server: program, model, tensor and pipeline parallel degree.
+_STOCK = {
+    "vllm": ('vllm serve "$MODEL"', "--tensor-parallel-size", "--pipeline-parallel-size"),
+    "sglang": ('python -m sglang.launch_server --model-path "$MODEL"', "--tp-size", "--pp-size"),
+}
+
+_SCRIPT = """\
+#!/usr/bin/env bash
+# {what}
+# Simulated: {attainment:.1%} of requests in SLO at {rate:g} req/s. Measure before you trust it.
+# On each host: ./launch.sh HOST, where HOST counts from 0 ({hosts} in all, {per_host} a host).
+# MODEL=path-or-name chooses other weights, ADDRESS=0.0.0.0 who may connect.
+set -euo pipefail
+MODEL=${{MODEL:-{model}}}
+ADDRESS=${{ADDRESS:-127.0.0.1}}
+host=${{1:-0}}
+trap 'kill 0' INT TERM
+for ((k = host * {per_host}; k < (host + 1) * {per_host} && k < {instances}; k++)); do
+  first=$(((k % {per_host}) * {gpus}))
+  CUDA_VISIBLE_DEVICES=$(seq -s, "$first" $((first + {gpus} - 1))) \\
+    {command} &
+done
+wait
+"""
+
+_ROLES = """\
+#!/usr/bin/env bash
+# {what}
+# Simulated: {attainment:.1%} of requests in SLO at {rate:g} req/s. Measure before you trust it.
+# One host with {all_gpus} GPUs; slo-bench starts all instances and stands before them.
+set -euo pipefail
+MODEL=${{MODEL:-{model}}}
+exec {command}
+"""
+
+
+def write_launch_files(
+    folder: Path, asked: ExperimentSchema, wanted: Wanted, plan: Carried
+) -> list[Path]:
+    """Write `launch.sh`, if the system runs on a real server, and `experiment.toml`.
+
+    Raises:
+        SloBenchError: they cannot be written.
+    """
+    experiment = experiment_of(asked, plan.offer, plan.knobs, plan.instances, wanted.rate_rps)
+    kept = experiment.model_copy(update={"records": asked.records, "name": "plan"})
+    files = {folder / "experiment.toml": kept.to_toml()}
+    script = launch_script(asked, wanted, plan)
+    if script is not None:
+        files[folder / "launch.sh"] = script
+    for path, text in files.items():
+        write_whole(path, [text.encode()])
+    if script is not None:
+        (folder / "launch.sh").chmod(0o755)
+    return list(files)
+
+
+def launch_script(asked: ExperimentSchema, wanted: Wanted, plan: Carried) -> str | None:
+    """What starts the servers of a plan; None where its system runs on no real server."""
+    system = system_by_name(plan.offer.system)
+    backend = next((one for one in _STOCK if refusal(system, one) is None), None)
+    if system.name in _STOCK:
+        backend = system.name
+    if backend is None:
+        return None
+    origin = model(asked.model[0]).origin.partition(" ")[0]
+    fields = {
+        "what": f"{asked.model[0]}: {plan.instances} × {plan.offer.name}, {plan.gpus} GPUs",
+        "attainment": plan.attainment,
+        "rate": wanted.whole_rps,
+        "model": shlex.quote(origin if "/" in origin else asked.model[0]),
+    }
+    _, tp, pp = _STOCK[backend]
+    degrees = ((tp, plan.offer.tp), (pp, plan.offer.pp))
+    spread = [str(word) for pair in degrees if pair[1] > 1 for word in pair]
+    if system.cluster is not None:
+        words = ["slo-bench serve", system.name, "--backend", backend, '--model "$MODEL"']
+        words += _knobs(plan.knobs)
+        words += [f"--server-arg={word}" for word in spread]
+        return _ROLES.format(**fields, all_gpus=plan.gpus, command=" ".join(words))
+    if system.name == backend:
+        words = [_STOCK[backend][0], '--host "$ADDRESS"', f"--port $(({_PORT} + k))", *spread]
+        options = OWN_OPTIONS[backend]
+        words += [f"{options[k]} {v}" for k, v in plan.knobs.items() if k in options]
+    else:
+        words = ["slo-bench serve", system.name, "--backend", backend, '--model "$MODEL"']
+        words += [f"--port $(({_PORT} + k))", *_knobs(plan.knobs)]
+        words += [f"--server-arg={word}" for word in spread]
+    per_host = max(1, GPUS_OF_A_HOST // plan.offer.gpus)
+    return _SCRIPT.format(
+        **fields,
+        hosts=-(-plan.instances // per_host),
+        per_host=per_host,
+        instances=plan.instances,
+        gpus=plan.offer.gpus,
+        command=" ".join(words),
+    )
+
+
+def _knobs(knobs: Mapping[str, Value]) -> list[str]:
+    return [f"--knob {name}={str(value).lower()}" for name, value in knobs.items()]

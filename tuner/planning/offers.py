@@ -1,0 +1,212 @@
+"""What could be rented: a kind of GPU, how an instance spreads over it, a system, its settings."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ...harness.cells import CellSpec
+from ...harness.load import estimated_capacity_rps
+from ...harness.plan import plan
+from ...harness.schema import ExperimentSchema
+from ...harness.systems import system as system_by_name
+from ...predictors.placement import TP_DEGREES, smallest_tp
+from ...predictors.specs import gpu, gpus, model
+from ...workloads.errors import SloBenchError
+
+Value = bool | int | float | str
+
+# Knobs that say how many instances of either kind there are; their ratio is searched.
+_PAIRS = (("prefill_instances", "decode_instances"), ("n_lp", "n_hp"))
+_RATIOS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1))
+_ALL_RATIOS_UP_TO = 6  # instances
+# Tokens of an iteration: the trade between TTFT and TPOT that every deployment must make.
+_BUDGETS = ("max_num_batched_tokens", "chunk_tokens")
+_BUDGET_FACTORS = (1.0, 0.25, 4.0)
+_OPTIMISM = 1.25  # over the estimate, which knows no shared prefixes
+
+
+@dataclass(frozen=True)
+class Offer:
+    """`instances` like this can be had, each on `tp` × `pp` GPUs for `usd_per_hour` of them all."""
+
+    system: str
+    settings: tuple[Mapping[str, Value], ...]  # knobs to choose from
+    gpu: str
+    tp: int
+    pp: int
+    usd_per_hour: float  # of one instance
+    least_instances: int  # fewer cannot carry the load, or make no such system
+    alone_rps: float  # what one carries at most, by an estimate that knows no SLO
+
+    @property
+    def gpus(self) -> int:
+        """Of one instance."""
+        return self.tp * self.pp
+
+    @property
+    def name(self) -> str:
+        """Tells it from every other."""
+        spread = f"tp{self.tp}" + (f" pp{self.pp}" if self.pp > 1 else "")
+        return f"{self.system} on {self.gpu} {spread}"
+
+    def shapes(self, instances: int) -> Iterator[Mapping[str, Value]]:
+        """Knobs for so many instances: all settings, with every ratio worth a try where there are
+        two kinds of instances.
+        """
+        for knobs in self.settings:
+            pair = _open_pair(self.system, knobs)
+            if pair is None:
+                yield knobs
+                continue
+            for one, other in _ratios(instances):
+                yield {**knobs, pair[0]: one, pair[1]: other}
+
+
+def offers(
+    asked: ExperimentSchema,
+    rate_rps: float,
+    kinds: Sequence[str] | None = None,
+    prices: Mapping[str, float] | None = None,
+) -> list[Offer]:
+    """Everything that may carry `rate_rps`, the cheapest by a bound first.
+
+    Args:
+        asked: the model, the workload, systems and their knobs; `tp` and `pp` where not open.
+        rate_rps: requests per second.
+        kinds: GPUs to choose from; by default all of the catalogue with a price.
+        prices: USD per hour by GPU, where they are not the catalogue's.
+
+    Raises:
+        SloBenchError: an unknown name, or a model that fits on none of them.
+    """
+    usd = {name: spec.price_per_hour_usd for name, spec in gpus().items()}
+    for name, price in (prices or {}).items():
+        usd[gpu(name).name] = price
+    chosen = [gpu(name).name for name in kinds] if kinds else [n for n, p in usd.items() if p > 0]
+    for name in chosen:
+        if not usd[name] > 0:
+            raise SloBenchError(f"{name} has no price; give one: --price {name}=USD")
+    found = []
+    refused: SloBenchError | None = None
+    for kind, pp in itertools.product(chosen, asked.pp):
+        try:
+            degrees = _degrees(asked, kind, pp)
+        except SloBenchError as error:
+            refused = error
+            continue
+        for tp, system in itertools.product(degrees, asked.systems):
+            try:
+                found.append(_offer(asked, rate_rps, kind, tp, pp, system, usd[kind]))
+            except SloBenchError as error:  # heads that cannot be shared out to so many GPUs
+                refused = error
+    if not found:
+        assert refused is not None
+        raise refused
+    return sorted(found, key=lambda one: (one.least_instances * one.usd_per_hour, one.name))
+
+
+def spec_of(
+    asked: ExperimentSchema,
+    offer: Offer,
+    knobs: Mapping[str, Value],
+    instances: int,
+    rate_rps: float,
+) -> CellSpec:
+    """One cell of an offer.
+
+    Raises:
+        SloBenchError: so many instances make no such system, or the model does not fit.
+    """
+    return plan(experiment_of(asked, offer, knobs, instances, rate_rps)).cells[0]
+
+
+def experiment_of(
+    asked: ExperimentSchema,
+    offer: Offer,
+    knobs: Mapping[str, Value],
+    instances: int,
+    rate_rps: float,
+) -> ExperimentSchema:
+    """What `slo-bench run` would run of an offer."""
+    return asked.model_copy(
+        update={
+            "systems": (offer.system,),
+            "knobs": {offer.system: {name: (value,) for name, value in knobs.items()}},
+            "gpu": (offer.gpu,),
+            "tp": (offer.tp,),
+            "pp": (offer.pp,),
+            "instances": (instances,),
+            "rates": (rate_rps,),
+            "requests": (None,),
+            "records": "none",
+        }
+    )
+
+
+def _offer(
+    asked: ExperimentSchema, rate_rps: float, kind: str, tp: int, pp: int, system: str, usd: float
+) -> Offer:
+    settings = tuple(_settings(asked, system))
+    wanted = system_by_name(system).with_knobs(**settings[0])
+    least = 1 if wanted.cluster is None else wanted.cluster.least_instances
+    if _open_pair(system, settings[0]) is not None:
+        least = 2
+    draft = Offer(system, settings, kind, tp, pp, usd * tp * pp, least, math.inf)
+    spec = spec_of(asked, draft, next(draft.shapes(least)), least, rate_rps)
+    alone = estimated_capacity_rps(spec.workload, spec.placement, spec.seed)
+    enough = math.ceil(rate_rps / (alone * _OPTIMISM))
+    return replace(draft, least_instances=max(least, enough), alone_rps=alone)
+
+
+def _degrees(asked: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:
+    """Tensor-parallel degrees on which the model fits."""
+    if any(asked.tp):
+        return [tp for tp in asked.tp if tp is not None]
+    least = smallest_tp(
+        model(asked.model[0]),
+        gpu(kind),
+        pp,
+        asked.weight_dtype[0],
+        asked.kv_dtype[0],
+        asked.memory_share[0],
+    )
+    return [tp for tp in TP_DEGREES if tp >= least]
+
+
+def _settings(asked: ExperimentSchema, name: str) -> Iterator[Mapping[str, Value]]:
+    """A system's knobs: those given, and a few token budgets where none is."""
+    wanted = system_by_name(name)
+    if wanted.sharing is not None:
+        raise SloBenchError(f"{name} serves several models; plan chooses for one")
+    given = dict(asked.knobs.get(name, {}))
+    for knob, bounds in wanted.bounds().items():
+        if knob in _BUDGETS and knob not in given:
+            default = wanted.knobs()[knob]
+            budgets = dict.fromkeys(round(default * factor) for factor in _BUDGET_FACTORS)
+            given[knob] = tuple(
+                one for one in budgets if (bounds.low or 0) <= one <= (bounds.high or math.inf)
+            )
+    for values in itertools.product(*given.values()):
+        yield dict(zip(given, values, strict=True))
+
+
+def _open_pair(name: str, knobs: Mapping[str, Value]) -> tuple[str, str] | None:
+    """The two numbers of instances of a system, unless one is given."""
+    cluster = system_by_name(name).cluster
+    for pair in _PAIRS:
+        if cluster is not None and all(hasattr(cluster, one) for one in pair):
+            return None if any(one in knobs for one in pair) else pair
+    return None
+
+
+def _ratios(instances: int) -> list[tuple[int, int]]:
+    if instances <= _ALL_RATIOS_UP_TO:
+        return [(one, instances - one) for one in range(1, instances)]
+    found = []
+    for one, other in _RATIOS:
+        first = max(1, min(instances - 1, round(instances * one / (one + other))))
+        found.append((first, instances - first))
+    return list(dict.fromkeys(found))

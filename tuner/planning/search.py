@@ -1,0 +1,288 @@
+"""The cheapest offers that carry a load, best first.
+
+Offers are taken in the order of the least that they could cost. Of each the smallest number of
+instances is looked for that certainly carries the rate: the 95 % interval of attainment lies above
+the target and the backlog does not grow. Once as many have been found as are asked for, whatever
+could only cost more is left out. What is chosen in the end gets a capacity of its own, with an
+interval, which says how much it has to spare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ...harness.cells import CellSpec, placed, source
+from ...harness.schema import ExperimentSchema
+from ...workloads.errors import SloBenchError
+from ..capacity.cells import CellRunner, Simulator
+from ..capacity.curve import Level
+from ..capacity.options import Budget, Capacity, SearchOptions
+from ..capacity.samples import LevelRunner, LevelSample
+from ..capacity.search import find_capacity
+from .memory import Memory
+from .offers import Offer, Value, offers, spec_of
+
+_REQUESTS = 2000  # of a run, at least
+_BOUNDS = 20  # and it lasts so many latency bounds, so that a growing backlog shows
+_MOST_RUNS = 6
+_LIGHT_SHARE, _LIGHT_REQUESTS = 0.05, 300
+_LIKELY_SHARE = 0.6  # of the estimated capacity, which knows no SLO
+_STEP = 1.3
+_TOLERANCE = 0.05
+_CAPACITY_REQUESTS = 60_000
+
+Say = Callable[[str], None]
+RunnerOf = Callable[[CellSpec], LevelRunner]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The load to carry. `headroom` is on top, as a share of the rate."""
+
+    rate_rps: float
+    target: float = 0.9
+    headroom: float = 0.0
+    most_gpus: int = 64
+    plans: int = 5
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate_rps < math.inf:
+            raise SloBenchError(f"rate must be positive but is {self.rate_rps:g}")
+        if not 0 < self.target < 1:
+            raise SloBenchError(f"target must lie between 0 and 1 but is {self.target:g}")
+        if not 0 <= self.headroom <= 10:
+            raise SloBenchError(f"headroom must lie in 0..10 but is {self.headroom:g}")
+        for name, value in (("gpus", self.most_gpus), ("plans", self.plans)):
+            if value < 1:
+                raise SloBenchError(f"{name} must be at least 1 but is {value}")
+
+    @property
+    def whole_rps(self) -> float:
+        """With the headroom."""
+        return self.rate_rps * (1 + self.headroom)
+
+
+@dataclass(frozen=True)
+class Carried:
+    """An offer of so many instances, and the attainment that they reach at the wanted rate."""
+
+    offer: Offer
+    instances: int
+    knobs: Mapping[str, Value]
+    attainment: float
+    low: float
+    high: float
+    capacity: Capacity | None = None
+    fitted: bool = True  # step times, to measurements
+
+    @property
+    def gpus(self) -> int:
+        """In all."""
+        return self.instances * self.offer.gpus
+
+    @property
+    def usd_per_hour(self) -> float:
+        """Of all instances."""
+        return self.instances * self.offer.usd_per_hour
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The cheapest first; `tried` of `offers` were simulated, the others could only cost more."""
+
+    wanted: Wanted
+    plans: tuple[Carried, ...]
+    tried: int
+    offers: int
+
+
+def plan_cheapest(
+    asked: ExperimentSchema,
+    wanted: Wanted,
+    *,
+    kinds: tuple[str, ...] = (),
+    prices: Mapping[str, float] | None = None,
+    folder: Path | None = None,
+    resume: bool = False,
+    say: Say = lambda line: None,
+    runner_of: RunnerOf | None = None,
+) -> Planned:
+    """The cheapest ways to carry a load within its SLOs, simulated.
+
+    Args:
+        asked: model, workload, SLO, systems and their knobs; GPUs and their number stay open.
+        wanted: the rate, the target, and how many alternatives.
+        kinds: GPUs to choose from; by default all of the catalogue.
+        prices: USD per hour by GPU, where they are not the catalogue's.
+        folder: where levels are kept as they are run.
+        resume: go on with what is there.
+        say: told what is being simulated.
+        runner_of: what runs the cells; by default the simulator.
+
+    Raises:
+        SloBenchError: nothing that may be rented carries the load, or something cannot be read.
+    """
+    for name in ("model", "workload", "slo"):
+        if len(getattr(asked, name)) > 1:
+            raise SloBenchError(f"plan takes one {name}, not {len(getattr(asked, name))}")
+    return _Search(asked, wanted, prices, folder, resume, say, runner_of or _simulated).run(kinds)
+
+
+def _simulated(spec: CellSpec) -> LevelRunner:
+    return CellRunner(spec, "plan", Simulator(Path(), "none"), lambda cell, row: None)
+
+
+class _Search:
+    def __init__(
+        self,
+        asked: ExperimentSchema,
+        wanted: Wanted,
+        prices: Mapping[str, float] | None,
+        folder: Path | None,
+        resume: bool,
+        say: Say,
+        runner_of: RunnerOf,
+    ) -> None:
+        self._asked = asked
+        self._wanted = wanted
+        self._prices = prices
+        self._say = say
+        self._runner_of = runner_of
+        open_yet = {"gpu": (), "instances": (), "rates": None}
+        text = asked.model_copy(update=open_yet).model_dump_json()
+        self._memory = Memory.of(folder, resume, f"{wanted.whole_rps:g} {wanted.target:g} {text}")
+        self._found: list[Carried] = []
+
+    def run(self, kinds: tuple[str, ...]) -> Planned:
+        wanted = self._wanted
+        every = offers(self._asked, wanted.whole_rps, kinds, self._prices)
+        self._check_arrivals(every[0])
+        tried = 0
+        for offer in every:
+            if offer.least_instances * offer.usd_per_hour >= self._limit_usd:
+                break
+            if offer.least_instances * offer.gpus > wanted.most_gpus:
+                continue
+            tried += 1
+            found = self._smallest(offer) if self._quick_enough(offer) else None
+            if found is not None:
+                self._found.append(found)
+                self._found.sort(key=lambda one: (one.usd_per_hour, one.gpus, -one.attainment))
+                del self._found[wanted.plans :]
+        if not self._found:
+            raise SloBenchError(
+                f"no offer of up to {wanted.most_gpus} GPUs carries {wanted.whole_rps:g} req/s "
+                f"with {wanted.target:.0%} of requests in SLO; allow more (--max-gpus), or ask for "
+                "less: even alone a request may be too slow for the SLO on these GPUs"
+            )
+        plans = tuple(self._with_capacity(one) for one in self._found)
+        ranked = sorted(plans, key=lambda one: (one.usd_per_hour, one.gpus, -_capacity(one)))
+        return Planned(wanted, tuple(ranked), tried, len(every))
+
+    @property
+    def _limit_usd(self) -> float:
+        """What costs as much is none of the cheapest."""
+        full = len(self._found) >= self._wanted.plans
+        return self._found[-1].usd_per_hour if full else math.inf
+
+    def _check_arrivals(self, offer: Offer) -> None:
+        least = offer.least_instances
+        spec = spec_of(self._asked, offer, next(offer.shapes(least)), least, 1.0)
+        if source(spec.workload).has_arrivals:
+            raise SloBenchError(
+                f"{spec.workload.workload} has arrivals of its own; say how they come at another "
+                "rate: --arrivals poisson"
+            )
+
+    def _quick_enough(self, offer: Offer) -> bool:
+        """Does it reach the target where next to nothing waits? Else more of it will not either."""
+        least = offer.least_instances
+        rate = min(self._wanted.whole_rps, _LIGHT_SHARE * offer.alone_rps * least)
+        return self._carries(offer, least, rate, _LIGHT_REQUESTS) is not None
+
+    def _smallest(self, offer: Offer) -> Carried | None:
+        """The fewest instances that carry the load, if they cost less than what is known."""
+        affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
+        most = min(self._wanted.most_gpus // offer.gpus, affordable)
+        failing = offer.least_instances - 1
+        count = max(offer.least_instances, round(offer.least_instances / _LIKELY_SHARE))
+        best: Carried | None = None
+        while failing + 1 <= most and (best is None or failing + 1 < best.instances):
+            found = self._carries(offer, min(count, most), self._wanted.whole_rps)
+            if found is None:
+                failing = min(count, most)
+                count = max(failing + 1, math.floor(failing * _STEP))
+                if best is not None:
+                    count = (failing + best.instances) // 2
+            else:
+                best = found
+                count = (failing + best.instances) // 2
+        return best
+
+    def _carries(
+        self, offer: Offer, instances: int, rate_rps: float, requests: int = _REQUESTS
+    ) -> Carried | None:
+        """The best of the shapes that carry the rate with so many instances."""
+        found: list[Carried] = []
+        for knobs in offer.shapes(instances):
+            try:
+                spec = spec_of(self._asked, offer, knobs, instances, rate_rps)
+            except SloBenchError:  # so many make no such system
+                continue
+            set_to = "".join(f" {knob}={value}" for knob, value in knobs.items())
+            name = f"{instances} × {offer.name}{set_to} at {rate_rps:.3g} req/s"
+            level = self._memory.levels.get(name)
+            if level is None:
+                self._say(name)
+                level = self._level(spec, rate_rps, requests)
+                self._memory.keep(name, level)
+            carries, attainment, low, high = level
+            if carries:
+                found.append(Carried(offer, instances, knobs, attainment, low, high))
+        return max(found, key=lambda one: one.attainment, default=None)
+
+    def _level(self, spec: CellSpec, rate: float, requests: int) -> Sequence[float]:
+        """Does it carry the rate (1 or 0), and the attainment with its interval."""
+        target = self._wanted.target
+        runner = self._runner_of(spec)
+        samples: list[LevelSample] = []
+        while True:
+            sample = runner.run(rate, self._asked.seed + len(samples), requests)
+            long = math.ceil(_BOUNDS * sample.bound_s * rate)
+            if not samples and requests < long // 2:
+                requests = long
+                continue
+            samples.append(sample)
+            level = Level(rate, tuple(samples))
+            low, high = level.attainment_interval
+            if level.growing or high < target:
+                return [0.0, level.attainment, low, high]
+            if low >= target:
+                return [1.0, level.attainment, low, high]
+            if len(samples) == _MOST_RUNS:  # too near to the edge to be sure
+                return [0.0, level.attainment, low, high]
+
+    def _with_capacity(self, one: Carried) -> Carried:
+        self._say(f"what {one.instances} × {one.offer.name} can carry at most")
+        rate = self._wanted.whole_rps
+        spec = spec_of(self._asked, one.offer, one.knobs, one.instances, rate)
+        options = SearchOptions(
+            targets=(self._wanted.target,),
+            tolerance=_TOLERANCE,
+            first_seed=self._asked.seed,
+            budget=Budget(_CAPACITY_REQUESTS),
+        )
+        [capacity] = find_capacity(
+            self._runner_of(spec), start_rps=rate, options=options, neighbours=(rate, rate * 1.2)
+        ).capacities
+        fitted = placed(spec.placement).step_time.fitted
+        return replace(one, capacity=capacity, fitted=fitted)
+
+
+def _capacity(one: Carried) -> float:
+    if one.capacity is None or one.capacity.capacity_rps is None:
+        return math.inf
+    return one.capacity.capacity_rps
