@@ -76,6 +76,7 @@ class Launch:
     host_blocks: int | None = None  # KV blocks of host memory for swapping
     server_args: tuple[str, ...] = ()
     transfer: KvTransfer | None = None
+    gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
 
     @property
     def policy(self) -> AnyPolicy | None:

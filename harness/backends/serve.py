@@ -20,8 +20,10 @@ from ..policies.ascendra import AscendraLp
 from ..systems import Split, System
 from ..systems import system as system_by_name
 from .environments import Environment, environment
+from .gpu_shares import gpus_each, shares
 from .introduce import introduce
 from .matrix import check
+from .nvml import visible_gpus
 from .recipe import KvTransfer, Launch
 from .recipes import recipe
 from .servers import READY_S, Server, free_low_port, free_port, serving
@@ -161,11 +163,14 @@ class Serve:
         parts = self._parts(instances)
         transfers = self._transfers(stack, instances)
         step_logs: Sequence[Path | None] = self.step_logs(instances) or [None] * len(parts)
+        own_gpus = self._gpus(len(parts))
         servers = []
-        for part, transfer, step_log in zip(parts, transfers, step_logs, strict=True):
+        for part, transfer, step_log, gpus in zip(
+            parts, transfers, step_logs, own_gpus, strict=True
+        ):
             own_log = log.with_stem(f"{log.stem}{part.name}")
             launch = self._launch(free_port() if port is None else port, step_log)
-            launch = replace(launch, transfer=transfer, role=part.policy)
+            launch = replace(launch, transfer=transfer, role=part.policy, gpus=gpus)
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
             found = environment(self.backend)
             server = serving(
@@ -178,6 +183,13 @@ class Serve:
                 for decode in servers[self.split.prefill :]:
                     introduce(prefill, decode, model, self.ready_s, say)
         return servers
+
+    def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
+        """Which GPUs each may use; nothing is said where one server may use them all."""
+        visible = [gpu.uuid for gpu in visible_gpus()]
+        if servers == 1 or not visible or environment(self.backend).device != "cuda":
+            return [()] * servers
+        return shares(servers, gpus_each(self.server_args), visible)
 
     def step_logs(self, instances: int = 1) -> list[Path]:
         """Those of the servers that `start` starts, in their order; none if none is asked for."""

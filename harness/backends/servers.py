@@ -194,6 +194,8 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
     environ = {**recipe.environ(environment.device, launch), **present}
     environ["PATH"] = f"{environment.programs}{os.pathsep}{present.get('PATH', os.defpath)}"
     environ["PYTHONUNBUFFERED"] = "1"
+    if launch.gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
     if launch.plugged or launch.transfer is not None:
         environ["PYTHONPATH"] = str(plugin_folder(home()))
     if launch.plugged:
