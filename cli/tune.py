@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from .examples import epilog
+from .tune_helr import HELR_EXAMPLES, tune_helr
 from .tune_server import EXAMPLES as SERVER_EXAMPLES
 from .tune_server import tune_server
 from .tune_system import EXAMPLES as SYSTEM_EXAMPLES
@@ -39,6 +40,6 @@ def tune() -> None:
     """Search for the knobs, instances, placement and server settings that carry the most."""
 
 
-# Commands, one line each: app.command("helr", epilog=epilog(HELR_EXAMPLES))(tune_helr)
 app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES))(tune_system)
 app.command("server", epilog=epilog(SERVER_EXAMPLES))(tune_server)
+app.command("helr", epilog=epilog(HELR_EXAMPLES))(tune_helr)

@@ -12,10 +12,12 @@
 
 `gpu` is a name of the catalogue, or a table with `like` (such a name) and what differs from it:
 `memory_gib`, `bandwidth_gb_per_s`, `tflops_16bit`. `link` leads to the next stage: a name of the
-catalogue, or a table with `bandwidth_gb_per_s` and `latency_us`. `lanes` batches are in flight (1:
-an eager loop over mapped layers, where one GPU computes at a time; by default as many as there are
-stages). It serves `ready_s` seconds after requests begin to come, if the search for it had to run
-tests on the devices themselves. Other fields, such as those for launchers, are left alone.
+catalogue, or a table with `bandwidth_gb_per_s` and `latency_us`. Each layer of a stage takes
+`layer_extra_ms` longer than the step-time model says, where that was measured. `lanes` batches are
+in flight (1: an eager loop over mapped layers, where one GPU computes at a time; by default as many
+as there are stages). It serves `ready_s` seconds after requests begin to come, if the search for it
+had to run tests on the devices themselves. Other fields, such as those for launchers, are left
+alone.
 """
 
 from __future__ import annotations
@@ -69,6 +71,7 @@ class DeviceMap:
         table["ready_s"] = self.ready_s
         table["stages"] = [
             {"device": device, "gpu": _plain_gpu(stage.gpu), "layers": stage.layers}
+            | ({"layer_extra_ms": stage.layer_extra_s * 1e3} if stage.layer_extra_s else {})
             | ({"link": _plain_link(stage.link)} if stage.link is not None else {})
             for device, stage in zip(self.devices, self.stages, strict=True)
         ]
@@ -118,7 +121,11 @@ def _read(path: Path, table: Any) -> DeviceMap:
         if "gpu" not in row or ("link" not in row and number < len(rows) - 1):
             raise FileFormatError(path, None, f"{where} needs gpu, and link to the next stage")
         to_next = read_link(path, where, row["link"]) if number < len(rows) - 1 else None
-        stages.append(Stage(read_gpu(path, where, row["gpu"]), row["layers"], to_next))
+        extra_ms = _number(
+            path, f"{where}: layer_extra_ms", row.get("layer_extra_ms", 0.0), low=0.0
+        )
+        on = read_gpu(path, where, row["gpu"])
+        stages.append(Stage(on, row["layers"], to_next, extra_ms * 1e-3))
         devices.append(str(row.get("device", number)))
     lanes, ready_s = table.get("lanes"), table.get("ready_s", 0.0)
     if lanes is not None and (not isinstance(lanes, int) or not 1 <= lanes <= len(stages)):

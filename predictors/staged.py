@@ -114,7 +114,7 @@ def stage_step_time(
         _shared(_known(placement, stage).coefficients, share),
         _work(placement, stage, head=last),
         host_s * share,
-        extra_s=link.latency_s if link else 0.0,
+        extra_s=(link.latency_s if link else 0.0) + stage.layers * stage.layer_extra_s,
         extra_s_per_token=token_bytes / link.bandwidth_bytes_per_s if link else 0.0,
     )
 

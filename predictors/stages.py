@@ -9,11 +9,15 @@ from .specs import GpuSpec, LinkSpec
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Contiguous layers on one GPU, and the link to the stage after it (None: none follows)."""
+    """Contiguous layers on one GPU, and the link to the stage after it (None: none follows).
+
+    Each layer takes `layer_extra_s` longer than the step-time model says, as measured there.
+    """
 
     gpu: GpuSpec
     layers: int
     link: LinkSpec | None = None
+    layer_extra_s: float = 0.0
 
 
 def even_layers(layers: int, stages: int) -> tuple[int, ...]:

@@ -1,0 +1,87 @@
+"""`slo-bench tune helr` as it is typed."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.predictors.device_map import read_device_map
+
+UELLM = ["tune", "helr", "--model", "chatglm2-6b", "--topology", "uellm", "--host-ms", "30"]
+
+
+def typed(*arguments):
+    return CliRunner().invoke(app, [*UELLM, *map(str, arguments)])
+
+
+def test_methods_and_the_map_drawn():
+    shown = typed("--reserve-gib", 12)
+    assert shown.exit_code == 0
+    assert "28 layers of chatglm2-6b on 2 of 4 devices (balanced, exact optimum)" in " ".join(
+        shown.output.split()
+    )
+    assert "the paper's procedure, mended" in shown.output
+    assert "█" in shown.output
+    assert "not used:" in shown.output
+
+
+def test_json_and_files(tmp_path):
+    out, page = tmp_path / "map.json", tmp_path / "map.html"
+    shown = typed("--reserve-gib", 12, "--json", "--out", out, "--html", page, "--lanes", 1)
+    found = json.loads(shown.output)
+    assert found["chosen"] == "exact"
+    best = found["answers"][0]
+    assert best["fits"]
+    assert best["gap"] == 0
+    written = read_device_map(str(out))
+    assert list(written.layers) == [s["last_layer"] - s["first_layer"] + 1 for s in best["stages"]]
+    assert written.lanes == 1
+    plain = json.loads(out.read_text())
+    assert len(plain["accelerate"]) == 32
+    assert "VLLM_PP_LAYER_PARTITION" in plain["vllm"]["environment"]
+    html = page.read_text()
+    assert "<svg" in html
+    assert html.count("<rect") >= 6  # four devices, two of them filled
+    assert "http" not in html.split("<svg")[1].split("</svg>")[0]
+
+
+def test_morphling_says_what_its_tests_cost(tmp_path):
+    out = tmp_path / "map.json"
+    shown = typed("--method", "morphling", "--tests", 1, "--out", out)
+    assert "in which nothing is served" in " ".join(shown.output.split())
+    assert read_device_map(str(out)).ready_s > 15
+
+
+def test_the_written_map_runs(tmp_path):
+    out = tmp_path / "map.json"
+    typed("--reserve-gib", 12, "--out", out, "--lanes", 1)
+    load = ["-s", "fifo", "-w", "alpaca", "--rates", "1", "--requests", "20", "--seeds", "1"]
+    place = ["--model", "chatglm2-6b", "--device-map", str(out), "--slo", "e2e=300"]
+    where = ["--out", str(tmp_path / "run"), "--no-report", "--jobs", "1"]
+    ran = CliRunner().invoke(app, ["run", *load, *place, *where])
+    assert ran.exit_code == 0, ran.output
+    rows = (tmp_path / "run" / "cells.csv").read_text()
+    assert "rtx-3090@350w" in rows
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["--mode", "hr"], "unknown mode 'hr'"),
+        (["--method", "guess"], "--method must be one of exact, paper, even, optuna or morphling"),
+        (["--gpu", "l4"], "leave --gpu and --devices out"),
+        (["--reserve-gib", "22"], "28 layers do not fit"),
+        (["--reserve-gib", "-1"], "reserve must be at least 0"),
+        (["--out", "map.toml"], "--out must be a file .json"),
+        (["--latency-weight", "0", "--device-weight", "0"], "both 0"),
+        (["--method", "even", "--reserve-gib", "17", "--out", "x.json"], "does not fit"),
+    ],
+)
+def test_what_is_wrong_is_said(tmp_path, monkeypatch, arguments, problem):
+    monkeypatch.chdir(tmp_path)
+    shown = typed(*arguments)
+    assert shown.exit_code != 0
+    said = str(shown.exception) if shown.exception else ""
+    assert problem in said + shown.output
+    assert not list(tmp_path.iterdir())

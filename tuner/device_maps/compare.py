@@ -1,0 +1,69 @@
+"""Several ways to answer the same question, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...workloads.errors import SloBenchError
+from .exact import exact
+from .launch import even_map
+from .paper import paper
+from .problem import INF, Map, Problem, Weights
+from .search import search
+
+METHODS = ("exact", "paper", "even", "optuna")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One method's map and what it costs; `refused` says why there is none."""
+
+    method: str
+    placed: Map = ()
+    latency_s: float = INF
+    cost: float = INF
+    refused: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Can it be deployed?"""
+        return self.cost < INF
+
+    def gap(self, best: Answer) -> float:
+        """How much more it costs than `best`, as a share."""
+        return self.cost / best.cost - 1 if self.fits and best.fits else INF
+
+
+def answer(
+    problem: Problem, weights: Weights, method: str, *, trials: int = 300, seed: int = 0
+) -> Answer:
+    """What one of METHODS says.
+
+    Raises:
+        SloBenchError: it finds no map.
+    """
+    if method == "exact":
+        placed = exact(problem, weights)
+    elif method == "paper":
+        placed = paper(problem, weights)
+    elif method == "even":
+        placed = even_map(problem.layers, len(problem.devices))
+    elif method == "optuna":
+        placed = search(problem, weights, trials=trials, seed=seed)
+    else:
+        raise SloBenchError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
+    return Answer(method, placed, problem.latency_s(placed), problem.cost(placed, weights))
+
+
+def answers(
+    problem: Problem, weights: Weights, methods: Sequence[str], *, trials: int = 300, seed: int = 0
+) -> list[Answer]:
+    """One after the other; a method that has no answer says why."""
+    found = []
+    for method in methods:
+        try:
+            found.append(answer(problem, weights, method, trials=trials, seed=seed))
+        except SloBenchError as error:
+            found.append(Answer(method, refused=str(error)))
+    return found

@@ -1,0 +1,172 @@
+"""The topology of this machine, as `nvidia-smi` tells it.
+
+Source: NVIDIA System Management Interface, `nvidia-smi topo -m` and its legend. Bandwidths are
+those of the catalogue's links, NVLink by the number of bonded links, PCIe by the GPU's generation.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ...predictors.specs import GpuSpec, LinkSpec, gpu, gpus, link
+from ...workloads.errors import SloBenchError
+
+if TYPE_CHECKING:
+    from .topology import Topology
+
+_PCIE = {"PIX": "pix", "PXB": "pix", "PHB": "node", "NODE": "node", "SYS": "sys"}
+_NVLINK = re.compile(r"NV(\d+)")
+_GPU = re.compile(r"GPU\d+")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_PER_NVLINK = 20e9  # bytes a second in one direction, 80 % of 25 GB/s (NVLink 2 to 4)
+_PER_NVLINK_5 = 40e9
+_NVLINK_S = 4e-6
+_QUERY = "index,name,memory.total,power.limit,power.default_limit"
+_TIMEOUT_S = 30
+
+
+def parse_topo(text: str, where: str) -> tuple[list[str], list[list[str]]]:
+    """Names of the devices and how each is connected to each, from a printed matrix.
+
+    Network cards, columns of affinity and the legend are passed over. A matrix whose devices are
+    not called GPU0, GPU1, … is one of names alone.
+
+    Raises:
+        SloBenchError: there is no such matrix in it, with `where` it came from.
+    """
+    lines = [_ANSI.sub("", line) for line in text.splitlines()]
+    rows = [line.split() for line in lines if line.strip()]
+    if not rows:
+        raise SloBenchError(f"{where} holds no matrix of GPUs, as nvidia-smi topo -m prints")
+    header = rows[0]
+    plain = [name for name in header if _GPU.fullmatch(name)]
+    names = plain or header
+    kinds = {}
+    for row in rows[1:]:
+        if row[0] in names and len(row) > len(names):
+            cells = row[1:]
+            kinds[row[0]] = [cells[header.index(name)] for name in names]
+    missing = [name for name in names if name not in kinds]
+    if missing:
+        raise SloBenchError(
+            f"{where} has no row for {missing[0]} in its matrix of GPUs "
+            "(as nvidia-smi topo -m prints)"
+        )
+    return names, [kinds[name] for name in names]
+
+
+def link_of(kind: str, gpu: GpuSpec) -> LinkSpec:
+    """What moves bytes between two GPUs like this one that `topo -m` calls so connected.
+
+    Raises:
+        SloBenchError: a kind that is not in nvidia-smi's legend.
+    """
+    bonded = _NVLINK.fullmatch(kind)
+    if bonded:
+        each = _PER_NVLINK_5 if gpu.peer_link == "nvlink5" else _PER_NVLINK
+        return LinkSpec(
+            kind.lower(), int(bonded[1]) * each, _NVLINK_S, "nvidia-smi topo (estimate)"
+        )
+    if kind not in _PCIE:
+        known = ", ".join([*_PCIE, "NV1", "NV2", "…"])
+        raise SloBenchError(f"unknown connection {kind!r}; known: {known}")
+    base = link(_PCIE[kind])
+    generation = link(gpu.host_link).bandwidth_bytes_per_s / link("pcie4-x16").bandwidth_bytes_per_s
+    if generation == 1:
+        return base
+    bandwidth = base.bandwidth_bytes_per_s * generation
+    return replace(base, name=f"{base.name}-{gpu.host_link}", bandwidth_bytes_per_s=bandwidth)
+
+
+def parse_gpus(text: str) -> list[GpuSpec]:
+    """The GPUs that a query for `index,name,memory.total,power.limit,power.default_limit` lists.
+
+    Each is the catalogue's of that name, with the memory that it really has, and under its power
+    cap where it has one.
+
+    Raises:
+        SloBenchError: a line that cannot be read, or a GPU that the catalogue does not have.
+    """
+    found = []
+    for line in filter(str.strip, text.splitlines()):
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != 5:
+            raise SloBenchError(f"cannot read {line!r} of nvidia-smi; it should say {_QUERY}")
+        _, name, memory_mib, limit_w, default_w = cells
+        spec = _of_the_catalogue(name, _number(memory_mib) * 2**20)
+        capped_w, usual_w = _number(limit_w), _number(default_w)
+        if 0 < capped_w < usual_w and capped_w < spec.power_w:
+            spec = gpu(f"{spec.name}@{capped_w:g}w")
+        found.append(spec)
+    return found
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0  # [N/A]
+
+
+def _of_the_catalogue(name: str, memory_bytes: float) -> GpuSpec:
+    """The entry whose words all stand in the name; of several the one nearest in memory."""
+    words = set(re.split(r"[^a-z0-9]+", name.lower()))
+
+    def named(entry: str) -> bool:
+        parts = [part for part in entry.split("-") if not re.fullmatch(r"\d+g", part)]
+        return set(parts) <= words
+
+    fitting = [spec for entry, spec in gpus().items() if named(entry)]
+    if not fitting:
+        raise SloBenchError(
+            f"the catalogue has no GPU {name!r}; add it to a catalogue of your own "
+            "(docs/step-time.md) or describe the machine in a file (--topology FILE.toml)"
+        )
+    most = max(len(spec.name.split("-")) for spec in fitting)
+    fitting = [spec for spec in fitting if len(spec.name.split("-")) == most]
+    return min(fitting, key=lambda spec: abs(spec.memory_bytes - memory_bytes))
+
+
+def this_machine() -> Topology:
+    """What `nvidia-smi` says about this machine.
+
+    Raises:
+        SloBenchError: there is no nvidia-smi, or it does not answer as expected.
+    """
+    from .topology import Machine, Topology
+
+    specs = parse_gpus(_ask(["--query-gpu=" + _QUERY, "--format=csv,noheader,nounits"]))
+    names, kinds = parse_topo(_ask(["topo", "-m"]), "nvidia-smi topo -m")
+    if len(names) != len(specs):
+        raise SloBenchError(
+            f"nvidia-smi lists {len(specs)} GPUs, but its topology has {len(names)}"
+        )
+    devices = tuple(Machine(name, spec) for name, spec in zip(names, specs, strict=True))
+    links = tuple(
+        tuple(None if i == j else link_of(kinds[i][j], devices[i].gpu) for j in range(len(names)))
+        for i in range(len(names))
+    )
+    return Topology(devices, links)
+
+
+def _ask(arguments: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_TIMEOUT_S,
+        )
+    except FileNotFoundError:
+        raise SloBenchError(
+            "there is no nvidia-smi here; describe the devices in a file (--topology FILE.toml) "
+            "or say --gpu G --devices N"
+        ) from None
+    except (subprocess.SubprocessError, OSError) as error:
+        raise SloBenchError(f"nvidia-smi {' '.join(arguments)} failed: {error}") from error
+    return done.stdout

@@ -1,0 +1,233 @@
+"""The question that HELR answers: which contiguous layers on which device, in which order?
+
+A pass goes through the devices one after the other, so its latency is the sum of the devices' own
+times and of the hops between them. What is minimised is
+
+    a1 * latency / ideal + a2 * devices
+
+where `ideal` is the latency of all layers on the fastest device, as if they fitted there: a1 and
+a2 then weigh like with like. Ties go to the lower latency, then to fewer devices.
+
+Source: UELLM (see docs/papers.md), §3.5 and §3.5.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+from ...predictors.placement import Placement
+from ...predictors.specs import ModelSpec
+from ...predictors.staged import stage_step_time
+from ...predictors.stages import Stage
+from ...predictors.step_time import DEFAULT_HOST_S
+from ...workloads.errors import SloBenchError, UnknownNameError
+from .topology import Machine, Topology
+
+INF = math.inf
+
+
+@dataclass(frozen=True)
+class Weights:
+    """a1 (`latency`) and a2 (`devices`)."""
+
+    latency: float
+    devices: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.latency < INF and 0 <= self.devices < INF):
+            raise SloBenchError("weights of latency and devices must be numbers from 0 on")
+        if self.latency == self.devices == 0:
+            raise SloBenchError("the weights of latency and devices are both 0: nothing is asked")
+
+
+MODES: Mapping[str, Weights] = {
+    "he": Weights(0.0, 1.0),  # the fewest devices
+    "lr": Weights(10.0, 1.0),  # the thesis: a1 much greater than a2, say 10:1
+    "balanced": Weights(1.0, 1.0),
+}
+
+
+def weights_of(mode: str) -> Weights:
+    """The weights of a mode, or `UnknownNameError`."""
+    if mode not in MODES:
+        raise UnknownNameError("mode", mode, MODES)
+    return MODES[mode]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What one device offers.
+
+    `room` is how many layers fit; fewer if it is first (embeddings) or last (norm and head), for
+    which it also takes `head_s` longer. `room_spread` is how many would fit if embeddings and head
+    were spread evenly over all layers.
+    """
+
+    name: str
+    layer_s: float
+    room: int
+    room_first: int
+    room_last: int
+    room_alone: int
+    room_spread: int
+    head_s: float = 0.0
+
+    def holds(self, *, first: bool, last: bool) -> int:
+        """Layers that fit in this place."""
+        if first and last:
+            return self.room_alone
+        return self.room_first if first else self.room_last if last else self.room
+
+
+@dataclass(frozen=True)
+class Held:
+    """Contiguous layers on one device, by its place in the problem."""
+
+    device: int
+    layers: int
+
+
+Map = tuple[Held, ...]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Layers to place, devices that may hold them, seconds of a hop from each to each."""
+
+    layers: int
+    devices: tuple[Candidate, ...]
+    hop_s: tuple[tuple[float, ...], ...]
+
+    @cached_property
+    def ideal_s(self) -> float:
+        """Latency if everything fitted on the device that is fastest at it."""
+        return min(d.layer_s * self.layers + d.head_s for d in self.devices)
+
+    def fits(self, placed: Map) -> bool:
+        """Is every layer placed once, and does every device hold what it is given?"""
+        if not placed or sum(held.layers for held in placed) != self.layers:
+            return False
+        if len({held.device for held in placed}) < len(placed):
+            return False
+        last = len(placed) - 1
+        return all(
+            1 <= held.layers <= self.devices[held.device].holds(first=n == 0, last=n == last)
+            for n, held in enumerate(placed)
+        )
+
+    def latency_s(self, placed: Map) -> float:
+        """Seconds of a pass; whether it fits is not asked."""
+        own_s = sum(held.layers * self.devices[held.device].layer_s for held in placed)
+        hops_s = sum(self.hop_s[a.device][b.device] for a, b in pairwise(placed))
+        return own_s + hops_s + self.devices[placed[-1].device].head_s
+
+    def cost(self, placed: Map, weights: Weights) -> float:
+        """The objective; infinite where it does not fit."""
+        if not self.fits(placed):
+            return INF
+        return self.cost_of(self.latency_s(placed), len(placed), weights)
+
+    def cost_of(self, latency_s: float, devices: int, weights: Weights) -> float:
+        """The objective of so many seconds on so many devices."""
+        return weights.latency * latency_s / self.ideal_s + weights.devices * devices
+
+
+def no_room(problem: Problem) -> SloBenchError:
+    """The error that says so."""
+    room = sum(device.room for device in problem.devices)
+    return SloBenchError(
+        f"{problem.layers} layers do not fit: the {len(problem.devices)} devices hold "
+        f"{room} layers at most, beside embeddings, head and what is reserved for KV; reserve "
+        "less, add devices or use smaller weights (--weight-dtype)"
+    )
+
+
+def problem_of(
+    model: ModelSpec,
+    topology: Topology,
+    *,
+    weight_dtype: str = "bf16",
+    kv_dtype: str = "bf16",
+    memory_share: float = 0.9,
+    reserve_bytes: float = 0.0,
+    kv_tokens: int = 2048,
+    batch: int = 8,
+    context_tokens: int = 512,
+    host_s: float = DEFAULT_HOST_S,
+) -> Problem:
+    """The problem of a model on a topology; times are those of one decode step.
+
+    Args:
+        model: a decoder.
+        topology: the devices.
+        weight_dtype: of the weights.
+        kv_dtype: of the KV cache.
+        memory_share: of each device's memory that may be used.
+        reserve_bytes: kept free on every device for KV (the thesis' T), whatever it holds.
+        kv_tokens: KV of so many tokens must fit beside the layers, wherever they are.
+        batch: sequences of the step.
+        context_tokens: KV tokens of each.
+        host_s: seconds of the host in a pass, shared out by layers.
+    """
+    for name, value in (("reserve", reserve_bytes), ("kv tokens", kv_tokens)):
+        if value < 0:
+            raise SloBenchError(f"{name} must be at least 0 but is {value:g}")
+    for name, count in (("batch", batch), ("context", context_tokens)):
+        if count < 1:
+            raise SloBenchError(f"{name} must be at least 1 but is {count}")
+    layer_bytes = model.layer_weight_bytes(weight_dtype)
+    kv_bytes = model.kv_bytes_per_token(kv_dtype) / model.layers
+    table_bytes = 2 * model.embedding_parameters  # embeddings and head stay at 16 bits
+    whole_bytes = model.weight_bytes(weight_dtype) - model.layers * layer_bytes
+    devices = []
+    for device in topology.devices:
+        place = Placement(
+            model,
+            device.gpu,
+            weight_dtype=weight_dtype,
+            kv_dtype=kv_dtype,
+            memory_share=memory_share,
+        )
+        free = place.usable_bytes_per_gpu - place.reserve_bytes_per_gpu - reserve_bytes
+
+        def room(beside_bytes: float, each_bytes: float = 0.0, free: float = free) -> int:
+            each_bytes += layer_bytes + kv_bytes * kv_tokens
+            return max(0, min(model.layers, int((free - beside_bytes) // each_bytes)))
+
+        def step_s(*, head: bool, device: Machine = device, place: Placement = place) -> float:
+            one = Stage(device.gpu, 1, layer_extra_s=device.layer_extra_s)
+            timed = stage_step_time(place, one, host_s, last=head)
+            return timed.step_s(batch, batch * context_tokens, ())
+
+        layer_s = step_s(head=False)
+        devices.append(
+            Candidate(
+                device.name,
+                layer_s,
+                room=room(0),
+                room_first=room(table_bytes),
+                room_last=room(table_bytes),
+                room_alone=room(whole_bytes),
+                room_spread=room(0, whole_bytes / model.layers),
+                head_s=step_s(head=True) - layer_s,
+            )
+        )
+    moved_bytes = batch * model.hidden * 2
+    hop_s = tuple(
+        tuple(0.0 if link is None else link.transfer_s(moved_bytes) for link in row)
+        for row in topology.links
+    )
+    return Problem(model.layers, tuple(devices), hop_s)
+
+
+def described(problem: Problem, placed: Map) -> str:
+    """`GPU0 0–15, GPU1 16–27`."""
+    parts, begin = [], 0
+    for held in placed:
+        parts.append(f"{problem.devices[held.device].name} {begin}–{begin + held.layers - 1}")
+        begin += held.layers
+    return ", ".join(parts)

@@ -1,0 +1,62 @@
+"""The same question put to Optuna: an independent check of the exact search.
+
+A trial gives every device a rank and a number of layers that it would take (0: it is left out).
+Devices are visited by rank, each takes what it would or what is left; layers that nobody would take
+go to the devices visited, in the same order, as far as there is room. So every map can be reached,
+and whatever a trial says is a map, or nothing fits on the devices that it uses.
+"""
+
+from __future__ import annotations
+
+import optuna
+
+from ...workloads.errors import SloBenchError
+from .problem import INF, Held, Map, Problem, Weights, no_room
+
+
+def search(problem: Problem, weights: Weights, *, trials: int = 300, seed: int = 0) -> Map:
+    """The best map of so many trials of a TPE sampler.
+
+    Raises:
+        SloBenchError: no trial fitted.
+    """
+    if trials < 1:
+        raise SloBenchError(f"trials must be at least 1 but is {trials}")
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    sampler = optuna.samplers.TPESampler(seed=seed, multivariate=False)
+    study = optuna.create_study(sampler=sampler)
+    best: list[tuple[float, Map]] = []
+
+    def objective(trial: optuna.Trial) -> float:
+        placed = _map_of(problem, trial)
+        cost = problem.cost(placed, weights)
+        if cost < INF and (not best or cost < best[0][0]):
+            best[:] = [(cost, placed)]
+        missing = problem.layers - sum(held.layers for held in placed)
+        return cost if cost < INF else 1e6 + missing
+
+    study.optimize(objective, n_trials=trials)
+    if not best:
+        raise SloBenchError(f"none of {trials} trials fits; ask for more. {no_room(problem)}")
+    return best[0][1]
+
+
+def _map_of(problem: Problem, trial: optuna.Trial) -> Map:
+    wanted = []
+    for i, device in enumerate(problem.devices):
+        rank = trial.suggest_float(f"rank {i}", 0.0, 1.0)
+        layers = trial.suggest_int(f"layers {i}", 0, max(0, device.room))
+        if layers:
+            wanted.append((rank, i, layers))
+    order, rest = list[list[int]](), problem.layers
+    for _, i, layers in sorted(wanted):
+        if rest:
+            order.append([i, min(rest, layers)])
+            rest -= order[-1][1]
+    last = len(order) - 1
+    for n, held in enumerate(order):
+        room = problem.devices[held[0]].holds(first=n == 0, last=n == last)
+        more = min(rest, max(0, room - held[1]))
+        held[1] += more
+        rest -= more
+    return tuple(Held(i, layers) for i, layers in order)
