@@ -17,11 +17,14 @@ from .simulated import SimulatedInstance
 
 
 class Ran(NamedTuple):
-    """One iteration, or a pause in which blocks were only swapped. `swap_s` is part of it."""
+    """One iteration, or a pause in which blocks were only swapped. Parts of it are `swap_s` and
+    `moving_s`, in which something of the model moved elsewhere.
+    """
 
     duration_s: float
     swapped_blocks: int = 0
     swap_s: float = 0.0
+    moving_s: float = 0.0
 
 
 Heard = Callable[[int, int, Sequence[tuple[int, int]], Ran], None]
@@ -41,7 +44,7 @@ class Told:
     def step_s(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
         """See `StepTime`; what it took is learned at once."""
         ran = self.next(seqs, kv_tokens, chunks)
-        self._predictions.learn(seqs, kv_tokens, chunks, ran.duration_s - ran.swap_s)
+        self._predictions.learn(seqs, kv_tokens, chunks, ran.duration_s - ran.swap_s - ran.moving_s)
         self._predictions.learn_swap(ran.swapped_blocks, ran.swap_s)
         if self.heard is not None:
             self.heard(seqs, kv_tokens, chunks, ran)

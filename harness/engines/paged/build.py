@@ -21,9 +21,11 @@ from .instance import PagedInstance
 from .ledger import PagedLedger
 from .load import check_room, free_bytes, kv_bytes
 from .runner import Runner
+from .spread import Spread, SpreadSwapper
 from .static import PagedStaticInstance, StaticExecution
 from .store_ledger import PagedStoreLedger, SharedUnits
 from .tiers import TierFolder, Tiers, fingerprint, unit_shape
+from .workers import Workers
 
 _GIB = 1 << 30
 _CPU_KV_BYTES = _GIB  # where nothing is said
@@ -84,21 +86,22 @@ def swaps(policy: AnyPolicy) -> bool:
 class Engine:
     """A model with its KV cache, on which one instance after another may run.
 
+    With `workers`, its layers and heads may move to them (`decoder` is then a `Spread`).
+
     Raises:
         DoesNotFitError: the device, or the host, has no room for so many blocks.
     """
 
-    def __init__(self, decoder: Decoder, room: Room) -> None:
+    def __init__(self, decoder: Decoder, room: Room, workers: Workers | None = None) -> None:
         self.room = room
-        self.decoder = decoder
         each = kv_bytes(decoder.config, decoder.dtype, room.block_tokens)
         cpu = torch.device("cpu")
         check_room(each * room.blocks, decoder.device, f"{room.blocks} KV blocks")
         check_room(each * room.host_blocks, cpu, f"{room.host_blocks} host KV blocks")
         made = (decoder.config, room.blocks, room.block_tokens, decoder.dtype, decoder.device)
         self.cache = KvCache(*made)
-        self.runner = Runner(decoder, self.cache)
-        self.swapper = None
+        self.swapper: Swapper | None = None
+        host = None
         if room.host_blocks:
             pinned = decoder.device.type == "cuda"
             host = KvCache(
@@ -110,6 +113,13 @@ class Engine:
                 pinned=pinned,
             )
             self.swapper = Swapper(self.cache, host)
+        self.spread = None
+        if workers is not None:
+            decoder = self.spread = Spread(decoder, self.cache, workers, host)
+            if host is not None:
+                self.swapper = SpreadSwapper(self.spread, self.cache, host, workers)
+        self.decoder = decoder
+        self.runner = Runner(decoder, self.cache)
 
     def instance(
         self,
@@ -128,6 +138,8 @@ class Engine:
             executes = StaticExecution(self.runner, ledger, clock, opens)
             return PagedStaticInstance(policy, ledger, predictions, executes, measures)
         execution = Execution(self.runner, ledger, self.swapper, clock, predictions, opens)
+        if self.spread is not None:
+            self.spread.in_use = execution.in_use
         return PagedInstance(policy, ledger, predictions, execution, measures)
 
     def _ledger(self) -> PagedLedger:

@@ -94,6 +94,11 @@ class Swapper:
 
     @staticmethod
     def _copy(source: KvCache, at: Sequence[int], target: KvCache, to: Sequence[int]) -> None:
-        read, written = torch.tensor(at), torch.tensor(to)
         for a, b in zip(source.layers, target.layers, strict=True):
-            b.index_copy_(1, written, a.index_select(1, read))
+            if a.shape[1]:  # else the layer is elsewhere
+                copy_blocks(a, at, b, to)
+
+
+def copy_blocks(source: Tensor, at: Sequence[int], target: Tensor, to: Sequence[int]) -> None:
+    """Blocks of one layer, [2, blocks, …], from one memory to another."""
+    target.index_copy_(1, torch.tensor(to), source.index_select(1, torch.tensor(at)))

@@ -13,6 +13,7 @@ from .batch import Piece
 from .cache import Swapper
 from .clock import Clock
 from .ledger import PagedLedger
+from .packed import InUse
 from .runner import Runner
 from .sequence import Sequence
 
@@ -56,7 +57,9 @@ class Execution(Told):
         self._coming: list[RequestState] = []
         self._swapped_blocks = 0
         self._swap_s = 0.0
+        self._moving_s = 0.0
         self._loop: PagedInstance | None = None
+        self.between: Callable[[], None] | None = None  # called before every iteration
 
     def serves(self, loop: PagedInstance) -> None:
         """Whose iterations these are."""
@@ -74,6 +77,10 @@ class Execution(Told):
         loop, ledger = self._loop, self._ledger
         assert loop is not None
         self.clock.wait_until(loop.now_s)
+        if self.between is not None:
+            begin_s = self.clock.now_s()
+            self.between()
+            self._moving_s = self.clock.now_s() - begin_s
         self._swap_in()
         deciding = list(loop.decoding) if seqs else []
         decodes = []
@@ -97,11 +104,20 @@ class Execution(Told):
         return self._told(loop.now_s)
 
     def _told(self, begin_s: float) -> Ran:
-        ran = Ran(self.clock.now_s() - begin_s, self._swapped_blocks, self._swap_s)
-        self._swapped_blocks, self._swap_s = 0, 0.0
+        took_s = self.clock.now_s() - begin_s
+        ran = Ran(took_s, self._swapped_blocks, self._swap_s, self._moving_s)
+        self._swapped_blocks, self._swap_s, self._moving_s = 0, 0.0, 0.0
         return ran
 
     # ---------------------------------------------------------------- host memory
+
+    def in_use(self) -> InUse:
+        """Blocks that hold anything that will be read again."""
+        free = set(self._host_free)
+        return InUse(
+            self._ledger.ids_in_use(),
+            [n for n in range(self._ledger.host_total) if n not in free],
+        )
 
     def swap_out(self, r: RequestState, blocks: Seq[int]) -> None:
         """The KV of `r`, which has just given up these blocks."""

@@ -68,6 +68,11 @@ class PagedLedger(BlockLedger):
             if unit not in self._unit_ids and len(table) >= (place + 1) * size:
                 self._unit_ids[unit] = table[place * size : (place + 1) * size]
 
+    def ids_in_use(self) -> list[int]:
+        """Of blocks that belong to somebody, or hold a cached prefix."""
+        free = set(self._free_ids)
+        return [block for block in range(self.total) if block not in free]
+
     def traffic(self) -> Traffic | None:
         """What the next iteration brings from a store, and writes there; None: there is none."""
         return None

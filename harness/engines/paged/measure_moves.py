@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 from .cache import KvCache
 from .decoder import Decoder
@@ -25,9 +24,7 @@ def measured_moves(decoder: Decoder, workers: Workers, block_tokens: int) -> Ite
         if blocks * each // decoder.config.layers > _MOST_BYTES:
             break
         made = (decoder.config, blocks, block_tokens, decoder.dtype, decoder.device)
-        weights = replace(decoder.weights, layers=list(decoder.weights.layers))
-        cache = KvCache(*made)
-        spread = Spread(Decoder(decoder.config, weights), cache, workers)
+        spread = Spread(decoder, KvCache(*made), workers)
         spread.lend_room(1, blocks)
         for _ in range(_ROUNDS):
             _round(spread, blocks, block_tokens)

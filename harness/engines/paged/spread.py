@@ -14,18 +14,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .attention import Partial, merged
 from .batch import Batch, Decodes
-from .cache import KvCache
+from .cache import KvCache, Swapper
 from .decoder import Decoder, store
 from .errors import ModelError
+from .packed import InUse, LayerKv, packed, unpacked
 from .pipeline import Carrier, Pipeline, Traffic
 from .sequence import Lent, Sequence
 from .workers import HERE, Workers
@@ -33,7 +33,9 @@ from .workers import HERE, Workers
 
 @dataclass(frozen=True)
 class Move:
-    """What moved, and how long that took from its order to its being in place."""
+    """What moved (weights and KV in use), and how long that took from its order to its being in
+    place.
+    """
 
     what: str  # `layers`, `heads` or `sequence`
     layers: tuple[int, ...]
@@ -68,12 +70,47 @@ class _SpreadCarrier:
             self._workers.ask(rank, "drain")
 
 
-class Spread(Decoder):
-    """A decoder whose layers, or their KV heads, may be elsewhere. `cache` is its own part."""
+class SpreadSwapper(Swapper):
+    """Swaps here and at the workers."""
 
-    def __init__(self, decoder: Decoder, cache: KvCache, workers: Workers) -> None:
-        super().__init__(decoder.config, decoder.weights)
+    def __init__(self, spread: Spread, cache: KvCache, host: KvCache, workers: Workers) -> None:
+        super().__init__(cache, host)
+        self._spread = spread
+        self._workers = workers
+
+    def out(self, blocks: Seq[int], host_blocks: Seq[int]) -> None:
+        """See `Swapper`."""
+        super().out(blocks, host_blocks)
+        for rank in self._spread.busy():
+            self._workers.ask(rank, "swap", True, list(blocks), list(host_blocks))
+
+    def into(self, host_blocks: Seq[int], blocks: Seq[int]) -> None:
+        """See `Swapper`."""
+        super().into(host_blocks, blocks)
+        for rank in self._spread.busy():
+            self._workers.ask(rank, "swap", False, list(blocks), list(host_blocks))
+
+
+class Spread(Decoder):
+    """A decoder whose layers, or their KV heads, may be elsewhere.
+
+    Args:
+        decoder: all of it is here.
+        cache: its own part of the KV.
+        workers: where anything may go.
+        host: swapped KV; it moves with the layers and heads that it is of.
+
+    `in_use` tells which blocks must move with a layer; None: all.
+    """
+
+    def __init__(
+        self, decoder: Decoder, cache: KvCache, workers: Workers, host: KvCache | None = None
+    ) -> None:
+        layers = list(decoder.weights.layers)  # the decoder's own stay where they are
+        super().__init__(decoder.config, replace(decoder.weights, layers=layers))
         self._cache = cache
+        self._host = [layer[:, :0] for layer in cache.layers] if host is None else host.layers
+        self.in_use: Callable[[], InUse] | None = None
         self._workers = workers
         self._at = [HERE] * decoder.config.layers
         self._helped: dict[int, tuple[int, int]] = {}  # by layer: helper, its KV heads
@@ -86,9 +123,9 @@ class Spread(Decoder):
     def carrier(self, cache: list[Tensor]) -> Carrier:
         """See `Decoder`: each worker carries what lives there."""
         here = Pipeline(cache.__getitem__, lambda: [n for n, at in enumerate(self._at) if not at])
-        return _SpreadCarrier(here, self._workers, self._busy)
+        return _SpreadCarrier(here, self._workers, self.busy)
 
-    def _busy(self) -> list[int]:
+    def busy(self) -> list[int]:
         """Workers where anything of this model lives."""
         helpers = {helper for helper, _ in self._helped.values()}
         return sorted(({*self._at} | helpers) - {HERE})
@@ -179,23 +216,29 @@ class Spread(Decoder):
             )
         source, begin_s, moved = sources.pop(), time.perf_counter(), 0
         for n in layers:
+            in_use = self._in_use()
             if source == HERE:
-                layer, kv = self.weights.layers[n], self._cache.layers[n]
+                layer, kv = self.weights.layers[n], packed(self._kv(n), in_use)
             else:
-                layer, kv = self._workers.ask(source, "give_layer", n)
+                layer, kv = self._workers.ask(source, "give_layer", n, in_use)
             if target == HERE:
-                self._put(n, layer, kv)
-                moved += kv.nbytes + layer.weight_bytes
+                self.weights.layers[n] = layer
+                self._put(n, unpacked(kv))
             else:
-                moved += self._workers.tell(target, ("take_layer", (n, layer, kv)))
-                self._workers.answer(target)
-                self._put(n, layer, kv[:, :0].clone())
+                self._workers.ask(target, "take_layer", n, layer, kv)
+                self._put(n, self._kv(n).gone)
+            moved += kv.nbytes + layer.weight_bytes
             self._at[n] = target
         return self._moved("layers", tuple(layers), source, target, moved, begin_s)
 
-    def _put(self, n: int, layer: Any, kv: Tensor) -> None:
-        self.weights.layers[n] = layer
-        self._cache.layers[n] = kv
+    def _in_use(self) -> InUse | None:
+        return None if self.in_use is None else self.in_use()
+
+    def _kv(self, n: int) -> LayerKv:
+        return LayerKv(self._cache.layers[n], self._host[n])
+
+    def _put(self, n: int, held: LayerKv) -> None:
+        self._cache.layers[n], self._host[n] = held
 
     def move_heads(self, n: int, heads: int, helper: int) -> Move:
         """The last `heads` KV heads of layer `n`, which is here, go to worker `helper`.
@@ -208,12 +251,12 @@ class Spread(Decoder):
         mine = self.config.kv_heads - heads
         if self._at[n] != HERE or n in self._helped or heads < 1 or mine < 1:
             raise ModelError(f"{heads} KV heads of layer {n} cannot move to worker {helper}")
-        begin_s, kv = time.perf_counter(), self._cache.layers[n]
-        moved = self._workers.tell(helper, ("take_heads", (n, kv[:, :, mine:].clone())))
-        self._workers.answer(helper)
-        self._cache.layers[n] = kv[:, :, :mine].clone()
+        begin_s, held = time.perf_counter(), self._kv(n)
+        kv = packed(held.heads(slice(mine, None)), self._in_use())
+        self._workers.ask(helper, "take_heads", n, kv)
+        self._put(n, held.heads(slice(0, mine)))
         self._helped[n] = (helper, heads)
-        return self._moved("heads", (n,), HERE, helper, moved, begin_s)
+        return self._moved("heads", (n,), HERE, helper, kv.nbytes, begin_s)
 
     def return_heads(self, n: int) -> Move:
         """The heads of layer `n` that a helper has come back.
@@ -223,8 +266,8 @@ class Spread(Decoder):
         """
         helper, _ = self._helped[n]
         begin_s = time.perf_counter()
-        kv = self._workers.ask(helper, "give_heads", n)
-        self._cache.layers[n] = torch.cat([self._cache.layers[n], kv], 2)
+        kv = self._workers.ask(helper, "give_heads", n, self._in_use())
+        self._put(n, self._kv(n).joined(unpacked(kv)))
         del self._helped[n]
         return self._moved("heads", (n,), helper, HERE, kv.nbytes, begin_s)
 
@@ -256,11 +299,11 @@ class Spread(Decoder):
         index = torch.tensor(sequence.blocks[:blocks], device=self.device)
         kv = [layer.index_select(1, index) for layer in self._cache.layers]
         there = [free.pop(0) for _ in range(blocks)]
-        moved = self._workers.tell(helper, ("take_blocks", (there, kv)))
-        self._workers.answer(helper)
+        self._workers.ask(helper, "take_blocks", there, kv)
         sequence.lent = Lent(helper, there)
         del sequence.blocks[:blocks]
         self._split_up.add(sequence)
+        moved = sum(t.nbytes for t in kv)
         return self._moved("sequence", self._all, HERE, helper, moved, begin_s)
 
     def rejoin(self, sequence: Sequence, blocks: Seq[int]) -> Move:

@@ -17,6 +17,7 @@ from .attention import Partial
 from .batch import Batch, Chunk, Decodes
 from .config import DecoderConfig, Rope
 from .errors import WorkerError
+from .packed import InUse, Packed
 from .pipeline import Carried, Traffic
 from .tiers import UnitShape
 from .weights import Layer, Linear
@@ -27,8 +28,10 @@ _TOLD = [
     Chunk,
     DecoderConfig,
     Decodes,
+    InUse,
     Layer,
     Linear,
+    Packed,
     Partial,
     Rope,
     Traffic,

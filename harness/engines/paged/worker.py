@@ -8,6 +8,7 @@ It does what rank 0 says until that says stop, or is gone.
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,11 @@ from torch import Tensor
 from . import wire
 from .attention import Partial
 from .batch import Batch, Decodes
-from .cache import KvCache
+from .cache import KvCache, copy_blocks
 from .config import DecoderConfig
 from .decoder import Decoder, store
 from .errors import WorkerError
+from .packed import InUse, LayerKv, Packed, packed, unpacked
 from .pipeline import Pipeline, Traffic
 from .weights import Layer, Weights
 
@@ -35,12 +37,12 @@ class Worker:
         weights = Weights(nothing, None, [], (nothing, None), nothing)
         self._config = config
         self._decoder = Decoder(config, weights)
-        self._layers: dict[int, tuple[Layer, Tensor]] = {}
-        self._heads: dict[int, tuple[Decoder, Tensor]] = {}
+        self._layers: dict[int, tuple[Layer, LayerKv]] = {}
+        self._heads: dict[int, tuple[Decoder, LayerKv]] = {}
         self._lent: list[Tensor] = []  # a tensor a layer, as in a cache
         self._carriers = (
-            Pipeline(lambda n: self._layers[n][1], lambda: sorted(self._layers)),
-            Pipeline(lambda n: self._heads[n][1], lambda: sorted(self._heads), last=True),
+            Pipeline(lambda n: self._layers[n][1].kv, lambda: sorted(self._layers)),
+            Pipeline(lambda n: self._heads[n][1].kv, lambda: sorted(self._heads), last=True),
         )
 
     def prefetch(self, traffic: Traffic) -> None:
@@ -53,39 +55,52 @@ class Worker:
         for carrier in self._carriers:
             carrier.drain()
 
-    def take_layer(self, number: int, layer: Layer, kv: Tensor) -> None:
+    def take_layer(self, number: int, layer: Layer, kv: Packed) -> None:
         """A layer lives here from now on."""
-        self._layers[number] = (layer, kv)
+        self._layers[number] = (layer, unpacked(kv))
 
-    def give_layer(self, number: int) -> tuple[Layer, Tensor]:
+    def give_layer(self, number: int, in_use: InUse | None) -> tuple[Layer, Packed]:
         """It leaves again."""
-        return self._layers.pop(number)
+        layer, held = self._layers.pop(number)
+        return layer, packed(held, in_use)
+
+    def swap(self, out: bool, blocks: list[int], host_blocks: list[int]) -> None:
+        """Blocks of all that lives here go to host memory, or come back."""
+        for _, held in (*self._layers.values(), *self._heads.values()):
+            if out:
+                copy_blocks(held.kv, blocks, held.host, host_blocks)
+            else:
+                copy_blocks(held.host, host_blocks, held.kv, blocks)
+
+    def busy_s(self) -> float:
+        """CPU seconds of this process since it began."""
+        return time.process_time()
 
     def run(self, numbers: list[int], x: Tensor, batch: Batch) -> Tensor:
         """[rows, hidden] through layers that live here, in their order."""
         turn = self._decoder.turn(batch)
         for number in numbers:
-            layer, kv = self._layers[number]
+            layer, held = self._layers[number]
             self._carriers[0].ready(number)
-            x = self._decoder.layer(x, layer, kv, batch, turn)
+            x = self._decoder.layer(x, layer, held.kv, batch, turn)
             self._carriers[0].computed(number)
         return x
 
-    def take_heads(self, number: int, kv: Tensor) -> None:
+    def take_heads(self, number: int, kv: Packed) -> None:
         """The last KV heads of a layer live here from now on."""
-        count = kv.shape[2]
+        count = kv.kv.shape[2]
         mine = replace(self._config, kv_heads=count, heads=count * self._config.group)
-        self._heads[number] = (Decoder(mine, self._decoder.weights), kv)
+        self._heads[number] = (Decoder(mine, self._decoder.weights), unpacked(kv))
 
-    def give_heads(self, number: int) -> Tensor:
+    def give_heads(self, number: int, in_use: InUse | None) -> Packed:
         """They leave again."""
-        return self._heads.pop(number)[1]
+        return packed(self._heads.pop(number)[1], in_use)
 
     def attend(
         self, number: int, queries: Tensor, keys: Tensor, values: Tensor, batch: Batch
     ) -> Tensor:
         """Attention of those heads, [rows, heads, head_dim]; their new KV stays here."""
-        decoder, kv = self._heads[number]
+        decoder, (kv, _) = self._heads[number]
         self._carriers[1].ready(number)
         store(kv, keys, values, batch)
         self._carriers[1].computed(number)

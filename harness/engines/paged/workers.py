@@ -22,7 +22,7 @@ class Workers:
         WorkerError: they did not start in time.
     """
 
-    def __init__(self, count: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, count: int, timeout_s: float = 120.0) -> None:
         self.count = count
         self._timeout_s = timeout_s
         self.processes: list[subprocess.Popen[bytes]] = []
