@@ -12,7 +12,7 @@ from ...harness.experiment import Experiment
 from ...harness.schema import SettingError
 from ...harness.toml_text import line_of, read_toml, to_toml
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
-from .objectives import CAPACITY
+from .objectives import CAPACITY, Aim
 from .samplers import default_sampler
 from .space import Asked
 
@@ -68,12 +68,22 @@ class TuneSettings:
                 raise SloBenchError(f"{name} must be a number but is {value!r}")
             if name != "sampler_seed" and not value > 0:
                 raise SloBenchError(f"{name} must be positive but is {value}")
+        self.aim  # noqa: B018 - says what contradicts
         if not 0.001 <= self.tolerance <= 0.5:
             raise SloBenchError(f"tolerance must lie in 0.001..0.5 but is {self.tolerance:g}")
         if self.confirm_backend not in (None, "vllm", "sglang"):
             raise SloBenchError(
                 f"winners are confirmed on vllm or sglang, not on {self.confirm_backend!r}"
             )
+
+    @property
+    def aim(self) -> Aim:
+        """The objectives.
+
+        Raises:
+            SloBenchError: they are unknown, or contradict each other.
+        """
+        return Aim.of(self.objectives, self.target, self.rate_rps)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> TuneSettings:

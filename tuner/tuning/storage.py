@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,12 @@ import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy.exc import SQLAlchemyError
 
 from ...workloads.errors import SloBenchError
 
 JOURNAL = "study.journal"
+_AGAIN_S = 0.5
 _FORMS = (
     "sqlite:///study.db, postgresql://USER@HOST/NAME, mysql://…, redis://HOST:6379, or the path of "
     "a journal file"
@@ -40,7 +43,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 
             storage: BaseStorage = JournalStorage(JournalRedisBackend(url))
         elif "://" in url:
-            storage = RDBStorage(url)
+            storage = _database(url)
         else:
             return _journal(Path(url))
         storage.get_all_studies()
@@ -52,6 +55,14 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
             f"the storage {_without_password(url)} cannot be used: {reason}; write {_FORMS}"
         ) from error
     return storage
+
+
+def _database(url: str) -> BaseStorage:
+    try:
+        return RDBStorage(url)
+    except SQLAlchemyError:
+        time.sleep(_AGAIN_S)  # another process may have been making the very same tables
+        return RDBStorage(url)
 
 
 def _journal(path: Path) -> BaseStorage:

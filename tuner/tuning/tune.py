@@ -88,7 +88,7 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
         )
     if any("concurrency" in arrivals for arrivals in experiment.arrivals):
         raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
-    aim = Aim.of(settings.objectives, settings.target, settings.rate_rps)
+    aim = settings.aim
     gpus = experiment.gpus[0] or gpus_of(cell_of(experiment, "default"))
     space = space_of(experiment, settings.search, gpus)
     counting = counts_gpus(space)
@@ -375,8 +375,11 @@ class _Worker:
         if self._made.aim.single is None:
             return lambda step, value: False
 
+        known = trial.storage.get_trial(trial._trial_id).intermediate_values
+
         def report(step: int, value: float) -> bool:
-            trial.report(value, step)
+            if step not in known:  # it was cut after that
+                trial.report(value, step)
             return self._made.aim.names != (CAPACITY,) and trial.should_prune()
 
         return report
