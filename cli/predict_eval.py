@@ -15,7 +15,7 @@ EXAMPLES = (
     "slo-bench predict-eval lengths held-out.jsonl",
     "slo-bench predict-eval lengths gpt4=held-out.jsonl other.jsonl --html lengths.html",
     "slo-bench predict-eval lengths alpaca.json --json",
-    "slo-bench predict-eval lengths today.jsonl --stream 100",
+    "slo-bench predict-eval lengths today.jsonl --stream 100 --html drift.html",
 )
 
 
@@ -34,6 +34,14 @@ def predict_eval(
             min=1,
             help="Instead: let the answers come in order, N at a time, and show how the predictor "
             "fares as trained, and when it is corrected at once and taught every N answers.",
+        ),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --stream: show this predictor beside it, say one that was trained on such "
+            "answers from the start.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Of what --stream teaches.")] = 0,
@@ -62,19 +70,26 @@ def predict_eval(
 
     if threads is not None:
         torch.set_num_threads(threads)
+    if beside is not None and stream is None:
+        raise SloBenchError("--beside goes with --stream N")
     if stream is not None:
-        if html is not None:
-            raise SloBenchError("--html goes without --stream")
         from ..predictors.lengths.online import OnlinePredictor
+        from ..predictors.lengths.stream import load_beside
         from ..predictors.lengths.stream import stream as streamed
 
         online = OnlinePredictor(folder, base=base, device=device, seed=seed, keep_queue=False)
+        other = None if beside is None else load_beside(beside, online, found.rows, base=base)
         with counted("answers") as progress:
-            came = streamed(online, found.rows, every=stream, progress=progress)
+            came = streamed(online, found.rows, every=stream, beside=other, progress=progress)
+        if html is not None:
+            shown.write_stream(came, config, html)
         if as_json:
             typer.echo(json.dumps(shown.stream_json(came), allow_nan=False))
-        else:
-            Console().print(shown.stream_text(came))
+            return
+        console = Console()
+        console.print(shown.stream_text(came))
+        if html is not None:
+            console.print(str(html), markup=False, highlight=False, soft_wrap=True)
         return
     samples = read_samples(folder / config.samples_file)
     seen = seen_in(samples)

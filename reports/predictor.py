@@ -18,7 +18,7 @@ from rich.text import Text
 from ..predictors.lengths.config import PredictorConfig
 from ..predictors.lengths.distribution import COVERAGE
 from ..predictors.lengths.evaluate import ALL, LORA, Evaluation, Score
-from ..predictors.lengths.stream import Stream
+from ..predictors.lengths.stream import Stream, Window
 from ..workloads.errors import SloBenchError
 from . import html, sections
 from .figure import ONLY, Axis, Figure, View, as_json
@@ -28,6 +28,8 @@ CLAIMED = (
     "over 80 % on Natural Questions and Alpaca-GPT4, which it was not trained on."
 )
 _MEASURED = pd.DataFrame({"backend": ["real"], "step_time": ["measured"]})  # for the badge
+_CURVES = ("as trained", "online", "beside")
+_LEARNT = "learnt after it"
 _HEADS = ("exact", "± 1", "MAE", "τ", "ECE", "in 90 %", "width")
 
 
@@ -156,13 +158,17 @@ def write_evaluation(found: Evaluation, config: PredictorConfig, out: Path) -> P
     Raises:
         SloBenchError: it cannot be written.
     """
+    return _write(evaluation_page(found, config), out)
+
+
+def _write(page: str, out: Path) -> Path:
     partial = out.with_name(f".{out.name}.part")
     try:
-        partial.write_text(evaluation_page(found, config), encoding="utf-8")
+        partial.write_text(page, encoding="utf-8")
         partial.replace(out)
     except OSError as error:
         partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write the evaluation to {out}: {error.strerror}") from error
+        raise SloBenchError(f"cannot write the page to {out}: {error.strerror}") from error
     return out
 
 
@@ -261,30 +267,105 @@ def stream_text(came: Stream) -> RenderableType:
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Answers in the predicted bucket"
     )
-    for name in ("answers", "as trained", "online", "within 1", "learnt after it"):
-        table.add_column(name, justify="left" if name == "learnt after it" else "right")
+    for name in _stream_heads(came):
+        table.add_column(name, justify="left" if name == _LEARNT else "right")
     for window in came.windows:
-        learnt = "–"
-        if window.update is not None:
-            verdict = "taken" if window.update.accepted else "refused"
-            learnt = f"{window.update.rows} answers, {verdict}"
-        table.add_row(
-            f"{window.first + 1}–{window.first + window.rows}",
-            f"{window.as_trained:.1%}",
-            f"{window.corrected:.1%}",
-            f"{window.within_one:.1%}",
-            learnt,
-        )
-    lines = []
-    if came.old_rows:
-        lines.append(
-            Text(
-                f"Of {came.old_rows:,} older answers kept back: {came.old_before:.1%} before, "
-                f"{came.old_after:.1%} after.",
-                style="dim",
-            )
-        )
-    return Group(table, *lines)
+        table.add_row(*_stream_cells(window))
+    return Group(table, *(Text(line, style="dim") for line in _stream_notes(came)))
+
+
+def _compared(came: Stream) -> bool:
+    return any(window.beside is not None for window in came.windows)
+
+
+def _stream_heads(came: Stream) -> list[str]:
+    return ["answers", *_CURVES[: 3 if _compared(came) else 2], "online, within 1", _LEARNT]
+
+
+def _stream_cells(window: Window) -> list[str]:
+    shares = [window.as_trained, window.corrected]
+    if window.beside is not None:
+        shares.append(window.beside)
+    learnt = "–"
+    if window.update is not None:
+        learnt = f"{window.update.rows} answers, {window.update.verdict}"
+    return [
+        f"{window.first + 1}–{window.first + window.rows}",
+        *(f"{share:.1%}" for share in (*shares, window.within_one)),
+        learnt,
+    ]
+
+
+def _stream_notes(came: Stream) -> list[str]:
+    if not came.old_rows:
+        return []
+    return [
+        f"Of {came.old_rows:,} older answers kept back: {came.old_before:.1%} before, "
+        f"{came.old_after:.1%} after."
+    ]
+
+
+def drift_figure(came: Stream) -> Figure:
+    """Shares in the named bucket, window after window."""
+    shares = [
+        [window.as_trained for window in came.windows],
+        [window.corrected for window in came.windows],
+        [window.beside for window in came.windows],
+    ]
+    ends = [window.first + window.rows for window in came.windows]
+    curves: list[View] = [
+        {"s": place, "x": ends, "y": shares[place]} for place in range(3 if _compared(came) else 2)
+    ]
+    learnt = [
+        {"axis": "x", "value": window.first + window.rows, "label": window.update.verdict}
+        for window in came.windows
+        if window.update is not None
+    ]
+    return Figure(
+        id="drift",
+        kind="lines",
+        title="Answers in the predicted bucket",
+        note="Every answer is predicted before it is learnt from. Vertical lines: the adapter was "
+        "taught, and what was taken of it.",
+        x=Axis("answers that came", "number"),
+        y=Axis("share in the predicted bucket", "percent", top=1.0),
+        views={ONLY: {"series": curves, "lines": learnt}},
+    )
+
+
+def stream_page(came: Stream, config: PredictorConfig) -> str:
+    """The whole page of a stream."""
+    drawn = [drift_figure(came)]
+    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in _stream_heads(came))
+    lines = [_stream_cells(window) for window in came.windows]
+    cells = ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines]
+    rows = "".join(f"<tr>{line}</tr>" for line in cells)
+    told = "".join(f"<p>{escape(line)}</p>" for line in _stream_notes(came))
+    shown = "".join(sections.figure(figure, _MEASURED) for figure in drawn)
+    heading = "Predicted lengths of answers, as they came"
+    body = f"""
+<a class="skip" href="#drift">Skip to the table</a>
+<header class="top"><p class="eyebrow">Predictor at work, by slo-bench</p>
+<h1>{escape(heading)}</h1></header>
+<main>
+<noscript><div class="notice">The figure needs JavaScript; the table does not.</div></noscript>
+<section><div class="grid">{shown}</div></section>
+<section id="drift"><h2>Window by window</h2><div class="card scroll"><table>
+<caption>Share of answers in the predicted bucket {sections.badge(_MEASURED)}</caption>
+<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{told}</section>
+</main>
+<footer>{escape(config.base.name)}</footer>"""
+    data = {"series": list(_CURVES), "origin": "measured", "rate": "", **as_json(drawn)}
+    return html._page(f"{heading} – slo-bench", body, data)
+
+
+def write_stream(came: Stream, config: PredictorConfig, out: Path) -> Path:
+    """Write the page of a stream, whole or not at all, and return where it is.
+
+    Raises:
+        SloBenchError: it cannot be written.
+    """
+    return _write(stream_page(came, config), out)
 
 
 def stream_json(came: Stream) -> dict[str, Any]:

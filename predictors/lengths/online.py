@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,14 +23,25 @@ from .distribution import Floats, Lengths, buckets_in
 from .network import Network, bf16_runs, checked_device, encode, load_base
 from .predictor import check_base, find_base, lengths_of, put_weights, raw_outputs
 from .samples import CALIBRATION, TRAIN, VALIDATION, Parts, pack, read_samples, seen_in
-from .train import calibrated, learn, optimizer_of, prompts_of, save_weights, write_whole
+from .train import (
+    calibrated,
+    learn,
+    optimizer_of,
+    prompts_of,
+    save_weights,
+    schedule,
+    write_whole,
+)
 
 QUEUE = "queue.jsonl"
 FEWEST = 30  # new answers that are worth an update
 EPOCHS = 3  # passes over what is new
 _BATCH = 16  # of new answers in a step, with as many old ones
-_LEARNING_RATE = 5e-4
-_DOUBT = 2.0  # standard errors by which replay must be worse to refuse an update
+_GENTLY = 0.3  # share of the learning rate that it was trained with
+_STEPS = (1.0, 0.5, 0.25)  # shares of what was learnt that are tried, the largest first
+_DOUBT = 2.0  # standard errors of the loss on old answers that prove nothing,
+_TOLERATED = 0.05  # and how much of it (nats) is borne even if proven
+_RECENT = 300  # answers that an update teaches, new ones and those taught lately
 _PRIOR = 20.0  # answers that what was predicted counts as
 _FORGET = 0.995  # weight of an answer, after one more
 _SHARES = {TRAIN: 0.8, VALIDATION: 0.1, CALIBRATION: 0.1}
@@ -40,22 +51,37 @@ Watch = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Update:
-    """What came of teaching: losses before and after, on old answers kept back and on new ones."""
+    """What came of teaching: losses on answers that were kept back from it.
 
-    accepted: bool
+    Of old ones as the predictor was loaded and after; of new ones before and after.
+    """
+
+    step: float  # share of what was learnt that was taken, 0 if refused
     rows: int
-    old_before: float
+    old_loaded: float
     old_after: float
     new_before: float
     new_after: float
 
+    @property
+    def accepted(self) -> bool:
+        """Whether anything was taken."""
+        return self.step > 0
+
+    @property
+    def verdict(self) -> str:
+        """In a few words."""
+        if not self.accepted:
+            return "refused"
+        return "taken" if self.step == 1 else f"{self.step:.0%} of it taken"
+
     def told(self) -> str:
         """In one line."""
-        verdict = "taken" if self.accepted else "refused, the predictor is as it was"
+        verdict = self.verdict if self.accepted else "refused, the predictor is as it was"
         return (
             f"update with {self.rows:,} new answers {verdict}: loss on new ones "
             f"{self.new_before:.3f} → {self.new_after:.3f}, on old ones kept back "
-            f"{self.old_before:.3f} → {self.old_after:.3f}"
+            f"{self.old_loaded:.3f} → {self.old_after:.3f}"
         )
 
 
@@ -126,8 +152,11 @@ class OnlinePredictor:
         self.samples = read_samples(folder / self.config.samples_file)
         self._seen = seen_in(self.samples, test=True)
         self._rng = np.random.default_rng((seed, self.config.generation))
+        self._old = list(self.samples[VALIDATION])
+        self._as_loaded = self._losses(self._old)
         self._prior = PriorCorrection(len(self.config.shape.edges))
-        self._lately: deque[tuple[Answered, str]] = deque(maxlen=300)
+        self._lately: deque[tuple[Answered, str]] = deque(maxlen=_RECENT)
+        self._taught: list[Answered] = []  # by updates of this process
         self.queue: list[Answered] = []
         if keep_queue and (folder / QUEUE).exists():
             self.queue = _read_queue(folder / QUEUE)
@@ -157,7 +186,11 @@ class OnlinePredictor:
         return [row for row in self.queue if not self._seen(row)]
 
     def update(self, *, epochs: int = EPOCHS, progress: Watch = lambda done, total: None) -> Update:
-        """Teach the network the queue, with replay; refused where old answers fare worse.
+        """Teach the network the queue, what it was taught lately, and as many old answers again.
+
+        Of what was learnt the largest step is taken with which new answers kept back fare better
+        and old ones not notably worse than when the predictor was loaded, however many updates
+        ago. Without one nothing changes.
 
         Raises:
             SloBenchError: too few new answers wait.
@@ -168,32 +201,31 @@ class OnlinePredictor:
                 f"{len(new)} new answers are too few for an update; it needs {FEWEST}"
             )
         parts = split_by_prompt(new, _SHARES, self.config.generation)
-        before = {name: weight.detach().clone() for name, weight in self._weights().items()}
-        old_rows = self.samples[VALIDATION]
+        before = self._copy()
         new_rows = parts[VALIDATION] or parts[TRAIN]
-        old_before, new_before = self._losses(old_rows), self._losses(new_rows)
-        self._teach(parts[TRAIN], epochs, progress)
-        old_after, new_after = self._losses(old_rows), self._losses(new_rows)
-        worse = old_after - old_before
-        doubt = _DOUBT * float(worse.std()) / np.sqrt(len(worse))
-        better = float(new_after.mean()) < float(new_before.mean())
-        accepted = bool(better and float(worse.mean()) <= doubt)
-        if not accepted:
-            with torch.no_grad():
-                for name, weight in self._weights().items():
-                    weight.copy_(before[name])
+        new_before = float(self._losses(new_rows).mean())
+        self._teach([*self._taught, *parts[TRAIN]][-_RECENT:], epochs, progress)
+        after = self._copy()
+        for step in _STEPS:
+            self._put({name: before[name].lerp(after[name], step) for name in before})
+            worse = self._losses(self._old) - self._as_loaded
+            new_after = float(self._losses(new_rows).mean())
+            borne = max(_TOLERATED, _DOUBT * float(worse.std()) / np.sqrt(len(worse)))
+            if float(worse.mean()) <= borne and new_after < new_before:
+                break
         else:
+            step = 0.0
+            self._put(before)
+        if step:
             for part, rows in parts.items():
                 self.samples[part] += rows
+            self._taught = [*self._taught, *parts[TRAIN]][-_RECENT:]
             self._seen = seen_in(self.samples, test=True)
             self._prior.forget()
             recent = list(self._lately)
             self._correct([row for row, _ in recent], [workload for _, workload in recent])
-        return Update(
-            accepted,
-            len(new),
-            *(float(of.mean()) for of in (old_before, old_after, new_before, new_after)),
-        )
+        loaded = float(self._as_loaded.mean())
+        return Update(step, len(new), loaded, loaded + float(worse.mean()), new_before, new_after)
 
     def save(self) -> None:
         """Put what was learnt into the folder as its next generation, and empty the queue."""
@@ -219,6 +251,14 @@ class OnlinePredictor:
     def _weights(self) -> dict[str, Tensor]:
         return self._network.trained()
 
+    def _copy(self) -> dict[str, Tensor]:
+        return {name: weight.detach().clone() for name, weight in self._weights().items()}
+
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, weight in self._weights().items():
+                weight.copy_(weights[name])
+
     def _correct(self, rows: Sequence[Answered], workloads: Sequence[str]) -> None:
         if not rows:
             return
@@ -232,19 +272,20 @@ class OnlinePredictor:
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         raw = raw_outputs(self._network, encoded, autocast=self._bf16)
         tokens = _tokens(rows)
-        each = [
-            float(self._network.head.loss(raw[at : at + 1], tokens[at : at + 1]))
-            for at in range(len(rows))
-        ]
+        head = self._network.head
+        each = [float(head.loss(raw[k : k + 1], tokens[k : k + 1])) for k in range(len(rows))]
         return np.array(each)
 
     def _teach(self, new: Sequence[Answered], epochs: int, progress: Watch) -> None:
         shape = self.config.shape
         old = self.samples[TRAIN]
-        optimizer = optimizer_of(self._network, _LEARNING_RATE)
+        rate = _GENTLY * float(self.config.training["settings"]["learning_rate"])
+        optimizer = optimizer_of(self._network, rate)
         steps = -(-epochs * len(new) // _BATCH)
         order = np.concatenate([self._rng.permutation(len(new)) for _ in range(epochs)])
         for step in range(steps):
+            for group in optimizer.param_groups:
+                group["lr"] = rate * schedule(step / steps)
             torch.manual_seed(int(self._rng.integers(2**31)))
             chosen = [new[at] for at in order[step * _BATCH : (step + 1) * _BATCH]]
             again = self._rng.choice(len(old), size=min(len(chosen), len(old)), replace=False)

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
 from ...workloads.answered import Answered
-from .distribution import Lengths, buckets_in
+from ...workloads.errors import SloBenchError
+from .config import PredictorConfig
+from .distribution import Ints, Lengths, buckets_in
 from .online import FEWEST, OnlinePredictor, Update
-from .samples import TEST
+from .predictor import TrainedPredictor
+from .samples import TEST, read_samples, seen_in
+from .train import prompts_of
 
 
 @dataclass(frozen=True)
@@ -28,6 +33,7 @@ class Window:
     as_trained: float
     corrected: float  # by what came before, and taught by updates before
     within_one: float
+    beside: float | None  # by the predictor that is shown beside it
     update: Update | None
 
 
@@ -46,6 +52,7 @@ def stream(
     rows: Sequence[Answered],
     *,
     every: int,
+    beside: TrainedPredictor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Stream:
     """Let `rows` come in order; teach after every so many.
@@ -54,26 +61,30 @@ def stream(
         online: the predictor, which changes in memory and not on disk.
         rows: answers in order of arrival; the corpus is the workload that priors are kept by.
         every: answers in a window.
+        beside: another to compare with, say one that was trained on such answers from the start.
         progress: called with (answers that came, of how many).
     """
     old = online.samples[TEST]
-    old_before = _exact(online.uncorrected(old), old)
+    worth = online.config.neighbours
+    old_before = _exact(online.uncorrected(old), old, worth)
     windows = []
-    as_trained = online.uncorrected(rows).buckets()
+    as_trained = online.uncorrected(rows).buckets(worth)
+    named_beside = None if beside is None else _named(beside, rows)
     for first in range(0, len(rows), every):
         came = rows[first : first + every]
         guesses, within = [], []
         for workload in dict.fromkeys(row.corpus for row in came):
             of = [row for row in came if row.corpus == workload]
             told = online.lengths(of, workload)
-            off = np.abs(told.buckets() - _true(told.edges, of))
+            off = np.abs(told.buckets(worth) - _true(told.edges, of))
             guesses += (off == 0).tolist()
             within += (off <= 1).tolist()
             online.observe(of, workload)
         waits = len(online.fresh()) >= FEWEST
         update = online.update() if waits and first + every < len(rows) else None
-        edges = online.config.shape.edges
-        static = as_trained[first : first + every] == _true(edges, came)
+        true = _true(online.config.shape.edges, came)
+        static = as_trained[first : first + every] == true
+        other = None if named_beside is None else named_beside[first : first + every] == true
         windows.append(
             Window(
                 first,
@@ -81,16 +92,44 @@ def stream(
                 float(static.mean()),
                 float(np.mean(guesses)),
                 float(np.mean(within)),
+                None if other is None else float(other.mean()),
                 update,
             )
         )
         progress(first + len(came), len(rows))
-    return Stream(tuple(windows), len(old), old_before, _exact(online.uncorrected(old), old))
+    old_after = _exact(online.uncorrected(old), old, worth)
+    return Stream(tuple(windows), len(old), old_before, old_after)
+
+
+def load_beside(
+    folder: Path, online: OnlinePredictor, rows: Sequence[Answered], *, base: str | None
+) -> TrainedPredictor:
+    """A predictor to show beside `online` while `rows` come.
+
+    Raises:
+        SloBenchError: it has seen some of them, or its buckets are others.
+    """
+    config = PredictorConfig.load(folder)
+    if config.shape.edges != online.config.shape.edges:
+        raise SloBenchError(f"the buckets of {folder} are others; compare predictors with the same")
+    seen = seen_in(read_samples(folder / config.samples_file))
+    known = sum(map(seen, rows))
+    if known:
+        raise SloBenchError(
+            f"{folder} was trained or calibrated on {known:,} of the {len(rows):,} prompts to "
+            "come, and would flatter; train it on others of their kind"
+        )
+    return TrainedPredictor.load(folder, base=base, config=config)
+
+
+def _named(predictor: TrainedPredictor, rows: Sequence[Answered]) -> Ints:
+    return predictor.lengths(prompts_of(rows)).buckets(predictor.config.neighbours)
 
 
 def _true(edges: tuple[int, ...], rows: Sequence[Answered]) -> np.ndarray:
     return buckets_in(edges, np.array([row.output_tokens for row in rows]))
 
 
-def _exact(told: Lengths, rows: Sequence[Answered]) -> float:
-    return float((told.buckets() == _true(told.edges, rows)).mean()) if rows else float("nan")
+def _exact(told: Lengths, rows: Sequence[Answered], neighbours: float) -> float:
+    named = told.buckets(neighbours)
+    return float((named == _true(told.edges, rows)).mean()) if rows else float("nan")

@@ -290,7 +290,7 @@ class _Training:
             epoch, place = divmod(self.step, self._per_epoch)
             if place == 0 or not order:
                 order = self._order(epoch)
-            rate = _schedule(self.step / self._total)
+            rate = schedule(self.step / self._total)
             for group in self._optimizer.param_groups:
                 group["lr"] = self._settings.learning_rate * rate
             rng = np.random.default_rng((self._settings.seed, 1, self.step))
@@ -441,6 +441,6 @@ def _pieces(lengths: Sequence[int]) -> list[slice]:
     return [slice(at, at + each) for at in range(0, len(lengths), each)]
 
 
-def _schedule(done: float) -> float:
+def schedule(done: float) -> float:
     """Share of the learning rate: a short rise, then half a cosine down to nothing."""
     return min(1.0, (done + 1e-3) / _WARMUP) * 0.5 * (1 + math.cos(math.pi * done))

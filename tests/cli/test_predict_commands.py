@@ -101,7 +101,23 @@ def test_a_stream_is_learnt_from(made, folder):
     assert found["windows"][0]["update"]["rows"] == 40
     assert found["windows"][-1]["corrected"] >= found["windows"][-1]["as_trained"]
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
-    assert "as trained" in typed("predict-eval", made, data, "--stream", 60)
+    page = folder / "drift.html"
+    shown = typed(
+        "predict-eval", made, data, "--stream", 60, "--beside", made, "--html", page
+    )
+    assert "as trained" in shown
+    assert "beside" in shown
+    html = page.read_text()
+    assert 'id="figure-drift"' in html
+    assert "1–60" in html
+
+
+@needs_torch
+def test_what_stands_beside_must_not_have_seen_it(made, folder, monkeypatch, capsys):
+    data = write_jsonl(folder / "seen.jsonl", answered(256))
+    beside = ["predict-eval", made, data, "--beside", made]
+    assert "would flatter" in refused(monkeypatch, capsys, *beside, "--stream", 40)
+    assert "--stream" in refused(monkeypatch, capsys, *beside)
 
 
 @needs_torch

@@ -13,6 +13,8 @@ NEEDED = "learnt predictors need the extra torch (torch, transformers, peft, sci
 for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
     pytest.importorskip(module, reason=NEEDED)
 
+import torch  # noqa: E402
+
 from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.distribution import buckets_in  # noqa: E402
 from slo_bench.predictors.lengths.online import (  # noqa: E402
@@ -107,20 +109,42 @@ def test_taught_it_follows_and_does_not_forget(folder):
     assert exact(predictor.lengths(prompts_of(old)), old) > 0.7
 
 
-def test_what_makes_it_worse_is_refused(folder):
-    """The same prompts of the same model with lengths drawn at random contradict what it knew."""
-    rng = np.random.default_rng(0)
-    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
-    from dataclasses import replace
+def test_what_old_answers_would_pay_for_is_refused(folder, monkeypatch):
+    """A quarter of what is learnt here turns the last layer round already."""
 
-    noise = [
-        replace(row, output_tokens=int(rng.choice([4, 20, 100, 700])))
-        for row in answered(200, seed=5)
-    ]
-    outcome = update_predictor(folder, noise)
+    def forget(self, taught, epochs, progress):
+        with torch.no_grad():
+            for name, weight in self._network.named_parameters():
+                if name.startswith("top.3"):
+                    weight.mul_(-9.0)
+
+    kept = {path.name: path.read_bytes() for path in folder.iterdir()}
+    monkeypatch.setattr(OnlinePredictor, "_teach", forget)
+    outcome = update_predictor(folder, answered(120, seed=7, telling=DRIFTED, model="b"))
     assert not outcome.accepted
     assert "refused" in outcome.told()
+    assert outcome.old_after > outcome.old_loaded + 0.05
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == kept
+
+
+def test_of_too_much_a_part_is_taken(folder):
+    """What was taught overshoots: the whole of it spoils old answers, less of it helps."""
+    new = answered(120, seed=7, telling=DRIFTED, model="b")
+    online = OnlinePredictor(folder, keep_queue=False)
+    online.observe(new)
+    teach = online._teach
+
+    def overshoot(taught, epochs, progress):
+        before = online._copy()
+        teach(taught, 12, progress)
+        after = online._copy()
+        online._put({name: before[name].lerp(after[name], 4.0) for name in before})
+
+    online._teach = overshoot
+    outcome = online.update()
+    assert outcome.step in (0.25, 0.5)
+    assert "of it taken" in outcome.verdict
+    assert outcome.new_after < outcome.new_before
 
 
 def test_the_queue_outlives_the_process(folder):
