@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from ..harness.systems import system
 from ..predictors.profiles.profile import read_profile
 from ..workloads.calls import split_outside
 from ..workloads.errors import SloBenchError, UnknownNameError
+from ..workloads.parsing import parse_json
 
 DEFAULT_SUITE = "quickstart"
 _AS_NAMED = (
@@ -162,7 +162,7 @@ def _named_value(text: str, option: str, form: str) -> tuple[str, str]:
 def _json(name: str, text: str) -> Any:
     """JSON, or a plain word for which nobody wants to write quotes."""
     try:
-        return json.loads(text)
+        return parse_json(text)
     except ValueError:
         if text[:1] in ("{", "[", '"'):
             raise SloBenchError(f"--body {name}: {text!r} is no JSON") from None

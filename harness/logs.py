@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ..predictors.profiles.profile import read_parquet
 from ..workloads.errors import FileFormatError, SloBenchError
+from ..workloads.parsing import parse_json
 from .store import read_rows
 
 Floats = NDArray[np.float64]
@@ -121,7 +122,7 @@ def _read_lines(path: Path) -> dict[str, list[Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except json.JSONDecodeError as error:
             raise FileFormatError(path, number, f"is not JSON: {error.msg}") from None
         if not isinstance(row, dict):
@@ -199,7 +200,7 @@ def read_meta(path: Path) -> dict[str, Any]:
         FileFormatError: it cannot be read or holds no object.
     """
     try:
-        meta = json.loads(path.read_text(encoding="utf-8"))
+        meta = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
     if not isinstance(meta, dict):
@@ -339,7 +340,7 @@ def _from_columns(
     )
     cached = np.array([np.nan if v is None else float(v) for v in columns.get("cached_tokens", ())])
     known = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
-    known &= (prompt >= 1) & (output >= 1)
+    known &= (prompt >= 1) & (output >= 1) & (prompt <= 2**53) & (output <= 2**53)
     if not known.any():
         raise FileFormatError(path, None, "has no request with a first and a last token")
     unfinished = int((~known).sum())
@@ -383,5 +384,5 @@ def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Flo
             [np.nan if value is None else float(value) for value in columns[name]],
             dtype=np.float64,
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(path, None, f"{name}: {error}") from None

@@ -8,7 +8,6 @@ scheduler, the sampler, with asynchronous scheduling nothing) belongs to the lat
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from ..predictors.profiles.whole_steps import Step
 from ..workloads.errors import FileFormatError
+from ..workloads.parsing import parse_json
 
 
 def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Step]:
@@ -39,7 +39,7 @@ def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Step]
                     since_s = last_s
                 steps.append(_step(step, float(line["time_s"]) - since_s))
                 last_s = float(line["time_s"]) if line["left"] else None
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileFormatError(path, None, f"is no step log: {error} in {line}") from None
     return [step for step in steps if step.duration_s > 0]
 
@@ -62,7 +62,7 @@ def _lines(path: Path, begin: int, end: int | None) -> Iterator[dict[str, Any]]:
         raise FileFormatError(path, None, f"cannot be read: {error.strerror}") from None
     for number, text in enumerate(content.splitlines(), start=1):
         try:
-            line = json.loads(text)
+            line = parse_json(text)
         except ValueError:
             if number == content.count(b"\n") + 1:
                 return  # the end of the part fell into a line

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..workloads.errors import FileFormatError
+from ..workloads.parsing import parse_toml
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _HEADER = re.compile(r"\s*\[\[?([^\]]+)\]\]?")
@@ -29,7 +30,7 @@ def read_toml(path: Path) -> tuple[dict[str, object], str]:
     except UnicodeError as error:
         raise FileFormatError(path, None, f"is not UTF-8 text: {error}") from error
     try:
-        return tomllib.loads(text), text
+        return parse_toml(text), text
     except tomllib.TOMLDecodeError as error:
         found = re.match(r"(.*) \(at line (\d+), column \d+\)", str(error))
         line = int(found[2]) if found else None

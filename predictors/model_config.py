@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..workloads.errors import FileFormatError
+from ..workloads.parsing import parse_json
 from .model_spec import FAMILIES, ModelSpec
 
 # Fields by which a configuration says that it is not a plain dense transformer.
@@ -84,7 +85,7 @@ def read_model(path: Path) -> ModelSpec:
     """
     file = path / "config.json" if path.is_dir() else path
     try:
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = parse_json(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise FileFormatError(
             file, None, "no such file; a model folder holds config.json"

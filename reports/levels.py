@@ -9,6 +9,7 @@ from typing import Literal
 
 import pandas as pd
 
+from ..workloads.parsing import parse_toml
 from .facets import with_facets
 from .read import LEAD_COLUMNS, RunFolder
 
@@ -100,7 +101,7 @@ def _slo(run: RunFolder) -> dict[str, str]:
     if "slo" in run.axes:
         return {}
     try:
-        return {"slo": str(tomllib.loads(run.experiment_toml).get("slo", "unknown"))}
+        return {"slo": str(parse_toml(run.experiment_toml).get("slo", "unknown"))}
     except tomllib.TOMLDecodeError:
         return {"slo": "unknown"}  # the report shows the file as it is
 

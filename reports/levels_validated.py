@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -15,6 +14,7 @@ import pandas as pd
 from ..harness.validate import METRICS, STATISTICS, ErrorRow
 from ..harness.validate_run import FOLDER, TABLE
 from ..workloads.errors import FileFormatError
+from ..workloads.parsing import parse_json
 from . import sections
 from .figure import Figure
 from .numbers import seconds_text
@@ -58,7 +58,7 @@ def _of_run(folder: Path, series: Mapping[str, str]) -> list[ValidatedLevel]:
     if not path.is_file():
         return []
     try:
-        levels = json.loads(path.read_text("utf-8"))
+        levels = parse_json(path.read_text("utf-8"))
         return [
             ValidatedLevel(
                 level["cell"],

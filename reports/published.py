@@ -38,6 +38,7 @@ import pandas as pd
 from ..harness.toml_text import read_toml
 from ..tuner.capacity.curve import student_t
 from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ..workloads.parsing import parse_toml
 from .levels import knee_rps, level_rates
 from .read import RunFolder
 
@@ -167,7 +168,7 @@ def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
 def table_of(run: RunFolder) -> PublishedTable | None:
     """The table that a run's experiment names, if any."""
     try:
-        name = tomllib.loads(run.experiment_toml).get("published")
+        name = parse_toml(run.experiment_toml).get("published")
     except tomllib.TOMLDecodeError:
         return None  # the report shows the file as it is
     return None if name is None else load_published(str(name))

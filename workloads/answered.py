@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import FileFormatError, SloBenchError
+from .parsing import parse_json
 from .readers.table import lines, parse_object
 from .readers.texts import approximate_tokens
 
@@ -180,7 +181,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             yield number, parse_object(path, number, text)
         return
     try:
-        data = json.loads("".join(text for _, text in numbered))
+        data = parse_json("".join(text for _, text in numbered))
     except json.JSONDecodeError as error:
         raise FileFormatError(path, error.lineno, f"not readable as JSON: {error.msg}") from error
     for place, item in enumerate(data, 1):

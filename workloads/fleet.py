@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,8 +156,10 @@ def expanded(names: tuple[str, ...]) -> tuple[str, ...]:
     for name in names:
         base, star, count = name.partition("*")
         base, count = base.strip(), count.strip()
-        if star and not (base and count.isdigit() and int(count)):
-            raise SloBenchError(f"cannot read {name!r}; write llama-3.1-8b*3 for three of a shape")
+        if star and not (base and re.fullmatch(r"0*[1-9][0-9]{0,3}", count, re.ASCII)):
+            raise SloBenchError(
+                f"cannot read {name!r}; write llama-3.1-8b*3 for three of a shape, at most 9999"
+            )
         counted.append((base, int(count) if star else 0))
     most = max((count for _, count in counted), default=0)
     found = [base for base, count in counted if not count]

@@ -374,7 +374,7 @@ def load_source(
             text, pair(prompt, output), process, origin, sessions=talks, models=choice
         )
     if text not in catalogue.catalogue():
-        if not Path(text).exists():
+        if not _exists(text):
             raise _unknown(text)
         if prompt or output or talks:
             raise SloBenchError(
@@ -420,6 +420,14 @@ def _continuations(entry: catalogue.Entry) -> Continuations | None:
         system_blocks=figures.system_blocks,
         block_tokens=figures.block_tokens,
     )
+
+
+def _exists(text: str) -> bool:
+    """Whether there is such a file; a text that can be no name is none."""
+    try:
+        return Path(text).exists()
+    except (OSError, ValueError):
+        return False
 
 
 def _unknown(text: str) -> SloBenchError:

@@ -13,6 +13,7 @@ import httptools
 from .messages import Asked, Headers, Reply, passed_on, refuse
 
 MOST_BODY_BYTES = 256 << 20
+MOST_HEAD_BYTES = 1 << 20
 _MOST_AHEAD = 64  # requests that a client may send before it is answered
 
 Answer = Callable[[Asked, Reply], Awaitable[None]]
@@ -63,6 +64,10 @@ class Front(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        self._head_bytes += len(data)
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._give_up(400, f"the head has more than {MOST_HEAD_BYTES >> 10} KiB")
+            return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -84,6 +89,7 @@ class Front(asyncio.Protocol):
         self._headers: Headers = []
         self._body: list[bytes] = []
         self._body_bytes = 0
+        self._head_bytes = 0  # read since the last request or piece of a body
 
     def on_url(self, url: bytes) -> None:
         """See `httptools.HttpRequestParser`."""
@@ -97,6 +103,7 @@ class Front(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         """See `httptools.HttpRequestParser`."""
+        self._head_bytes = 0
         self._body_bytes += len(body)
         if self._body_bytes <= MOST_BODY_BYTES:
             self._body.append(body)

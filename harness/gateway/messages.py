@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from ...workloads.parsing import parse_json
 from ..engines.over_http.endpoint import Endpoint
 
 Headers = list[tuple[bytes, bytes]]
@@ -22,6 +23,7 @@ _OF_THE_CONNECTION = frozenset(
 )
 _TYPES = {
     400: "BadRequestError",
+    404: "NotFoundError",
     413: "PayloadTooLarge",
     502: "BadGateway",
     503: "ServiceUnavailable",
@@ -78,7 +80,7 @@ class Asked:
 
 def _object(body: bytes) -> dict[str, Any] | None:
     try:
-        found = json.loads(body)
+        found = parse_json(body)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None

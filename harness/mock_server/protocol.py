@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 import socket
 import struct
 import time
@@ -13,6 +12,7 @@ from typing import Any, cast
 
 import httptools
 
+from ...workloads.parsing import parse_json
 from ..core.wire import OFFLOADED
 from .config import Fault
 from .service import Job, Service, Truth
@@ -105,7 +105,7 @@ class MockProtocol(asyncio.Protocol):
 
     def _asked(self, path: str, body: bytes) -> None:
         try:
-            asked = json.loads(body)
+            asked = parse_json(body)
             if not isinstance(asked, dict):
                 raise ValueError("no object")
         except ValueError as problem:

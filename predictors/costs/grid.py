@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
 
 Floats = NDArray[np.float64]
 
@@ -117,9 +118,9 @@ def read_cost_grid(path: Path | str) -> CostGrid:
 def _read(path: Path, _changed_ns: int) -> CostGrid:
     try:
         with np.load(BytesIO(path.read_bytes()), allow_pickle=False) as file:
-            about = json.loads(str(file["about"]))
+            about = parse_json(str(file["about"]))
             arrays = {name: np.asarray(file[name], dtype=np.float64) for name in _ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, BadZipFile, NotImplementedError) as error:
         raise FileFormatError(
             path,
             None,

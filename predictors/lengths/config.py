@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
 from .distribution import DEFAULT_EDGES
 
 CONFIG = "predictor.json"
@@ -87,7 +88,7 @@ class PredictorConfig:
                 f"slo-bench predict-train DATA… --out {folder}"
             )
         try:
-            plain = json.loads(path.read_text("utf-8"))
+            plain = parse_json(path.read_text("utf-8"))
             version = plain.pop("format")
             if version != FORMAT:
                 raise FileFormatError(path, None, f"format is {version}, this reads {FORMAT}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ...workloads.answered import Answered, prompt_key
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
 
 Parts = dict[str, list[Answered]]
 TRAIN, VALIDATION, CALIBRATION, TEST = "train", "validation", "calibration", "test"
@@ -44,7 +45,7 @@ def read_samples(path: Path) -> Parts:
     try:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
-                plain = json.loads(line)
+                plain = parse_json(line)
                 parts[plain.pop("part")].append(Answered(**plain))
     except FileNotFoundError:
         raise SloBenchError(f"the predictor's samples are missing: {path}") from None

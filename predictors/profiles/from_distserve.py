@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
 from .importers import Asked
 from .names import MULTIPROCESSORS
 from .profile import Fitted, Profile, Source
@@ -18,7 +18,7 @@ _PHASES = {"prefill": "prefill", "decoding_smallbs": "small", "decoding_largebs"
 def read(path: Path, asked: Asked) -> Profile:
     """One model and tp of a profiler JSON; milliseconds become seconds."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
     if not isinstance(content, dict) or not content:

@@ -28,7 +28,10 @@ def read(path: Path, asked: Asked) -> Profile:
     """
     columns = read_csv(path, _COLUMNS)
     rows = list(zip(*columns.values(), strict=True))
-    kinds = sorted({(row[0], row[1], int(float(row[2]))) for row in rows})
+    try:
+        kinds = sorted({(row[0], row[1], int(float(row[2]))) for row in rows})
+    except (ValueError, OverflowError) as error:
+        raise FileFormatError(path, None, f"{_COLUMNS[2]} is no whole number: {error}") from None
     fitting = [kind for kind in kinds if _fits(kind, asked)]
     if len(fitting) != 1:
         there = "; ".join(f"{m} on {g} × tp {tp}" for m, g, tp in fitting or kinds)

@@ -44,7 +44,7 @@ def read(path: Path, asked: Asked) -> Profile:
             for tokens, degree, time_ms in zip(sizes, degrees, columns[field], strict=True)
             if degree == tp and time_ms
         ]
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise FileFormatError(path, None, f"a field is no number: {error}") from None
     if not rows:
         there = ", ".join(map(str, sorted(set(degrees))))

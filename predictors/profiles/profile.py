@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ...workloads.parsing import parse_toml
 
 FORMAT = 1
 _NESTED = ("sources", "tables", "fits", "links", "device")
@@ -211,7 +212,7 @@ def read_profile(path: str | Path) -> Profile:
     path = Path(path)
     header = path / "profile.toml" if path.is_dir() else path
     try:
-        content = tomllib.loads(header.read_text(encoding="utf-8"))
+        content = parse_toml(header.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         problem = f"cannot be read as a profile: {getattr(error, 'strerror', None) or error}"
         raise FileFormatError(header, None, problem) from None

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
 from .results import Cell, Requests, Results, number
 
 Json = Mapping[str, Any]
@@ -95,6 +96,15 @@ def external_results(path: Path) -> Results:
         SloBenchError: it is none of them, or one without requests.
     """
     documents = list(_documents(path))
+    try:
+        return _results(path, documents)
+    except (AttributeError, LookupError, TypeError, ValueError, OverflowError) as error:
+        # Foreign files are taken as their makers write them; any other shape ends here.
+        problem = f"is not as its maker writes it: {error}"
+        raise FileFormatError(path, None, problem) from error
+
+
+def _results(path: Path, documents: Sequence[Json]) -> Results:
     first = documents[0]
     if "benchmarks" in first:
         return _guidellm(path, first)
@@ -125,14 +135,14 @@ def _documents(path: Path) -> Iterator[Json]:
     if not text.strip():
         raise FileFormatError(path, None, "is empty")
     try:
-        pieces: list[tuple[int | None, Any]] = [(None, json.loads(text))]
+        pieces: list[tuple[int | None, Any]] = [(None, parse_json(text))]
     except json.JSONDecodeError:
         pieces = []
         for line, piece in enumerate(text.splitlines(), start=1):
             if not piece.strip():
                 continue
             try:
-                pieces.append((line, json.loads(piece)))
+                pieces.append((line, parse_json(piece)))
             except json.JSONDecodeError as error:
                 raise FileFormatError(path, line, f"is not JSON: {error.msg}") from error
     for place, document in pieces:
@@ -430,7 +440,7 @@ def _aiperf_settings(path: Path) -> tuple[str, float | None]:
     if not beside.is_file():
         return "", None
     try:
-        summary = json.loads(beside.read_text(encoding="utf-8"))
+        summary = parse_json(beside.read_text(encoding="utf-8"))
         config = summary.get("input_config") or {}
         names = (config.get("endpoint") or {}).get("model_names") or [
             item.get("name", "") for item in (config.get("models") or {}).get("items") or []

@@ -179,4 +179,7 @@ def number(value: object) -> float:
     """A number of a foreign file; NaN where there is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan

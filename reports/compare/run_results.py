@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_toml
 from ..facets import IDENTITY
 from ..figure import rate_key
 from ..levels import combine
@@ -87,7 +88,7 @@ def run_results(path: Path) -> Results:
 
 def _settings(run: RunFolder) -> Mapping[str, object]:
     try:
-        return tomllib.loads(run.experiment_toml)
+        return parse_toml(run.experiment_toml)
     except tomllib.TOMLDecodeError as error:
         raise FileFormatError(run.path / "experiment.toml", None, f"is no TOML: {error}") from error
 

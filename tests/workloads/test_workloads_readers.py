@@ -208,7 +208,7 @@ H = "arrival_s,prompt_tokens,output_tokens\n"
         ("\n\n", "empty"),
         ("a,b\n1,2\n", "lacks prompt_tokens and output_tokens"),
         (H + '0,"1,1\n', "CSV"),
-        (AZURE + "yesterday,1,1\n", "date and time but is 'yesterday' .*line 5"),
+        (AZURE + "yesterday,1,1\n", "date and time .UTC. but is 'yesterday' .*line 5"),
         (AZURE + ",1,1\n", "date and time .*line 5"),
         (AZURE + "2023-11-16 18:15:46,-1,1\n", "ContextTokens .*line 5"),
         (AZURE + "2023-11-16 18:15:46,0,1\n", "prompt token at least .*line 5"),

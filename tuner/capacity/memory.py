@@ -15,6 +15,7 @@ from typing import Any
 
 from ...harness.store import Row, RunFolder, Value, read_rows, write_whole
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
 from .options import Budget, CapacitySearch
 from .samples import LevelRunner, LevelSample
 
@@ -204,9 +205,16 @@ def _sample(plain: dict[str, Any]) -> LevelSample:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kept: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    if not isinstance(kept, dict) or "searches" not in kept:
+    searches = kept.get("searches") if isinstance(kept, dict) else None
+    if not isinstance(searches, list) or not all(
+        isinstance(one, dict) and _are_rows(one.get("found") or []) for one in searches
+    ):
         raise FileFormatError(path, None, "is not what a capacity search writes")
     return kept
+
+
+def _are_rows(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(row, dict) for row in found)

@@ -54,7 +54,10 @@ def read_plain_csv(path: Path) -> Trace:
     sequences: dict[str, Any] = {}
     if "prefix_blocks" in table:
         sequences["prefix_blocks"] = [
-            _blocks(table, row, cell) for row, cell in enumerate(table.columns["prefix_blocks"])
+            _blocks(table, row, cell, most)
+            for row, (cell, most) in enumerate(
+                zip(table.columns["prefix_blocks"], columns["prompt_tokens"].tolist(), strict=True)
+            )
         ]
         if "prefix_block_tokens" in table:
             settings["prefix_block_tokens"] = int(table.ints("prefix_block_tokens", low=1)[0])
@@ -87,17 +90,20 @@ def _kinds(table: Table) -> np.ndarray:
     return np.array([known[cell] for cell in cells], dtype=np.int64)
 
 
-def _blocks(table: Table, row: int, cell: str) -> tuple[int, ...]:
-    """Read `0-13 20 22-25`."""
+def _blocks(table: Table, row: int, cell: str, most: int) -> tuple[int, ...]:
+    """Read `0-13 20 22-25`: `most` blocks, for none holds less than a token."""
     blocks: list[int] = []
     for piece in cell.split():
         first, _, last = piece.partition("-")
         try:
-            blocks.extend(range(int(first), int(last or first) + 1))
+            span = range(int(first), int(last or first) + 1)
         except ValueError:
             raise table.fail(
-                row, f"prefix_blocks must look like '0-13 20' but has {piece!r}"
+                row, f"prefix_blocks must look like '0-13 20' but has {piece!r:.40}"
             ) from None
+        if not 0 <= span.start < 2**62 or len(blocks) + span.stop - span.start > most:
+            raise table.fail(row, f"prefix_blocks names more blocks than its {most} prompt tokens")
+        blocks.extend(span)
     return tuple(blocks)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FileFormatError, SloBenchError
+from ..parsing import parse_json
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -70,13 +71,23 @@ class Table:
         """The error for a row."""
         return FileFormatError(self.path, self.line[row], problem)
 
+    def cells(self, name: str) -> list[Any]:
+        """A column as it was read.
+
+        Raises:
+            FileFormatError: the file has no such column.
+        """
+        if name not in self.columns:
+            raise FileFormatError(self.path, 1, f"the header lacks {name}")
+        return self.columns[name]
+
     def floats(self, name: str, low: float = 0.0, empty: float | None = None) -> Floats:
         """A column of numbers from `low` on; `empty` stands for an empty cell.
 
         Raises:
             FileFormatError: a cell is no number, not a number (NaN) or below `low`.
         """
-        cells = self.columns[name]
+        cells = self.cells(name)
         if empty is not None:
             cells = [empty if cell in ("", None) else cell for cell in cells]
         values = self._convert(name, cells)
@@ -98,22 +109,23 @@ class Table:
             FileFormatError: a cell is no whole number or below `low`.
         """
         values = self.floats(name, low, empty)
-        whole = values.astype(np.int64)
-        bad = np.flatnonzero(whole != values)
+        # Beyond 2**53 a float no longer tells one whole number from the next.
+        bad = np.flatnonzero(~((values == np.floor(values)) & (np.abs(values) <= 2**53)))
         if len(bad):
             raise self.fail(
                 int(bad[0]), f"{name} must be a whole number but is {self.columns[name][bad[0]]}"
             )
+        whole: Ints = values.astype(np.int64)
         return whole
 
     def _convert(self, name: str, cells: list[Any]) -> Floats:
         try:
             return np.array(cells, dtype=np.float64)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             for row, cell in enumerate(cells):
                 try:
                     float(cell)
-                except (TypeError, ValueError):
+                except (TypeError, ValueError, OverflowError):
                     raise self.fail(row, f"{name} must be a number but is {cell!r}") from None
             raise
 
@@ -123,16 +135,16 @@ class Table:
         Raises:
             FileFormatError: a cell is no date and time.
         """
-        cells = [cell.removesuffix("Z").removesuffix("+00:00") for cell in self.columns[name]]
+        cells = [cell.removesuffix("Z").removesuffix("+00:00") for cell in self.cells(name)]
         try:
-            stamps = np.array(cells, dtype="datetime64[ns]")
+            stamps = _moments(cells)
         except ValueError:
             for row, cell in enumerate(cells):
                 try:
-                    np.datetime64(cell, "ns")
+                    _moments([cell])
                 except ValueError:
                     raise self.fail(
-                        row, f"{name} must be a date and time but is {cell!r}"
+                        row, f"{name} must be a date and time (UTC) but is {cell!r}"
                     ) from None
             raise
         if np.isnat(stamps).any():
@@ -144,8 +156,18 @@ class Table:
     def names(self, name: str) -> tuple[Ints, tuple[str, ...]]:
         """A column of names as indices into the distinct names, in order of appearance."""
         known: dict[str, int] = {}
-        index = [known.setdefault(str(cell or ""), len(known)) for cell in self.columns[name]]
+        index = [known.setdefault(str(cell or ""), len(known)) for cell in self.cells(name)]
         return np.array(index, dtype=np.int64), tuple(known)
+
+
+def _moments(cells: list[str]) -> NDArray[np.datetime64]:
+    """Dates and times; one with a zone is a ValueError, for numpy would drop the zone."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            return np.array(cells, dtype="datetime64[ns]")
+        except Warning as warning:
+            raise ValueError(str(warning)) from None
 
 
 def read_csv(path: Path) -> Table:
@@ -216,8 +238,8 @@ def parse_object(path: Path, number: int, text: str) -> dict[str, Any]:
         FileFormatError: it is none.
     """
     try:
-        row = json.loads(text)
-    except json.JSONDecodeError as error:
+        row = parse_json(text)
+    except ValueError as error:
         raise FileFormatError(path, number, f"not readable as JSON: {error}") from error
     if not isinstance(row, dict):
         raise FileFormatError(path, number, f"each line must be a JSON object, not {text[:40]!r}")

@@ -7,18 +7,20 @@ for English (https://help.openai.com/en/articles/4936856). A row that has `promp
 
 from __future__ import annotations
 
-import json
+from json import JSONDecodeError
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import FileFormatError
+from ..parsing import parse_json
 from ..workload import Workload
 from .table import Table, lines, read_jsonl
 from .trace import Trace
 
 CHARACTERS_PER_TOKEN = 4
+MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
 CUSTOM_OUTPUT_TOKENS = 256  # vLLM's default for `--custom-output-len`
 
 
@@ -70,8 +72,8 @@ def read_json_array(path: Path) -> Trace:
         FileFormatError: the file is no JSON array of such objects, or has no exchange.
     """
     try:
-        data = json.loads("".join(lines(path)))
-    except json.JSONDecodeError as error:
+        data = parse_json("".join(lines(path)))
+    except JSONDecodeError as error:
         raise FileFormatError(path, error.lineno, f"not readable as JSON: {error.msg}") from error
     if not isinstance(data, list):
         raise FileFormatError(path, 1, "expected a JSON array of conversations")
@@ -84,21 +86,41 @@ def read_json_array(path: Path) -> Trace:
             )
         if "instruction" in item:
             alpaca = True
-            prompt = "\n".join(t for t in (item["instruction"], item.get("input")) if t)
+            said = [item["instruction"], item.get("input")]
+            if not all(text is None or isinstance(text, str) for text in said):
+                raise FileFormatError(path, None, f"element {at}: instruction and input are texts")
+            prompt = "\n".join(text for text in said if text)
             if prompt and item.get("output"):
+                _check_counts(path, at, item)
                 rows.add(item, prompt, str(item["output"]))
             continue
         messages = item["conversations"]
+        if not isinstance(messages, list) or not all(isinstance(m, dict) for m in messages):
+            raise FileFormatError(
+                path, None, f"element {at}: conversations must be a list of objects"
+            )
         if len(messages) < 2 or messages[0].get("from") not in ("human", "user"):
             continue
         prompt, answer = messages[0].get("value"), messages[1].get("value")
+        if not all(text is None or isinstance(text, str) for text in (prompt, answer)):
+            raise FileFormatError(path, None, f"element {at}: the value of a message is a text")
         if prompt and answer:
+            _check_counts(path, at, item)
             rows.add(item, prompt, answer)
     if not rows.texts:
         raise FileFormatError(path, None, "the data set is empty: no prompt with an answer in it")
     left_out = len(data) - len(rows.texts)
     note = f"{left_out} of {len(data)} entries without a first prompt and answer left out"
     return rows.trace(path, "alpaca" if alpaca else "sharegpt", (note,) if left_out else ())
+
+
+def _check_counts(path: Path, at: int, item: dict[str, Any]) -> None:
+    for key in ("prompt_tokens", "output_tokens"):
+        value = item.get(key)
+        if value is not None and (type(value) is not int or not 0 <= value <= MOST_TOKENS):
+            raise FileFormatError(
+                path, None, f"element {at}: {key} must be a whole number but is {value!r:.40}"
+            )
 
 
 def read_custom_jsonl(path: Path) -> Trace:
@@ -117,8 +139,8 @@ def read_custom_jsonl(path: Path) -> Trace:
             raise table.fail(at, f"prompt must be a text but is {prompt!r}")
         given = {key: table.columns[key][at] for key in ("prompt_tokens", "output_tokens")}
         for key, value in given.items():
-            if value is not None and (type(value) is not int or value < 1):
-                raise table.fail(at, f"{key} must be a whole number from 1 on but is {value!r}")
+            if value is not None and (type(value) is not int or not 1 <= value <= MOST_TOKENS):
+                raise table.fail(at, f"{key} must be a whole number from 1 on but is {value!r:.40}")
         assumed += given["output_tokens"] is None
         rows.add(given, prompt, CUSTOM_OUTPUT_TOKENS)
     note = f"{assumed} prompts without output_tokens ask for {CUSTOM_OUTPUT_TOKENS}, as in vLLM"
@@ -138,6 +160,8 @@ def read_longbench(path: Path) -> Trace:
     rows = _Rows()
     columns = (table.columns[key] for key in ("context", "input", "answers"))
     for at, (context, question, answers) in enumerate(zip(*columns, strict=True)):
+        if not isinstance(context, str) or not isinstance(question, str):
+            raise table.fail(at, "context and input must be texts")
         prompt = "\n".join(text for text in (context, question) if text)
         if not prompt or not isinstance(answers, list) or not answers:
             raise table.fail(at, "each line needs a context or an input, and a list of answers")

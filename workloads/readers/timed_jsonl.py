@@ -85,6 +85,9 @@ def _trace(
 def _block_tokens(table: Table, prompt_tokens: list[int]) -> int:
     """The block size under which each prompt has as many hashes as blocks."""
     hashes = table.columns["hash_ids"]
+    for row, found in enumerate(hashes):
+        if not isinstance(found, list) or not all(type(h) is int for h in found):
+            raise table.fail(row, "hash_ids must be a list of whole numbers")
     rows = [row for row in range(min(len(table), 200)) if hashes[row]]
     for size in BLOCK_TOKENS:
         if all(len(hashes[row]) == -(-prompt_tokens[row] // size) for row in rows):
@@ -98,9 +101,5 @@ def _block_tokens(table: Table, prompt_tokens: list[int]) -> int:
 
 def _full_blocks(table: Table, prompt_tokens: list[int], size: int) -> list[tuple[int, ...]]:
     """The hashes of full blocks: a block that is only partly filled cannot be shared."""
-    blocks = []
-    for row, hashes in enumerate(table.columns["hash_ids"]):
-        if not isinstance(hashes, list) or not all(type(h) is int for h in hashes):
-            raise table.fail(row, "hash_ids must be a list of whole numbers")
-        blocks.append(tuple(hashes[: prompt_tokens[row] // size]))
-    return blocks
+    hashes = table.columns["hash_ids"]
+    return [tuple(h[: n // size]) for h, n in zip(hashes, prompt_tokens, strict=True)]

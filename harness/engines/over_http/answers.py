@@ -7,13 +7,13 @@ in every event; the usage at the end, spread over the events; one token for each
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
+from ....workloads.parsing import parse_json
 from ...core.records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from .faults import Fault, outcome_of
@@ -22,6 +22,7 @@ _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
 _TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _DETAIL_CHARACTERS = 200
+_MOST_TOKENS = 1 << 24  # more than any context holds
 
 
 @dataclass
@@ -83,7 +84,7 @@ def _error(fault: Fault, body: bytes) -> tuple[Fault, str]:
 def _message(body: bytes) -> str:
     """What an error's body says, whichever way it is worded."""
     try:
-        found: Any = json.loads(body)
+        found: Any = parse_json(body)
     except ValueError:
         return body.decode(errors="replace")
     while isinstance(found, dict):
@@ -147,12 +148,16 @@ class _Reader:
         """An answer in one piece: embeddings, or a server that does not stream."""
         raw, answer = self._raw, self._answer
         try:
-            found = json.loads(body)
+            found = parse_json(body)
         except ValueError as error:
             self._fault(Fault.MALFORMED, f"no JSON: {error}")
             return
         if found.get("error"):
             self._fault(*_error(Fault.ERROR_EVENT, body))
+            return
+        choices = _choices(found)
+        if choices is None:
+            self._fault(Fault.MALFORMED, "choices are no list of objects")
             return
         self._usage(found.get("usage"))
         last_s = raw.stamps[-1]
@@ -162,7 +167,7 @@ class _Reader:
             else:
                 answer.token_s.append(last_s)
             return
-        for choice in found.get("choices") or []:
+        for choice in choices:
             self._choice(choice, last_s)
         self._done = True
         self._settle()
@@ -191,7 +196,7 @@ class _Reader:
             self._done = True
             return True
         try:
-            found = json.loads(data)
+            found = parse_json(data)
             if not isinstance(found, dict):
                 raise ValueError("no object")
         except ValueError as error:
@@ -202,8 +207,11 @@ class _Reader:
             return False
         usage = found.get("usage")
         self._usage(usage)
-        choices = found.get("choices")
-        for choice in choices or []:
+        choices = _choices(found)
+        if choices is None:
+            self._fault(Fault.MALFORMED, "choices are no list of objects")
+            return False
+        for choice in choices:
             self._choice(choice, time_s)
         if isinstance(usage, dict):
             if choices and self._events:
@@ -295,5 +303,20 @@ class _Reader:
             self._answer.token_s.extend([time_s] * tokens)
 
 
+def _choices(found: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    """What an answer or event says; None if that is not in the form of the API."""
+    choices = found.get("choices") or []
+    if not isinstance(choices, list):
+        return None
+    for choice in choices:
+        if not isinstance(choice, dict):
+            return None
+        if not isinstance(choice.get("delta") or choice.get("message") or choice, dict):
+            return None
+    return choices
+
+
 def _count(value: object) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+    """A count that the server tells; -1 where it tells none that can be."""
+    told = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
+    return cast("int", value) if told else -1

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from array import array
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
+
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|\Z)")
 
 
 @dataclass
@@ -34,11 +37,11 @@ def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
         line_end = raw.find(b"\r\n", at)
         if line_end < 0:
             return found
-        try:
-            size = int(raw[at:line_end].partition(b";")[0], 16)
-        except ValueError:
+        said = _SIZE.match(raw, at, line_end)
+        if said is None:
             found.problem = f"no chunk size: {raw[at : at + 20]!r}"
             return found
+        size = int(said[1], 16)
         start = line_end + 2
         if size == 0:
             # Trailers may stand between the last chunk and the empty line.

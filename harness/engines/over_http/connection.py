@@ -16,12 +16,12 @@ from typing import Any, cast
 
 import httptools
 
-from .chunks import unchunk
 from .endpoint import Endpoint
 from .exchange import Exchange
 from .faults import Fault, connect_fault
 
 _CLOSE_LIMIT_S = 2.0
+MOST_BODY_BYTES = 256 << 20  # of one answer, with its head; a million tokens have less
 
 Ended = Callable[[Exchange], None]
 
@@ -78,7 +78,10 @@ class Connection(asyncio.Protocol):
         elif self._streams:
             exchange.stamps.append(now_s)
             exchange.pieces.append(data)
-            if data.endswith(_END) or (len(data) < len(_END) and self._is_whole(exchange)):
+            exchange.body_bytes += len(data)
+            if exchange.body_bytes > MOST_BODY_BYTES:
+                self._too_long()
+            elif data.endswith(_END) or (len(data) < len(_END) and self._is_whole(exchange)):
                 self._end(exchange, now_s, stays=self._stays)
         else:
             if exchange.first_byte_s != exchange.first_byte_s:
@@ -107,14 +110,22 @@ class Connection(asyncio.Protocol):
     @staticmethod
     def _is_whole(exchange: Exchange) -> bool:
         """Whether a last chunk that came alone, or torn apart, is there."""
-        pieces = exchange.pieces
-        if pieces[-1] == _END[2:] and len(pieces) > 1 and pieces[-2].endswith(_END[:2]):
-            return True
-        return unchunk(pieces, exchange.stamps).complete
+        end = b""
+        for piece in reversed(exchange.pieces):
+            end = piece[-len(_END) :] + end
+            if len(end) >= len(_END):
+                return end.endswith(_END)
+        return end == _END[2:]  # nothing but the last chunk
 
     def _parse(self, data: bytes, now_s: float) -> None:
         """Any other answer."""
         self._now_s = now_s
+        exchange = self.exchange
+        assert exchange is not None
+        exchange.body_bytes += len(data)
+        if exchange.body_bytes > MOST_BODY_BYTES:
+            self._too_long()
+            return
         if self._parser is None:
             self._parser = httptools.HttpResponseParser(self)
         try:
@@ -123,6 +134,9 @@ class Connection(asyncio.Protocol):
             raise  # a fault of ours: the driver hears of it
         except httptools.HttpParserError as error:
             self.break_off(Fault.MALFORMED, f"no HTTP: {error}")
+
+    def _too_long(self) -> None:
+        self.break_off(Fault.MALFORMED, f"the answer has more than {MOST_BODY_BYTES >> 20} MiB")
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):

@@ -17,6 +17,7 @@ class Exchange:
 
     __slots__ = (
         "arrival_s",
+        "body_bytes",
         "chunked",
         "connections",
         "detail",
@@ -47,5 +48,6 @@ class Exchange:
         self.connections = 0  # that were tried
         self.waited_for = waited_for  # others arrive when this one is answered
         self.chunked = False
+        self.body_bytes = 0  # that came, with what frames them
         self.stamps = array("d")
         self.pieces: list[bytes] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....workloads.errors import FileFormatError, SloBenchError
+from ....workloads.parsing import parse_json
 
 Ints = NDArray[np.int64]
+_MOST_IDS = 1 << 24  # more than any vocabulary has
 
 
 @dataclass(frozen=True)
@@ -43,22 +44,25 @@ class Vocabulary:
         tokenizer = folder / "tokenizer.json"
         if tokenizer.is_file():
             table = _json(tokenizer)
-            vocabulary = (table.get("model") or {}).get("vocab")
+            model, added = table.get("model"), table.get("added_tokens") or []
+            vocabulary = model.get("vocab") if isinstance(model, dict) else None
             known: set[int]
             if isinstance(vocabulary, dict):
-                known = set(vocabulary.values())
+                known = {_id(tokenizer, found) for found in vocabulary.values()}
             elif isinstance(vocabulary, list):  # unigram: position is id
                 known = set(range(len(vocabulary)))
             else:
                 raise FileFormatError(tokenizer, None, "has no vocabulary in model.vocab")
-            special = {one["id"] for one in table.get("added_tokens") or []}
+            if not isinstance(added, list) or not all(isinstance(one, dict) for one in added):
+                raise FileFormatError(tokenizer, None, "added_tokens must be a list of objects")
+            special = {_id(tokenizer, one.get("id")) for one in added}
             ids = sorted(known - special)
         else:
             config = folder / "config.json"
             if not config.is_file():
                 raise FileFormatError(folder, None, "has neither tokenizer.json nor config.json")
             size = _json(config).get("vocab_size")
-            if not isinstance(size, int):
+            if not isinstance(size, int) or not 0 <= size <= _MOST_IDS:
                 raise FileFormatError(config, None, "has no vocab_size")
             ids = list(range(min(3, size), size))  # the first are special more often than not
         if len(ids) < 2:
@@ -66,9 +70,15 @@ class Vocabulary:
         return cls(np.array(ids, dtype=np.int64))
 
 
+def _id(path: Path, found: object) -> int:
+    if not isinstance(found, int) or not 0 <= found <= _MOST_IDS:
+        raise FileFormatError(path, None, f"a token's id is {found!r:.40}")
+    return found
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if not isinstance(found, dict):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ....workloads.parsing import parse_json
 from .errors import ModelError
 
 _INDEX = "model.safetensors.index.json"
@@ -71,7 +71,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _sharded(folder: Path, index: Path) -> dict[str, Path]:
     try:
-        told = json.loads(index.read_text("utf-8"))["weight_map"]
+        told = parse_json(index.read_text("utf-8"))["weight_map"]
         found = {str(name): folder / str(file) for name, file in told.items()}
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"{index} is no index of shards: {error}") from None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ....workloads.parsing import parse_json
 from .errors import ModelError
 
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "opt")
@@ -81,7 +81,7 @@ def read_fields(folder: Path) -> dict[str, Any]:
     """
     file = folder / "config.json"
     try:
-        fields = json.loads(file.read_text("utf-8"))
+        fields = parse_json(file.read_text("utf-8"))
     except FileNotFoundError:
         raise ModelError(f"{folder} is no model folder: it has no config.json") from None
     except (OSError, ValueError) as error:

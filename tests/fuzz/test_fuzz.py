@@ -1,0 +1,95 @@
+"""A few hundred broken versions of every kind of input; campaign.py tries as many as one likes."""
+
+import contextlib
+import importlib.util
+import sys
+from array import array
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+
+from slo_bench.harness.engines.over_http.chunks import unchunk
+from slo_bench.harness.engines.over_http.connection import MOST_BODY_BYTES, Connection
+from slo_bench.harness.engines.over_http.faults import Fault
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.parsing import parse_json, parse_toml
+from slo_bench.workloads.readers import read
+
+
+def _beside(name):
+    """A module of this folder; tests are no package, so it is loaded by its path."""
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+mutations, fuzz_targets = _beside("mutations"), _beside("targets")
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory):
+    return fuzz_targets.every_target(tmp_path_factory.mktemp("fuzz"))
+
+
+def test_the_good_files_are_accepted(targets):
+    for target in targets:
+        for good in target.seeds:
+            target.read(good)
+
+
+@settings(max_examples=15)
+@given(mutations.draws)
+def test_broken_files_are_refused_without_a_traceback(targets, drawn):
+    for target in targets:
+        if not target.slow:
+            with contextlib.suppress(SloBenchError):
+                target.read(mutations.edited(target.seeds[drawn[0] % len(target.seeds)], drawn))
+
+
+def test_a_report_of_a_broken_folder_is_refused_without_a_traceback(targets):
+    for target in targets:
+        if target.slow:
+            with contextlib.suppress(SloBenchError):
+                target.read(mutations.edited(target.seeds[0], b"\x07\x40\x00\x08\x0a"))
+
+
+@pytest.mark.parametrize("size", [b"-8", b"-4", b"+5", b"1_0", b"0x5", b" 5", b"", b"f" * 17])
+def test_a_chunk_size_is_hexadecimal_digits(size):
+    body = b"3\r\nabc\r\n" + size + b"\r\nabcde\r\n0\r\n\r\n"
+    found = unchunk([body], array("d", [0.0]))
+    assert found.problem
+    assert found.pieces == [b"abc"]
+
+
+def test_an_answer_without_end_is_broken_off(monkeypatch):
+    pool, wire = fuzz_targets._Pool(), fuzz_targets._Wire()
+    connection = Connection(pool)
+    connection.connection_made(wire)
+    exchange = fuzz_targets.Exchange(0, 0, 0.0, False)
+    connection.send(exchange)
+    connection.data_received(fuzz_targets._HEAD)
+    piece = b"x" * (8 << 20)
+    while not wire.closed:
+        connection.data_received(piece)
+        exchange.pieces.clear()  # this test needs no memory
+        assert exchange.body_bytes <= MOST_BODY_BYTES + len(piece)
+    assert exchange.fault is Fault.MALFORMED
+    assert "more than 256 MiB" in exchange.detail
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '"\ud800'])
+def test_what_parsers_cannot_take_is_no_json_and_no_toml(text):
+    with pytest.raises(ValueError, match=r"."):
+        parse_json(text)
+    with pytest.raises(ValueError, match=r"."):
+        parse_toml(f"a = {text}")
+
+
+def test_a_span_of_blocks_is_no_longer_than_the_prompt(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text("prompt_tokens,output_tokens,prefix_blocks\n8,1,0-99999999999\n")
+    with pytest.raises(SloBenchError, match="more blocks than its 8 prompt tokens"):
+        read(path)
