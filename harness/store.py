@@ -188,7 +188,8 @@ def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    unfinished = path.with_name(f".{path.name}{_UNFINISHED_SUFFIX}")
+    # Of this process alone: a worker whose run was killed may still write the same file.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
@@ -248,6 +249,8 @@ def open_run_folder(
     try:
         with _lock(path):
             known = path / "experiment.toml"
+            for leftover in path.glob(f".{known.name}.*{_UNFINISHED_SUFFIX}"):
+                leftover.unlink()  # of a run that was killed before it had said what it is
             if any(path.iterdir()):
                 if not resume:
                     raise SloBenchError(
@@ -279,7 +282,7 @@ def open_run_folder(
 
 def _clear(path: Path) -> None:
     for leftover in path.rglob(f".*{_UNFINISHED_SUFFIX}"):
-        leftover.unlink()
+        leftover.unlink(missing_ok=True)
 
 
 def _make(path: Path) -> bool:
@@ -378,11 +381,14 @@ def read_rows(path: Path) -> list[Row]:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if not table or "cell" not in table[0]:
         raise FileFormatError(path, 1, "has no column `cell`")
+    at = table[0].index("cell")
     for number, fields in enumerate(table, start=1):
         if len(fields) != len(table[0]):
             raise FileFormatError(
                 path, number, f"has {len(fields)} fields where the header has {len(table[0])}"
             )
+        if Path(fields[at]).name != fields[at] or "\0" in fields[at]:
+            raise FileFormatError(path, number, f"cell must be a plain name but is {fields[at]!r}")
     return [dict(zip(table[0], map(_value, fields), strict=True)) for fields in table[1:]]
 
 

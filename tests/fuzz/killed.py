@@ -1,0 +1,197 @@
+"""Kill -9 at random moments of sweeps and capacity searches, resume, and hold against a run that
+nobody disturbed.
+
+    python tests/fuzz/killed.py --kind sweep --moments 100
+    python tests/fuzz/killed.py --kind capacity --moments 100
+
+Each run is killed again and again, at moments drawn between its start and the time that a whole run
+takes, and resumed until one attempt reaches the end. Then every file but environment.json and the
+times of day must be, byte for byte, that of the undisturbed run; what was finished when it was
+killed must not have been run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from slo_bench import Experiment
+from slo_bench.harness.store import read_rows
+from slo_bench.tuner.capacity.folder import search_capacity
+from slo_bench.tuner.capacity.memory import FILE, Asked
+
+Attempt = Callable[[Path, bool], None]  # folder, resume
+
+
+def sweep(folder: Path, resume: bool) -> None:
+    """Twelve cells with records, one after the other."""
+    Experiment(systems=["vllm", "orca"], rates=[2, 4, 8], seeds=2, requests=150, records="csv").run(
+        folder, jobs=1, resume=resume
+    )
+
+
+def sweep_with_workers(folder: Path, resume: bool) -> None:
+    """The same in two worker processes, which outlive whoever is killed for a moment."""
+    Experiment(systems=["vllm", "orca"], rates=[2, 4, 8], seeds=2, requests=150, records="csv").run(
+        folder, jobs=2, resume=resume
+    )
+
+
+def capacity(folder: Path, resume: bool) -> None:
+    """A search of some twenty runs."""
+    experiment = Experiment(systems="vllm", requests=200, seeds=2, output_tokens="20")
+    asked = Asked(tolerance=0.3, targets=(0.9,), max_requests=6000)
+    search_capacity(experiment, folder, asked=asked, resume=resume)
+
+
+KINDS: dict[str, Attempt] = {
+    "sweep": sweep,
+    "workers": sweep_with_workers,
+    "capacity": capacity,
+}
+
+
+@dataclass
+class Outcome:
+    """What was done; `problems` is empty if all held."""
+
+    kills: int = 0
+    runs: int = 0
+    while_running: int = 0  # kills that found cells finished and others missing
+    problems: list[str] = field(default_factory=list)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    """All files, without what tells the time of day."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name != "environment.json":
+            found[name] = _timeless(path)
+    return found
+
+
+def _timeless(path: Path) -> bytes:
+    if path.name != FILE:
+        return path.read_bytes()
+
+    def strip(value: object) -> object:
+        if isinstance(value, dict):
+            return {k: strip(v) for k, v in value.items() if k != "wall_s"}
+        return [strip(one) for one in value] if isinstance(value, list) else value
+
+    return json.dumps(strip(json.loads(path.read_bytes()))).encode()
+
+
+def finished(folder: Path) -> dict[str, int]:
+    """The cells that count as finished, with the time their records were written."""
+    table = folder / "cells.csv"
+    cells = [str(row["cell"]) for row in read_rows(table)] if table.is_file() else []
+    files = {cell: folder / "requests" / f"{cell}.csv.gz" for cell in cells}
+    return {cell: path.stat().st_mtime_ns if path.is_file() else 0 for cell, path in files.items()}
+
+
+def _attempt(attempt: Attempt, folder: Path, resume: bool) -> int:
+    """A process of its own, by fork, so that nothing is imported again."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            os.setpgid(0, 0)
+            attempt(folder, resume)
+            code = 0
+        except BaseException as error:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        finally:
+            os._exit(code)
+    return child
+
+
+def _ended(child: int, after_s: float) -> int | None:
+    """The exit code, if it ends within that time; else it is killed."""
+    until_s = time.monotonic() + after_s
+    while time.monotonic() < until_s:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def disturb(kind: str, moments: int, folder: Path, seed: int = 0) -> Outcome:
+    """Kill at so many moments in all, over as many runs as that takes."""
+    rng, attempt, outcome = random.Random(seed), KINDS[kind], Outcome()
+    begin_s = time.monotonic()
+    code = _ended(_attempt(attempt, folder / "whole", False), 600)
+    whole_s = time.monotonic() - begin_s
+    if code != 0:
+        outcome.problems.append("the undisturbed run failed")
+        return outcome
+    expected = content(folder / "whole")
+    while outcome.kills < moments and not outcome.problems:
+        outcome.runs += 1
+        _one_run(folder / f"run-{outcome.runs}", attempt, moments, whole_s, rng, outcome)
+        if not outcome.problems:
+            outcome.problems += differing(expected, content(folder / f"run-{outcome.runs}"))
+    return outcome
+
+
+def _one_run(
+    run: Path, attempt: Attempt, moments: int, whole_s: float, rng: random.Random, outcome: Outcome
+) -> None:
+    kept: dict[str, int] = {}
+    for number in range(1000):
+        resume = (run / "experiment.toml").is_file()
+        patience_s = rng.uniform(0, whole_s) if outcome.kills < moments and number < 20 else 600
+        code = _ended(_attempt(attempt, run, resume), patience_s)
+        now = finished(run)
+        again = [name for name, written in kept.items() if now.get(name) != written]
+        if again:
+            outcome.problems.append(f"{run.name}: {again[0]} was finished and was run again")
+        kept = now
+        if code == 0:
+            return
+        if code is not None:
+            outcome.problems.append(f"{run.name}: attempt {number} failed with code {code}")
+            return
+        outcome.kills += 1
+        outcome.while_running += bool(now)
+
+
+def differing(expected: dict[str, bytes], found: dict[str, bytes]) -> list[str]:
+    """Files that are not as they should be."""
+    names = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
+    return [f"{name} differs from the undisturbed run's" for name in names]
+
+
+def main() -> int:
+    """See the module."""
+    asked = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    asked.add_argument("--kind", choices=sorted(KINDS), default="sweep")
+    asked.add_argument("--moments", type=int, default=100)
+    asked.add_argument("--seed", type=int, default=0)
+    options = asked.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = disturb(options.kind, options.moments, Path(folder), options.seed)
+    print(
+        f"{options.kind}: {found.kills} kills in {found.runs} runs, {found.while_running} of them "
+        f"with cells finished and others missing; {len(found.problems)} problems"
+    )
+    for problem in found.problems:
+        print(f"    {problem}")
+    return 1 if found.problems else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
