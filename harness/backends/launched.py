@@ -76,7 +76,13 @@ class LaunchedBackend:
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`."""
-        return spec.system, tuple(sorted(spec.knobs.items())), spec.placement, spec.instances
+        knobs = tuple(sorted(spec.knobs.items()))
+        return spec.system, knobs, spec.placement, spec.instances, self._through_gateway(spec)
+
+    def _through_gateway(self, spec: CellSpec) -> bool:
+        """Or does our client choose among the servers itself?"""
+        wanted = self._wanted(spec)
+        return wanted.gateway or router_by_name(spec.router or wanted.router).measures
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
         """See `Backend`: of a single cell, with other draws and no more requests than needed."""
@@ -101,7 +107,7 @@ class LaunchedBackend:
                 servers = wanted.start(stack, log, instances=spec.instances)
             device = environment(wanted.backend).device
             urls = [server.url for server in servers]
-            if wanted.gateway or router_by_name(spec.router or wanted.router).measures:
+            if self._through_gateway(spec):
                 urls = [stack.enter_context(serving_apart(wanted.behind(servers, spec.router)))]
             attached = Attached(
                 [Endpoint.parse(url) for url in urls],
@@ -176,7 +182,9 @@ class Launched:
         before = [server.metrics() for server in self.servers]
         tallies = [server.tally() for server in self.servers]
         begins = [_size(log) for log in self.step_logs]
-        measured = self.attached.measure_cell(spec, workload, folder, progress)
+        alone = len(self.attached.endpoints) == 1  # or a gateway, which has the router
+        seen = replace(spec, router=None) if alone else spec
+        measured = self.attached.measure_cell(seen, workload, folder, progress)
         self._write_meta(spec, folder, begins, before[0])
         try:
             after = [server.metrics() for server in self.servers]

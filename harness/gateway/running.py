@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from ...workloads.errors import SloBenchError
 from ..clusters.policy import ClusterPolicy, Routed
@@ -108,9 +108,21 @@ class Plan:
         return Split(prefill, decode, self.transfer)
 
 
+class Behind(Protocol):
+    """What can stand behind a gateway: a `Plan`, or models that come and go."""
+
+    def check(self) -> None:
+        """Refuse what cannot be served."""
+        ...
+
+    def made(self, say: Say) -> Serving:
+        """The servers."""
+        ...
+
+
 @contextlib.contextmanager
 def serving(
-    plan: Plan, *, host: str = "127.0.0.1", port: int = 0, say: Say = lambda line: None
+    plan: Behind, *, host: str = "127.0.0.1", port: int = 0, say: Say = lambda line: None
 ) -> Iterator[str]:
     """The address of a gateway that is up; leaving the block closes all its connections.
 
@@ -210,7 +222,7 @@ def serving_apart(plan: Plan) -> Iterator[str]:
 
 
 async def serve(
-    plan: Plan,
+    plan: Behind,
     *,
     host: str,
     port: int,
