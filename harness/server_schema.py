@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
@@ -19,7 +20,9 @@ class ServerSchema(BaseModel):
     `version` chooses among several that are installed; `args` go to the server as they are;
     `max_model_tokens` bounds prompt and answer together; a `step_log` is kept if asked for. With
     `validated` its levels are simulated afterwards, with step times fitted to that log.
-    `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them.
+    `kvcached` switches that library on in servers on GPUs. `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them.
+    `workers` are processes beside the engine `paged`, between which layers and heads move as
+    BanaServe decides; `moving` sets its thresholds.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -31,3 +34,6 @@ class ServerSchema(BaseModel):
     step_log: bool = False
     kv_transfer: Literal["files", "nixl"] = "files"
     validated: bool = False
+    kvcached: bool = False
+    workers: Annotated[int, Field(ge=0, le=64)] = 0
+    moving: Mapping[str, float] = {}

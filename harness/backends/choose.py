@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ...workloads.errors import SloBenchError
 from ..schema import ExperimentSchema
 from .attached import HttpBackend
 from .base import Backend
@@ -11,6 +12,8 @@ from .paged import PAGED, PagedBackend
 
 def backend_of(asked: ExperimentSchema) -> Backend:
     """The backend that measures the experiment's cells; not for simulated ones."""
+    if asked.backend != PAGED and asked.server.workers:
+        raise SloBenchError(f"server.workers go with backend paged, not with {asked.backend}")
     if asked.backend == "http":
         return HttpBackend(asked.client)
     if asked.backend == PAGED:

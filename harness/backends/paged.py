@@ -20,8 +20,10 @@ from ...workloads.errors import SloBenchError
 from ...workloads.request import Kind
 from ...workloads.workload import Workload
 from ..cells import CellSpec, configured, predicted_output_tokens
+from ..clusters.banaserve import BanaServe
 from ..core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ..core.state import RequestState
+from ..engines.instance import Instance
 from ..engines.over_http.prompts import PromptMaker
 from ..engines.over_http.tokenizer import Vocabulary
 from ..engines.paged.errors import need_torch
@@ -29,6 +31,7 @@ from ..engines.timed import Ran, TimedInstance, Told
 from ..executed import execute
 from ..logs import meta_path, profiling_cell
 from ..metrics import Hardware
+from ..migrating import Migrator, rule_of
 from ..oversize import fit
 from ..server_schema import ServerSchema
 from ..store import write_whole
@@ -39,6 +42,7 @@ from .matrix import check as check_system
 if TYPE_CHECKING:
     from ..engines.paged.build import Engine, Room
     from ..engines.paged.decoder import Decoder
+    from ..engines.paged.workers import Workers
 
 PAGED = "paged"  # as the matrix names it
 TINY = "tiny-llama"
@@ -68,6 +72,11 @@ class PagedBackend:
         if place.embedder is not None:
             raise SloBenchError("backend paged runs no embedder beside the language model")
         check_system(configured(spec.system, spec.knobs), PAGED)
+        rule_of(self.server.moving)
+        if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
+            raise SloBenchError("layers move between iterations, and static batches have none")
+        if self.server.workers and place.gpu != "cpu":
+            raise SloBenchError("server.workers compute on the CPU; leave gpu at cpu")
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`: the model is loaded once for all cells that are set up alike."""
@@ -85,11 +94,17 @@ class PagedBackend:
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Loaded]:
         """See `Backend`."""
         from ..engines.paged.load import load_decoder
+        from ..engines.paged.workers import Workers
 
         place = spec.placement
         model = model_folder(place.model)
         logged = self.server.step_log or self.server.validated
-        yield Loaded(load_decoder(model, place.gpu), model, logged)
+        decoder = load_decoder(model, place.gpu)
+        if not self.server.workers:
+            yield Loaded(decoder, model, logged)
+            return
+        with Workers(self.server.workers) as workers:
+            yield Loaded(decoder, model, logged, workers, rule_of(self.server.moving))
 
 
 def model_folder(model: str) -> Path:
@@ -104,11 +119,13 @@ def model_folder(model: str) -> Path:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory."""
+    """A model in memory. With `workers`, layers and heads move to them by `rule`."""
 
     decoder: Decoder
     folder: Path
     logged: bool = False  # keep a log of every step
+    workers: Workers | None = None
+    rule: BanaServe | None = None
     model: str = field(init=False)
     gpu: str = field(init=False)
     hardware: Hardware = field(init=False)
@@ -138,7 +155,7 @@ class Loaded:
         system = configured(spec.system, spec.knobs)
         cached = system.prefix_cache and workload.prefix_blocks is not None
         unit = workload.prefix_block_tokens if cached else 0
-        engine = Engine(self.decoder, self._room(spec, system.policy, unit))
+        engine = Engine(self.decoder, self._room(spec, system.policy, unit), self.workers)
         workload, rejected = fit(
             workload,
             self._most_tokens(engine, system.policy),
@@ -156,13 +173,33 @@ class Loaded:
             predictions=Guess(lambda r: int(lengths[r.id])),
             sample_s=max(workload.span_s, 1.0) / _SAMPLES,
         )
+        migrator = self._migrator(engine, instance)
         lines: list[str] = []
         if self.logged and isinstance(instance, TimedInstance):
             _log_steps(instance, lines)
         result = execute(workload, instance, rejected=rejected, progress=progress)
+        if migrator is not None:
+            log = "".join(f"{moved.line()}\n" for moved in migrator.history)
+            write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
         if self.logged:
             _keep_log(folder, spec, self, engine, lines)
         return Measured(result)
+
+    def _migrator(self, engine: Engine, instance: Instance) -> Migrator | None:
+        from ..engines.paged.execution import Execution
+
+        if engine.spread is None or self.rule is None or not isinstance(instance, TimedInstance):
+            return None
+        execution, ledger = instance.step_time, instance.ledger
+        assert isinstance(execution, Execution)
+        migrator = Migrator(
+            engine.spread,
+            lambda: ledger.total - ledger.free,
+            self.rule,
+            execution.clock.now_s,
+        )
+        execution.between = migrator.look
+        return migrator
 
     def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_tokens: int) -> Room:
         from ..engines.paged.build import Room, kv_blocks, swaps

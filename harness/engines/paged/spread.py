@@ -117,7 +117,7 @@ class Spread(Decoder):
         self._lent: dict[int, list[int]] = {}  # free blocks for parts of sequences, by worker
         self._split_up: set[Sequence] = set()
         self.moves: list[Move] = []
-        for rank in range(1, workers.count + 1):
+        for rank in workers.ranks:
             workers.ask(rank, "begin", decoder.config)
 
     def carrier(self, cache: list[Tensor]) -> Carrier:
@@ -197,6 +197,51 @@ class Spread(Decoder):
             decodes = Decodes(**fields)
         told = {**vars(batch), "slots": (rows * size + place.unsqueeze(1)).ravel()}
         return Batch(**{**told, "decodes": decodes})
+
+    # ---------------------------------------------------------------- who has what
+
+    def layers_at(self, rank: int) -> int:
+        """How many are there."""
+        return self._at.count(rank)
+
+    def movable(self, rank: int) -> list[int]:
+        """Layers there with all their heads."""
+        return [n for n, at in enumerate(self._at) if at == rank and n not in self._helped]
+
+    def helped_by(self, rank: int) -> dict[int, int]:
+        """KV heads that are there, by layer."""
+        return {n: heads for n, (helper, heads) in self._helped.items() if helper == rank}
+
+    def kv_bytes(self, blocks: int | None) -> int:
+        """Of so many blocks (None: all) of one layer."""
+        config, size = self.config, self._cache.block_tokens
+        each: int = 2 * config.kv_heads * config.head_dim * self.dtype.itemsize
+        count = self._cache.blocks if blocks is None else blocks
+        return count * size * each
+
+    def layer_bytes(self, blocks: int | None) -> list[int]:
+        """Weights of each layer and so many KV blocks of it."""
+        return [layer.weight_bytes + self.kv_bytes(blocks) for layer in self.weights.layers]
+
+    @property
+    def own_weight_bytes(self) -> int:
+        """Of what never moves: embeddings and head."""
+        own: int = self.weights.embed.nbytes
+        return own if self.config.tied else own + self.weights.head.nbytes
+
+    def held_bytes(self, rank: int, blocks: int) -> int:
+        """Weights, and so many KV blocks, that are there."""
+        every, kv = self.config.kv_heads, self.kv_bytes(blocks)
+        there = self.layer_bytes(blocks)
+        held = sum(there[n] for n, at in enumerate(self._at) if at == rank)
+        if rank == HERE:
+            away = sum(heads for _, heads in self._helped.values())
+            return held + self.own_weight_bytes - kv * away // every
+        return held + kv * sum(self.helped_by(rank).values()) // every
+
+    def busy_s(self) -> dict[int, float]:
+        """CPU seconds of each worker since it began."""
+        return {rank: self._workers.ask(rank, "busy_s") for rank in self._workers.ranks}
 
     # ---------------------------------------------------------------- moving
 

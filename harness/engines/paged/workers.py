@@ -66,6 +66,11 @@ class Workers:
                 process.wait()
         self._folder.cleanup()
 
+    @property
+    def ranks(self) -> range:
+        """Of all of them."""
+        return range(1, self.count + 1)
+
     def ask(self, rank: int, what: str, *arguments: Any) -> Any:
         """Call a method of `worker.Worker` there.
 
