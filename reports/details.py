@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from .read import KIND_COLUMN, RunFolder, read_requests, read_timeline
+from .mechanism import Mechanism, mechanism
+from .read import KIND_COLUMN, RunFolder, read_mechanism, read_requests, read_timeline
 
 Floats = NDArray[np.float64]
 
@@ -83,6 +84,8 @@ class LevelDetail:
     cost_low: float
     cost_high: float
     timeline: TimelineMeans
+    waits: dict[str, Distribution] = field(default_factory=dict)  # until the first batch, by role
+    mechanism: Mechanism = field(default_factory=Mechanism)
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,7 @@ class _Level:
     bounds: dict[str, Bound] = field(default_factory=dict)
     dollars: list[float] = field(default_factory=list)
     tokens_in_slo: list[float] = field(default_factory=list)
+    wait_s: dict[str, list[Floats]] = field(default_factory=dict)
 
     def add(self, requests: pd.DataFrame, hours: float, dollars_per_hour: float) -> None:
         met = requests["met"].to_numpy() == 1
@@ -118,6 +122,10 @@ class _Level:
         self.tpot_s.append(tpot_s[generates & ~(finished & np.isnan(tpot_s))])
         for cause, count in _causes(requests, ttft_s, tpot_s).items():
             self.missed[cause] += count
+        wait_s = (requests["scheduled_s"] - requests["arrival_s"]).to_numpy()
+        for role in sorted(set(requests["role"])):
+            of_role = (requests["role"] == role).to_numpy() & generates
+            self.wait_s.setdefault(str(role), []).append(wait_s[of_role])
         phases = _phases(requests)
         for is_met in (True, False):
             rows = phases[finished & (met == is_met)]
@@ -158,10 +166,11 @@ def level_details(runs: Sequence[RunFolder], cells: pd.DataFrame) -> Iterator[Le
         first = rows.iloc[0]
         timeline = read_timeline(runs[int(first["folder"])].path, str(first["cell"]))
         named = _Named(str(facet), str(series), float(str(rate)))
-        yield _finish(level, named, timeline_means(timeline))
+        told = read_mechanism(runs[int(first["folder"])].path, str(first["cell"]))
+        yield _finish(level, named, timeline_means(timeline), mechanism(told))
 
 
-def _finish(level: _Level, named: _Named, timeline: TimelineMeans) -> LevelDetail:
+def _finish(level: _Level, named: _Named, timeline: TimelineMeans, told: Mechanism) -> LevelDetail:
     per_cell = [
         dollars_per_million(dollars, tokens)
         for dollars, tokens in zip(level.dollars, level.tokens_in_slo, strict=True)
@@ -181,6 +190,8 @@ def _finish(level: _Level, named: _Named, timeline: TimelineMeans) -> LevelDetai
         cost_low=min(per_cell, default=float("inf")),
         cost_high=max(per_cell, default=float("inf")),
         timeline=timeline,
+        waits={role: distribution(np.concatenate(of)) for role, of in level.wait_s.items()},
+        mechanism=told,
     )
 
 

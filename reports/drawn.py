@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from . import capacity, figures
+from . import capacity, figures, mechanism
 from .details import Bound, LevelDetail
 from .figure import Figure, rate_key, rate_keys
 from .levels import has_slo, knee_rps, offered
@@ -120,6 +120,7 @@ def _at_one_rate(
         *(missed if slo else []),
         *(figures.over_time(details, names, c) for c in figures.STATES),
         *(_present(figures.classes(rows, names)) if slo else []),
+        *mechanism.figures(details, names),
     ]
 
 

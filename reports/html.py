@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 
 from ..workloads.errors import SloBenchError
-from . import capacity, levels_validated, published, sections, summary
+from . import capacity, levels_validated, published, sections, summary, sweeps
 from .details import LevelDetail, level_details
 from .drawn import Drawn, drawn, shared_bounds
 from .facets import facet_noun, facets_of
@@ -74,6 +74,7 @@ def _document(shown: _Shown) -> str:
     facets = [drawn(facet, cells, rows, shown.details, names, searched) for facet in known]
     validated = levels_validated.found_in(shown.runs, cells)
     scatters = levels_validated.scatters(validated, names)
+    swept = sweeps.figures(cells, rows)
     heading = sections.title(cells)
     first = capacity.answer(searched, cells)
     bounds = shared_bounds(shown.details)
@@ -90,10 +91,11 @@ def _document(shown: _Shown) -> str:
 <p class="answer">{first or summary.answer(cells, rows, names)}</p>
 {summary.summary(cells, rows, shown.details, names)}
 {summary.legend(cells)}
-{_contents(shown, beside, facets)}
+{_contents(shown, beside, facets, swept)}
 {beside}
 <noscript><div class="notice">The figures need JavaScript; the tables do not.</div></noscript>
 {capacity.table(searched, cells)}
+{_swept(cells, swept)}
 {_figures(shown, facets)}
 {levels_validated.section(validated, levels_validated.grid(scatters))}
 <section id="setup"><h2>Numbers and setup</h2>
@@ -106,15 +108,26 @@ def _document(shown: _Shown) -> str:
         "series": list(names),
         "origin": origin(cells),
         "facets": [{"rates": f.rates, "rate": f.rate, "series": f.series} for f in facets],
-        **as_json(*facets, always=scatters),
+        **as_json(*facets, always=[*scatters, *swept]),
     }
     return _page(f"{heading} – SLO report", body, data)
 
 
-def _contents(shown: _Shown, beside: str, facets: Sequence[Drawn]) -> str:
+def _swept(cells: pd.DataFrame, swept: Sequence[Figure]) -> str:
+    """What does not belong to one facet; empty where nothing of the kind was swept."""
+    if not swept:
+        return ""
+    return (
+        '<section id="sweeps"><h2>Across the sweep</h2><p class="lead">All settings together.</p>'
+        f"{_grid(cells, [swept])}</section>"
+    )
+
+
+def _contents(shown: _Shown, beside: str, facets: Sequence[Drawn], swept: Sequence[Figure]) -> str:
     several = offered(shown.cells) == "several rates"
     links = [
         *([("published", "Published and ours")] if beside else []),
+        *([("sweeps", "Across the sweep")] if swept else []),
         *([("facets", f"Every {facet_noun(shown.cells)}")] if len(facets) > 1 else []),
         ("load", "Against load" if several else "Side by side"),
         ("rate-section", "At one rate" if several else "In detail"),

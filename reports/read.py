@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 
 from ..workloads.errors import FileFormatError, SloBenchError
+from ..workloads.parsing import parse_json
 
 TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_time")
 """Columns of cells.csv that hold words. Sweep axes are kept as the words in the file, too."""
@@ -61,6 +62,11 @@ REQUEST_COLUMNS = (
 
 KIND_COLUMN = "kind"
 """1 for a request that embeds texts, and has no first token; runs without such lack the column."""
+
+OPTIONAL_COLUMNS: Mapping[str, float | str] = {KIND_COLUMN: 0.0, "role": ""}
+"""Only runs that need them have these; `role` is that of the instance that served."""
+
+MECHANISM_COLUMNS = ("time_s", "what", "of", "value")
 
 TIMELINE_COLUMNS = ("time_s", "waiting", "running", "kv_share")
 
@@ -120,17 +126,26 @@ def read_runs(paths: Sequence[Path]) -> list[RunFolder]:
 
 
 def read_requests(run_path: Path, cell: str) -> pd.DataFrame:
-    """The `REQUEST_COLUMNS` of one cell, and `KIND_COLUMN` (0 where the file has none): times in s,
-    NaN where the event never came or no bound.
+    """The `REQUEST_COLUMNS` of one cell, and `OPTIONAL_COLUMNS`, at these values where the file has
+    none: times in s, NaN where the event never came or no bound.
     """
-    columns = (*REQUEST_COLUMNS, KIND_COLUMN)
-    read = _read_detail(run_path / "requests", cell, columns, words=("outcome",))
-    return read if KIND_COLUMN in read else read.assign(**{KIND_COLUMN: 0.0})
+    columns = (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS)
+    read = _read_detail(run_path / "requests", cell, columns, words=("outcome", "role"))
+    missing = {c: value for c, value in OPTIONAL_COLUMNS.items() if c not in read}
+    return read.assign(**missing)
 
 
 def read_timeline(run_path: Path, cell: str) -> pd.DataFrame:
     """Queue, batch and KV use of one cell over time."""
     return _read_detail(run_path / "timelines", cell, TIMELINE_COLUMNS, words=())
+
+
+def read_mechanism(run_path: Path, cell: str) -> pd.DataFrame | None:
+    """What a cell tells of instances or models apart; None where it has nothing to tell."""
+    folder = run_path / "mechanism"
+    if not (folder / f"{cell}.csv.gz").is_file():
+        return None
+    return _read_detail(folder, cell, MECHANISM_COLUMNS, words=("what", "of"))
 
 
 def _read_detail(
@@ -139,8 +154,9 @@ def _read_detail(
     csv, parquet = folder / f"{cell}.csv.gz", folder / f"{cell}.parquet"
     path = parquet if parquet.is_file() else _existing(csv)
     try:
-        if KIND_COLUMN in columns and KIND_COLUMN not in _columns_in(path):
-            columns = tuple(c for c in columns if c != KIND_COLUMN)
+        if set(OPTIONAL_COLUMNS) & set(columns):
+            there = _columns_in(path)
+            columns = tuple(c for c in columns if c not in OPTIONAL_COLUMNS or c in there)
         if path == parquet:
             frame = pd.read_parquet(path, columns=list(columns))
         else:
@@ -209,7 +225,7 @@ def _refuse(path: Path, raw: pd.DataFrame, column: str, bad: pd.Series[bool], ru
 
 def _read_environment(path: Path) -> Mapping[str, Any]:
     try:
-        value = json.loads(_read_text(path))
+        value = parse_json(_read_text(path))
     except json.JSONDecodeError as error:
         raise FileFormatError(path, error.lineno, f"is not JSON: {error.msg}") from error
     if not isinstance(value, dict):

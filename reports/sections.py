@@ -204,7 +204,7 @@ def figure(drawn: Figure, cells: pd.DataFrame) -> str:
     return (
         f'<figure class="figure" id="figure-{drawn.id}" data-figure="{drawn.id}">'
         f"<figcaption><h3>{escape(drawn.title)}</h3>{badge(cells)}</figcaption>"
-        f'<div class="choices" role="group" aria-label="Percentile"></div>'
+        f'<div class="choices" role="group" aria-label="View"></div>'
         '<div class="legend" role="group" aria-label="Legend"></div><div class="plot"></div>'
         f'<p class="note">{escape(drawn.note)}</p>'
         "<details><summary>Numbers</summary></details>"

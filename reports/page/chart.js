@@ -159,8 +159,10 @@ class Chart {
   }
   current() {
     const view = this.views()[this.figure.picker === "rate" ? rate : this.view] || { series: [] };
-    return { ...view, lines: view.lines || [], series: view.series.filter((c) => !hidden.has(c.s)) };
+    return { ...view, lines: view.lines || [], series: view.series.filter((c) => view.names || !hidden.has(c.s)) };
   }
+  // Curves of a view that has names of its own are no series of the page.
+  name(s) { return (this.current().names || page.series)[s]; }
   draw() {
     this.width = this.plot.clientWidth;
     if (!this.width) return;
@@ -211,7 +213,11 @@ class Chart {
   drawLegend() {
     if (!this.legend) return;
     this.legend.replaceChildren();
-    const views = Object.values(this.views());
+    const views = Object.values(this.views()), own = this.current().names;
+    if (own) {
+      own.forEach((name, s) => { const key = html("span", "key", this.legend); seriesSwatch(key, s); html("span", "", key, name); });
+      return;
+    }
     if (this.figure.categories.length) {
       const kind = this.figure.palette;
       const occurs = (i) => views.some((v) => v.series.some((c) => c.parts[i] > 0));
@@ -240,7 +246,7 @@ class Chart {
     for (const name of heads) html("th", "", head, name).scope = "col";
     const add = (s, cells) => {
       const row = html("tr", "", body);
-      html("th", "", row, page.series[s]).scope = "row";
+      html("th", "", row, this.name(s)).scope = "row";
       for (const cell of cells) html("td", "", row, cell);
     };
     for (const c of this.current().series) {
@@ -331,7 +337,7 @@ function cursorLine(chart, image, box) {
 }
 function seriesRows(chart, found) {
   return found.sort((a, b) => b.y - a.y).slice(0, 14).map((f) => ({
-    swatch: (to) => seriesSwatch(to, f.s), label: page.series[f.s],
+    swatch: (to) => seriesSwatch(to, f.s), label: chart.name(f.s),
     value: say(chart.figure.y, f.y) + (f.lo !== undefined && f.lo !== null && f.hi > f.lo ? ` (${say(chart.figure.y, f.lo)} – ${say(chart.figure.y, f.hi)})` : ""),
   }));
 }
@@ -375,7 +381,7 @@ function hoverPoint(chart, image, view, x, y) {
     halo.setAttribute("cx", x.at(p.x)); halo.setAttribute("cy", y.at(p.y)); halo.setAttribute("visibility", "visible");
     const plain = (to) => html("span", "swatch", to);
     chart.show(x.at(p.x), y.at(p.y), p.label, [
-      { swatch: (to) => seriesSwatch(to, p.s), label: page.series[p.s], value: "" },
+      { swatch: (to) => seriesSwatch(to, p.s), label: chart.name(p.s), value: "" },
       { swatch: plain, label: chart.figure.x.label, value: say(chart.figure.x, p.x) },
       { swatch: plain, label: chart.figure.y.label, value: say(chart.figure.y, p.y) },
     ]);

@@ -1,0 +1,195 @@
+"""How a system brings its results about: instances and models apart, waits by role, activations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from .figure import Axis, Figure, View, rate_key
+
+if TYPE_CHECKING:
+    from .details import Distribution, LevelDetail
+
+Floats = NDArray[np.float64]
+
+MOST_FIGURES = 4
+"""Of a kind; the systems in which most happened have them."""
+
+MOST_CURVES = 8
+"""Instances or models in a figure: those that have most."""
+
+_POINTS = 96
+_MOVES = ("layers", "heads")
+_APART = {
+    "load": (
+        "Load of each instance",
+        "U = C / Cmax + M / Mmax as the orchestrator measures it. Vertical lines: layers or heads "
+        "have moved.",
+        Axis("load U", "number"),
+    ),
+    "requests": (
+        "Requests on each instance",
+        "Waiting and running. Vertical lines: layers or heads have moved.",
+        Axis("requests", "number"),
+    ),
+    "kv_gib": (
+        "KV memory of each model",
+        "All GPUs together.",
+        Axis("KV memory, GiB", "number"),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Of one cell: what each instance or model had over time, by what it is and whose; when
+    modules moved; how long activations took, in seconds.
+    """
+
+    apart: Mapping[str, Mapping[str, tuple[Floats, Floats]]] = field(default_factory=dict)
+    moved_s: tuple[float, ...] = ()
+    activation_s: tuple[float, ...] = ()
+
+
+def mechanism(told: pd.DataFrame | None) -> Mechanism:
+    """What a cell's file tells, over at most 96 equal spans of time; None: there is no file."""
+    if told is None:
+        return Mechanism()
+    end_s = float(told["time_s"].max()) or 1.0
+    apart: dict[str, dict[str, tuple[Floats, Floats]]] = {}
+    for what in _APART:
+        own = told[told["what"] == what]
+        if not own.empty:
+            apart[what] = {
+                str(of): _means(rows, end_s) for of, rows in own.groupby("of", observed=True)
+            }
+    moved = told.loc[told["what"].isin(_MOVES), "time_s"]
+    activations = told.loc[told["what"] == "activation", "value"]
+    return Mechanism(apart, tuple(moved.tolist()), tuple(activations.tolist()))
+
+
+def _means(rows: pd.DataFrame, end_s: float) -> tuple[Floats, Floats]:
+    """Means over equal spans. A value holds until the next sample, also over whole spans."""
+    edges = np.linspace(0.0, end_s, _POINTS + 1)
+    time_s, value = rows["time_s"].to_numpy(), rows["value"].to_numpy()
+    grid = np.unique(np.concatenate([time_s, edges]))
+    held = np.concatenate([[0.0], value])[np.searchsorted(time_s, grid[:-1], side="right")]
+    area = np.concatenate([[0.0], np.cumsum(held * np.diff(grid))])
+    at_edges = np.interp(edges, grid, area)
+    return (edges[:-1] + edges[1:]) / 2, np.diff(at_edges) / np.diff(edges)
+
+
+def figures(details: Sequence[LevelDetail], names: Sequence[str]) -> list[Figure]:
+    """The figures that the levels of one facet give; none where all are of one instance."""
+    found = [f for what in _APART for f in _each_over_time(details, names, what)]
+    for one in (_waits(details, names), _activations(details, names)):
+        if one is not None:
+            found.append(one)
+    return found
+
+
+def _each_over_time(
+    details: Sequence[LevelDetail], names: Sequence[str], what: str
+) -> list[Figure]:
+    """A figure a series, in which every instance or model has a curve."""
+    title, note, axis = _APART[what]
+    having: dict[str, list[LevelDetail]] = {}
+    for detail in details:
+        if what in detail.mechanism.apart:
+            having.setdefault(detail.series, []).append(detail)
+    busiest = sorted(
+        having, key=lambda s: (-sum(len(d.mechanism.moved_s) for d in having[s]), names.index(s))
+    )
+    return [
+        Figure(
+            id=f"each-{what.replace('_', '-')}-{names.index(series)}",
+            kind="lines",
+            title=f"{title}: {series}",
+            note=f"{note} One seed; means over equal spans of time; the {MOST_CURVES} with most.",
+            x=Axis("time since start, s", "number"),
+            y=axis,
+            views={rate_key(d.rate_rps): _apart_view(d, what) for d in having[series]},
+            picker="rate",
+            hover="interpolate",
+            markers=False,
+        )
+        for series in sorted(busiest[:MOST_FIGURES], key=names.index)
+    ]
+
+
+def _apart_view(detail: LevelDetail, what: str) -> View:
+    curves = detail.mechanism.apart[what]
+    most = sorted(curves, key=lambda of: (-float(curves[of][1].mean()), of))[:MOST_CURVES]
+    shown = sorted(most)
+    moved = [] if what == "kv_gib" else detail.mechanism.moved_s
+    return {
+        "names": shown,
+        "series": [
+            {"s": place, "x": curves[of][0].tolist(), "y": curves[of][1].tolist()}
+            for place, of in enumerate(shown)
+        ],
+        "lines": [{"axis": "x", "value": at_s, "label": ""} for at_s in moved],
+    }
+
+
+def _waits(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | None:
+    """The share of requests that began within a time, by the role of the instance that served."""
+    if not any(len(d.waits) > 1 for d in details):
+        return None
+    views: dict[str, View] = {}
+    for detail in sorted(details, key=lambda d: names.index(d.series)):
+        view = views.setdefault(rate_key(detail.rate_rps), {"names": [], "series": [], "lines": []})
+        for role, of in detail.waits.items():
+            if len(of.value_s):
+                view["series"].append(_curve(len(view["names"]), of))
+                view["names"].append(f"{detail.series}: {role}" if role else detail.series)
+    return Figure(
+        id="waits",
+        kind="lines",
+        title="Waiting time by role",
+        note="From arrival to the first batch, all seeds together, over the requests that ended "
+        "on an instance of that role; a curve that ends below 100 % never served the rest.",
+        x=Axis("wait", "seconds", scale="log"),
+        y=Axis("requests within", "percent", top=1.0),
+        views=views,
+        picker="rate",
+        hover="interpolate",
+        markers=False,
+    )
+
+
+def _activations(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure | None:
+    """The share of activations that took no longer than a time."""
+    views: dict[str, View] = {}
+    for detail in details:
+        took_s = np.sort(np.array(detail.mechanism.activation_s))
+        if len(took_s):
+            share = np.arange(1, len(took_s) + 1) / len(took_s)
+            view = views.setdefault(rate_key(detail.rate_rps), {"series": [], "lines": []})
+            curve = {"s": names.index(detail.series), "x": took_s.tolist(), "y": share.tolist()}
+            view["series"].append(curve)
+    if not views:
+        return None
+    return Figure(
+        id="activations",
+        kind="lines",
+        title="Activation times",
+        note="From the decision until the model serves, one seed; loads over the same host link "
+        "follow each other.",
+        x=Axis("until it serves", "seconds", scale="log"),
+        y=Axis("activations within", "percent", top=1.0),
+        views=views,
+        picker="rate",
+        hover="interpolate",
+        markers=False,
+    )
+
+
+def _curve(place: int, of: Distribution) -> View:
+    """Waits of nothing at all cannot stand on a logarithmic axis: they are shown at 0.1 ms."""
+    return {"s": place, "x": np.maximum(of.value_s, 1e-4).tolist(), "y": of.share.tolist()}

@@ -1,0 +1,111 @@
+"""Instances and models apart, waits by role, sweeps of GPUs: what is drawn, and what is not."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from slo_bench.reports import mechanism as of_mechanism
+from slo_bench.reports import sweeps
+from slo_bench.reports.details import level_details
+from slo_bench.reports.html import write_report
+from slo_bench.reports.levels import combine, levels, series_names
+from slo_bench.reports.mechanism import MOST_CURVES, mechanism
+from slo_bench.reports.read import read_runs
+
+
+def told(*rows: tuple[float, str, str, float]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=["time_s", "what", "of", "value"])
+
+
+def test_a_value_holds_until_the_next():
+    found = mechanism(
+        told((0.0, "load", "a", 1.0), (48.0, "load", "a", 3.0), (96.0, "load", "a", 0.0))
+    )
+    time_s, value = found.apart["load"]["a"]
+    assert len(time_s) == 96
+    assert np.diff(time_s) == pytest.approx(1.0)
+    assert value[:48] == pytest.approx(1.0)
+    assert value[48:] == pytest.approx(3.0)
+
+
+def test_moves_and_activations():
+    found = mechanism(
+        told(
+            (1.0, "layers", "prefill 0 to decode 1", 7.0),
+            (2.0, "heads", "decode 1 to prefill 0", 2.0),
+            (3.0, "activation", "m#1", 0.7),
+        )
+    )
+    assert found.moved_s == (1.0, 2.0)
+    assert found.activation_s == (0.7,)
+    assert not found.apart
+    assert mechanism(None) == of_mechanism.Mechanism()
+
+
+@pytest.fixture
+def cluster_run(make_run):
+    """Two systems; the first has roles and instances apart, the second has neither."""
+    folder = make_run(systems=("ascendra", "vllm"), rates=(1.0, 3.0), seeds=1)
+    (folder / "mechanism").mkdir()
+    cells = pd.read_csv(folder / "cells.csv", dtype={"cell": str})
+    for cell in cells.loc[cells["system"] == "ascendra", "cell"]:
+        path = folder / f"requests/{cell}.csv.gz"
+        requests = pd.read_csv(path)
+        requests.assign(role=np.where(requests["id"] % 3, "lp", "hp")).to_csv(path, index=False)
+        rows = [
+            (float(t), "requests", f"lp {k}", float(k)) for k in range(10) for t in range(0, 50, 5)
+        ]
+        told(*rows, (7.0, "layers", "a to b", 3.0)).to_csv(
+            folder / f"mechanism/{cell}.csv.gz", index=False
+        )
+    return folder
+
+
+def test_figures_of_a_cluster(cluster_run, tmp_path):
+    runs = read_runs([cluster_run])
+    cells = combine(runs)
+    names = series_names(cells)
+    details = list(level_details(runs, cells))
+    found = {figure.id: figure for figure in of_mechanism.figures(details, names)}
+    assert set(found) == {f"each-requests-{names.index('ascendra')}", "waits"}
+    each = found[f"each-requests-{names.index('ascendra')}"]
+    assert set(each.views) == {"1", "3"}
+    view = each.views["1"]
+    assert len(view["series"]) == len(view["names"]) == MOST_CURVES
+    assert "lp 9" in view["names"]
+    assert "lp 0" not in view["names"]
+    assert [line["value"] for line in view["lines"]] == [7.0]
+    waits = found["waits"].views["1"]
+    assert waits["names"] == (
+        ["ascendra: hp", "ascendra: lp", "vllm"]
+        if names.index("ascendra") < names.index("vllm")
+        else ["vllm", "ascendra: hp", "ascendra: lp"]
+    )
+    page = write_report([cluster_run], tmp_path / "out.html").read_text()
+    assert "Waiting time by role" in page
+
+
+def test_without_roles_nothing_is_drawn(make_run):
+    runs = read_runs([make_run()])
+    cells = combine(runs)
+    assert of_mechanism.figures(list(level_details(runs, cells)), series_names(cells)) == []
+    assert sweeps.figures(cells, levels(cells)) == []
+
+
+def test_a_sweep_of_gpus(make_run):
+    folder = make_run(rates=(4.0,), axes={"slo_scale": ["5", "10", "20"]})
+    cells = pd.read_csv(folder / "cells.csv", dtype={"cell": str})
+    scale = cells["slo_scale"].astype(float)
+    cells["attainment"] = np.where(cells["system"] == "orca", 0.5, 0.9 + scale / 200)
+    cells.to_csv(folder / "cells.csv", index=False)
+    shown = combine(read_runs([folder]))
+    (figure,) = sweeps.figures(shown, levels(shown))
+    assert figure.id == "sweep-slo-scale"
+    view = figure.views["only"]
+    by_name = {view["names"][curve["s"]]: curve for curve in view["series"]}
+    assert by_name["vllm"]["x"] == [5.0, 10.0, 20.0]
+    assert by_name["vllm"]["y"] == pytest.approx([0.925, 0.95, 1.0])
+    assert "vllm: 20" in figure.note
+    assert "orca: none" in figure.note
