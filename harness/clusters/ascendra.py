@@ -21,7 +21,7 @@ from ..engines.release import Release
 from ..policies.ascendra import AscendraLp
 from ..policies.ascendra_hp import AscendraHp
 from .policy import DROP, ClusterPolicy, Instead, Role, View
-from .routers import load
+from .routers import least_loaded
 from .site import Site
 
 LP, HP = "lp", "hp"
@@ -129,11 +129,11 @@ class Ascendra(ClusterPolicy):
         hps = groups.all[lp.number // self.n_lp].hp or cluster.role(HP)
         if not hps:
             return DROP
-        return min(hps, key=lambda site: (site.view.n_waiting + len(site.inbox), site.index))
+        return min(hps, key=lambda site: (site.queue, site.index))
 
     def _anywhere(self, cluster: View) -> Site | Instead:
         there = cluster.role(LP) or cluster.role(HP)
-        return min(there, key=lambda site: (load(site), site.index)) if there else DROP
+        return least_loaded(there) if there else DROP
 
     def _groups(self, cluster: View) -> Groups:
         groups: Groups = cluster.state

@@ -11,17 +11,9 @@ from .routers import Router
 class _Server:
     """A server as a router sees it."""
 
-    inbox: tuple[()] = ()
-    stalled: tuple[()] = ()
-    n_waiting = n_resident = 0
-
     def __init__(self, index: int) -> None:
         self.index = index
-        self.n_running = 0
-
-    @property
-    def view(self) -> _Server:
-        return self
+        self.n_requests = 0
 
 
 class Balanced:
@@ -43,16 +35,16 @@ class Balanced:
     def choose(self, r: RequestState) -> int:
         """The index of the server that gets the request; one must be up."""
         server = self._router(r, self._up)
-        server.n_running += 1
+        server.n_requests += 1
         return server.index
 
     def ended(self, endpoint: int) -> None:
         """One of its requests has ended."""
-        self._servers[endpoint].n_running -= 1
+        self._servers[endpoint].n_requests -= 1
 
     def in_flight(self, endpoint: int) -> int:
         """Its requests that have not ended."""
-        return self._servers[endpoint].n_running
+        return self._servers[endpoint].n_requests
 
     def leave(self, endpoint: int) -> None:
         """It is down: choose it no longer."""

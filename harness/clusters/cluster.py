@@ -34,10 +34,11 @@ from .policy import (
     overrides,
 )
 from .recorder import Recorder
-from .routers import load
+from .routers import least_loaded
 from .site import Island, Site, islands
 
 Progress = Callable[[int, float], None]
+_TOGETHER = 1024  # ended requests that are recorded at once
 _FRUITLESS = 10_000  # reviews in a row after which nobody waits for another
 
 
@@ -70,6 +71,7 @@ class Cluster:
         self._recorder = recorder
         self._failures = failures
         self._progress = progress
+        self._joined: list[tuple[Site, Site]] = []  # compute for each other
         self._islands = islands(sites)
         self._roles: dict[str, list[Site]] = {}
         self._held: dict[RequestState, None] = {}
@@ -83,7 +85,7 @@ class Cluster:
         self._tells = self._hands_over or overrides(policy, "emptied")
         self._steps_seen = self._fruitless = 0
         for site in sites:
-            site.brought_by(self._bring)
+            site.run_by(self)
             site.instance.tells_ends = self._tells
             site.instance.tells_begun = overrides(policy, "emptied")
 
@@ -123,7 +125,7 @@ class Cluster:
         once. It holds its blocks at `source` until the transfer ends. `copied_tokens` of its KV
         are there already.
         """
-        self._bring(source)
+        self.bring(source)
         source.movable.take_out(r)
         self._note(source.island)
         if r in source.movable.parked:
@@ -133,21 +135,25 @@ class Cluster:
 
     def unite(self, one: Site, other: Site) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
-        island, gone = one.island, other.island
-        if island is gone:
-            return
-        for site in (one, other):
-            self._bring(site)
-        island.sites = sorted([*island.sites, *gone.sites], key=lambda site: site.index)
-        for site in gone.sites:
-            site.island = island
-        self._islands.remove(gone)
-        gone.gives_back_s = -1.0  # what the heap says of it is stale
-        self._note(island)
+        if (one, other) not in self._joined:
+            self._regroup([*self._joined, (one, other)])
+
+    def separate(self, one: Site, other: Site) -> None:
+        """They were united, and compute for each other no longer."""
+        self._regroup([pair for pair in self._joined if pair != (one, other)])
+
+    def _regroup(self, joined: list[tuple[Site, Site]]) -> None:
+        for site in self.sites:
+            self.bring(site)
+        self._emitters.clear()
+        self._joined = joined
+        self._islands = islands(self.sites, joined)
+        for island in self._islands:
+            self._note(island)
 
     def reconsider(self, site: Site) -> None:
         """What `site` can hold has changed: its policy is asked again, and those who are parked."""
-        self._bring(site)
+        self.bring(site)
         site.movable.reconsider()
         self._note(site.island)
         self._ask_parked()
@@ -174,7 +180,7 @@ class Cluster:
 
         An iteration that is under way is the last, and ends first.
         """
-        self._bring(site)
+        self.bring(site)
         self.stop(site)
         self._collect(site)
         lost = site.movable.lose_all()
@@ -212,6 +218,7 @@ class Cluster:
             self._run_together()
         for site in self.sites:
             self._collect(site)
+            self._record(site)
         self._recorder.cancelled(self._arrivals.cancelled)
 
     def _apart(self) -> bool:
@@ -240,6 +247,7 @@ class Cluster:
             for site in sites:
                 site.instance.run(horizon_s, False)
                 self._collect(site)
+                self._record(site)
             if horizon_s == INF:
                 return
 
@@ -248,10 +256,12 @@ class Cluster:
         steps = 0
         if self._policy.review_s < INF:
             self.at(self._policy.review_s, self._review)
+        arrival_s = arrivals.next_s()
         while True:
-            arrival_s = arrivals.next_s()
+            if self._closed:
+                arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
-            until_s = min(arrival_s, event_s)
+            until_s = arrival_s if arrival_s < event_s else event_s
             first = self._first_emitter()
             if first is not None and first.gives_back_s < until_s:
                 first_s = heappop(self._emitters)[0]
@@ -273,12 +283,14 @@ class Cluster:
                 heappop(events)[2]()
             else:
                 self.now_s = arrival_s
-                self._arrived(arrivals.pop())
+                r = arrivals.pop()
+                arrival_s = arrivals.next_s()
+                self._arrived(r)
             steps += 1
             if steps % 4096 == 0:
                 for site in self.sites:  # else those that nobody looks at hoard requests
-                    self._bring(site)
-                self._report(self.now_s)
+                    self.bring(site)
+                    self._record(site)
 
     def _nobody_left(self) -> None:
         left = [*self._held, *self._parked]
@@ -302,38 +314,46 @@ class Cluster:
 
     def _note(self, island: Island) -> None:
         """Something changed there: ask anew when it may give a request back."""
-        if len(island.sites) == 1:
-            gives_back_s = island.sites[0].instance.gives_back_s()
+        sites = island.sites
+        if len(sites) == 1:
+            sites[0].steady_s = -1.0
+            gives_back_s = sites[0].instance.gives_back_s()
         else:
-            gives_back_s = min(site.instance.gives_back_s() for site in island.sites)
+            for site in sites:
+                site.steady_s = -1.0
+            gives_back_s = min(site.instance.gives_back_s() for site in sites)
         if gives_back_s != island.gives_back_s:
             island.gives_back_s = gives_back_s
             if gives_back_s < INF:
                 heappush(self._emitters, (gives_back_s, island.index, island))
 
-    def _bring(self, site: Site) -> None:
+    def bring(self, site: Site) -> None:
         """Up to the present: who is asked about then gives nothing back before it.
 
         Who came while an iteration is under way is let in, as if that were over.
         """
-        instance = site.instance
-        if site.seen_s < self.now_s:
-            site.seen_s = self.now_s
+        instance, island, now_s = site.instance, site.island, self.now_s
+        if site.seen_s < now_s:
+            site.seen_s = now_s
             # What ends later than now interrupts; those that share devices then still lag behind.
-            while any(one.instance.ready_s() < self.now_s for one in site.island.sites):
-                self._advance(site.island, self.now_s)
+            if len(island.sites) == 1:
+                while instance.ready_s() < now_s:
+                    self._advance(island, now_s)
+            else:
+                while any(one.instance.ready_s() < now_s for one in island.sites):
+                    self._advance(island, now_s)
         if instance.inbox:
-            instance.run(self.now_s, True)
+            instance.run(now_s, True)
             if instance.outbox:
                 self._collect(site)
-            self._note(site.island)
+            self._note(island)
 
     def _advance(self, island: Island, horizon_s: float) -> None:
         """Run until the horizon, or until a request is given back."""
         if len(island.sites) == 1:
             site = island.sites[0]
             site.instance.run(horizon_s, True)
-            if site.instance.outbox or len(site.instance.finished) >= 1024:
+            if site.instance.outbox:
                 self._collect(site)
         else:
             self._take_turns(island.sites, horizon_s)
@@ -356,13 +376,25 @@ class Cluster:
             instance = sites[at].instance
             instance.run(upto_s, True)
             parked = parked + 1 if instance.now_s == upto_s and not instance.idle else 0
-            if instance.outbox or len(instance.finished) >= 1024:
-                told = bool(instance.outbox)
+            if instance.outbox:
                 self._collect(sites[at])
-                if told:
-                    return
+                return
 
     def _collect(self, site: Site) -> None:
+        """Hear what the instance tells."""
+        instance = site.instance
+        for release in instance.outbox:
+            r, why, _ = release
+            if why is Why.FINISH and r.notify:
+                self._arrivals.ended(r.id, r.finish_s, answered=True)
+            if self._tells or why not in (Why.FINISH, Why.BEGUN):
+                self._heard(release, site)
+        instance.outbox.clear()
+        if len(instance.finished) >= _TOGETHER:
+            self._record(site)
+
+    def _record(self, site: Site) -> None:
+        """Write down who has ended there."""
         instance = site.instance
         eventful = bool(
             self._closed
@@ -371,28 +403,20 @@ class Cluster:
             or instance.ledger.unit_tokens
         )
         self._recorder.finished(instance.finished, instance.index, eventful=eventful)
-        for r in instance.finished:
-            if r.notify:
-                self._arrivals.ended(r.id, r.finish_s, answered=True)
         instance.finished.clear()
-        for release in instance.outbox:
-            if release.why not in (Why.FINISH, Why.BEGUN) or self._tells:
-                self._heard(release, site)
-        instance.outbox.clear()
         self._report(instance.now_s)
 
     def _heard(self, release: Release, site: Site) -> None:
         if self._is_apart:
             self._gone(release)
         else:
-            version = release.request.version
-            self.at(release.time_s, lambda: self._told(release, site, version))
+            self.at(release.time_s, partial(self._told, release, site, release.request.version))
 
     # ---------------------------------------------------------------- requests between instances
 
     def _arrived(self, r: RequestState) -> None:
         if r.texts and self._embedders:
-            self.send(r, min(self._embedders, key=lambda site: (load(site), site.index)))
+            self.send(r, least_loaded(self._embedders))
         else:
             self._sent(r, self._policy.dispatch(r, self))
 
@@ -406,11 +430,10 @@ class Cluster:
             self._given_back(release)
         elif why in (Why.DROP, Why.REJECT):
             self._gone(release)
-        if self._tells:
-            if why is Why.FINISH:
-                self._ask_parked()
-            if site.role != EMBEDS:
-                self._emptied(site)
+        if self._parked and why is Why.FINISH:
+            self._ask_parked()
+        if self._held and site.role != EMBEDS:
+            self._emptied(site)
 
     def _ask_parked(self) -> None:
         """Hand over, in the order of prefill; who has to wait holds up those behind."""
@@ -481,7 +504,7 @@ class Cluster:
             self._enters(r, target)
 
     def _leave(self, r: RequestState, source: Site) -> None:
-        self._bring(source)
+        self.bring(source)
         source.movable.let_go_of(r)
         self._note(source.island)
 
@@ -499,19 +522,23 @@ class Cluster:
 
     def _review(self) -> None:
         """Ask for actions, and again later while anybody is here or to come."""
-        for site in self.sites:
-            self._bring(site)
         for action in self._policy.review(self):
             action.carry_out(self)
         alone = not self._events and self._arrivals.next_s() == INF
-        busy = any(site.instance.inbox or not site.instance.idle for site in self.sites)
-        if alone and not (busy or self._held or self._parked):
+        if alone and not self._goes_on():
             return
-        steps = sum(site.instance.measures.steps for site in self.sites)
-        self._fruitless = self._fruitless + 1 if alone and steps == self._steps_seen else 0
-        self._steps_seen = steps
         if self._fruitless < _FRUITLESS:
             self.at(self.now_s + self._policy.review_s, self._review)
+
+    def _goes_on(self) -> bool:
+        """Is anybody here? Counts reviews between which nothing happened."""
+        for site in self.sites:
+            self.bring(site)
+        steps = sum(site.instance.measures.steps for site in self.sites)
+        self._fruitless = self._fruitless + 1 if steps == self._steps_seen else 0
+        self._steps_seen = steps
+        busy = any(site.instance.inbox or not site.instance.idle for site in self.sites)
+        return bool(busy or self._held or self._parked)
 
     def _fail_later(self, failure: Failure) -> None:
         for site in self.sites:

@@ -83,8 +83,8 @@ class Llumnix(ClusterPolicy):
 
 def freeness(site: Site) -> float:
     """F of §4.4.1, in iterations."""
-    free_tokens = site.view.free_blocks * site.instance.ledger.block_tokens
-    return (free_tokens - waiting_tokens(site)) / max(1, site.view.n_running)
+    free_tokens = site.free_blocks * site.instance.ledger.block_tokens
+    return (free_tokens - waiting_tokens(site)) / max(1, site.roster.n_running)
 
 
 def _shortest(site: Site) -> RequestState | None:

@@ -15,7 +15,7 @@ from ..core.policy import AnyPolicy, knob
 from ..core.state import RequestState
 from ..core.store_ledger import StoreLedger, Units
 from .policy import HOLD, Instead, Role, View
-from .routers import PrefixAware, load
+from .routers import PrefixAware, least_loaded
 from .shelf import Shelf
 from .site import Site
 from .split import PREFILL, Apart
@@ -98,12 +98,12 @@ class MemServe(Apart):
         sites = cluster.role(PREFILL)
         if not sites:
             return HOLD
-        loads = [load(site) for site in sites]
+        loads = [site.n_requests for site in sites]
         low, high = min(loads), max(loads)
         apart = high - low > PrefixAware.APART_REQUESTS and high > PrefixAware.APART_RATIO * low
         cached = [_cached_tokens(r, site) for site in sites]
         if apart or max(cached) <= PrefixAware.MATCH_SHARE * r.prompt_tokens:
-            return min(sites, key=lambda s: (load(s), s.index))
+            return least_loaded(sites)
         return sites[cached.index(max(cached))]
 
 

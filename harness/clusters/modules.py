@@ -209,7 +209,7 @@ class Modules:
         lent = self.lent.get(owner.index)
         hosted = lent.hosted_blocks if lent else 0
         longest = host.instance.ledger.blocks(host.placement.model.context_tokens) + 1
-        room = min(_OFFERED * host.view.free_blocks, host.instance.ledger.total - longest) + hosted
+        room = min(_OFFERED * host.free_blocks, host.instance.ledger.total - longest) + hosted
         total = min(total, math.floor((room - weights) / share))
         if total < max(least, _used(owner)):
             return None
@@ -249,6 +249,7 @@ class Modules:
             self.lent[owner.index] = self.hosted[host.index] = lent
         ledger = host.instance.ledger
         ledger.resize(ledger.total - (blocks.hosted - lent.hosted_blocks))
+        host.steady_s = -1.0  # its blocks end sooner
         lent.hosted_blocks = blocks.hosted
 
     def _settle(
@@ -261,6 +262,7 @@ class Modules:
         cluster: Cluster,
     ) -> None:
         """Owner and host synchronise and go on with the modules where they are now."""
+        cluster.bring(owner)  # what it has computed until now took as long as it did
         total = blocks.owner_total if blocks else self.own_blocks[owner.index]
         if _used(owner) > total:
             again_s = cluster.now_s + _AGAIN_S
@@ -273,6 +275,7 @@ class Modules:
             del self.lent[owner.index], self.hosted[host.index]
             host.instance.ledger.resize(host.instance.ledger.total + lent.hosted_blocks)
             owner.movable.compute_by(owner.step_time)
+            cluster.separate(owner, host)
         else:
             cluster.unite(owner, host)
             over = _network(cluster).network.spec
@@ -309,7 +312,7 @@ def _share(site: Site, module: Module, units: int) -> float:
 
 
 def _used(site: Site) -> int:
-    return site.instance.ledger.total - site.view.free_blocks
+    return site.instance.ledger.total - site.free_blocks
 
 
 def _weight_bytes(site: Site, module: Module, units: int) -> int:

@@ -13,7 +13,7 @@ from ...predictors.placement import Placement
 from ..core.ledger import BlockLedger
 from ..core.policy import knob
 from ..core.state import RequestState
-from .loads import queued_tokens, s_per_token
+from .loads import queued_tokens
 from .policy import HOLD, REJECT, Instead, View
 from .shelf import Shelf
 from .site import Site
@@ -52,7 +52,7 @@ class Mooncake(Apart):
 
 def estimated_ttft_s(r: RequestState, site: Site) -> float:
     """Queue, then loading or computing, whichever is longer: they run side by side."""
-    queue_s = queued_tokens(site) * s_per_token(site)
+    queue_s = queued_tokens(site) * site.sizes.s_per_token
     ledger = site.instance.ledger
     cached, load_s = 0, 0.0
     if ledger.unit_tokens:

@@ -23,10 +23,6 @@ class RealSite:
     An answer that is not streamed has its first byte at its end.
     """
 
-    inbox: tuple[()] = ()
-    stalled: tuple[()] = ()
-    n_resident = 0
-
     def __init__(self, index: int, role: str, fastest: Fastest) -> None:
         self.index = self.number = index
         self.meter = Meter(fastest)
@@ -39,9 +35,9 @@ class RealSite:
         return f"<{self.role} server {self.index}>"
 
     @property
-    def view(self) -> RealSite:
-        """Itself: all that is known."""
-        return self
+    def n_requests(self) -> int:
+        """Requests that have not ended."""
+        return len(self._waiting) + len(self._running)
 
     @property
     def n_waiting(self) -> int:

@@ -2,31 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from ...workloads.errors import UnknownNameError
 from ..core.state import RequestState
 from .load_aware import LoadAware
-
-
-class Counts(Protocol):
-    """Who is on a target, by where they stand."""
-
-    @property
-    def n_waiting(self) -> int:
-        """Requests that wait for prefill."""
-        ...
-
-    @property
-    def n_resident(self) -> int:
-        """Requests whose KV exists elsewhere."""
-        ...
-
-    @property
-    def n_running(self) -> int:
-        """Requests in the batch."""
-        ...
 
 
 class Target(Protocol):
@@ -38,18 +19,8 @@ class Target(Protocol):
         ...
 
     @property
-    def inbox(self) -> Sized:
-        """Requests on their way to it."""
-        ...
-
-    @property
-    def stalled(self) -> Sized:
-        """Requests that sit out."""
-        ...
-
-    @property
-    def view(self) -> Counts:
-        """All others."""
+    def n_requests(self) -> int:
+        """Requests on their way to it, waiting at it, or running on it."""
         ...
 
 
@@ -69,15 +40,14 @@ class Router(Protocol):
         ...
 
 
-def load(target: Target) -> int:
-    """Requests on their way to, waiting at, or running on an instance."""
-    view = target.view
-    held_back = view.n_waiting + view.n_resident + len(target.stalled)
-    return len(target.inbox) + held_back + view.n_running
-
-
-def _least_loaded(instances: Sequence[T]) -> T:
-    return min(instances, key=lambda i: (load(i), i.index))
+def least_loaded(instances: Sequence[T]) -> T:
+    """The one with the fewest requests, of equals the first; there must be one."""
+    best, fewest = instances[0], instances[0].n_requests
+    for other in instances[1:]:
+        n = other.n_requests
+        if n < fewest or (n == fewest and other.index < best.index):
+            best, fewest = other, n
+    return best
 
 
 class RoundRobin:
@@ -102,7 +72,7 @@ class LeastLoaded:
     measures = False
 
     def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
-        return _least_loaded(instances)
+        return least_loaded(instances)
 
 
 class PrefixAware:
@@ -136,17 +106,17 @@ class PrefixAware:
         return chosen
 
     def _choose(self, r: RequestState, instances: Sequence[T]) -> T:
-        loads = [load(i) for i in instances]
+        loads = [i.n_requests for i in instances]
         low, high = min(loads), max(loads)
         if high - low > self.APART_REQUESTS and high > self.APART_RATIO * low:
-            return _least_loaded(instances)
+            return least_loaded(instances)
         best, longest = instances[0], 0
         for instance in instances:
             matched = self._matched(r, instance.index)
             if matched > longest:
                 best, longest = instance, matched
         if longest <= self.MATCH_SHARE * len(r.prefix_blocks):
-            return _least_loaded(instances)
+            return least_loaded(instances)
         return best
 
     def _matched(self, r: RequestState, index: int) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from ...predictors.placement import Placement
 from ...predictors.roofline import StepTime
@@ -15,6 +16,40 @@ from ..engines.simulated import SimulatedInstance
 from ..engines.view import LoopView
 from .loads import compute_use, estimated, memory_use
 
+_FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Constants of an instance: compute time of a token where the GPU's arithmetic is the limit,
+    and bytes on each GPU.
+    """
+
+    s_per_token: float
+    weight_bytes: int
+    block_bytes: int
+    usable_bytes: int
+
+
+class Clock(Protocol):
+    """Whoever lets instances run."""
+
+    now_s: float
+
+    def bring(self, site: Site) -> None:
+        """Let the instance run up to the present."""
+        ...
+
+
+@dataclass
+class Present:
+    """A clock that stands still: who looks at an instance sees it as it is."""
+
+    now_s: float = 0.0
+
+    def bring(self, site: Site) -> None:
+        return
+
 
 @dataclass(eq=False)
 class Island:
@@ -24,12 +59,28 @@ class Island:
     sites: list[Site] = field(default_factory=list)
     gives_back_s: float = float("inf")  # nobody here gives a request back before this
 
+    def steady_s(self) -> float:
+        """Until then nothing but decode steps happens here; see `SimulatedInstance.steady_s`."""
+        steady_s = float("inf")
+        for site in self.sites:
+            instance = site.instance
+            if not isinstance(instance, SimulatedInstance):
+                return -1.0
+            steady_s = min(steady_s, instance.steady_s())
+        return steady_s
+
 
 class Site:
-    """A simulated instance. `number` is that of the instance, `index` that of the lane."""
+    """A simulated instance. `number` is that of the instance, `index` that of the lane.
+
+    What it says of who is there, and of blocks and KV lengths while they only decode, is known
+    beforehand: as long as nothing else happens (`steady_s`) the instance need not be run for it.
+    """
 
     __slots__ = (
-        "_bring",
+        "_clock",
+        "_n_requests",
+        "_sizes",
         "index",
         "instance",
         "island",
@@ -37,6 +88,7 @@ class Site:
         "placement",
         "role",
         "seen_s",
+        "steady_s",
         "step_time",
         "up",
     )
@@ -61,7 +113,10 @@ class Site:
         self.up = up
         self.island = Island(-1)
         self.seen_s = -1.0  # up to when it has been brought
-        self._bring: Callable[[Site], None] = lambda site: None
+        self.steady_s = -1.0  # until then nothing but decode steps happens
+        self._n_requests = 0
+        self._sizes: Sizes | None = None
+        self._clock: Clock = Present()
 
     def __repr__(self) -> str:
         return f"<{self.name}>"
@@ -71,44 +126,95 @@ class Site:
         """Its role and the number of the instance."""
         return f"{self.role or 'instance'} {self.number}"
 
-    def brought_by(self, bring: Callable[[Site], None]) -> None:
-        """`bring` lets the instance run up to the present."""
-        self._bring = bring
+    @property
+    def sizes(self) -> Sizes:
+        """What loads are reckoned by."""
+        if self._sizes is None:
+            place = self.placement
+            self._sizes = Sizes(
+                self.step_time.step_s(0, 0, ((0, _FULL_TOKENS),)) / _FULL_TOKENS,
+                place.weight_bytes_per_gpu,
+                place.block_bytes_per_gpu,
+                place.usable_bytes_per_gpu,
+            )
+        return self._sizes
+
+    def run_by(self, clock: Clock) -> None:
+        """`clock` lets the instance run up to the present."""
+        self._clock = clock
+
+    def _settle(self) -> None:
+        now_s = self._clock.now_s
+        steady_s = self.island.steady_s()
+        if steady_s < now_s:
+            self._clock.bring(self)
+            steady_s = max(now_s, self.island.steady_s())
+        self.steady_s = steady_s
+        self._n_requests = self.instance.n_requests
+
+    @property
+    def n_requests(self) -> int:
+        """Who waits, runs, or is on the way here."""
+        if self._clock.now_s > self.steady_s:
+            self._settle()
+        return self._n_requests
+
+    @property
+    def roster(self) -> LoopView:
+        """Who waits, who runs, and what prompts still lack. Lengths and blocks may lag."""
+        if self._clock.now_s > self.steady_s:
+            self._settle()
+        return self.instance.view
+
+    @property
+    def inbox(self) -> Sequence[RequestState]:
+        """Requests on their way to it."""
+        if self._clock.now_s > self.steady_s:
+            self._settle()
+        return self.instance.inbox
+
+    @property
+    def free_blocks(self) -> int:
+        """KV blocks that can be taken (cached but unused ones included)."""
+        return self.lengths()[0]
+
+    @property
+    def decode_kv_tokens(self) -> int:
+        """Sum of KV lengths of the decoding requests."""
+        return self.lengths()[1]
+
+    def lengths(self) -> tuple[int, int]:
+        """`free_blocks` and `decode_kv_tokens`."""
+        now_s = self._clock.now_s
+        if now_s > self.steady_s:
+            self._settle()
+        instance = self.instance
+        if isinstance(instance, SimulatedInstance):
+            return instance.ahead(now_s)
+        return instance.view.free_blocks, instance.view.decode_kv_tokens
 
     @property
     def view(self) -> LoopView:
         """What a policy on the instance sees. An iteration that is under way counts as over."""
-        self._bring(self)
+        self._clock.bring(self)
         return self.instance.view
-
-    @property
-    def inbox(self) -> Sized:
-        """Requests on their way to it."""
-        self._bring(self)
-        return self.instance.inbox
-
-    @property
-    def stalled(self) -> Sized:
-        """Requests that sit out."""
-        self._bring(self)
-        return self.instance.stalled
 
     @property
     def n_parked(self) -> int:
         """Requests whose KV is here and which decode elsewhere, or will."""
-        self._bring(self)
+        self._clock.bring(self)
         return len(self.movable.parked)
 
     @property
     def ready_s(self) -> float:
         """When its next iteration may begin: now, or at the end of that which is under way."""
-        self._bring(self)
+        self._clock.bring(self)
         return self.instance.now_s
 
     @property
     def queue(self) -> int:
         """Requests that wait there, or are on their way."""
-        return self.view.n_waiting + len(self.inbox)
+        return self.roster.n_waiting + len(self.instance.inbox)
 
     def use(self, window_s: float) -> float:
         """U = C/Cmax + M/Mmax of BanaServe's Eq. 4-28, compute in the next `window_s` seconds."""
@@ -120,8 +226,8 @@ class Site:
 
     def prefills(self, now_s: float) -> bool:
         """Does it compute prompts now, or has it any to compute?"""
-        view = self.view
-        if view.n_prefilling or view.n_waiting or self.instance.inbox:
+        roster = self.roster
+        if roster.n_prefilling or roster.n_waiting or self.instance.inbox:
             return True
         return bool(self.instance.chunks) and self.instance.now_s > now_s
 
@@ -138,12 +244,13 @@ class Site:
         raise SloBenchError(f"requests of {self!r} cannot go elsewhere: it runs batch by batch")
 
 
-def islands(sites: Sequence[Site]) -> list[Island]:
-    """The sites by the devices they share; tells each site its island."""
+def islands(sites: Sequence[Site], joined: Sequence[tuple[Site, Site]] = ()) -> list[Island]:
+    """The sites by the devices they share, and those that are `joined`; tells each its island."""
     of_device: dict[int, Island] = {}
     found: list[Island] = []
     for site in sites:
         stages = [id(stage) for stage in site.instance.stages]
+        stages += [id(pair) for pair in joined if site in pair]
         met = list(dict.fromkeys(of_device[s] for s in stages if s in of_device))
         island = met[0] if met else Island(site.index)
         if not met:

@@ -15,7 +15,7 @@ from ..engines.release import Release
 from .links import Links
 from .network import Network
 from .policy import HOLD, ClusterPolicy, Instead, Role, View
-from .routers import load
+from .routers import least_loaded
 from .site import Site
 
 PREFILL, DECODE = "prefill", "decode"
@@ -144,7 +144,7 @@ class Apart(ClusterPolicy):
     def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
         """Prefill where the fewest are."""
         sites = cluster.role(PREFILL)
-        return min(sites, key=lambda s: (load(s), s.index)) if sites else HOLD
+        return least_loaded(sites) if sites else HOLD
 
     def returned(self, release: Release, cluster: View) -> Site | Instead:
         """Whom an instance has lost is prefilled again."""
@@ -152,7 +152,10 @@ class Apart(ClusterPolicy):
 
     def hand_over(self, r: RequestState, source: Site, cluster: View) -> Site | Instead:
         """Decode where the fewest are, among those that have room."""
-        for site in sorted(cluster.role(DECODE), key=decode_load):
+        sites = cluster.role(DECODE)
+        if sites and has_room(r.kv_tokens, first := least_loaded(sites), cluster.state):
+            return self.handed(r, first, cluster)
+        for site in sorted(sites, key=lambda s: (s.n_requests, s.index)):
             if has_room(r.kv_tokens, site, cluster.state):
                 return self.handed(r, site, cluster)
         return HOLD
@@ -164,11 +167,6 @@ class Apart(ClusterPolicy):
         return site
 
 
-def decode_load(site: Site) -> tuple[int, int]:
-    """Requests there or on their way."""
-    return (load(site), site.index)
-
-
 def needed_blocks(kv_tokens: int, site: Site) -> int:
     """Blocks for so much KV and the next token."""
     return site.instance.ledger.blocks(kv_tokens + 1)
@@ -176,8 +174,7 @@ def needed_blocks(kv_tokens: int, site: Site) -> int:
 
 def has_room(kv_tokens: int, site: Site, promised: Promised) -> bool:
     """Could somebody with so much KV enter there if nobody else came?"""
-    free = site.view.free_blocks
-    return needed_blocks(kv_tokens, site) + promised.blocks(site) <= free
+    return needed_blocks(kv_tokens, site) + promised.blocks(site) <= site.free_blocks
 
 
 def link_between(placement: Placement, network_gb_per_s: float) -> LinkSpec:

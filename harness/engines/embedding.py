@@ -69,6 +69,11 @@ class EmbeddingInstance:
     def idle(self) -> bool:
         return not (self.waiting.live or self.decoding)
 
+    @property
+    def n_requests(self) -> int:
+        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
+        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+
     def gives_back_s(self) -> float:
         """The end of the pass in progress, or of the shortest there can be; an arrival may be
         rejected at once.

@@ -43,6 +43,11 @@ class Instance(Protocol):
         """Is nothing here (arrivals still in the inbox aside)?"""
         ...
 
+    @property
+    def n_requests(self) -> int:
+        """Who waits, runs, or is on the way here."""
+        ...
+
     def gives_back_s(self) -> float:
         """No request is given back or told of before this, whatever is not sent here by then."""
         ...

@@ -181,6 +181,12 @@ class Loop:
             self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
         )
 
+    @property
+    def n_requests(self) -> int:
+        """Who waits, runs, or is on the way here."""
+        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
+        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+
     def deliver(self, seen_s: float) -> None:
         """Take in everything from the inbox that was there at `seen_s`."""
         inbox = self.inbox

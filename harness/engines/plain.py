@@ -90,6 +90,11 @@ class PlainInstance:
             self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
         )
 
+    @property
+    def n_requests(self) -> int:
+        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
+        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+
     def gives_back_s(self) -> float:
         return max(self.ready_s(), self.blocked_till_s)
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..core.decisions import Why
 from ..core.state import RequestState
 
 
-@dataclass(frozen=True, slots=True)
-class Release:
+class Release(NamedTuple):
     """What became of a request at `time_s`, the clock of its instance."""
 
     request: RequestState

@@ -80,31 +80,60 @@ class SimulatedInstance(Loop):
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
+    def steady_s(self) -> float:
+        """Until then nobody comes, goes or changes places here, whatever is not sent here by then.
+
+        An iteration that is under way counts as over: what runs until then are decode steps.
+        """
+        if self.inbox:
+            return -1.0
+        if self.prefilling or self.waiting.live or self.resident or self.stalled:
+            return self.now_s
+        if not self.decoding:
+            return INF
+        # Who learns is told of iterations, and those are the more the more often others look.
+        if self.lingering or self.learner is not None or (not self._alone and self._owes()):
+            return self.now_s
+        steps = self.next_end_tick() - self.tick - 1
+        if steps <= 0 or not self._lasts(steps):
+            return self.now_s
+        span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
+        return self.now_s + span_s * _ROUNDING
+
+    def _owes(self) -> bool:
+        return any(stage.owed_s for stage in self.stages)
+
+    def ahead(self, time_s: float) -> tuple[int, int]:
+        """Free blocks and KV tokens of decoding requests at `time_s`, `steady_s` at the latest."""
+        seqs = len(self.decoding)
+        if time_s <= self.now_s or not seqs:
+            return self.ledger.free, self.kv_sum
+        steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
+        return self.ledger.free - self._growth(steps), self.kv_sum + steps * seqs
+
     def gives_back_s(self) -> float:
         """No request is given back or told of before this; see `Instance`."""
         now_s, inbox = self.now_s, self.inbox
+        tells = self.hands_over or self.tells_ends or self.tells_begun
         earliest_s = INF
-        if inbox and (
-            self._asks_leave
-            or self._asks_admit
-            or self.hands_over
-            or self.tells_ends
-            or self.tells_begun
-        ):
-            earliest_s = max(now_s, inbox[0].visible_s)
+        if inbox and (tells or self._asks_leave or self._asks_admit):
+            earliest_s = inbox[0].visible_s
+            if earliest_s <= now_s:
+                return now_s
         if self.leavers:
             earliest_s = min(earliest_s, max(now_s, self.next_leave_s()))
         if self.blocked_till_s > now_s:
             return min(earliest_s, self.blocked_till_s)
-        if self.hands_over or self.tells_ends or self.tells_begun:
+        if tells:
             if self.prefilling or self.waiting.live or self.resident or self.stalled:
-                return min(earliest_s, now_s)
+                return now_s
             if self.tells_ends and self.decoding:
                 steps = self.next_end_tick() - self.tick
-                if self._growth(steps) > self.ledger.free - self._lim.headroom_blocks:
-                    return min(earliest_s, now_s)  # who is preempted lengthens steps no more
+                if not self._lasts(steps):
+                    return now_s  # who is preempted lengthens steps no more
                 span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
-                return min(earliest_s, now_s + span_s * _ROUNDING)
+                ends_s = now_s + span_s * _ROUNDING
+                return ends_s if ends_s < earliest_s else earliest_s
         return earliest_s
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
@@ -251,6 +280,12 @@ class SimulatedInstance(Loop):
             free_after(self.stages, self.now_s, last_s)
         if self.ends[0][0] <= self.tick:
             self.finish_due()
+
+    def _lasts(self, steps: int) -> bool:
+        """Are there blocks for so many decode steps?"""
+        room = self.ledger.free - self._lim.headroom_blocks
+        at_most = len(self.decoding) * (steps // self.ledger.block_tokens + 1)
+        return at_most <= room or self._growth(steps) <= room
 
     def _growth(self, steps: int) -> int:
         """Blocks that so many decode steps take."""

@@ -72,6 +72,11 @@ class StaticInstance:
     def idle(self) -> bool:
         return not (self.waiting.live or self.decoding)
 
+    @property
+    def n_requests(self) -> int:
+        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
+        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+
     def gives_back_s(self) -> float:
         return self.ready_s()
 

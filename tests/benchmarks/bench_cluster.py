@@ -31,6 +31,14 @@ def cases() -> dict[str, tuple[System, str | None]]:
             ascendra.with_knobs(n_lp=3, performance_model="given"),
             None,
         ),
+        "llumnix": (SYSTEMS["llumnix"], None),
+        **{
+            f"{name} 4P4D": (
+                SYSTEMS[name].with_knobs(prefill_instances=4, decode_instances=4),
+                None,
+            )
+            for name in ("distserve", "splitwise", "mooncake", "memserve", "banaserve")
+        },
     }
 
 

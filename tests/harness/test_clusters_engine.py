@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slo_bench.harness.clusters.actions import MigrateRequest, SendHeld
 from slo_bench.harness.clusters.policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Role
-from slo_bench.harness.clusters.routers import load
+from slo_bench.harness.clusters.routers import least_loaded
 from slo_bench.harness.core.decisions import Leave, PreemptBy, Why
 from slo_bench.harness.core.policy import knob
 from slo_bench.harness.core.records import Outcome, Records
@@ -31,10 +31,6 @@ from slo_bench.workloads.workload import Workload
 
 PLACEMENT = Placement(model("llama-3-8b"), gpu("a100-80g"))
 STEP_TIME = step_time(PLACEMENT).model
-
-
-def fewest(sites):
-    return min(sites, key=lambda site: (load(site), site.index))
 
 
 @dataclass(frozen=True)
@@ -77,7 +73,7 @@ class Offload(ClusterPolicy):
 
     def returned(self, release, cluster):
         sites = cluster.role("second")
-        return DROP if self.drops or not sites else fewest(sites)
+        return DROP if self.drops or not sites else least_loaded(sites)
 
 
 @dataclass
@@ -115,14 +111,14 @@ class Disaggregated(ClusterPolicy):
 
     def dispatch(self, r, cluster):
         sites = cluster.role("prefill") or cluster.up
-        return fewest(sites) if sites else REJECT
+        return least_loaded(sites) if sites else REJECT
 
     def hand_over(self, r, source, cluster):
-        sites = [s for s in cluster.role("decode") if load(s) < self.most]
-        return fewest(sites) if sites else (HOLD if cluster.role("decode") else source)
+        sites = [s for s in cluster.role("decode") if s.n_requests < self.most]
+        return least_loaded(sites) if sites else (HOLD if cluster.role("decode") else source)
 
     def returned(self, release, cluster):
-        return fewest(cluster.up) if cluster.up else DROP
+        return least_loaded(cluster.up) if cluster.up else DROP
 
 
 @dataclass(frozen=True)
@@ -132,11 +128,11 @@ class SharedQueue(ClusterPolicy):
     most: int = 2
 
     def dispatch(self, r, cluster):
-        free = [s for s in cluster.up if load(s) < self.most]
-        return fewest(free) if free else HOLD
+        free = [s for s in cluster.up if s.n_requests < self.most]
+        return least_loaded(free) if free else HOLD
 
     def emptied(self, site, cluster):
-        return cluster.held[0] if load(site) < self.most else None
+        return cluster.held[0] if site.n_requests < self.most else None
 
     def returned(self, release, cluster):
         return HOLD
@@ -155,16 +151,16 @@ class Rebalance(ClusterPolicy):
         return HOLD if r.id % 5 == 4 else cluster.up[0]
 
     def returned(self, release, cluster):
-        return fewest(cluster.up) if cluster.up else DROP
+        return least_loaded(cluster.up) if cluster.up else DROP
 
     @property
     def review_s(self):
         return self.every_s
 
     def review(self, cluster):
-        actions = [SendHeld(r, fewest(cluster.up)) for r in cluster.held[:1]]
-        full, empty = max(cluster.up, key=load), fewest(cluster.up)
-        if load(full) > load(empty) + 1:
+        actions = [SendHeld(r, least_loaded(cluster.up)) for r in cluster.held[:1]]
+        full, empty = max(cluster.up, key=lambda site: site.n_requests), least_loaded(cluster.up)
+        if full.n_requests > empty.n_requests + 1:
             there = [*full.view.running(), *full.view.waiting(), *full.instance.resident]
             r = min(there, key=lambda r: (r.id * 7919) % 101, default=None)
             if r is not None:
@@ -310,6 +306,36 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
     assert_nobody_lost(workload, leapt)
     gaps = [r.gaps for r in results]
     assert gaps[0].count.sum() == gaps[1].count.sum()
+
+
+@dataclass(frozen=True)
+class Watches(ClusterPolicy):
+    """Looks at everybody at each arrival, first without letting them run, then with."""
+
+    def dispatch(self, r, cluster):
+        for site in cluster.up:
+            said = (site.n_requests, site.roster.n_running, site.queue, *site.lengths())
+            view = site.view
+            there = view.n_waiting + len(site.instance.inbox)
+            held = there + view.n_resident + len(site.instance.stalled) + view.n_running
+            found = (held, view.n_running, there, view.free_blocks, view.decode_kv_tokens)
+            assert said == found
+        return least_loaded(cluster.up)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    workload=workloads(),
+    blocks=st.sampled_from([70, 130, 400]),
+    batch=st.sampled_from([2, 7, 64]),
+    policy=st.sampled_from([Vllm, Swaps, VllmV0, OffloadsLate]),
+    ahead=st.booleans(),
+)
+def test_what_is_foreseen_of_an_instance_comes(workload, blocks, batch, policy, ahead):
+    place = dataclasses.replace(PLACEMENT, fixed_kv_blocks=blocks)
+    knobs = {"async_scheduling": ahead} if policy is Vllm else {}
+    of = system(Watches(), policy(max_num_seqs=batch, **knobs), prefix_cache=True)
+    simulate(workload, of, place, STEP_TIME, instances=3, oversize="reject")
 
 
 def one_by_one(across, policy=None, **columns):

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from slo_bench.harness import building as building_module
 from slo_bench.harness.clusters.arrivals import Arrivals
-from slo_bench.harness.clusters.routers import load, router
+from slo_bench.harness.clusters.routers import router
 from slo_bench.harness.core.decisions import Admission, Leave, Limits, Why
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engines.device import Device
 from slo_bench.harness.engines.instance import EngineStuckError
+from slo_bench.harness.engines.loop import Loop
+from slo_bench.harness.engines.plain import PlainInstance
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.vllm import Vllm
@@ -79,9 +81,17 @@ def test_least_loaded_looks_at_who_is_there(serve_each_way, requests):
     assert records.instance.tolist() == [0, 1, 1, 0, 1]
 
 
-def test_load_counts_everybody():
-    view = SimpleNamespace(n_waiting=1, n_resident=2, n_running=4)
-    assert load(SimpleNamespace(inbox=range(8), stalled=range(16), view=view)) == 31
+@pytest.mark.parametrize("kind", [Loop, PlainInstance])
+def test_requests_are_counted_wherever_they_stand(kind):
+    there = SimpleNamespace(
+        inbox=range(1),
+        waiting=SimpleNamespace(live=2),
+        resident=range(4),
+        stalled=range(8),
+        prefilling=range(16),
+        decoding=range(32),
+    )
+    assert kind.n_requests.fget(there) == 63
 
 
 def test_prefix_aware_follows_the_prefix(serve, requests):
@@ -113,15 +123,14 @@ def test_prefix_aware_forgets_the_oldest():
         REMEMBERED_HASHES = 3
 
     sent = Short()
-    view = SimpleNamespace(n_waiting=0, n_resident=0, n_running=0)
-    instances = [SimpleNamespace(index=k, inbox=[], stalled=[], view=view) for k in (0, 1)]
+    instances = [SimpleNamespace(index=k, n_requests=0) for k in (0, 1)]
 
     def dispatch(*hashes):
         chosen = sent.dispatch(SimpleNamespace(prefix_blocks=hashes), instances)
         return chosen.index
 
     assert dispatch(1, 2) == 0
-    instances[0].inbox.append(1)
+    instances[0].n_requests = 1
     assert dispatch(1, 2) == 0
     assert dispatch(1, 2, 5) == 0
     assert dispatch(7, 8) == 1
@@ -385,10 +394,10 @@ class Watched(Device):
 
     ends: list[list[float]] = []  # noqa: RUF012
 
-    def __init__(self, name):
+    def __init__(self, name, share):
         self.mine = []
         Watched.ends.append(self.mine)
-        super().__init__(name)
+        super().__init__(name, share)
 
     @property
     def free_at_s(self):
