@@ -126,7 +126,8 @@ def _drawn(found: FoundMap) -> list[Text]:
             lines.append(Text(f"  {'':{width}}  ↓ {link.name}, {hop_us:.0f} µs a hop", style="dim"))
     idle = [machine.name for i, machine in enumerate(devices) if i not in {d for d, *_ in used}]
     if idle:
-        said = ", ".join(idle[:8]) + (f" and {len(idle) - 8} more" if len(idle) > 8 else "")
+        said = ", ".join(idle[:_IDLE])
+        said += f" and {len(idle) - _IDLE} more" if len(idle) > _IDLE else ""
         lines.append(Text(f"  not used: {said}", style="dim"))
     lines.append(Text("  in brackets: layers held, of those that fit there", style="dim"))
     return lines
@@ -195,6 +196,7 @@ def write_map(found: FoundMap, out: Path) -> Path:
 
 
 _WIDE, _HIGH, _LEFT, _GAP = 1000, 34, 250, 26
+_IDLE = 8  # unused devices that are shown
 
 
 def map_svg(found: FoundMap) -> str:
@@ -202,7 +204,7 @@ def map_svg(found: FoundMap) -> str:
     devices, problem = found.topology.devices, found.problem
     used = _ranges(found.chosen)
     idle = [i for i in range(len(devices)) if i not in {device for device, *_ in used}]
-    rows = [*used, *((device, -1, -1) for device in idle)]
+    rows = [*used, *((device, -1, -1) for device in idle[:_IDLE])]
     each = (_WIDE - _LEFT - 10) / problem.layers
     height = len(rows) * (_HIGH + _GAP) + 24
     parts = [
@@ -255,6 +257,12 @@ def map_svg(found: FoundMap) -> str:
             f'font-size="12">layer {layer}</text>'
         )
     return "".join(parts) + "</svg>"
+
+
+def _unused(row: int, rows: Sequence[object], idle: Sequence[int]) -> str:
+    """In the last row that is shown: how many more there are."""
+    more = len(idle) - _IDLE
+    return f"not used, nor are {more} more" if row == len(rows) - 1 and more > 0 else "not used"
 
 
 def _table_html(found: FoundMap) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.tuner.device_maps.exact import exact
 from slo_bench.tuner.device_maps.paper import paper
-from slo_bench.tuner.device_maps.problem import MODES, Problem, Weights, problem_of
+from slo_bench.tuner.device_maps.problem import MODES, Candidate, Problem, Weights, problem_of
 from slo_bench.tuner.device_maps.topology import Machine, Topology, read_topology
 from slo_bench.workloads.errors import SloBenchError
 
@@ -22,6 +22,45 @@ CASES = 200
 GPUS = ("a100-80g", "a100-40g", "rtx-3090", "rtx-3090@150w", "v100-32g", "l4", "a10")
 LINKS = ("nvlink3", "pix", "node", "sys", "ethernet-25g")
 MODELS = ("chatglm2-6b", "llama-3.1-8b", "qwen2.5-14b", "opt-13b", "llama-2-70b")
+
+NODES = """
+[[device]]
+name = "n0"
+gpu = "a100-40g"
+count = 8
+[[device]]
+name = "n1"
+gpu = "a100-40g"
+count = 8
+[[device]]
+name = "n2"
+gpu = "v100-32g"
+count = 8
+[[device]]
+name = "n3"
+gpu = "v100-32g"
+count = 8
+[[device]]
+name = "n4"
+gpu = "rtx-3090"
+count = 8
+[[device]]
+name = "n5"
+gpu = "rtx-3090"
+count = 8
+[[device]]
+name = "n6"
+gpu = "l4"
+count = 8
+[[device]]
+name = "n7"
+gpu = "l4"
+count = 8
+[links]
+default = "ethernet-25g"
+"""
+for node in range(8):
+    NODES += f'[[link]]\nbetween = ["n{node}", "n{node}"]\nlink = "node"\n'
 
 FOUR_KINDS = """
 [[device]]
@@ -94,20 +133,47 @@ def main() -> None:
             f"{sum(gap < 1e-6 for gap in found)}; gap mean {np.mean(found):.2f} %, "
             f"95th percentile {np.percentile(found, 95):.2f} %, largest {max(found):.2f} %"
         )
+    for what, text in (("4 kinds", FOUR_KINDS), ("4 kinds in 8 nodes", NODES)):
+        topology = _topology(text)
+        for reserve_gib in (0, 12, 16):
+            problem = problem_of(model("llama-2-70b"), topology, reserve_bytes=reserve_gib * 2**30)
+            for mode, weights in {**MODES, "latency alone": Weights(1.0, 0.0)}.items():
+                _timed(
+                    f"64 devices of {what}, 80 layers, {reserve_gib} GiB reserved",
+                    mode,
+                    problem,
+                    weights,
+                )
+    few = tuple(
+        Candidate(f"{kind}-{i}", (1.0, 1.3, 1.7, 2.9)[kind], *[1 + kind % 2] * 5, head_s=0.5)
+        for kind in range(4)
+        for i in range(16)
+    )
+    rack = np.arange(64) // 16
+    hop_s = np.where(rack[:, None] == rack[None, :], 0.1, 0.4 + 0.1 * abs(rack[:, None] - rack))
+    hard = Problem(80, few, tuple(map(tuple, hop_s.tolist())))
+    _timed(
+        "64 devices of 4 kinds, 80 layers, one or two a device",
+        "latency alone",
+        hard,
+        Weights(1.0, 0.0),
+    )
+
+
+def _topology(text: str) -> Topology:
     with TemporaryDirectory() as folder:
-        path = Path(folder) / "four-kinds.toml"
-        path.write_text(FOUR_KINDS, encoding="utf-8")
-        topology = read_topology(path)
-    for name, reserve_gib in (("llama-2-70b", 0), ("llama-2-70b", 12)):
-        problem = problem_of(model(name), topology, reserve_bytes=reserve_gib * 2**30)
-        for mode, weights in {**MODES, "latency alone": Weights(1.0, 0.0)}.items():
-            began_s = time.process_time()
-            placed = exact(problem, weights)
-            took_s = time.process_time() - began_s
-            print(
-                f"64 devices of 4 kinds, {problem.layers} layers, {reserve_gib} GiB reserved, "
-                f"{mode}: {len(placed)} devices, {took_s:.2f} CPU s"
-            )
+        path = Path(folder) / "topology.toml"
+        path.write_text(text, encoding="utf-8")
+        return read_topology(path)
+
+
+def _timed(what: str, mode: str, problem: Problem, weights: Weights) -> None:
+    began_s = time.process_time()
+    try:
+        found = f"{len(exact(problem, weights))} devices"
+    except SloBenchError as error:
+        found = str(error)
+    print(f"{what}, {mode}: {found}, {time.process_time() - began_s:.2f} CPU s")
 
 
 if __name__ == "__main__":

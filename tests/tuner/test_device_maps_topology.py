@@ -1,6 +1,7 @@
 """Topologies: from files, from what nvidia-smi prints; maps for launchers; Morphling."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -165,6 +166,19 @@ def test_a_file(tmp_path):
     assert found.links[0][0] is None
 
 
+def test_the_example_of_the_docs(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "device-maps.md").read_text(encoding="utf-8")
+    example = page.split("```toml")[1].split("```")[0]
+    found = read_topology(written(tmp_path, example))
+    assert [device.name for device in found.devices] == ["GPU0", "A-0", "A-1"]
+    kinds = [[link and link.name for link in row] for row in found.links]
+    assert kinds == [
+        [None, "node", "ethernet-25g"],
+        ["node", None, "nvlink3"],
+        ["ethernet-25g", "nvlink3", None],
+    ]
+
+
 def test_the_papers_test_bed():
     found = named_topology("uellm")
     assert [device.gpu.power_w for device in found.devices] == [350, 300, 250, 150]
@@ -183,7 +197,7 @@ def test_the_papers_test_bed():
         ('[[device]]\nname = "x"\ngpu = "l4"\n' * 2, "two devices are called 'x'"),
         ('[[device]]\ngpu = "l4"\n' * 2, "no link between GPU0 and GPU1"),
         ('[[device]]\ngpu = "l4"\n[links]\nusual = "pix"', "may set default and topo"),
-        ('[[device]]\ngpu = "l4"\n[links]\ntopo = "GPU7\\nGPU7 X"', "names 'GPU7', no device"),
+        ('[[device]]\ngpu = "l4"\n[links]\ntopo = "GPU7\\nGPU7 X"', "links.topo names no device"),
         ('[[device]]\ngpu = "l4"\n[[link]]\nbetween = ["GPU0"]', "needs between"),
         (
             '[[device]]\ngpu = "l4"\n[[link]]\nbetween = ["GPU0", "b"]\nlink = "pix"',
@@ -193,7 +207,7 @@ def test_the_papers_test_bed():
     ],
 )
 def test_files_that_say_no_topology(tmp_path, text, problem):
-    with pytest.raises(FileFormatError, match=problem):
+    with pytest.raises(SloBenchError, match=problem):
         read_topology(written(tmp_path, text))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,13 @@ _QUERY = "index,name,memory.total,power.limit,power.default_limit"
 _TIMEOUT_S = 30
 
 
-def parse_topo(text: str, where: str) -> tuple[list[str], list[list[str]]]:
+def parse_topo(
+    text: str, where: str, devices: Collection[str] | None = None
+) -> tuple[list[str], list[list[str]]]:
     """Names of the devices and how each is connected to each, from a printed matrix.
 
-    Network cards, columns of affinity and the legend are passed over. A matrix whose devices are
-    not called GPU0, GPU1, … is one of names alone.
+    Devices are those called so, by default GPU0, GPU1, …; network cards, columns of affinity and
+    the legend are passed over.
 
     Raises:
         SloBenchError: there is no such matrix in it, with `where` it came from.
@@ -43,8 +45,11 @@ def parse_topo(text: str, where: str) -> tuple[list[str], list[list[str]]]:
     if not rows:
         raise SloBenchError(f"{where} holds no matrix of GPUs, as nvidia-smi topo -m prints")
     header = rows[0]
-    plain = [name for name in header if _GPU.fullmatch(name)]
-    names = plain or header
+    names = [
+        name for name in header if (_GPU.fullmatch(name) if devices is None else name in devices)
+    ]
+    if not names:
+        raise SloBenchError(f"{where} names no device in its first line")
     kinds = {}
     for row in rows[1:]:
         if row[0] in names and len(row) > len(names):

@@ -14,7 +14,8 @@ A file says so:
 
     [links]
     default = "ethernet-100g"   # between any two that nothing else links
-    topo = \"\"\"                  # a matrix as `nvidia-smi topo -m` prints it, by device names
+    # a matrix as `nvidia-smi topo -m` prints it, by device names
+    topo = \"\"\"
           GPU0  GPU1
     GPU0   X    PIX
     GPU1  PIX    X
@@ -125,10 +126,7 @@ def _general(path: Path, said: object, devices: tuple[Machine, ...]) -> list[lis
         found = [[default] * n for _ in range(n)]
     if "topo" in said:
         place = {device.name: i for i, device in enumerate(devices)}
-        names, kinds = parse_topo(str(said["topo"]), f"{path}: links.topo")
-        for name in names:
-            if name not in place:
-                raise FileFormatError(path, None, f"links.topo names {name!r}, no device")
+        names, kinds = parse_topo(str(said["topo"]), f"{path}: links.topo", place)
         for (i, a), (j, b) in product(enumerate(names), repeat=2):
             if i != j:
                 found[place[a]][place[b]] = link_of(kinds[i][j], devices[place[a]].gpu)
