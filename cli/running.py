@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -31,9 +32,13 @@ def run_shown(
                 last = progress
                 show(progress)
 
-            return experiment.run(
+            begin_s = time.monotonic()
+            result = experiment.run(
                 folder, jobs=jobs, resume=resume, progress=watch, command=sys.argv[1:]
             )
+        if experiment.backend != "simulated":
+            typer.echo(f"took {time.monotonic() - begin_s:.0f} s", err=True)
+        return result
     except KeyboardInterrupt:
         if last.finished:
             typer.echo(

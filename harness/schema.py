@@ -57,6 +57,16 @@ class SettingError(SloBenchError):
         self.location = location
 
 
+def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the engine `paged` runs where no workload is named: about a minute on two cores."""
+    load = {"workload": "alpaca", "seeds": 1, "systems": ("vllm", "sarathi")}
+    if not any(name in settings for name in ("rates", "speeds", "loads")):
+        load["rates"] = (4.0, 8.0)
+    if not any(name in settings for name in ("requests", "duration_s")):
+        load["requests"] = 60
+    return load
+
+
 class ExperimentSchema(BaseModel):
     """An experiment as written: what is run, on what, under which load. Frozen.
 
@@ -68,7 +78,8 @@ class ExperimentSchema(BaseModel):
     `kv_blocks` and `host_blocks` what fits into the memory for them. With
     `backend = "http"` there is one system, a name for what is attached (`server`); `model` is what
     the server serves (`served`), and `gpu` is `unknown`. With `backend = "paged"` a tiny Llama with
-    random weights is the model if none is named, and `gpu` is the device (`cpu`, `cuda:0`).
+    random weights is the model if none is named, and `gpu` is the device (`cpu`, `cuda:0`); where
+    no workload is named, a minute of `alpaca` is served (`_short`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
@@ -138,7 +149,8 @@ class ExperimentSchema(BaseModel):
         if isinstance(settings, dict) and settings.get("backend") == "http":
             return {"systems": "server", "model": "served", "gpu": "unknown", **settings}
         if isinstance(settings, dict) and settings.get("backend") == "paged":
-            return {"model": "tiny-llama", "gpu": "cpu", **settings}
+            own = {"model": "tiny-llama", "gpu": "cpu"}
+            return {**own, **({} if "workload" in settings else _short(settings)), **settings}
         return settings
 
     @field_validator("*")

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
+from slo_bench.harness.schema import ExperimentSchema
 from slo_bench.workloads.errors import SloBenchError
 
 pytestmark = pytest.mark.torch
@@ -44,6 +45,7 @@ def run(tmp_path: Path, *more: str) -> tuple[Path, str]:
 def test_the_tiny_model_is_made_and_named(tmp_path: Path) -> None:
     out, said = run(tmp_path, *LOAD, "--system", "vllm", "--system", "fifo")
     assert "a tiny Llama with random weights" in said
+    assert "took " in said
     found = rows(out)
     assert [row["system"] for row in found] == ["vllm", "fifo"]
     for row in found:
@@ -64,6 +66,16 @@ def test_a_model_of_ones_own_under_pressure(
     (row,) = rows(out)
     assert row["model"] == folder.name
     assert row["valid"] == "True"
+
+
+def test_what_runs_where_nothing_is_said() -> None:
+    short = ExperimentSchema(backend="paged")
+    assert (short.workload, short.rates, short.requests) == (("alpaca",), (4.0, 8.0), (60,))
+    assert (short.systems, short.seeds) == (("vllm", "sarathi"), 1)
+    assert ExperimentSchema(backend="paged", rates=2.0, duration_s=5.0).requests == (None,)
+    named = ExperimentSchema(backend="paged", workload="sharegpt")
+    assert (named.rates, named.requests, named.seeds) == (None, (None,), None)
+    assert ExperimentSchema().workload == ("sharegpt",)
 
 
 @pytest.mark.parametrize(
