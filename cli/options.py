@@ -361,6 +361,23 @@ Jobs = Annotated[
         rich_help_panel=RUN,
     ),
 ]
+Executor = Annotated[
+    str,
+    typer.Option(
+        metavar="local|ray",
+        help="Where simulated cells run: processes of this machine, or a Ray cluster "
+        "(extra slo-bench[ray]).",
+        rich_help_panel=RUN,
+    ),
+]
+Address = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT|auto",
+        help="Of the Ray cluster. Default: one is started on this machine.",
+        rich_help_panel=RUN,
+    ),
+]
 Records = Annotated[
     str | None,
     typer.Option(

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import typer
 
-from ..workloads.errors import SloBenchError
+from ..workloads.errors import SloBenchError, UnknownNameError
 from . import options
+
+if TYPE_CHECKING:
+    from ..harness.workers import Executor
 
 EXAMPLES = (
     "slo-bench run",
@@ -15,6 +19,7 @@ EXAMPLES = (
     "slo-bench run --model llama-3-70b --gpu h100-80g --gpus 8 --router least-loaded --seeds 1",
     "slo-bench run --system sarathi --sweep sarathi.chunk_tokens=512,2048 --requests 300",
     "slo-bench run --suite quickstart --out results --jobs 2",
+    "slo-bench run --suite quickstart --executor ray --address 10.0.0.1:6379",
     "slo-bench run --resume --out results",
     "slo-bench run --base-url http://127.0.0.1:8000 --rates 1,2,4 --requests 200 --seeds 1",
 )
@@ -67,6 +72,8 @@ def run(
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,
+    executor: options.Executor = "local",
+    address: options.Address = None,
     records: options.Records = None,
     no_report: options.NoReport = False,
     as_json: options.AsJson = False,
@@ -86,7 +93,9 @@ def run(
     if validate or experiment.server.validated:
         experiment = validated(experiment, judged)
         validate = True
-    result = run_shown(experiment, out, jobs=jobs, resume=resume)
+    result = run_shown(
+        experiment, out, jobs=jobs, executor=_executor(executor, address), resume=resume
+    )
     nothing_to_show = not any(row["valid"] for row in result.rows())
     levels, problem = [], None
     if validate:
@@ -104,3 +113,16 @@ def run(
         raise problem
     if levels and not as_json:
         levels_shown(levels)
+
+
+def _executor(name: str, address: str | None) -> Executor | None:
+    """None: processes of this machine."""
+    if name == "ray":
+        from ..harness.on_ray import OnRay
+
+        return OnRay(address)
+    if name != "local":
+        raise UnknownNameError("--executor", name, ("local", "ray"))
+    if address is not None:
+        raise SloBenchError("--address is that of a Ray cluster: add --executor ray")
+    return None

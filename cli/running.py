@@ -11,12 +11,18 @@ from pathlib import Path
 import typer
 
 from ..harness.experiment import Experiment, Progress, RunResult, new_folder
+from ..harness.workers import Executor
 
 Watch = Callable[[Progress], None]
 
 
 def run_shown(
-    experiment: Experiment, out: Path | None, *, jobs: int | None, resume: bool
+    experiment: Experiment,
+    out: Path | None,
+    *,
+    jobs: int | None,
+    executor: Executor | None,
+    resume: bool,
 ) -> RunResult:
     """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
     folder = new_folder(experiment.name) if out is None else out
@@ -34,7 +40,12 @@ def run_shown(
 
             begin_s = time.monotonic()
             result = experiment.run(
-                folder, jobs=jobs, resume=resume, progress=watch, command=sys.argv[1:]
+                folder,
+                jobs=jobs,
+                executor=executor,
+                resume=resume,
+                progress=watch,
+                command=sys.argv[1:],
             )
         if experiment.backend != "simulated":
             typer.echo(f"took {time.monotonic() - begin_s:.0f} s", err=True)
@@ -57,7 +68,6 @@ def _display(folder: Path) -> Iterator[Watch]:
     if not sys.stderr.isatty():
         yield _line(folder)
         return
-    from rich.console import Console
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -67,6 +77,8 @@ def _display(folder: Path) -> Iterator[Watch]:
     )
     from rich.progress import Progress as Bar
 
+    from .console import terminal
+
     with Bar(
         BarColumn(),
         MofNCompleteColumn(),
@@ -74,7 +86,7 @@ def _display(folder: Path) -> Iterator[Watch]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
+        console=terminal(stderr=True),
         transient=True,
     ) as bar:
         task = bar.add_task("", total=None)
@@ -112,13 +124,12 @@ def write_page(result: RunResult) -> Path:
 
 def summarise(result: RunResult, page: Path | None) -> None:
     """The tables, and where everything is."""
-    from rich.console import Console
-
     from ..reports.levels import combine
     from ..reports.read import read_runs
     from ..reports.tables import summary_table
+    from .console import terminal
 
-    console = Console()
+    console = terminal()
     console.print(summary_table(combine(read_runs([result.folder]))))
     where = f"report: {page}" if page is not None else f"results: {result.folder}"
     console.print(where, markup=False, highlight=False, soft_wrap=True)

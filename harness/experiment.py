@@ -16,7 +16,7 @@ from .machine import cores
 from .plan import SIMULATED, Plan, plan
 from .schema import ExperimentSchema
 from .store import RunFolder, open_run_folder, read_rows
-from .workers import CellDone, CellProgress, Event, run_cells
+from .workers import CellDone, CellProgress, Event, Executor, SideBySide
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,6 +69,7 @@ class Experiment(ExperimentSchema):
         out: str | Path | None = None,
         *,
         jobs: int | None = None,
+        executor: Executor | None = None,
         resume: bool = False,
         progress: Callable[[Progress], None] | None = None,
         command: Sequence[str] = (),
@@ -79,6 +80,7 @@ class Experiment(ExperimentSchema):
             out: the folder, empty or new; by default a new one under `runs`.
             jobs: processes; by default one per processor core. With one, cells run in this one.
                 Cells on real servers never run side by side.
+            executor: where simulated cells run instead, as in `on_ray.OnRay()`.
             resume: finish what an interrupted run of this experiment left in `out`.
             progress: called as the run goes on.
             command: what was typed, for `environment.json`.
@@ -90,6 +92,10 @@ class Experiment(ExperimentSchema):
         planned = self.plan()
         if jobs is not None and jobs < 1:
             raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
+        if executor is not None and self.backend != SIMULATED:
+            raise SloBenchError(
+                "an executor is for simulated cells; real servers are measured here"
+            )
         folder = Path(out) if out is not None else new_folder(self.name)
         with open_run_folder(
             folder,
@@ -98,12 +104,15 @@ class Experiment(ExperimentSchema):
             environment=environment(planned, command),
             resume=resume,
         ) as held:
-            _run_missing(planned, held, jobs or cores(), progress)
+            _run_missing(planned, held, executor or SideBySide(jobs or cores()), progress)
         return RunResult(folder)
 
 
 def _run_missing(
-    planned: Plan, held: RunFolder, jobs: int, progress: Callable[[Progress], None] | None
+    planned: Plan,
+    held: RunFolder,
+    executor: Executor,
+    progress: Callable[[Progress], None] | None,
 ) -> None:
     missing = set(held.missing)
     todo = [spec for spec in planned.cells if spec.cell in missing]
@@ -120,7 +129,7 @@ def _run_missing(
 
     records = planned.resolved.records
     if planned.resolved.backend == SIMULATED:
-        run_cells(todo, held.path, records=records, jobs=jobs, tell=tell)
+        executor.run(todo, held.path, records=records, tell=tell)
         return
     from .backends.choose import backend_of
     from .backends.measuring import measure_cells

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from ..workloads.errors import SloBenchError
 from .cells import CellSpec, run_cell
@@ -48,28 +48,50 @@ class CellDone:
 Event = CellProgress | CellDone
 
 
-def run_cells(
-    specs: Sequence[CellSpec],
-    folder: Path,
-    *,
-    records: str,
-    jobs: int,
-    tell: Callable[[Event], None],
-) -> None:
-    """Run cells, `jobs` at a time, in order but for who ends first; `tell` hears how it goes.
+class Executor(Protocol):
+    """Where cells run."""
 
-    An exception, from `tell` too, and Ctrl-C stop what is running.
+    def run(
+        self,
+        specs: Sequence[CellSpec],
+        folder: Path,
+        *,
+        records: str,
+        tell: Callable[[Event], None],
+    ) -> None:
+        """Run cells in order but for who ends first; `tell` hears how it goes.
 
-    Raises:
-        SloBenchError: of the first cell that fails, or of a worker that died.
-    """
-    jobs = min(jobs, len(specs))
-    if jobs > 1:
-        _side_by_side(specs, folder, records, jobs, tell)
-        return
-    for spec in specs:
-        progress = _now_and_then(partial(_tell_progress, tell, spec.cell))
-        tell(CellDone(spec.cell, run_cell(spec, folder, records=records, progress=progress)))
+        Details are in `folder` before a cell is said to be done. An exception, from `tell` too,
+        and Ctrl-C stop what is running.
+
+        Raises:
+            SloBenchError: of the first cell that fails, or of a worker that died.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """In `jobs` processes of this machine; a single one is this process."""
+
+    jobs: int
+
+    def run(
+        self,
+        specs: Sequence[CellSpec],
+        folder: Path,
+        *,
+        records: str,
+        tell: Callable[[Event], None],
+    ) -> None:
+        """See `Executor`."""
+        jobs = min(self.jobs, len(specs))
+        if jobs > 1:
+            _side_by_side(specs, folder, records, jobs, tell)
+            return
+        for spec in specs:
+            progress = _now_and_then(partial(_tell_progress, tell, spec.cell))
+            tell(CellDone(spec.cell, run_cell(spec, folder, records=records, progress=progress)))
 
 
 def _tell_progress(tell: Callable[[Event], None], cell: str, ended: int) -> None:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness import experiment as experiment_module
 from slo_bench.harness.experiment import new_folder, suites
+from slo_bench.harness.workers import SideBySide
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 SMALL = {"systems": ["vllm", "fifo"], "rates": [2, 4], "seeds": 2, "requests": 20}
@@ -66,7 +66,7 @@ def test_what_was_left_open_is_written_down(tmp_path):
     assert environment["step_time"]["llama-3.1-8b on a100-80g tp1"]["fitted"] is True
 
 
-def test_resume_runs_only_what_is_missing(tmp_path, monkeypatch):
+def test_resume_runs_only_what_is_missing(tmp_path):
     class EnoughError(Exception):
         pass
 
@@ -77,13 +77,13 @@ def test_resume_runs_only_what_is_missing(tmp_path, monkeypatch):
     with pytest.raises(EnoughError):
         small().run(tmp_path / "run", jobs=1, progress=stop_after_three)
     ran = []
-    run_cells = experiment_module.run_cells
-    monkeypatch.setattr(
-        experiment_module,
-        "run_cells",
-        lambda specs, *a, **k: (ran.extend(s.cell for s in specs), run_cells(specs, *a, **k)),
-    )
-    small().run(tmp_path / "run", jobs=1, resume=True)
+
+    class Watched(SideBySide):
+        def run(self, specs, folder, **more):
+            ran.extend(spec.cell for spec in specs)
+            super().run(specs, folder, **more)
+
+    small().run(tmp_path / "run", executor=Watched(1), resume=True)
     assert len(ran) == 5
     small().run(tmp_path / "whole", jobs=1)
     same_files(tmp_path / "run", tmp_path / "whole")
