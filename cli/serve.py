@@ -13,6 +13,7 @@ EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
     "slo-bench serve distserve --backend vllm --model path/to/model --knob decode_instances=2",
     "slo-bench serve ascendra --backend vllm --model path/to/model --knob n_lp=1",
+    "slo-bench serve prism --backend vllm --model path/to/a --model path/to/b --awake 1",
     "slo-bench serve edf --backend vllm --model path/to/model",
     "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
     "slo-bench serve vllm --backend paged",
@@ -31,13 +32,22 @@ def serve(
         ),
     ],
     model: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--model",
             "-m",
             metavar="PATH",
             help="A folder, or a name on the hub. For paged: a folder; default: a tiny Llama with "
-            "random weights.",
+            "random weights. With prism: several, behind one queue.",
+        ),
+    ] = None,
+    awake: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="With prism: how many models stand on the device at a time; others sleep, or are "
+            "stopped. Default: all.",
         ),
     ] = None,
     backend: Annotated[
@@ -98,6 +108,14 @@ def serve(
             metavar="PATH", help="With paged: an encoder beside the model, for /v1/embeddings."
         ),
     ] = None,
+    kvcached: Annotated[
+        bool,
+        typer.Option(
+            "--kvcached",
+            help="On GPUs: KV pages are mapped on demand by the library kvcached, so that servers "
+            "on one GPU share its memory.",
+        ),
+    ] = False,
     server_arg: Annotated[
         list[str] | None,
         typer.Option(metavar="ARG", help="Passed on to the server as it is. May be repeated."),
@@ -123,16 +141,25 @@ def serve(
 
     from ..harness.backends.serve import Serve
     from ..harness.backends.servers import check_port
+    from ..harness.backends.standing import shared_policy
     from ..harness.clusters.routers import router as router_by_name
     from ..harness.gateway import serving as gateway
     from ..harness.gateway.split import transfer_of
-    from .serving import knobs_of, serve_paged, stop_on_signals, wait_while_served
+    from .serving import (
+        knobs_of,
+        only_one,
+        serve_models,
+        serve_paged,
+        stop_on_signals,
+        wait_while_served,
+    )
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
+    models = model or []
     if backend == "paged":
         serve_paged(
             system,
-            model,
+            only_one(models, system),
             knobs_of(knob or []),
             served_name=served_name,
             kv_blocks=kv_blocks,
@@ -144,11 +171,11 @@ def serve(
         return
     if embedder is not None:
         raise SloBenchError("--embedder goes with --backend paged only")
-    if model is None:
+    if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
     wanted = Serve(
         backend=backend,
-        model=model,
+        model=models[0],
         system=system,
         knobs=knobs_of(knob or []),
         served_name=served_name,
@@ -159,12 +186,25 @@ def serve(
         step_log=step_log,
         ready_s=ready,
         transfer=transfer_of(kv_transfer),
+        kvcached=kvcached,
     )
     router_by_name(router or "round-robin")
     if router is not None and wanted.controller is not None:
         raise SloBenchError(f"{system} decides across instances itself; leave --router out")
     if port is not None:
         check_port(port)
+    shared = shared_policy(system, wanted.knobs, backend)
+    if shared is not None:
+        if served_name is not None or router is not None or instances > 1 or step_log is not None:
+            raise SloBenchError(
+                f"{system} names models as the last part of their paths, with a server each: leave "
+                "--served-name, --router, --instances and --step-log out"
+            )
+        serve_models(models, wanted, shared, log or Path("servers/prism.log"), awake, port or 0)
+        return
+    only_one(models, system)
+    if awake is not None:
+        raise SloBenchError("--awake goes with prism only")
     log = log or Path("servers") / f"{wanted.label}.log"
 
     def say(line: str) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from ..harness.backends.servers import Server
 from ..workloads.errors import SloBenchError
+
+if TYPE_CHECKING:
+    from ..harness.backends.serve import Serve
+    from ..harness.clusters.prism import Prism
 
 _LOOK_EVERY_S = 0.5
 
@@ -71,6 +77,41 @@ def wait_while_served(groups: Sequence[Sequence[Server]], say: Callable[[str], N
                 ended.add(server.url)
                 say(f"{server.name} at {server.url} has ended; its log is {server.log}")
         time.sleep(_LOOK_EVERY_S)
+
+
+def only_one(models: Sequence[str], system: str) -> str | None:
+    """The model of a system that serves one; None: none is named.
+
+    Raises:
+        SloBenchError: there are several.
+    """
+    if len(models) > 1:
+        raise SloBenchError(f"{system} serves one model; several go with prism")
+    return models[0] if models else None
+
+
+def serve_models(
+    models: Sequence[str], common: Serve, policy: Prism, log: Path, awake: int | None, port: int
+) -> None:
+    """Several models behind one queue, until Ctrl-C. They are started when they are asked for.
+
+    Raises:
+        SloBenchError: they cannot be served so.
+    """
+    from ..harness.backends.standing import served_names, stage_of
+    from ..harness.gateway import serving as gateway
+    from ..harness.gateway.models import SharedPlan
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    with contextlib.ExitStack() as stack:
+        stage = stage_of(models, common, policy, log, say=say)
+        stack.callback(stage.close)
+        plan = SharedPlan(served_names(models), stage, policy, awake)
+        typer.echo(stack.enter_context(gateway(plan, port=port, say=say)))
+        say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
+        threading.Event().wait()
 
 
 def serve_paged(

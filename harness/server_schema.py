@@ -20,7 +20,8 @@ class ServerSchema(BaseModel):
     `version` chooses among several that are installed; `args` go to the server as they are;
     `max_model_tokens` bounds prompt and answer together; a `step_log` is kept if asked for. With
     `validated` its levels are simulated afterwards, with step times fitted to that log.
-    `kvcached` switches that library on in servers on GPUs. `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them.
+    `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them;
+    `kvcached` switches that library on in servers on GPUs.
     `workers` are processes beside the engine `paged`, between which layers and heads move as
     BanaServe decides; `moving` sets its thresholds.
     """

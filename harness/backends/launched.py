@@ -144,6 +144,7 @@ class LaunchedBackend:
             server_args=tuple(args),
             ready_s=self.server.ready_s,
             transfer=transfer_of(self.server.kv_transfer),
+            kvcached=self.server.kvcached,
         )
 
     def _client_for(self, model: str) -> ClientSchema:

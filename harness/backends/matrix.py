@@ -12,7 +12,10 @@ from ..systems import System
 SIMULATED = "simulated"
 
 
-_ONE_MODEL = "a server has one model; several on shared GPUs are simulated"
+_ONE_MODEL = (
+    "a server has one model; several on shared GPUs are simulated, and serve prism puts one queue "
+    "before several servers"
+)
 
 
 def _alone(system: System) -> str:

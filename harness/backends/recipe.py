@@ -11,6 +11,10 @@ from ..systems import system as system_by_name
 
 DEVICES = ("cpu", "cuda")
 
+# What switches kvcached on in a server in whose environment it is installed: KV pages are then
+# mapped on demand, and servers on one GPU share its memory.
+KVCACHED = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
+
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
@@ -77,6 +81,8 @@ class Launch:
     server_args: tuple[str, ...] = ()
     transfer: KvTransfer | None = None
     gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
+    kvcached: bool = False
+    sleeps: bool = False  # it can be told to give its memory back, and to take it again
 
     @property
     def policy(self) -> AnyPolicy | None:

@@ -56,6 +56,9 @@ class _Part:
     policy: AnyPolicy | None = None
 
 
+# Importing it would ask for a GPU.
+_HAS_KVCACHED = "import importlib.util as u, sys; sys.exit(u.find_spec('kvcached') is None)"
+
 Say = Callable[[str], None]
 
 
@@ -87,6 +90,8 @@ class Serve:
     step_log: Path | None = None
     ready_s: float = READY_S
     transfer: Transfer = Transfer.FILES
+    kvcached: bool = False
+    sleeps: bool = False
 
     @property
     def label(self) -> str:
@@ -135,6 +140,8 @@ class Serve:
             check(self._found(), name)
         if self.split is not None and self.transfer is Transfer.NIXL:
             _check_nixl(found)
+        if self.kvcached:
+            self._check_kvcached(found)
         if not self.patched:
             self._own_options(name)
         for what in ("kv_blocks", "block_tokens", "max_model_tokens"):
@@ -260,6 +267,27 @@ class Serve:
         prefills = 0 if self.split is None else self.split.prefill
         return [group for group in (servers[:prefills], servers[prefills:]) if group]
 
+    def _check_kvcached(self, found: Environment) -> None:
+        """Raise SloBenchError if its servers cannot have kvcached."""
+        if found.device != "cuda":
+            raise SloBenchError(
+                f"kvcached maps the memory of GPUs: it needs a CUDA build, and {found.name} is "
+                f"for {found.device}"
+            )
+        if self.patched or self.split is not None:
+            raise SloBenchError(
+                "kvcached replaces the KV blocks that our policies count and our connectors move: "
+                "use it with the server as it is (the system of its own name, or prism)"
+            )
+        if self.kv_blocks is not None:
+            raise SloBenchError("kvcached has as many KV blocks as memory holds: leave them out")
+        done = subprocess.run([found.python, "-c", _HAS_KVCACHED], capture_output=True, check=False)
+        if done.returncode:
+            raise SloBenchError(
+                f"kvcached is not installed in {found.name}; add it with: {found.python} -m pip "
+                "install kvcached --no-build-isolation"
+            )
+
     def _found(self) -> System:
         assert self.system is not None
         return system_by_name(self.system).with_knobs(**self.knobs)
@@ -284,6 +312,8 @@ class Serve:
             block_tokens=self.block_tokens,
             max_model_tokens=self.max_model_tokens,
             server_args=self.server_args,
+            kvcached=self.kvcached,
+            sleeps=self.sleeps,
         )
         if not self.patched:
             options = self._own_options(environment(self.backend).backend)

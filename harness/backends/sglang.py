@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError
-from .recipe import TORCH_CPU_INDEX, Build, Launch, Recipe, Step
+from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, Launch, Recipe, Step
 
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
@@ -135,6 +135,8 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
         # Being stopped looks like a crash to SGLang: without this it waits 5 s to look into it.
         "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
     }
+    if launch.kvcached:
+        found |= KVCACHED
     if device == "cpu":
         found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
     return found

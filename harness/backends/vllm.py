@@ -9,7 +9,7 @@ from pathlib import Path
 from ..core.decisions import UNLIMITED
 from ..core.policy import Policy
 from ..engines.on_vllm.fits import start_limits
-from .recipe import TORCH_CPU_INDEX, Build, KvTransfer, Launch, Recipe, Step
+from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, KvTransfer, Launch, Recipe, Step
 
 _SCHEDULER = "slo_bench.harness.engines.on_vllm.scheduler.PolicyScheduler"
 _CONNECTOR = "slo_bench.harness.engines.on_vllm.connector"
@@ -67,6 +67,8 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
         argv += ["--max-model-len", str(most)]
     if device == "cpu":
         argv += ["--enforce-eager"]
+    if launch.sleeps:
+        argv += ["--enable-sleep-mode"]
     if launch.system is not None:
         argv += _patched(launch)
     if launch.transfer is not None:
@@ -151,6 +153,10 @@ def _environ(device: str, launch: Launch) -> Mapping[str, str]:
     if launch.transfer is not None and launch.transfer.port is not None:
         found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = launch.host
         found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(launch.transfer.port)
+    if launch.sleeps:
+        found["VLLM_SERVER_DEV_MODE"] = "1"  # else it has no /sleep and no /wake_up
+    if launch.kvcached:
+        found |= KVCACHED
     if device == "cpu":
         found |= {
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB

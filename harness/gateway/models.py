@@ -224,8 +224,9 @@ class SharedModels:
     def _admit(self) -> None:
         """In the queue's order, whoever would begin at once.
 
-        From the moment at which a model has no place and nobody is idle in its way, who comes
-        later waits: so those who stand in its way become idle, and a change serves many.
+        Where a model has no place and nobody is idle in its way, whoever has come by now still
+        goes on, and who comes later waits: so those who stand in its way become idle, and a change
+        serves many.
         """
         now_s = self._clock()
         lacks = False
@@ -234,7 +235,7 @@ class SharedModels:
             if model.place is not Place.HERE:
                 if model.place is Place.AWAY and not self._makes_room(model, now_s):
                     lacks = True
-                    if self._last is None:
+                    if self._last is None and not self._any(Place.COMING):
                         self._last = self._number
             elif self._passes(r) and self._begins_at_once(model):
                 self._queue.remove(r)
@@ -261,7 +262,7 @@ class SharedModels:
         if sum(one.place is not Place.AWAY for one in models) < self._places:
             self._come(model)
             return True
-        if any(one.place is Place.GOING for one in models):
+        if self._any(Place.GOING):
             return True
         policy = self._policy
         idle = [
@@ -279,6 +280,9 @@ class SharedModels:
         for index in order[:1]:
             self._go(next(one for one in idle if one.index == index))
         return bool(order)
+
+    def _any(self, place: Place) -> bool:
+        return any(one.place is place for one in self._models.values())
 
     def _come(self, model: Model) -> None:
         model.place = Place.COMING

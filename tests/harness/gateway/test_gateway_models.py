@@ -136,6 +136,24 @@ def test_many_at_once_are_all_answered(models, asking):
     assert sum(count(url, "answers_total", name) for name in "ab") == 20
 
 
+def test_a_change_serves_all_who_wait(models, asking):
+    go_on = threading.Event()
+
+    class Slow(Stage):
+        def activate(self, model: str) -> Endpoint:
+            assert go_on.wait(PATIENCE_S)
+            return super().activate(model)
+
+    stage = Slow()
+    url = models(stage, awake=1)
+    waiting = [asking(url, name) for name in "abababab"]
+    eventually(lambda: sum(count(url, "queued", name) for name in "ab") == 8)
+    go_on.set()
+    assert [answered(wire) for wire in waiting] == [200] * 8
+    first, *others = stage.told
+    assert others in ([f"-{first[1]}", "+b"], [f"-{first[1]}", "+a"])
+
+
 def test_nobody_is_evicted_who_has_requests_and_nobody_passes_who_waits(models, asking):
     stage = Stage(a=MockConfig(ttft_s=0.002, itl_s=0.05))
     url = models(stage, awake=1)
