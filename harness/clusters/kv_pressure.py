@@ -5,7 +5,7 @@ Source: Prism (see docs/papers.md), Algorithm 1 and appendix A.1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ...workloads.errors import SloBenchError
@@ -64,6 +64,11 @@ class Loads:
         """A part stands there from now on."""
         self.weighted_rate[gpu] += demand.part_weight
         self.kv_bytes[gpu] -= demand.part_bytes
+
+    def remove(self, gpu: int, demand: Demand) -> None:
+        """The inverse of `add`."""
+        self.weighted_rate[gpu] -= demand.part_weight
+        self.kv_bytes[gpu] += demand.part_bytes
 
     def pressure(self, gpu: int) -> float:
         """W / S of one GPU."""
@@ -134,6 +139,78 @@ def place(
             loads.add(gpu, demand)
         assigned[demand.model] = chosen
     return Assignment(assigned, loads, tuple(unplaced))
+
+
+def swapped(
+    found: Assignment, demands: Sequence[Demand], *, swaps: int, node_gpus: int = 8
+) -> Assignment:
+    """`found` after at most so many steps of local search, which the paper does not have.
+
+    A step takes a model off the GPU under most pressure: it goes where Algorithm 1 would put it
+    now, or changes places with a model of as many parts. The step that lowers the pressures most is
+    made, the highest first, then the next; without one that does the search ends. Who has no room
+    stays without.
+    """
+    of = {demand.model: demand for demand in demands}
+    gpus, loads = dict(found.gpus), found.loads
+    for _ in range(swaps):
+        best, better = _pressures(loads), None
+        worst = max(range(len(loads.kv_bytes)), key=loads.pressure)
+        for change in _changes(worst, gpus, of, loads, node_gpus):
+            _carry_out(change, gpus, of, loads)
+            after = _pressures(loads)
+            if after < best:
+                best, better = after, change
+            _carry_out({model: gpus[model] for model in change}, change, of, loads)
+        if better is None:
+            break
+        _carry_out(better, gpus, of, loads)
+        gpus |= better
+    return Assignment(gpus, loads, found.unplaced)
+
+
+Change = Mapping[int, Gpus]
+
+
+def _changes(
+    worst: int, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads, node_gpus: int
+) -> Iterator[Change]:
+    """What could be done for this GPU, by the models that go elsewhere; all of it fits."""
+    for model in [m for m, there in gpus.items() if worst in there]:
+        one = of[model]
+        for gpu in gpus[model]:
+            loads.remove(gpu, one)
+        there = best_gpus(one, loads, node_gpus)
+        for gpu in gpus[model]:
+            loads.add(gpu, one)
+        if there and there != gpus[model]:
+            yield {model: there}
+        for other, theirs in gpus.items():
+            apart = of[other].tp == one.tp and not set(theirs) & set(gpus[model])
+            more = one.part_bytes - of[other].part_bytes
+            if (
+                apart
+                and all(loads.kv_bytes[gpu] > more for gpu in theirs)
+                and all(loads.kv_bytes[gpu] > -more for gpu in gpus[model])
+            ):
+                yield {model: theirs, other: gpus[model]}
+
+
+def _carry_out(
+    change: Change, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads
+) -> None:
+    """The models of `change` go to its GPUs from where `gpus` says."""
+    for model, there in change.items():
+        for gpu in gpus[model]:
+            loads.remove(gpu, of[model])
+        for gpu in there:
+            loads.add(gpu, of[model])
+
+
+def _pressures(loads: Loads) -> list[float]:
+    """Of all GPUs, the highest first; sums in another order differ by less than is kept."""
+    found = sorted(map(loads.pressure, range(len(loads.kv_bytes))), reverse=True)
+    return [float(f"{pressure:.12g}") for pressure in found]
 
 
 def _worst(demand: Demand, gpus: Gpus, loads: Loads) -> float | None:

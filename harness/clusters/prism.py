@@ -16,7 +16,7 @@ from ..engines.loop import INF
 from ..engines.shared import Backlog, Gpus, Tenant
 from .fleet import Fleet
 from .idleness import eviction_order
-from .kv_pressure import Demand, Loads, best_gpus, place
+from .kv_pressure import Demand, Loads, best_gpus, place, swapped
 from .shared_queue import SharedQueue
 from .sharing import Hosted, SharingPolicy
 
@@ -29,6 +29,7 @@ class Prism(SharingPolicy):
     there at once. `local_queue` off: to the engine at once, first come first served.
     `global_placement` off: models come back to where they were put at the start, and move nowhere.
     `activation = "naive"`: engines are started, not taken from a pool. `evicts` off: nobody goes.
+    `swaps`: steps of local search after Algorithm 1 at the start, which the paper does not have.
 
     Where the paper is silent:
 
@@ -55,6 +56,7 @@ class Prism(SharingPolicy):
     local_queue: bool = knob(True)
     global_placement: bool = knob(True)
     evicts: bool = knob(True)
+    swaps: int = knob(0, 0, 1000)
 
     @property
     def starts(self) -> Loader | NaiveStart:
@@ -69,11 +71,9 @@ class Prism(SharingPolicy):
 
     def begin(self, fleet: Fleet) -> None:
         """Who fits stands somewhere from the start, by Algorithm 1 on the mean rates."""
-        found = place(
-            [_demand(model, model.rate_rps) for model in fleet.models],
-            _empty(fleet),
-            node_gpus=fleet.node_gpus,
-        )
+        demands = [_demand(model, model.rate_rps) for model in fleet.models]
+        found = place(demands, _empty(fleet), node_gpus=fleet.node_gpus)
+        found = swapped(found, demands, swaps=self.swaps, node_gpus=fleet.node_gpus)
         for index, gpus in sorted(found.gpus.items()):
             fleet.activate(fleet.models[index], gpus, loaded=True)
 
