@@ -258,3 +258,23 @@ def test_a_model_under_way_holds_nobody_up(models, asking):
 def test_what_cannot_be_served_is_refused(plan, problem):
     with pytest.raises(SloBenchError, match=problem), serving(plan):
         pass
+
+
+def test_a_trace_that_names_models_is_measured(models, tmp_path):
+    from slo_bench.harness.experiment import Experiment
+
+    stage = Stage()
+    url = models(stage, awake=1)
+    trace = tmp_path / "trace.csv"
+    rows = [f"{0.01 * k},20,3,{'ab'[k % 3 == 2]}" for k in range(9)]
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,model", *rows]) + "\n")
+    run = Experiment(
+        backend="http",
+        client={"base_urls": (url,), "late_limit_s": 5.0},
+        workload=str(trace),
+        speeds=1.0,
+        slo="ttft=100",
+    ).run(tmp_path / "run")
+    [row] = run.rows()
+    assert row["attainment"] == 1.0
+    assert [count(url, "answers_total", name) for name in "ab"] == [6, 3]
