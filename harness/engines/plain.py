@@ -289,7 +289,6 @@ class PlainInstance:
         if self.away is not None:
             self.away.step(*batch)
         self.now_s = occupy(self.stages, self.now_s, duration_s)
-        self.measures.waited_s += self.now_s - self.began_s - duration_s
         self._let_go()
         for r in decoders:
             self._decoded(r)

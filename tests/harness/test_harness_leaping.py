@@ -19,7 +19,9 @@ from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.simulate import simulate
 from slo_bench.harness.systems import SYSTEMS, System
 from slo_bench.predictors.placement import Placement
-from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.specs import gpu, link, model
+from slo_bench.predictors.staged import staged_step_time
+from slo_bench.predictors.stages import Stage
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.workload import Workload
 
@@ -215,6 +217,40 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
     if len(gaps[1].gap_s):
         assert gaps[0].mean_s() == pytest.approx(gaps[1].mean_s())
         assert gaps[0].quantile_s(0.99) == pytest.approx(gaps[1].quantile_s(0.99), rel=0.01)
+
+
+UNLIKE = Placement(
+    PLACEMENT.model,
+    gpu("a100-80g"),
+    pp=3,
+    split=(
+        Stage(gpu("a100-80g"), 20, link("node")),
+        Stage(gpu("l4"), 4, link("sys"), layer_extra_s=0.0002),
+        Stage(gpu("a100-40g"), 8),
+    ),
+)
+
+
+@pytest.mark.parametrize("case", ["vllm", "sarathi"])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    workload=workloads(),
+    blocks=st.sampled_from([70, 130, 400]),
+    lanes=st.sampled_from([1, 2, 3]),
+    batch=st.sampled_from([2, 7, 64]),
+)
+def test_leaping_equals_stepping_on_stages_that_are_not_alike(case, workload, blocks, lanes, batch):
+    placement = dataclasses.replace(UNLIKE, fixed_kv_blocks=blocks * lanes, fixed_lanes=lanes)
+    steps = staged_step_time(placement).model
+    system = CASES[case](batch)
+    results = [
+        simulate(workload, system, placement, steps, oversize="reject", step=step)
+        for step in (False, True)
+    ]
+    assert_same(*(r.records for r in results))
+    assert_lossless(workload, results[0].records)
+    totals = results[0].totals
+    assert 0 < totals.gpu_busy_s <= lanes * totals.makespan_s * (1 + 1e-9)
 
 
 def assert_lossless(workload: Workload, records: Records) -> None:

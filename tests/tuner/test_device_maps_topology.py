@@ -23,7 +23,7 @@ from slo_bench.tuner.device_maps.morphling import Setup, Stress, adapt, morphlin
 from slo_bench.tuner.device_maps.nvidia_smi import link_of, parse_gpus, parse_topo, this_machine
 from slo_bench.tuner.device_maps.problem import Held, problem_of, weights_of
 from slo_bench.tuner.device_maps.topology import alike, named_topology, read_topology
-from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 # Written after the format that nvidia-smi documents, for machines that do not exist.
 NVSWITCH = """\
