@@ -96,16 +96,17 @@ def list_backends(
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from .console import terminal
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("name", "state", "path"):
         table.add_column(column, no_wrap=column != "path", overflow="fold")
     for row in rows:
         table.add_row(*(Text(value) for value in row.values()))
-    Console().print(table)
+    terminal().print(table)
 
 
 @app.command(epilog=epilog(["slo-bench backends remove vllm-0.32.0-cpu"]))

@@ -181,11 +181,10 @@ def capacity(
     if as_json:
         typer.echo(json.dumps(result.rows(), allow_nan=False))
         return
-    from rich.console import Console
-
     from ..reports.capacity import capacity_tables
+    from .console import terminal
 
-    console = Console()
+    console = terminal()
     console.print(capacity_tables(result.rows()))
     if not all(row["precise"] or not row["capacity_rps"] for row in result.rows()):
         more = f"slo-bench capacity --resume --out {folder} --max-requests …"
@@ -209,15 +208,16 @@ def _display(
         typer.echo(f"searching into {folder}", err=True)
         yield (lambda progress: None), None
         return
-    from rich.console import Console
     from rich.progress import Progress as Bar
     from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from .console import terminal
 
     with Bar(
         SpinnerColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
+        console=terminal(stderr=True),
         transient=True,
     ) as bar:
         task = bar.add_task("first run", total=None)

@@ -76,9 +76,8 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare two sets of results: differences, their intervals, and which are significant."""
-    from rich.console import Console
-
     from ..reports.compare.text import comparison_json, comparison_text
+    from .console import terminal
 
     compared = compared_by(
         a, b, systems=systems, metric=metric, rates=rates, slo=slo, confidence=confidence, seed=seed
@@ -90,7 +89,7 @@ def compare(
     if as_json:
         typer.echo(json.dumps(comparison_json(compared), allow_nan=False, ensure_ascii=False))
         return
-    console = Console()
+    console = terminal()
     console.print(comparison_text(compared))
     if html is not None:
         console.print(str(html), markup=False, highlight=False, soft_wrap=True)

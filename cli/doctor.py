@@ -47,9 +47,10 @@ def doctor(
 
 
 def _print(findings: list[Finding]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from .console import terminal
 
     marks = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "red")}
     table = Table(box=None, pad_edge=False, show_header=False)
@@ -57,7 +58,7 @@ def _print(findings: list[Finding]) -> None:
         mark, style = marks[finding.state]
         text = finding.found + (f"\nmend: {finding.mend}" if finding.mend else "")
         table.add_row(Text(mark, style=style), Text(finding.what), Text(text, overflow="fold"))
-    Console().print(table)
+    terminal().print(table)
 
 
 def examine() -> Iterator[Finding]:

@@ -46,11 +46,10 @@ def explain(
     A simulated cell is run again from the experiment, watched this time. Of a real server's cell
     only what its client saw is known: queue and prefill cannot be told apart.
     """
-    from rich.console import Console
-
     from ..harness.measured_trace import MeasuredCell
     from ..harness.trace import cell_names, measured_on, replay, write_events, write_perfetto
     from ..reports import explain as explaining
+    from .console import terminal
     from .progress import counted
 
     names = cell_names(run)
@@ -81,7 +80,7 @@ def explain(
         return
     if doubt is not None:
         typer.echo(f"careful: {doubt}", err=True)
-    console = Console()
+    console = terminal()
     console.print(explaining.explanation_text(explanation))
     if trace is not None:
         where = f"trace: {trace} (open it in https://ui.perfetto.dev)"

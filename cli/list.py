@@ -57,9 +57,10 @@ def list_names(
 
 
 def _show_all(kind: str, entries: list[Entry]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from .console import terminal
 
     if kind == "matrix":  # the reasons have room where one is asked for
         entries = [{c: str(v).partition(":")[0] for c, v in e.items()} for e in entries]
@@ -76,15 +77,16 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
         )
     for entry in entries:
         table.add_row(*(Text(_shown(value)) for value in entry.values()))
-    Console().print(table)
+    terminal().print(table)
     if kind in (*_BRIEFLY, "matrix"):
         typer.echo(f"\nMore about one: slo-bench list {kind} {entries[0]['name']}", err=True)
 
 
 def _show_whole(entry: Entry) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from .console import terminal
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
@@ -92,15 +94,15 @@ def _show_whole(entry: Entry) -> None:
     for column, value in entry.items():
         if column != "knobs":
             table.add_row(column.replace("_", " "), Text(_shown(value)))
-    Console().print(table)
+    terminal().print(table)
 
 
 def _show_knobs(name: str) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from ..harness.systems import system
+    from .console import terminal
 
     found = system(name)
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -112,8 +114,8 @@ def _show_knobs(name: str) -> None:
         value = values[knob]
         shown = str(value).lower() if isinstance(value, bool) else _shown(value)
         table.add_row(knob, Text(shown or "–"), Text(str(bounds)))
-    Console().print()
-    Console().print(table)
+    terminal().print()
+    terminal().print(table)
 
 
 def _shown(value: str | float | None) -> str:

@@ -102,7 +102,9 @@ def main() -> None:
     try:
         app()
     except SloBenchError as error:
-        typer.echo(f"error: {error}", err=True)
+        from .console import harmless
+
+        typer.echo(f"error: {harmless(str(error))}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

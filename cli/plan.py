@@ -125,9 +125,9 @@ def plan(
     if as_json:
         typer.echo(json.dumps(rows, allow_nan=False))
         return
-    from rich.console import Console
+    from .console import terminal
 
-    console = Console()
+    console = terminal()
     console.print(plan_table(rows))
     lines = [
         f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
@@ -163,14 +163,15 @@ def _saying() -> Iterator[Callable[[str], None]]:
     if not sys.stderr.isatty():
         yield lambda line: None
         return
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from .console import terminal
 
     with Progress(
         SpinnerColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
+        console=terminal(stderr=True),
         transient=True,
     ) as bar:
         task = bar.add_task("first simulation", total=None)

@@ -60,12 +60,12 @@ def predict_eval(
     found = predict_data.read_data(data, columns, label_tokenizer)
     predict_data.need_torch()
     import torch
-    from rich.console import Console
 
     from ..predictors.lengths.evaluate import evaluate
     from ..predictors.lengths.predictor import TrainedPredictor
     from ..predictors.lengths.samples import read_samples, seen_in
     from ..reports import predictor as shown
+    from .console import terminal
     from .progress import counted
 
     if threads is not None:
@@ -86,7 +86,7 @@ def predict_eval(
         if as_json:
             typer.echo(json.dumps(shown.stream_json(came), allow_nan=False))
             return
-        console = Console()
+        console = terminal()
         console.print(shown.stream_text(came))
         if html is not None:
             console.print(str(html), markup=False, highlight=False, soft_wrap=True)
@@ -109,7 +109,7 @@ def predict_eval(
         return
     for note in found.notes:
         typer.echo(note, err=True)
-    console = Console()
+    console = terminal()
     console.print(shown.evaluation_text(result, config))
     if html is not None:
         console.print(str(html), markup=False, highlight=False, soft_wrap=True)

@@ -186,9 +186,9 @@ def fit(
 
 
 def _console() -> Any:
-    from rich.console import Console
+    from .console import terminal
 
-    return Console()
+    return terminal()
 
 
 def _summary(profile: Profile) -> Any:

@@ -55,9 +55,9 @@ def fit_costs_like(
     if as_json:
         typer.echo(json.dumps(_plain(found), allow_nan=False))
         return
-    from rich.console import Console
+    from .console import terminal
 
-    console = Console()
+    console = terminal()
     console.print(_table(found, read))
     for line in _lines(found):
         console.print(line, highlight=False)

@@ -13,16 +13,17 @@ def counted(what: str) -> Iterator[Callable[[int, int | None], None]]:
     if not sys.stderr.isatty():
         yield lambda done, total: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+
+    from .console import terminal
 
     with Bar(
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn(what),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=terminal(stderr=True),
         transient=True,
     ) as bar:
         task = bar.add_task("", total=None)

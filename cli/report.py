@@ -29,16 +29,15 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of finished runs and print their summary."""
-    from rich.console import Console
-
     from ..reports.html import write_report
     from ..reports.levels import combine
     from ..reports.read import read_runs
     from ..reports.tables import summary_table
+    from .console import terminal
 
     if out is None:
         out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
     written = write_report(run_dirs, out)
-    console = Console()
+    console = terminal()
     console.print(summary_table(combine(read_runs(run_dirs))))
     console.print(str(written), markup=False, highlight=False, soft_wrap=True)

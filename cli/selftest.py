@@ -61,8 +61,9 @@ def _as_table(found: SelfTest) -> dict[str, object]:
 
 
 def _show(found: SelfTest) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from .console import terminal
 
     table = Table(
         title="Measured minus true, in milliseconds; against a mock server on this machine",
@@ -92,7 +93,7 @@ def _show(found: SelfTest) -> None:
             str(one.processes),
             "" if one.truthful else "✗",
         )
-    console = Console()
+    console = terminal()
     console.print(table)
     for one in found.levels:
         if not one.truthful:

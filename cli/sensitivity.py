@@ -18,6 +18,7 @@ EXAMPLES = (
     "slo-bench sensitivity --system vllm --system sarathi",
     "slo-bench sensitivity -s vllm -s sarathi --vary step-time=0.8:1.2:0.1 --vary host=0.5,2,8",
     "slo-bench sensitivity -s sjf -s fifo --vary prediction=0.2,0.5,1 --metric ttft_p99 --rate 2",
+    "slo-bench sensitivity -s ascendra,vllm-v0 --gpus 3 --router least-loaded -m mistral-7b",
     "slo-bench sensitivity -s vllm -s sglang --workload azure-conv --html sensitivity.html",
 )
 DEFAULT_SYSTEMS = ("vllm", "sarathi")
@@ -69,7 +70,9 @@ def sensitivity(
     gpu: Annotated[
         str | None, typer.Option("--gpu", "-g", metavar="G", help="As in `run`.")
     ] = None,
+    gpus: Annotated[int | None, typer.Option(metavar="N", help="As in `run`.")] = None,
     tp: Annotated[int | None, typer.Option(metavar="N", help="As in `run`.")] = None,
+    router: Annotated[str | None, typer.Option(metavar="R", help="As in `run`.")] = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
     ] = None,
@@ -79,11 +82,10 @@ def sensitivity(
 
     One thing is changed at a time, over a range; where two systems change places is named.
     """
-    from rich.console import Console
-
     from ..harness.experiment import Experiment
     from ..reports import sensitivity as shown
     from ..tuner.sensitivity import CAPACITY, Ranked, study
+    from .console import terminal
     from .progress import counted
 
     ranked = Ranked(metric, target)
@@ -100,7 +102,9 @@ def sensitivity(
         "seed": seed,
         "model": model,
         "gpu": gpu,
+        "gpus": gpus,
         "tp": tp,
+        "router": router,
         "rates": None if rate is None else (rate,),
     }
     experiment = Experiment(**{name: value for name, value in asked.items() if value is not None})
@@ -112,7 +116,7 @@ def sensitivity(
     if as_json:
         typer.echo(json.dumps(shown.sensitivity_json(found), allow_nan=False, ensure_ascii=False))
         return
-    console = Console()
+    console = terminal()
     console.print(shown.sensitivity_text(found))
     if html is not None:
         console.print(str(html), markup=False, highlight=False, soft_wrap=True)

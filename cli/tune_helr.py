@@ -139,14 +139,13 @@ def tune_helr(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
 ) -> None:
     """Map the layers of a model to devices: HELR, the exact optimum, and how far they are apart."""
-    from rich.console import Console
-
     from ..predictors.specs import model as model_of
     from ..reports import device_map as shown
     from ..tuner.device_maps.compare import METHODS, Answer, answer, answers
     from ..tuner.device_maps.launch import document
     from ..tuner.device_maps.morphling import morphling
     from ..tuner.device_maps.problem import problem_of
+    from .console import terminal
 
     if method not in (*METHODS, "morphling"):
         raise SloBenchError(
@@ -190,7 +189,7 @@ def tune_helr(
     if as_json:
         typer.echo(json.dumps(shown.map_json(result), allow_nan=False, ensure_ascii=False))
         return
-    console = Console()
+    console = terminal()
     console.print(shown.map_text(result))
     _say_written(console, out, html)
 

@@ -59,9 +59,9 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
     if given["as_json"]:
         typer.echo((folder / "tune.json").read_text("utf-8") if page or _kept(outcome) else "{}")
         return
-    from rich.console import Console
+    from .console import terminal
 
-    console = Console()
+    console = terminal()
     console.print(tuning_text(outcome.plain()))
     for winner in outcome.winners:
         for command in winner.commands:
@@ -98,16 +98,17 @@ def _display(
         typer.echo(f"tuning into {folder}", err=True)
         yield (lambda progress: None), (lambda done, of: None), None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
     from rich.progress import Progress as Bar
+
+    from .console import terminal
 
     with Bar(
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.description}", markup=False),
-        console=Console(stderr=True),
+        console=terminal(stderr=True),
         transient=True,
     ) as bar:
         task = bar.add_task("trials", total=settings.trials)

@@ -86,7 +86,7 @@ def validate(
     ] = False,
 ) -> None:
     """Replay a real engine's log in the simulator and print how far off it is."""
-    from rich.console import Console
+    from .console import terminal
 
     if profile is None:
         asked = (engine, kv_blocks, block_size, max_num_seqs, max_num_batched_tokens)
@@ -120,7 +120,7 @@ def validate(
     if as_json:
         typer.echo(json.dumps(shown.validation_json(found), allow_nan=False))
         return
-    console = Console()
+    console = terminal()
     console.print(shown.validation_text(found))
     if html is not None:
         console.print(str(html), markup=False, highlight=False, soft_wrap=True)

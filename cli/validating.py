@@ -37,8 +37,7 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
 
 def levels_shown(levels: Sequence[Level]) -> None:
     """Print the error tables."""
-    from rich.console import Console
-
     from ..reports.validation import levels_text
+    from .console import terminal
 
-    Console().print(levels_text(levels))
+    terminal().print(levels_text(levels))

@@ -72,10 +72,9 @@ def show(
     import dataclasses
     import json
 
-    from rich.console import Console
-
     from ..workloads.source import load_source
     from ..workloads.summary import summarise
+    from .console import terminal
 
     loaded = load_source(
         source,
@@ -101,7 +100,7 @@ def show(
         plain["origin"], plain["notes"] = loaded.origin, list(loaded.notes)
         typer.echo(json.dumps(plain, indent=2))
         return
-    console = Console()
+    console = terminal()
     console.print(f"[bold]{_plain(loaded.name)}[/]  {_plain(loaded.origin)}")
     for note in loaded.notes:
         console.print(f"  {_plain(note)}")
@@ -162,14 +161,14 @@ def fetch(
     ] = None,
 ) -> None:
     """Download a public original into the cache and print its path."""
-    from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
     from ..workloads import fetch as fetching
+    from .console import terminal
 
-    errors = Console(stderr=True)
+    errors = terminal(stderr=True)
     if name is None:
-        Console().print(_originals_table(), highlight=False)
+        terminal().print(_originals_table(), highlight=False)
         return
     original = fetching.find(name)
     with Progress(

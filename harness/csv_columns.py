@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ..workloads.csv_text import guarded
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bytes = NDArray[np.uint8]
@@ -114,6 +116,7 @@ def _named(column: Choice) -> _Drawn:
 
 
 def _quoted(text: str) -> str:
+    text = guarded(text)
     if any(c in text for c in ',"\n\r'):
         return '"' + text.replace('"', '""') + '"'
     return text

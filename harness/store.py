@@ -30,6 +30,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..workloads.csv_text import guarded, unguarded
 from ..workloads.errors import FileFormatError, SloBenchError
 from ..workloads.workload import Workload
 from .core.records import Outcome, Records, Timeline, Told
@@ -352,7 +353,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
         columns.append(_LAST_COLUMN)
     lines = _Lines()
     writer = csv.writer(lines, lineterminator="\n")
-    writer.writerow(columns)
+    writer.writerow(map(guarded, columns))
     writer.writerows([[_text(row.get(name)) for name in columns] for row in rows])
     write_whole(path, [line.encode() for line in lines.written])
 
@@ -369,6 +370,8 @@ class _Lines:
 def _text(value: Value) -> str:
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return ""
+    if isinstance(value, str):
+        return guarded(value)
     return repr(value) if isinstance(value, float) else str(value)
 
 
@@ -387,9 +390,15 @@ def read_rows(path: Path) -> list[Row]:
             raise FileFormatError(
                 path, number, f"has {len(fields)} fields where the header has {len(table[0])}"
             )
-        if Path(fields[at]).name != fields[at] or "\0" in fields[at]:
+        if not _is_plain(fields[at]):
             raise FileFormatError(path, number, f"cell must be a plain name but is {fields[at]!r}")
-    return [dict(zip(table[0], map(_value, fields), strict=True)) for fields in table[1:]]
+    names = list(map(unguarded, table[0]))
+    return [dict(zip(names, map(_value, fields), strict=True)) for fields in table[1:]]
+
+
+def _is_plain(cell: str) -> bool:
+    """Whether files of that name lie in the folder that they are looked for in."""
+    return cell not in ("", ".", "..") and Path(cell).name == cell and "\0" not in cell
 
 
 def _value(text: str) -> Value:
@@ -404,4 +413,4 @@ def _value(text: str) -> Value:
             # "1_000", " 7" or "007" are names: only what reads back the same is a number.
             if _text(value) == text:
                 return value
-    return text
+    return unguarded(text)

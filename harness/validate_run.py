@@ -27,6 +27,7 @@ import numpy as np
 from ..predictors.profiles.names import recognise
 from ..predictors.profiles.profile import Profile, Source, write_profile
 from ..predictors.profiles.whole_steps import Step, profile_of_steps
+from ..workloads.csv_text import guarded
 from ..workloads.errors import SloBenchError
 from .csv_columns import Column, gzip_csv
 from .logs import PROFILING, RealLog, meta_path, profiling_cell, read_cell, read_meta
@@ -224,7 +225,8 @@ def _keep(folder: Path, levels: Sequence[Level]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
     writer.writeheader()
-    writer.writerows(rows)
+    for row in rows:
+        writer.writerow({k: guarded(v) if isinstance(v, str) else v for k, v in row.items()})
     write_whole(folder / "validation.csv", [text.getvalue().encode()])
     table = [
         {

@@ -222,7 +222,10 @@ def _work(requests: IO[str], answers: IO[str]) -> None:
         answers.write(json.dumps(message) + "\n")
         answers.flush()
 
-    order = json.loads(requests.readline())
+    first = requests.readline()
+    if not first:
+        return  # the parent was killed before it had said anything
+    order = json.loads(first)
     folder, records = Path(order["folder"]), order["records"]
     progress = _now_and_then(lambda ended: answer({"requests": ended}))
     for line in requests:

@@ -84,8 +84,8 @@ def load_published(name: str) -> PublishedTable:
         FileFormatError: the file cannot be read or holds no such table.
     """
     path = Path(name) if name.endswith(".toml") else SHIPPED / f"{name}.toml"
-    if not name.endswith(".toml") and not path.is_file():
-        known = {found.stem for found in SHIPPED.glob("*.toml")}
+    known = {found.stem for found in SHIPPED.glob("*.toml")}
+    if not name.endswith(".toml") and name not in known:
         raise UnknownNameError("table of published results", name, known)
     table, _ = read_toml(path)
     raw = table.get("row")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from ..workloads.csv_text import unguarded
 from ..workloads.errors import FileFormatError, SloBenchError
 from ..workloads.parsing import parse_json
 
@@ -185,6 +186,7 @@ def _columns_in(path: Path) -> list[str]:
 def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     try:
         raw = pd.read_csv(path, dtype="str", keep_default_na=False)
+        raw = raw.rename(columns=unguarded).map(unguarded)
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     names = list(raw.columns)
@@ -212,7 +214,7 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     cells = pd.DataFrame(columns)
     for column in ("rate_rps", "attainment", "requests"):
         _refuse(path, raw, column, ~(cells[column] >= 0), "must be a number of at least 0")
-    inside = cells["cell"].map(lambda stem: Path(stem).name == stem)
+    inside = cells["cell"].map(lambda stem: stem not in ("", ".", "..") and Path(stem).name == stem)
     _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
     return cells, axes
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from .csv_text import guarded
 from .errors import SloBenchError
 from .workload import Workload
 
@@ -40,7 +41,8 @@ def write_csv(workload: Workload, path: Path) -> None:
             with io.TextIOWrapper(packed or raw, encoding="utf-8", newline="") as text:
                 writer = csv.writer(text, lineterminator="\n")
                 writer.writerow(columns)
-                writer.writerows(zip(*columns.values(), strict=False))
+                for row in zip(*columns.values(), strict=False):
+                    writer.writerow([guarded(c) if isinstance(c, str) else c for c in row])
         part.replace(path)
     except OSError as error:
         raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error

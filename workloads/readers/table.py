@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..csv_text import unguarded
 from ..errors import FileFormatError, SloBenchError
 from ..parsing import parse_json
 
@@ -120,14 +121,17 @@ class Table:
 
     def _convert(self, name: str, cells: list[Any]) -> Floats:
         try:
-            return np.array(cells, dtype=np.float64)
+            values = np.array(cells, dtype=np.float64)
+            if values.ndim == 1:  # lists make more
+                return values
         except (TypeError, ValueError, OverflowError):
-            for row, cell in enumerate(cells):
-                try:
-                    float(cell)
-                except (TypeError, ValueError, OverflowError):
-                    raise self.fail(row, f"{name} must be a number but is {cell!r}") from None
-            raise
+            pass
+        for row, cell in enumerate(cells):
+            try:
+                float(cell)
+            except (TypeError, ValueError, OverflowError):
+                raise self.fail(row, f"{name} must be a number but is {cell!r:.40}") from None
+        raise self.fail(0, f"{name} must hold numbers")
 
     def times_s(self, name: str) -> Floats:
         """A column of dates and times (UTC) as seconds from the first row's.
@@ -156,7 +160,7 @@ class Table:
     def names(self, name: str) -> tuple[Ints, tuple[str, ...]]:
         """A column of names as indices into the distinct names, in order of appearance."""
         known: dict[str, int] = {}
-        index = [known.setdefault(str(cell or ""), len(known)) for cell in self.cells(name)]
+        index = [known.setdefault(unguarded(str(cell or "")), len(known)) for cell in self.cells(name)]
         return np.array(index, dtype=np.int64), tuple(known)
 
 

@@ -1,0 +1,38 @@
+"""What goes to a terminal: tables by rich, in which no name can do more than be shown.
+
+Names come from servers, traces and run folders of strangers. A terminal obeys control characters
+(colours, titles, the clipboard), so they are replaced; so are those that turn the direction of
+text. Rich leaves colours out by itself where nobody watches, and where NO_COLOR is set.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+_CONTROLS = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
+)
+
+
+def harmless(text: str) -> str:
+    """The text without what a terminal would obey, but for line ends and tabs."""
+    return _CONTROLS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+class _Console(Console):
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """See `Console`: what it draws itself are styles and controls, apart from the text."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else harmless(text), style, control)
+
+
+def terminal(**options: Any) -> Console:
+    """Standard output, or with `stderr=True` standard error."""
+    return _Console(**options)

@@ -1,0 +1,166 @@
+"""Names of strangers, keys and paths: what a server or a run folder may not do to us."""
+
+import contextlib
+import csv
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench import Experiment, SloBenchError, write_report
+from slo_bench.cli.console import harmless
+from slo_bench.cli.main import main
+from slo_bench.harness.mock_server import MockConfig, serving
+from slo_bench.harness.store import read_rows, write_rows
+from slo_bench.reports.published import load_published
+from slo_bench.workloads.csv_text import guarded, unguarded
+from slo_bench.workloads.readers import read
+
+ESCAPES = "\x1b]0;owned\x07\x1b[31m\x9b31m\u202e"
+FORMULA = "=HYPERLINK(1)"
+HOSTILE = f"{FORMULA}{ESCAPES}</script><script>window.owned=1</script>"
+
+
+@pytest.fixture
+def slo_bench(tmp_path, monkeypatch, capfd):
+    """Exit code, stdout and stderr of a command that was run in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capfd.readouterr()
+        return ended.value.code or 0, captured.out, captured.err
+
+    return call
+
+
+def control_characters(text):
+    return re.findall("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+
+
+EXPERIMENT = """
+workload = "sharegpt"
+rates = 200
+seeds = 1
+requests = 5
+[client]
+late_limit_s = 60.0
+"""
+
+
+def ask(url, *more):
+    """A measurement that stays valid on a busy machine."""
+    Path("x.toml").write_text(EXPERIMENT)
+    return ["run", "x.toml", "--base-url", url, "-o", "out", *more]
+
+
+@pytest.fixture
+def asked_hostile(slo_bench):
+    """A run against a server whose model has a hostile name; what the command printed."""
+    with serving(MockConfig(model=HOSTILE, ttft_s=0.001, itl_s=0.0005)) as server:
+        code, out, err = slo_bench(*ask(server.url))
+    assert code in (0, 1), err
+    return out + err
+
+
+def test_a_terminal_sees_no_escape_sequence_of_a_server(asked_hostile, slo_bench):
+    assert control_characters(asked_hostile) == []
+    code, out, err = slo_bench("report", "out")
+    assert code in (0, 2)
+    assert control_characters(out + err) == []
+
+
+def test_no_cell_of_a_csv_is_a_formula(asked_hostile, tmp_path):
+    with (tmp_path / "out" / "cells.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert f"'{HOSTILE}" in rows[0]
+    numbers = r"[-+]?[0-9.]+(e[-+]?[0-9]+)?|-?inf"
+    for cell in (*header, *(cell for row in rows for cell in row)):
+        assert cell[:1] not in ("=", "+", "-", "@") or re.fullmatch(numbers, cell), cell
+    assert read_rows(tmp_path / "out" / "cells.csv")[0]["model"] == HOSTILE
+
+
+def test_an_error_shows_no_escape_sequence(slo_bench):
+    code, _, err = slo_bench("run", "-s", f"x{ESCAPES}")
+    assert code == 2
+    assert control_characters(err) == []
+    assert "unknown system" in err
+
+
+@given(st.text())
+def test_words_come_back_as_they_went(tmp_path_factory, word):
+    assert unguarded(guarded(word)) == word
+    assert guarded(word)[:1] not in ("=", "+", "-", "@", "\t", "\r")
+    assert control_characters(harmless(word)) == []
+
+
+def test_formulas_come_back_from_tables_and_traces(tmp_path):
+    rows = [{"cell": "a", "system": FORMULA, "=x": "-1+1", "n": -1.5}]
+    write_rows(tmp_path / "cells.csv", rows)
+    assert read_rows(tmp_path / "cells.csv") == rows
+    (tmp_path / "t.csv").write_text("prompt_tokens,output_tokens,class\n1,1,'=a\n")
+    assert read(tmp_path / "t.csv").workload.class_names == ("=a",)
+
+
+def test_a_key_is_in_no_file_no_process_list_and_no_report(slo_bench, tmp_path, monkeypatch):
+    """Also not in temporary files while it runs."""
+    monkeypatch.setenv("MY_KEY", "sesame-open")
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    found, over = [], threading.Event()
+
+    def look():
+        while not over.wait(0.01):
+            for path in [*tmp_path.rglob("*"), *Path("/proc").glob("[0-9]*/cmdline")]:
+                with contextlib.suppress(OSError):
+                    if path.is_file() and b"sesame" in path.read_bytes():
+                        found.append(path)
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    try:
+        with serving(MockConfig(ttft_s=0.001, itl_s=0.0005)) as server:
+            keys = ["--api-key-env", "MY_KEY", "--header", "x-key=$MY_KEY", "--processes", "2"]
+            code, out, err = slo_bench(*ask(server.url, *keys, "--export", "vllm"))
+    finally:
+        over.set()
+        watch.join()
+    assert code in (0, 1), err
+    assert "sesame" not in out + err
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "report.html" for path in files)
+    found += [path for path in files if b"sesame" in path.read_bytes()]
+    assert found == []
+
+
+@pytest.mark.parametrize("name", ["../../README", "/etc/passwd", "..", "a/b", ""])
+def test_a_run_folder_names_published_tables_only(name):
+    with pytest.raises(SloBenchError, match="unknown table"):
+        load_published(name)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/b", "..", ""])
+def test_a_cell_is_no_path(tmp_path, name):
+    run = Experiment(systems="vllm", rates=[2], seeds=1, requests=5).run(tmp_path / "run", jobs=1)
+    table = run.folder / "cells.csv"
+    table.write_text(table.read_text().replace("\nvllm_rate-2_seed-0", f"\n{name}"))
+    with pytest.raises(SloBenchError, match="plain"):
+        write_report([run.folder], tmp_path / "report.html")
+    with pytest.raises(SloBenchError, match="plain"):
+        read_rows(table)
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/tcp"), reason="needs Linux")  # noqa: PTH110
+def test_our_servers_listen_on_loopback():
+    with serving(MockConfig()) as server:
+        port = int(server.url.rpartition(":")[2])
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        listening = [line.split()[1] for line in lines if line.split()[3] == "0A"]
+    assert f"0100007F:{port:04X}" in listening
+    assert f"00000000:{port:04X}" not in listening
