@@ -9,6 +9,7 @@ predict-train` made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -110,22 +111,28 @@ class Learned:
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
         """See `LengthPredictor`."""
-        texts = workload.texts or [None] * len(workload)
-        rows = [row for row, text in enumerate(texts) if text]
         told = self._drawn(workload.output_tokens, rng)
-        if rows:
-            from .lengths.predictor import Prompt
-
-            prompts = [
-                Prompt(
-                    texts[row] or "",
-                    int(workload.prompt_tokens[row]),
-                    self.model or workload.model_names[workload.model_index[row]],
-                )
-                for row in rows
-            ]
-            told[rows] = _medians(self.folder, self.base, tuple(prompts))
+        if workload.texts is None:
+            return told
+        prompts = {row: self.prompt(workload, row) for row in range(len(workload))}
+        known = {row: prompt for row, prompt in prompts.items() if prompt is not None}
+        if known:
+            told[list(known)] = _medians(self.folder, self.base, tuple(known.values()))
         return told
+
+    def at_dispatch(self, workload: Workload, rng: np.random.Generator) -> AtDispatch:
+        """The same for single requests of a workload, when they are due; loads the network."""
+        return AtDispatch(self, workload, self._drawn(workload.output_tokens, rng))
+
+    def prompt(self, workload: Workload, row: int) -> Prompt | None:
+        """What is known of a request; None where it has no text."""
+        text = None if workload.texts is None else workload.texts[row]
+        if not text:
+            return None
+        from .lengths.predictor import Prompt
+
+        model = self.model or workload.model_names[workload.model_index[row]]
+        return Prompt(text, int(workload.prompt_tokens[row]), model)
 
     def _drawn(self, tokens: Ints, rng: np.random.Generator) -> Ints:
         config = PredictorConfig.load(Path(self.folder))
@@ -139,6 +146,30 @@ class Learned:
         said = np.minimum((draws[:, None] >= cumulative[true]).sum(axis=1), len(counts) - 1)
         middles: Ints = np.maximum(1, (edges[said] + edges[said + 1]) // 2).astype(np.int64)
         return middles
+
+
+class AtDispatch:
+    """A trained predictor and the workload that it will be asked of; on one thread."""
+
+    def __init__(self, learned: Learned, workload: Workload, drawn: Ints) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        self._learned = learned
+        self._workload = workload
+        self._drawn = drawn
+        self._predictor = _loaded(learned.folder, learned.base)
+
+    def lengths(self, rows: Sequence[int]) -> list[tuple[int, int]]:
+        """Tokens that half of such answers do not exceed, and nine in ten, at least 1."""
+        found = {row: (int(self._drawn[row]), int(self._drawn[row])) for row in rows}
+        prompts = {row: self._learned.prompt(self._workload, row) for row in rows}
+        known = {row: prompt for row, prompt in prompts.items() if prompt is not None}
+        if known:
+            lengths = self._predictor.lengths(list(known.values()))
+            pairs = zip(lengths.median_tokens(), lengths.longest_tokens(), strict=True)
+            found |= {row: (int(a), int(b)) for row, (a, b) in zip(known, pairs, strict=True)}
+        return [found[row] for row in rows]
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Launched servers are measured in the same way: their backend makes an `Attached`
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import ipaddress
 import json
 import urllib.error
@@ -101,6 +102,10 @@ class Attached:
         options = self.client.options(
             model=self.model, salt=spec.cell, values_field=self.values_field
         )
+        if spec.length_predictor != "oracle":
+            options = dataclasses.replace(
+                options, length_predictor=spec.length_predictor, length_seed=spec.seed
+            )
         with watching(self._gpus()) as watch:
             found = measure(
                 workload,

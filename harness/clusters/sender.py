@@ -12,6 +12,7 @@ from ..engines.over_http.bodies import Bodies
 from ..engines.over_http.columns import Part, read_part
 from ..engines.over_http.drive import Driver, Limits, Progress
 from ..engines.over_http.endpoint import Endpoint
+from ..engines.over_http.foretold import foretells
 from ..engines.over_http.heads import WireRequests
 from ..engines.over_http.options import HttpOptions
 from .arrivals import Arrivals
@@ -60,7 +61,9 @@ def send_share(
     tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
     route = Balanced(len(endpoints), router_by_name(router), share.index)
     limits = limits_of(workload, options)
-    driver = Driver(arrivals, route, requests, endpoints, limits, tls, progress)
+    driver = Driver(
+        arrivals, route, requests, endpoints, limits, tls, progress, foretells(own, options)
+    )
     driven = driver.run(start_s or (lambda: perf_counter() + _AHEAD_S))
     return read_part(
         driven,

@@ -90,7 +90,12 @@ def measure(
             f"put a gateway before them (slo-bench serve, --router {router}) and measure that"
         )
     options.header_lines()
-    processes = options.processes or processes_for(workload)
+    processes = options.processes or (1 if options.length_predictor else processes_for(workload))
+    if processes > 1 and options.length_predictor:
+        raise SloBenchError(
+            f"lengths are predicted in one process, but {processes} were asked for; leave "
+            "--processes out"
+        )
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
         path = Path(folder) / "bodies"
         bodies = Bodies.write(workload, options, path)

@@ -62,6 +62,7 @@ class RequestState:
         "target_tokens",
         "texts",
         "tick0",
+        "told",
         "version",
         "visible_s",
     )
@@ -92,6 +93,7 @@ class RequestState:
         self.cached_tokens = self.instance = self.seq = -1  # not looked up, not sent, not come yet
         self.in_host = False
         self.texts = self.priority = 0  # texts to embed in one pass; 0: an answer is generated
+        self.told: tuple[int, int] | None = None  # by a client, of its answer; see `wire.Told`
         self.shared: list[int] | None = None  # hashes of the cached units it holds
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...workloads.request import NEVER_S, Request, Slo
 
@@ -31,7 +31,22 @@ WAITED_FIELD = "waited_s"
 
 _BOUNDS = ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_in_s")
 
+_TOLD = ("predicted_output_tokens", "predicted_output_tokens_p90")
+
 Wire = dict[str, str | int | float]
+
+
+class Told(NamedTuple):
+    """How long an answer will be, as the client predicts it: tokens that half of such answers do
+    not exceed, and nine in ten.
+    """
+
+    half: int
+    most: int
+
+    def to_wire(self) -> Wire:
+        """Beside the values of `to_wire`."""
+        return dict(zip(_TOLD, self, strict=True))
 
 
 def to_wire(request: Request) -> Wire:
@@ -64,6 +79,14 @@ def waited_s(wire: Mapping[str, Any]) -> float:
     """How long before it was sent to this server a request had arrived; 0 if nothing is said."""
     found = _seconds(wire.get(WAITED_FIELD), 0.0)
     return found if 0 < found < math.inf else 0.0
+
+
+def told_from_wire(wire: Mapping[str, Any]) -> Told | None:
+    """What the client predicts; None: nothing, or no such numbers."""
+    half, most = (_seconds(wire.get(name), 0.0) for name in _TOLD)
+    if not 1 <= half < math.inf:
+        return None
+    return Told(int(half), int(most) if half <= most < math.inf else int(half))
 
 
 def _seconds(value: object, otherwise: float = NEVER_S) -> float:

@@ -63,8 +63,12 @@ class LearnedPredictions:
         return blocks * (self._swap_s_per_block or 0.0)
 
     def output_tokens(self, r: RequestState) -> int:
-        """The most it may have: a server knows no more."""
-        return r.max_output_tokens
+        """What the client has told; else the most it may have: a server knows no more."""
+        return r.max_output_tokens if r.told is None else min(r.told[0], r.max_output_tokens)
+
+    def longest_output_tokens(self, r: RequestState) -> int:
+        """The same."""
+        return r.max_output_tokens if r.told is None else min(r.told[1], r.max_output_tokens)
 
 
 def _features(

@@ -113,6 +113,11 @@ class Lengths:
         found: Ints = np.maximum(1, np.rint(np.expm1(self.quantile_log(0.5)))).astype(np.int64)
         return found
 
+    def longest_tokens(self) -> Ints:
+        """The length that nine in ten answers do not exceed, at least 1."""
+        found: Ints = np.maximum(1, np.ceil(np.expm1(self.quantile_log(0.9)))).astype(np.int64)
+        return found
+
     def interval_tokens(self, offset: float = 0.0) -> tuple[Ints, Ints]:
         """First and last length of the 90 % interval, widened by `offset` on the log scale."""
         low = np.expm1(self.quantile_log((1 - COVERAGE) / 2) - offset)

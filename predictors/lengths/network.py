@@ -24,7 +24,7 @@ from .config import Base, Shape
 from .distribution import Ints
 from .heads import HEADS, Head
 
-PAD_TO = 8  # lengths that recur are quicker, and padding costs
+PAD_TO = 8  # tokens: lengths that recur are quicker, and padding costs
 ANYBODY = "unknown"  # who answers, where nobody says
 _SIZES = 3  # numbers told of a prompt
 _HIDDEN = 128
@@ -231,14 +231,16 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def batch(self, rows: Ints, device: str) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """The inputs of `Network` for these rows, padded to a multiple of 8 tokens.
+    def batch(
+        self, rows: Ints, device: str, *, pad_to: int = PAD_TO
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """The inputs of `Network` for these rows, padded to a multiple of `pad_to` tokens.
 
         One row alone is not padded and has no mask, which is quicker.
         """
         alone = len(rows) == 1
         longest = max(len(self.ids[row]) for row in rows)
-        width = longest if alone else -(-longest // PAD_TO) * PAD_TO
+        width = longest if alone else -(-longest // pad_to) * pad_to
         ids = np.zeros((len(rows), width), dtype=np.int64)
         mask = np.zeros_like(ids)
         types = np.zeros_like(ids)

@@ -266,6 +266,18 @@ def test_a_run_is_told_what_prompts_say(trained):
         assert (np.diff(told) > 0).all()
 
 
+def test_at_dispatch_it_says_the_same_of_any_few(trained):
+    """And of what has no text it draws, as before."""
+    texts = [f"{verb} apples clouds please 1" for verb in TELLING]
+    asked = workload([*texts, None], [*TELLING.values(), 100])
+    told = length_predictor(str(trained)).predict(asked, np.random.default_rng(0))
+    at_dispatch = length_predictor(str(trained)).at_dispatch(asked, np.random.default_rng(0))
+    pairs = at_dispatch.lengths([4, 2, 0])
+    assert [half for half, _ in pairs] == pytest.approx(told[[4, 2, 0]], rel=0.02)
+    assert all(half <= most for half, most in pairs)
+    assert pairs[0][0] == pairs[0][1]
+
+
 def test_without_texts_it_is_as_right_as_it_was(trained):
     tokens = np.random.default_rng(1).choice([4, 20, 100, 700], 2000)
     told = length_predictor(str(trained)).predict(workload(None, tokens), np.random.default_rng(0))

@@ -12,7 +12,7 @@ from ...core.decisions import Line, Refill
 from ...core.policy import Key
 from ...core.state import RequestState
 from ...core.view import Predictions
-from ...core.wire import slo_from_wire
+from ...core.wire import slo_from_wire, told_from_wire
 
 _ATTRIBUTE = "slo_bench"  # of SGLang's request, where ours is kept
 
@@ -35,6 +35,7 @@ class SglangRequest(RequestState):
             slo_from_wire(wire, arrival_s),
         )
         self.seq = seq
+        self.told = told_from_wire(wire)
         self.key: Key = arrival_s  # its place in the queue
         self.line: Line | None = None  # where the place changes with time
         self._req = weakref.ref(req)

@@ -23,7 +23,7 @@ from vllm.v1.request import Request, RequestStatus
 from ...core.decisions import Admission, PreemptBy, Refill, Why
 from ...core.policy import Policy, overrides
 from ...core.state import Phase, RequestState
-from ...core.wire import DROPPED, OFFLOADED, REJECTED, slo_from_wire, waited_s
+from ...core.wire import DROPPED, OFFLOADED, REJECTED, slo_from_wire, told_from_wire, waited_s
 from ..learned import LearnedPredictions
 from ..plugged import StepLog, Tally, announce, asked_for, host_blocks
 from .hooks import HOOKS, vllm_version
@@ -183,6 +183,7 @@ class PolicyScheduler(Scheduler):
             slo_from_wire(wire, arrival_s),
         )
         r.seq = self._arrived
+        r.told = told_from_wire(wire)
         return r
 
     def _dismiss(self) -> None:

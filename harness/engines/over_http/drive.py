@@ -19,12 +19,14 @@ from typing import Any, Protocol
 from ....workloads.errors import SloBenchError
 from ...core.records import Outcome
 from ...core.state import RequestState
+from ...core.wire import Told
 from ...machine import allow_many_sockets
 from .answers import read_answer
 from .connection import Pool
 from .endpoint import Endpoint
 from .exchange import Exchange
 from .faults import Fault
+from .foretold import AT_ONCE, Foretells
 from .spool import Spool
 
 Progress = Callable[[int, float], None]
@@ -72,6 +74,10 @@ class Requests(Protocol):
         """Head and body."""
         ...
 
+    def tell(self, row: int, told: Told) -> None:
+        """Say in it how long its answer will be, as predicted."""
+        ...
+
     def embeds(self, row: int) -> bool:
         """Whether it asks for an embedding."""
         ...
@@ -110,7 +116,11 @@ class Driver:
         limits: Limits,
         tls: ssl.SSLContext | None,
         progress: Progress | None = None,
+        foretells: Foretells | None = None,
     ) -> None:
+        self._foretells = foretells
+        self._unread: list[Exchange] = []  # due, and not foretold yet
+        self._reads = False
         self._due = due
         self._route = route
         self._requests = requests
@@ -216,7 +226,30 @@ class Driver:
         exchange.started_s = perf_counter()
         self._exchanges.append(exchange)
         self._in_flight += 1
-        self._pools[endpoint].send(exchange)
+        if self._foretells is None:
+            self._pools[endpoint].send(exchange)
+        else:
+            self._unread.append(exchange)
+            self._foretell(self._foretells)
+
+    def _foretell(self, foretells: Foretells) -> None:
+        """Have those read that have come since, unless others are being read."""
+        if self._reads or not self._unread:
+            return
+        now, self._unread = self._unread[:AT_ONCE], self._unread[AT_ONCE:]
+        self._reads = True
+
+        def told(done: asyncio.Future[list[Told]]) -> None:
+            self._reads = False
+            for exchange, one in zip(now, done.result(), strict=True):
+                self._requests.tell(exchange.row, one)
+                self._pools[exchange.endpoint].send(exchange)
+            if self._over:
+                self._give_up()
+            self._foretell(foretells)
+
+        rows = [exchange.row for exchange in now]
+        self._loop.run_in_executor(None, foretells.of, rows).add_done_callback(told)
 
     def _ended(self, exchange: Exchange) -> None:
         self._in_flight -= 1
@@ -238,6 +271,10 @@ class Driver:
         if over and self._in_flight == 0 and not self._finished.done():
             self._finished.set_result(None)
 
+    def _give_up(self) -> None:
+        for pool in self._pools:
+            pool.give_up(Fault.TIME_LIMIT, f"not ended after {self._limits.time_s:g} s")
+
     def _tick(self, number: int) -> None:
         """Now and then: how late the loop is, what stalls, whether time is up."""
         if self._over:
@@ -254,8 +291,7 @@ class Driver:
                     connection.break_off(Fault.STALLED, f"nothing came for {limit_s:g} s")
         if now_s - self._start_s >= self._limits.time_s:
             self._over = True
-            for pool in self._pools:
-                pool.give_up(Fault.TIME_LIMIT, f"not ended after {self._limits.time_s:g} s")
+            self._give_up()
             self._finish_if_done()
             return
         self._tick_due_s = perf_counter() + _TICK_S

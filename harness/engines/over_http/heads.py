@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from ....workloads.request import Kind
 from ....workloads.workload import Workload
+from ...core.wire import Told
 from .bodies import Bodies
 from .endpoint import Endpoint
 from .options import HttpOptions
@@ -24,6 +26,8 @@ class WireRequests:
         bodies: Bodies,
     ) -> None:
         extra = options.header_lines()
+        self._values = f'"{options.values_field}":{{'.encode()  # no text has these quotes bare
+        self._told: dict[int, bytes] = {}
         self._bodies = bodies
         self._kinds = [Kind(kind) for kind in workload.kind.tolist()]
         self._embeds = {kind: not options.api.of(kind).streams for kind in Kind}
@@ -35,8 +39,16 @@ class WireRequests:
     def of(self, endpoint: int, row: int) -> list[bytes]:
         """Head and body of a row's request."""
         body = self._bodies[row]
+        told = self._told.get(row)
+        if told is not None:
+            body = body.replace(self._values, self._values + told, 1)
         head = self._heads[endpoint][self._kinds[row]]
         return [head % (row, len(body)), body]
+
+    def tell(self, row: int, told: Told) -> None:
+        """Put a prediction among the values of a row's request."""
+        plain = json.dumps(told.to_wire(), separators=(",", ":"))
+        self._told[row] = plain[1:-1].encode() + b","  # others follow, always
 
     def embeds(self, row: int) -> bool:
         """Whether it asks for an embedding."""

@@ -55,6 +55,8 @@ class HttpOptions:
         api_key_env: name of the environment variable that holds the API key.
         body: fields of the body, beside and in place of ours.
         values_field: body field for per-request values (see `core.wire`); None: not sent.
+        length_predictor: what predicts the lengths of answers, to be told with those values;
+            empty: nothing does. `length_seed` is of what it draws.
         exact_output: make the server give exactly the workload's output tokens
             (`ignore_eos`, `min_tokens`), which vLLM and SGLang understand.
         prompts: what prompts without text are made of.
@@ -79,6 +81,8 @@ class HttpOptions:
     api_key_env: str | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
     values_field: str | None = None
+    length_predictor: str = ""
+    length_seed: int = 0
     exact_output: bool = True
     prompts: Prompts = Prompts.AUTO
     tokenizer: Path | None = None

@@ -1,0 +1,20 @@
+"""A policy in a file of its own that looks at nothing but what it is told of answers' lengths."""
+
+from dataclasses import dataclass
+
+from slo_bench.harness.core.decisions import Admission
+from slo_bench.harness.core.policy import Policy, knob
+
+
+@dataclass(frozen=True)
+class LongAnswersAway(Policy):
+    """Rejects whose answer is said to be long; of the others the shortest goes first."""
+
+    longest_tokens: int = knob(50, 1, 100000)
+
+    def admit(self, r, view):
+        said = view.predict.output_tokens(r)
+        return Admission.REJECT if said > self.longest_tokens else Admission.ADMIT
+
+    def urgency(self, r, view):
+        return view.predict.output_tokens(r)
