@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import TrialState
 
 from slo_bench import Experiment
-from slo_bench.tuner.tuning.claims import OWNER, cut_trials, own_name, working
+from slo_bench.tuner.tuning.claims import OWNER, alive, cut_trials, new_name, working
 from slo_bench.tuner.tuning.found import KEY, SAME_AS, counted
 from slo_bench.tuner.tuning.outcome import read_tuning
 from slo_bench.tuner.tuning.settings import TuneSettings, load
@@ -171,16 +171,21 @@ def test_several_processes_share_a_study(tmp_path):
 def test_whose_trial_was_cut(tmp_path):
     study = optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
     live, dead, unsigned = study.ask(), study.ask(), study.ask()
-    live.set_user_attr(OWNER, own_name())
-    machine, pid, began = own_name().split("/")
-    dead.set_user_attr(OWNER, f"{machine}/{pid}/{began}0")  # the number of another process before
+    name = new_name()
+    live.set_user_attr(OWNER, name)
+    machine, pid, began, word = name.split("/")
+    # The number of another process before.
+    dead.set_user_attr(OWNER, f"{machine}/{pid}/{began}0/{word}")
+    with alive(study, name):
+        cut = {trial.number for trial in cut_trials(study, unsigned=True)}
+        assert cut == {dead.number, unsigned.number}
+        cut = {trial.number for trial in cut_trials(study, unsigned=False)}
+        assert cut == {dead.number}  # the other may be being signed just now
     cut = {trial.number for trial in cut_trials(study, unsigned=True)}
-    assert cut == {dead.number, unsigned.number}
-    cut = {trial.number for trial in cut_trials(study, unsigned=False)}
-    assert cut == {dead.number}  # the other may be being signed just now
-    assert not working(study, "elsewhere/1/1")
-    study.set_user_attr("alive elsewhere/1/1", time.time())
-    assert working(study, "elsewhere/1/1")
+    assert cut == {live.number, dead.number, unsigned.number}
+    assert not working(study, "elsewhere/1/1/a")
+    study.set_user_attr("alive elsewhere/1/1/a", time.time())
+    assert working(study, "elsewhere/1/1/a")
 
 
 @pytest.mark.parametrize(

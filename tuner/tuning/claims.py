@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -28,9 +29,15 @@ _SIGN_EVERY_S = 15.0
 _SILENT_S = 90.0  # for longer: it is gone, or has lost the storage
 
 
-def own_name() -> str:
-    """Of this process: machine, number, and when it began, for numbers come again."""
-    return f"{socket.gethostname()}/{os.getpid()}/{_began(os.getpid())}"
+_ALIVE: set[str] = set()  # workers of this process
+
+
+def new_name() -> str:
+    """Of a worker in this process: machine, number of the process, when that began (for numbers
+    come again), and a word of its own.
+    """
+    pid = os.getpid()
+    return f"{socket.gethostname()}/{pid}/{_began(pid)}/{secrets.token_hex(3)}"
 
 
 def _began(pid: int) -> str:
@@ -52,11 +59,13 @@ def alive(study: Study, name: str) -> Iterator[None]:
                 study.set_user_attr(_SIGN + name, time.time())
 
     study.set_user_attr(_SIGN + name, time.time())
+    _ALIVE.add(name)
     thread = threading.Thread(target=sign, daemon=True)
     thread.start()
     try:
         yield
     finally:
+        _ALIVE.discard(name)
         ended.set()
         thread.join()
         with contextlib.suppress(Exception):
@@ -64,11 +73,11 @@ def alive(study: Study, name: str) -> Iterator[None]:
 
 
 def working(study: Study, name: str) -> bool:
-    """Whether the process of that name still lives, as far as can be told."""
-    machine, _, rest = name.partition("/")
-    pid, _, began = rest.partition("/")
+    """Whether the worker of that name still lives, as far as can be told."""
+    machine, pid, began, _ = name.split("/")
     if machine == socket.gethostname() and began:
-        return _began(int(pid)) == began
+        own = int(pid) == os.getpid()
+        return _began(int(pid)) == began and (not own or name in _ALIVE)
     signed_s = float(study.user_attrs.get(_SIGN + name, 0.0))
     return time.time() - signed_s < _SILENT_S
 

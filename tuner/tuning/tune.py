@@ -24,8 +24,9 @@ from ...harness.cells import WorkloadSpec, source
 from ...harness.experiment import Experiment, new_folder
 from ...harness.plan import SIMULATED
 from ...harness.store import write_whole
+from ...harness.systems import system
 from ...workloads.errors import FileFormatError, SloBenchError
-from .claims import OWNER, alive, cut_trials, one_at_a_time, own_name, wait_again
+from .claims import OWNER, alive, cut_trials, new_name, one_at_a_time, wait_again
 from .confirm import Confirming
 from .evaluate import Evaluation, InfeasibleError, Worth, cell_of, gpus_of
 from .found import KEY, SAME_AS, Found, counted, evaluated, found_in, rivals_pace
@@ -89,7 +90,7 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
     if any("concurrency" in arrivals for arrivals in experiment.arrivals):
         raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
     aim = settings.aim
-    gpus = experiment.gpus[0] or gpus_of(cell_of(experiment, "default"))
+    gpus = _gpus(experiment)
     space = space_of(experiment, settings.search, gpus)
     counting = counts_gpus(space)
     if counting and experiment.gpus == (None,) and COST not in aim.names:
@@ -117,6 +118,20 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
     if settings.confirm_backend is not None:
         _check_backend(experiment, settings.confirm_backend)
     return Tuning(experiment, settings, aim, space)
+
+
+def _gpus(experiment: Experiment) -> int:
+    """How many there are, or how many the default takes.
+
+    Roles that do not fit so many GPUs are no obstacle: others are searched.
+
+    Raises:
+        SloBenchError: anything else does not fit.
+    """
+    if experiment.gpus == (None,) or system(experiment.systems[0]).cluster is None:
+        return gpus_of(cell_of(experiment, "default"))
+    table = experiment.model_dump(exclude_unset=True) | {"systems": ("vllm",), "knobs": {}}
+    return gpus_of(cell_of(Experiment(**table), "default"))
 
 
 def _check_backend(experiment: Experiment, backend: str) -> None:
@@ -185,7 +200,7 @@ def tune(
         kept = open_storage(storage, folder)
         with one_at_a_time(folder):
             study, seed = _study(kept, study_name or folder.resolve().name, made)
-        name = own_name()
+        name = new_name()
         with alive(study, name), Servers(folder / "servers") as servers:
             evaluation = Evaluation(
                 made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended
