@@ -13,9 +13,11 @@ from ..workloads.errors import UnknownNameError
 if TYPE_CHECKING:
     from ..predictors.profiles.profile import MeasuredLink
 
+BACKENDS = ("paged", "vllm", "sglang")
 RUNS = (
     "slo-bench profile run --model path/to/model --out cpu.toml",
     "slo-bench profile run --model path/to/model --device cuda:0 --gpu h100-80g --out h100.toml",
+    "slo-bench profile run --backend vllm --model path/to/model --out vllm.toml",
 )
 
 
@@ -45,7 +47,14 @@ def profile_run(
         typer.Option(metavar="M", help="The catalogue's name of the model. Default: the folder's."),
     ] = None,
     backend: Annotated[
-        str, typer.Option("--backend", "-b", metavar="B", help="What is measured: paged.")
+        str,
+        typer.Option(
+            "--backend",
+            "-b",
+            metavar="B",
+            help="What is measured: our own engine (paged), or a server of ours by its step log: "
+            "vllm, sglang; vllm==0.32.0 chooses a version.",
+        ),
     ] = "paged",
     max_seqs: Annotated[
         int, typer.Option(metavar="N", min=1, help="Most decoding sequences in a batch.")
@@ -60,29 +69,37 @@ def profile_run(
         ),
     ] = True,
 ) -> None:
-    """Measure steps and swaps of the paged engine over a grid of batches, and fit them.
+    """Measure steps, swaps and moves of the paged engine over a grid of batches, and fit them.
 
-    Interrupted or out of time, the same command goes on where it was. Of real servers, `run
-    --validate` makes profiles from the logs of their steps.
+    Interrupted or out of time, the same command goes on where it was. A real server is started,
+    loaded at three rates, and its own log of its steps fitted; no swaps, no moves.
     """
     from ..harness.engines.paged.errors import need_torch
     from ..harness.profiling import Asked, measure_profile
     from .progress import counted
 
-    if backend != "paged":
-        raise UnknownNameError("backend to profile", backend, ["paged"])
-    need_torch()
+    name = backend.partition("==")[0]
+    if name not in BACKENDS:
+        raise UnknownNameError("backend to profile", backend, BACKENDS)
     asked = Asked(model, out, device, gpu, name, max_seqs, budget, moves)
-    with counted("measurements") as count:
-        found = measure_profile(asked, count)
+    if name == "paged":
+        need_torch()
+        with counted("measurements") as count:
+            found = measure_profile(asked, count)
+    else:
+        from ..harness.profiling_servers import measure_server
+
+        with counted("levels") as count:
+            found = measure_server(asked, backend, out.with_name(f"{out.stem}.run"), count)
     profile = found.profile
-    fitted = profile.fits[profile.best]
     typer.echo(
-        f"{profile.label}: {len(profile.tables['steps'])} steps and "
-        f"{len(profile.tables['transfers'])} copies; {profile.best} is "
-        f"{fitted.held_out_percent:.1f} % off on held-out rows; putting a batch together takes "
-        f"{1e6 * found.host_s:.0f} µs"
+        f"{profile.label}: "
+        + " and ".join(f"{len(table)} {kind}" for kind, table in profile.tables.items())
+        + f"; {profile.best} is {profile.fits[profile.best].held_out_percent:.1f} % off on "
+        "held-out rows"
     )
+    if math.isfinite(found.host_s):
+        typer.echo(f"putting a batch together takes {1e6 * found.host_s:.0f} µs of each step")
     for name, link in profile.links.items():
         typer.echo(link_line(name, link))
     if found.left:

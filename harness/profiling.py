@@ -111,7 +111,7 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
             profile, device=Device(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
         )
     left = sum(rows.time_s(shape) is None for shape in wanted)
-    header = write_profile(_with_shape(profile, asked), asked.out)
+    header = write_profile(with_shape(profile, asked), asked.out)
     return Measured(profile, header, left, host_s)
 
 
@@ -136,7 +136,7 @@ def _with_links(profile: Profile, moves: Sequence[Move]) -> Profile:
     return dataclasses.replace(profile, tables=tables, links=fit_links(tables))
 
 
-def _with_shape(profile: Profile, asked: Asked) -> Profile:
+def with_shape(profile: Profile, asked: Asked) -> Profile:
     """The model's configuration beside the profile, unless the catalogue knows the model."""
     if asked.model_name in models():
         return profile

@@ -105,6 +105,16 @@ def test_rows_of_something_else_are_not_mixed_in(
         profiling.measure_profile(asked)
 
 
+def test_backends_that_cannot_be_profiled(tmp_path: Path) -> None:
+    words = ["profile", "run", "--model", str(tmp_path), "--out", str(tmp_path / "p.toml")]
+    done = CliRunner().invoke(app, [*words, "--backend", "tgi"])
+    assert isinstance(done.exception, SloBenchError)
+    assert "vllm" in str(done.exception)
+    done = CliRunner().invoke(app, [*words, "--backend", "vllm"])
+    assert isinstance(done.exception, SloBenchError)
+    assert "config.json" in str(done.exception)
+
+
 def test_too_little_time(tmp_path: Path, model_folder: Callable[[str], Path]) -> None:
     asked = profiling.Asked(model_folder("llama"), tmp_path / "cpu.toml", budget_s=0.0)
     with pytest.raises(SloBenchError, match="go on with the same command"):

@@ -1,0 +1,32 @@
+"""`slo-bench profile run --backend vllm|sglang`: fitted to the server's own step log; no times."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.predictors.profiles.profile import read_profile
+
+pytestmark = pytest.mark.backends
+
+
+@pytest.mark.parametrize("backend", ["vllm", "sglang"])
+def test_a_server_is_profiled_and_simulated(backend, installed, tiny_model, tmp_path):
+    installed(backend)
+    out = tmp_path / "server.toml"
+    words = ["profile", "run", "--backend", backend, "--model", str(tiny_model(backend))]
+    done = CliRunner().invoke(app, [*words, "--out", str(out), "--budget", "60"])
+    assert done.exit_code == 0, done.output
+    profile = read_profile(out)
+    assert profile.best == "sums"
+    assert profile.gpu == "cpu"
+    steps = profile.tables["steps"]
+    assert len(steps) > 100
+    assert (steps["chunks"] > 0).any()
+    assert (steps["n_decode"] > 1).any()
+    assert list((tmp_path / "server.run" / "servers").glob("*.steps.jsonl"))
+    words = ["run", "--profile", str(out), "--system", "vllm", "--workload", "alpaca"]
+    words += ["--rates", "1", "--requests", "20", "--seeds", "1", "--no-report"]
+    ran = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "run")])
+    assert ran.exit_code == 0, ran.output
