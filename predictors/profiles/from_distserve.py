@@ -77,6 +77,6 @@ def _coefficients(path: Path, entry: Any) -> dict[str, float]:
             for name, value in zip("abc", entry[key], strict=True)
         }
         found["large_from"] = float(entry["decoding_large_small_bs_threshold"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(path, None, f"is not a DistServe profile: {error!r}") from None
     return found

@@ -160,7 +160,8 @@ class Table:
     def names(self, name: str) -> tuple[Ints, tuple[str, ...]]:
         """A column of names as indices into the distinct names, in order of appearance."""
         known: dict[str, int] = {}
-        index = [known.setdefault(unguarded(str(cell or "")), len(known)) for cell in self.cells(name)]
+        words = (unguarded(str(cell or "")) for cell in self.cells(name))
+        index = [known.setdefault(word, len(known)) for word in words]
         return np.array(index, dtype=np.int64), tuple(known)
 
 
