@@ -28,6 +28,7 @@ from .watched import Sample, Say, Watched
 
 _LOOK_EVERY_S = 0.25
 _LOOK_LIMIT_S = 5.0
+_SHOWN_WINDOW_S = 1.0
 _METRICS = Asked("GET", "/metrics", [])
 
 
@@ -149,6 +150,8 @@ class Controlled:
             yield "slo_bench_gateway_dispatched_total", labels, self._dispatched[index]
             yield "slo_bench_gateway_offloaded_total", labels, self._offloaded[index]
             yield "slo_bench_gateway_taken_over_total", labels, self._taken[index]
+            if self._cluster.measures:
+                yield "slo_bench_gateway_load", labels, round(site.use(_SHOWN_WINDOW_S), 6)
 
     def close(self) -> None:
         """Close all connections."""

@@ -19,6 +19,7 @@ _KINDS = {
     "slo_bench_gateway_dispatched_total": "counter",  # sent there on arrival, by a controller
     "slo_bench_gateway_offloaded_total": "counter",  # given back before their prefill had begun
     "slo_bench_gateway_queued": "gauge",
+    "slo_bench_gateway_load": "gauge",  # U, where the router measures it
     "slo_bench_gateway_activations_total": "counter",
     "slo_bench_gateway_evictions_total": "counter",
     "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss

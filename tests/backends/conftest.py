@@ -39,11 +39,15 @@ class Gateway:
         return re.findall(r" at (http://\S+): ", self.said.read_text())
 
     def counts(self, name: str) -> list[int]:
+        """A count of the gateway's, for each server in order."""
+        return [round(value) for value in self.values(name)]
+
+    def values(self, name: str) -> list[float]:
         """A metric of the gateway's, for each server in order."""
         with urllib.request.urlopen(f"{self.url}/metrics", timeout=PATIENCE_S) as answer:
             text = answer.read().decode()
         found = re.findall(rf"^slo_bench_gateway_{name}{{.*}} (\S+)$", text, re.MULTILINE)
-        return [round(float(value)) for value in found]
+        return [float(value) for value in found]
 
 
 @pytest.fixture

@@ -297,6 +297,9 @@ vllm:kv_cache_usage_perc 0.9
             eventually(lambda: Loaded.looks > 1)
             assert [complete(url)[0] for _ in range(3)] == [200] * 3
             assert counts(url, "dispatched_total") == [1, 3]
+            with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
+                loads = re.findall(rb"^slo_bench_gateway_load{.*} (\S+)$", answer.read(), re.M)
+            assert float(loads[0]) >= 0.9
 
 
 def test_load_aware_cannot_stand_everywhere(server):
