@@ -104,6 +104,10 @@ def tune_helr(
         int,
         typer.Option(metavar="N", help="Stress tests of morphling.", rich_help_panel=_ASKED),
     ] = 4,
+    test_requests: Annotated[
+        int,
+        typer.Option(metavar="N", help="Of each of these tests.", rich_help_panel=_ASKED),
+    ] = 100,
     seed: Annotated[int, typer.Option(metavar="N", rich_help_panel=_ASKED)] = 0,
     batch: Annotated[
         int,
@@ -169,7 +173,9 @@ def tune_helr(
     found = answers(problem, weights, beside, trials=trials, seed=seed)
     notes, ready_s = list[str](), 0.0
     if method == "morphling":
-        tried = morphling(spec, where, tests=tests, host_s=host_ms / 1e3, seed=seed)
+        tried = morphling(
+            spec, where, tests=tests, requests=test_requests, host_s=host_ms / 1e3, seed=seed
+        )
         ready_s, placed = round(tried.took_s, 3), tried.placed
         latency_s, cost = problem.latency_s(placed), problem.cost(placed, weights)
         found.append(Answer("morphling", placed, latency_s, cost))
