@@ -148,7 +148,7 @@ def launch_commands(
     backend: str = applied.backend
     if backend == SIMULATED:
         backend = _server_for(space.system) or ""
-    if not backend or (found.cluster is not None and found.split is None):
+    if not backend:
         return tuple(commands)
     words = ["slo-bench", "serve", space.system, "--backend", backend, "--model", applied.model[0]]
     for name, value in knobs.items():

@@ -1,0 +1,137 @@
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from slo_bench.reports.parallel import parallel_coordinates
+from slo_bench.reports.tuning import confirmed_sentence, headline, tuning_text, write_tuning
+from slo_bench.workloads.errors import SloBenchError
+
+
+def trial(number, state, values, configuration, **more):
+    return {
+        "number": number,
+        "state": state,
+        "configuration": configuration,
+        "values": values,
+        "default": number == 0,
+        "requests": 1000,
+        "figures": {},
+        "reason": None,
+        **more,
+    }
+
+
+def confirmed(workload, configuration, value, verdict="", backend="simulated"):
+    return {
+        "backend": backend,
+        "workload": workload,
+        "configuration": configuration,
+        "objective": "capacity",
+        "value": value,
+        "low": None if value is None else value - 0.1,
+        "high": None if value is None else value + 0.1,
+        "requests": 5000,
+        "verdict": verdict,
+        "problem": None,
+    }
+
+
+@pytest.fixture
+def found():
+    return {
+        "system": "sarathi",
+        "backend": "simulated",
+        "workload": "sharegpt",
+        "model": "llama-3.1-8b",
+        "gpu": "a100-80g",
+        "objectives": ["capacity"],
+        "target": 0.9,
+        "rate_rps": None,
+        "sampler": "tpe",
+        "space": {"chunk_tokens": "64..8192:log", "order": "a,<b>"},
+        "requests": 4000,
+        "trials": [
+            trial(0, "finished", [2.0], {"chunk_tokens": 512, "order": "a"}),
+            trial(1, "lost", [1.5], {"chunk_tokens": 64, "order": "<b>"}),
+            trial(2, "finished", [3.0], {"chunk_tokens": 2048, "order": "a"}),
+            trial(3, "failed", None, {"chunk_tokens": 9, "order": "a"}, reason="<OOM>\nmore"),
+        ],
+        "best": [2],
+        "importances": {"capacity": {"chunk_tokens": 0.9, "order": 0.1}},
+        "winners": [
+            {
+                "trial": 2,
+                "values": [3.0],
+                "configuration": {"chunk_tokens": 2048, "order": "a"},
+                "file": "winner.toml",
+                "commands": ["slo-bench run winner.toml", "slo-bench serve sarathi <x>"],
+            }
+        ],
+        "confirmed": [
+            confirmed("sharegpt", "default", 2.0),
+            confirmed("sharegpt", "trial 2", 2.8, "better"),
+            confirmed("azure-conv", "default", 5.0),
+            confirmed("azure-conv", "trial 2", 5.05, "not told apart"),
+        ],
+    }
+
+
+def test_the_headline_counts_what_was_cut_short(found):
+    assert headline(found) == (
+        "sarathi, capacity, req/s with 0.9 in SLO: 4 configurations (2 searched to the end, "
+        "1 raced out, 1 failed), 4,000 requests (simulated)"
+    )
+
+
+def test_the_proof_says_where_it_does_not_hold(found):
+    assert confirmed_sentence(found) == (
+        "trial 2 on sharegpt: better than the default, +40.0 %; "
+        "trial 2 on azure-conv: not told apart, +1.0 %"
+    )
+    found["best"] = [0]
+    found["confirmed"] = [confirmed("sharegpt", "default", 2.0)]
+    assert confirmed_sentence(found) == "nothing that was tried is better than the default"
+
+
+def test_the_text_names_failures(found):
+    written = io.StringIO()
+    Console(file=written, width=120).print(tuning_text(found))
+    text = written.getvalue()
+    assert "trial 3 failed: <OOM>" in text
+    assert "chunk_tokens 2048" in text
+    assert "90.0 %" in text
+
+
+def test_the_page_escapes_and_shows_everything(found, tmp_path):
+    page = write_tuning(found, tmp_path / "r.html").read_text()
+    assert "<b>" not in page.replace("<b></b>", "")
+    assert "&lt;b&gt;" in page
+    assert "slo-bench serve sarathi &lt;x&gt;" in page
+    for figure in ("history", "importances", "compared-capacity"):
+        assert f'data-figure="{figure}"' in page
+    assert 'id="parallel"' in page
+    assert page.count("<polyline") == 3
+    assert "failed: &lt;OOM&gt;" in page
+    assert "simulated" in page
+
+
+def test_a_front_has_a_figure_of_its_own(found, tmp_path):
+    found["objectives"] = ["capacity", "cost"]
+    found["importances"]["cost"] = {}
+    for row in found["trials"]:
+        row["values"] = row["values"] and [*row["values"], 1.0]
+    assert 'data-figure="front"' in write_tuning(found, tmp_path / "r.html").read_text()
+
+
+def test_parallel_coordinates_need_two_trials(found):
+    drawn = parallel_coordinates(found)
+    assert len(re.findall(r'class="axis"', drawn)) == 3  # two dimensions and the objective
+    found["trials"] = found["trials"][:1]
+    assert parallel_coordinates(found) == ""
+
+
+def test_a_page_that_cannot_be_written(found, tmp_path):
+    with pytest.raises(SloBenchError, match="cannot write the report"):
+        write_tuning(found, tmp_path / "missing" / "r.html")
