@@ -1,18 +1,28 @@
-"""Output tokens per CPU second: the paged engine against padded `transformers` generate.
+"""Output tokens per CPU second: the paged engine against padded `transformers` generate, vLLM and
+SGLang.
 
 Both serve the same requests of mixed lengths (prompts of 8 to 256 tokens and answers of 4 to 256,
 log-uniform) on one thread: generate in batches of as many as the concurrency, in order of arrival,
 padded on the left and until the longest answer is out; the engine with the policy `vllm` and as
 many places. Only tokens that were asked for count. CPU time, so that a busy machine matters less;
-rounds alternate, and the best of each side counts.
+rounds alternate, and the best of each side counts. Servers for CPU that are installed (`backends
+list`) serve the same requests with as many places, offline, without HTTP or prefix caching, in
+float32 on one thread, once; CPU time of all their processes. `--servers none` leaves them out. With
+EAGER=1 in the environment vLLM compiles nothing.
 
     python tests/benchmarks/bench_paged.py [--models tiny,100m] [--concurrency 1,8,32] [--rounds 2]
+        [--servers vllm,sglang]
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import math
+import os
+import signal
+import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -24,6 +34,9 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
+from slo_bench.harness.backends.environments import Environment, installed
+from slo_bench.harness.backends.recipe import Launch
+from slo_bench.harness.backends.recipes import recipe
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engines.paged.build import Engine, Room
 from slo_bench.harness.engines.paged.clock import RealClock
@@ -45,6 +58,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "vocab_size": 16000,
     },
 }
+_LONGEST_S = 900.0
+_SINGLE = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 SHORTEST_ANSWER, SHORTEST_PROMPT, LONGEST = 4, 8, 256
 
 
@@ -116,40 +131,96 @@ def by_generate(model: Any, asked: Sequence[Asked], places: int) -> tuple[float,
     return time.process_time() - begin_s, answers
 
 
+def by_server(
+    found: Environment, path: Path, asked: Sequence[Asked], places: int
+) -> tuple[float, list[Any]]:
+    """CPU seconds, and the answers."""
+    script = Path(__file__).with_name("offline_tokens.py")
+    told = {"prompts": [one.prompt for one in asked], "answers": [one.answer for one in asked]}
+    launch = Launch(model=str(path), port=0)
+    environ = {**os.environ, **recipe(found.backend).environ(found.device, launch)}
+    programs = f"{found.programs}{os.pathsep}{environ.get('PATH', os.defpath)}"
+    process = subprocess.Popen(
+        [str(found.python), str(script), found.backend, str(path), str(places)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environ, **_SINGLE, "PATH": programs},
+        start_new_session=True,
+    )
+    try:
+        out, problem = process.communicate(json.dumps(told), timeout=_LONGEST_S)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # what it may have left
+        process.wait()
+    lines = [line for line in out.splitlines() if line.startswith('{"cpu_s"')]
+    if not lines:
+        raise SystemExit(f"{found.name} gave no answers: {problem[-2000:]}")
+    said = json.loads(lines[-1])
+    return said["cpu_s"], said["answers"]
+
+
+def servers(names: str) -> list[Environment]:
+    """The newest environment for CPU of each."""
+    found = {}
+    for one in installed():
+        if one.device == "cpu" and one.backend in names.split(","):
+            found.setdefault(one.backend, one)
+    return list(found.values())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="tiny,100m")
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--batches", type=int, default=3, help="of padded generate, a round")
+    parser.add_argument("--servers", default="vllm,sglang")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        f"{'model':>6} {'at once':>8} {'requests':>9} {'engine tok/s':>13} {'generate tok/s':>15}"
-    )
+    beside = servers(options.servers)
+    heads = ["engine tok/s", "generate tok/s", *(one.name for one in beside)]
+    print(f"{'model':>6} {'at once':>8} {'requests':>9}", *(f"{head:>18}" for head in heads))
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models.split(","):
             path = make_tiny(Path(folder) / name, **MODELS[name])
             decoder = load_decoder(path)
             model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
             for text in options.concurrency.split(","):
-                show(name, int(text), decoder, model, options.rounds, options.batches)
+                places = int(text)
+                asked = requests(options.batches * max(places, 2), decoder.config.vocab)
+                sides = [
+                    *(by_us(decoder, model, asked, places, options.rounds)),
+                    *(by_server(one, path, asked, places) for one in beside),
+                ]
+                show(name, places, asked, sides)
 
 
-def show(name: str, places: int, decoder: Decoder, model: Any, rounds: int, batches: int) -> None:
-    asked = requests(batches * max(places, 2), decoder.config.vocab)
+def by_us(
+    decoder: Decoder, model: Any, asked: Sequence[Asked], places: int, rounds: int
+) -> list[tuple[float, list[Any]]]:
+    """The engine's best round and that of generate."""
+    sides = [
+        (by_engine(decoder, asked, places), by_generate(model, asked, places))
+        for _ in range(rounds)
+    ]
+    return [min(rounds_of, key=lambda one: one[0]) for rounds_of in zip(*sides, strict=True)]
+
+
+def show(
+    name: str, places: int, asked: Sequence[Asked], sides: Sequence[tuple[float, list[Any]]]
+) -> None:
     tokens = sum(one.answer for one in asked)
-    mine, theirs, same = [], [], 0
-    for _ in range(rounds):
-        mine_s, answers = by_engine(decoder, asked, places)
-        theirs_s, expected = by_generate(model, asked, places)
-        mine.append(mine_s)
-        theirs.append(theirs_s)
-        same = sum(a == b for a, b in zip(answers, expected, strict=True))
-    a, b = tokens / min(mine), tokens / min(theirs)
+    rates = [f"{tokens / cpu_s:>18.1f}" for cpu_s, _ in sides]
+    expected = sides[1][1]
+    same = [sum(a == b for a, b in zip(found, expected, strict=True)) for _, found in sides]
     print(
-        f"{name:>6} {places:>8} {len(asked):>9} {a:>13.1f} {b:>15.1f}   {a / b:.2f} times; "
-        f"{same} of {len(asked)} answers are equal",
+        f"{name:>6} {places:>8} {len(asked):>9}",
+        *rates,
+        f"  {sides[1][0] / sides[0][0]:.2f} times generate; answers equal to its:",
+        ", ".join(str(n) for n in same),
         flush=True,
     )
 
