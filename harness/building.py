@@ -35,6 +35,7 @@ class Builder:
     step at a time.
 
     `beside`: an embedder computes on the same devices. `step`: the plain reference engine.
+    `guess` and `longest`: what policies believe of answers' lengths; see `core.view.Predictions`.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Builder:
         step: bool = False,
         trace: Trace | None = None,
         beside: bool = False,
+        longest: Callable[[RequestState], int] | None = None,
     ) -> None:
         self.role = role
         self.placement = placement = role.placement or placement
@@ -69,6 +71,7 @@ class Builder:
             steps = step_time(placement).model
         self._steps = steps
         self._guess = guess
+        self._longest = longest or guess
         self._predictions = self._predicts(steps)
 
     @property
@@ -171,7 +174,8 @@ class Builder:
         return instance
 
     def _predicts(self, steps: Predicts) -> ModelledPredictions:
-        return ModelledPredictions(steps, self.placement.swap_s_per_block, self._guess)
+        swap_s = self.placement.swap_s_per_block
+        return ModelledPredictions(steps, swap_s, self._guess, self._longest)
 
     def _ledger(self) -> BlockLedger:
         block_tokens = self.placement.block_tokens

@@ -16,7 +16,12 @@ from ..predictors.device_map import read_device_map
 from ..predictors.dtypes import kv_dtype, weight_dtype
 from ..predictors.embedder import Embedder, embedder, own_weight_bytes
 from ..predictors.model_spec import ModelSpec
-from ..predictors.output_length import Ints, bucket_accuracy, length_predictor
+from ..predictors.output_length import (
+    Ints,
+    bucket_accuracy,
+    length_predictor,
+    longest_tokens,
+)
 from ..predictors.placement import Placement, smallest_tp
 from ..predictors.profiles.build import default_host
 from ..predictors.profiles.hardware import profiled_gpu
@@ -260,6 +265,12 @@ def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
     return length_predictor(spec.length_predictor).predict(workload, rng)
 
 
+def longest_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
+    """What policies that reserve memory are told; None: no more than the others."""
+    rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
+    return longest_tokens(length_predictor(spec.length_predictor), workload, rng)
+
+
 def run_cell(
     spec: CellSpec, folder: Path, *, records: str = "csv", progress: Progress | None = None
 ) -> Row:
@@ -285,6 +296,7 @@ def run_cell(
         embedder=place.embedder,
         embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted,
+        longest_output_tokens=longest_output_tokens(spec, workload),
         ready_s=place.ready_s,
         progress=progress,
     )
@@ -294,7 +306,7 @@ def run_cell(
         spec,
         workload,
         result,
-        _hardware(place.placement, spec.instances),
+        hardware_of(place.placement, spec.instances),
         folder,
         records=records,
         step_time="fitted" if place.step_time.fitted else "unfitted",
@@ -358,7 +370,7 @@ def _run_models(
     tokens = workload.prompt_tokens + workload.output_tokens
     asked = np.bincount(workload.model_index, weights=tokens, minlength=len(workload.model_names))
     sizes = [models[name].placement.model.parameters for name in workload.model_names]
-    one = _hardware(next(iter(models.values())).placement, 1)
+    one = hardware_of(next(iter(models.values())).placement, 1)
     hardware = dataclasses.replace(
         one, gpus=spec.instances, parameters=float(np.average(sizes, weights=asked))
     )
@@ -415,7 +427,8 @@ def kept_cell(
     return row
 
 
-def _hardware(placement: Placement, instances: int) -> Hardware:
+def hardware_of(placement: Placement, instances: int) -> Hardware:
+    """What so many instances run on; figures of one GPU are means over unlike stages."""
     bits = weight_dtype(placement.weight_dtype).compute_bits
     gpus = [stage.gpu for stage in placement.stages]
     return Hardware(

@@ -51,6 +51,7 @@ def simulate(
     embedder: Embedder | None = None,
     embed_instances: int = 0,
     predicted_output_tokens: np.ndarray | None = None,
+    longest_output_tokens: np.ndarray | None = None,
     failures: Sequence[Failure] = (),
     ready_s: float = 0.0,
     step: bool = False,
@@ -76,6 +77,8 @@ def simulate(
             beside every language model. Their language model stays loaded, and idle.
         predicted_output_tokens: what policies are told of each answer's length; the truth by
             default.
+        longest_output_tokens: what nine in ten such answers do not exceed, for those that reserve
+            memory; as predicted by default.
         failures: which instances fail, and when.
         ready_s: when instances begin to serve; who comes before waits.
         step: run the plain reference engine, step by step (slow; same records, gaps and no more).
@@ -101,7 +104,10 @@ def simulate(
         )
     guess: Callable[[RequestState], int] = true_output_tokens
     if predicted_output_tokens is not None:
-        guess = _lookup(predicted_output_tokens, len(workload))
+        guess = _lookup("predicted_output_tokens", predicted_output_tokens, workload)
+    longest = guess
+    if longest_output_tokens is not None:
+        longest = _lookup("longest_output_tokens", longest_output_tokens, workload)
     if embedder is not None and _merges(system, embedder, placement):
         embedder = None  # texts are prompts of the language model
         embed_instances = 0
@@ -119,6 +125,7 @@ def simulate(
             step=step,
             trace=trace,
             beside=embedder is not None,
+            longest=longest,
         )
         for role in (*roles, *(apart if embed_instances else ()))
     ]
@@ -196,7 +203,10 @@ def _told(sites: Sequence[Site], across: ClusterPolicy, state: object) -> tuple[
     known = [
         Told(time_s, "requests", site.name, waiting + running)
         for site in sites
-        for time_s, waiting, running, _ in site.instance.measures.samples
+        for time_s, waiting, running, _ in (
+            *site.instance.measures.samples,
+            (site.instance.now_s, 0, 0, 0),
+        )
         if site.role != _EMBEDS_ONLY
     ]
     return (*known, *across.told(state, sites))
@@ -244,12 +254,10 @@ def _iterating(llm: Instance) -> SimulatedInstance | PlainInstance:
     return llm
 
 
-def _lookup(predicted: np.ndarray, requests: int) -> Callable[[RequestState], int]:
-    if len(predicted) != requests:
-        raise SloBenchError(
-            f"predicted_output_tokens has {len(predicted)} values for {requests} requests"
-        )
-    told = [int(tokens) for tokens in predicted]
+def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[RequestState], int]:
+    if len(tokens) != len(workload):
+        raise SloBenchError(f"{name} has {len(tokens)} values for {len(workload)} requests")
+    told = [int(one) for one in tokens]
     return lambda r: told[r.id]
 
 

@@ -20,7 +20,14 @@ import numpy as np
 
 from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.workload import Workload
-from .cells import CellSpec, configured, placed, predicted_output_tokens, workload_of
+from .cells import (
+    CellSpec,
+    configured,
+    longest_output_tokens,
+    placed,
+    predicted_output_tokens,
+    workload_of,
+)
 from .core.records import Outcome, Result
 from .engines.traced import InstanceLog, State, Trace
 from .experiment import Experiment
@@ -99,6 +106,8 @@ def replay(
         embedder=place.embedder,
         embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted_output_tokens(spec, workload),
+        longest_output_tokens=longest_output_tokens(spec, workload),
+        ready_s=place.ready_s,
         progress=progress,
         trace=trace,
     )

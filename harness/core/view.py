@@ -26,6 +26,10 @@ class Predictions(Protocol):
         """Expected length of the answer."""
         ...
 
+    def longest_output_tokens(self, r: RequestState) -> int:
+        """What nine in ten such answers do not exceed; as expected, where no more is known."""
+        ...
+
 
 class View(Protocol):
     """Read-only state of one instance. Lengths are functions: a decode step touches no request."""

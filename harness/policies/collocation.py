@@ -161,7 +161,8 @@ class Collocation(Collocated, Vllm):
     # ---------------------------------------------------------------- what is predicted
 
     def _predicted_blocks(self, r: RequestState, view: View) -> int:
-        tokens = (r.prompt_tokens + view.predict.output_tokens(r)) * self.kv_scale
+        answer = view.predict.longest_output_tokens(r)  # memory is reserved for it
+        tokens = (r.prompt_tokens + answer) * self.kv_scale
         return math.ceil(tokens / view.block_tokens)
 
     def _remaining_tokens(self, r: RequestState, view: View) -> int:

@@ -2,7 +2,8 @@
 
 Source: UELLM, §3.3.3 (reserved memory follows the true growth of the KV cache; mispredicted
 requests are queued for incremental fine-tuning); S3 doubles what it reserved when an answer
-outgrows it. The thesis gives no rule for the correction; the one here is `reserve_tokens`.
+outgrows it. The thesis gives no rule for the correction, and a predictor's distribution is not in
+it; the rule here is `reserve_tokens`.
 """
 
 from __future__ import annotations
@@ -52,14 +53,16 @@ class LengthMonitor:
     def reserve_tokens(self, r: RequestState, view: View) -> int:
         """Answer tokens to reserve KV for.
 
-        The end of the predicted bucket, or the longest answer that lately came out of that
-        bucket where it was longer; never more than the request may have.
+        The end of the predicted bucket, the longest answer that lately came out of that bucket, or
+        what nine in ten such answers do not exceed, whichever is most; never more than the
+        request may have.
         """
-        return self.reserve_of(r, self.expected_tokens(r, view))
+        return self.reserve_of(r, self.expected_tokens(r, view), view)
 
-    def reserve_of(self, r: RequestState, expected_tokens: int) -> int:
+    def reserve_of(self, r: RequestState, expected_tokens: int, view: View) -> int:
         """The same, for a length that has been asked for already."""
-        return min(r.max_output_tokens, self._reserve_tokens[bucket_of(expected_tokens)])
+        of_bucket = self._reserve_tokens[bucket_of(expected_tokens)]
+        return min(r.max_output_tokens, max(of_bucket, view.predict.longest_output_tokens(r)))
 
     def observe(self, r: RequestState, view: View) -> None:
         """`r` has finished: compare, correct, and queue it where it was mispredicted."""

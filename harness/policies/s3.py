@@ -80,7 +80,7 @@ class S3(StaticPolicy):
         items = []
         for r in waiting[: self.window]:
             tokens = expected_tokens(r, view)
-            items.append(Item(r, tokens, r.prompt_tokens, reserve_of(r, tokens)))
+            items.append(Item(r, tokens, r.prompt_tokens, reserve_of(r, tokens, view)))
         room = Room(self.max_batch, view.total_blocks, view.block_tokens)
         batches = pack(items, room)
         if self.first == "oldest":

@@ -189,6 +189,8 @@ class Predict:
     def output_tokens(self, r):
         return r.output_tokens
 
+    longest_output_tokens = output_tokens
+
 
 @dataclass
 class Fake:

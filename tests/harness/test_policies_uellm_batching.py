@@ -31,6 +31,9 @@ class View:
     def output_tokens(self, r):
         return r.output_tokens
 
+    def longest_output_tokens(self, r):
+        return self.output_tokens(r)
+
     def emitted_tokens(self, r):
         return r.emitted_tokens
 
@@ -206,6 +209,19 @@ class Told(View):
 
     def output_tokens(self, r):
         return self.tokens
+
+
+def test_memory_is_reserved_for_the_longer_ones_of_such_answers():
+    """Where a distribution is known: its upper end, if that is beyond the predicted bucket."""
+
+    class Unsure(Told):
+        def longest_output_tokens(self, r):
+            return 200
+
+    r = RequestState(0, 0.0, 10, 40, 1024, Slo())
+    assert LengthMonitor().reserve_tokens(r, Told(40)) == 63
+    assert LengthMonitor().reserve_tokens(r, Unsure(40)) == 200
+    assert LengthMonitor().reserve_tokens(r, Unsure(300)) == 511
 
 
 def done(i, tokens):

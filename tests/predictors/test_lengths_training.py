@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from slo_bench.predictors.lengths.config import PredictorConfig
-from slo_bench.predictors.output_length import length_predictor
+from slo_bench.predictors.output_length import length_predictor, longest_tokens
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
@@ -264,6 +264,9 @@ def test_a_run_is_told_what_prompts_say(trained):
             workload(texts, list(TELLING.values())), np.random.default_rng(0)
         )
         assert (np.diff(told) > 0).all()
+        asked, rng = workload(texts, list(TELLING.values())), np.random.default_rng(0)
+        assert (longest_tokens(length_predictor(text), asked, rng) >= told).all()
+    assert longest_tokens(length_predictor("noisy(0.5)"), asked, rng) is None
 
 
 def test_at_dispatch_it_says_the_same_of_any_few(trained):

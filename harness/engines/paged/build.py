@@ -42,6 +42,10 @@ class Guess(LearnedPredictions):
         """What was told; else the most it may have."""
         return super().output_tokens(r) if self._told is None else self._told(r)
 
+    def longest_output_tokens(self, r: RequestState) -> int:
+        """No more is told."""
+        return self.output_tokens(r)
+
 
 @dataclass(frozen=True)
 class Room:
