@@ -272,15 +272,17 @@ def _who_predict(
 
 
 def _simulated(spec: CellSpec, changed: World) -> Records:
+    place = placed(spec.placement)
     return simulate(
         changed.workload,
         configured(spec.system, spec.knobs),
-        placed(spec.placement).placement,
+        place.placement,
         changed.step_time,
         instances=spec.instances,
         router=spec.router,
         oversize=spec.oversize,
         predicted_output_tokens=changed.predicted_output_tokens,
+        ready_s=place.ready_s,
     ).records
 
 

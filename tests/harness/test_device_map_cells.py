@@ -7,6 +7,7 @@ import pytest
 
 from slo_bench.harness.cells import PlacementSpec, placed
 from slo_bench.harness.experiment import Experiment
+from slo_bench.harness.trace import replay
 from slo_bench.workloads.errors import SloBenchError
 
 MAP = {
@@ -97,3 +98,11 @@ def test_what_does_not_go_together(file, settings, problem):
 def test_the_column_names_the_map(tmp_path, file):
     found = pd.DataFrame(rows(tmp_path, device_map=(file(), file(ready_s=1.0))))
     assert found["device_map"].str.endswith(".json").all()
+
+
+def test_a_cell_that_is_run_again_and_watched_starts_as_late(tmp_path, file):
+    found = rows(tmp_path, device_map=file(ready_s=100.0))
+    again = replay(tmp_path / "run", found["cell"][0])
+    assert again.lanes_per_instance == 1
+    assert again.result.totals.makespan_s == pytest.approx(found["makespan_s"][0], rel=0.05)
+    assert again.result.records.scheduled_s.min() >= 100.0

@@ -14,6 +14,7 @@ from ...harness.backends.base import Deployment, Measured
 from ...harness.cells import (
     CellSpec,
     configured,
+    hardware_of,
     kept_cell,
     models_of,
     placed,
@@ -23,11 +24,10 @@ from ...harness.cells import (
 )
 from ...harness.clusters.sharing import SharingPolicy
 from ...harness.core.records import Outcome, Records, Result
-from ...harness.metrics import Hardware, judge
+from ...harness.metrics import judge
 from ...harness.simulate import simulate
 from ...harness.simulate_models import simulate_models
 from ...harness.store import Row
-from ...predictors.dtypes import weight_dtype
 from ...workloads.workload import Workload
 from .samples import WARMUP_SHARE, Floats, LevelSample, sample_of
 
@@ -71,6 +71,7 @@ class Simulator:
                 embedder=place.embedder,
                 embed_instances=spec.embed_instances,
                 predicted_output_tokens=predicted_output_tokens(spec, workload),
+                ready_s=place.ready_s,
                 progress=progress,
             )
         )
@@ -78,19 +79,12 @@ class Simulator:
     def row(self, spec: CellSpec, workload: Workload, measured: Measured) -> Row:
         """See `Server`."""
         place = placed(spec.placement)
-        where = place.placement
-        hardware = Hardware(
-            gpus=where.gpus * spec.instances,
-            parameters=where.model.parameters,
-            peak_flops=where.gpu.flops(weight_dtype(where.weight_dtype).compute_bits),
-            usd_per_gpu_hour=where.gpu.price_per_hour_usd or None,
-        )
         fitted = "fitted" if place.step_time.fitted else "unfitted"
         return kept_cell(
             spec,
             workload,
             measured.result,
-            hardware,
+            hardware_of(place.placement, spec.instances),
             self.folder,
             records=self.records,
             step_time=fitted,
