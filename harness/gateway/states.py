@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..core.state import RequestState
-from ..core.wire import VLLM_FIELD, slo_from_wire
+from ..core.wire import VLLM_FIELD, slo_from_wire, waited_s
 
 CHARACTERS_PER_TOKEN = 4  # of text, roughly: a gateway has no tokenizer
 _DEFAULT_TOKENS = 16  # of an answer, where a client does not say
@@ -18,11 +18,13 @@ def state_of(
     now_s: float,
     prefix_blocks: tuple[int, ...] = (),
 ) -> RequestState:
-    """The request numbered `number`, which arrives now."""
+    """The request numbered `number`, which arrives now, or had when another gateway sent it on."""
     output = body.get("max_completion_tokens") or body.get("max_tokens")
     tokens = output if isinstance(output, int) else _DEFAULT_TOKENS
-    slo = slo_from_wire(wire_of(body), now_s)
-    return RequestState(number, now_s, prompt_tokens(body), tokens, tokens, slo, prefix_blocks)
+    wire = wire_of(body)
+    arrival_s = now_s - waited_s(wire)
+    slo = slo_from_wire(wire, arrival_s)
+    return RequestState(number, arrival_s, prompt_tokens(body), tokens, tokens, slo, prefix_blocks)
 
 
 def wire_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
