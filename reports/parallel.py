@@ -55,7 +55,7 @@ def parallel_coordinates(found: Mapping[str, Any]) -> str:
     return (
         '<figure class="figure" id="parallel"><figcaption><h3>Parallel coordinates</h3>'
         f'</figcaption><div class="plot scroll"><svg viewBox="0 0 {width} {_HEIGHT + 60}" '
-        f'style="min-width:{width}px" role="img" aria-label="Parallel coordinates">'
+        f'style="width:{width}px" role="img" aria-label="Parallel coordinates">'
         f"{''.join(lines)}{''.join(axes)}</svg></div>"
         '<p class="note">A line a trial, the darker the better; the best stand out. '
         "Raced out trials have estimates.</p></figure>"
@@ -76,7 +76,11 @@ def _ends(values: Sequence[Any]) -> tuple[str, str]:
     if not all(_is_number(value) for value in values):
         words = sorted({str(value) for value in values})
         return _short(words[0]), _short(words[-1])
-    return f"{min(values):.4g}", f"{max(values):.4g}"
+    return _number(min(values)), _number(max(values))
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def _is_number(value: object) -> bool:

@@ -443,9 +443,9 @@ def _trials(found: Plain) -> str:
         values = row["values"] or [None] * len(found["objectives"])
         figures = [value_text(o, v) for o, v in zip(found["objectives"], values, strict=True)]
         settings = [_knob_text(row["configuration"].get(name, "")) for name in found["space"]]
-        state = (
-            row["state"] if not row["reason"] else f"{row['state']}: {_first_line(row['reason'])}"
-        )
+        state = "raced out" if row["state"] == "lost" else row["state"]
+        if row["reason"]:
+            state += f": {_first_line(row['reason'])}"
         rows.append([str(row["number"]), state, *figures, f"{row['requests']:,}", *settings])
     return _table("All trials", heads, rows)
 
