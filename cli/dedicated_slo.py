@@ -26,7 +26,7 @@ def dedicated_slo(
     duration: Annotated[
         float, typer.Option(metavar="S", help="Seconds of arrivals.")
     ] = DEFAULT_DURATION_S,
-    seed: Annotated[int, typer.Option(metavar="N", min=0)] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random numbers.")] = 0,
     quantile: Annotated[float, typer.Option(metavar="Q", help="Of each model's latencies.")] = 0.95,
     bound: Annotated[
         list[str] | None,

@@ -49,7 +49,9 @@ from .workload import app as workload
 app = typer.Typer(
     name="slo-bench",
     help="How much load can an LLM serving system carry while its requests meet their latency "
-    "objectives, and which policy, placement and settings carry the most?",
+    "objectives, and which policy, placement and settings carry the most?\n\n"
+    "Exit codes: 0 done; 1 done, and the answer is no (gate, doctor, selftest); 2 something that "
+    "you can mend, with a line that says what; 130 interrupted by Ctrl-C.",
     epilog=epilog(["slo-bench run", "slo-bench list systems", "slo-bench run --help"]),
     no_args_is_help=True,
     pretty_exceptions_enable=False,

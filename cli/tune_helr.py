@@ -108,7 +108,10 @@ def tune_helr(
         int,
         typer.Option(metavar="N", help="Of each of these tests.", rich_help_panel=_ASKED),
     ] = 100,
-    seed: Annotated[int, typer.Option(metavar="N", rich_help_panel=_ASKED)] = 0,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", help="Of the random numbers.", rich_help_panel=_ASKED),
+    ] = 0,
     batch: Annotated[
         int,
         typer.Option(metavar="N", help="Sequences of the step timed.", rich_help_panel=_ASKED),

@@ -57,18 +57,28 @@ def validate(
         typer.Option(metavar="N", min=1, help="Tokens of a block.", rich_help_panel=_ENGINE),
     ] = None,
     max_num_seqs: Annotated[
-        int | None, typer.Option(metavar="N", min=1, rich_help_panel=_ENGINE)
+        int | None,
+        typer.Option(metavar="N", min=1, help="Most sequences at once.", rich_help_panel=_ENGINE),
     ] = None,
     max_num_batched_tokens: Annotated[
-        int | None, typer.Option(metavar="N", min=1, rich_help_panel=_ENGINE)
+        int | None,
+        typer.Option(metavar="N", min=1, help="Most tokens of a step.", rich_help_panel=_ENGINE),
     ] = None,
     prefix_caching: Annotated[
         bool | None,
-        typer.Option("--prefix-caching/--no-prefix-caching", rich_help_panel=_ENGINE),
+        typer.Option(
+            "--prefix-caching/--no-prefix-caching",
+            help="Whether prompts are looked up in a prefix cache.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     async_scheduling: Annotated[
         bool | None,
-        typer.Option("--async-scheduling/--no-async-scheduling", rich_help_panel=_ENGINE),
+        typer.Option(
+            "--async-scheduling/--no-async-scheduling",
+            help="Whether a step is decided before the one before it has ended.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     host_ms: Annotated[
         float | None,

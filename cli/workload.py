@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .examples import epilog
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -14,8 +16,21 @@ if TYPE_CHECKING:
     from ..workloads.summary import ColumnFigures, GroupFigures, Summary
     from ..workloads.workload import Workload
 
+_SHOWS = (
+    "slo-bench workload show azure-conv",
+    "slo-bench workload show mooncake-conversation --speed 2",
+    "slo-bench workload show synthetic --prompt-tokens 800 --output-tokens 256 --rate 4",
+)
+_MAKES = (
+    "slo-bench workload make sharegpt --rate 4 --requests 500 --out chat.csv",
+    'slo-bench workload make "mix(chat=azure-conv:0.7, code=azure-code:0.3)" --rate 2 --out mix.csv',
+)
+_FETCHES = ("slo-bench workload fetch", "slo-bench workload fetch azure-2023-conv")
+
 app = typer.Typer(
-    help="Look at workloads, write them as CSV, fetch public traces.", no_args_is_help=True
+    help="Look at workloads, write them as CSV, fetch public traces.",
+    no_args_is_help=True,
+    epilog=epilog([_SHOWS[0], _MAKES[0], _FETCHES[0]]),
 )
 
 SHOWN_REQUESTS = 10_000  # of a workload without arrivals of its own
@@ -52,7 +67,7 @@ Models = Annotated[
 Format = Annotated[str | None, typer.Option("--format", help="Of a trace, if it cannot be told.")]
 
 
-@app.command()
+@app.command(epilog=epilog(_SHOWS))
 def show(
     source: Source,
     rate: Rate = None,
@@ -110,7 +125,7 @@ def show(
     _print_summary(console, summary, workload)
 
 
-@app.command()
+@app.command(epilog=epilog(_MAKES))
 def make(
     source: Source,
     out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file; .gz packs it.")],
@@ -154,7 +169,7 @@ def make(
     typer.echo(f"{out}: {len(workload):,} requests over {workload.span_s:,.1f} s")
 
 
-@app.command()
+@app.command(epilog=epilog(_FETCHES))
 def fetch(
     name: Annotated[
         str | None, typer.Argument(metavar="NAME", help="Without a name: list what there is.")

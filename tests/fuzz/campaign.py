@@ -17,6 +17,7 @@ import hashlib
 import importlib.util
 import io
 import logging
+import os
 import resource
 import signal
 import sys
@@ -142,7 +143,7 @@ def _by_atheris(one: Campaign, seconds: float, first_seed: int) -> None:
             for where, times in one.found.items():
                 print(f"    {where} ({times})")
             sys.stdout.flush()
-            raise SystemExit(1 if one.found else 0)
+            os._exit(1 if one.found else 0)  # libFuzzer takes SystemExit for a crash
         one.run(data)
 
     options = [sys.argv[0], str(corpus), "-max_len=8192", f"-seed={first_seed + 1}"]

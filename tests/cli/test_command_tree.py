@@ -1,0 +1,207 @@
+"""Every command there is: help, examples that parse, names that are close, and how it ends."""
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from typer.main import get_command
+
+from slo_bench.cli import main as cli_main
+
+CLI = get_command(cli_main.app)
+
+
+def commands(command, path=()):
+    """All commands below, each with the words that lead to it."""
+    yield path, command
+    for name, one in getattr(command, "commands", {}).items():
+        yield from commands(one, (*path, name))
+
+
+TREE = dict(commands(CLI))
+IDS = [" ".join(path) or "slo-bench" for path in TREE]
+
+
+def examples(command):
+    head, *lines = [line.strip() for line in (command.epilog or "").split("\n\n")]
+    assert head == "Examples:", command.name
+    return lines
+
+
+def parse(words):
+    """Read the words as the command line would, without running anything; what they lead to."""
+    command, context, rest, name = CLI, None, list(words), "slo-bench"
+    path = []
+    while True:
+        if {"--help", "-h"} & set(rest[:1]):
+            return tuple(path)
+        context = command.make_context(name, list(rest), parent=context)
+        if not hasattr(command, "resolve_command"):
+            return tuple(path)
+        left = [*getattr(context, "_protected_args", []), *context.args]
+        name, command, rest = command.resolve_command(context, left)
+        path.append(name)
+
+
+def slo_bench(*arguments, cwd, **environ):
+    return subprocess.run(
+        [sys.executable, "-m", "slo_bench.cli.main", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environ},
+    )
+
+
+def test_the_tree_is_as_large_as_it_looks():
+    assert {("run",), ("profile", "import"), ("backends", "list"), ("tune",)} <= set(TREE)
+
+
+@pytest.mark.parametrize("path", TREE, ids=IDS)
+def test_every_command_has_help_and_examples_that_parse(path):
+    command = TREE[path]
+    assert command.help, "says what it does"
+    found = examples(command)
+    assert found
+    for example in found:
+        words = shlex.split(example)
+        assert words[0] == "slo-bench"
+        ends_at = parse(words[1:])
+        if path:
+            assert ends_at[: len(path)] == path, f"{example} is an example of another command"
+
+
+@pytest.mark.parametrize("path", TREE, ids=IDS)
+def test_every_option_says_what_it_is_for_and_is_named_as_others_are(path):
+    for parameter in TREE[path].params:
+        assert parameter.help or parameter.name == "help", f"{parameter.name} has no help"
+        for name in parameter.opts if parameter.param_type_name == "option" else ():
+            assert re.fullmatch(r"--[a-z][a-z0-9-]*|-[a-zA-Z]", name), name
+
+
+def test_one_short_letter_means_one_thing():
+    meant = {}
+    for command in TREE.values():
+        for parameter in command.params:
+            for name in parameter.opts:
+                if re.fullmatch("-[a-zA-Z]", name):
+                    meant.setdefault(name, set()).add(parameter.name)
+    several = {name: found for name, found in meant.items() if len(found) > 1}
+    assert set(several) <= {"-n"}, several  # how many: requests, plans
+
+
+MISSPELT = [
+    (["rnu"], "run"),
+    (["profile", "imprt"], "import"),
+    (["backends", "instal"], "install"),
+    (["run", "--sytem", "vllm"], "--system"),
+    (["capacity", "--targt", "0.9"], "--target"),
+    (["run", "-s", "sarthi"], "sarathi"),
+    (["run", "--model", "llama-3-8"], "llama-3-8b"),
+    (["run", "--gpu", "a100-80"], "a100-80g"),
+    (["run", "--workload", "sharegtp"], "sharegpt"),
+    (["run", "--suite", "quickstrat"], "quickstart"),
+    (["run", "--router", "round-robn"], "round-robin"),
+    (["run", "--arrivals", "poison"], "poisson"),
+    (["run", "--sweep", "sarathi.chunk_token=1"], "chunk_tokens"),
+    (["run", "--backend", "vlm"], "vllm"),
+    (["run", "--records", "parqet"], "parquet"),
+    (["list", "sytems"], "systems"),
+    (["list", "systems", "orka"], "orca"),
+    (["workload", "show", "sharegtp"], "sharegpt"),
+    (["profile", "import", "vidr", "x", "--out", "y"], "vidur"),
+]
+
+
+@pytest.mark.parametrize(("words", "meant"), MISSPELT, ids=[" ".join(w) for w, _ in MISSPELT])
+def test_a_misspelt_name_is_answered_with_the_right_one(
+    words, meant, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["slo-bench", *words])
+    with pytest.raises(SystemExit) as ended:
+        cli_main.main()
+    said = " ".join(re.sub(r"[│╭╮╰╯─]", " ", capsys.readouterr().err).split())
+    assert ended.value.code == 2
+    assert meant in said
+    assert "Traceback" not in said
+
+
+RUN = ["run", "-s", "vllm", "--rates", "2", "--seeds", "1", "--requests", "10", "--no-report"]
+
+
+def test_nobody_watches_so_there_is_no_colour_and_no_bar(tmp_path):
+    done = slo_bench(*RUN, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout + done.stderr
+    assert done.stderr.startswith("running 1 cells into runs/")
+
+
+@pytest.mark.parametrize("variable", ["NO_COLOR", "TERM"])
+def test_a_terminal_without_colour_gets_none(variable, tmp_path):
+    """A terminal that would show colours, told not to."""
+    pty = pytest.importorskip("pty")
+    value = {"NO_COLOR": "1", "TERM": "dumb"}[variable]
+    read, write = pty.openpty()
+    environ = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", variable: value}
+    running = subprocess.Popen(
+        [sys.executable, "-m", "slo_bench.cli.main", "list", "systems"],
+        cwd=tmp_path, stdout=write, stderr=write, env=environ,
+    )  # fmt: skip
+    os.close(write)
+    shown = b""
+    while True:
+        try:
+            part = os.read(read, 65536)
+        except OSError:  # what Linux says of a terminal whose other end is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(read)
+    assert running.wait() == 0
+    assert b"sarathi" in shown
+    assert not re.search(rb"\x1b\[[0-9;]*3[0-9]m", shown)
+
+
+def test_exit_codes_are_documented():
+    assert "Exit codes" in CLI.help
+    for code in ("0", "1", "2", "130"):
+        assert re.search(rf"\b{code}\b", CLI.help)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["capacity", "-s", "vllm", "--out", "o"],
+        ["tune", "vllm", "--out", "o"],
+        ["run", "--seeds", "400", "--requests", "2000", "--out", "o"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_ctrl_c_once_ends_cleanly(words, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slo_bench.cli.main", *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    until_s = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until_s:
+        if (tmp_path / "o").exists():
+            break
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, out + err
+    assert "Traceback" not in err
+    assert not list(tmp_path.rglob("*.part"))
