@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..tuner.capacity.memory import read_capacity
-from .facets import facet_noun, facets_of
+from .facets import SETUP, facet_noun, facets_of
 from .figure import ONLY, Axis, Figure, View
 from .numbers import percent_text, rate_text, seconds_text
 from .read import RunFolder
@@ -23,8 +23,8 @@ Row = Mapping[str, Any]
 
 
 def capacity_tables(rows: Sequence[Row]) -> RenderableType:
-    """The capacities, then the levels that each search tried, and why it stopped."""
-    parts: list[RenderableType] = [_capacities(rows)]
+    """The capacities and the best of them, then for each search the levels tried and its end."""
+    parts: list[RenderableType] = [_capacities(rows), *map(Text, best_lines(rows))]
     for name in dict.fromkeys(str(row["search"]) for row in rows):
         row = next(row for row in rows if row["search"] == name)
         parts += [Text(), _levels(row), Text(_ending(row), style="dim")]
@@ -50,6 +50,34 @@ def _capacities(rows: Sequence[Row]) -> Table:
         )
         name = row["search"]
     return table
+
+
+def best_lines(rows: Sequence[Row]) -> list[str]:
+    """For each target and each set of conditions, which of several configurations carries most."""
+    alike: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        names = list(row)[: list(row).index("target")]
+        conditions = [n for n in names if n not in (*_IDENTITY, *SETUP) and "." not in n]
+        key = (row["target"], *((n, row[n]) for n in conditions))
+        alike.setdefault(key, []).append(row)
+    told = []
+    for key, of in alike.items():
+        target, conditions = key[0], key[1:]
+        known = sorted((r for r in of if r["capacity_rps"]), key=lambda r: -r["capacity_rps"])
+        if len(of) < 2 or not known:
+            continue
+        best, *others = known
+        gpus = f" on {best['gpus']:g} GPUs" if best.get("gpus") else ""
+        near = [r["search"] for r in others if (r["high_rps"] or 0) >= best["low_rps"]]
+        where = "".join(f", {n} {v}" for n, v in conditions) if len(alike) > 1 else ""
+        told.append(
+            f"best at ≥ {target:g}{where}: {best['search']} with {capacity_text(best)} req/s{gpus}"
+            + (f"; not told apart from it: {', '.join(near)}" if near else "")
+        )
+    return told
+
+
+_IDENTITY = ("search", "cell", "system", "rate_rps", "speed", "load", "seed")
 
 
 def capacity_text(row: Row) -> str:

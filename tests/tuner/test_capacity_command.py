@@ -4,6 +4,7 @@ import sys
 import pytest
 
 from slo_bench.cli.main import main
+from slo_bench.reports.capacity import best_lines
 
 QUICK = ["capacity", "-s", "vllm", "--requests", "200", "--target", "0.9", "--tolerance", "0.3"]
 QUICK += ["--max-requests", "3000"]
@@ -71,3 +72,30 @@ def test_examples_are_shown(slo_bench):
     code, out, _ = slo_bench("capacity", "--help")
     assert code == 0
     assert "slo-bench capacity --system sarathi" in out.partition("Examples:")[2]
+
+
+def _found(name: str, capacity: float | None, low: float, high: float, **columns: object):
+    return {
+        "search": name,
+        "system": name,
+        **columns,
+        "target": 0.9,
+        "capacity_rps": capacity,
+        "low_rps": low,
+        "high_rps": high,
+    }
+
+
+def test_which_configuration_is_best():
+    on = {"workload": "azure-conv", "gpus": 4}
+    rows = [
+        _found("1-3", 11.3, 10.9, 11.4, **on, **{"distserve.prefill_instances": 1}),
+        _found("2-2", 12.4, 11.3, 13.5, **on, **{"distserve.prefill_instances": 2}),
+        _found("3-1", 6.2, 5.8, 6.5, **on, **{"distserve.prefill_instances": 3}),
+    ]
+    (line,) = best_lines(rows)
+    assert line == ("best at ≥ 0.9: 2-2 with 12.4 req/s on 4 GPUs; not told apart from it: 1-3")
+    other = _found("2-2", 3.0, 2.9, 3.1, workload="longbench", gpus=4)
+    assert best_lines([*rows, other]) == [line.replace("0.9:", "0.9, workload azure-conv:")]
+    assert best_lines([other]) == []
+    assert best_lines([_found("a", None, 9.0, 9.0), _found("b", 0.0, 0.0, 1.0)]) == []
