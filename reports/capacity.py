@@ -61,15 +61,15 @@ def best_lines(rows: Sequence[Row]) -> list[str]:
         key = (row["target"], *((n, row[n]) for n in conditions))
         alike.setdefault(key, []).append(row)
     told = []
-    for key, of in alike.items():
-        target, conditions = key[0], key[1:]
+    for settled, of in alike.items():
+        target, pairs = settled[0], settled[1:]
         known = sorted((r for r in of if r["capacity_rps"]), key=lambda r: -r["capacity_rps"])
         if len(of) < 2 or not known:
             continue
         best, *others = known
         gpus = f" on {best['gpus']:g} GPUs" if best.get("gpus") else ""
         near = [r["search"] for r in others if (r["high_rps"] or 0) >= best["low_rps"]]
-        where = "".join(f", {n} {v}" for n, v in conditions) if len(alike) > 1 else ""
+        where = "".join(f", {n} {v}" for n, v in pairs) if len(alike) > 1 else ""
         told.append(
             f"best at ≥ {target:g}{where}: {best['search']} with {capacity_text(best)} req/s{gpus}"
             + (f"; not told apart from it: {', '.join(near)}" if near else "")
