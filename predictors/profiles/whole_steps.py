@@ -33,8 +33,10 @@ _SHORTEST_S = 1e-6
 _BENDS = (8, 32, 128, 512)
 _DECODE = (
     "decode_s",
+    "decode_s_several",
     "decode_s_per_sequence",
     *(f"decode_s_per_sequence_above_{bend}" for bend in _BENDS),
+    "decode_s_per_mean_kv_token",
     "decode_s_per_kv_token",
 )
 _PREFILL = (
@@ -43,8 +45,15 @@ _PREFILL = (
     *(f"prefill_s_per_token_above_{bend}" for bend in _BENDS),
     "prefill_s_per_chunk",
     "prefill_s_per_pair",
+    "prefill_s_per_context_token",
     "prefill_s_per_kv_token",
 )
+_ALIKE = {
+    "decode_s": "prefill_s",
+    "decode_s_per_sequence": "prefill_s_per_token",
+    **{f"decode_s_per_sequence_above_{b}": f"prefill_s_per_token_above_{b}" for b in _BENDS},
+    "decode_s_per_kv_token": "prefill_s_per_kv_token",
+}
 COEFFICIENTS = (*_DECODE, *_PREFILL)
 
 
@@ -62,9 +71,10 @@ class Step:
 class SumsStepTime:
     """Seconds of a step, by the sums over its batch; implements `StepTime`.
 
-    Steps that only decode: constant, sequences, KV tokens. Steps with prefill: constant, all
-    tokens, chunks, (query, KV) pairs of the chunks, KV tokens of the decodes. Tokens and sequences
-    count again above each of `_BENDS`.
+    Steps that only decode: constant, another where there is more than one sequence (a product with
+    one row is another kernel), sequences, KV tokens of one sequence (mean) and of all. Steps with
+    prefill: constant, all tokens, chunks, (query, KV) pairs of the chunks, tokens before them, KV
+    tokens of the decodes. Tokens and sequences count again above each of `_BENDS`.
     """
 
     decode: tuple[float, ...]
@@ -75,18 +85,23 @@ class SumsStepTime:
     ) -> float:
         """See `StepTime`."""
         if not chunks:
-            base_s = self._decode_s(decode_seqs)
-            return max(_SHORTEST_S, base_s) + self.decode[-1] * decode_kv_tokens
-        constant_s, *by_token_s, chunk_s, pair_s, kv_s = self.prefill
-        tokens, pairs = decode_seqs, 0.0
+            *_, mean_s, kv_s = self.decode
+            read_s = kv_s * decode_kv_tokens + mean_s * decode_kv_tokens / max(1, decode_seqs)
+            return max(_SHORTEST_S, self._decode_s(decode_seqs)) + read_s
+        constant_s, *by_token_s, chunk_s, pair_s, context_s, kv_s = self.prefill
+        tokens, pairs, context = decode_seqs, 0.0, 0
         for before, chunk in chunks:
             tokens += chunk
             pairs += chunk * (before + 0.5 * chunk)
-        seconds = constant_s + chunk_s * len(chunks) + pair_s * pairs + kv_s * decode_kv_tokens
+            context += before
+        seconds = constant_s + chunk_s * len(chunks) + pair_s * pairs
+        seconds += context_s * context + kv_s * decode_kv_tokens
         return max(_SHORTEST_S, seconds + _bent(by_token_s, tokens))
 
     def _decode_s(self, sequences: int) -> float:
-        return self.decode[0] + _bent(self.decode[1:-1], sequences)
+        constant_s, several_s, *by_sequence_s = self.decode[:-2]
+        seconds = constant_s + _bent(by_sequence_s, sequences)
+        return seconds + several_s if sequences > 1 else seconds
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """See `StepTime`."""
@@ -97,7 +112,8 @@ class SumsStepTime:
         return stretches.steps_within([self._stretch(decode_seqs, decode_kv_tokens)], duration_s)
 
     def _stretch(self, seqs: int, kv_tokens: int) -> stretches.Stretch:
-        return stretches.ENDLESS, self.step_s(seqs, kv_tokens, ()), self.decode[-1] * seqs
+        *_, mean_s, kv_s = self.decode
+        return stretches.ENDLESS, self.step_s(seqs, kv_tokens, ()), kv_s * seqs + mean_s
 
 
 def _bent(slopes: Sequence[float], count: float) -> float:
@@ -113,7 +129,8 @@ def _bent(slopes: Sequence[float], count: float) -> float:
 def made_of(found: Mapping[str, float]) -> SumsStepTime:
     """The step-time model of these coefficients."""
     return SumsStepTime(
-        tuple(found[name] for name in _DECODE), tuple(found[name] for name in _PREFILL)
+        tuple(found.get(name, 0.0) for name in _DECODE),
+        tuple(found.get(name, 0.0) for name in _PREFILL),
     )
 
 
@@ -124,14 +141,17 @@ def terms(seen: Observations) -> Floats:
     return np.column_stack(
         [
             decode,
+            decode * (seen.sequences > 1),
             decode * seen.sequences,
             *(decode * np.maximum(0.0, seen.sequences - bend) for bend in _BENDS),
+            decode * seen.kv_tokens / np.maximum(1.0, seen.sequences),
             decode * seen.kv_tokens,
             prefill,
             prefill * seen.tokens,
             *(prefill * np.maximum(0.0, seen.tokens - bend) for bend in _BENDS),
             seen.chunks,
             seen.pairs,
+            seen.chunks * seen.context_tokens,
             prefill * seen.kv_tokens,
         ]
     ).astype(np.float64)
@@ -219,17 +239,12 @@ def coefficients(seen: Observations, *, typical: bool = False) -> dict[str, floa
         if rows.sum() >= _LEAST_OF_A_KIND:
             found[part] = _fitted(columns[rows][:, part], seen.seconds[rows], typical)
     by_name = dict(zip(COEFFICIENTS, found.tolist(), strict=True))
+    # The constant, tokens (or sequences) and KV tokens of one kind of step for the other.
     if decode.sum() < _LEAST_OF_A_KIND:
-        _copy(by_name, _PREFILL, _DECODE)
+        by_name.update({ours: by_name[theirs] for ours, theirs in _ALIKE.items()})
     elif (~decode).sum() < _LEAST_OF_A_KIND:
-        _copy(by_name, _DECODE, _PREFILL)
+        by_name.update({theirs: by_name[ours] for ours, theirs in _ALIKE.items()})
     return by_name
-
-
-def _copy(found: dict[str, float], source: Sequence[str], target: Sequence[str]) -> None:
-    """The constant, tokens (or sequences) and KV tokens of one kind of step for the other."""
-    places = (*range(2 + len(_BENDS)), -1)
-    found.update({target[k]: found[source[k]] for k in places})
 
 
 def _fitted(columns: Floats, seconds: Floats, typical: bool) -> Floats:
