@@ -99,14 +99,19 @@ class Learned:
 
     Where a request has no text, a bucket is drawn as often as the predictor took the true one for
     it on its calibration part, and its middle is told. `model` is who answers, by the name that the
-    predictor knows; by default the workload's. `base` says where the base model is now.
+    predictor knows; by default the workload's. `base` says where the base model is now. With
+    `online` it follows the run: after every so many requests, in order of arrival, their answers
+    are known, correct it at once and are taught to it, in memory alone.
     """
 
     folder: str
     model: str = ""
     base: str = ""
+    online: int = 0
 
     def __post_init__(self) -> None:
+        if self.online < 0:
+            raise SloBenchError(f"learned online must be at least 0 but is {self.online}")
         PredictorConfig.load(Path(self.folder))
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
@@ -124,11 +129,26 @@ class Learned:
         prompts = {row: self.prompt(workload, row) for row in range(len(workload))}
         known = {row: prompt for row, prompt in prompts.items() if prompt is not None}
         if known:
-            told[list(known)] = _read(self.folder, self.base, tuple(known.values()))[which]
+            prompts_known = tuple(known.values())
+            if self.online:
+                answers = tuple(int(workload.output_tokens[row]) for row in known)
+                of = _followed(self.folder, self.base, self.online, prompts_known, answers)
+            else:
+                of = _read(self.folder, self.base, prompts_known)
+            told[list(known)] = of[which]
         return told
 
     def at_dispatch(self, workload: Workload, rng: np.random.Generator) -> AtDispatch:
-        """The same for single requests of a workload, when they are due; loads the network."""
+        """The same for single requests of a workload, when they are due; loads the network.
+
+        Raises:
+            SloBenchError: it is to follow the run.
+        """
+        if self.online:
+            raise SloBenchError(
+                f"learned(…, online={self.online}) follows simulated runs only; before real "
+                "servers leave online out, and teach what came by predict-train RUN --update"
+            )
         return AtDispatch(self, workload, self._drawn(workload.output_tokens, rng))
 
     def prompt(self, workload: Workload, row: int) -> Prompt | None:
@@ -240,6 +260,30 @@ def _read(folder: str, base: str, prompts: tuple[Prompt, ...]) -> tuple[Ints, In
     """
     lengths = _loaded(folder, base).lengths(prompts)
     return lengths.median_tokens(), lengths.longest_tokens()
+
+
+@lru_cache(maxsize=4)
+def _followed(
+    folder: str, base: str, every: int, prompts: tuple[Prompt, ...], answers: tuple[int, ...]
+) -> tuple[Ints, Ints]:
+    """As `_read`, where `every` requests are answered before the next are asked of."""
+    from ..workloads.answered import Answered
+    from .lengths.online import FEWEST, OnlinePredictor
+
+    online = OnlinePredictor(Path(folder), base=base or None, device="auto", keep_queue=False)
+    rows = [
+        Answered(prompt.text, prompt.tokens, tokens, prompt.model, "")
+        for prompt, tokens in zip(prompts, answers, strict=True)
+    ]
+    told: list[tuple[Ints, Ints]] = []
+    for first in range(0, len(rows), every):
+        came = rows[first : first + every]
+        lengths = online.lengths(came)
+        told.append((lengths.median_tokens(), lengths.longest_tokens()))
+        online.observe(came)
+        if first + every < len(rows) and len(online.fresh()) >= FEWEST:
+            online.update()
+    return np.concatenate([a for a, _ in told]), np.concatenate([b for _, b in told])
 
 
 _Kind = type[Oracle] | type[NoisyOracle] | type[Constant] | type[Learned] | type[TfIdf]

@@ -269,6 +269,24 @@ def test_a_run_is_told_what_prompts_say(trained):
     assert longest_tokens(length_predictor("noisy(0.5)"), asked, rng) is None
 
 
+def test_it_follows_a_run(trained):
+    """What is asked since it was made: soon it is told nearly right."""
+    kept = {path.name: path.read_bytes() for path in trained.iterdir()}
+    came = answered(180, seed=3, telling={"short": 40, "old": 300}, model="b")
+    asked = workload([row.prompt for row in came], [row.output_tokens for row in came])
+    error = {}
+    for text in (f"learned({trained}, model=b)", f"learned({trained}, model=b, online=60)"):
+        told = length_predictor(text).predict(asked, np.random.default_rng(0))
+        error[text] = np.abs(np.log(told[60:] / asked.output_tokens[60:])).mean()
+    as_it_is, online = error.values()
+    assert online < 0.8 * as_it_is
+    assert {path.name: path.read_bytes() for path in trained.iterdir()} == kept
+    with pytest.raises(SloBenchError, match="follows simulated runs only"):
+        length_predictor(text).at_dispatch(asked, np.random.default_rng(0))
+    with pytest.raises(SloBenchError, match="online must be at least 0"):
+        length_predictor(f"learned({trained}, online=-1)")
+
+
 def test_at_dispatch_it_says_the_same_of_any_few(trained):
     """And of what has no text it draws, as before."""
     texts = [f"{verb} apples clouds please 1" for verb in TELLING]
