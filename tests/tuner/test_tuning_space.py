@@ -67,6 +67,13 @@ def test_what_is_set_is_not_searched():
         space_of(Experiment(systems="sarathi", tp=2), {"tp": "1,2"}, None)
 
 
+def test_a_server_as_it_is_has_its_own_options():
+    whole = space_of(Experiment(systems="vllm", backend="vllm"), {}, None)
+    assert {one.name for one in whole.dimensions} == {"max_num_batched_tokens", "max_num_seqs"}
+    with pytest.raises(SloBenchError, match="unknown knob or setting in --search 'async_sched"):
+        space_of(Experiment(systems="vllm", backend="vllm"), {"async_scheduling": ""}, None)
+
+
 def test_instances_are_counted_within_the_gpus():
     space = space_of(Experiment(systems="ascendra", gpus=4), {"n_lp": "", "n_hp": ""}, 4)
     assert [str(one) for one in space.dimensions] == ["1..3", "1..3"]

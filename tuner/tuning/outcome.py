@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...harness.backends.serve import OWN_OPTIONS
 from ...harness.experiment import Experiment
 from ...harness.plan import SIMULATED
 from ...harness.store import write_whole
@@ -151,6 +152,8 @@ def launch_commands(
     if not backend:
         return tuple(commands)
     words = ["slo-bench", "serve", space.system, "--backend", backend, "--model", applied.model[0]]
+    if backend == space.system:  # the server as it is, with options of its own
+        knobs = {name: value for name, value in knobs.items() if name in OWN_OPTIONS[backend]}
     for name, value in knobs.items():
         words += ["--knob", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     for name, option in (

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from optuna.trial import Trial
 
+from ...harness.backends.serve import OWN_OPTIONS
 from ...harness.core.policy import Bounds
 from ...harness.experiment import Experiment
 from ...harness.plan import SIMULATED
@@ -140,7 +141,7 @@ def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | Non
     """
     name = experiment.systems[0]
     found = system(name)
-    bounds = found.bounds()
+    bounds = _searchable(found, experiment.backend)
     set_already = experiment.knobs.get(name, {})
     wanted: dict[str, Dimension] = {}
     for full_name, what in (asked or {KNOBS: ""}).items():
@@ -160,6 +161,12 @@ def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | Non
             f"{found.name} has no knobs to search; name settings, as in --search tp=1,2,4"
         )
     return Space(name, tuple(wanted.values()), _defaults(experiment, found, wanted))
+
+
+def _searchable(found: System, backend: str) -> dict[str, Bounds]:
+    """The knobs; of a server as it is those that are options of its own."""
+    own = OWN_OPTIONS.get(backend, {}) if found.name == backend else found.bounds()
+    return {name: bounds for name, bounds in found.bounds().items() if name in own}
 
 
 def _short(full_name: str, found: System) -> str:
