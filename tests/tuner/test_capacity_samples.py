@@ -37,10 +37,26 @@ def test_requests_may_come_in_any_order():
     )
 
 
-def test_backlog_is_what_has_arrived_and_not_ended():
-    # Everybody stays for ten arrivals, and those of the moment are in.
-    found = sample(np.arange(1000), np.arange(1000) + 9.5)
-    assert set(found.backlog) == {10}
+def test_backlog_is_what_is_there_beyond_what_first_stays_explain():
+    # Everybody stays for ten arrivals, but from the middle on for thirty.
+    arrival_s = np.arange(1000)
+    assert set(sample(arrival_s, arrival_s + 9.5).backlog) == {0}
+    found = sample(arrival_s, arrival_s + np.where(arrival_s < 500, 9.5, 29.5))
+    assert found.backlog[0] == 0
+    assert found.backlog[-1] == 20
+
+
+def test_a_system_that_fills_does_not_grow():
+    """Requests stay for a sixth of a run that begins empty, and nobody waits for anybody."""
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(50):
+        runs = []
+        for _ in range(3):
+            arrival_s = np.cumsum(rng.exponential(1 / 8, 500))
+            runs.append(sample(arrival_s, arrival_s + rng.exponential(10.0, 500)))
+        found.append(grows(runs))
+    assert sum(found) <= 1
 
 
 def test_what_never_ends_stays_and_what_never_arrives_is_missed():
@@ -50,7 +66,7 @@ def test_what_never_ends_stays_and_what_never_arrives_is_missed():
     end_s[500] = np.nan
     met = ~np.isnan(end_s)
     found = sample(arrival_s, end_s, met, whole=True)
-    assert found.backlog[-1] == 2
+    assert found.backlog[-1] == 1
     assert found.met == 989
 
 

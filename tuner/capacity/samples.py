@@ -18,6 +18,7 @@ Mask = NDArray[np.bool_]
 BATCHES = 20
 WARMUP_SHARE = 0.1
 COOLDOWN_SHARE = 0.03
+_FIRST_SHARE = 0.2  # of the requests, whose stays tell how the system fills
 _GROWTH_SIGMAS = 3.5
 _LEAST_GROWTH = 8  # requests; fewer is how any queue goes up and down
 
@@ -27,7 +28,8 @@ class LevelSample:
     """One run at one rate.
 
     The counted requests, in order of arrival, are cut into batches of equal size. `backlog` has one
-    more entry than there are batches: requests in the system at the edges of the batches.
+    more entry than there are batches: by how many requests, at the edges of the batches, there are
+    more in the system than if all stayed as long as the first ones (it begins empty, and fills).
     `bound_s` is the time for which a growing backlog may go unnoticed (the tightest latency bound
     of a typical request; 0 where none is known). `wall_s` is what the run took.
     """
@@ -119,13 +121,14 @@ def sample_of(
         )
     edges = np.linspace(first, last, BATCHES + 1).round().astype(np.int64)
     arrived = np.nan_to_num(arrival_s, nan=np.inf)
-    ended = np.sort(np.nan_to_num(end_s, nan=np.inf))
+    ended = np.nan_to_num(end_s[order], nan=np.inf)
     moments = arrived[np.minimum(edges, n - 1)]
     known = np.isfinite(moments)
     moments[~known] = moments[known][-1] if known.any() else 0.0
-    backlog = np.searchsorted(arrived, moments, side="right") - np.searchsorted(
-        ended, moments, side="right"
+    there = np.searchsorted(arrived, moments, side="right") - np.searchsorted(
+        np.sort(ended), moments, side="right"
     )
+    backlog = np.rint(there - _filling(arrived, ended, moments)).astype(np.int64)
     return LevelSample(
         rate_rps=rate_rps,
         seed=seed,
@@ -137,6 +140,19 @@ def sample_of(
         wall_s=wall_s,
         invalid_because=invalid_because,
     )
+
+
+def _filling(arrived: Floats, ended: Floats, moments: Floats) -> Floats:
+    """How many would be there at each moment, if all stayed as long as the first ones."""
+    known = np.isfinite(arrived)
+    arrived, ended = arrived[known], ended[known]
+    ends = ended[np.isfinite(ended)]
+    last_s = max(float(ends.max(initial=0.0)), float(moments.max(initial=0.0)))
+    first = math.ceil(len(arrived) * _FIRST_SHARE)
+    stays = np.sort(np.minimum(ended, last_s)[:first] - arrived[:first])
+    ages = (moment - arrived[arrived <= moment] for moment in moments)
+    gone = (np.searchsorted(stays, age, side="right") for age in ages)
+    return np.array([float((1 - g / first).sum()) for g in gone])
 
 
 def grows(samples: Sequence[LevelSample]) -> bool:
