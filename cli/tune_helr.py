@@ -150,7 +150,7 @@ def tune_helr(
     from ..reports import device_map as shown
     from ..tuner.device_maps.compare import METHODS, Answer, answer, answers
     from ..tuner.device_maps.launch import document
-    from ..tuner.device_maps.morphling import morphling
+    from ..tuner.device_maps.morphling import Bench, morphling
     from ..tuner.device_maps.problem import problem_of
     from .console import terminal
 
@@ -176,9 +176,16 @@ def tune_helr(
     found = answers(problem, weights, beside, trials=trials, seed=seed)
     notes, ready_s = list[str](), 0.0
     if method == "morphling":
-        tried = morphling(
-            spec, where, tests=tests, requests=test_requests, host_s=host_ms / 1e3, seed=seed
+        bench = Bench(
+            where,
+            test_requests,
+            host_s=host_ms / 1e3,
+            weight_dtype=weight_dtype,
+            kv_dtype=kv_dtype,
+            memory_share=memory_share,
+            seed=seed,
         )
+        tried = morphling(spec, bench, tests=tests)
         ready_s, placed = round(tried.took_s, 3), tried.placed
         latency_s, cost = problem.latency_s(placed), problem.cost(placed, weights)
         found.append(Answer("morphling", placed, latency_s, cost))

@@ -19,7 +19,7 @@ from slo_bench.tuner.device_maps.launch import (
     even_map,
     server_settings,
 )
-from slo_bench.tuner.device_maps.morphling import Setup, Stress, adapt, morphling
+from slo_bench.tuner.device_maps.morphling import Bench, Setup, Stress, adapt, morphling
 from slo_bench.tuner.device_maps.nvidia_smi import link_of, parse_gpus, parse_topo, this_machine
 from slo_bench.tuner.device_maps.problem import Held, problem_of, weights_of
 from slo_bench.tuner.device_maps.topology import alike, named_topology, read_topology
@@ -249,6 +249,11 @@ def test_times_and_memory_are_those_of_the_simulator():
         assert crowded.kv_tokens < 2048 + crowded.block_tokens
 
 
+def test_encoders_are_not_mapped():
+    with pytest.raises(SloBenchError, match="bge-m3 is an encoder"):
+        problem_of(model("bge-m3"), named_topology("uellm"))
+
+
 def test_a_reserve_for_kv_takes_more_devices():
     spec, topology = model("chatglm2-6b"), named_topology("uellm")
     used = [
@@ -336,15 +341,16 @@ def test_a_model_that_is_unlike_its_teachers_takes_more_tests():
 
 def test_morphling_charges_its_tests():
     spec, topology = model("chatglm2-6b"), named_topology("uellm")
-    found = morphling(spec, topology, tests=2, requests=20, host_s=0.03, batches=(1, 4))
+    bench = Bench(topology, requests=20, host_s=0.03)
+    found = morphling(spec, bench, tests=2, batches=(1, 4))
     assert found.best == Setup(1, 4)
     assert found.placed == (Held(0, 28),)
     assert found.took_s == pytest.approx(sum(test.took_s for test in found.tests))
     assert found.took_s > 15
     with pytest.raises(SloBenchError, match="at least 1 test"):
-        morphling(spec, topology, tests=0)
+        morphling(spec, bench, tests=0)
     with pytest.raises(SloBenchError, match="fits on none"):
-        morphling(model("llama-2-70b"), topology)
+        morphling(model("llama-2-70b"), bench)
 
 
 SHIPPED = {"even": "even", "even-table-2-1": "even", "helr": "exact"}
@@ -362,7 +368,7 @@ def test_shipped_maps_are_what_the_command_finds(name):
 
 
 def test_the_shipped_map_of_morphling_charges_what_it_charges():
-    found = morphling(model("chatglm2-6b"), named_topology("uellm"), host_s=0.03)
+    found = morphling(model("chatglm2-6b"), Bench(named_topology("uellm"), host_s=0.03))
     shipped = read_device_map("uellm-morphling")
     assert shipped.layers == tuple(held.layers for held in found.placed)
     assert shipped.ready_s == pytest.approx(found.took_s, abs=1e-3)

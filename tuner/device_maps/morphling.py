@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,40 +73,80 @@ class Search:
         return sum(test.took_s for test in self.tests)
 
 
+@dataclass(frozen=True)
+class Bench:
+    """Where stress tests are run, and how large one is."""
+
+    topology: Topology
+    requests: int = 100
+    workload: str = "alpaca"
+    host_s: float = 0.001
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    memory_share: float = 0.9
+    seed: int = 0
+
+    def placement(self, spec: ModelSpec, gpus: int) -> Placement:
+        """The layers spread evenly over the first GPUs, one batch in flight."""
+        mapped = device_map(spec, self.topology, even_map(spec.layers, gpus), lanes=1)
+        return Placement(
+            spec,
+            mapped.stages[0].gpu,
+            pp=gpus,
+            weight_dtype=self.weight_dtype,
+            kv_dtype=self.kv_dtype,
+            memory_share=self.memory_share,
+            split=mapped.stages,
+            fixed_lanes=1,
+        )
+
+    def fitting(self, spec: ModelSpec, batches: Sequence[int]) -> list[Setup]:
+        """What fits into memory, which no test is needed for."""
+        most = min(len(self.topology.devices), spec.layers)
+        able = [n for n in range(1, most + 1) if self.placement(spec, n).fits]
+        return [Setup(gpus, batch) for gpus in able for batch in batches]
+
+    def stress(self, spec: ModelSpec, setup: Setup) -> Stress:
+        """All requests at once, first come first served, one batch after the other (simulated)."""
+        place = self.placement(spec, setup.gpus)
+        made = load_source(self.workload).make(
+            rate_rps=_BURST_RPS, requests=self.requests, seed=self.seed
+        )
+        fifo = system("fifo").with_knobs(max_batch=setup.batch)
+        steps = staged_step_time(place, self.host_s).model
+        totals = simulate(made, fifo, place, steps, oversize="reject").totals
+        loading_s = max(
+            stage.layers
+            * spec.layer_weight_bytes(self.weight_dtype)
+            / link(stage.gpu.host_link).bandwidth_bytes_per_s
+            for stage in place.stages
+        )
+        tokens_per_s = int(made.output_tokens.sum()) / totals.makespan_s
+        return Stress(setup, tokens_per_s, RESTART_S + loading_s + totals.makespan_s)
+
+
 def morphling(
-    spec: ModelSpec,
-    topology: Topology,
-    *,
-    tests: int = 4,
-    requests: int = 100,
-    workload: str = "alpaca",
-    host_s: float = 0.001,
-    batches: Sequence[int] = BATCHES,
-    seed: int = 0,
+    spec: ModelSpec, bench: Bench, *, tests: int = 4, batches: Sequence[int] = BATCHES
 ) -> Search:
-    """Search with at most so many stress tests of so many requests each.
+    """Search with at most so many stress tests.
 
     Raises:
         SloBenchError: no configuration fits, or no test is allowed.
     """
-    if tests < 1 or requests < 1:
+    if tests < 1 or bench.requests < 1:
         raise SloBenchError("morphling needs at least 1 test of at least 1 request")
-
-    def tester(tested: ModelSpec) -> Callable[[Setup], Stress]:
-        return lambda setup: stress_test(
-            tested, topology, setup, requests, workload=workload, host_s=host_s, seed=seed
-        )
-
-    setups = _fitting(spec, topology, batches)
+    setups = bench.fitting(spec, batches)
     if not setups:
-        raise SloBenchError(f"{spec.name} fits on none of the first 1 to {len(topology.devices)}")
+        raise SloBenchError(
+            f"{spec.name} spread evenly fits on none of the first 1 to "
+            f"{len(bench.topology.devices)} devices; use more of them, or smaller weights"
+        )
     taught = []
     for name in TEACHERS:
         other = model(name)
         if other != spec:
-            test = tester(other)
-            taught.append([test(setup) for setup in _fitting(other, topology, batches)])
-    found = adapt(setups, tester(spec), [tests_of for tests_of in taught if tests_of], tests)
+            taught.append([bench.stress(other, setup) for setup in bench.fitting(other, batches)])
+    found = adapt(setups, partial(bench.stress, spec), list(filter(None, taught)), tests)
     best = max(found, key=lambda test: test.tokens_per_s).setup
     return Search(best, even_map(spec.layers, best.gpus), tuple(found))
 
@@ -129,52 +170,6 @@ def adapt(
         done.append(test(ranked[0]))
         mean, covariance = _learnt(mean, covariance, noise, done[-1])
     return done
-
-
-def stress_test(
-    spec: ModelSpec,
-    topology: Topology,
-    setup: Setup,
-    requests: int,
-    *,
-    workload: str,
-    host_s: float,
-    seed: int,
-) -> Stress:
-    """All requests at once, first come first served, one batch after the other (simulated)."""
-    place = _placement(spec, topology, setup)
-    made = load_source(workload).make(rate_rps=_BURST_RPS, requests=requests, seed=seed)
-    fifo = system("fifo").with_knobs(max_batch=setup.batch)
-    steps = staged_step_time(place, host_s).model
-    totals = simulate(made, fifo, place, steps, oversize="reject").totals
-    answered = int(made.output_tokens.sum())
-    weights_s = max(
-        stage.layers * spec.layer_weight_bytes() / link(stage.gpu.host_link).bandwidth_bytes_per_s
-        for stage in place.stages
-    )
-    took_s = RESTART_S + weights_s + totals.makespan_s
-    return Stress(setup, answered / totals.makespan_s, took_s)
-
-
-def _placement(spec: ModelSpec, topology: Topology, setup: Setup) -> Placement:
-    mapped = device_map(spec, topology, even_map(spec.layers, setup.gpus), lanes=1)
-    return Placement(
-        spec,
-        mapped.stages[0].gpu,
-        pp=setup.gpus,
-        split=mapped.stages,
-        fixed_lanes=1,
-    )
-
-
-def _fitting(spec: ModelSpec, topology: Topology, batches: Sequence[int]) -> list[Setup]:
-    """Known without a test: what does not fit into memory."""
-    able = [
-        gpus
-        for gpus in range(1, min(len(topology.devices), spec.layers) + 1)
-        if _placement(spec, topology, Setup(gpus, 1)).fits
-    ]
-    return [Setup(gpus, batch) for gpus in able for batch in batches]
 
 
 def _features(setup: Setup) -> Floats:

@@ -173,6 +173,8 @@ def problem_of(
         context_tokens: KV tokens of each.
         host_s: seconds of the host in a pass, shared out by layers.
     """
+    if model.kind != "decoder":
+        raise SloBenchError(f"{model.name} is an encoder; layers are mapped for decoders")
     for name, value in (("reserve", reserve_bytes), ("kv tokens", kv_tokens)):
         if value < 0:
             raise SloBenchError(f"{name} must be at least 0 but is {value:g}")
