@@ -178,9 +178,10 @@ def test_systems_of_ours_are_served_by_us(system, word):
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-def test_the_command_prints_a_table_and_json(tmp_path):
+def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch):
     words = ["plan", "--rate", "1", "--gpu", "a100-80g", "-n", "1", "--out", str(tmp_path / "plan")]
     words += ["--sweep", "vllm.max_num_batched_tokens=2048"]
+    monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
     assert "simulated" in shown.output
@@ -189,7 +190,12 @@ def test_the_command_prints_a_table_and_json(tmp_path):
     assert row["gpu"] == "a100-80g"
     assert row["attainment_low"] >= 0.9
     assert row["simulated"] is True
-    assert (tmp_path / "plan" / "launch.sh").is_file()
+    assert {path.name for path in (tmp_path / "plan").iterdir()} == {
+        "experiment.toml",
+        "launch.sh",
+        "plan.json",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]  # nothing beside it
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ...harness.backends.base import Measured
 from ...harness.cells import CellSpec, placed, source
 from ...harness.schema import ExperimentSchema
+from ...harness.store import Row
 from ...workloads.errors import SloBenchError
+from ...workloads.workload import Workload
 from ..capacity.cells import CellRunner, Simulator
 from ..capacity.curve import Level
 from ..capacity.options import Budget, Capacity, SearchOptions
@@ -131,8 +134,15 @@ def plan_cheapest(
     return _Search(asked, wanted, prices, folder, resume, say, runner_of or _simulated).run(kinds)
 
 
+class _Forgetful(Simulator):
+    """Nobody looks at a cell again once its level is known."""
+
+    def row(self, spec: CellSpec, workload: Workload, measured: Measured) -> Row:
+        return dict(spec.columns)
+
+
 def _simulated(spec: CellSpec) -> LevelRunner:
-    return CellRunner(spec, "plan", Simulator(Path(), "none"), lambda cell, row: None)
+    return CellRunner(spec, "plan", _Forgetful(Path(), "none"), lambda cell, row: None)
 
 
 class _Search:
