@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -63,18 +64,29 @@ def best_lines(rows: Sequence[Row]) -> list[str]:
     told = []
     for settled, of in alike.items():
         target, pairs = settled[0], settled[1:]
-        known = sorted((r for r in of if r["capacity_rps"]), key=lambda r: -r["capacity_rps"])
+        known = [r for r in of if r["capacity_rps"] != 0]
         if len(of) < 2 or not known:
             continue
-        best, *others = known
+        best = max(known, key=_ahead)
         gpus = f" on {best['gpus']:g} GPUs" if best.get("gpus") else ""
-        near = [r["search"] for r in others if (r["high_rps"] or 0) >= best["low_rps"]]
+        near = [r["search"] for r in known if r is not best and _most_rps(r) >= best["low_rps"]]
         where = "".join(f", {n} {v}" for n, v in pairs) if len(alike) > 1 else ""
         told.append(
             f"best at ≥ {target:g}{where}: {best['search']} with {capacity_text(best)} req/s{gpus}"
             + (f"; not told apart from it: {', '.join(near)}" if near else "")
         )
     return told
+
+
+def _ahead(row: Row) -> tuple[bool, float]:
+    """For comparing: who missed the target at no rate tried is before all others."""
+    endless = row["capacity_rps"] is None
+    return endless, row["low_rps"] if endless else row["capacity_rps"]
+
+
+def _most_rps(row: Row) -> float:
+    """What it may carry at most."""
+    return math.inf if row["high_rps"] is None else float(row["high_rps"])
 
 
 _IDENTITY = ("search", "cell", "system", "rate_rps", "speed", "load", "seed")
@@ -192,6 +204,8 @@ def answer(rows: Sequence[Row], cells: pd.DataFrame) -> str | None:
     """The page's one sentence, where every series was searched; None where the page must tell."""
     least = min((row["target"] for row in rows), default=None)
     if not rows or {_place(row, cells) for row in rows} != _places(cells):
+        return None
+    if any(row["target"] == least and row["capacity_rps"] is None for row in rows):
         return None
     best: dict[str, Row] = {}
     for row in rows:

@@ -74,7 +74,7 @@ def test_examples_are_shown(slo_bench):
     assert "slo-bench capacity --system sarathi" in out.partition("Examples:")[2]
 
 
-def _found(name: str, capacity: float | None, low: float, high: float, **columns: object):
+def _found(name: str, capacity: float | None, low: float, high: float | None, **columns):
     return {
         "search": name,
         "system": name,
@@ -98,4 +98,6 @@ def test_which_configuration_is_best():
     other = _found("2-2", 3.0, 2.9, 3.1, workload="longbench", gpus=4)
     assert best_lines([*rows, other]) == [line.replace("0.9:", "0.9, workload azure-conv:")]
     assert best_lines([other]) == []
-    assert best_lines([_found("a", None, 9.0, 9.0), _found("b", 0.0, 0.0, 1.0)]) == []
+    assert best_lines([_found("a", 0.0, 0.0, 9.0), _found("b", 0.0, 0.0, 1.0)]) == []
+    endless = [_found("a", None, 9.0, None), _found("b", None, 8.0, None), _found("c", 4, 3, 5)]
+    assert best_lines(endless) == ["best at ≥ 0.9: a with > 9 req/s; not told apart from it: b"]
