@@ -23,7 +23,8 @@ class ServerSchema(BaseModel):
     `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them;
     `kvcached` switches that library on in servers on GPUs.
     `workers` are processes beside the engine `paged`, between which layers and heads move as
-    BanaServe decides; `moving` sets its thresholds.
+    BanaServe decides; `moving` sets its thresholds. By `clock` `cpu` it counts the CPU time of its
+    thread and skips waits, so that a busy machine disturbs its figures less.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -38,3 +39,4 @@ class ServerSchema(BaseModel):
     kvcached: bool = False
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     moving: Mapping[str, float] = {}
+    clock: Literal["real", "cpu"] = "real"

@@ -12,6 +12,8 @@ from .paged import PAGED, PagedBackend
 
 def backend_of(asked: ExperimentSchema) -> Backend:
     """The backend that measures the experiment's cells; not for simulated ones."""
+    if asked.backend != PAGED and asked.server.clock != "real":
+        raise SloBenchError(f"server.clock goes with backend paged, not with {asked.backend}")
     if asked.backend != PAGED and asked.server.workers:
         raise SloBenchError(f"server.workers go with backend paged, not with {asked.backend}")
     if asked.backend == "http":

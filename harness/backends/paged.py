@@ -75,6 +75,10 @@ class PagedBackend:
         rule_of(self.server.moving)
         if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
             raise SloBenchError("layers move between iterations, and static batches have none")
+        if self.server.clock == "cpu" and (self.server.workers or place.gpu != "cpu"):
+            raise SloBenchError(
+                "server.clock cpu is the time of one thread: gpu must be cpu, server.workers 0"
+            )
         if self.server.workers and place.gpu != "cpu":
             raise SloBenchError("server.workers compute on the CPU; leave gpu at cpu")
 
@@ -101,7 +105,7 @@ class PagedBackend:
         logged = self.server.step_log or self.server.validated
         decoder = load_decoder(model, place.gpu)
         if not self.server.workers:
-            yield Loaded(decoder, model, logged)
+            yield Loaded(decoder, model, logged, clock=self.server.clock)
             return
         with Workers(self.server.workers) as workers:
             yield Loaded(decoder, model, logged, workers, rule_of(self.server.moving))
@@ -126,6 +130,7 @@ class Loaded:
     logged: bool = False  # keep a log of every step
     workers: Workers | None = None
     rule: BanaServe | None = None
+    clock: str = "real"
     model: str = field(init=False)
     gpu: str = field(init=False)
     hardware: Hardware = field(init=False)
@@ -146,8 +151,10 @@ class Loaded:
             SloBenchError: no room for the KV blocks, embedding requests, or a request that is too
                 long under `oversize = "error"`.
         """
+        import torch
+
         from ..engines.paged.build import Engine, Guess
-        from ..engines.paged.clock import RealClock
+        from ..engines.paged.clock import CpuClock, RealClock
         from ..engines.paged.sequence import Sequence as Tokens
 
         if (workload.kind == Kind.EMBED).any():
@@ -166,10 +173,15 @@ class Loaded:
         lengths = workload.output_tokens if told is None else told
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_tokens, spec.cell)
         self._warm_up(engine)
+        if self.clock == "cpu" and torch.get_num_threads() != 1:
+            raise SloBenchError(
+                f"server.clock cpu is the time of one thread, but torch computes with "
+                f"{torch.get_num_threads()}: set OMP_NUM_THREADS=1"
+            )
         instance = engine.instance(
             system.policy,
             lambda r: Tokens(prompts.token_ids(workload[r.id])),
-            RealClock(),
+            RealClock() if self.clock == "real" else CpuClock(),
             predictions=Guess(lambda r: int(lengths[r.id])),
             sample_s=max(workload.span_s, 1.0) / _SAMPLES,
         )
@@ -270,6 +282,7 @@ def _keep_log(
     }
     meta = {
         "server": PAGED,
+        "clock": loaded.clock,
         "model": loaded.model,
         "gpu": loaded.gpu,
         "system": spec.system,

@@ -1,4 +1,4 @@
-"""Real time."""
+"""Real time, and the time that one thread computes."""
 
 from __future__ import annotations
 
@@ -32,3 +32,22 @@ class RealClock:
         """See `Clock`."""
         while (left_s := time_s - self.now_s()) > 0:
             time.sleep(left_s)
+
+
+class CpuClock:
+    """CPU time of the thread that made it; waits are skipped.
+
+    What a run would take on a machine with nothing else to do, and no more than that: time in which
+    others have the core does not count.
+    """
+
+    def __init__(self) -> None:
+        self._skipped_s = -time.thread_time()
+
+    def now_s(self) -> float:
+        """See `Clock`."""
+        return time.thread_time() + self._skipped_s
+
+    def wait_until(self, time_s: float) -> None:
+        """See `Clock`."""
+        self._skipped_s += max(0.0, time_s - self.now_s())

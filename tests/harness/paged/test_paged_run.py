@@ -18,7 +18,7 @@ from slo_bench.workloads.errors import SloBenchError
 pytestmark = pytest.mark.torch
 
 
-pytest.importorskip("torch", reason="torch is not installed")
+torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 LOAD = ["--workload", "alpaca", "--rates", "40", "--requests", "12", "--seeds", "1"]
@@ -103,6 +103,31 @@ def test_lengths_are_those_of_the_workload(tmp_path: Path) -> None:
         table = list(csv.DictReader(file))
     assert len(table) == 12
     assert all(row["tokens_out"] == row["output_tokens"] for row in table)
+
+
+def test_a_run_by_cpu_time_skips_waits(tmp_path: Path) -> None:
+    file = tmp_path / "cpu.toml"
+    file.write_text(
+        'backend = "paged"\nsystems = ["vllm"]\nworkload = "alpaca"\nrates = 0.01\n'
+        'requests = 3\nseeds = 1\nserver = {clock = "cpu", step_log = true}\n'
+    )
+    out = tmp_path / "run"
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        done = CliRunner().invoke(app, ["run", str(file), "--out", str(tmp_path / "two")])
+        assert isinstance(done.exception, SloBenchError)
+        assert "OMP_NUM_THREADS=1" in str(done.exception)
+        torch.set_num_threads(1)
+        done = CliRunner().invoke(app, ["run", str(file), "--no-report", "--out", str(out)])
+    finally:
+        torch.set_num_threads(threads)
+    assert done.exit_code == 0, done.output
+    (row,) = rows(out)
+    assert row["valid"] == "True"
+    assert float(row["makespan_s"]) > 50  # on its clock, and not on the wall's
+    (meta,) = (out / "servers").glob("*.meta.json")
+    assert json.loads(meta.read_text())["clock"] == "cpu"
 
 
 def test_a_run_beside_its_simulation(tmp_path: Path) -> None:
