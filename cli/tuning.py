@@ -117,8 +117,8 @@ def _display(
         def watch(progress: TuneProgress) -> None:
             nonlocal said
             said = f"trials · {progress.requests:,} requests"
-            if progress.found.best and progress.found.best[0].values:
-                best = progress.found.best[0]
+            if progress.best:
+                best = progress.best[0]
                 values = ", ".join(f"{value:.4g}" for value in best.values or ())
                 said += f" · best {values} (trial {best.number})"
             bar.update(task, completed=progress.trials, total=progress.of_trials, description=said)

@@ -84,20 +84,25 @@ def found_in(study: Study, aim: Aim, space: Space) -> Found:
     trials = study.get_trials(deepcopy=False)
     ended = evaluated(trials)
     rows = {trial.number: _row(trial) for trial in trials if trial.state in _DONE}
-    finished = [
-        row
-        for trial in ended
-        if (row := rows[trial.number]).state == "finished"
-        and all(value <= 0 for value in trial.constraints.values())
-    ]
     return Found(
         aim,
         space,
         tuple(row for row in rows.values() if "same_as" not in row.figures),
-        tuple(_best(finished, aim)),
+        best_of(trials, aim),
         _importances(ended, rows, aim),
         sum(trial.state is TrialState.RUNNING for trial in trials),
     )
+
+
+def best_of(trials: Sequence[FrozenTrial], aim: Aim) -> tuple[TrialRow, ...]:
+    """The best so far: one, or a front; none before any was searched to the end."""
+    finished = [
+        row
+        for trial in evaluated(trials)
+        if (row := _row(trial)).state == "finished"
+        and all(value <= 0 for value in trial.constraints.values())
+    ]
+    return tuple(_best(finished, aim))
 
 
 def _row(trial: FrozenTrial) -> TrialRow:

@@ -29,7 +29,7 @@ from ...workloads.errors import FileFormatError, SloBenchError
 from .claims import OWNER, alive, cut_trials, new_name, one_at_a_time, wait_again
 from .confirm import Confirming
 from .evaluate import Evaluation, InfeasibleError, Worth, cell_of, gpus_of
-from .found import KEY, SAME_AS, Found, counted, evaluated, found_in, rivals_pace
+from .found import KEY, SAME_AS, TrialRow, best_of, counted, evaluated, found_in, rivals_pace
 from .objectives import CAPACITY, COST, Aim
 from .outcome import Outcome, concluded, on_backend
 from .race import Pace
@@ -55,7 +55,7 @@ class TuneProgress:
     trials: int
     of_trials: int
     requests: int
-    found: Found
+    best: tuple[TrialRow, ...]
 
 
 Watch = Callable[[TuneProgress], None]
@@ -298,7 +298,7 @@ class _Worker:
                         len(counted(trials)),
                         self._made.settings.trials,
                         sum(t.user_attrs.get("requests", 0) for t in trials),
-                        found_in(self._study, self._made.aim, self._made.space),
+                        best_of(trials, self._made.aim),
                     )
                 )
 
