@@ -29,6 +29,7 @@ _AS_NAMED = (
     "instances",
     "router",
     "device_map",
+    "failures",
     "embedder",
     "length_predictor",
     "models",

@@ -127,6 +127,7 @@ def capacity(
     device_map: options.DeviceMap = None,
     instances: options.Instances = None,
     router: options.Router = None,
+    failures: options.Failures = None,
     profile: options.Profile = None,
     oversize: options.Oversize = None,
     backend: options.Backend = None,

@@ -174,6 +174,14 @@ DeviceMap = Annotated[
         rich_help_panel=SERVES,
     ),
 ]
+Failures = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N@S..S,…",
+        help="Instances that fail, from when to when: 2@30s..60s, or 0@90s for good. Simulated.",
+        rich_help_panel=SERVES,
+    ),
+]
 Instances = Annotated[
     int | None,
     typer.Option(metavar="N", help="Copies of the model. Default: 1.", rich_help_panel=SERVES),

@@ -50,6 +50,7 @@ def run(
     device_map: options.DeviceMap = None,
     instances: options.Instances = None,
     router: options.Router = None,
+    failures: options.Failures = None,
     embedder: options.Embedder = None,
     models: options.Models = None,
     profile: options.Profile = None,

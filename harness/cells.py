@@ -36,6 +36,8 @@ from ..workloads.models import parse_models
 from ..workloads.slo import parse_slo
 from ..workloads.source import WorkloadSource, load_source
 from ..workloads.workload import Workload
+from .clusters.failing import parse_failures
+from .clusters.policy import Failure
 from .clusters.sharing import SharingPolicy
 from .core.records import Result
 from .csv_columns import Choice, Column
@@ -111,6 +113,7 @@ class CellSpec:
     oversize: str
     length_predictor: str = "oracle"
     objective: str = DEFAULT_OBJECTIVE
+    failures: str | None = None  # see `clusters.failing`
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
@@ -271,6 +274,11 @@ def longest_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
     return longest_tokens(length_predictor(spec.length_predictor), workload, rng)
 
 
+def failures_of(spec: CellSpec) -> tuple[Failure, ...]:
+    """Which instances fail, and when."""
+    return parse_failures(spec.failures) if spec.failures else ()
+
+
 def run_cell(
     spec: CellSpec, folder: Path, *, records: str = "csv", progress: Progress | None = None
 ) -> Row:
@@ -298,6 +306,7 @@ def run_cell(
         predicted_output_tokens=predicted,
         longest_output_tokens=longest_output_tokens(spec, workload),
         ready_s=place.ready_s,
+        failures=failures_of(spec),
         progress=progress,
     )
     if records != "none":

@@ -18,7 +18,9 @@ from ..workloads.errors import SloBenchError
 from ..workloads.models import parse_models
 from ..workloads.slo import parse_slo
 from .cells import CellSpec, PlacementSpec, WorkloadSpec, configured, models_of, placed, source
+from .clusters.failing import check_failures, parse_failures
 from .clusters.routers import router as router_by_name
+from .core.policy import StaticPolicy
 from .load import Level, estimated_capacity_rps, filled_in, load_of
 from .metrics import parse_objective
 from .schema import ExperimentSchema
@@ -58,6 +60,7 @@ _AXES = (
     "gpus",
     "embed_instances",
     "router",
+    "failures",
     *_PLACED,
     "requests",
     "duration_s",
@@ -157,6 +160,10 @@ def plan(asked: ExperimentSchema) -> Plan:
         parse_objective(objective)
     for router in filter(None, axes["router"]):
         router_by_name(router)
+    for failures in filter(None, axes["failures"]):
+        parse_failures(failures)
+        if asked.backend != SIMULATED:
+            raise SloBenchError("failures are simulated: real servers are stopped by hand")
     systems = list(_attached(asked) if asked.backend == "http" else _systems(asked))
     simulated = asked.backend == SIMULATED
     least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
@@ -220,6 +227,7 @@ def _cell(
         instances=combination.instances_of(system.system),
         embed_instances=values["embed_instances"],
         router=None if system.decides_itself else values["router"],
+        failures=values["failures"],
         workload=combination.workload,
         rate_rps=level.rate_rps,
         speed=level.speed,
@@ -299,6 +307,7 @@ def _check_layouts(systems: Sequence[_SystemChoice], combinations: Sequence[_Com
             )
         if alone and combination.values["embedder"] is None:
             raise SloBenchError("embed_instances needs an embedder")
+        _check_failures(choice, combination, instances)
     asked = any(c.values["router"] is not None for c in combinations)
     if asked and all(choice.decides_itself for choice in systems):
         raise SloBenchError(f"{systems[0].label} decides across instances itself; leave router out")
@@ -313,6 +322,18 @@ def _check_layouts(systems: Sequence[_SystemChoice], combinations: Sequence[_Com
         for role in system.cluster.layout(system.policy, place, instances):
             if role.placement is not None:
                 role.placement.check()
+
+
+def _check_failures(choice: _SystemChoice, combination: _Combination, instances: int) -> None:
+    failures, system = combination.values["failures"], choice.system
+    if failures is None or system is None:
+        return
+    if system.sharing is not None or isinstance(system.policy, StaticPolicy):
+        kind = "several models on shared GPUs" if system.sharing is not None else "static batches"
+        raise SloBenchError(f"instances of {choice.label} ({kind}) do not fail; leave failures out")
+    if combination.values["embedder"] is not None:
+        raise SloBenchError("an instance with an embedder does not fail; leave failures out")
+    check_failures(parse_failures(failures), instances)
 
 
 def _attached(asked: ExperimentSchema) -> Iterator[_SystemChoice]:

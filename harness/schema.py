@@ -132,6 +132,7 @@ class ExperimentSchema(BaseModel):
     device_map: Axis[str | None] = (None,)  # layers on devices, in place of gpu, tp and pp
     embedder: Axis[str | None] = (None,)  # the model beside it that embedding requests are for
     embed_instances: Axis[CountFrom0] = (0,)  # that only embed; 0: all do, beside the model
+    failures: Axis[str | None] = (None,)  # instances that fail: 2@30s..60s, 0@90s
     objective: Axis[str] = ("alpha=1,beta=1,gamma=1",)  # of workloads with embedding requests
     length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 

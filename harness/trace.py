@@ -23,6 +23,7 @@ from ..workloads.workload import Workload
 from .cells import (
     CellSpec,
     configured,
+    failures_of,
     longest_output_tokens,
     placed,
     predicted_output_tokens,
@@ -108,6 +109,7 @@ def replay(
         predicted_output_tokens=predicted_output_tokens(spec, workload),
         longest_output_tokens=longest_output_tokens(spec, workload),
         ready_s=place.ready_s,
+        failures=failures_of(spec),
         progress=progress,
         trace=trace,
     )

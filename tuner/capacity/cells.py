@@ -14,6 +14,7 @@ from ...harness.backends.base import Deployment, Measured
 from ...harness.cells import (
     CellSpec,
     configured,
+    failures_of,
     hardware_of,
     kept_cell,
     models_of,
@@ -72,6 +73,7 @@ class Simulator:
                 embed_instances=spec.embed_instances,
                 predicted_output_tokens=predicted_output_tokens(spec, workload),
                 ready_s=place.ready_s,
+                failures=failures_of(spec),
                 progress=progress,
             )
         )
