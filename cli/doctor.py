@@ -20,7 +20,11 @@ EXAMPLES = ("slo-bench doctor", "slo-bench doctor --json")
 OLDEST_PYTHON = (3, 11)
 ENOUGH_MEMORY_GIB = 2.0
 # What an extra adds, by the package that shows it is there.
-EXTRAS = {"parquet": ("pyarrow", "records as Parquet")}
+EXTRAS = {
+    "parquet": ("pyarrow", "records as Parquet"),
+    "regressors": ("scikit-learn", "cost models of preemption"),
+    "torch": ("torch", "engine of our own, learnt length predictors"),
+}
 
 
 @dataclass(frozen=True)

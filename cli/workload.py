@@ -23,7 +23,7 @@ _SHOWS = (
 )
 _MAKES = (
     "slo-bench workload make sharegpt --rate 4 --requests 500 --out chat.csv",
-    'slo-bench workload make "mix(chat=azure-conv:0.7, code=azure-code:0.3)" --rate 2 --out mix.csv',
+    'slo-bench workload make "mix(chat=azure-conv:0.7, code=azure-code:0.3)" --rate 2 --out m.csv',
 )
 _FETCHES = ("slo-bench workload fetch", "slo-bench workload fetch azure-2023-conv")
 
