@@ -395,7 +395,10 @@ def _roles(result: Result) -> dict[str, Column]:
         return {}
     kinds = ["", *dict.fromkeys(names)]
     of_instance = np.array([*map(kinds.index, names), 0])  # nobody's: the last
-    return {"role": Choice(of_instance[result.records.instance], kinds)}
+    return {
+        "role": Choice(of_instance[result.records.instance], kinds),
+        "queued_s": result.records.queued_s,
+    }
 
 
 def kept_cell(

@@ -122,7 +122,8 @@ class _Level:
         self.tpot_s.append(tpot_s[generates & ~(finished & np.isnan(tpot_s))])
         for cause, count in _causes(requests, ttft_s, tpot_s).items():
             self.missed[cause] += count
-        wait_s = (requests["scheduled_s"] - requests["arrival_s"]).to_numpy()
+        queued_s = requests["queued_s"].fillna(requests["arrival_s"])
+        wait_s = (requests["scheduled_s"] - queued_s).to_numpy()
         for role in sorted(set(requests["role"])):
             of_role = (requests["role"] == role).to_numpy() & generates
             self.wait_s.setdefault(str(role), []).append(wait_s[of_role])

@@ -64,8 +64,13 @@ REQUEST_COLUMNS = (
 KIND_COLUMN = "kind"
 """1 for a request that embeds texts, and has no first token; runs without such lack the column."""
 
-OPTIONAL_COLUMNS: Mapping[str, float | str] = {KIND_COLUMN: 0.0, "role": ""}
-"""Only runs that need them have these; `role` is that of the instance that served."""
+OPTIONAL_COLUMNS: Mapping[str, float | str] = {
+    KIND_COLUMN: 0.0,
+    "role": "",
+    "queued_s": float("nan"),
+}
+"""Only runs that need them have these; `role` is that of the instance that served, `queued_s` when
+the request had come to the instance where it first entered a batch: by default when it arrived."""
 
 MECHANISM_COLUMNS = ("time_s", "what", "of", "value")
 

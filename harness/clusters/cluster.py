@@ -448,7 +448,10 @@ class Cluster:
         if answer is DROP or answer is REJECT:
             self._gone(release)
         else:
-            self._sent(release.request, answer)
+            r = release.request
+            if r.scheduled_s != r.scheduled_s:  # not yet
+                r.queued_s = self.now_s
+            self._sent(r, answer)
 
     def _gone(self, release: Release) -> None:
         self._recorder.gone(release)

@@ -28,6 +28,7 @@ _ALWAYS = {
 # Columns that stay at their defaults on an instance without followers, cache or preemption.
 _EVENTFUL = {
     "arrival_s": "arrival_s",
+    "queued_s": "queued_s",
     "cached_tokens": "cached_tokens",
     "preemptions_swap": "swaps",
     "preemptions_recompute": "recomputes",
@@ -39,7 +40,7 @@ class Recorder:
 
     def __init__(self, n: int, arrival_s: np.ndarray) -> None:
         self.records = Records.empty(n)
-        self.records.arrival_s[:] = arrival_s
+        self.records.arrival_s[:] = self.records.queued_s[:] = arrival_s
         self.ended = 0
 
     def finished(self, requests: list[RequestState], instance: int, *, eventful: bool) -> None:
@@ -63,13 +64,14 @@ class Recorder:
         r, columns = release.request, self.records
         self.ended += 1
         columns.arrival_s[r.id] = r.arrival_s
+        columns.queued_s[r.id] = r.queued_s
         columns.outcome[r.id] = _OUTCOMES[release.why]
         columns.instance[r.id] = r.instance
 
     def cancelled(self, rows: list[int]) -> None:
         """Those never arrived."""
         self.ended += len(rows)
-        self.records.arrival_s[rows] = np.nan
+        self.records.arrival_s[rows] = self.records.queued_s[rows] = np.nan
         self.records.outcome[rows] = Outcome.CANCELLED
 
     def rejected(self, rows: np.ndarray) -> None:

@@ -29,11 +29,13 @@ class Records:
     """Times are seconds on the workload's clock, NaN where the event never came.
 
     `arrival_s` is the scheduled arrival (for a follow-up in a session: previous answer + think
-    time); `scheduled_s` is when the request first entered a batch; `tokens_out` counts tokens
+    time); `scheduled_s` is when the request first entered a batch, `queued_s` when it had come to
+    that instance (later than it arrived if another gave it back); `tokens_out` counts tokens
     given back; `cached_tokens` prompt tokens found in the prefix cache at the first admission.
     """
 
     arrival_s: Floats
+    queued_s: Floats
     scheduled_s: Floats
     first_token_s: Floats
     finish_s: Floats

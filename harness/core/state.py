@@ -52,6 +52,7 @@ class RequestState:
         "priority",
         "promised_blocks",
         "prompt_tokens",
+        "queued_s",
         "recomputes",
         "residue",
         "scheduled_s",
@@ -80,6 +81,7 @@ class RequestState:
     ) -> None:
         self.id = id
         self.arrival_s = self.visible_s = arrival_s
+        self.queued_s = arrival_s  # when the last one gave it back before it had begun, if any
         self.prompt_tokens = self.target_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_output_tokens = max_output_tokens

@@ -348,6 +348,7 @@ def test_an_offloaded_request_is_served_and_not_dropped(serve_each_way, requests
     across = Offload(batch=1)
     records = serve_each_way(workload, one_by_one(across), instances=1).records
     assert records.instance.tolist() == [0, 1]
+    assert records.queued_s.tolist() == [0, 1]  # what it waits there is not what it waited here
     assert records.scheduled_s.tolist() == [0, 1]
     assert records.finish_s.tolist() == [5, 3]
 
