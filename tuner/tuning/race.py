@@ -3,7 +3,8 @@
 The best configuration so far carries its capacity, by definition, with just the target's share of
 requests in SLO. Another that carries more meets more there. Both are offered the same requests
 (same rate, same seed), so that what differs is the configuration: differences are taken batch by
-batch, and most configurations are out after the first, shortest run.
+batch, and most configurations are out after the first, shortest run. A short run that starts empty
+says less about the long run than its scatter shows; so it takes more to be out after one.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ..capacity.samples import LevelRunner, LevelSample, grows
 
 LADDER = (1 / 8, 1 / 4, 1 / 2, 1.0)  # of a run of the best one's search
 LEAST_REQUESTS = 200  # in a run
-_OUT_SIGMAS = 1.7
+_OUT_SIGMAS = (4.0, 3.0, 2.0)  # after each run but the last, in standard errors
 _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over that
 
 
@@ -98,7 +99,7 @@ def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[int]], *, last: bo
     if last or (len(runs) > 1 and not gained.any()):  # the same all along: it makes no difference
         return total <= 0
     error = float(gained.std(ddof=1)) * math.sqrt(len(gained))
-    return total < -_OUT_SIGMAS * error
+    return total < -_OUT_SIGMAS[len(runs) - 1] * error
 
 
 def _outcome(runs: Sequence[LevelSample], pace: Pace, *, lost: bool) -> Raced:
