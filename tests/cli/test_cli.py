@@ -61,7 +61,10 @@ def test_every_command_has_help(slo_bench, command):
 
 
 # Those that ask a real server are tried in tests/harness/http.
-@pytest.mark.parametrize("example", [e for e in RUN_EXAMPLES if "--base-url" not in e])
+ELSEWHERE = ("--base-url", "--executor ray")  # a server, or a cluster, that somebody has started
+
+
+@pytest.mark.parametrize("example", [e for e in RUN_EXAMPLES if not any(w in e for w in ELSEWHERE)])
 def test_examples_of_run_can_be_run(slo_bench, example, tmp_path):
     arguments = shlex.split(example)[1:]
     if "--resume" in arguments:
