@@ -288,7 +288,7 @@ def _read_requests(path: Path) -> dict[str, list[Any]]:
     if "server_prompt_tokens" in columns:  # what the server has made of the prompt
         ours, theirs = columns["prompt_tokens"], columns["server_prompt_tokens"]
         columns["prompt_tokens"] = [
-            own if told is None or int(told) < 1 else told
+            own if told is None or _below_one(told) else told
             for own, told in zip(ours, theirs, strict=True)
         ]
     if "outcome" in columns:
@@ -338,7 +338,7 @@ def _from_columns(
     arrival, begin, prompt, output, first, last = (
         there[field] for field in ("arrival", "queued", "prompt", "output", "first", "last")
     )
-    cached = np.array([np.nan if v is None else float(v) for v in columns.get("cached_tokens", ())])
+    cached = _floats(path, "cached_tokens", columns.get("cached_tokens", ()))
     known = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
     known &= (prompt >= 1) & (output >= 1) & (prompt <= 2**53) & (output <= 2**53)
     if not known.any():
@@ -371,7 +371,7 @@ def _from_columns(
         last_s=(last - zero)[order],
         engine=settings,
         unfinished=unfinished,
-        cached_tokens=int(np.nansum(np.maximum(0.0, cached))),
+        cached_tokens=int(np.clip(cached[np.isfinite(cached)], 0.0, 2**40).sum()),
     )
 
 
@@ -379,10 +379,23 @@ def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Flo
     name = next((name for name in _NAMES[field] if name in columns), None)
     if name is None:
         return None
+    return _floats(path, name, columns[name])
+
+
+def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:
+    """NaN where there is nothing."""
     try:
         return np.array(
-            [np.nan if value is None else float(value) for value in columns[name]],
+            [np.nan if value is None else float(value) for value in values],
             dtype=np.float64,
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(path, None, f"{name}: {error}") from None
+
+
+def _below_one(told: object) -> bool:
+    """Whether a count tells nothing; what is no number is named when the column is read."""
+    try:
+        return not float(str(told)) >= 1
+    except ValueError:
+        return False
