@@ -307,12 +307,14 @@ def _read_text_columns(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]
     except (OSError, EOFError, zlib.error, UnicodeError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from None
     reader = csv.DictReader(io.StringIO(text))
-    there = reader.fieldnames or ()
+    try:
+        there, rows = reader.fieldnames or (), list(reader)
+    except csv.Error as error:
+        raise FileFormatError(path, reader.line_num, f"not readable as CSV: {error}") from None
     missing = [name for name in wanted if name not in there]
     if missing:
         raise FileFormatError(path, 1, f"has no column {missing[0]!r}")
     names = [*wanted, *(name for name in _OF_REAL_SERVERS if name in there)]
-    rows = list(reader)
     return {name: [row[name] or None for row in rows] for name in names}
 
 
