@@ -102,9 +102,7 @@ def test_a_stream_is_learnt_from(made, folder):
     assert found["windows"][-1]["corrected"] >= found["windows"][-1]["as_trained"]
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
     page = folder / "drift.html"
-    shown = typed(
-        "predict-eval", made, data, "--stream", 60, "--beside", made, "--html", page
-    )
+    shown = typed("predict-eval", made, data, "--stream", 60, "--beside", made, "--html", page)
     assert "as trained" in shown
     assert "beside" in shown
     html = page.read_text()

@@ -113,6 +113,7 @@ class TableMemory:
     block_tokens: int = 16
     host_blocks: int = 0
     pp: int = 1
+    lanes: int = 1
     swap_s_per_block: float = 0.0
 
 
