@@ -114,6 +114,7 @@ class TableMemory:
     host_blocks: int = 0
     pp: int = 1
     lanes: int = 1
+    tp: int = 1
     swap_s_per_block: float = 0.0
 
 
