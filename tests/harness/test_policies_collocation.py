@@ -19,12 +19,12 @@ from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.policies.collocation import (
     Collocation,
     Decision,
-    LoadForecaster,
     smooth_adjust,
 )
 from slo_bench.harness.simulate import simulate
 from slo_bench.harness.systems import SYSTEMS, System
 from slo_bench.predictors.embedder import embedder
+from slo_bench.predictors.load_forecaster import LoadForecaster
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
