@@ -108,7 +108,7 @@ for package in (slo_bench.harness.core, slo_bench.harness.policies):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
 allowed = ("slo_bench.workloads", "slo_bench.harness.core", "slo_bench.harness.policies",
-           "slo_bench.predictors.costs.grid")
+           "slo_bench.predictors.costs.grid", "slo_bench.predictors.load_forecaster")
 packages = ("slo_bench", "slo_bench.harness", "slo_bench.predictors", "slo_bench.predictors.costs")
 for name in sorted(set(sys.modules) - before):
     top = name.partition(".")[0]
