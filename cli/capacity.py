@@ -209,19 +209,9 @@ def _display(
         typer.echo(f"searching into {folder}", err=True)
         yield (lambda progress: None), None
         return
-    from rich.progress import Progress as Bar
-    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+    from .progress import changing_line
 
-    from .console import terminal
-
-    with Bar(
-        SpinnerColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=terminal(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("first run", total=None)
+    with changing_line("first run") as say:
         said = ""
 
         def watch(progress: CapacityProgress) -> None:
@@ -238,9 +228,9 @@ def _display(
                         f" · {found.target:g} at {found.rate_rps:.3g} "
                         f"[{found.low_rps:.3g}, {found.high_rps:.3g}]"
                     )
-            bar.update(task, description=said)
+            say(said)
 
         def ended(requests: int, clock_s: float) -> None:
-            bar.update(task, description=f"{said} · running, {requests:,} ended")
+            say(f"{said} · running, {requests:,} ended")
 
         yield watch, ended

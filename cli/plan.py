@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import sys
-from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
@@ -98,6 +95,7 @@ def plan(
     from ..tuner.planning import Wanted, plan_cheapest
     from ..tuner.planning.launch_files import write_launch_files
     from .asked import asked_experiment
+    from .progress import changing_line
 
     if resume and out is None:
         raise SloBenchError("--resume needs the folder to go on with: --out DIR")
@@ -106,7 +104,7 @@ def plan(
     wanted = Wanted(rate, target, headroom, max_gpus, plans)
     kinds = tuple(name for one in gpu or () for name in one.split(","))
     try:
-        with _saying() as say:
+        with changing_line("first simulation") as say:
             planned = plan_cheapest(
                 experiment,
                 wanted,
@@ -155,24 +153,3 @@ def _prices(given: list[str]) -> dict[str, float]:
         if not equals:
             raise SloBenchError(f"cannot read --price {one!r}; write GPU=USD as in a100-80g=1.8")
     return found
-
-
-@contextlib.contextmanager
-def _saying() -> Iterator[Callable[[str], None]]:
-    """What is being simulated, on a line that changes; nothing where nobody looks."""
-    if not sys.stderr.isatty():
-        yield lambda line: None
-        return
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    from .console import terminal
-
-    with Progress(
-        SpinnerColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.description}", markup=False),
-        console=terminal(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("first simulation", total=None)
-        yield lambda line: bar.update(task, description=line)

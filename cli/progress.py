@@ -1,4 +1,4 @@
-"""A bar for work that is counted, where somebody watches."""
+"""What shows that work goes on, where somebody watches: a bar for what is counted, or a line."""
 
 from __future__ import annotations
 
@@ -28,3 +28,25 @@ def counted(what: str) -> Iterator[Callable[[int, int | None], None]]:
     ) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def changing_line(first: str) -> Iterator[Callable[[str], None]]:
+    """Yields what to call with the line to show; silent where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda line: None
+        return
+    from rich.progress import Progress as Bar
+    from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from .console import terminal
+
+    with Bar(
+        SpinnerColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.description}", markup=False),
+        console=terminal(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(first, total=None)
+        yield lambda line: bar.update(task, description=line)
