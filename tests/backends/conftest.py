@@ -75,6 +75,11 @@ def started_serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Gatewa
                 url = process.stdout.readline().strip()
                 assert url, said.read_text()
                 yield Gateway(url, said)
+            except BaseException:
+                for log in sorted((tmp_path / "servers").glob("*.log")):
+                    lines = log.read_text().splitlines()
+                    print(log.name, *[line for line in lines if "ERROR" in line][:60], sep="\n")
+                raise
             finally:
                 process.send_signal(signal.SIGINT)
                 process.wait(PATIENCE_S)

@@ -8,14 +8,10 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import pytest
 from typer.testing import CliRunner
@@ -29,22 +25,6 @@ PATIENCE_S = 300
 READY_S = 900  # machines that run tests are busy
 BLOCK_TOKENS = 32
 EXACT = ("--dtype=float32",)  # vLLM's own choice, bfloat16, has ties between tokens
-# Ctrl-C must stop it also where whoever runs the tests passes on that it is ignored.
-PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from slo_bench.cli.main import main; main()"
-)
-
-
-@dataclass(frozen=True)
-class Up:
-    """What `slo-bench serve` has started; `urls` are those of the servers, in order."""
-
-    url: str
-    urls: Sequence[str]
-
-    def ask(self, prompt: list[int], tokens: int) -> list[int]:
-        return ask(self.url, prompt, tokens)
 
 
 def ask(url: str, prompt: list[int], tokens: int) -> list[int]:
@@ -80,45 +60,13 @@ def prompt(row: int, tokens: int) -> list[int]:
 
 
 @pytest.fixture
-def serve(installed, tiny_model, tmp_path):
-    """`slo-bench serve SYSTEM …`, stopped by Ctrl-C."""
+def serve(started_serve, installed, tiny_model):
+    """`slo-bench serve SYSTEM …` of the tiny model."""
     installed("vllm")
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
 
-    @contextlib.contextmanager
-    def up(system: str, *more: str) -> Iterator[Up]:
-        words = [system, "--backend", "vllm", "--model", str(tiny_model("vllm"))]
-        words += ["--served-name", "tiny", "--block-tokens", str(BLOCK_TOKENS), *more]
-        words += ["--log", str(tmp_path / "servers" / "s.log"), "--ready", str(READY_S)]
-        said = tmp_path / "said.txt"
-        with (
-            said.open("w") as errors,
-            subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, "serve", *words],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, "TMPDIR": str(temporary)},
-            ) as process,
-        ):
-            try:
-                assert process.stdout is not None
-                url = process.stdout.readline().strip()
-                assert url, said.read_text()
-                yield Up(url, re.findall(r" at (http://\S+): ", said.read_text()))
-            except BaseException:
-                for log in sorted((tmp_path / "servers").glob("*.log")):
-                    lines = log.read_text().splitlines()
-                    print(log.name, *[line for line in lines if "ERROR" in line][:60], sep="\n")
-                raise
-            finally:
-                process.send_signal(signal.SIGINT)
-                process.wait(PATIENCE_S)
-        assert process.returncode == 130
-        with pytest.raises(urllib.error.URLError, match="refused"):
-            urllib.request.urlopen(url, timeout=5)
-        assert not list(temporary.glob("slo-bench-*"))
+    def up(system: str, *more: str):
+        words = [system, "--backend", "vllm", "--model", tiny_model("vllm")]
+        return started_serve(*words, "--served-name", "tiny", "--block-tokens", BLOCK_TOKENS, *more)
 
     return up
 
@@ -186,7 +134,7 @@ def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
             """A transfer that fails is answered with an error, never with other tokens."""
             while True:
                 try:
-                    return up.ask(*asked)
+                    return ask(up.url, *asked)
                 except AssertionError as error:
                     lost.append(str(error))
                     if transfer != "nixl" or len(lost) > 3 or not lost[-1].startswith("500"):
