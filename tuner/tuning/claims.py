@@ -1,8 +1,9 @@
-"""Who works on which trial, so that one whose process was killed is taken up by another.
+"""Who works on which trial and which configuration, so that none is lost and none is run twice.
 
 Every process signs its trials and gives a sign of life to the study now and then, through the
 storage: that works with any storage and from any machine. A trial that was cut waits again, with
-the parameters that it has, and whoever asks next goes on with it.
+the parameters that it has, and whoever asks next goes on with it. Before a worker runs a
+configuration it claims it, for others may have come to the very same one.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from .found import BEGUN, KEY, OWNER, counted
 
 if sys.platform != "win32":
     import fcntl
 
-OWNER = "owner"
 _SIGN = "alive "
 _SIGN_EVERY_S = 15.0
 _SILENT_S = 90.0  # for longer: it is gone, or has lost the storage
-
+_LOOK_EVERY_S = 0.02
 
 _ALIVE: set[str] = set()  # workers of this process
 
@@ -90,17 +92,51 @@ def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     found = []
     for trial in running:
-        owner = trial.user_attrs.get(OWNER)
-        if owner is None:
-            # Cut before it was signed, unless it is being signed just now.
-            assert trial.datetime_start is not None
-            age_s = time.time() - trial.datetime_start.timestamp()
-            if not unsigned and age_s < 2 * _SIGN_EVERY_S:
-                continue
-        elif working(study, owner):
-            continue
-        found.append(trial)
+        if (OWNER not in trial.user_attrs and unsigned) or not _in_hand(study, trial):
+            found.append(trial)
     return found
+
+
+def _in_hand(study: Study, trial: FrozenTrial) -> bool:
+    """Somebody works on it."""
+    if trial.state is not TrialState.RUNNING:
+        return False
+    owner = trial.user_attrs.get(OWNER)
+    if owner is not None:
+        return working(study, owner)
+    # Cut before it was signed, unless it is being signed just now.
+    assert trial.datetime_start is not None
+    return time.time() - trial.datetime_start.timestamp() < 2 * _SIGN_EVERY_S
+
+
+def claim(study: Study, trial: Trial, key: str) -> FrozenTrial | None:
+    """Have a configuration to oneself.
+
+    The lower number has it, unless the other has begun. As in Lamport's bakery algorithm
+    (Communications of the ACM 17(8), 1974), who comes later waits for those before him to choose.
+    Nobody waits before his own choice is known, so nobody waits for ever.
+
+    Returns:
+        None: it is this trial's. Else the trial that has it, which may not have ended.
+    """
+    trial.set_user_attr(KEY, key)
+    if trial.user_attrs.get(BEGUN):  # before it was cut
+        return None
+    while True:
+        must_wait = False
+        for other in counted(study.get_trials(deepcopy=False)):
+            theirs = other.user_attrs.get(KEY)
+            if other.number == trial.number or theirs not in (key, None):
+                continue
+            before = other.number < trial.number
+            if theirs == key and (before or other.user_attrs.get(BEGUN)):
+                return other
+            if theirs == key or before:  # it is choosing, or has not seen this one yet
+                must_wait = must_wait or _in_hand(study, other)
+        if not must_wait:
+            trial.set_user_attr(BEGUN, True)
+            return None
+        time.sleep(_LOOK_EVERY_S)
 
 
 def wait_again(study: Study, trial: FrozenTrial) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from .space import Configuration, Space
 
 KEY = "key"
 SAME_AS = "same_as"
+OWNER = "owner"
+BEGUN = "begun"
+_HIDDEN = (KEY, OWNER, BEGUN, "lost")  # of no use once the trial has ended
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -72,6 +76,13 @@ def evaluated(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [t for t in counted(trials) if t.state in _DONE]
 
 
+def known_in_a_row(trials: Sequence[FrozenTrial]) -> int:
+    """How many of the last trials were no news: repeated or infeasible."""
+    news = {t.number for t in counted(trials)}
+    old = itertools.takewhile(lambda t: t.number not in news, reversed(trials))
+    return sum(1 for _ in old)
+
+
 def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
     """The best capacity that takes no more GPUs."""
     paces = [Pace.of_plain(t.user_attrs["pace"]) for t in trials if "pace" in t.user_attrs]
@@ -124,7 +135,7 @@ def _row(trial: FrozenTrial) -> TrialRow:
         None if values is None else tuple(values),
         bool(attrs.get("default")),
         int(attrs.get("requests", 0)),
-        {name: v for name, v in attrs.items() if name not in (*own, "owner", "lost", KEY)},
+        {name: v for name, v in attrs.items() if name not in (*own, *_HIDDEN)},
         attrs.get("infeasible") or attrs.get("failed"),
     )
 

@@ -16,6 +16,7 @@ from ...harness.cells import CellSpec
 from ...harness.store import Row
 from ..capacity.cells import CellRunner, Server
 from ..capacity.samples import LevelSample
+from .storage import cut_half_a_line
 
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
 _TUPLES = ("batch_met", "batch_requests", "backlog")
@@ -96,8 +97,6 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     """All whole lines; the last is torn where a process was killed as it wrote."""
     if not path.is_file():
         return []
-    text = path.read_text(encoding="utf-8")
-    whole, newline, torn = text.rpartition("\n")
-    if torn:
-        path.write_text(whole + newline, encoding="utf-8")
-    return [json.loads(line) for line in whole.splitlines()]
+    with path.open("r+b") as file:
+        cut_half_a_line(file)
+        return [json.loads(line) for line in file]

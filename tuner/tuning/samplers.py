@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler
+from optuna.study import Study
+from optuna.trial import FrozenTrial, TrialState
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .dimension import Dimension, Value
@@ -21,7 +25,7 @@ MOST_GRID_POINTS = 20_000
 
 @dataclass(frozen=True)
 class SamplerKind:
-    """`several`: it takes several objectives. `numbers`: it searches numbers alone.
+    """`make` takes a seed. `several`: it takes several objectives. `numbers`: numbers alone.
 
     `learns_from_pruned`: what was raced out tells it something; for the others such a trial
     counts as finished, with what it was estimated to be worth. `needs` are packages.
@@ -35,8 +39,73 @@ class SamplerKind:
     extra: str = ""
 
 
+class ByNumber(BaseSampler):
+    """A sampler whose draws hang on the number of the trial, not on what was drawn before.
+
+    So a study that was cut goes on as if nothing had happened, and processes that share a study
+    draw differently.
+    """
+
+    def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
+        self._make = make
+        self._seed = seed
+
+    def exhausted(self, study: Study) -> bool:
+        """Whether every point of a grid was tried; nothing else is ever exhausted."""
+        sampler = self._make(self._seed)
+        return isinstance(sampler, Grid) and sampler.is_exhausted(study)
+
+    def _of(self, trial: FrozenTrial, *words: str) -> BaseSampler:
+        text = repr((self._seed, trial.number, *words))
+        return self._make(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]))
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """See `BaseSampler`."""
+        self._of(trial).before_trial(study, trial)
+
+    def infer_relative_search_space(
+        self, study: Study, trial: FrozenTrial
+    ) -> dict[str, BaseDistribution]:
+        """See `BaseSampler`."""
+        return self._of(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """See `BaseSampler`."""
+        return self._of(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,
+    ) -> Any:
+        """See `BaseSampler`; some values of the trial may have been drawn before a kill."""
+        sampler = self._of(trial, param_name)
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        state: TrialState,
+        values: Sequence[float] | None,
+    ) -> None:
+        """See `BaseSampler`."""
+        self._of(trial).after_trial(study, trial, state, values)
+
+
 class Grid(optuna.samplers.GridSampler):
-    """Optuna's grid for studies that are asked and told: the end is looked for, not signalled."""
+    """Optuna's grid for studies that are asked and told: the end is looked for, not signalled.
+
+    Its points mean the same in every process; the seed says which is taken of those left over.
+    """
+
+    def __init__(self, dimensions: Sequence[Dimension], seed: int) -> None:
+        super().__init__(grid_of(dimensions), seed=0)
+        self._rng.rng.seed(seed)
 
     def after_trial(self, *args: Any, **kwargs: Any) -> None:
         """Optuna's own would stop `Study.optimize`, which is not what runs here."""
@@ -67,7 +136,7 @@ def _random(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
 
 
 def _grid(seed: int, dimensions: Sequence[Dimension]) -> BaseSampler:
-    return Grid(grid_of(dimensions), seed=0)  # its numbers mean the same in every process
+    return Grid(dimensions, seed)
 
 
 SAMPLERS: Mapping[str, SamplerKind] = {

@@ -4,24 +4,34 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import sys
+import threading
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
+from optuna.storages.journal._file import BaseJournalFileLock
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...workloads.errors import SloBenchError
 
+if sys.platform != "win32":
+    import fcntl
+
 JOURNAL = "study.journal"
 _AGAIN_S = 0.5
+_PATIENCE_S = 20.0
+_BLOCK = 4096  # bytes
 _FORMS = (
-    "sqlite:///study.db, postgresql://USER@HOST/NAME, mysql://…, redis://HOST:6379, or the path of "
-    "a journal file"
+    "sqlite:///study.db, postgresql+psycopg://USER@HOST/NAME (needs the extra postgres), "
+    "mysql://…, redis://HOST:6379, or the path of a journal file"
 )
 
 
@@ -33,36 +43,60 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
         folder: the run folder; it exists.
 
     Raises:
-        SloBenchError: there is no such storage, or it cannot be reached.
+        SloBenchError: there is no such storage, or it cannot be reached within 20 s.
     """
     if url is None:
         return _journal(folder / JOURNAL)
-    try:
-        if url.startswith("redis://"):
-            from optuna.storages.journal import JournalRedisBackend
+    if "://" not in url:
+        return _journal(Path(url))
+    return _Opening(url).storage()
 
-            storage: BaseStorage = JournalStorage(JournalRedisBackend(url))
-        elif "://" in url:
-            storage = _database(url)
-        else:
-            return _journal(Path(url))
-        storage.get_all_studies()
-    except SloBenchError:
-        raise
-    except Exception as error:  # every driver has exceptions of its own
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+
+class _Opening:
+    """Drivers wait for a silent host for minutes or for ever: somebody else waits for them."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._opened: BaseStorage | None = None
+        self._problem: Exception | None = None
+
+    def storage(self) -> BaseStorage:
+        """See `open_storage`."""
+        thread = threading.Thread(target=self._open, daemon=True)
+        thread.start()
+        thread.join(_PATIENCE_S)
+        if self._opened is not None:
+            return self._opened
+        reason = f"it has not answered within {_PATIENCE_S:g} s"
+        if self._problem is not None:
+            lines = str(self._problem).strip().splitlines()
+            reason = lines[0] if lines else type(self._problem).__name__
         raise SloBenchError(
-            f"the storage {_without_password(url)} cannot be used: {reason}; write {_FORMS}"
-        ) from error
-    return storage
+            f"the storage {without_password(self._url)} cannot be used: {reason}; write {_FORMS}"
+        ) from self._problem
+
+    def _open(self) -> None:
+        try:
+            if self._url.startswith("redis://"):
+                from optuna.storages.journal import JournalRedisBackend
+
+                storage: BaseStorage = JournalStorage(JournalRedisBackend(self._url))
+            else:
+                storage = _database(self._url)
+            storage.get_all_studies()
+            self._opened = storage
+        except Exception as error:  # every driver has exceptions of its own
+            self._problem = error
 
 
 def _database(url: str) -> BaseStorage:
+    # A connection that was idle for a run of an hour may be gone: it is tried before it is used.
+    options = {"pool_pre_ping": True}
     try:
-        return RDBStorage(url)
+        return RDBStorage(url, options)
     except SQLAlchemyError:
         time.sleep(_AGAIN_S)  # another process may have been making the very same tables
-        return RDBStorage(url)
+        return RDBStorage(url, options)
 
 
 def _journal(path: Path) -> BaseStorage:
@@ -71,7 +105,8 @@ def _journal(path: Path) -> BaseStorage:
             raise FileNotFoundError(2, f"there is no folder {path.parent}")
         if path.exists() and not path.is_file():
             raise IsADirectoryError(21, "is no file")
-        storage = JournalStorage(JournalFileBackend(str(path)))
+        lock = JournalFileSymlinkLock(str(path)) if sys.platform == "win32" else _WholeLines(path)
+        storage = JournalStorage(JournalFileBackend(str(path), lock))
         storage.get_all_studies()
     except (OSError, ValueError, KeyError) as error:
         reason = getattr(error, "strerror", None) or error
@@ -81,7 +116,48 @@ def _journal(path: Path) -> BaseStorage:
     return storage
 
 
-def _without_password(url: str) -> str:
+class _WholeLines(BaseJournalFileLock):
+    """Who holds it may append. The kernel lets go of it when a process is killed, and half a line
+    that was written by then is cut off: the next one would be lost with it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._threads = threading.Lock()
+        self._held = contextlib.ExitStack()
+
+    def acquire(self) -> bool:
+        """Wait for it."""
+        with contextlib.ExitStack() as taken:
+            taken.enter_context(self._threads)
+            file = taken.enter_context(self._path.open("r+b"))
+            fcntl.flock(file, fcntl.LOCK_EX)
+            cut_half_a_line(file)
+            self._held = taken.pop_all()
+        return True
+
+    def release(self) -> None:
+        """Let the next one."""
+        self._held.close()
+
+
+def cut_half_a_line(file: BinaryIO) -> None:
+    """What stands behind the last line end of an open file was torn by a kill."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end > 0:
+        begin = max(0, end - _BLOCK)
+        file.seek(begin)
+        newline = file.read(end - begin).rfind(b"\n")
+        end = begin + newline + 1
+        if newline >= 0:
+            break
+    if end < size:
+        file.truncate(end)
+    file.seek(0)
+
+
+def without_password(url: str) -> str:
+    """An URL to show and to keep."""
     scheme, _, rest = url.partition("://")
     user, at, host = rest.rpartition("@")
     return f"{scheme}://{user.partition(':')[0]}{at}{host}"

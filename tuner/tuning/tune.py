@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import optuna
+from optuna.exceptions import DuplicatedStudyError
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
@@ -26,15 +27,26 @@ from ...harness.plan import SIMULATED
 from ...harness.store import write_whole
 from ...harness.systems import system
 from ...workloads.errors import FileFormatError, SloBenchError
-from .claims import OWNER, alive, cut_trials, new_name, one_at_a_time, wait_again
+from .claims import alive, claim, cut_trials, new_name, one_at_a_time, wait_again
 from .confirm import Confirming
 from .evaluate import Evaluation, InfeasibleError, Worth, cell_of, gpus_of
-from .found import KEY, SAME_AS, TrialRow, best_of, counted, evaluated, found_in, rivals_pace
+from .found import (
+    KEY,
+    OWNER,
+    SAME_AS,
+    TrialRow,
+    best_of,
+    counted,
+    evaluated,
+    found_in,
+    known_in_a_row,
+    rivals_pace,
+)
 from .objectives import CAPACITY, COST, Aim
 from .outcome import Outcome, concluded, on_backend
 from .race import Pace
 from .runs import Ended
-from .samplers import SAMPLERS, Grid, checked
+from .samplers import SAMPLERS, ByNumber, checked
 from .serving import Servers
 from .settings import TuneSettings, text_of
 from .space import Space, counts_gpus, key_of, space_of
@@ -42,7 +54,7 @@ from .storage import open_storage, quiet
 
 ASKED_FILE = "tune.toml"
 _ASKED = "asked"
-_WORKERS = "workers"
+_SETTING_UP_S = 10.0  # whoever made a study and has not set it up after that is gone
 _STUCK = 10  # proposals in a row that were known already: then one that nobody tried
 _MEDIAN_STARTUP = 5
 _MOST_INFEASIBLE = 20  # and repeated ones, for each trial that was asked for
@@ -199,13 +211,13 @@ def tune(
         _write_asked(folder, experiment, asked)
         kept = open_storage(storage, folder)
         with one_at_a_time(folder):
-            study, seed = _study(kept, study_name or folder.resolve().name, made)
+            study = _study(kept, study_name or folder.resolve().name, made, storage is None)
         name = new_name()
         with alive(study, name), Servers(folder / "servers") as servers:
             evaluation = Evaluation(
                 made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended
             )
-            _Worker(study, made, evaluation, name, seed, storage is None, progress).work()
+            _Worker(study, made, evaluation, name, storage is None, progress).work()
         found = found_in(study, made.aim, made.space)
         if found.running:  # whoever ends last concludes
             return Outcome(folder, made.experiment, asked, found, (), ())
@@ -222,32 +234,51 @@ def _write_asked(folder: Path, experiment: Experiment, settings: TuneSettings) -
         raise SloBenchError(f"cannot write to {folder}: {error.strerror or error}") from error
 
 
-def _study(storage: optuna.storages.BaseStorage, name: str, made: Tuning) -> tuple[Study, int]:
-    """The study, made or found, and a number for this process's random draws."""
-    aim, settings = made.aim, made.settings
+def _study(storage: optuna.storages.BaseStorage, name: str, made: Tuning, alone: bool) -> Study:
+    """The study, made or found. `alone`: nobody is setting it up just now."""
+    settings, aim = made.settings, made.aim
+    kind = SAMPLERS[settings.sampler]
+    sampler = ByNumber(lambda seed: kind.make(seed, made.space.dimensions), settings.sampler_seed)
+    pruner = optuna.pruners.MedianPruner(n_startup_trials=_MEDIAN_STARTUP)
     asked = text_of(made.experiment, settings, budget=False)
-    study = optuna.create_study(
-        storage=storage,
-        study_name=name,
-        load_if_exists=True,
-        directions=["maximize" if o.maximise else "minimize" for o in aim.objectives],
-        pruner=optuna.pruners.MedianPruner(n_startup_trials=_MEDIAN_STARTUP),
-    )
-    before = study.user_attrs.get(_ASKED)
+    try:
+        study = optuna.create_study(
+            storage=storage,
+            study_name=name,
+            sampler=sampler,
+            pruner=pruner,
+            directions=["maximize" if o.maximise else "minimize" for o in aim.objectives],
+        )
+        before = None
+    except DuplicatedStudyError:
+        study = optuna.load_study(study_name=name, storage=storage, sampler=sampler, pruner=pruner)
+        before = _asked_before(study, 0.0 if alone else _SETTING_UP_S)
     if before is None:
-        study.set_user_attr(_ASKED, asked)
-        study.set_metric_names(list(aim.names))
-        default = made.space.default
-        if default is not None:
-            study.enqueue_trial(dict(default), user_attrs={"default": True})
+        _set_up(study, made, asked)
     elif before != asked:
         _tell_difference(name, before, asked)
-    workers = int(study.user_attrs.get(_WORKERS, 0))
-    study.set_user_attr(_WORKERS, workers + 1)
-    kind = SAMPLERS[settings.sampler]
-    seed = settings.sampler_seed + 1009 * workers
-    study.sampler = kind.make(seed, made.space.dimensions)
-    return study, seed
+    return study
+
+
+def _asked_before(study: Study, patience_s: float) -> str | None:
+    until_s = time.monotonic() + patience_s
+    while (before := study.user_attrs.get(_ASKED)) is None and time.monotonic() < until_s:
+        time.sleep(0.05)
+    return before
+
+
+def _set_up(study: Study, made: Tuning, asked: str) -> None:
+    """What it asks comes last, so that it is all there once that is."""
+    trials = study.get_trials(deepcopy=False)
+    if any("default" not in trial.user_attrs for trial in trials):
+        raise SloBenchError(
+            f"the study {study.study_name} is none of slo-bench's: choose another name (--study)"
+        )
+    study.set_metric_names(list(made.aim.names))
+    default = made.space.default
+    if default is not None and not trials:
+        study.enqueue_trial(dict(default), user_attrs={"default": True})
+    study.set_user_attr(_ASKED, asked)
 
 
 def _tell_difference(name: str, before: str, asked: str) -> None:
@@ -273,7 +304,6 @@ class _Worker:
         made: Tuning,
         evaluation: Evaluation,
         name: str,
-        seed: int,
         alone: bool,
         progress: Watch | None,
     ) -> None:
@@ -283,8 +313,6 @@ class _Worker:
         self._name = name
         self._alone = alone  # all processes of the study share the folder
         self._progress = progress
-        self._rng = np.random.default_rng(seed)
-        self._known_in_a_row = 0
         self._began_s = time.monotonic()
 
     def work(self) -> None:
@@ -315,7 +343,7 @@ class _Worker:
             )
             if not goes_on and (self._spent(begun) or self._exhausted()):
                 return None
-            stuck = not waiting and self._known_in_a_row >= _STUCK
+            stuck = not waiting and known_in_a_row(begun) >= _STUCK
             if stuck and not self._queue_untried(trials):
                 return None
             trial = self._study.ask()
@@ -336,37 +364,33 @@ class _Worker:
 
     def _exhausted(self) -> bool:
         sampler = self._study.sampler
-        return isinstance(sampler, Grid) and sampler.is_exhausted(self._study)
+        assert isinstance(sampler, ByNumber)
+        return sampler.exhausted(self._study)
 
     def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
         tried = [trial.user_attrs[KEY] for trial in trials if KEY in trial.user_attrs]
-        untried = self._made.space.untried(tried, self._rng)
+        rng = np.random.default_rng((self._made.settings.sampler_seed, len(trials)))
+        untried = self._made.space.untried(tried, rng)
         if untried is None:
             return False
         self._study.enqueue_trial(dict(untried))
-        self._known_in_a_row = 0
         return True
 
     def _evaluate(self, trial: Trial) -> None:
         configuration = self._made.space.suggest(trial)
-        key = key_of(configuration)
-        trials = self._study.get_trials(deepcopy=False)
-        same = next((t for t in evaluated(trials) if t.user_attrs.get(KEY) == key), None)
-        trial.set_user_attr(KEY, key)
         trial.set_user_attr("configuration", dict(configuration))
+        same = claim(self._study, trial, key_of(configuration))
         if same is not None:
-            self._known_in_a_row += 1
             trial.set_user_attr(SAME_AS, same.number)
             self._tell_again(trial, same)
             return
         try:
             runs = self._evaluation.runs_of(configuration)
         except InfeasibleError as error:
-            self._known_in_a_row += 1
             trial.set_user_attr("infeasible", str(error))
             self._study.tell(trial, state=TrialState.PRUNED)
             return
-        self._known_in_a_row = 0
+        trials = self._study.get_trials(deepcopy=False)
         try:
             worth = self._evaluation.worth(
                 runs,
@@ -391,11 +415,12 @@ class _Worker:
             return lambda step, value: False
 
         known = trial.storage.get_trial(trial._trial_id).intermediate_values
+        last = max(known, default=-1)  # it was cut after that
 
         def report(step: int, value: float) -> bool:
-            if step not in known:  # it was cut after that
+            if step not in known:
                 trial.report(value, step)
-            return self._made.aim.names != (CAPACITY,) and trial.should_prune()
+            return self._made.aim.names != (CAPACITY,) and step >= last and trial.should_prune()
 
         return report
 
@@ -428,8 +453,9 @@ class _Worker:
         if same.state is TrialState.COMPLETE:
             assert same.values is not None
             self._study.tell(trial, same.values)
-        else:
-            self._study.tell(trial, state=same.state)
+        else:  # of one that is under way nothing is known yet
+            ended = same.state.is_finished()
+            self._study.tell(trial, state=same.state if ended else TrialState.PRUNED)
 
     def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
         """What a configuration on so many GPUs must beat in capacity to be of any use."""
