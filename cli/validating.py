@@ -9,6 +9,8 @@ from ..harness.experiment import Experiment
 from ..harness.validate_run import Level
 from ..workloads.errors import SloBenchError
 
+_REPETITIONS = 2  # of every level, where nothing else is said: how steady is the machine?
+
 
 def validated(experiment: Experiment, profile: Path | None) -> Experiment:
     """With what must be measured so that its levels can be simulated afterwards.
@@ -30,8 +32,11 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
                 "so nothing tells how long they take. Give step times with --profile FILE, or let "
                 "slo-bench start the server (--backend vllm or sglang)"
             )
-        return experiment
-    more = {"validated": True} if profile is None else {"step_log": True}
+        more: dict[str, object] = {}
+    else:
+        more = {"validated": True} if profile is None else {"step_log": True}
+    if "repetitions" not in experiment.server.model_fields_set:
+        more["repetitions"] = _REPETITIONS
     return experiment.model_copy(update={"server": experiment.server.model_copy(update=more)})
 
 

@@ -139,6 +139,7 @@ def _run_missing(
         todo,
         held.path,
         records=records,
+        repetitions=planned.resolved.server.repetitions,
         progress=lambda cell, requests: tell(CellProgress(cell, requests)),
         done=lambda cell, row: tell(CellDone(cell, row)),
     )

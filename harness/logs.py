@@ -41,6 +41,7 @@ _NAMES = {
 }
 _COUNTS = ("prompt", "output")
 PROFILING = "profiling"  # folder in a run folder: levels that were measured for a profile alone
+REPEATED = "repeated"  # the same: levels that were measured again
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
 _OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "outcome")
 
@@ -143,6 +144,15 @@ def meta_path(folder: Path, cell: str) -> Path:
 def profiling_cell(cell: str) -> str:
     """The name of the level that was measured first, for a profile, where `cell` is alone."""
     return f"profiling-{cell}"
+
+
+def repeated_cell(cell: str, number: int) -> str:
+    """The name of the `number`th time that a level was measured, from 2 on.
+
+    A name of its own salts the prompts: lengths and arrivals are the same, and nothing of them is
+    in the prefix cache.
+    """
+    return f"repeated-{number}-{cell}"
 
 
 def read_settings(path: Path) -> EngineSettings:

@@ -19,7 +19,9 @@ class ServerSchema(BaseModel):
 
     `version` chooses among several that are installed; `args` go to the server as they are;
     `max_model_tokens` bounds prompt and answer together; a `step_log` is kept if asked for. With
-    `validated` its levels are simulated afterwards, with step times fitted to that log.
+    `validated` its levels are simulated afterwards, with step times fitted to that log. Every
+    level is measured `repetitions` times, of which tables show the first, and a validation how far
+    they lie apart.
     `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them;
     `kvcached` switches that library on in servers on GPUs.
     `workers` are processes beside the engine `paged`, between which layers and heads move as
@@ -36,6 +38,7 @@ class ServerSchema(BaseModel):
     step_log: bool = False
     kv_transfer: Literal["files", "nixl"] = "files"
     validated: bool = False
+    repetitions: Count = 1
     kvcached: bool = False
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     moving: Mapping[str, float] = {}

@@ -37,6 +37,7 @@ STATISTICS = ("mean", "p50", "p90", "p99", "mape")
 _DEFAULTS = EngineSettings(
     max_num_seqs=256, max_num_batched_tokens=2048, block_tokens=16, prefix_caching=True, eager=False
 )
+TOLERANCE = 0.05  # of an error, where the machine itself is steadier than that
 _ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead by default
 
 
@@ -45,7 +46,9 @@ class ErrorRow:
     """One figure of the log beside that of the simulation.
 
     `error` = simulated / real - 1. For `mape` it is the mean over requests of |error|, and there
-    are no two times to show.
+    are no two times to show. `spread`, where the level was measured several times: by how much the
+    largest of these figures exceeds the smallest. `replayed`: the error where every step takes what
+    it took in the run. NaN: not known.
     """
 
     metric: str
@@ -53,6 +56,15 @@ class ErrorRow:
     real_s: float
     simulated_s: float
     error: float
+    spread: float = math.nan
+    replayed: float = math.nan
+
+    @property
+    def within(self) -> bool | None:
+        """Is the error at most `TOLERANCE`, or the spread where that is larger? None: not known."""
+        if math.isnan(self.spread) or math.isnan(self.error):
+            return None
+        return abs(self.error) <= max(TOLERANCE, self.spread)
 
 
 @dataclass(frozen=True)
@@ -137,11 +149,7 @@ def validate(
         oversize="error",
     ).records
     simulated = _measured(log, records, client_s)
-    real = {
-        "ttft": log.first_s - log.begin_s,
-        "tpot": _tpot(log.first_s, log.last_s, log.output_tokens),
-        "e2e": log.last_s - log.begin_s,
-    }
+    real = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
     return Validation(
         log=log,
         engine=served.name,
@@ -326,24 +334,30 @@ def _measured(log: RealLog, records: Records, client_s: float) -> dict[str, Floa
     lost = int((records.outcome != Outcome.FINISHED).sum())
     if lost:
         raise SloBenchError(f"{lost} of {len(log)} requests did not finish in the simulation")
-    return {
-        "ttft": records.first_token_s + client_s - log.begin_s,
-        "tpot": _tpot(records.first_token_s, records.finish_s, log.output_tokens),
-        "e2e": records.finish_s + client_s - log.begin_s,
-    }
+    first_s, finish_s = records.first_token_s + client_s, records.finish_s + client_s
+    return latencies(log.begin_s, first_s, finish_s, log.output_tokens)
 
 
-def _tpot(first_s: Floats, last_s: Floats, tokens: NDArray[np.int64]) -> Floats:
+def latencies(
+    begin_s: Floats, first_s: Floats, last_s: Floats, tokens: NDArray[np.int64]
+) -> dict[str, Floats]:
+    """Seconds of each request by metric; NaN for the TPOT of a single token."""
     gaps = tokens - 1
-    return np.where(gaps > 0, (last_s - first_s) / np.maximum(gaps, 1), np.nan)
+    tpot_s = np.where(gaps > 0, (last_s - first_s) / np.maximum(gaps, 1), np.nan)
+    return {"ttft": first_s - begin_s, "tpot": tpot_s, "e2e": last_s - begin_s}
+
+
+def statistics(seconds: Floats) -> dict[str, float]:
+    """Mean and quantiles, by name."""
+    found = summarise(seconds)
+    return {name: getattr(found, f"{name}_s") for name in STATISTICS[:-1]}
 
 
 def _rows(metric: str, real: Floats, simulated: Floats) -> list[ErrorRow]:
-    of_real, of_simulated = summarise(real), summarise(simulated)
+    of_simulated = statistics(simulated)
     rows = []
-    for statistic in STATISTICS[:-1]:
-        real_s = getattr(of_real, f"{statistic}_s")
-        simulated_s = getattr(of_simulated, f"{statistic}_s")
+    for statistic, real_s in statistics(real).items():
+        simulated_s = of_simulated[statistic]
         error = simulated_s / real_s - 1 if real_s else math.nan
         rows.append(ErrorRow(metric, statistic, real_s, simulated_s, error))
     with np.errstate(divide="ignore", invalid="ignore"):

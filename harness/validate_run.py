@@ -2,7 +2,8 @@
 
 No level is judged by a profile that has seen it: the profile of a level is fitted to the steps of
 all other levels on a server of the same settings. Where there are none, a short level was measured
-first for that purpose.
+first for that purpose. Where levels were measured several times, the spread of their figures says
+what the machine itself makes of them, and errors are held against it.
 
     validation.json           the error table of every level, and to what its profile is fitted
     validation.csv            the same as rows
@@ -12,8 +13,10 @@ first for that purpose.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
+import glob
 import io
 import json
 import math
@@ -23,18 +26,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..predictors.profiles.names import recognise
 from ..predictors.profiles.profile import Profile, Source, write_profile
 from ..predictors.profiles.whole_steps import Step, profile_of_steps
 from ..workloads.csv_text import guarded
 from ..workloads.errors import SloBenchError
+from .cells import CellSpec
 from .csv_columns import Column, gzip_csv
-from .logs import PROFILING, RealLog, meta_path, profiling_cell, read_cell, read_meta
+from .experiment import Experiment
+from .logs import (
+    PROFILING,
+    REPEATED,
+    RealLog,
+    meta_path,
+    profiling_cell,
+    read_cell,
+    read_meta,
+    repeated_cell,
+)
+from .replayed import Replayed, ReplayError, replay
 from .step_log import read_steps
 from .store import read_rows, write_whole
 from .systems import system
-from .validate import METRICS, Validation, validate
+from .validate import METRICS, ErrorRow, Validation, latencies, statistics, validate
+
+Floats = NDArray[np.float64]
 
 FOLDER = "validation"
 TABLE = "validation.json"
@@ -47,7 +65,8 @@ class Level:
     """A level, real and simulated.
 
     `fitted_on` names the levels whose steps the profile was fitted to, and is empty where the
-    profile was given. `identity` are its columns in the table of cells.
+    profile was given. `identity` are its columns in the table of cells. `again` are the same
+    requests, each measured once more. `replayed`: with the steps' own durations, where that can be.
     """
 
     cell: str
@@ -55,11 +74,42 @@ class Level:
     profile: Profile
     fitted_on: tuple[str, ...]
     found: Validation
+    again: tuple[RealLog, ...] = ()
+    replayed: Replayed | None = None
 
     def noting(self, note: str) -> Level:
         """With one note more."""
         found = dataclasses.replace(self.found, notes=(*self.found.notes, note))
         return dataclasses.replace(self, found=found)
+
+    def errors(self) -> list[ErrorRow]:
+        """The error table, with what the machine's spread and a replay say of each figure."""
+        spreads, replays = self._spreads(), self._replays()
+        return [
+            dataclasses.replace(
+                row,
+                spread=spreads.get((row.metric, row.statistic), math.nan),
+                replayed=replays.get((row.metric, row.statistic), math.nan),
+            )
+            for row in self.found.rows()
+        ]
+
+    def _spreads(self) -> dict[tuple[str, str], float]:
+        if not self.again:
+            return {}
+        tables = [_figures(self.found.real), *(_figures(_latencies(log)) for log in self.again)]
+        found = {}
+        for key in tables[0]:
+            values = [table[key] for table in tables]
+            if min(values) > 0:
+                found[key] = max(values) / min(values) - 1
+        return found
+
+    def _replays(self) -> dict[tuple[str, str], float]:
+        if self.replayed is None:
+            return {}
+        again, real = _figures(self.replayed.latencies), _figures(self.found.real)
+        return {key: again[key] / value - 1 for key, value in real.items() if value}
 
     def rows(self) -> list[dict[str, Any]]:
         """The error table as plain values; what does not exist is None."""
@@ -76,9 +126,24 @@ class Level:
                 "real_s": known(row.real_s),
                 "simulated_s": known(row.simulated_s),
                 "error": known(row.error),
+                "spread": known(row.spread),
+                "within": row.within,
+                "replayed_error": known(row.replayed),
             }
-            for row in self.found.rows()
+            for row in self.errors()
         ]
+
+
+def _figures(seconds: Mapping[str, Floats]) -> dict[tuple[str, str], float]:
+    return {
+        (metric, name): value
+        for metric in METRICS
+        for name, value in statistics(seconds[metric]).items()
+    }
+
+
+def _latencies(log: RealLog) -> dict[str, Floats]:
+    return latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
 
 
 def validate_run(folder: Path, profile: Profile | None = None) -> list[Level]:
@@ -96,11 +161,14 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Level]:
     if not rows:
         raise SloBenchError(f"{folder} has no level of a real server; there is nothing to validate")
     measured = [_Measured.read(folder, str(row["cell"])) for row in rows]
+    specs = _specs(folder) if any("room" in level.meta for level in measured) else {}
     levels = []
     for row, level in zip(rows, measured, strict=True):
         others = [one for one in measured if one.comparable(level)] or _profiling(folder, level)
         identity = {name: row[name] for name in _IDENTITY if row.get(name) is not None}
         judged = _judged(level, identity, others, profile)
+        judged = dataclasses.replace(judged, again=tuple(one.log for one in level.again()))
+        judged = _with_replay(judged, level, specs.get(level.cell))
         if not row.get("valid"):
             judged = judged.noting(f"the level is not valid: {row.get('invalid_because') or '?'}")
         levels.append(judged)
@@ -122,6 +190,16 @@ class _Measured:
         path = meta_path(root, cell)
         return cls(cell, root, read_cell(root, cell), read_meta(path) if path.is_file() else {})
 
+    def again(self) -> list[_Measured]:
+        """Its other measurements."""
+        found: list[_Measured] = []
+        folder = self.root / REPEATED
+        while True:
+            name = repeated_cell(self.cell, len(found) + 2)
+            if not any((folder / "requests").glob(f"{glob.escape(name)}.*")):
+                return found
+            found.append(_Measured.read(folder, name))
+
     @property
     def _server(self) -> Mapping[str, Any]:
         return {name: value for name, value in self.meta.items() if name != "steps"}
@@ -131,12 +209,35 @@ class _Measured:
         return self is not other and bool(self.meta) and self._server == other._server
 
     def steps(self) -> list[Step]:
+        """Of all its measurements."""
+        return [step for one in (self, *self.again()) for step in one._own_steps()]
+
+    def _own_steps(self) -> list[Step]:
         parts = self.meta.get("steps") or []
         return [
             step
             for part in parts
             for step in read_steps(self.root / part["file"], part["begin"], part["end"])
         ]
+
+
+def _specs(folder: Path) -> dict[str, CellSpec]:
+    """The levels as they were asked for; none where what they were made of is gone."""
+    with contextlib.suppress(SloBenchError):
+        return {s.cell: s for s in Experiment.load(folder / "experiment.toml").plan().cells}
+    return {}
+
+
+def _with_replay(judged: Level, level: _Measured, spec: CellSpec | None) -> Level:
+    room = level.meta.get("room")
+    if room is None or spec is None:
+        return judged
+    (part,) = level.meta["steps"]
+    try:
+        found = replay(spec, level.root / part["file"], room)
+    except ReplayError as error:
+        return judged.noting(f"not replayed with its own step times: {error}")
+    return dataclasses.replace(judged, replayed=found)
 
 
 def _profiling(folder: Path, level: _Measured) -> list[_Measured]:
@@ -234,6 +335,8 @@ def _keep(folder: Path, levels: Sequence[Level]) -> None:
             **level.identity,
             "requests": len(level.found.log),
             "fitted_on": list(level.fitted_on),
+            "measured": 1 + len(level.again),
+            "replayed_iterations": level.replayed.iterations if level.replayed else None,
             "step_time": level.found.step_time,
             "client_s": level.found.client_s,
             "notes": list(level.found.notes),

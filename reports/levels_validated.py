@@ -19,7 +19,10 @@ from . import sections
 from .figure import Figure
 from .numbers import seconds_text
 from .read import RunFolder
-from .scatters import BADGE, scatter_of, scatter_view, short_error
+from .scatters import BADGE, scatter_of, scatter_view, short_error, spread_text
+from .verdicts import verdict
+
+_VALUES = ("real_s", "simulated_s", "error", "spread", "replayed_error")
 
 
 @dataclass(frozen=True)
@@ -31,15 +34,16 @@ class ValidatedLevel:
     table: Mapping[str, Any]
     requests: pd.DataFrame
 
+    def errors(self) -> list[ErrorRow]:
+        """The error table."""
+        return [self.error(metric, name) for metric in METRICS for name in STATISTICS]
+
     def error(self, metric: str, statistic: str) -> ErrorRow:
         """One figure of the error table."""
         for row in self.table["rows"]:
             if (row["metric"], row["statistic"]) == (metric, statistic):
-                real_s, simulated_s, error = (
-                    np.nan if row[name] is None else float(row[name])
-                    for name in ("real_s", "simulated_s", "error")
-                )
-                return ErrorRow(metric, statistic, real_s, simulated_s, error)
+                values = (np.nan if row[name] is None else float(row[name]) for name in _VALUES)
+                return ErrorRow(metric, statistic, *values)
         raise KeyError((metric, statistic))
 
 
@@ -101,7 +105,8 @@ def section(levels: Sequence[ValidatedLevel], grid: str) -> str:
         '<section id="validation"><h2>Real against simulated</h2>'
         '<p class="lead">Every level was simulated as well: the same arrivals and lengths, the '
         "server’s own limits, step times fitted to its steps in other levels.</p>"
-        f'{grid}{_table(levels)}<details class="fold"><summary>What was assumed</summary>'
+        f"{grid}{_table(levels)}{_verdicts(levels)}"
+        '<details class="fold"><summary>What was assumed</summary>'
         f'<div class="body">{told}</div></details></section>'
     )
 
@@ -129,12 +134,26 @@ def _table(levels: Sequence[ValidatedLevel]) -> str:
                 *(seconds_text(s) if s == s else "–" for s in (mean.real_s, mean.simulated_s)),
                 *(short_error(level.error(metric, statistic)) for statistic in STATISTICS),
             )
-            row = "".join(f"<td>{escape(value)}</td>" for value in values)
-            body.append(f'<tr><th scope="row">{escape(level.cell)}</th>{row}</tr>')
+            body.append(_line(level.cell, values))
+            for heading, attribute in (("run to run", "spread"), ("own step times", "replayed")):
+                shares = [getattr(level.error(metric, name), attribute) for name in STATISTICS]
+                if any(share == share for share in shares):
+                    texts = (spread_text(share) for share in shares)
+                    body.append(_line("", (metric.upper(), heading, "", *texts)))
     return (
         '<div class="card scroll after" tabindex="0" role="region" aria-label="Errors">'
         f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
     )
+
+
+def _line(head: str, values: Sequence[str]) -> str:
+    cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+    return f'<tr><th scope="row">{escape(head)}</th>{cells}</tr>'
+
+
+def _verdicts(levels: Sequence[ValidatedLevel]) -> str:
+    told = [(level.cell, line) for level in levels for line in verdict(level.errors())]
+    return "".join(f"<p>{escape(cell)}: {escape(line)}</p>" for cell, line in told)
 
 
 def grid(drawn: Sequence[Figure]) -> str:

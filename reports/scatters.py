@@ -30,6 +30,11 @@ def short_error(row: ErrorRow) -> str:
     return f"{100 * row.error:.1f} %" if row.statistic == "mape" else f"{100 * row.error:+.1f} %"
 
 
+def spread_text(share: float) -> str:
+    """`3.1 %`; nothing where it is not known."""
+    return f"{100 * share:.1f} %" if math.isfinite(share) else ""
+
+
 def scatter_view(real: NDArray[np.float64], simulated: NDArray[np.float64], place: int) -> View:
     """Points of requests that have both times; `place` is the series whose colour they have."""
     points = np.flatnonzero(np.isfinite(real) & np.isfinite(simulated))

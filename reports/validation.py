@@ -21,7 +21,8 @@ from ..workloads.errors import SloBenchError
 from . import html, sections
 from .figure import ONLY, Axis, Figure, View, as_json
 from .numbers import seconds_text
-from .scatters import BADGE, TITLES, scatter_of, scatter_view, short_error
+from .scatters import BADGE, TITLES, scatter_of, scatter_view, short_error, spread_text
+from .verdicts import verdict
 
 
 def headline(found: Validation) -> str:
@@ -44,11 +45,16 @@ def error_text(row: ErrorRow) -> str:
     return f"{100 * row.error:.2f} %" if row.statistic == "mape" else f"{100 * row.error:+.2f} %"
 
 
-def _cells(row: ErrorRow) -> list[str]:
+def _cells(row: ErrorRow, more: Sequence[str] = ()) -> list[str]:
     def time(seconds: float) -> str:
         return seconds_text(seconds) if math.isfinite(seconds) else ""
 
-    return [row.statistic, time(row.real_s), time(row.simulated_s), error_text(row)]
+    known = [spread_text(getattr(row, name)) for name in more]
+    return [row.statistic, time(row.real_s), time(row.simulated_s), error_text(row), *known]
+
+
+# What a level adds to its error table, where it is known: attribute and heading.
+_MORE = {"spread": "run to run", "replayed": "own step times"}
 
 
 def assumptions(found: Validation) -> list[str]:
@@ -74,18 +80,20 @@ def assumptions(found: Validation) -> list[str]:
     ]
 
 
-def validation_text(found: Validation) -> RenderableType:
-    """Headline, error table, assumptions."""
+def validation_text(found: Validation, level: Level | None = None) -> RenderableType:
+    """Headline, error table, assumptions. With `level`, what that knows beyond the errors."""
+    rows = found.rows() if level is None else level.errors()
+    more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("metric", no_wrap=True)
     table.add_column("")
-    for name in ("real", "simulated", "error"):
+    for name in ("real", "simulated", "error", *(_MORE[name] for name in more)):
         table.add_column(name, justify="right", no_wrap=True)
     last = ""
-    for row in found.rows():
+    for row in rows:
         if last and row.metric != last:
             table.add_section()
-        table.add_row(row.metric if row.metric != last else "", *_cells(row))
+        table.add_row(row.metric if row.metric != last else "", *_cells(row, more))
         last = row.metric
     lines = [Text(line, style="dim") for line in assumptions(found)]
     return Group(Text(headline(found), style="bold"), table, *lines)
@@ -94,12 +102,15 @@ def validation_text(found: Validation) -> RenderableType:
 def levels_text(levels: Sequence[Level]) -> RenderableType:
     """The levels of a run: one in full, several with a line for each of their metrics."""
     if len(levels) == 1:
-        return Group(validation_text(levels[0].found), Text(fitted_text(levels[0]), style="dim"))
+        told = [Text(line) for line in verdict(levels[0].errors())]
+        fitted = Text(fitted_text(levels[0]), style="dim")
+        return Group(validation_text(levels[0].found, levels[0]), *told, fitted)
     parts: list[RenderableType] = [Text("Real against simulated", style="bold")]
     for level in levels:
         parts += [
             Text(f"\n{level.cell}"),
             _level_table(level),
+            *(Text(line) for line in verdict(level.errors())),
             Text(fitted_text(level), style="dim"),
         ]
         parts += [Text(f"Note: {note}.", style="dim") for note in level.found.notes]
@@ -107,15 +118,22 @@ def levels_text(levels: Sequence[Level]) -> RenderableType:
 
 
 def _level_table(level: Level) -> Table:
-    """A line for each metric: both means, then the errors of all statistics."""
+    """A line for each metric: both means, then the errors of all statistics. Below it by how much
+    the level differs from run to run, and the errors with its own step times.
+    """
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for name in ("real", "simulated", *STATISTICS):
         table.add_column(name, justify="right", no_wrap=True)
-    rows = {(row.metric, row.statistic): row for row in level.found.rows()}
+    rows = {(row.metric, row.statistic): row for row in level.errors()}
     for metric in METRICS:
-        errors = (short_error(rows[metric, statistic]) for statistic in STATISTICS)
-        table.add_row(metric, *_cells(rows[metric, "mean"])[1:3], *errors)
+        own = [rows[metric, statistic] for statistic in STATISTICS]
+        table.add_row(metric, *_cells(own[0])[1:3], *(short_error(row) for row in own))
+        for name, heading in _MORE.items():
+            known = [getattr(row, name) for row in own]
+            if any(math.isfinite(share) for share in known):
+                texts = (spread_text(share) for share in known)
+                table.add_row("", Text(heading, style="dim"), "", *texts, style="dim")
     return table
 
 

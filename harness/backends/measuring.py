@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ..cells import CellSpec, kept_cell, workload_of
-from ..logs import PROFILING
+from ..logs import PROFILING, REPEATED, repeated_cell
 from ..store import Row
 from .base import Backend, Deployment, Progress
 
@@ -20,10 +21,14 @@ def measure_cells(
     folder: Path,
     *,
     records: str,
+    repetitions: int,
     progress: Callable[[str, int], None],
     done: Callable[[str, Row], None],
 ) -> None:
     """Measure all cells; `progress` hears of requests that ended, `done` has each cell's row.
+
+    The cells of a start are measured `repetitions` times, all of them once before any is measured
+    again: what the machine does meanwhile then differs between two measurements of a cell.
 
     Raises:
         SloBenchError: a cell cannot be run there, or servers do not start.
@@ -42,6 +47,11 @@ def measure_cells(
             for spec in group:
                 watch = _now_and_then(spec.cell, progress)
                 done(spec.cell, _measured(deployment, spec, folder, records, watch))
+            for number in range(2, repetitions + 1):
+                for spec in group:
+                    again = replace(spec, cell=repeated_cell(spec.cell, number))
+                    watch = _now_and_then(f"{spec.cell} (time {number})", progress)
+                    _measured(deployment, again, folder / REPEATED, "csv", watch)
 
 
 def _measured(

@@ -24,6 +24,7 @@ from ..clusters.banaserve import BanaServe
 from ..core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ..core.state import RequestState
 from ..engines.instance import Instance
+from ..engines.learned import Guess
 from ..engines.over_http.prompts import PromptMaker
 from ..engines.over_http.tokenizer import Vocabulary
 from ..engines.paged.errors import need_torch
@@ -153,7 +154,7 @@ class Loaded:
         """
         import torch
 
-        from ..engines.paged.build import Engine, Guess
+        from ..engines.paged.build import Engine
         from ..engines.paged.clock import CpuClock, RealClock
         from ..engines.paged.sequence import Sequence as Tokens
 
@@ -163,9 +164,10 @@ class Loaded:
         cached = system.prefix_cache and workload.prefix_blocks is not None
         unit = workload.prefix_block_tokens if cached else 0
         engine = Engine(self.decoder, self._room(spec, system.policy, unit), self.workers)
+        most_tokens = self._most_tokens(engine, system.policy)
         workload, rejected = fit(
             workload,
-            self._most_tokens(engine, system.policy),
+            most_tokens,
             spec.oversize,
             reserved=isinstance(system.policy, StaticPolicy) or overrides(system.policy, "commit"),
         )
@@ -194,7 +196,7 @@ class Loaded:
             log = "".join(f"{moved.line()}\n" for moved in migrator.history)
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
         if self.logged:
-            _keep_log(folder, spec, self, engine, lines)
+            _keep_log(folder, spec, self, engine, lines, most_tokens)
         return Measured(result)
 
     def _migrator(self, engine: Engine, instance: Instance) -> Migrator | None:
@@ -260,7 +262,7 @@ def _log_steps(instance: TimedInstance, lines: list[str]) -> None:
         batch = {"decode_seqs": seqs, "decode_kv_tokens": kv_tokens, "chunks": list(chunks)}
         lines.append(json.dumps({"event": "step", "time_s": begin_s, **batch}))
         end_s = begin_s + ran.duration_s
-        lines.append(json.dumps({"event": "done", "time_s": end_s, "left": 0}))
+        lines.append(json.dumps({"event": "done", "time_s": end_s, "left": 0, "ran": ran}))
 
     told = instance.step_time
     assert isinstance(told, Told)
@@ -268,7 +270,12 @@ def _log_steps(instance: TimedInstance, lines: list[str]) -> None:
 
 
 def _keep_log(
-    folder: Path, spec: CellSpec, loaded: Loaded, engine: Engine, lines: Sequence[str]
+    folder: Path,
+    spec: CellSpec,
+    loaded: Loaded,
+    engine: Engine,
+    lines: Sequence[str],
+    most_tokens: int,
 ) -> None:
     """The steps of a cell, and what a simulation of it must know."""
     log = folder / "servers" / f"{spec.cell}.steps.jsonl"
@@ -294,6 +301,13 @@ def _keep_log(
             "async_scheduling": False,
         },
         "kv_cache": cache,
+        "room": {
+            "blocks": room.blocks,
+            "block_tokens": room.block_tokens,
+            "host_blocks": room.host_blocks,
+            "prefix_block_tokens": room.prefix_block_tokens,
+            "most_tokens": most_tokens,
+        },
         "steps": [{"file": f"servers/{log.name}", "begin": 0, "end": len(text)}],
     }
     write_whole(meta_path(folder, spec.cell), [json.dumps(meta, indent=1).encode()])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -69,6 +69,22 @@ class LearnedPredictions:
     def longest_output_tokens(self, r: RequestState) -> int:
         """The same."""
         return r.max_output_tokens if r.told is None else min(r.told[1], r.max_output_tokens)
+
+
+class Guess(LearnedPredictions):
+    """Step and swap times are learned; the lengths of answers are told."""
+
+    def __init__(self, output_tokens: Callable[[RequestState], int] | None = None) -> None:
+        super().__init__()
+        self._told = output_tokens
+
+    def output_tokens(self, r: RequestState) -> int:
+        """What was told; else the most it may have."""
+        return super().output_tokens(r) if self._told is None else self._told(r)
+
+    def longest_output_tokens(self, r: RequestState) -> int:
+        """No more is told."""
+        return self.output_tokens(r)
 
 
 def _features(

@@ -7,6 +7,7 @@ their own times out again.
 from __future__ import annotations
 
 import csv
+import dataclasses
 import json
 import math
 
@@ -16,7 +17,13 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.csv_columns import gzip_csv
-from slo_bench.harness.logs import PROFILING, profiling_cell, read_log
+from slo_bench.harness.logs import (
+    PROFILING,
+    REPEATED,
+    profiling_cell,
+    read_log,
+    repeated_cell,
+)
 from slo_bench.harness.metrics import judge
 from slo_bench.harness.mock_server import MockConfig, serving
 from slo_bench.harness.simulate import simulate
@@ -37,15 +44,16 @@ CLIENT_S = 0.004  # what the "client" adds to every token
 class Truth:
     """Known step times, which remember every step that was asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self, slower) -> None:
         self.steps = []
+        self.slower = slower
 
     def _step_s(self, seqs, kv, chunks):
         if not chunks:
-            return 4e-3 + 2e-5 * seqs + 1e-7 * kv
+            return self.slower * (4e-3 + 2e-5 * seqs + 1e-7 * kv)
         tokens = seqs + sum(chunk for _, chunk in chunks)
         pairs = sum(chunk * (before + chunk / 2) for before, chunk in chunks)
-        return 6e-3 + 4e-5 * tokens + 1e-8 * pairs + 1e-7 * kv
+        return self.slower * (6e-3 + 4e-5 * tokens + 1e-8 * pairs + 1e-7 * kv)
 
     def step_s(self, seqs, kv, chunks):
         self.steps.append((seqs, kv, [list(chunk) for chunk in chunks]))
@@ -75,9 +83,9 @@ def workload(requests, rate_rps, seed):
     )
 
 
-def measure(folder, cell, rate_rps, seed, requests=80, **changes):
+def measure(folder, cell, rate_rps, seed, requests=80, slower=1.0, **changes):
     """A level of a server that is none: its requests, its steps, how it was set up."""
-    truth = Truth()
+    truth = Truth(slower)
     served = system("vllm").with_knobs(max_num_seqs=16, max_num_batched_tokens=256)
     place = Placement(model("llama-3.1-8b"), gpu("a100-80g"), block_tokens=32, fixed_kv_blocks=200)
     load = workload(requests, rate_rps, seed)
@@ -220,6 +228,32 @@ def test_an_invalid_level_says_so(run):
     levels = validate_run(table(run, *rows))
     assert levels[0].found.notes == ()
     assert levels[1].found.notes == ("the level is not valid: sent late",)
+
+
+def test_a_level_measured_again_says_how_steady_the_machine_is(run):
+    assert all(row.within is None for row in validate_run(run)[0].errors())
+    measure(run / REPEATED, repeated_cell("low", 2), 5.0, 0, slower=1.3)
+    low, high = validate_run(run)
+    assert (len(low.again), len(high.again)) == (1, 0)
+    rows = {(row.metric, row.statistic): row for row in low.errors()}
+    tpot = rows["tpot", "p50"]
+    assert 0.25 < tpot.spread < 0.6  # a slower machine has larger batches, too
+    assert tpot.within is True
+    assert abs(tpot.error) < 0.02
+    assert dataclasses.replace(tpot, error=tpot.spread + 0.01).within is False
+    assert dataclasses.replace(tpot, error=-0.049, spread=0.0).within is True
+    assert rows["tpot", "mape"].within is None
+    # Steps of both runs tell of the machine; they are not of the level that is judged.
+    assert len(high.profile.tables["steps"]) > 1.5 * len(low.profile.tables["steps"])
+    assert high.fitted_on == ("low",)
+    told = json.loads((run / "validation.json").read_text())
+    assert [one["measured"] for one in told] == [2, 1]
+    assert told[0]["rows"][1]["within"] is True
+    assert told[1]["rows"][1]["spread"] is None
+    printed = CliRunner().invoke(app, ["validate", str(run)]).output
+    assert "run to run" in printed
+    said = " ".join(printed.split())
+    assert "6 of 6 errors are within 5% or that, whichever is larger." in said
 
 
 def test_too_few_steps_are_an_error(tmp_path):

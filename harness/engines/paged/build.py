@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
-from ...core.state import RequestState
-from ..learned import LearnedPredictions
+from ..learned import Guess
 from ..measures import Measures
 from .cache import KvCache, Swapper
 from .clock import Clock
@@ -29,22 +27,6 @@ from .workers import Workers
 
 _GIB = 1 << 30
 _CPU_KV_BYTES = _GIB  # where nothing is said
-
-
-class Guess(LearnedPredictions):
-    """Step and swap times are learned; the lengths of answers are told."""
-
-    def __init__(self, output_tokens: Callable[[RequestState], int] | None = None) -> None:
-        super().__init__()
-        self._told = output_tokens
-
-    def output_tokens(self, r: RequestState) -> int:
-        """What was told; else the most it may have."""
-        return super().output_tokens(r) if self._told is None else self._told(r)
-
-    def longest_output_tokens(self, r: RequestState) -> int:
-        """No more is told."""
-        return self.output_tokens(r)
 
 
 @dataclass(frozen=True)

@@ -137,5 +137,29 @@ def test_a_run_beside_its_simulation(tmp_path: Path) -> None:
     assert level["fitted_on"] == [f"profiling-{level['cell']}"]
     assert {row["metric"] for row in level["rows"]} == {"ttft", "tpot", "e2e"}
     assert "asynchronous" not in said
-    steps = (out / "servers" / f"{level['cell']}.steps.jsonl").read_text().splitlines()
+    log = out / "servers" / f"{level['cell']}.steps.jsonl"
+    steps = log.read_text().splitlines()
     assert len(steps) > 60
+    # Measured twice; and decided as in the run, where steps take what they took.
+    assert level["measured"] == 2
+    assert level["replayed_iterations"] == len(steps) // 2
+    for row in level["rows"]:
+        if row["statistic"] != "mape":
+            assert row["spread"] >= 0
+            assert abs(row["replayed_error"]) < 1e-6
+    assert "every iteration decided as in the run" in " ".join(said.split())
+    # Another decision is no replay.
+    log.write_text("\n".join([steps[0].replace('"chunks": [[0, ', '"chunks": [[0, 1'), *steps[1:]]))
+    again = CliRunner().invoke(app, ["validate", str(out)])
+    assert again.exit_code == 0, again.output
+    assert "not replayed with its own step times: iteration 1 of" in " ".join(again.output.split())
+
+
+@pytest.mark.parametrize("system", ["vllm-swap", "adaptivellm", "sglang"])
+def test_a_run_under_pressure_is_decided_again_as_it_was(tmp_path: Path, system: str) -> None:
+    pressed = ["--sweep", "kv_blocks=26", "--sweep", "host_blocks=64", "--system", system]
+    load = ["--workload", "alpaca", "--rates", "200", "--requests", "12", "--seeds", "1"]
+    out, _ = run(tmp_path, *load, *pressed, "--validate")
+    (level,) = json.loads((out / "validation.json").read_text())
+    assert level["replayed_iterations"] > 30
+    assert all(abs(row["replayed_error"]) < 1e-6 for row in level["rows"] if row["real_s"])
