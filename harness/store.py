@@ -44,7 +44,6 @@ if sys.platform != "win32":
 Value = str | int | float | bool | None
 Row = dict[str, Value]
 
-RECORD_FORMATS = ("csv", "parquet", "none")
 _UNFINISHED_SUFFIX = ".part"
 _FIRST_FIGURE = "requests"
 _LAST_COLUMN = "attainment_spread"

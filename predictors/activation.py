@@ -4,15 +4,13 @@ Source: Prism (see docs/papers.md), §5.2 (engine pool, parallel loading) and Fi
 
 Published: 0.7 s (8B), 1.3 s (14B), 1.5 s (70B at tensor parallelism 8); 4.8 to 7.1 times faster
 than a naive start, 5.5 times for 14B. `LINK_BYTES_PER_S` is fitted on the first two alone
-(`fitted_bandwidth`); the third is then predicted: every GPU loads its own eighth. The paper does
-not say over how many GPUs' links one GPU's weights come; with one or three the third would be off
-by half, so `LOAD_LINKS` is two.
+(least squares of the relative error); the third is then predicted: every GPU loads its own eighth.
+The paper does not say over how many GPUs' links one GPU's weights come; with one or three the third
+would be off by half, so `LOAD_LINKS` is two.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 LOAD_LINKS = 2
@@ -61,11 +59,3 @@ class NaiveStart:
     def links_used(self, tp: int, node_gpus: int) -> int:
         """Each GPU's own."""
         return tp
-
-
-def fitted_bandwidth(seen: Sequence[tuple[float, float]], links: int = LOAD_LINKS) -> float:
-    """Bytes a second of one link, from (weight bytes on one GPU, seconds): least squares of the
-    relative error.
-    """
-    shares = [part_bytes / links / seconds for part_bytes, seconds in seen]
-    return math.fsum(b * b for b in shares) / math.fsum(shares)

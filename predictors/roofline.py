@@ -240,17 +240,3 @@ class OperatorRoofline:
     def hop_s(self, tokens: int) -> float:
         """Seconds to hand the activations of `tokens` tokens to the next pipeline stage."""
         return self.hop_latency_s + self.hop_s_per_token * tokens if self.stages > 1 else 0.0
-
-    def stage_s(
-        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
-    ) -> float:
-        """Seconds for which one pass occupies a stage, hand-over included.
-
-        With the pipeline full an iteration can start that often.
-        """
-        if self.stages == 1:
-            return self.step_s(decode_seqs, decode_kv_tokens, chunks)
-        tokens = decode_seqs + sum(chunk for _, chunk in chunks)
-        hop_s = self.hop_s(tokens)
-        pass_s = self.step_s(decode_seqs, decode_kv_tokens, chunks) - (self.stages - 1) * hop_s
-        return pass_s / self.stages + hop_s

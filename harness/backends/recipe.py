@@ -9,8 +9,6 @@ from pathlib import Path
 from ..core.policy import AnyPolicy
 from ..systems import system as system_by_name
 
-DEVICES = ("cpu", "cuda")
-
 # What switches kvcached on in a server in whose environment it is installed: KV pages are then
 # mapped on demand, and servers on one GPU share its memory.
 KVCACHED = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}

@@ -1,6 +1,6 @@
 """A KV store that all instances share: prefixes in host memory, and below it on disk.
 
-Source: BanaServe (docs/papers.md), §4.3.3, Eq. 4-10 to 4-14.
+Source: BanaServe (docs/papers.md), §4.3.3.
 """
 
 from __future__ import annotations
@@ -123,54 +123,3 @@ class KvStore:
         tier.memory.take(self.unit_bytes)
         tier.units[unit] = None
         self._where[unit] = tier
-
-
-@dataclass(frozen=True, slots=True)
-class LayerTimes:
-    """What one layer takes in each stage of the pipeline."""
-
-    load_s: float
-    compute_s: float
-    store_s: float = 0.0
-
-    def prefill_s(self, layers: int) -> float:
-        """All layers: layer i+1 is loaded and layer i-1 stored while layer i is computed.
-
-        Each stage works on one layer at a time, so the slowest sets the pace.
-        """
-        slowest_s = max(self.load_s, self.compute_s, self.store_s)
-        return self.load_s + self.compute_s + self.store_s + (layers - 1) * slowest_s
-
-    @property
-    def hidden(self) -> bool:
-        """Is loading, but for the first layer's, covered by computing?"""
-        return self.load_s <= self.compute_s
-
-
-def layer_times(
-    prefill_s: float,
-    hit_share: float,
-    layers: int,
-    prompt_tokens: int,
-    layer_bytes_per_token: int,
-    bandwidth_bytes_per_s: float,
-) -> LayerTimes:
-    """Eq. 4-10 and 4-11, with what is not cached, 1 - r, computed.
-
-    The paper's Eq. 4-10 multiplies by r, which is the same at its r = 0.5 only. What is computed
-    is stored over a link of the same bandwidth in the other direction.
-
-    Args:
-        prefill_s: time T_F of the whole prompt without cache.
-        hit_share: r, the share of the prompt that is loaded.
-        layers: N.
-        prompt_tokens: L.
-        layer_bytes_per_token: S_kv of Eq. 4-13.
-        bandwidth_bytes_per_s: B.
-    """
-    kv_s = layer_bytes_per_token * prompt_tokens / bandwidth_bytes_per_s
-    return LayerTimes(
-        load_s=kv_s * hit_share,
-        compute_s=prefill_s * (1 - hit_share) / layers,
-        store_s=kv_s * (1 - hit_share),
-    )

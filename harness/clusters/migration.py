@@ -75,7 +75,7 @@ def head_toll(placement: Placement, kv_heads: int, over: LinkSpec) -> Toll:
     part of O comes back.
 
     Heads need no shared softmax: what comes back is put beside the rest. The paper's Eq. 4-6 to
-    4-8 add up what a split along the sequence would give (see `split_attention`). The helper
+    4-8 add up what a split along the sequence would give (`engines.paged.attention`). The helper
     attends while the own heads are attended to; the exchange is hidden behind nothing.
     """
     model = placement.model

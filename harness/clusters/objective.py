@@ -1,6 +1,6 @@
 """What a placement of modules is worth.
 
-Source: BanaServe (docs/papers.md), §4.4.1, Eq. 4-15 and 4-16; §4.4.5, Eq. 4-26.
+Source: BanaServe (docs/papers.md), §4.4.1, Eq. 4-15 and 4-16.
 """
 
 from __future__ import annotations
@@ -58,13 +58,6 @@ def objective(
     return Objective(
         _mean(utilisations), _mean(ttft_s), _mean(tpot_s), tokens_per_s, weights or Weights()
     )
-
-
-def closed_loop_tokens_per_s(
-    requests: int, output_tokens: float, ttft_s: float, tpot_s: float
-) -> float:
-    """Eq. 4-26: what so many requests at a time would get."""
-    return requests * output_tokens / (ttft_s + output_tokens * tpot_s)
 
 
 def _mean(values: Sequence[float]) -> float:

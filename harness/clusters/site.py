@@ -200,12 +200,6 @@ class Site:
         return self.instance.view
 
     @property
-    def n_parked(self) -> int:
-        """Requests whose KV is here and which decode elsewhere, or will."""
-        self._clock.bring(self)
-        return len(self.movable.parked)
-
-    @property
     def ready_s(self) -> float:
         """When its next iteration may begin: now, or at the end of that which is under way."""
         self._clock.bring(self)

@@ -36,7 +36,6 @@ class LengthMonitor:
     def __init__(self) -> None:
         self.seen = 0
         self.in_bucket = 0
-        self.absolute_error_tokens = 0
         self.mispredicted: deque[Misprediction] = deque(maxlen=_QUEUED)
         self._true_tokens = [deque[int](maxlen=_REMEMBERED) for _ in BUCKET_EDGES]
         self._reserve_tokens = [bucket_last_tokens(bucket) for bucket in range(len(BUCKET_EDGES))]
@@ -69,7 +68,6 @@ class LengthMonitor:
         predicted, true = view.predict.output_tokens(r), view.emitted_tokens(r)
         bucket = bucket_of(predicted)
         self.seen += 1
-        self.absolute_error_tokens += abs(predicted - true)
         lengths = self._true_tokens[bucket]
         lengths.append(true)
         self._reserve_tokens[bucket] = max(bucket_last_tokens(bucket), max(lengths))

@@ -43,11 +43,6 @@ class Room:
         each = -(-(prompt_tokens + reserved_tokens) // self.block_tokens)
         return requests <= self.max_batch and requests * each <= self.blocks
 
-    def holds_batch(self, batch: Batch) -> bool:
-        """Does this one fit?"""
-        prompt = max(item.prompt_tokens for item in batch)
-        return self.holds(len(batch), prompt, max(item.reserved_tokens for item in batch))
-
 
 @dataclass(frozen=True)
 class S3(StaticPolicy):

@@ -33,11 +33,6 @@ class Metric:
         """Whether requests must have been judged."""
         return self.name in ("attainment", "goodput")
 
-    @property
-    def counts_from_arrival(self) -> bool:
-        """Whether it depends on the moment from which latencies count."""
-        return self.needs_slo or self.column in ("ttft", "e2e")
-
 
 def _all() -> Iterable[Metric]:
     yield Metric("attainment", "share", True)

@@ -24,7 +24,6 @@ _COUNTED: dict[Verdict, str] = {
     "unknown": "nothing known",
 }
 _STYLES = {"better": "green", "worse": "red", "none": "dim", "unknown": "dim"}
-MORE_SHOWN = 4  # refused figures and notes wrap; tables have so many number columns
 
 
 def headline(comparison: Comparison) -> str:

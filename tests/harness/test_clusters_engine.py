@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slo_bench.harness.clusters.actions import MigrateRequest, SendHeld
 from slo_bench.harness.clusters.policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Role
 from slo_bench.harness.clusters.routers import least_loaded
+from slo_bench.harness.clusters.site import Site
 from slo_bench.harness.core.decisions import Leave, PreemptBy, Why
 from slo_bench.harness.core.policy import knob
 from slo_bench.harness.core.records import Outcome, Records
+from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engines.instance import EngineStuckError
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.sarathi import Sarathi
@@ -136,6 +137,29 @@ class SharedQueue(ClusterPolicy):
 
     def returned(self, release, cluster):
         return HOLD
+
+
+@dataclass(frozen=True)
+class MigrateRequest:
+    """`request` leaves `source` between two iterations and goes on at `target`."""
+
+    request: RequestState
+    source: Site
+    target: Site
+
+    def carry_out(self, cluster):
+        cluster.migrate(self.request, self.source, self.target)
+
+
+@dataclass(frozen=True)
+class SendHeld:
+    """A request from the controller's own queue goes to `target`."""
+
+    request: RequestState
+    target: Site
+
+    def carry_out(self, cluster):
+        cluster.send(self.request, self.target)
 
 
 @dataclass(frozen=True)

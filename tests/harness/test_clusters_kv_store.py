@@ -1,4 +1,4 @@
-"""The shared KV store: tiers, eviction, and the pipeline over layers."""
+"""The shared KV store: tiers and eviction."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.clusters.kv_store import KvStore, LayerTimes, TierSpec, layer_times
-from slo_bench.predictors.specs import LinkSpec, model
+from slo_bench.harness.clusters.kv_store import KvStore, TierSpec
+from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.errors import SloBenchError
 
 CPU = LinkSpec("cpu", bandwidth_bytes_per_s=100.0, latency_s=0.0)
@@ -65,39 +65,3 @@ def test_what_is_booked_is_what_is_there(puts, cpu_units, ssd_units):
         assert sum(kv.used_bytes) == 10 * len(kv)
         assert kv.used_bytes[0] <= 10 * cpu_units
         assert kv.used_bytes[1] <= 10 * ssd_units
-
-
-def test_the_worked_example():
-    """LLaMA-3.1-8B, L = 1000, r = 0.5, 200 Gb/s, T_F = 270 ms: Eq. 4-14."""
-    spec = model("llama-3.1-8b")
-    layer_bytes = spec.kv_bytes_per_token() // spec.layers
-    assert layer_bytes == 4096  # Eq. 4-13
-    times = layer_times(0.27, 0.5, spec.layers, 1000, layer_bytes, 200e9 / 8)
-    assert times.compute_s == pytest.approx(4.22e-3, rel=1e-3)
-    assert times.load_s == pytest.approx(0.082e-3, rel=2e-3)
-    assert times.hidden
-
-
-@pytest.mark.parametrize(("bytes_per_s", "crossover"), [(25e9, 0.981), (5e9, 0.9115)])
-def test_loading_is_hidden_up_to_a_hit_rate(bytes_per_s, crossover):
-    def hidden(r):
-        return layer_times(0.27, r, 32, 1000, 4096, bytes_per_s).hidden
-
-    assert hidden(crossover - 0.001)
-    assert not hidden(crossover + 0.001)
-
-
-def test_the_pipeline_by_hand():
-    assert LayerTimes(1.0, 2.0, 0.5).prefill_s(3) == 1.0 + 3 * 2.0 + 0.5
-    assert LayerTimes(3.0, 2.0, 0.0).prefill_s(3) == 3 * 3.0 + 2.0
-    assert LayerTimes(1.0, 2.0, 0.5).prefill_s(1) == 3.5
-
-
-@given(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10), st.integers(1, 6))
-def test_the_pipeline_is_what_stepping_gives(load_s, compute_s, store_s, layers):
-    loaded = computed = stored = 0.0
-    for _ in range(layers):
-        loaded += load_s
-        computed = max(loaded, computed) + compute_s
-        stored = max(computed, stored) + store_s
-    assert LayerTimes(load_s, compute_s, store_s).prefill_s(layers) == pytest.approx(stored)

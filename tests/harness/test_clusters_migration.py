@@ -1,15 +1,11 @@
-"""Costs of moves by hand; attention that is split gives what it gives unsplit."""
+"""Costs of moves, and what a placement is worth, by hand."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slo_bench.harness.clusters.migration import head_move, head_toll, layer_move, layer_toll
-from slo_bench.harness.clusters.objective import Weights, closed_loop_tokens_per_s, objective
-from slo_bench.harness.clusters.split_attention import attend, joined_heads, joined_sequence
+from slo_bench.harness.clusters.objective import Weights, objective
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import LinkSpec, gpu, model
 
@@ -50,45 +46,8 @@ def test_tolls_of_every_step():
     assert grouped.s_per_token == pytest.approx(32 * 2 * (2 * 4096 + 2 * 1024) / 100e9)
 
 
-SHAPE = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 8), st.integers(1, 6))
-
-
-def arrays(shape, seed):
-    heads, queries, keys, dim = shape
-    rng = np.random.default_rng(seed)
-    sizes = ((heads, queries, dim), (heads, keys, dim), (heads, keys, dim))
-    return [3 * rng.normal(size=size) for size in sizes]
-
-
-@given(SHAPE, st.integers(0, 1000), st.data())
-def test_split_by_heads_equals_unsplit(shape, seed, data):
-    q, k, v = arrays(shape, seed)
-    at = data.draw(st.integers(0, shape[0]))
-    here, there = attend(q[:at], k[:at], v[:at]), attend(q[at:], k[at:], v[at:])
-    np.testing.assert_allclose(joined_heads(here.out, there.out), attend(q, k, v).out, atol=1e-12)
-
-
-@given(SHAPE, st.integers(0, 1000), st.data())
-def test_split_along_the_sequence_equals_unsplit(shape, seed, data):
-    q, k, v = arrays(shape, seed)
-    at = data.draw(st.integers(0, shape[2]))
-    here, there = attend(q, k[:, :at], v[:, :at]), attend(q, k[:, at:], v[:, at:])
-    np.testing.assert_allclose(joined_sequence(here, there), attend(q, k, v).out, atol=1e-10)
-
-
-def test_the_printed_sum_is_not_attention():
-    """Eq. 4-6 to 4-8 with O1 normalised by its own sum only."""
-    q, k, v = arrays((1, 2, 6, 4), 0)
-    here, there = attend(q, k[:, :3], v[:, :3]), attend(q, k[:, 3:], v[:, 3:])
-    whole = attend(q, k, v)
-    share = np.exp(there.log_sum - whole.log_sum)[..., None]
-    printed = here.out + there.out * share
-    assert np.abs(printed - whole.out).max() > 0.1
-
-
 def test_objective_tells_both_latencies():
     found = objective([0.5, 1.0], [2.0, 4.0], [0.1], 500.0, Weights(2.0, 0.5, 4.0))
     assert (found.ttft_s, found.tpot_s, found.latency_s) == (3.0, 0.1, 3.1)
     assert found.value == pytest.approx(2 * 0.75 - 0.5 * 3.1 + 4 * 0.5)
     assert objective([], [], [], 0.0).value == 0.0
-    assert closed_loop_tokens_per_s(10, 100, 1.0, 0.04) == pytest.approx(200.0)  # Eq. 4-26

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slo_bench.predictors.activation import (
-    LINK_BYTES_PER_S,
-    Loader,
-    NaiveStart,
-    fitted_bandwidth,
-)
+from slo_bench.predictors.activation import LINK_BYTES_PER_S, LOAD_LINKS, Loader, NaiveStart
 from slo_bench.predictors.specs import model
 
 _PUBLISHED_S = {"llama-3.1-8b": (0.7, 1), "qwen2.5-14b": (1.3, 1), "llama-3.1-70b": (1.5, 8)}
@@ -19,9 +14,15 @@ def _part(name: str) -> float:
     return model(name).weight_bytes() / _PUBLISHED_S[name][1]
 
 
-def test_the_bandwidth_is_that_of_the_two_smaller_models() -> None:
+def fitted_bandwidth(links: int) -> float:
+    """Bytes a second of one link, least squares of the relative error over the two smaller."""
     seen = [(_part(name), _PUBLISHED_S[name][0]) for name in ("llama-3.1-8b", "qwen2.5-14b")]
-    assert fitted_bandwidth(seen) == pytest.approx(LINK_BYTES_PER_S, rel=0.01)
+    shares = [part_bytes / links / seconds for part_bytes, seconds in seen]
+    return sum(share * share for share in shares) / sum(shares)
+
+
+def test_the_bandwidth_is_that_of_the_two_smaller_models() -> None:
+    assert fitted_bandwidth(LOAD_LINKS) == pytest.approx(LINK_BYTES_PER_S, rel=0.01)
 
 
 def test_it_predicts_the_largest() -> None:
@@ -31,8 +32,7 @@ def test_it_predicts_the_largest() -> None:
 
 @pytest.mark.parametrize("links", [1, 3])
 def test_another_number_of_links_would_not(links: int) -> None:
-    seen = [(_part(name), _PUBLISHED_S[name][0]) for name in ("llama-3.1-8b", "qwen2.5-14b")]
-    loader = Loader(links, fitted_bandwidth(seen, links))
+    loader = Loader(links, fitted_bandwidth(links))
     assert loader.activation_s(_part("llama-3.1-70b"), tp=8) != pytest.approx(1.5, rel=0.4)
 
 

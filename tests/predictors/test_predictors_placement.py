@@ -3,8 +3,7 @@ from dataclasses import replace
 import pytest
 
 from slo_bench.predictors.placement import Placement, smallest_tp
-from slo_bench.predictors.specs import gpu, link, model
-from slo_bench.predictors.transfer import migrate_s, swap_s
+from slo_bench.predictors.specs import gpu, model
 from slo_bench.workloads.errors import SloBenchError
 
 LLAMA_8B = Placement(model("llama-3-8b"), gpu("a100-80g"))
@@ -28,8 +27,6 @@ def test_host_blocks_and_swap_time():
     assert LLAMA_8B.host_blocks == 4 * 2**30 // (131_072 * 16) == 2048
     per_block = 131_072 * 16 / 24.6e9
     assert LLAMA_8B.swap_s_per_block == pytest.approx(per_block)
-    assert swap_s(LLAMA_8B, 10) == pytest.approx(10e-6 + 10 * per_block)
-    assert swap_s(LLAMA_8B, 0) == 0
 
 
 def test_fixed_blocks_replace_what_would_fit():
@@ -55,12 +52,6 @@ def test_every_gpu_swaps_its_own_part():
     split = replace(LLAMA_8B, tp=4)
     assert split.swap_s_per_block == pytest.approx(LLAMA_8B.swap_s_per_block / 4)
     assert split.host_blocks == 4 * LLAMA_8B.host_blocks
-
-
-def test_migration_over_a_link():
-    over = link("infiniband-hdr")
-    assert migrate_s(LLAMA_8B, 1000, over) == pytest.approx(5e-6 + 1000 * 131_072 / 24e9)
-    assert migrate_s(LLAMA_8B, 0, over) == 0
 
 
 def test_kv_heads_are_copied_where_tp_exceeds_them():

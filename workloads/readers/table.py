@@ -7,7 +7,7 @@ import gzip
 import io
 import warnings
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -203,9 +203,6 @@ def read_csv(path: Path) -> Table:
         )
     cells = zip(*rows, strict=True)
     return Table(path, {name: list(c) for name, c in zip(header, cells, strict=True)}, line)
-
-
-Check = Callable[[dict[str, Any]], str | None]
 
 
 def read_jsonl(

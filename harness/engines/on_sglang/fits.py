@@ -14,9 +14,6 @@ _NOT_OFFERED = {
     "commit": "SGLang promises no blocks for life",
 }
 
-# What a policy that runs in SGLang does not decide there, however it answers.
-NOTE = "phases and chunks are SGLang's own: prompts go first, without decodes"
-
 
 def refusal(policy: AnyPolicy) -> str:
     """Why this policy cannot run inside SGLang; empty if it can."""

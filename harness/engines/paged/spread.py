@@ -6,7 +6,7 @@ KV and computes their attention from the queries, keys and values of each step (
 Eqs. 4-4 and 4-5; heads need no common softmax). Every row is computed by the same operations in the
 same order wherever that happens, so that tokens stay the same. The first blocks of a sequence move
 without weights too: their worker attends to them, and the parts are joined by their log-sum-exp
-(Eqs. 4-6 to 4-8, mended as in `clusters/split_attention.py`), which rounds in another order.
+(Eqs. 4-6 to 4-8, mended: `attention.merged`), which rounds in another order.
 """
 
 from __future__ import annotations
