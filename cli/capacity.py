@@ -22,6 +22,7 @@ EXAMPLES = (
     "slo-bench capacity --system sarathi --target 0.95 --tolerance 0.02",
     "slo-bench capacity --system sarathi --sweep sarathi.chunk_tokens=512,2048",
     "slo-bench capacity --resume --out results --max-requests 500000",
+    "slo-bench capacity --system vllm,sarathi,orca --executor ray --address 10.0.0.1:6379",
     "slo-bench capacity --base-url http://127.0.0.1:8000 --rates 1,20 --max-time 900",
 )
 
@@ -144,6 +145,8 @@ def capacity(
     token_times: options.TokenTimes = False,
     out: options.Out = None,
     resume: options.Resume = False,
+    executor: options.Executor = "local",
+    address: options.Address = None,
     records: options.Records = None,
     no_report: options.NoReport = False,
     as_json: AsJson = False,
@@ -154,6 +157,7 @@ def capacity(
     from ..tuner.capacity.folder import search_capacity
     from ..tuner.capacity.memory import Asked
     from .asked import asked_experiment
+    from .executing import executor_of
 
     experiment = asked_experiment(given)
     asked = Asked(
@@ -164,8 +168,12 @@ def capacity(
         warm_start=warm_start,
     )
     folder = new_folder(f"capacity-{experiment.name}") if out is None else out
+    where = executor_of(executor, address)
     try:
-        with _display(folder) as (watch, ended):
+        with (
+            _display(folder) as (watch, ended),
+            contextlib.nullcontext() if where is None else where.pool() as pool,
+        ):
             result = search_capacity(
                 experiment,
                 folder,
@@ -173,6 +181,7 @@ def capacity(
                 resume=resume,
                 progress=watch,
                 ended=ended,
+                pool=pool,
                 command=sys.argv[1:],
             )
     except KeyboardInterrupt:
@@ -190,8 +199,8 @@ def capacity(
     if not all(row["precise"] or not row["capacity_rps"] for row in result.rows()):
         more = f"slo-bench capacity --resume --out {folder} --max-requests …"
         console.print(f"for narrower intervals: {more}", markup=False, soft_wrap=True)
-    where = f"results: {folder}" if page is None else f"report: {page}"
-    console.print(where, markup=False, highlight=False, soft_wrap=True)
+    at = f"results: {folder}" if page is None else f"report: {page}"
+    console.print(at, markup=False, highlight=False, soft_wrap=True)
 
 
 def _write_page(folder: Path) -> Path:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import typer
 
-from ..workloads.errors import SloBenchError, UnknownNameError
+from ..workloads.errors import SloBenchError
 from . import options
-
-if TYPE_CHECKING:
-    from ..harness.workers import Executor
 
 EXAMPLES = (
     "slo-bench run",
@@ -84,6 +80,7 @@ def run(
     from ..harness.validate_run import validate_run
     from ..predictors.profiles.profile import read_profile
     from .asked import asked_experiment
+    from .executing import executor_of
     from .running import run_shown, summarise, write_page
     from .validating import levels_shown, validated
 
@@ -95,7 +92,7 @@ def run(
         experiment = validated(experiment, judged)
         validate = True
     result = run_shown(
-        experiment, out, jobs=jobs, executor=_executor(executor, address), resume=resume
+        experiment, out, jobs=jobs, executor=executor_of(executor, address), resume=resume
     )
     nothing_to_show = not any(row["valid"] for row in result.rows())
     levels, problem = [], None
@@ -114,16 +111,3 @@ def run(
         raise problem
     if levels and not as_json:
         levels_shown(levels)
-
-
-def _executor(name: str, address: str | None) -> Executor | None:
-    """None: processes of this machine."""
-    if name == "ray":
-        from ..harness.on_ray import OnRay
-
-        return OnRay(address)
-    if name != "local":
-        raise UnknownNameError("--executor", name, ("local", "ray"))
-    if address is not None:
-        raise SloBenchError("--address is that of a Ray cluster: add --executor ray")
-    return None

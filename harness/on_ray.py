@@ -1,16 +1,19 @@
-"""Cells as tasks of a Ray cluster, on this machine or on many.
+"""Cells and other pieces of work on the machines of a Ray cluster.
 
-Each machine needs slo-bench in the same version, and the files that cells name (traces, profiles,
-policies of one's own) at the same paths. Details of cells come back with their rows, so the run
-folder is this machine's alone. A cell whose machine is lost is run again on another.
+Ray runs a task again whose machine was lost; what it answers is put into this machine's run folder,
+so that nothing tells which machine ran which cell. Ray is an extra: `pip install slo-bench[ray]`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
 import socket
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, as_completed
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,13 +22,11 @@ from typing import Any
 from .. import __version__
 from ..workloads.errors import SloBenchError
 from .cells import CellSpec, run_cell
-from .store import Row, write_whole
-from .workers import CellDone, Event
+from .store import Row
+from .workers import Answer, CellDone, Event, packed, unpack
 
 _PATIENCE_S = 10
-_TRIES = 5  # a cell that takes its machine down each time is given up
-
-Task = tuple[Row, Mapping[str, bytes]]
+_TRIES = 5  # work that takes its machine down each time is given up
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,35 @@ class OnRay:
             SloBenchError: there is no Ray or no cluster, a machine has another version, a cell
                 failed, or was lost again and again.
         """
+        with self.pool() as pool:
+            begun = {pool.begin(_cell, asdict(spec), records): spec.cell for spec in specs}
+            for done in as_completed(begun):
+                cell = begun.pop(done)
+                row, files = done.result()
+                unpack(files, folder)
+                tell(CellDone(cell, row))
+
+    @contextlib.contextmanager
+    def pool(self) -> Iterator[RayPool]:
+        """The cluster's machines as a `Pool`, every piece of work on a core.
+
+        Raises:
+            SloBenchError: there is no Ray or no cluster.
+        """
+        with self.connected() as ray:
+            pool = RayPool(ray)
+            try:
+                yield pool
+            finally:
+                pool.stop()
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Any]:
+        """The module `ray`, connected to the cluster for as long as the block lasts.
+
+        Raises:
+            SloBenchError: there is no Ray or no cluster.
+        """
         if find_spec("ray") is None:
             raise SloBenchError("--executor ray needs Ray: pip install 'slo-bench[ray]'")
         import ray
@@ -65,7 +95,7 @@ class OnRay:
         except (ConnectionError, ValueError) as error:
             raise SloBenchError(f"no Ray cluster at {where}: {error}") from None
         try:
-            _run(ray, specs, folder, records, tell)
+            yield ray
         finally:
             ray.shutdown()
 
@@ -81,44 +111,80 @@ def _reach(where: str) -> None:
         raise SloBenchError(f"no Ray cluster at {where}: {error}") from None
 
 
-def _run(
-    ray: Any,
-    specs: Sequence[CellSpec],
-    folder: Path,
-    records: str,
-    tell: Callable[[Event], None],
-) -> None:
-    task = ray.remote(num_cpus=1, max_retries=_TRIES)(_cell)
-    running = {task.remote(asdict(spec), records, __version__): spec for spec in specs}
-    while running:
-        [done], _ = ray.wait(list(running), num_returns=1)
-        spec = running.pop(done)
-        try:
-            row, files = ray.get(done)
-        except ray.exceptions.RayTaskError as error:
-            cause = error.cause
-            if isinstance(cause, SloBenchError):
-                raise SloBenchError(str(cause)) from None
-            raise
-        except ray.exceptions.RayError as error:
-            raise SloBenchError(
-                f"cell {spec.cell} was lost {_TRIES + 1} times with the machine that ran it: "
-                f"{str(error).partition(chr(10))[0]}"
-            ) from None
-        for name, content in files.items():
-            write_whole(folder / name, [content])
-        tell(CellDone(spec.cell, row))
+class RayPool:
+    """See `Pool`."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._task = ray.remote(num_cpus=1, max_retries=_TRIES)(_done)
+        self._pending: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    @property
+    def at_once(self) -> int:
+        """As many as the cluster has cores now."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
+        """See `Pool`.
+
+        Its answer may be a SloBenchError: the work failed so, a machine has another version, or it
+        was lost again and again.
+        """
+        future: Future[Answer] = Future()
+        with self._lock:
+            if self._stopped:
+                raise CancelledError
+            self._pending.add(future)
+        task = self._task.remote(__version__, work.__module__, work.__name__, given)
+        task.future().add_done_callback(lambda done: self._tell(done, future))
+        return future
+
+    def _tell(self, done: Future[Any], future: Future[Any]) -> None:
+        with self._lock:
+            if future not in self._pending:
+                return
+            self._pending.remove(future)
+        error = done.exception()
+        if error is None:
+            future.set_result(done.result())
+        else:
+            future.set_exception(self._explained(error))
+
+    def _explained(self, error: BaseException) -> BaseException:
+        known = self._ray.exceptions
+        cause = error.cause if isinstance(error, known.RayTaskError) else None
+        if isinstance(cause, SloBenchError):
+            return SloBenchError(str(cause))
+        if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
+            return error
+        why = str(error).partition("\n")[0]
+        return SloBenchError(
+            f"work was lost {_TRIES + 1} times with the machine that did it: {why}"
+        )
+
+    def stop(self) -> None:
+        """See `Pool`."""
+        with self._lock:
+            self._stopped = True
+            pending, self._pending = self._pending, set()
+        for future in pending:
+            future.cancel()
 
 
-def _cell(plain: Mapping[str, Any], records: str, version: str) -> Task:
-    """One cell, on whichever machine; its row, and its details by their names."""
+def _done(version: str, module: str, name: str, given: Sequence[Any]) -> Any:
+    """A piece of work, on whichever machine."""
     if version != __version__:
         raise SloBenchError(
             f"a machine of the cluster has slo-bench {__version__}, the one that asks {version}; "
             "install the same everywhere"
         )
+    return getattr(importlib.import_module(module), name)(*given)
+
+
+def _cell(plain: Mapping[str, Any], records: str) -> tuple[Row, dict[str, bytes]]:
+    """One cell: its row, and its details by their names."""
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as made:
-        folder = Path(made)
-        row = run_cell(CellSpec.from_plain(plain), folder, records=records)
-        files = [path for path in folder.rglob("*") if path.is_file()]
-        return row, {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+        row = run_cell(CellSpec.from_plain(plain), Path(made), records=records)
+        return row, packed(Path(made))

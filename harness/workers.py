@@ -16,15 +16,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, TypeVar
 
 from ..workloads.errors import SloBenchError
 from .cells import CellSpec, run_cell
-from .store import Row
+from .store import Row, write_whole
+
+Answer = TypeVar("Answer")
 
 _BETWEEN_REPORTS_S = 0.1
 
@@ -68,6 +71,40 @@ class Executor(Protocol):
             SloBenchError: of the first cell that fails, or of a worker that died.
         """
         ...
+
+
+class Pool(Protocol):
+    """Does pieces of work elsewhere, several at once; may be asked from any thread."""
+
+    @property
+    def at_once(self) -> int:
+        """About so many."""
+        ...
+
+    def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
+        """Have `work(*given)` done, again if the machine that does it is lost.
+
+        Args:
+            work: a function of a module of this package.
+            given: plain values, or frozen dataclasses of this package.
+        """
+        ...
+
+    def stop(self) -> None:
+        """Whoever waits is told `CancelledError`, and so is whoever still asks."""
+        ...
+
+
+def packed(folder: Path) -> dict[str, bytes]:
+    """All files of a folder, by their paths within it, to be sent to another machine."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
+
+
+def unpack(files: Mapping[str, bytes], folder: Path) -> None:
+    """The inverse of `packed`; every file is written whole or not at all."""
+    for name, content in files.items():
+        write_whole(folder / name, [content])
 
 
 @dataclass(frozen=True)

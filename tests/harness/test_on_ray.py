@@ -1,8 +1,10 @@
-"""A sweep on two nodes equals one process's, also when one of them is lost half-way."""
+"""What two nodes find equals what one process finds, also when one is lost half-way."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import json
 import os
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,9 +12,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from slo_bench import __version__
 from slo_bench.cli.main import app
 from slo_bench.harness.experiment import Experiment
-from slo_bench.harness.on_ray import OnRay, _cell
+from slo_bench.harness.on_ray import OnRay, _cell, _done
+from slo_bench.tuner.capacity.folder import search_capacity
+from slo_bench.tuner.capacity.memory import FILE, Asked
 from slo_bench.workloads.errors import SloBenchError
 
 ASKED = Experiment(
@@ -42,14 +47,20 @@ def two_nodes():
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What a run left, but for where and when it ran; rows in any order."""
+    """What a run left, but for where and when it ran and how long that took."""
     found = {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in folder.rglob("*")
         if path.is_file() and path.name not in ("environment.json", ".lock")
     }
-    found["cells.csv"] = b"\n".join(sorted(found["cells.csv"].splitlines()))
+    if FILE in found:
+        plain = json.loads(found[FILE], object_hook=without_wall_s)
+        found[FILE] = json.dumps(plain).encode()
     return found
+
+
+def without_wall_s(plain: dict[str, object]) -> dict[str, object]:
+    return {name: value for name, value in plain.items() if name != "wall_s"}
 
 
 @needs_ray
@@ -67,6 +78,27 @@ def test_two_nodes_give_what_one_process_gives(tmp_path, lose):
 
 
 @needs_ray
+@pytest.mark.parametrize("lose", [False, True])
+def test_a_capacity_search_on_two_nodes_finds_what_one_process_finds(tmp_path, lose):
+    searched = Experiment(systems=["vllm", "sarathi", "orca"], requests=200, seeds=3)
+    asked = Asked(targets=(0.9,), tolerance=0.2, max_requests=10_000)
+    runs = 0
+    with two_nodes() as (cluster, other):
+
+        def watch(progress):
+            nonlocal runs
+            runs += 1
+            if lose and runs == 15:
+                cluster.remove_node(other, allow_graceful=False)
+
+        with OnRay(cluster.address).pool() as pool:
+            search_capacity(searched, tmp_path / "ray", asked=asked, pool=pool, progress=watch)
+    search_capacity(searched, tmp_path / "here", asked=asked)
+    assert runs > 20
+    assert files(tmp_path / "ray") == files(tmp_path / "here")
+
+
+@needs_ray
 def test_where_no_cluster_is_that_is_said():
     words = ["run", "--requests", "10", "--executor", "ray", "--address", "127.0.0.1:1"]
     done = CliRunner().invoke(app, words)
@@ -76,16 +108,13 @@ def test_where_no_cluster_is_that_is_said():
 
 def test_a_machine_with_another_version_refuses():
     with pytest.raises(SloBenchError, match="install the same everywhere"):
-        _cell({}, "none", "0.0.0")
+        _done("0.0.0", _cell.__module__, _cell.__name__, ({}, "none"))
 
 
 def test_details_come_back_with_the_row():
-    import dataclasses
-
-    from slo_bench import __version__
-
     spec = ASKED.plan().cells[0]
-    row, details = _cell(dataclasses.asdict(spec), "csv", __version__)
+    given = (dataclasses.asdict(spec), "csv")
+    row, details = _done(__version__, _cell.__module__, _cell.__name__, given)
     assert row["cell"] == spec.cell
     assert set(details) == {f"{kind}/{spec.cell}.csv.gz" for kind in ("requests", "timelines")}
 

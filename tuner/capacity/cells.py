@@ -139,6 +139,16 @@ class RealServer:
         return row | dict(measured.figures)
 
 
+def cell_of(search: str, rate_rps: float, seed: int) -> str:
+    """The name of a run of a search."""
+    return f"{search}_rate-{rate_rps:g}_seed-{seed}"
+
+
+def search_of(cell: str) -> str:
+    """The inverse of `cell_of`."""
+    return cell.rpartition("_rate-")[0]
+
+
 @dataclass(frozen=True)
 class CellRunner:
     """A `LevelRunner` whose levels are cells that differ from `template` in rate, seed and size.
@@ -154,7 +164,7 @@ class CellRunner:
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
         """See `LevelRunner`."""
-        cell = f"{self.stem}_rate-{rate_rps:g}_seed-{seed}"
+        cell = cell_of(self.stem, rate_rps, seed)
         offered: Row = {"cell": cell, "rate_rps": rate_rps, "speed": None, "seed": seed}
         spec = replace(
             self.template,

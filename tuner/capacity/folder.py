@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +21,14 @@ from ...harness.experiment import Experiment, environment, new_folder
 from ...harness.load import estimated_capacity_rps
 from ...harness.plan import SIMULATED, Plan, plan
 from ...harness.store import Value, open_run_folder
+from ...harness.workers import Pool
 from ...workloads.errors import SloBenchError
 from .cells import CellRunner, RealServer, Server, Simulator
+from .elsewhere import PoolRunner
 from .memory import FILE, Asked, Found, Memory, cells_in, read_capacity
 from .options import Budget, CapacitySearch, SearchOptions
 from .samples import LevelRunner
-from .search import SearchProgress, find_capacity
+from .search import Foresee, SearchProgress, find_capacity
 from .traces import find_trace_capacity
 
 _SIMULATED_BUDGET = Budget(requests=120_000)
@@ -64,6 +68,7 @@ def search_capacity(
     resume: bool = False,
     progress: Callable[[CapacityProgress], None] | None = None,
     ended: Callable[[int, float], None] | None = None,
+    pool: Pool | None = None,
     command: Sequence[str] = (),
 ) -> CapacityResult:
     """Find the capacity of every configuration of an experiment.
@@ -79,13 +84,17 @@ def search_capacity(
         asked: targets, tolerance, budget.
         resume: go on with what an interrupted search left in `out`; the budget may be another.
         progress: called after every run.
-        ended: called within a run with (requests ended, clock in seconds).
+        ended: called within a run in this process with (requests ended, clock in seconds).
+        pool: where runs are simulated instead, as in `OnRay().pool()`: those of a level and of
+            several configurations at once. What is found is the same.
         command: what was typed, for `environment.json`.
 
     Raises:
         SloBenchError: the experiment or the folder cannot be used.
     """
     asked = asked or Asked()
+    if pool is not None and experiment.backend != SIMULATED:
+        raise SloBenchError("a pool is for simulated levels; real servers are measured here")
     planned = _planned(experiment)
     options = _options(experiment, asked)
     folder = Path(out) if out is not None else new_folder(f"capacity-{experiment.name}")
@@ -97,15 +106,27 @@ def search_capacity(
         environment=environment(planned, command),
         resume=resume,
     ) as held:
-        memory = Memory(held, cells, asked, options.budget, lazy=experiment.backend == SIMULATED)
+        memory = Memory(
+            held,
+            cells,
+            asked,
+            options.budget,
+            lazy=experiment.backend == SIMULATED,
+            samples={_stem(spec): [] for spec in planned.cells},
+        )
         if resume:
             memory.recall()
             options = dataclasses.replace(options, shares_of=memory.shares_of)
         try:
-            found = _search_all(experiment, planned, options, asked, memory, progress, ended)
+            before = [] if asked.warm_start is None else _neighbours_in(asked.warm_start)
+            searches = _Searches(experiment, planned, options, memory, before, progress)
+            if pool is None:
+                searches.here(ended)
+            else:
+                searches.side_by_side(pool)
         finally:
             memory.write()
-    return CapacityResult(folder, tuple(found))
+    return CapacityResult(folder, tuple(searches.found[spec.cell] for spec in planned.cells))
 
 
 def _planned(experiment: Experiment) -> Plan:
@@ -161,44 +182,101 @@ def start_rps(experiment: Experiment, spec: CellSpec) -> float:
     return alone * spec.instances * _START_SHARE
 
 
-def _search_all(
-    experiment: Experiment,
-    planned: Plan,
-    options: SearchOptions,
-    asked: Asked,
-    memory: Memory,
-    progress: Callable[[CapacityProgress], None] | None,
-    ended: Callable[[int, float], None] | None,
-) -> list[Found]:
-    found: dict[str, Found] = {}
-    before = [] if asked.warm_start is None else _neighbours_in(asked.warm_start)
-    for group in _groups(experiment, planned):
-        with _server(experiment, planned, group[0], memory.held.path) as server:
-            for spec in group:
-                name = _stem(spec)
+@dataclass
+class _Searches:
+    """The searches of one folder: those that begin where another ended come after it."""
 
-                def watch(search: SearchProgress, name: str = name) -> None:
-                    if progress is not None:
-                        number = len(found) + 1
-                        progress(CapacityProgress(name, number, len(planned.cells), search))
+    experiment: Experiment
+    planned: Plan
+    options: SearchOptions
+    memory: Memory
+    before: Sequence[Mapping[str, Any]]  # rows of searches in another folder
+    progress: Callable[[CapacityProgress], None] | None
+    found: dict[str, Found] = field(default_factory=dict)
+    _telling: threading.Lock = field(default_factory=threading.Lock)
 
-                runner = CellRunner(spec, name, server, memory.keep_row, ended)
-                columns = _identity(spec.columns)
-                known = [*before, *(row for one in found.values() for row in one.rows())]
-                near = () if experiment.rates else _neighbours(columns, known, options.targets)
-                near = memory.neighbours.setdefault(name, near)
-                search = search_cell(
-                    memory.remembering(name, runner),
-                    spec,
-                    options,
-                    start_rps(experiment, spec),
-                    near,
-                    experiment.requests[0],
-                    watch,
-                )
-                found[spec.cell] = Found(name, columns, search)
-                memory.keep_found(found[spec.cell])
-    return [found[spec.cell] for spec in planned.cells]
+    def here(self, ended: Callable[[int, float], None] | None) -> None:
+        """One after another, on as few starts of a server as there are configurations."""
+        earlier: list[CellSpec] = []
+        for group in _groups(self.experiment, self.planned):
+            with _server(self.experiment, self.planned, group[0], self.memory.held.path) as server:
+                for spec in group:
+                    runner = CellRunner(spec, _stem(spec), server, self.memory.keep_row, ended)
+                    self._search(spec, runner, self._model(spec, earlier), None)
+                    earlier.append(spec)
+
+    def side_by_side(self, pool: Pool) -> None:
+        """As many at once as the pool has room for."""
+        cells = self.planned.cells
+        models = {s.cell: self._model(s, cells[:place]) for place, s in enumerate(cells)}
+        waiting = list(cells)
+        running: dict[Future[None], str] = {}
+        with ThreadPoolExecutor(min(len(cells), pool.at_once)) as threads:
+            try:
+                while waiting or running:
+                    for spec in waiting[:]:
+                        model = models[spec.cell]
+                        if model is None or model.cell in self.found:
+                            waiting.remove(spec)
+                            begun = threads.submit(self._search_by, pool, spec, model)
+                            running[begun] = spec.cell
+                    done, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for one in done:
+                        del running[one]
+                        one.result()
+            except BaseException:
+                pool.stop()
+                threads.shutdown(cancel_futures=True)
+                raise
+
+    def _search_by(self, pool: Pool, spec: CellSpec, model: CellSpec | None) -> None:
+        held, records = self.memory.held, self.planned.resolved.records
+        name = _stem(spec)
+        runner = PoolRunner(spec, name, pool, held.path, records, self.memory.keep_row)
+
+        def foresee(rate_rps: float, seeds: Sequence[int], requests: int) -> None:
+            knows = self.memory.knows
+            new = [seed for seed in seeds if not knows(name, rate_rps, seed, requests)]
+            runner.begin(rate_rps, new, requests)
+
+        self._search(spec, runner, model, foresee)
+
+    def _model(self, spec: CellSpec, earlier: Sequence[CellSpec]) -> CellSpec | None:
+        """Where the search may begin: the first of the earlier ones with most in common."""
+        if self.experiment.rates or not earlier:
+            return None
+        columns = _identity(spec.columns)
+        return max(earlier, key=lambda other: _alike(columns, other.columns))
+
+    def _search(
+        self, spec: CellSpec, runner: LevelRunner, model: CellSpec | None, foresee: Foresee | None
+    ) -> None:
+        name = _stem(spec)
+
+        def watch(search: SearchProgress) -> None:
+            if self.progress is not None:
+                with self._telling:
+                    number = len(self.found) + 1
+                    of = len(self.planned.cells)
+                    self.progress(CapacityProgress(name, number, of, search))
+
+        columns = _identity(spec.columns)
+        known = [*self.before, *(() if model is None else self.found[model.cell].rows())]
+        near = () if self.experiment.rates else _neighbours(columns, known, self.options.targets)
+        near = self.memory.neighbours.setdefault(name, near)
+        search = search_cell(
+            self.memory.remembering(name, runner),
+            spec,
+            self.options,
+            start_rps(self.experiment, spec),
+            near,
+            self.experiment.requests[0],
+            watch,
+            foresee,
+        )
+        found = Found(name, columns, search)
+        self.memory.keep_found(found)
+        self.found[spec.cell] = found
 
 
 def search_cell(
@@ -209,12 +287,18 @@ def search_cell(
     neighbours: Sequence[float],
     most_rows: int | None,
     watch: Callable[[SearchProgress], None],
+    foresee: Foresee | None = None,
 ) -> CapacitySearch:
     """The capacity of one cell, by rates that are drawn or, for a trace, by its own arrivals."""
     where = source(spec.workload)
     if not where.has_arrivals:
         return find_capacity(
-            runner, start_rps=start_rps, options=options, neighbours=neighbours, watch=watch
+            runner,
+            start_rps=start_rps,
+            options=options,
+            neighbours=neighbours,
+            watch=watch,
+            foresee=foresee,
         )
     rows = len(where.make(rate_rps=1.0, seed=spec.seed))
     return find_trace_capacity(
@@ -277,11 +361,12 @@ def _neighbours(
     columns: Mapping[str, Value], known: Sequence[Mapping[str, Any]], targets: Sequence[float]
 ) -> tuple[float, ...]:
     """Capacities of the configuration that has most in common with this one, its targets' last."""
-
-    def alike(row: Mapping[str, Any]) -> int:
-        return sum(row.get(name) == value for name, value in columns.items())
-
     usable = [row for row in known if row["capacity_rps"] and row["target"] in targets]
-    best = max(map(alike, usable), default=0)
-    nearest = {row["target"]: row["capacity_rps"] for row in usable if alike(row) == best}
+    best = max((_alike(columns, row) for row in usable), default=0)
+    nearest = {r["target"]: r["capacity_rps"] for r in usable if _alike(columns, r) == best}
     return tuple(sorted(nearest.values()))
+
+
+def _alike(columns: Mapping[str, Value], other: Mapping[str, Any]) -> int:
+    """In how many of these columns the other has the same."""
+    return sum(other.get(name) == value for name, value in columns.items())

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from ...harness.store import Row, RunFolder, Value, read_rows, write_whole
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from .cells import search_of
 from .options import Budget, CapacitySearch
 from .samples import LevelRunner, LevelSample
 
@@ -91,9 +93,10 @@ def read_capacity(folder: Path) -> list[dict[str, Any]] | None:
 
 @dataclass
 class Memory:
-    """The folder's runs: those of before are remembered, new ones are written.
+    """The folder's runs: those of before are remembered, new ones are written; from any thread.
 
-    `cells` is the list of cells that `held` has. `neighbours` and `shares_of` are what a search
+    `cells` is the list of cells that `held` has, those of one search after those of the one that
+    `samples` names before it. `neighbours` and `shares_of` are what a search
     began with, which must be the same when it is repeated; a `lazy` memory writes now and then.
     """
 
@@ -106,6 +109,7 @@ class Memory:
     neighbours: dict[str, tuple[float, ...]] = field(default_factory=dict)
     found: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
     written_s: float = -math.inf
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def recall(self) -> None:
         """Take in what an interrupted search left, if any.
@@ -133,28 +137,41 @@ class Memory:
 
     def remembering(self, name: str, runner: LevelRunner) -> LevelRunner:
         """The runner, but for runs that are known."""
-        return _Remembering(runner, self.samples.setdefault(name, []), self.note)
+        return _Remembering(runner, self.samples.setdefault(name, []), self._add)
+
+    def knows(self, name: str, rate_rps: float, seed: int, requests: int) -> bool:
+        """Whether that run of that search is remembered."""
+        return _known(self.samples.get(name, ()), rate_rps, seed, requests) is not None
 
     def keep_row(self, cell: str, row: Row) -> None:
         """A run's cell has its details on disk."""
-        if cell not in self.cells:
-            self.cells.append(cell)
-        self.held.finished[cell] = row
+        with self._lock:
+            if cell not in self.cells:
+                self.cells.append(cell)
+            self.held.finished[cell] = row
 
     def keep_found(self, found: Found) -> None:
         """A search has ended."""
-        self.found[found.name] = found.rows()
-        self.write()
-
-    def note(self) -> None:
-        """A run has been added."""
-        if not self.lazy or time.monotonic() - self.written_s > _BETWEEN_WRITES_S:
+        with self._lock:
+            self.found[found.name] = found.rows()
             self.write()
+
+    def _add(self, samples: list[LevelSample], sample: LevelSample) -> None:
+        with self._lock:
+            samples.append(sample)
+            if not self.lazy or time.monotonic() - self.written_s > _BETWEEN_WRITES_S:
+                self.write()
 
     def write(self) -> None:
         """Put everything on disk; rows first, since samples without a row would be lost to it."""
+        with self._lock:
+            self._write()
+
+    def _write(self) -> None:
         if not self.held.finished:
             return
+        place = {name: number for number, name in enumerate(self.samples)}
+        self.cells.sort(key=lambda cell: place.get(search_of(cell), len(place)))
         last = next(reversed(self.held.finished))
         self.held.add(last, self.held.finished[last])
         kept = {
@@ -169,6 +186,7 @@ class Memory:
                     "found": self.found.get(name),
                 }
                 for name, samples in self.samples.items()
+                if name in self.neighbours
             ],
         }
         write_whole(self.held.path / FILE, [json.dumps(kept, allow_nan=False).encode()])
@@ -179,16 +197,23 @@ class Memory:
 class _Remembering:
     runner: LevelRunner
     samples: list[LevelSample]
-    note: Callable[[], None]
+    add: Callable[[list[LevelSample], LevelSample], None]
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        for sample in self.samples:
-            if (sample.rate_rps, sample.seed) == (rate_rps, seed) and sample.requests == requests:
-                return sample
-        sample = self.runner.run(rate_rps, seed, requests)
-        self.samples.append(sample)
-        self.note()
+        sample = _known(self.samples, rate_rps, seed, requests)
+        if sample is None:
+            sample = self.runner.run(rate_rps, seed, requests)
+            self.add(self.samples, sample)
         return sample
+
+
+def _known(
+    samples: Iterable[LevelSample], rate_rps: float, seed: int, requests: int
+) -> LevelSample | None:
+    for sample in samples:
+        if (sample.rate_rps, sample.seed) == (rate_rps, seed) and sample.requests == requests:
+            return sample
+    return None
 
 
 def cells_in(folder: Path) -> list[str]:

@@ -45,6 +45,9 @@ class SearchProgress:
     crossings: tuple[Crossing | None, ...]  # of the targets, in their order
 
 
+Foresee = Callable[[float, Sequence[int], int], None]  # rate in req/s, seeds, requests of a run
+
+
 class _BudgetSpentError(Exception):
     """There is not enough left for the next run; the message says of what."""
 
@@ -56,6 +59,7 @@ def find_capacity(
     options: SearchOptions | None = None,
     neighbours: Sequence[float] = (),
     watch: Callable[[SearchProgress], None] | None = None,
+    foresee: Foresee | None = None,
 ) -> CapacitySearch:
     """The highest rate at which the long-run attainment is at least each target.
 
@@ -68,13 +72,16 @@ def find_capacity(
         options: targets, tolerance, budget.
         neighbours: capacities of a similar system, where the search begins instead.
         watch: called after every run.
+        foresee: told which runs will be asked for next, as far as that is known: a runner that
+            can do several at once may begin them.
 
     Raises:
         SloBenchError: options make no sense, or every run was invalid.
     """
     if not (start_rps > 0 and math.isfinite(start_rps)):
         raise SloBenchError(f"start_rps must be positive but is {start_rps}")
-    return _Search(runner, options or SearchOptions(), watch).search(start_rps, neighbours)
+    search = _Search(runner, options or SearchOptions(), watch, foresee)
+    return search.search(start_rps, neighbours)
 
 
 class _Search:
@@ -83,10 +90,12 @@ class _Search:
         runner: LevelRunner,
         options: SearchOptions,
         watch: Callable[[SearchProgress], None] | None,
+        foresee: Foresee | None,
     ) -> None:
         self._runner = runner
         self._options = options
         self._watch = watch
+        self._foresee = foresee
         self._known: dict[float, Level] = {}
         self._start_rps = 1.0
         self._step = 2.0
@@ -292,6 +301,10 @@ class _Search:
                 break
             worst = max(rough, key=self._lacking)
             rate = self._next_rate(worst)
+            if self._foresee is not None:
+                first = options.first_seed + self._runs
+                seeds = range(first, first + options.seeds)
+                self._foresee(rate, seeds, self._needed(rate, worst))
             for _ in range(options.seeds):
                 self._run(rate, worst)
         if len(known) < len(options.targets):
