@@ -70,6 +70,15 @@ def test_both_are_profiled_and_simulated(ran):
         assert sum(s.decode_seqs for s in steps) == sum(OUTPUT_TOKENS) - REQUESTS
         assert all(step.duration_s > 0 for step in steps)
 
+        # Measured twice: the same requests after all levels of the start, steps of their own.
+        assert all(r["spread"] is None or r["spread"] >= 0 for r in own)
+        assert any(r["within"] is not None for r in own)
+        other = folder / "repeated" / "servers" / f"repeated-2-{cell}.meta.json"
+        (later,) = json.loads(other.read_text())["steps"]
+        assert later["begin"] >= part["end"]
+        second = read_steps(log, later["begin"], later["end"])
+        assert sum(n for step in second for _, n in step.chunks) == sum(PROMPT_TOKENS)
+
         # The profile is of other steps of that server: of the level that was measured first.
         profile = read_profile(folder / "validation" / f"{cell}.toml")
         assert (profile.gpu, profile.best) == ("cpu", "sums")
