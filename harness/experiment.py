@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..workloads.errors import SloBenchError, UnknownNameError
 from .machine import cores
-from .plan import SIMULATED, Plan, plan
-from .schema import ExperimentSchema
+from .plan import Plan, plan
+from .schema import SIMULATED, ExperimentSchema
 from .store import RunFolder, open_run_folder, read_rows
 from .workers import CellDone, CellProgress, Event, Executor, SideBySide
 

@@ -15,7 +15,7 @@ from ..workloads.request import Kind
 from ..workloads.rows import take
 from ..workloads.workload import Workload
 from .cells import Placed, PlacementSpec, WorkloadSpec, placed, source
-from .schema import ExperimentSchema
+from .schema import SIMULATED, ExperimentSchema
 
 DEFAULT_SPEEDS = (0.5, 1.0, 2.0)
 DEFAULT_REQUESTS = 1000
@@ -109,11 +109,11 @@ def _levels(
         return tuple(Level(speed=speed) for speed in asked.speeds)
     if asked.rates is not None:
         return tuple(Level(rate_rps=rate) for rate in asked.rates)
-    if asked.loads is not None and asked.backend == "simulated":
+    if asked.loads is not None and asked.backend == SIMULATED:
         return tuple(Level(load=load) for load in asked.loads)
     if recorded and asked.loads is None:
         return tuple(Level(speed=speed) for speed in DEFAULT_SPEEDS)
-    if asked.backend != "simulated":
+    if asked.backend != SIMULATED:
         raise SloBenchError(
             "what a real server carries is not estimated beforehand; give rates (--rates 1,2,4)"
         )

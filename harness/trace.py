@@ -32,7 +32,7 @@ from .cells import (
 from .core.records import Outcome, Result
 from .engines.traced import InstanceLog, State, Trace
 from .experiment import Experiment
-from .plan import SIMULATED
+from .schema import SIMULATED
 from .simulate import simulate
 
 Event = dict[str, Any]

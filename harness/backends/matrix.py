@@ -7,10 +7,8 @@ from collections.abc import Callable, Mapping
 from ...workloads.errors import SloBenchError
 from ..engines.on_sglang import fits as sglang_fits
 from ..engines.on_vllm import fits as vllm_fits
+from ..schema import SIMULATED
 from ..systems import System
-
-SIMULATED = "simulated"
-
 
 _ONE_MODEL = (
     "a server has one model; several on shared GPUs are simulated, and serve prism puts one queue "
