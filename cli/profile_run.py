@@ -78,11 +78,11 @@ def profile_run(
     from ..harness.profiling import Asked, measure_profile
     from .progress import counted
 
-    name = backend.partition("==")[0]
-    if name not in BACKENDS:
+    kind = backend.partition("==")[0]
+    if kind not in BACKENDS:
         raise UnknownNameError("backend to profile", backend, BACKENDS)
     asked = Asked(model, out, device, gpu, name, max_seqs, budget, moves)
-    if name == "paged":
+    if kind == "paged":
         need_torch()
         with counted("measurements") as count:
             found = measure_profile(asked, count)
@@ -100,8 +100,10 @@ def profile_run(
     )
     if math.isfinite(found.host_s):
         typer.echo(f"putting a batch together takes {1e6 * found.host_s:.0f} µs of each step")
-    for name, link in profile.links.items():
-        typer.echo(link_line(name, link))
+    for which, link in profile.links.items():
+        typer.echo(link_line(which, link))
+    if found.steadiness:
+        typer.echo(found.steadiness)
     if found.left:
         typer.echo(f"{found.left} batches of the grid are left: the same command goes on", err=True)
     typer.echo(str(found.header))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ..predictors.profiles.profile import Device, Profile, Source, table_of, wri
 from ..predictors.profiles.whole_steps import LEAST_STEPS, Step, profile_of_steps
 from ..predictors.specs import models
 from ..workloads.errors import SloBenchError
+from .engines.paged.timing import Timing
 
 if TYPE_CHECKING:
     from .engines.paged.decoder import Decoder
@@ -55,12 +57,15 @@ class Asked:
 
 @dataclass(frozen=True)
 class Measured:
-    """The profile and where it is; `left` batches of the grid were not measured in time."""
+    """The profile and where it is; `left` batches of the grid were not measured in time, and
+    `steadiness` says how steady the machine was (empty: nobody can tell).
+    """
 
     profile: Profile
     header: Path
     left: int
     host_s: float
+    steadiness: str = ""
 
 
 def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measured:
@@ -93,14 +98,15 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
     if measure.by_cpu_time(decoder.device):
         about["clock"] = "CPU time of one thread"
     rows = _Rows(asked.rows_file, about)
-    begin_s = time.monotonic()
-    for done, shape in enumerate(wanted):
-        if rows.time_s(shape) is not None:
+    begin_s, meter = time.monotonic(), measure.Meter(engine)
+    rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in wanted]
+    for done, (number, shape) in enumerate(rounds):
+        if rows.rounds(shape) > number:
             continue
         if time.monotonic() - begin_s > asked.budget_s:
             break
-        tell(done, len(wanted))
-        rows.add(shape, measure.measured_s(engine, shape))
+        tell(done, len(rounds))
+        rows.add(shape, meter.timed(shape))
     host_s = measure.host_s(engine, steps[:40])
     profile = _profile(asked, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
     profile = _with_links(profile, _moves(decoder) if asked.moves else [])
@@ -112,7 +118,7 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
         )
     left = sum(rows.time_s(shape) is None for shape in wanted)
     header = write_profile(with_shape(profile, asked), asked.out)
-    return Measured(profile, header, left, host_s)
+    return Measured(profile, header, left, host_s, rows.steadiness())
 
 
 def _moves(decoder: Decoder) -> list[Move]:
@@ -173,7 +179,8 @@ def _profile(
         "slo-bench profile run",
         str(asked.model.name),
         note=f"backend paged on {asked.device}, {dtype}; putting a batch together takes "
-        f"{1e6 * host_s:.0f} µs of each step; times are {rows.clock}, of moves real time",
+        f"{1e6 * host_s:.0f} µs of each step; times are {rows.clock}, of moves real time; "
+        f"{rows.steadiness()}",
     )
     device = asked.gpu or asked.device
     profile = profile_of_steps(steps, model=asked.model_name, gpu=device, source=source)
@@ -196,7 +203,7 @@ class _Rows:
     def __init__(self, path: Path, about: dict[str, Any]) -> None:
         self._path = path
         self.clock = about.get("clock", "real time")
-        self._known: dict[tuple[Any, ...], float] = {}
+        self._known: dict[tuple[Any, ...], list[Timing]] = {}
         if path.is_file():
             self._read(about)
         else:
@@ -212,17 +219,57 @@ class _Rows:
             )
         for line in lines:
             try:
-                key, seconds = json.loads(line)
+                key, seconds, reference_s = json.loads(line)
             except ValueError:
                 continue  # cut off when a run was interrupted
-            self._known[tuple(key)] = seconds
+            self._known.setdefault(tuple(key), []).append(Timing(seconds, reference_s))
+
+    def rounds(self, shape: Shape) -> int:
+        """In how many it was measured."""
+        return len(self._known.get(tuple(shape.key), ()))
 
     def time_s(self, shape: Shape) -> float | None:
-        """Seconds, if measured."""
-        return self._known.get(tuple(shape.key))
+        """Seconds, if measured: the median over rounds, at the speed that the machine usually has.
 
-    def add(self, shape: Shape, seconds: float) -> None:
+        Each round's time is divided by what the reference took beside it, and multiplied by what
+        that takes in the median of all rounds and rows of its kind.
+        """
+        found = self._known.get(tuple(shape.key))
+        if found is None:
+            return None
+        usual_s = statistics.median(self._references(bool(shape.blocks)))
+        return usual_s * statistics.median(timing.ratio for timing in found)
+
+    def _references(self, copies: bool) -> list[float]:
+        return [
+            timing.reference_s
+            for key, of in self._known.items()
+            if _is_copy(key) == copies
+            for timing in of
+        ]
+
+    def steadiness(self) -> str:
+        """How far the reference wandered, and rows in relation to it."""
+        deciles = statistics.quantiles(self._references(copies=False), n=10)
+        apart = [
+            max(ratios) / min(ratios) - 1
+            for of in self._known.values()
+            if len(ratios := [timing.ratio for timing in of]) > 1
+        ]
+        said = (
+            f"a batch that never changes took {1e3 * deciles[0]:.2f} to {1e3 * deciles[-1]:.2f} ms "
+            "(first to last decile), and its median is the speed that all rows are reduced to"
+        )
+        if not apart:
+            return said
+        return f"{said}; reduced so, a row differs by {statistics.median(apart):.1%} between rounds"
+
+    def add(self, shape: Shape, timing: Timing) -> None:
         """Measured."""
-        self._known[tuple(shape.key)] = seconds
+        self._known.setdefault(tuple(shape.key), []).append(timing)
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps([shape.key, seconds]) + "\n")
+            file.write(json.dumps([shape.key, timing.seconds, timing.reference_s]) + "\n")
+
+
+def _is_copy(key: tuple[Any, ...]) -> bool:
+    return bool(key[-1])

@@ -18,6 +18,8 @@ from torch import Tensor
 
 from .batch import Chunk, Decodes
 
+_TILE = 256  # rows of a chunk that are attended to at once: later keys are not computed in vain
+
 
 @dataclass(frozen=True)
 class Partial:
@@ -75,15 +77,30 @@ def chunk(queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, of: Chunk) 
     """A stretch of one prompt: `queries` [tokens, heads, head_dim], with its own `keys` and
     `values` [tokens, KV heads, head_dim], which the cache `kv` holds already.
     """
-    if of.blocks is not None:
-        assert of.mask is not None
-        keys, values = (_in_order(kv[n], of.blocks, of.mask.shape[1]) for n in (0, 1))
+    if of.blocks is None:
+        return _attended(queries, keys, values, None)
+    assert of.mask is not None
+    rows, tokens = of.mask.shape
+    keys, values = (_in_order(kv[n], of.blocks, tokens) for n in (0, 1))
+    if rows <= _TILE:
+        return _attended(queries, keys, values, of.mask)
+    parts = []
+    for begin in range(0, rows, _TILE):
+        end = min(begin + _TILE, rows)
+        seen = tokens - rows + end
+        mask = of.mask[begin:end, :seen]
+        parts.append(_attended(queries[begin:end], keys[:seen], values[:seen], mask))
+    return torch.cat(parts)
+
+
+def _attended(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+    """None: each sees itself and those before it."""
     found = F.scaled_dot_product_attention(
         queries.transpose(0, 1).unsqueeze(0),
         keys.transpose(0, 1).unsqueeze(0),
         values.transpose(0, 1).unsqueeze(0),
-        attn_mask=of.mask,
-        is_causal=of.mask is None,
+        attn_mask=mask,
+        is_causal=mask is None,
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
     return found[0].transpose(0, 1)

@@ -1,4 +1,9 @@
-"""What steps and swaps take on this machine, over a grid of batches."""
+"""What steps and swaps take on this machine, over a grid of batches.
+
+A machine's speed may wander by a third within a minute. So everything is timed in rounds that lie
+far apart, each time between two timings of a reference, a batch (or copy) that never changes: what
+something takes in relation to that wanders less.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +20,14 @@ import torch
 from .batch import Piece
 from .build import Engine
 from .sequence import Sequence
+from .timing import Timing
 
-_REPEATS = 5
-_ENOUGH_S = 1.0  # of one batch, repeats included
+ROUNDS = 3
+_REPEATS = 3  # in a round
+_LONG_S = 0.1  # what takes as long needs neither repeats nor a run that does not count
+_REFERENCE_REPEATS = 2
+
+_OUT, _IN = "to-host", "to-gpu"
 
 
 @dataclass(frozen=True)
@@ -82,18 +92,32 @@ def swaps(most_blocks: int) -> Iterator[Shape]:
     """Copies of 1, 2, 3, 4, 6, 8, … blocks, in both directions."""
     sizes = sorted({size for k in range(12) for size in (2**k, 3 * 2**k)})
     for size in (s for s in sizes if s <= most_blocks):
-        for direction in ("to-host", "to-gpu"):
+        for direction in (_OUT, _IN):
             yield Shape(blocks=size, direction=direction)
 
 
-def measured_s(engine: Engine, shape: Shape) -> float:
-    """The median of a few runs, after one that does not count."""
-    run = _copy(engine, shape) if shape.blocks else _step(engine, shape)
-    run()
-    times = [run()]
-    while len(times) < _REPEATS and sum(times) + times[-1] < _ENOUGH_S:
-        times.append(run())
-    return statistics.median(times)
+class Meter:
+    """Times batches and copies on one engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        context = engine.decoder.config.context
+        kv_tokens, tokens = min(256, context // 2), min(64, context // 4)
+        self._steps = _step(engine, Shape(1, tokens, 0, 4, kv_tokens))
+        self._copies = _copy(engine, Shape(blocks=min(32, engine.room.host_blocks), direction=_OUT))
+
+    def timed(self, shape: Shape) -> Timing:
+        """The median of a few runs, after one that does not count."""
+        run = _copy(self._engine, shape) if shape.blocks else _step(self._engine, shape)
+        reference = self._copies if shape.blocks else self._steps
+        reference()
+        beside = [reference() for _ in range(_REFERENCE_REPEATS)]
+        times = [run()]
+        if times[0] < _LONG_S:
+            times = [run() for _ in range(_REPEATS)]
+        reference()
+        beside += [reference() for _ in range(_REFERENCE_REPEATS)]
+        return Timing(statistics.median(times), statistics.median(beside))
 
 
 def _step(engine: Engine, shape: Shape) -> _Timed:
@@ -113,7 +137,7 @@ def _step(engine: Engine, shape: Shape) -> _Timed:
 def _copy(engine: Engine, shape: Shape) -> _Timed:
     assert engine.swapper is not None
     swapper, count = engine.swapper, shape.blocks
-    copy = swapper.out if shape.direction == "to-host" else swapper.into
+    copy = swapper.out if shape.direction == _OUT else swapper.into
     draw = random.Random(count)
 
     def run() -> None:

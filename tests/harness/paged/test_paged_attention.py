@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from slo_bench.harness.engines.paged.attention import Partial, decode, merged  # noqa: E402
-from slo_bench.harness.engines.paged.batch import Layout  # noqa: E402
+from slo_bench.harness.engines.paged.attention import Partial, chunk, decode, merged  # noqa: E402
+from slo_bench.harness.engines.paged.batch import Layout, Piece  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sequence  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -113,3 +113,30 @@ def test_kv_heads_on_a_helper_give_the_same_bits() -> None:
         kept = kv[:, :, heads[0] : heads[-1] + 1].contiguous()
         outs.append(decode(queries[:, rows], kept, own, DIM**-0.5).finished())
     assert torch.equal(torch.cat(outs, 1), whole)
+
+
+@pytest.mark.parametrize("before", [0, 5, 300])
+@pytest.mark.parametrize("tokens", [9, 256, 600])
+@pytest.mark.parametrize("window", [None, 40])
+def test_chunks_are_attention(before: int, tokens: int, window: int | None) -> None:
+    """Each token sees itself and those before it, whatever part of a chunk is computed at once."""
+    generator = torch.Generator().manual_seed(before + tokens)
+    whole, blocks = before + tokens, -(-(before + tokens) // SIZE)
+    ids = torch.randperm(blocks, generator=generator).tolist()
+    one = Sequence([1] * whole, blocks=ids)
+    kv = torch.randn(2, blocks, KV_HEADS, SIZE, DIM, generator=generator)
+    queries = torch.randn(tokens, HEADS, DIM, generator=generator)
+    layout = Layout(KV_HEADS, SIZE, window, torch.float32, torch.device("cpu"))
+    (piece,) = layout.batch([], [Piece(one, before, tokens)]).chunks
+    keys, values = (kv[n, ids].transpose(1, 2).reshape(-1, KV_HEADS, DIM)[:whole] for n in (0, 1))
+    found = chunk(queries, keys[before:], values[before:], kv, piece)
+    place = torch.arange(whole)
+    seen = place <= place[before:, None]
+    if window is not None:
+        seen &= place > place[before:, None] - window
+    group = HEADS // KV_HEADS
+    wide = [x.double().repeat_interleave(group, 1) for x in (keys, values)]
+    scores = torch.einsum("qhd,khd->hqk", queries.double(), wide[0]) * DIM**-0.5
+    shares = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    wanted = torch.einsum("hqk,khd->qhd", shares, wide[1])
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)

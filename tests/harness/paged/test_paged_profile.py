@@ -20,6 +20,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from slo_bench.harness import profiling  # noqa: E402
 from slo_bench.harness.engines.paged import measure  # noqa: E402
 from slo_bench.harness.engines.paged.measure import Shape, grid, swaps  # noqa: E402
+from slo_bench.harness.engines.paged.timing import Timing  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -49,17 +50,18 @@ def test_a_profile_is_measured_resumed_and_fitted(
 ) -> None:
     out = tmp_path / "cpu.toml"
     calls: list[Shape] = []
-    real = measure.measured_s
+    real = measure.Meter.timed
 
-    def counted(engine: object, shape: Shape) -> float:
+    def counted(meter: measure.Meter, shape: Shape) -> Timing:
         calls.append(shape)
         if len(calls) == 60:
             raise KeyboardInterrupt
-        return real(engine, shape)  # type: ignore[arg-type]
+        return real(meter, shape)
 
-    monkeypatch.setattr(measure, "measured_s", counted)
+    monkeypatch.setattr(measure.Meter, "timed", counted)
+    monkeypatch.setattr(measure, "ROUNDS", 2)
     words = ["profile", "run", "--model", str(model_folder("llama")), "--out", str(out)]
-    words += ["--max-seqs", "4"]
+    words += ["--max-seqs", "4", "--name", "a-llama"]
     monkeypatch.setattr("slo_bench.harness.engines.paged.measure_moves._BLOCKS", (4, 8))
     assert CliRunner().invoke(app, words).exit_code != 0
     rows = tmp_path / "cpu.rows.jsonl"
@@ -68,8 +70,11 @@ def test_a_profile_is_measured_resumed_and_fitted(
         file.write("[[1, 2")  # cut off in the midst of a line
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert len(calls) == len(set(calls)) + 1  # only the one that was interrupted came twice
+    assert len(calls) == 2 * len(set(calls)) + 1  # only the one that was interrupted came again
+    assert calls.index(calls[0], 1) > len(set(calls))  # all of them before any comes again
+    assert "a batch that never changes took" in done.output
     profile = read_profile(out)
+    assert profile.model == "a-llama"
     assert profile.gpu == "cpu"
     assert profile.weight_dtype == "fp32"
     assert profile.best == "sums"
@@ -94,6 +99,25 @@ def test_a_profile_is_measured_resumed_and_fitted(
     ran = CliRunner().invoke(app, [*words, "--no-report", "--out", str(tmp_path / "run")])
     assert ran.exit_code == 0, ran.output
     assert "100.0 %" in ran.output
+
+
+def test_the_speed_of_the_machine_is_divided_out(tmp_path: Path) -> None:
+    """A machine that is half as quick in one round says the same of every row, of either kind."""
+    rows = profiling._Rows(tmp_path / "cpu.rows.jsonl", {})
+    shapes = {Shape(sequences=n, kv_tokens=64): 0.001 * n for n in range(1, 9)}
+    copies = {Shape(blocks=n, direction="to-host"): 0.0001 * n for n in range(1, 9)}
+    for slower in (1.0, 2.0, 1.2):
+        for shape, seconds in {**shapes, **copies}.items():
+            usual_s = 0.0004 if shape.blocks else 0.004
+            rows.add(shape, Timing(slower * seconds, slower * usual_s))
+    for shape, seconds in {**shapes, **copies}.items():
+        assert rows.rounds(shape) == 3
+        assert rows.time_s(shape) == pytest.approx(1.2 * seconds)  # the median speed
+    assert rows.time_s(Shape(sequences=9, kv_tokens=64)) is None
+    assert rows.steadiness().startswith("a batch that never changes took 4.00 to 8.00 ms")
+    assert rows.steadiness().endswith("a row differs by 0.0% between rounds")
+    again = profiling._Rows(tmp_path / "cpu.rows.jsonl", {})
+    assert again.time_s(Shape(sequences=4, kv_tokens=64)) == pytest.approx(0.0048)
 
 
 def test_rows_of_something_else_are_not_mixed_in(

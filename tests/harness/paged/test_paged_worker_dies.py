@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -52,6 +53,49 @@ def test_a_worker_that_dies(during: str, model_folder: Callable[[str], Path]) ->
         with pytest.raises(WorkerError, match=said):
             ask()
     assert process.poll() is not None
+
+
+MOVES: dict[str, Callable[[Spread, Sequence], object]] = {
+    "layers out": lambda spread, one: spread.move_layers([0], 1),
+    "layers back": lambda spread, one: spread.move_layers([1], 0),
+    "layers on": lambda spread, one: spread.move_layers([1], 2),
+    "heads out": lambda spread, one: spread.move_heads(0, 1, 1),
+    "heads back": lambda spread, one: spread.return_heads(0),
+    "split": lambda spread, one: spread.split(one, 1, 1),
+    "rejoin": lambda spread, one: spread.rejoin(one, [3]),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_worker_that_dies_in_the_midst_of_a_move(
+    move: str, model_folder: Callable[[str], Path]
+) -> None:
+    """It stands still when the move begins, and is killed while that waits for it."""
+    draw = random.Random(2)
+    decoder = load_decoder(model_folder("llama"))
+    cache = KvCache(decoder.config, 8, 8, decoder.dtype, decoder.device)
+    one = Sequence([draw.randrange(3, 160) for _ in range(9)], blocks=[0, 1, 2])
+    with Workers(2, timeout_s=60.0) as workers:
+        processes = list(workers.processes)
+        spread = Spread(decoder, cache, workers)
+        if move in ("layers back", "layers on"):
+            spread.move_layers([1], 1)
+        if move == "heads back":
+            spread.move_heads(0, 1, 1)
+        one.tokens += Runner(spread, cache).run([], [Piece(one, 0, 9)])
+        if move in ("split", "rejoin"):
+            spread.lend_room(1, 2)
+        if move == "rejoin":
+            spread.split(one, 1, 1)
+        moves = list(spread.moves)
+        processes[0].send_signal(signal.SIGSTOP)
+        death = threading.Timer(0.3, processes[0].kill)
+        death.start()
+        with pytest.raises(WorkerError, match="worker 1 "):
+            MOVES[move](spread, one)
+        death.join()
+        assert spread.moves == moves  # nothing moved
+    assert all(process.poll() is not None for process in processes)
 
 
 def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
