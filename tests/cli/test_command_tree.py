@@ -210,7 +210,7 @@ def test_ctrl_c_once_ends_cleanly(words, tmp_path):
 
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 
 
 def shown(page, language):
@@ -222,7 +222,17 @@ def shown(page, language):
                 yield line
 
 
-SHOWN = [(page.name, line) for page in PAGES for line in shown(page, "sh|console|bash")]
+def indented(page):
+    """The commands of a page that stand in indented blocks."""
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    return re.findall(r"^ {4}(slo-bench .*)$", text, flags=re.MULTILINE)
+
+
+SHOWN = [
+    (page.name, line)
+    for page in PAGES
+    for line in [*shown(page, "sh|console|bash"), *indented(page)]
+]
 
 
 @pytest.mark.parametrize(("page", "line"), SHOWN, ids=[f"{p}: {line}" for p, line in SHOWN])
