@@ -193,7 +193,8 @@ def test_whose_trial_was_cut(tmp_path):
     [
         ("postgresql://nobody:secret@127.0.0.1:9/none", r"postgresql://nobody@127.0.0.1:9/none"),
         ("no-such-database://x", "cannot be used"),
-        ("missing-folder/study.journal", "there is no folder missing-folder"),
+        ("missing-folder/study.journal", "there is no folder .*/missing-folder"),
+        ("sqlite://", "is gone with the process"),
         ("sqlite:////proc/none/x.db", "cannot be used"),
     ],
 )

@@ -21,6 +21,7 @@ from optuna.storages.journal._file import BaseJournalFileLock
 from sqlalchemy.exc import SQLAlchemyError
 
 from ...workloads.errors import SloBenchError
+from .place import without_password
 
 if sys.platform != "win32":
     import fcntl
@@ -40,16 +41,27 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 
     Args:
         url: as SQLAlchemy has it, `redis://…`, or a journal file; None: the folder's own journal.
-        folder: the run folder; it exists.
+        folder: the run folder.
 
     Raises:
         SloBenchError: there is no such storage, or it cannot be reached within 20 s.
     """
     if url is None:
+        folder.mkdir(parents=True, exist_ok=True)
         return _journal(folder / JOURNAL)
-    if "://" not in url:
-        return _journal(Path(url))
-    return _Opening(url).storage()
+    return _Opening(url).storage() if "://" in url else _journal(Path(url))
+
+
+@contextlib.contextmanager
+def opened(url: str | None, folder: Path) -> Iterator[BaseStorage]:
+    """See `open_storage`; connections are closed in the end."""
+    storage = open_storage(url, folder)
+    try:
+        yield storage
+    finally:
+        if isinstance(storage, RDBStorage):
+            storage.scoped_session.remove()
+            storage.engine.dispose()
 
 
 class _Opening:
@@ -154,13 +166,6 @@ def cut_half_a_line(file: BinaryIO) -> None:
     if end < size:
         file.truncate(end)
     file.seek(0)
-
-
-def without_password(url: str) -> str:
-    """An URL to show and to keep."""
-    scheme, _, rest = url.partition("://")
-    user, at, host = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{host}"
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 tune.toml      what was asked; running it again asks the same
 study.journal  the study, as Optuna keeps it (unless another storage was named)
+study.json     where the study is kept
 runs/          every run of every configuration, so that none is made twice
 tune.json      what was found; winner*.toml, the configurations to use
 confirm/       the runs on fresh seeds and other workloads
@@ -44,13 +45,15 @@ from .found import (
 )
 from .objectives import CAPACITY, COST, Aim
 from .outcome import Outcome, concluded, on_backend
+from .place import FILE as PLACE_FILE
+from .place import Place, place_of, within_reach
 from .race import Pace
 from .runs import Ended
 from .samplers import SAMPLERS, ByNumber, checked
 from .serving import Servers
 from .settings import TuneSettings, text_of
 from .space import Space, counts_gpus, key_of, space_of
-from .storage import open_storage, quiet
+from .storage import JOURNAL, opened, quiet
 
 ASKED_FILE = "tune.toml"
 _ASKED = "asked"
@@ -184,7 +187,8 @@ def tune(
         experiment: one system under one load.
         settings: what is asked.
         out: the folder, empty or new; by default a new one under `runs`.
-        storage: an Optuna storage by URL; by default a journal file in the folder.
+        storage: an Optuna storage by URL; by default a journal file in the folder. Both this and
+            the name are remembered in the folder, for `resume`.
         study_name: in the storage; by default the name of the folder.
         resume: go on with what is in `out`, or help whoever works there.
         progress: called after every trial.
@@ -200,38 +204,45 @@ def tune(
     folder = Path(out) if out is not None else new_folder(f"tune-{made.space.system}")
     if resume and not (folder / ASKED_FILE).is_file():
         raise SloBenchError(f"there is nothing to go on with in {folder}: no {ASKED_FILE}")
-    if not resume and folder.is_dir() and any(folder.iterdir()):
+    if not resume and not _is_new(folder):
         raise SloBenchError(
             f"{folder} is not empty; go on with what is there with --resume, "
             "or choose another folder with --out"
         )
-    with quiet():
-        if storage is not None:
-            open_storage(storage, folder)  # before anything is written
-        _write_asked(folder, experiment, asked)
-        kept = open_storage(storage, folder)
+    place = place_of(folder, storage, study_name, resume=resume)
+    with quiet(), within_reach(place, folder), opened(place.storage, folder) as kept:
+        _write_asked(folder, experiment, asked, place)
         with one_at_a_time(folder):
-            study = _study(kept, study_name or folder.resolve().name, made, storage is None)
+            study = _study(kept, place.study, made, alone=place.storage is None)
         name = new_name()
         with alive(study, name), Servers(folder / "servers") as servers:
             evaluation = Evaluation(
                 made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended
             )
-            _Worker(study, made, evaluation, name, storage is None, progress).work()
+            _Worker(study, made, evaluation, name, place.storage is None, progress).work()
         found = found_in(study, made.aim, made.space)
         if found.running:  # whoever ends last concludes
             return Outcome(folder, made.experiment, asked, found, (), ())
         return concluded(made.experiment, asked, found, folder, ended=ended, progress=confirming)
 
 
-def _write_asked(folder: Path, experiment: Experiment, settings: TuneSettings) -> None:
+def _is_new(folder: Path) -> bool:
+    """Whether nobody has said what is asked there; one that was killed before may have begun."""
+    begun = (JOURNAL, PLACE_FILE)
+    return not folder.is_dir() or all(
+        path.name in begun or path.name.startswith(".") for path in folder.iterdir()
+    )
+
+
+def _write_asked(
+    folder: Path, experiment: Experiment, settings: TuneSettings, place: Place
+) -> None:
+    """What is asked comes last, for whoever goes on looks for that."""
     path = folder / ASKED_FILE
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if not path.is_file():
-            write_whole(path, [text_of(experiment, settings).encode()])
-    except OSError as error:
-        raise SloBenchError(f"cannot write to {folder}: {error.strerror or error}") from error
+    folder.mkdir(parents=True, exist_ok=True)
+    if not path.is_file():
+        place.write(folder)
+        write_whole(path, [text_of(experiment, settings).encode()])
 
 
 def _study(storage: optuna.storages.BaseStorage, name: str, made: Tuning, alone: bool) -> Study:
