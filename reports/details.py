@@ -114,7 +114,7 @@ class _Level:
 
     def add(self, requests: pd.DataFrame, hours: float, dollars_per_hour: float) -> None:
         met = requests["met"].to_numpy() == 1
-        finished = requests["outcome"].to_numpy() == "finished"
+        finished = (requests["outcome"] == "finished").to_numpy()
         ttft_s, tpot_s = _latencies(requests)
         self.requests += len(requests)
         generates = requests[KIND_COLUMN].to_numpy() != 1
@@ -124,7 +124,7 @@ class _Level:
             self.missed[cause] += count
         queued_s = requests["queued_s"].fillna(requests["arrival_s"])
         wait_s = (requests["scheduled_s"] - queued_s).to_numpy()
-        for role in sorted(set(requests["role"])):
+        for role in sorted(requests["role"].unique()):
             of_role = (requests["role"] == role).to_numpy() & generates
             self.wait_s.setdefault(str(role), []).append(wait_s[of_role])
         phases = _phases(requests)
@@ -248,16 +248,18 @@ def _latencies(requests: pd.DataFrame) -> tuple[Floats, Floats]:
 
 def _causes(requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats) -> dict[str, int]:
     missed = requests["met"].to_numpy() != 1
-    outcome = requests["outcome"].to_numpy()
-    finished = outcome == "finished"
+    outcome = requests["outcome"]
+    rejected, dropped, finished = (
+        (outcome == name).to_numpy() for name in ("rejected", "dropped", "finished")
+    )
     # Times are rounded to microseconds on disk; of a request that missed, a bound that was all
     # but reached is the one that it broke.
     late_first = ttft_s > requests["ttft_slo_s"].to_numpy() - 2e-6
     slow = tpot_s > requests["tpot_slo_s"].to_numpy() - 2e-6
     masks = {
-        "rejected": outcome == "rejected",
-        "dropped": outcome == "dropped",
-        "unfinished": ~np.isin(outcome, ("finished", "rejected", "dropped")),
+        "rejected": rejected,
+        "dropped": dropped,
+        "unfinished": ~(finished | rejected | dropped),
         "TTFT": finished & late_first & ~slow,
         "TTFT and TPOT": finished & late_first & slow,
         "TPOT": finished & ~late_first & slow,

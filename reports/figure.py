@@ -48,6 +48,9 @@ class Figure:
     palette: Literal["", "cause", "phase"] = ""  # colours of the categories, else of the series
 
 
+_SHARED = ("x", "y", "lo", "hi")
+
+
 def as_json(*facets: Iterable[Figure], always: Iterable[Figure] = ()) -> dict[str, Any]:
     """`figures` by id, as plain JSON values, and the `arrays` they share.
 
@@ -80,7 +83,7 @@ def _views(figure: Figure, arrays: dict[tuple[Any, ...], int]) -> dict[str, Any]
     if figure.kind == "lines":
         for view in views.values():
             for curve in view["series"]:
-                for key in {"x", "y", "lo", "hi"} & curve.keys():
+                for key in [key for key in _SHARED if key in curve]:
                     curve[key] = arrays.setdefault(tuple(curve[key]), len(arrays))
     return views
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ..workloads.csv_text import unguarded
@@ -138,7 +139,14 @@ def read_requests(run_path: Path, cell: str) -> pd.DataFrame:
     columns = (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS)
     read = _read_detail(run_path / "requests", cell, columns, words=("outcome", "role"))
     missing = {c: value for c, value in OPTIONAL_COLUMNS.items() if c not in read}
-    return read.assign(**missing)
+    return read.assign(**{c: _repeated(value, len(read)) for c, value in missing.items()})
+
+
+def _repeated(value: float | str, rows: int) -> float | pd.Categorical:
+    """A column of one value; a word a million times over is one category."""
+    if isinstance(value, str):
+        return pd.Categorical.from_codes(np.zeros(rows, dtype=np.int8), pd.Index([value]))
+    return value
 
 
 def read_timeline(run_path: Path, cell: str) -> pd.DataFrame:

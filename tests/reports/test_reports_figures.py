@@ -104,3 +104,10 @@ def test_json_is_plain_finite_and_shares_its_arrays():
     broken = detail(missed_phase_s={"waiting": math.inf, "prefill": 0.0, "decode": 1 / 3})
     (figure,) = as_json([figures.phases([broken], NAMES, until="last")])["figures"].values()
     assert figure["views"][0]["2"]["series"][0]["parts"] == [None, 0.0, 0.3333]
+
+
+def test_arrays_stand_in_the_order_of_the_curves():
+    """Not in that of a set: the same run gives the same page."""
+    (figure,) = as_json([figures.over_time([detail()], NAMES, "waiting")])["figures"].values()
+    curve = figure["views"][0]["2"]["series"][0]
+    assert (curve["x"], curve["y"]) == (0, 1)
