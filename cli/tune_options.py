@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..workloads.errors import SloBenchError, UnknownNameError
+from .options import RUN
 
 if TYPE_CHECKING:
     from ..harness.experiment import Experiment
@@ -179,6 +180,16 @@ Resume = Annotated[
         "--resume",
         help="Go on with what --out holds, or help another process that works there.",
         rich_help_panel=KEPT,
+    ),
+]
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N",
+        help="Trials at once with --executor ray. Default: as many as the cluster has cores.",
+        rich_help_panel=RUN,
     ),
 ]
 NoReport = Annotated[

@@ -71,7 +71,7 @@ def tune_server(
     which the server does not start or dies is a failed trial, whose log is kept. To go on:
     `slo-bench tune --resume --out DIR`.
     """
-    given = dict(locals()) | {"resume": False}
+    given = dict(locals()) | {"resume": False, "executor": "local", "address": None, "jobs": None}
     from .tuning import tuned
 
     if backend not in ("vllm", "sglang"):

@@ -19,6 +19,7 @@ EXAMPLES = (
     "slo-bench tune vllm --objective ttft_p99 --rate 4 --search knobs --sampler random",
     "slo-bench tune --resume --out runs/tune-sarathi",
     "slo-bench tune tune.toml --trials 20",
+    "slo-bench tune vllm --executor ray --address 10.0.0.1:6379 --jobs 8 --trials 100",
 )
 
 What = Annotated[
@@ -73,6 +74,9 @@ def tune_system(
     study: tune_options.Study = None,
     out: tune_options.Out = None,
     resume: tune_options.Resume = False,
+    executor: options.Executor = "local",
+    address: options.Address = None,
+    jobs: tune_options.Jobs = None,
     no_report: tune_options.NoReport = False,
     as_json: tune_options.AsJson = False,
 ) -> None:

@@ -22,14 +22,19 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
     from ..harness.experiment import new_folder
     from ..reports.tuning import tuning_text, write_tuning
     from ..tuner.tuning.tune import tune
+    from .executing import executor_of
 
     out = given["out"]
     folder = (
         Path(out) if out is not None else new_folder(f"tune-{Path(experiment.systems[0]).stem}")
     )
+    where = executor_of(given["executor"], given["address"])
     stop_on_terminate()
     try:
-        with _display(folder, settings) as (watch, confirming, ended):
+        with (
+            _display(folder, settings) as (watch, confirming, ended),
+            contextlib.nullcontext() if where is None else where.pool() as pool,
+        ):
             outcome = tune(
                 experiment,
                 settings,
@@ -40,12 +45,11 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
                 progress=watch,
                 confirming=confirming,
                 ended=ended,
+                pool=pool,
+                jobs=given["jobs"],
             )
     except KeyboardInterrupt:
-        where = f" --storage {given['storage']}" if given["storage"] else ""
-        typer.echo(
-            f"interrupted; go on with: slo-bench tune --resume --out {folder}{where}", err=True
-        )
+        typer.echo(f"interrupted; go on with: slo-bench tune --resume --out {folder}", err=True)
         raise typer.Exit(130) from None
     if outcome.found.running:
         typer.echo(
@@ -66,8 +70,8 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
     for winner in outcome.winners:
         for command in winner.commands:
             console.print(command, markup=False, highlight=False, soft_wrap=True)
-    where = f"results: {folder}" if page is None else f"report: {page}"
-    console.print(where, markup=False, highlight=False, soft_wrap=True)
+    at = f"results: {folder}" if page is None else f"report: {page}"
+    console.print(at, markup=False, highlight=False, soft_wrap=True)
 
 
 def _kept(outcome: Outcome) -> bool:

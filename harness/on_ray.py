@@ -23,7 +23,7 @@ from .. import __version__
 from ..workloads.errors import SloBenchError
 from .cells import CellSpec, run_cell
 from .store import Row
-from .workers import Answer, CellDone, Event, packed, unpack
+from .workers import Answer, CellDone, Event, NotDoneError, packed, unpack
 
 _PATIENCE_S = 10
 _TRIES = 5  # work that takes its machine down each time is given up
@@ -127,11 +127,7 @@ class RayPool:
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
-        """See `Pool`.
-
-        Its answer may be a SloBenchError: the work failed so, a machine has another version, or it
-        was lost again and again.
-        """
+        """See `Pool`."""
         future: Future[Answer] = Future()
         with self._lock:
             if self._stopped:
@@ -156,13 +152,11 @@ class RayPool:
         known = self._ray.exceptions
         cause = error.cause if isinstance(error, known.RayTaskError) else None
         if isinstance(cause, SloBenchError):
-            return SloBenchError(str(cause))
+            return (NotDoneError if isinstance(cause, NotDoneError) else SloBenchError)(str(cause))
         if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
             return error
         why = str(error).partition("\n")[0]
-        return SloBenchError(
-            f"work was lost {_TRIES + 1} times with the machine that did it: {why}"
-        )
+        return NotDoneError(f"work was lost {_TRIES + 1} times with the machine that did it: {why}")
 
     def stop(self) -> None:
         """See `Pool`."""
@@ -176,7 +170,7 @@ class RayPool:
 def _done(version: str, module: str, name: str, given: Sequence[Any]) -> Any:
     """A piece of work, on whichever machine."""
     if version != __version__:
-        raise SloBenchError(
+        raise NotDoneError(
             f"a machine of the cluster has slo-bench {__version__}, the one that asks {version}; "
             "install the same everywhere"
         )

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -73,6 +73,10 @@ class Executor(Protocol):
         ...
 
 
+class NotDoneError(SloBenchError):
+    """A piece of work could not be done elsewhere; that says nothing about the work itself."""
+
+
 class Pool(Protocol):
     """Does pieces of work elsewhere, several at once; may be asked from any thread."""
 
@@ -84,6 +88,8 @@ class Pool(Protocol):
     def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
         """Have `work(*given)` done, again if the machine that does it is lost.
 
+        What it raises as a SloBenchError is raised here as one; NotDoneError if nobody could do it.
+
         Args:
             work: a function of a module of this package.
             given: plain values, or frozen dataclasses of this package.
@@ -93,6 +99,22 @@ class Pool(Protocol):
     def stop(self) -> None:
         """Whoever waits is told `CancelledError`, and so is whoever still asks."""
         ...
+
+
+def together(calls: Sequence[Callable[[], Answer]], pool: Pool) -> list[Answer]:
+    """What all calls answer, each of which has a thread of its own and `pool` work for it.
+
+    The first exception, and Ctrl-C, stop the pool and with it all the others.
+    """
+    with ThreadPoolExecutor(max(1, len(calls))) as threads:
+        try:
+            begun = [threads.submit(call) for call in calls]
+            for ended in as_completed(begun):
+                ended.result()
+        except BaseException:
+            pool.stop()
+            raise
+        return [ended.result() for ended in begun]
 
 
 def packed(folder: Path) -> dict[str, bytes]:

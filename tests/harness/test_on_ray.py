@@ -18,6 +18,8 @@ from slo_bench.harness.experiment import Experiment
 from slo_bench.harness.on_ray import OnRay, _cell, _done
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.capacity.memory import FILE, Asked
+from slo_bench.tuner.tuning.settings import TuneSettings
+from slo_bench.tuner.tuning.tune import tune
 from slo_bench.workloads.errors import SloBenchError
 
 ASKED = Experiment(
@@ -96,6 +98,46 @@ def test_a_capacity_search_on_two_nodes_finds_what_one_process_finds(tmp_path, l
     search_capacity(searched, tmp_path / "here", asked=asked)
     assert runs > 20
     assert files(tmp_path / "ray") == files(tmp_path / "here")
+
+
+@needs_ray
+@pytest.mark.parametrize("lose", [False, True])
+def test_trials_on_two_nodes_are_what_one_process_makes_of_them(tmp_path, lose):
+    grid = {"chunk_tokens": "256,512,2048", "max_num_seqs": "4,256"}
+    settings = TuneSettings(search=grid, trials=6, tolerance=0.3, sampler="grid")
+    tuned = Experiment(systems="sarathi", requests=200)
+    ended = 0
+    with two_nodes() as (cluster, other):
+
+        def watch(progress):
+            nonlocal ended
+            ended += 1
+            if lose and ended == 2:
+                cluster.remove_node(other, allow_graceful=False)
+
+        with OnRay(cluster.address).pool() as pool:
+            found = tune(tuned, settings, tmp_path / "ray", pool=pool, progress=watch)
+    here = tune(tuned, settings, tmp_path / "here")
+    assert len(found.found.trials) == 6
+    assert {row.state for row in found.found.trials} <= {"finished", "lost"}
+    assert found.found.best[0].configuration == here.found.best[0].configuration
+    assert found.confirmed[0] == here.confirmed[0]
+    there, alone = runs_in(tmp_path / "ray"), runs_in(tmp_path / "here")
+    both = there.keys() & alone.keys()
+    assert len(both) > 10
+    assert {run: there[run] for run in both} == {run: alone[run] for run in both}
+
+
+def runs_in(folder: Path) -> dict[tuple[object, ...], object]:
+    """What became of each run of each configuration, none of which was made twice."""
+    found: dict[tuple[object, ...], object] = {}
+    for path in folder.rglob("*.jsonl"):
+        for text in path.read_text().splitlines():
+            line = json.loads(text, object_hook=without_wall_s)
+            run = (path.stem, line["rate_rps"], line["seed"], line["requests"])
+            assert run not in found
+            found[run] = line
+    return found
 
 
 @needs_ray

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from ...harness.cells import CellSpec
 from ...harness.store import Row
@@ -15,42 +15,57 @@ from ...harness.workers import Pool, packed, unpack
 from .cells import CellRunner, Simulator
 from .samples import LevelSample
 
-Run = tuple[float, int, int]  # rate in req/s, seed, requests
 Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class PoolRunner:
-    """A `LevelRunner` like `CellRunner`, whose levels a pool simulates.
+class Foreseen(Generic[T]):
+    """Runs (rate in req/s, seed, requests) that are under way before they are asked for.
 
-    What was begun because it was foreseen, and is never asked for, leaves nothing behind.
+    What was begun, and is never asked for, leaves nothing behind.
     """
 
-    template: CellSpec
-    stem: str
-    pool: Pool
-    folder: Path
-    records: str
-    keep: Callable[[str, Row], None]
-    _begun: dict[Run, Future[Level]] = field(default_factory=dict)
+    begin: Callable[[float, int, int], Future[T]]
+    _begun: dict[tuple[float, int, int], Future[T]] = field(default_factory=dict)
 
-    def begin(self, rate_rps: float, seeds: Sequence[int], requests: int) -> None:
+    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
         """These will be asked for."""
         for seed in seeds:
-            if (rate_rps, seed, requests) not in self._begun:
-                self._begun[rate_rps, seed, requests] = self._level(rate_rps, seed, requests)
+            run = (rate_rps, seed, requests)
+            if run not in self._begun:
+                self._begun[run] = self.begin(*run)
+
+    def result(self, rate_rps: float, seed: int, requests: int) -> T:
+        """What came of a run."""
+        run = (rate_rps, seed, requests)
+        return (self._begun.pop(run, None) or self.begin(*run)).result()
+
+
+class PoolRunner:
+    """A `LevelRunner` like `CellRunner`, whose levels a pool simulates."""
+
+    def __init__(
+        self,
+        template: CellSpec,
+        stem: str,
+        pool: Pool,
+        folder: Path,
+        records: str,
+        keep: Callable[[str, Row], None],
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        given = (asdict(template), stem, records)
+        self._levels: Foreseen[Level] = Foreseen(lambda *run: pool.begin(simulated, *given, *run))
+        self.expect = self._levels.expect
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
         """See `LevelRunner`."""
-        begun = self._begun.pop((rate_rps, seed, requests), None)
-        level = begun or self._level(rate_rps, seed, requests)
-        sample, cell, row, files = level.result()
-        unpack(files, self.folder)
-        self.keep(cell, row)
+        sample, cell, row, files = self._levels.result(rate_rps, seed, requests)
+        unpack(files, self._folder)
+        self._keep(cell, row)
         return sample
-
-    def _level(self, *run: float) -> Future[Level]:
-        return self.pool.begin(simulated, asdict(self.template), self.stem, self.records, *run)
 
 
 def simulated(

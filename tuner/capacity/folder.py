@@ -19,7 +19,8 @@ from ...harness.backends.base import Backend
 from ...harness.cells import CellSpec, source
 from ...harness.experiment import Experiment, environment, new_folder
 from ...harness.load import estimated_capacity_rps
-from ...harness.plan import SIMULATED, Plan, plan
+from ...harness.plan import Plan, plan
+from ...harness.schema import SIMULATED
 from ...harness.store import Value, open_run_folder
 from ...harness.workers import Pool
 from ...workloads.errors import SloBenchError
@@ -237,7 +238,7 @@ class _Searches:
         def foresee(rate_rps: float, seeds: Sequence[int], requests: int) -> None:
             knows = self.memory.knows
             new = [seed for seed in seeds if not knows(name, rate_rps, seed, requests)]
-            runner.begin(rate_rps, new, requests)
+            runner.expect(rate_rps, new, requests)
 
         self._search(spec, runner, model, foresee)
 

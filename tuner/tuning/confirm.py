@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from ...harness.experiment import Experiment
+from ...harness.workers import NotDoneError, Pool, together
 from ...workloads.errors import SloBenchError
 from ..capacity.curve import student_t
 from .evaluate import Evaluation
@@ -71,6 +74,7 @@ def confirm(
     tolerance: float,
     ended: Ended | None = None,
     progress: Confirming = lambda done, of: None,
+    pool: Pool | None = None,
 ) -> list[Confirmed]:
     """Default and winners on every workload, measured afresh.
 
@@ -84,6 +88,7 @@ def confirm(
         tolerance: of capacity searches.
         ended: called within a run.
         progress: told (done, of how many).
+        pool: where all of it is simulated, at once.
     """
     own = experiment.workload[0]
     asked: list[tuple[str, Configuration]] = [(DEFAULT, {})]
@@ -92,28 +97,43 @@ def confirm(
         for row in winners[:MOST_WINNERS]
         if not row.default
     ]
-    names = list(dict.fromkeys((own, *workloads)))
-    found: list[Confirmed] = []
+    calls: list[Callable[[], list[Confirmed]]] = []
+    done = 0
+    telling = threading.Lock()
+
+    def told(
+        evaluation: Evaluation, workload: str, one: tuple[str, Configuration]
+    ) -> list[Confirmed]:
+        nonlocal done
+        rows = _confirmed(evaluation, workload, *one)
+        with telling:
+            done += 1
+            progress(done, len(calls))
+        return rows
+
     with Servers(folder / "servers") as servers:
-        for place, workload in enumerate(names):
+        for place, workload in enumerate(dict.fromkeys((own, *workloads))):
             table = experiment.model_dump(exclude_unset=True)
             table |= {"workload": (workload,), "seed": experiment.seed + FRESH_SEEDS}
-            evaluation = Evaluation(
-                Experiment(**table), space, aim, tolerance, folder / str(place), servers, ended
-            )
-            defaults: list[Confirmed] = []
-            for number, (name, configuration) in enumerate(asked, 1):
-                rows = _confirmed(evaluation, workload, name, configuration)
-                if name == DEFAULT:
-                    defaults = rows
-                found += [
-                    dataclasses.replace(row, verdict=_verdict(row, base, objective))
-                    if name != DEFAULT
-                    else row
-                    for row, base, objective in zip(rows, defaults, aim.objectives, strict=True)
-                ]
-                progress(place * len(asked) + number, len(names) * len(asked))
-    return found
+            again, kept = Experiment(**table), folder / str(place)
+            evaluation = Evaluation(again, space, aim, tolerance, kept, servers, ended, pool)
+            calls += [partial(told, evaluation, workload, one) for one in asked]
+        found = [call() for call in calls] if pool is None else together(calls, pool)
+    of_workloads = [found[k : k + len(asked)] for k in range(0, len(found), len(asked))]
+    return [
+        row
+        for defaults, *others in of_workloads
+        for rows in (defaults, *(_judged(rows, defaults, aim) for rows in others))
+        for row in rows
+    ]
+
+
+def _judged(rows: Sequence[Confirmed], defaults: Sequence[Confirmed], aim: Aim) -> list[Confirmed]:
+    """With verdicts."""
+    return [
+        dataclasses.replace(row, verdict=_verdict(row, base, objective))
+        for row, base, objective in zip(rows, defaults, aim.objectives, strict=True)
+    ]
 
 
 def _confirmed(
@@ -125,6 +145,8 @@ def _confirmed(
     try:
         runs = evaluation.runs_of(configuration)
         figures = _figures(evaluation, runs)
+    except NotDoneError:
+        raise
     except SloBenchError as error:
         evaluation.servers.stop()
         problem = str(error)
@@ -157,10 +179,10 @@ def _figures(evaluation: Evaluation, runs: Runs) -> dict[str, Interval]:
         )
     if aim.measures_level:
         assert aim.rate_rps is not None
-        seeds = max(_LEAST_SEEDS, options.seeds)
-        levels = [
-            runs.level(aim.rate_rps, options.first_seed + k, options.requests) for k in range(seeds)
-        ]
+        first = options.first_seed
+        seeds = range(first, first + max(_LEAST_SEEDS, options.seeds))
+        runs.expect(aim.rate_rps, seeds, options.requests)
+        levels = [runs.level(aim.rate_rps, seed, options.requests) for seed in seeds]
         valid = [run.figures for run in levels if run.sample.valid]
         for objective in aim.objectives:
             column = objective.column

@@ -10,7 +10,9 @@ from typing import Any
 
 from ...harness.cells import CellSpec
 from ...harness.experiment import Experiment
-from ...harness.plan import SIMULATED, plan
+from ...harness.plan import plan
+from ...harness.schema import SIMULATED
+from ...harness.workers import Pool
 from ...workloads.errors import SloBenchError
 from ..capacity.folder import search_cell, start_rps
 from ..capacity.options import Budget, CapacitySearch, SearchOptions
@@ -62,6 +64,7 @@ class Evaluation:
     folder: Path
     servers: Servers
     ended: Ended | None = None
+    pool: Pool | None = None
 
     @property
     def simulated(self) -> bool:
@@ -102,6 +105,7 @@ class Evaluation:
             spec,
             lambda: self.servers.of(applied, spec),
             self.ended,
+            self.pool,
         )
 
     def worth(
@@ -187,7 +191,9 @@ class Evaluation:
         begin_rps = near[0] if near else start_rps(asked, runs.spec)
         most_rows = asked.requests[0]
         try:
-            return search_cell(runs, runs.spec, self.options, begin_rps, near, most_rows, watch)
+            return search_cell(
+                runs, runs.spec, self.options, begin_rps, near, most_rows, watch, runs.expect
+            )
         except _OvertakenError as overtaken:
             return overtaken.raced
 

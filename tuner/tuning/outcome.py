@@ -12,9 +12,10 @@ from typing import Any
 
 from ...harness.backends.serve import OWN_OPTIONS
 from ...harness.experiment import Experiment
-from ...harness.plan import SIMULATED
+from ...harness.schema import SIMULATED
 from ...harness.store import write_whole
 from ...harness.systems import system
+from ...harness.workers import Pool
 from ...workloads.errors import FileFormatError, SloBenchError
 from .claims import one_at_a_time
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
@@ -87,6 +88,7 @@ def concluded(
     *,
     ended: Ended | None = None,
     progress: Confirming = lambda done, of: None,
+    pool: Pool | None = None,
 ) -> Outcome:
     """Confirm the winners and put everything into the folder.
 
@@ -117,6 +119,7 @@ def concluded(
                 tolerance=settings.tolerance,
                 ended=ended,
                 progress=progress,
+                pool=pool if where.backend == SIMULATED else None,
             )
         outcome = Outcome(folder, experiment, settings, found, tuple(winners), tuple(confirmed))
         text = json.dumps(_finite(outcome.plain()), allow_nan=False, ensure_ascii=False, indent=1)

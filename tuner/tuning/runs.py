@@ -5,20 +5,25 @@ runs/<key>.jsonl   one line for each run of the configuration of that key
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from ...harness.cells import CellSpec
 from ...harness.store import Row
+from ...harness.workers import Pool
 from ..capacity.cells import CellRunner, Server
+from ..capacity.elsewhere import Foreseen
 from ..capacity.samples import LevelSample
+from .serving import QuickSimulator
 from .storage import cut_half_a_line
 
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
+Made = tuple[LevelSample, Row]
 _TUPLES = ("batch_met", "batch_requests", "backlog")
 
 
@@ -35,15 +40,21 @@ class Runs:
     """All runs of one configuration: a `LevelRunner` that remembers.
 
     `server` is asked for only when a run must be made, so that a real one is started only then.
+    With a `pool` the simulator runs elsewhere, and `server` is never asked for.
     """
 
     path: Path
     spec: CellSpec
     server: Callable[[], Server]
     ended: Ended | None = None
+    pool: Pool | None = None
     _known: dict[tuple[float, int, int], Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        pool, plain = self.pool, dataclasses.asdict(self.spec)
+        self._elsewhere: Foreseen[Made] | None = (
+            None if pool is None else Foreseen(lambda *run: pool.begin(quickly, plain, *run))
+        )
         for line in _lines(self.path):
             sample = {**line["sample"], **{name: tuple(line["sample"][name]) for name in _TUPLES}}
             run = Run(LevelSample(**sample), line["figures"])
@@ -70,23 +81,42 @@ class Runs:
         """See `LevelRunner`."""
         return self.level(rate_rps, seed, requests).sample
 
+    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+        """These will be asked for: a pool makes those that are new meanwhile."""
+        if self._elsewhere is not None:
+            new = [seed for seed in seeds if (rate_rps, seed, requests) not in self._known]
+            self._elsewhere.expect(rate_rps, new, requests)
+
     def _made(self, rate_rps: float, seed: int, requests: int) -> Run:
-        rows: list[Row] = []
-        runner = CellRunner(
-            self.spec,
-            self.spec.cell,
-            self.server(),
-            keep=lambda cell, row: rows.append(row),
-            progress=self.ended,
-        )
-        sample = runner.run(rate_rps, seed, requests)
-        figures = {name: value for name, value in rows[0].items() if _is_figure(value)}
+        if self._elsewhere is not None:
+            sample, row = self._elsewhere.result(rate_rps, seed, requests)
+        else:
+            sample, row = _make(self.spec, self.server(), rate_rps, seed, requests, self.ended)
+        figures = {name: value for name, value in row.items() if _is_figure(value)}
         line = {"rate_rps": rate_rps, "seed": seed, "requests": requests}
         text = json.dumps({**line, "sample": vars(sample), "figures": figures}, allow_nan=False)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
         return Run(sample, figures)
+
+
+def _make(
+    spec: CellSpec,
+    server: Server,
+    rate_rps: float,
+    seed: int,
+    requests: int,
+    ended: Ended | None = None,
+) -> Made:
+    rows: list[Row] = []
+    runner = CellRunner(spec, spec.cell, server, lambda cell, row: rows.append(row), ended)
+    return runner.run(rate_rps, seed, requests), rows[0]
+
+
+def quickly(plain: Mapping[str, Any], rate_rps: float, seed: int, requests: int) -> Made:
+    """One simulated run, on whichever machine."""
+    return _make(CellSpec.from_plain(plain), QuickSimulator(), rate_rps, seed, requests)
 
 
 def _is_figure(value: object) -> TypeGuard[float]:

@@ -12,7 +12,7 @@ from ...harness.backends.base import Backend, Measured
 from ...harness.cells import CellSpec, placed
 from ...harness.experiment import Experiment
 from ...harness.metrics import Hardware, cell_metrics, judge
-from ...harness.plan import SIMULATED
+from ...harness.schema import SIMULATED
 from ...harness.store import Row
 from ...workloads.workload import Workload
 from ..capacity.cells import Ended, RealServer, Server, Simulator

@@ -14,7 +14,7 @@ from optuna.trial import Trial
 from ...harness.backends.serve import OWN_OPTIONS
 from ...harness.core.policy import Bounds
 from ...harness.experiment import Experiment
-from ...harness.plan import SIMULATED
+from ...harness.schema import SIMULATED
 from ...harness.systems import System, system
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .dimension import Dimension, Value, of_bounds, of_values, parse

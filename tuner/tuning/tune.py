@@ -11,6 +11,7 @@ confirm/       the runs on fresh seeds and other workloads
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,9 +25,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...harness.cells import WorkloadSpec, source
 from ...harness.experiment import Experiment, new_folder
-from ...harness.plan import SIMULATED
+from ...harness.schema import SIMULATED
 from ...harness.store import write_whole
 from ...harness.systems import system
+from ...harness.workers import NotDoneError, Pool, together
 from ...workloads.errors import FileFormatError, SloBenchError
 from .claims import alive, claim, cut_trials, new_name, one_at_a_time, wait_again
 from .confirm import Confirming
@@ -177,6 +179,8 @@ def tune(
     progress: Watch | None = None,
     confirming: Confirming = lambda done, of: None,
     ended: Ended | None = None,
+    pool: Pool | None = None,
+    jobs: int | None = None,
 ) -> Outcome:
     """Search for the best configuration; what is found stands in the folder.
 
@@ -194,6 +198,8 @@ def tune(
         progress: called after every trial.
         confirming: called as winners are confirmed with (configurations done, of how many).
         ended: called within a run with (requests ended, clock in seconds).
+        pool: where runs are simulated instead, as in `OnRay().pool()`.
+        jobs: trials at once with a pool; by default as many as it has room for.
 
     Raises:
         SloBenchError: something does not fit, the folder or the storage cannot be used, or no
@@ -201,6 +207,7 @@ def tune(
     """
     asked = settings or TuneSettings()
     made = prepared(experiment, asked)
+    _check_pool(experiment, pool, jobs)
     folder = Path(out) if out is not None else new_folder(f"tune-{made.space.system}")
     if resume and not (folder / ASKED_FILE).is_file():
         raise SloBenchError(f"there is nothing to go on with in {folder}: no {ASKED_FILE}")
@@ -214,16 +221,52 @@ def tune(
         _write_asked(folder, experiment, asked, place)
         with one_at_a_time(folder):
             study = _study(kept, place.study, made, alone=place.storage is None)
-        name = new_name()
-        with alive(study, name), Servers(folder / "servers") as servers:
+        with Servers(folder / "servers") as servers:
             evaluation = Evaluation(
-                made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended
+                made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended, pool
             )
-            _Worker(study, made, evaluation, name, place.storage is None, progress).work()
+            watch = None if progress is None else _one_by_one(progress)
+
+            def work() -> None:
+                name = new_name()
+                with alive(study, name):
+                    _Worker(study, made, evaluation, name, place.storage is None, watch).work()
+
+            if pool is None:
+                work()
+            else:
+                together([work] * min(jobs or pool.at_once, asked.trials), pool)
         found = found_in(study, made.aim, made.space)
         if found.running:  # whoever ends last concludes
             return Outcome(folder, made.experiment, asked, found, (), ())
-        return concluded(made.experiment, asked, found, folder, ended=ended, progress=confirming)
+        return concluded(
+            made.experiment, asked, found, folder, ended=ended, progress=confirming, pool=pool
+        )
+
+
+def _check_pool(experiment: Experiment, pool: Pool | None, jobs: int | None) -> None:
+    if jobs is not None and jobs < 1:
+        raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
+    if pool is None and jobs is not None:
+        raise SloBenchError(
+            "jobs are trials at once on a cluster: add --executor ray, or go on with the same "
+            "study in another shell (slo-bench tune --resume --out DIR)"
+        )
+    if pool is not None and experiment.backend != SIMULATED:
+        raise SloBenchError(
+            f"trials on {experiment.backend} belong to the machine that has the server: leave "
+            "--executor out"
+        )
+
+
+def _one_by_one(watch: Watch) -> Watch:
+    lock = threading.Lock()
+
+    def told(progress: TuneProgress) -> None:
+        with lock:
+            watch(progress)
+
+    return told
 
 
 def _is_new(folder: Path) -> bool:
@@ -410,6 +453,8 @@ class _Worker:
                 fewest_gpus=self._fewest_gpus(trials),
                 report=self._reporter(trial),
             )
+        except NotDoneError:
+            raise  # the trial is cut, and nothing is known of it
         except SloBenchError as error:
             self._evaluation.servers.stop()
             trial.set_user_attr("failed", str(error))
