@@ -108,6 +108,14 @@ def serve(
             metavar="PATH", help="With paged: an encoder beside the model, for /v1/embeddings."
         ),
     ] = None,
+    kv_store: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER=GIB",
+            help="With paged: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; "
+            "repeated, the fastest first. Servers of one model that name the same share them.",
+        ),
+    ] = None,
     kvcached: Annotated[
         bool,
         typer.Option(
@@ -166,11 +174,14 @@ def serve(
             block_tokens=block_tokens or 16,
             host_blocks=host_blocks,
             embedder=embedder,
+            kv_store=kv_store or (),
             port=port or 0,
         )
         return
     if embedder is not None:
         raise SloBenchError("--embedder goes with --backend paged only")
+    if kv_store:
+        raise SloBenchError("--kv-store goes with --backend paged only")
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
     wanted = Serve(

@@ -26,7 +26,8 @@ class ServerSchema(BaseModel):
     `kvcached` switches that library on in servers on GPUs.
     `workers` are processes beside the engine `paged`, between which layers and heads move as
     BanaServe decides; `moving` sets its thresholds. By `clock` `cpu` it counts the CPU time of its
-    thread and skips waits, so that a busy machine disturbs its figures less.
+    thread and skips waits, so that a busy machine disturbs its figures less. `kv_store`: folders
+    with sizes, `FOLDER=GIB`, fastest first, where it keeps prefixes beyond its device.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -43,3 +44,4 @@ class ServerSchema(BaseModel):
     workers: Annotated[int, Field(ge=0, le=64)] = 0
     moving: Mapping[str, float] = {}
     clock: Literal["real", "cpu"] = "real"
+    kv_store: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()

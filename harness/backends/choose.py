@@ -16,6 +16,8 @@ def backend_of(asked: ExperimentSchema) -> Backend:
         raise SloBenchError(f"server.clock goes with backend paged, not with {asked.backend}")
     if asked.backend != PAGED and asked.server.workers:
         raise SloBenchError(f"server.workers go with backend paged, not with {asked.backend}")
+    if asked.backend != PAGED and asked.server.kv_store:
+        raise SloBenchError(f"server.kv_store goes with backend paged, not with {asked.backend}")
     if asked.backend == "http":
         return HttpBackend(asked.client)
     if asked.backend == PAGED:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Hashable, Iterator, Sequence
+import tempfile
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from ..metrics import Hardware
 from ..migrating import Migrator, rule_of
 from ..oversize import fit
 from ..server_schema import ServerSchema
-from ..store import write_whole
+from ..store import Value, write_whole
 from .base import Measured, Progress
 from .environments import home
 from .matrix import check as check_system
@@ -43,6 +44,7 @@ from .matrix import check as check_system
 if TYPE_CHECKING:
     from ..engines.paged.build import Engine, Room
     from ..engines.paged.decoder import Decoder
+    from ..engines.paged.tiers import TierFolder
     from ..engines.paged.workers import Workers
 
 PAGED = "paged"  # as the matrix names it
@@ -82,6 +84,26 @@ class PagedBackend:
             )
         if self.server.workers and place.gpu != "cpu":
             raise SloBenchError("server.workers compute on the CPU; leave gpu at cpu")
+        if self.server.kv_store:
+            self._check_store(spec)
+
+    def _check_store(self, spec: CellSpec) -> None:
+        from ..engines.paged.tiers import TierFolder
+
+        for tier in self.server.kv_store:
+            TierFolder.parse(tier)
+        if not configured(spec.system, spec.knobs).prefix_cache:
+            raise SloBenchError(
+                f"{spec.system} looks for no prefixes: there is nothing to keep in server.kv_store"
+            )
+        if self.server.clock == "cpu":
+            raise SloBenchError(
+                "server.clock cpu is the time of one thread; server.kv_store has threads of its own"
+            )
+        if self.server.validated:
+            raise SloBenchError(
+                "a run with server.kv_store cannot be validated: no log says what the store holds"
+            )
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`: the model is loaded once for all cells that are set up alike."""
@@ -105,11 +127,13 @@ class PagedBackend:
         model = model_folder(place.model)
         logged = self.server.step_log or self.server.validated
         decoder = load_decoder(model, place.gpu)
+        store = self.server.kv_store
         if not self.server.workers:
-            yield Loaded(decoder, model, logged, clock=self.server.clock)
+            yield Loaded(decoder, model, logged, clock=self.server.clock, store=store)
             return
         with Workers(self.server.workers) as workers:
-            yield Loaded(decoder, model, logged, workers, rule_of(self.server.moving))
+            rule = rule_of(self.server.moving)
+            yield Loaded(decoder, model, logged, workers, rule, store=store)
 
 
 def model_folder(model: str) -> Path:
@@ -124,7 +148,9 @@ def model_folder(model: str) -> Path:
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model in memory. With `workers`, layers and heads move to them by `rule`."""
+    """A model in memory. With `workers`, layers and heads move to them by `rule`. `store`: tiers
+    beyond the device, of which each cell has some of its own while it is measured.
+    """
 
     decoder: Decoder
     folder: Path
@@ -132,6 +158,7 @@ class Loaded:
     workers: Workers | None = None
     rule: BanaServe | None = None
     clock: str = "real"
+    store: tuple[str, ...] = ()
     model: str = field(init=False)
     gpu: str = field(init=False)
     hardware: Hardware = field(init=False)
@@ -152,24 +179,42 @@ class Loaded:
             SloBenchError: no room for the KV blocks, embedding requests, or a request that is too
                 long under `oversize = "error"`.
         """
+        if (workload.kind == Kind.EMBED).any():
+            raise SloBenchError(f"{workload.name} has embedding requests; backend paged has none")
+        system = configured(spec.system, spec.knobs)
+        cached = system.prefix_cache and workload.prefix_blocks is not None
+        if self.store and not cached:
+            raise SloBenchError(
+                f"no requests of {workload.name} share a prefix: there is nothing to keep in "
+                "server.kv_store"
+            )
+        unit = workload.prefix_block_tokens if cached else 0
+        with _own_tiers(self.store) as tiers:
+            room = replace(self._room(spec, system.policy, unit), store=tiers)
+            return self._measured(spec, workload, folder, progress, system.policy, room)
+
+    def _measured(
+        self,
+        spec: CellSpec,
+        workload: Workload,
+        folder: Path,
+        progress: Progress | None,
+        policy: AnyPolicy,
+        room: Room,
+    ) -> Measured:
         import torch
 
         from ..engines.paged.build import Engine
         from ..engines.paged.clock import CpuClock, RealClock
         from ..engines.paged.sequence import Sequence as Tokens
 
-        if (workload.kind == Kind.EMBED).any():
-            raise SloBenchError(f"{workload.name} has embedding requests; backend paged has none")
-        system = configured(spec.system, spec.knobs)
-        cached = system.prefix_cache and workload.prefix_blocks is not None
-        unit = workload.prefix_block_tokens if cached else 0
-        engine = Engine(self.decoder, self._room(spec, system.policy, unit), self.workers)
-        most_tokens = self._most_tokens(engine, system.policy)
+        engine = Engine(self.decoder, room, self.workers)
+        most_tokens = self._most_tokens(engine, policy)
         workload, rejected = fit(
             workload,
             most_tokens,
             spec.oversize,
-            reserved=isinstance(system.policy, StaticPolicy) or overrides(system.policy, "commit"),
+            reserved=isinstance(policy, StaticPolicy) or overrides(policy, "commit"),
         )
         told = predicted_output_tokens(spec, workload)
         lengths = workload.output_tokens if told is None else told
@@ -181,7 +226,7 @@ class Loaded:
                 f"{torch.get_num_threads()}: set OMP_NUM_THREADS=1"
             )
         instance = engine.instance(
-            system.policy,
+            policy,
             lambda r: Tokens(prompts.token_ids(workload[r.id])),
             RealClock() if self.clock == "real" else CpuClock(),
             predictions=Guess(lambda r: int(lengths[r.id])),
@@ -197,7 +242,7 @@ class Loaded:
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
         if self.logged:
             _keep_log(folder, spec, self, engine, lines, most_tokens)
-        return Measured(result)
+        return Measured(result, figures=_store_figures(engine, instance))
 
     def _migrator(self, engine: Engine, instance: Instance) -> Migrator | None:
         from ..engines.paged.execution import Execution
@@ -311,6 +356,42 @@ def _keep_log(
         "steps": [{"file": f"servers/{log.name}", "begin": 0, "end": len(text)}],
     }
     write_whole(meta_path(folder, spec.cell), [json.dumps(meta, indent=1).encode()])
+
+
+@contextlib.contextmanager
+def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
+    """Empty folders in those that are named, for as long as the block lasts: what an earlier cell
+    has left would tell of its prompts, and of nothing that this one measures.
+
+    Raises:
+        SloBenchError: a folder cannot be made.
+    """
+    from ..engines.paged.tiers import TierFolder
+
+    with contextlib.ExitStack() as stack:
+        tiers = []
+        for tier in map(TierFolder.parse, store):
+            try:
+                tier.folder.mkdir(parents=True, exist_ok=True)
+                made = tempfile.TemporaryDirectory(dir=tier.folder, prefix="cell-")
+            except OSError as error:
+                raise SloBenchError(f"the KV store cannot be made: {error}") from None
+            tiers.append(replace(tier, folder=Path(stack.enter_context(made))))
+        yield tuple(tiers)
+
+
+def _store_figures(engine: Engine, instance: Instance) -> Mapping[str, Value]:
+    from ..engines.paged.store_ledger import PagedStoreLedger
+
+    if not isinstance(instance.ledger, PagedStoreLedger):
+        return {}
+    instance.ledger.shared_units.flush()
+    carried = engine.runner.carrier.carried
+    return {
+        "kv_store_loaded_bytes": carried.loaded_bytes,
+        "kv_store_stored_bytes": carried.stored_bytes,
+        "kv_store_waited_s": carried.waited_s,
+    }
 
 
 def _nothing(r: RequestState) -> Any:

@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -162,6 +162,7 @@ class _Routes:
     def _metrics(self) -> str:
         live, counts = self._live, self._live.counts
         view, ledger = live.instance.view, live.instance.ledger
+        carried = live.engine.runner.carrier.carried
         lines = []
         for name, kind, value in (
             ("requests_total", "counter", counts.requests),
@@ -171,6 +172,8 @@ class _Routes:
             ("generation_tokens_total", "counter", counts.output_tokens),
             ("num_preemptions_total", "counter", live.instance.measures.preemptions),
             ("steps_total", "counter", live.instance.measures.steps),
+            ("kv_store_loaded_bytes_total", "counter", carried.loaded_bytes),
+            ("kv_store_stored_bytes_total", "counter", carried.stored_bytes),
             ("num_requests_waiting", "gauge", view.n_waiting + view.n_resident),
             ("num_requests_running", "gauge", view.n_running),
             ("kv_blocks_used", "gauge", ledger.total - ledger.free),
@@ -401,9 +404,11 @@ def serving_model(
     block_tokens: int = 16,
     host_blocks: int | None = None,
     embedder: str | None = None,
+    kv_store: Sequence[str] = (),
     port: int = 0,
 ) -> Iterator[str]:
-    """A model with a policy, as a server; its address.
+    """A model with a policy, as a server; its address. Servers that name the same folders in
+    `kv_store` (`FOLDER=GIB`, fastest first) for the same model share what they have computed.
 
     Raises:
         SloBenchError: the model cannot be loaded, does not fit, or the system cannot run so.
@@ -412,6 +417,7 @@ def serving_model(
     from ..engines.paged.build import Engine, Room, swaps
     from ..engines.paged.build import kv_blocks as blocks_that_fit
     from ..engines.paged.load import load_decoder
+    from ..engines.paged.tiers import TierFolder
     from ..systems import system as system_by_name
     from .matrix import check
     from .paged import PAGED, model_folder
@@ -421,6 +427,11 @@ def serving_model(
     check(found, PAGED)
     if not isinstance(found.policy, Policy):
         raise SloBenchError(f"{system_name} serves static batches, which no server streams")
+    if kv_store and not found.prefix_cache:
+        raise SloBenchError(
+            f"{system_name} looks for no prefixes: there is nothing to keep in a KV store"
+        )
+    tiers = tuple(TierFolder.parse(tier) for tier in kv_store)
     folder: Path = model_folder(model)
     decoder = load_decoder(folder, device)
     embeds = None
@@ -432,6 +443,7 @@ def serving_model(
         block_tokens,
         (HOST_BLOCKS if host_blocks is None else host_blocks) if swaps(found.policy) else 0,
         block_tokens if found.prefix_cache else 0,
+        tiers,
     )
     engine = Engine(decoder, room)
     with Live(engine, found.policy) as live:

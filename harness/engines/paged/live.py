@@ -15,6 +15,7 @@ from .build import Engine
 from .clock import RealClock
 from .instance import PagedInstance
 from .sequence import Sampling, Sequence
+from .store_ledger import PagedStoreLedger
 
 _IDLE_S = 0.02  # how long to wait where nobody may run now
 _DIGEST = (1 << 62) - 1
@@ -83,6 +84,8 @@ class Live:
             self._stops = True
             self._wake.notify()
         self._thread.join()
+        if isinstance(self.instance.ledger, PagedStoreLedger):
+            self.instance.ledger.shared_units.flush()
 
     @property
     def running(self) -> bool:

@@ -49,6 +49,8 @@ class Carried:
 class Carrier(Protocol):
     """Carries the traffic of an iteration; without any, nothing of this waits."""
 
+    carried: Carried  # in this process
+
     def begin(self, traffic: Traffic) -> None:
         """All layers are computed next, in their order; loading begins."""
         ...

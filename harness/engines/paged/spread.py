@@ -55,6 +55,7 @@ class _SpreadCarrier:
         self._told: Seq[int] = ()
         self.ready = here.ready
         self.computed = here.computed
+        self.carried = here.carried
 
     def begin(self, traffic: Traffic) -> None:
         """See `Carrier`."""

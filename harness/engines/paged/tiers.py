@@ -13,6 +13,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import time
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
@@ -38,6 +40,25 @@ class TierFolder:
 
     folder: Path
     capacity_bytes: int
+
+    @classmethod
+    def parse(cls, text: str) -> TierFolder:
+        """`FOLDER=GIB`.
+
+        Raises:
+            SloBenchError: it is not that.
+        """
+        folder, _, size = text.rpartition("=")
+        try:
+            gib = float(size)
+        except ValueError:
+            gib = math.nan
+        if not folder or not 0 < gib < math.inf:
+            raise SloBenchError(
+                f"a tier of the KV store is a folder and its size in GiB, as in /dev/shm/kv=2, "
+                f"but is {text!r}"
+            )
+        return cls(Path(folder), round(gib * GIB))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
+from slo_bench.harness.experiment import Experiment
 from slo_bench.harness.schema import ExperimentSchema
 from slo_bench.workloads.errors import SloBenchError
 
@@ -163,3 +164,49 @@ def test_a_run_under_pressure_is_decided_again_as_it_was(tmp_path: Path, system:
     (level,) = json.loads((out / "validation.json").read_text())
     assert level["replayed_iterations"] > 30
     assert all(abs(row["replayed_error"]) < 1e-6 for row in level["rows"] if row["real_s"])
+
+
+def test_a_run_whose_prefixes_go_beyond_the_device(tmp_path: Path) -> None:
+    """So few blocks that a conversation's next turn finds nothing of it there, but in the store."""
+    file = tmp_path / "store.toml"
+    store = [f"{tmp_path}/memory=0.004", f"{tmp_path}/disk=0.1"]
+    text = (
+        'backend = "paged"\nsystems = ["vllm"]\nworkload = "alpaca"\nrates = 20\nrequests = 30\n'
+        'seeds = 1\nkv_blocks = 80\noversize = "truncate"\nrecords = "csv"\n'
+        'sessions = "sessions(turns=fixed(5), think_s=1, system_prompt_tokens=64)"\n'
+    )
+    file.write_text(f"{text}server = {{kv_store = {json.dumps(store)}}}\n")
+    found = {}
+    for name in ("with", "without"):
+        out = tmp_path / name
+        done = CliRunner().invoke(app, ["run", str(file), "--no-report", "--out", str(out)])
+        assert done.exit_code == 0, done.output
+        (row,) = rows(out)
+        assert row["valid"] == "True"
+        found[name] = row
+        file.write_text(text)
+    assert int(found["with"]["kv_store_loaded_bytes"]) > 0
+    assert "kv_store_loaded_bytes" not in found["without"]
+    for tier in store:  # nothing is left
+        assert list(Path(tier.partition("=")[0]).iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, "no requests of alpaca share a prefix"),
+        ({"systems": "orca"}, "looks for no prefixes"),
+        ({"server": {"kv_store": "kv"}}, "a folder and its size in GiB"),
+        ({"server": {"kv_store": "/proc/nowhere=1"}, "sessions": "sessions"}, "cannot be made"),
+        ({"server": {"kv_store": "kv=1", "clock": "cpu"}}, "threads of its own"),
+        ({"server": {"kv_store": "kv=1", "validated": True}}, "cannot be validated"),
+        ({"backend": "vllm", "model": "nowhere"}, "goes with backend paged"),
+    ],
+)
+def test_where_a_store_makes_no_sense(
+    tmp_path: Path, changes: dict[str, object], word: str
+) -> None:
+    asked = {"systems": "vllm", "workload": "alpaca", "rates": 40.0, "requests": 3, "seeds": 1}
+    store = {"kv_store": f"{tmp_path}/kv=0.1"}
+    with pytest.raises(SloBenchError, match=word):
+        Experiment(**{"backend": "paged", **asked, "server": store, **changes}).run(tmp_path / "r")

@@ -91,6 +91,39 @@ def test_its_tokens_are_those_of_the_model(
         assert "no chat template" in refused.json()["error"]["message"]
 
 
+def test_servers_that_name_the_same_store_share_it(
+    model_folder: Callable[[str], Path], generated: Greedy, tmp_path: Path
+) -> None:
+    own = list(range(10, 60))
+    ask = {"prompt": own, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    tiers = [f"{tmp_path}/memory=0.001", f"{tmp_path}/disk=0.1"]
+    counts = []
+    for _ in range(2):
+        model = str(model_folder("llama"))
+        with serving_model("vllm", {}, model, kv_blocks=40, kv_store=tiers) as url:
+            answer = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()
+            assert own + answer["choices"][0]["token_ids"] == generated("llama", own, 9)
+            counts.append(metrics(url))
+    loaded = [int(one["kv_store_loaded_bytes_total"]) for one in counts]
+    assert loaded[0] == 0
+    assert loaded[1] == counts[0]["kv_store_stored_bytes_total"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["fifo", "--backend", "paged", "--kv-store", "kv=1"], "static batches"),
+        (["orca", "--backend", "paged", "--kv-store", "kv=1"], "looks for no prefixes"),
+        (["vllm", "--backend", "paged", "--kv-store", "kv"], "a folder and its size in GiB"),
+        (["vllm", "--backend", "vllm", "--kv-store", "kv=1"], "with --backend paged only"),
+    ],
+)
+def test_where_no_store_is(words: list[str], problem: str) -> None:
+    refused = CliRunner().invoke(app, ["serve", *words])
+    assert refused.exit_code == 1
+    assert problem in str(refused.exception)
+
+
 def test_a_conversation(url: str) -> None:
     ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 3}
     whole = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=60).json()
