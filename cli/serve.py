@@ -15,6 +15,8 @@ EXAMPLES = (
     "slo-bench serve ascendra --backend vllm --model path/to/model --knob n_lp=1",
     "slo-bench serve prism --backend vllm --model path/to/a --model path/to/b --awake 1",
     "slo-bench serve edf --backend vllm --model path/to/model",
+    "slo-bench serve slo-odbs-continuous --backend vllm --model M "
+    "--length-predictor 'learned(lengths, online=200)'",
     "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
     "slo-bench serve vllm --backend paged",
     "slo-bench serve edf-drop --backend vllm --model M --kv-blocks 200 "
@@ -75,6 +77,15 @@ def serve(
             metavar="R",
             help="Which of several servers gets a request: round-robin, least-loaded, "
             "prefix-aware or load-aware. Default: as the system has it.",
+        ),
+    ] = None,
+    length_predictor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P",
+            help="What tells the policy how long answers will be, before they begin: a folder that "
+            "`slo-bench predict-train` made, learned(DIR, model=NAME, online=200), which follows "
+            "what comes, or constant(N). Default: nothing does.",
         ),
     ] = None,
     kv_transfer: Annotated[
@@ -154,6 +165,8 @@ def serve(
     from ..harness.gateway import serving as gateway
     from ..harness.gateway.split import transfer_of
     from .serving import (
+        before,
+        check_hears,
         knobs_of,
         only_one,
         serve_models,
@@ -161,6 +174,9 @@ def serve(
         stop_on_signals,
         wait_while_served,
     )
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
@@ -176,6 +192,7 @@ def serve(
             embedder=embedder,
             kv_store=kv_store or (),
             port=port or 0,
+            length_predictor=length_predictor,
         )
         return
     if embedder is not None:
@@ -205,6 +222,8 @@ def serve(
     if port is not None:
         check_port(port)
     shared = shared_policy(system, wanted.knobs, backend)
+    if length_predictor is not None:
+        check_hears(wanted, inside=shared is None, say=say)
     if shared is not None:
         if served_name is not None or router is not None or instances > 1 or step_log is not None:
             raise SloBenchError(
@@ -218,11 +237,9 @@ def serve(
         raise SloBenchError("--awake goes with prism only")
     log = log or Path("servers") / f"{wanted.label}.log"
 
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
     with contextlib.ExitStack() as stack:
-        alone = instances == 1 and not wanted.gateway
+        alone = instances == 1 and not wanted.gateway and length_predictor is None
+        told = before(stack, length_predictor, wanted.values_field, say)
         servers = wanted.start(
             stack, log, instances=instances, port=port if alone else None, say=say
         )
@@ -230,7 +247,7 @@ def serve(
             url = servers[0].url
         else:
             plan = wanted.behind(servers, router)
-            url = stack.enter_context(gateway(plan, port=port or 0, say=say))
+            url = stack.enter_context(gateway(told(plan), port=port or 0, say=say))
             for server in servers:
                 say(f"{server.name} at {server.url}: {server.log}")
         typer.echo(url)

@@ -20,6 +20,8 @@ from ..workloads.errors import SloBenchError
 if TYPE_CHECKING:
     from ..harness.backends.serve import Serve
     from ..harness.clusters.prism import Prism
+    from ..harness.gateway.running import Behind
+    from ..harness.systems import System
 
 _LOOK_EVERY_S = 0.5
 
@@ -90,6 +92,49 @@ def only_one(models: Sequence[str], system: str) -> str | None:
     return models[0] if models else None
 
 
+def check_hears(wanted: Serve, *, inside: bool, say: Callable[[str], None]) -> None:
+    """Refuse lengths that no policy would hear of, and say so where one does not look at them.
+
+    Raises:
+        SloBenchError: no policy decides `inside` the servers.
+    """
+    if not (inside and wanted.patched):
+        raise SloBenchError(
+            f"{wanted.system} has {wanted.backend} as it is, and nothing in that looks at "
+            "predicted lengths: leave --length-predictor out, or serve a system that decides inside"
+        )
+    say_whether_it_looks(wanted.found(), say)
+
+
+def say_whether_it_looks(found: System, say: Callable[[str], None]) -> None:
+    """A policy that does not look at lengths is told them all the same."""
+    if not found.policy.reads_lengths:
+        say(
+            f"{found.name} does not look at predicted lengths: they are told, cost their time, and "
+            "change nothing"
+        )
+
+
+def before(
+    stack: contextlib.ExitStack,
+    predictor: str | None,
+    field: str,
+    say: Callable[[str], None],
+) -> Callable[[Behind], Behind]:
+    """What puts a predictor of lengths before servers; nothing where none is asked for.
+
+    Raises:
+        SloBenchError: it cannot be had.
+    """
+    if predictor is None:
+        return lambda plan: plan
+    from ..harness.gateway.foretold import ForetoldPlan, foretells
+
+    made = foretells(predictor, say)
+    stack.callback(made.close)
+    return lambda plan: ForetoldPlan(plan, field, made)
+
+
 def serve_models(
     models: Sequence[str], common: Serve, policy: Prism, log: Path, awake: int | None, port: int
 ) -> None:
@@ -118,6 +163,9 @@ def serve_paged(
     system: str,
     model: str | None,
     knobs: Mapping[str, bool | int | float | str],
+    *,
+    port: int,
+    length_predictor: str | None,
     **options: Any,
 ) -> None:
     """Our own engine, in this process, until Ctrl-C; `options` as `serving_model` has them.
@@ -130,10 +178,27 @@ def serve_paged(
     need_torch()
     from ..harness.backends.paged import TINY
     from ..harness.backends.paged_http import serving_model
+    from ..harness.core.wire import VLLM_FIELD
+    from ..harness.engines.over_http.endpoint import Endpoint
+    from ..harness.gateway import Plan
+    from ..harness.gateway import serving as gateway
+    from ..harness.systems import system as system_by_name
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
 
     if model is None:
-        typer.echo(f"{TINY}: a tiny Llama with random weights, made here", err=True)
-    with serving_model(system, knobs, model or TINY, **options) as url:
+        say(f"{TINY}: a tiny Llama with random weights, made here")
+    with contextlib.ExitStack() as stack:
+        own_port = port if length_predictor is None else 0
+        served = serving_model(system, knobs, model or TINY, port=own_port, **options)
+        if length_predictor is None:
+            url = stack.enter_context(served)
+        else:
+            say_whether_it_looks(system_by_name(system), say)
+            told = before(stack, length_predictor, VLLM_FIELD, say)
+            plan = Plan([Endpoint.parse(stack.enter_context(served))])
+            url = stack.enter_context(gateway(told(plan), port=port, say=say))
         typer.echo(url)
-        typer.echo("Ctrl-C stops", err=True)
+        say("Ctrl-C stops")
         threading.Event().wait()

@@ -9,7 +9,8 @@ predict-train` made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from .lengths.config import PredictorConfig
 
 if TYPE_CHECKING:
     from .lengths.baselines import Baseline
+    from .lengths.following import Follower, Said
     from .lengths.predictor import Prompt, TrainedPredictor
 
 Ints = NDArray[np.int64]
@@ -100,8 +102,9 @@ class Learned:
     Where a request has no text, a bucket is drawn as often as the predictor took the true one for
     it on its calibration part, and its middle is told. `model` is who answers, by the name that the
     predictor knows; by default the workload's. `base` says where the base model is now. With
-    `online` it follows the run: after every so many requests, in order of arrival, their answers
-    are known, correct it at once and are taught to it, in memory alone.
+    `online` it follows the run. Simulated: after every so many requests, in order of arrival, their
+    answers are known, correct it at once and are taught to it, in memory alone. Before real servers
+    each answer corrects it when it comes, and every so many are taught, see `lengths.following`.
     """
 
     folder: str
@@ -138,18 +141,30 @@ class Learned:
             told[list(known)] = of[which]
         return told
 
-    def at_dispatch(self, workload: Workload, rng: np.random.Generator) -> AtDispatch:
+    def at_dispatch(
+        self, workload: Workload, rng: np.random.Generator, followed: Path | None = None
+    ) -> AtDispatch:
         """The same for single requests of a workload, when they are due; loads the network.
 
+        To follow the run it needs a folder of its own, `followed`, where a copy of the predictor
+        learns: whoever runs next begins with what this one began with.
+
         Raises:
-            SloBenchError: it is to follow the run.
+            SloBenchError: it cannot be loaded, or is to follow and there is no such folder.
         """
-        if self.online:
-            raise SloBenchError(
-                f"learned(…, online={self.online}) follows simulated runs only; before real "
-                "servers leave online out, and teach what came by predict-train RUN --update"
-            )
-        return AtDispatch(self, workload, self._drawn(workload.output_tokens, rng))
+        return AtDispatch(self, workload, self._drawn(workload.output_tokens, rng), followed)
+
+    def follower(self, say: Callable[[str], None]) -> Follower:
+        """What reads single prompts; with `online` it learns in the predictor's own folder.
+
+        Raises:
+            SloBenchError: it cannot be loaded, or somebody else follows with this folder.
+        """
+        from .lengths.following import Follower
+
+        return Follower(
+            Path(self.folder), base=self.base or None, online=self.online, device="auto", say=say
+        )
 
     def prompt(self, workload: Workload, row: int) -> Prompt | None:
         """What is known of a request; None where it has no text."""
@@ -178,14 +193,19 @@ class Learned:
 class AtDispatch:
     """A trained predictor and the workload that it will be asked of; on one thread."""
 
-    def __init__(self, learned: Learned, workload: Workload, drawn: Ints) -> None:
-        import torch
-
-        torch.set_num_threads(1)
+    def __init__(
+        self, learned: Learned, workload: Workload, drawn: Ints, followed: Path | None
+    ) -> None:
         self._learned = learned
         self._workload = workload
         self._drawn = drawn
-        self._predictor = _loaded(learned.folder, learned.base)
+        self._said: dict[int, Said] = {}
+        if not learned.online:
+            self.follower = _reader(learned.folder, learned.base)
+        elif followed is None:
+            raise SloBenchError(f"learned(…, online={learned.online}) needs a folder to learn in")
+        else:
+            self.follower = _copy_that_follows(learned, followed)
 
     def lengths(self, rows: Sequence[int]) -> list[tuple[int, int]]:
         """Tokens that half of such answers do not exceed, and nine in ten, at least 1."""
@@ -193,10 +213,34 @@ class AtDispatch:
         prompts = {row: self._learned.prompt(self._workload, row) for row in rows}
         known = {row: prompt for row, prompt in prompts.items() if prompt is not None}
         if known:
-            lengths = self._predictor.lengths(list(known.values()))
-            pairs = zip(lengths.median_tokens(), lengths.longest_tokens(), strict=True)
-            found |= {row: (int(a), int(b)) for row, (a, b) in zip(known, pairs, strict=True)}
+            said = dict(zip(known, self.follower.read(list(known.values())), strict=True))
+            found |= {row: (one.half, one.most) for row, one in said.items()}
+            if self._learned.online:
+                self._said |= said
         return [found[row] for row in rows]
+
+    def came(self, row: int, output_tokens: int) -> None:
+        """The answer of a request is there: what follows is told how long it was."""
+        said = self._said.pop(row, None)
+        if said is not None:
+            self.follower.came(said, output_tokens)
+
+    def close(self) -> None:
+        """Nobody is asked of any more."""
+        if self._learned.online:
+            self.follower.close()
+
+
+def _copy_that_follows(learned: Learned, folder: Path) -> Follower:
+    from .lengths.following import Follower
+    from .lengths.online import QUEUE
+    from .lengths.predictor import find_base
+
+    source = Path(learned.folder)
+    base = find_base(learned.base or None, source, PredictorConfig.load(source))
+    shutil.rmtree(folder, ignore_errors=True)  # of a level that was not finished
+    shutil.copytree(source, folder, ignore=shutil.ignore_patterns(QUEUE, ".*"))
+    return Follower(folder, base=base, online=learned.online, device="auto")
 
 
 @dataclass(frozen=True)
@@ -244,6 +288,11 @@ def _tfidf(folder: str) -> Baseline:
     config = PredictorConfig.load(Path(folder))
     samples = read_samples(Path(folder) / config.samples_file)
     return tfidf(samples[TRAIN], config.shape.edges)
+
+
+@lru_cache(maxsize=4)
+def _reader(folder: str, base: str) -> Follower:
+    return Learned(folder, base=base).follower(lambda line: None)
 
 
 @lru_cache(maxsize=4)

@@ -24,7 +24,7 @@ MOST_CURVES = 8
 """Instances or models in a figure: those that have most."""
 
 _POINTS = 96
-_MOVES = ("layers", "heads")
+_MOVES = ("layers", "heads", "taught")
 _APART = {
     "load": (
         "Load of each instance",
@@ -41,6 +41,12 @@ _APART = {
         "KV memory of each model",
         "All GPUs together.",
         Axis("KV memory, GiB", "number"),
+    ),
+    "lengths": (
+        "Predicted lengths that were right",
+        "Share of answers in the predicted bucket, as policies were told and as the network alone "
+        "would have said, and in it or next to it. Vertical lines: what had come was taught.",
+        Axis("share of answers", "percent"),
     ),
 }
 

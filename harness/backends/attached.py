@@ -104,7 +104,10 @@ class Attached:
         )
         if spec.length_predictor != "oracle":
             options = dataclasses.replace(
-                options, length_predictor=spec.length_predictor, length_seed=spec.seed
+                options,
+                length_predictor=spec.length_predictor,
+                length_seed=spec.seed,
+                lengths_folder=folder / "lengths" / spec.cell,
             )
         with watching(self._gpus()) as watch:
             found = measure(
@@ -125,7 +128,11 @@ class Attached:
             found.result,
             invalid_because=found.invalid_because,
             columns=_columns(found),
-            figures={**_figures(workload, found), **_gpu_figures(watch, found)},
+            figures={
+                **_figures(workload, found),
+                **_gpu_figures(watch, found),
+                **_lengths_figures(found),
+            },
         )
 
     def _gpus(self) -> Sequence[Gpu]:
@@ -146,6 +153,14 @@ def _gpu_figures(watch: GpuWatch, found: HttpResult) -> Mapping[str, Value]:
     """Over the level: from its time zero to its last answer."""
     ended_s = found.columns.ended_s[np.isfinite(found.columns.ended_s)]
     return watch.figures(found.start_s, found.start_s + float(ended_s.max(initial=0.0)))
+
+
+def _lengths_figures(found: HttpResult) -> Mapping[str, Value]:
+    """Of a predictor that followed: how often it has learnt."""
+    told = found.result.timeline.told
+    if not any(one.what == "lengths" for one in told):
+        return {}
+    return {"length_updates": sum(one.what == "taught" for one in told)}
 
 
 def _hardware(spec: CellSpec) -> Hardware:

@@ -24,7 +24,6 @@ from ...workloads.workload import Workload
 from ..cells import CellSpec, PlacementSpec, workload_of
 from ..client_schema import ClientSchema
 from ..clusters.routers import router as router_by_name
-from ..core.wire import SGLANG_FIELD, VLLM_FIELD
 from ..engines.over_http.endpoint import Endpoint
 from ..gateway import serving_apart
 from ..gateway.split import transfer_of
@@ -40,7 +39,6 @@ from .serve import Serve
 from .servers import Server, ServerError
 
 _BLOCK_TOKENS = 16  # an experiment's default: the server then chooses itself
-_VALUES_FIELD = {"vllm": VLLM_FIELD, "sglang": SGLANG_FIELD}
 _TP = {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}
 _PP = {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size"}
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
@@ -114,7 +112,7 @@ class LaunchedBackend:
                 self._client_for(spec.placement.model),
                 model=_served_name(spec.placement.model),
                 gpu="cpu" if device == "cpu" else "unknown",
-                values_field=_VALUES_FIELD[self.name] if wanted.patched else None,
+                values_field=wanted.values_field if wanted.patched else None,
                 hardware=Hardware(
                     gpus=0 if device == "cpu" else len(servers) * _devices(spec.placement),
                     parameters=math.nan,

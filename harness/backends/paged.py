@@ -20,7 +20,7 @@ from ...predictors.specs import GIB
 from ...workloads.errors import SloBenchError
 from ...workloads.request import Kind
 from ...workloads.workload import Workload
-from ..cells import CellSpec, configured, predicted_output_tokens
+from ..cells import CellSpec, configured, longest_output_tokens, predicted_output_tokens
 from ..clusters.banaserve import BanaServe
 from ..core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ..core.state import RequestState
@@ -218,6 +218,8 @@ class Loaded:
         )
         told = predicted_output_tokens(spec, workload)
         lengths = workload.output_tokens if told is None else told
+        longest = longest_output_tokens(spec, workload)
+        longest = lengths if longest is None else longest
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_tokens, spec.cell)
         self._warm_up(engine)
         if self.clock == "cpu" and torch.get_num_threads() != 1:
@@ -229,7 +231,7 @@ class Loaded:
             policy,
             lambda r: Tokens(prompts.token_ids(workload[r.id])),
             RealClock() if self.clock == "real" else CpuClock(),
-            predictions=Guess(lambda r: int(lengths[r.id])),
+            predictions=Guess(lambda r: int(lengths[r.id]), lambda r: int(longest[r.id])),
             sample_s=max(workload.span_s, 1.0) / _SAMPLES,
         )
         migrator = self._migrator(engine, instance)

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...workloads.errors import SloBenchError
 from ..core.decisions import Why
-from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, slo_from_wire
+from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, slo_from_wire, told_from_wire
 from ..engines.paged.encoder import Encoder
 from ..engines.paged.live import Asked, Live
 from ..engines.paged.sequence import Sampling
@@ -264,6 +264,7 @@ class _Generation:
             ),
             ends=frozenset() if free else self._model.eos,
             slo=lambda arrival_s: slo_from_wire(wire, arrival_s),
+            told=told_from_wire(wire),
             priority=int(_number(body, "priority", 0, -(1 << 31), 1 << 31)),
             gave=tell("token"),
             ended=tell("end"),

@@ -13,6 +13,7 @@ from pathlib import Path
 from ...workloads.errors import SloBenchError
 from ..clusters.ascendra import Ascendra
 from ..core.policy import AnyPolicy, Policy, overrides
+from ..core.wire import SGLANG_FIELD, VLLM_FIELD
 from ..engines.over_http.endpoint import Endpoint
 from ..gateway.running import Plan
 from ..gateway.split import Transfer
@@ -39,7 +40,7 @@ OWN_OPTIONS = {
         "max_running_requests": "--max-running-requests",
     },
 }
-
+VALUES_FIELD = {"vllm": VLLM_FIELD, "sglang": SGLANG_FIELD}
 _OF_A_SPLIT = ("prefill_instances", "decode_instances")
 
 
@@ -108,12 +109,17 @@ class Serve:
     @property
     def split(self) -> Split | None:
         """Instances by what they do, if none does all."""
-        return None if self.system is None else self._found().split
+        return None if self.system is None else self.found().split
 
     @property
     def controller(self) -> Ascendra | None:
         """What decides across its instances in place of a router."""
-        return None if self.system is None else self._found().controller
+        return None if self.system is None else self.found().controller
+
+    @property
+    def values_field(self) -> str:
+        """Where the server takes what a policy is told of a request."""
+        return VALUES_FIELD[environment(self.backend).backend]
 
     @property
     def gateway(self) -> bool:
@@ -123,7 +129,7 @@ class Serve:
     @property
     def router(self) -> str:
         """The one that the system asks for."""
-        return "round-robin" if self.system is None else self._found().router
+        return "round-robin" if self.system is None else self.found().router
 
     def check(self, instances: int = 1) -> None:
         """Refuse what cannot be started, before anything is."""
@@ -137,7 +143,7 @@ class Serve:
                 f"but they are {self.block_tokens}"
             )
         if self.patched or self.split is not None:
-            check(self._found(), name)
+            check(self.found(), name)
         if self.split is not None and self.transfer is Transfer.NIXL:
             _check_nixl(found)
         if self.kvcached:
@@ -218,7 +224,7 @@ class Serve:
                 f"and set its knobs {knobs[0]} and {knobs[1]}"
             )
         if controller is not None:
-            policy = self._found().policy
+            policy = self.found().policy
             assert isinstance(policy, AscendraLp)
             return [
                 _Part(f"-{role.name}-{k + 1}", role.name, role.policy)
@@ -288,14 +294,15 @@ class Serve:
                 "install kvcached --no-build-isolation"
             )
 
-    def _found(self) -> System:
+    def found(self) -> System:
+        """The system with its knobs."""
         assert self.system is not None
         return system_by_name(self.system).with_knobs(**self.knobs)
 
     def _own_options(self, backend: str) -> tuple[str, ...]:
         """The knobs of the unpatched server, as its own options."""
         if self.system is not None:
-            self._found()  # checks names and bounds
+            self.found()  # checks names and bounds
         options = OWN_OPTIONS.get(backend, {})
         knobs = {name: value for name, value in self.knobs.items() if name not in _OF_A_SPLIT}
         strangers = set(knobs) - set(options)
@@ -319,7 +326,7 @@ class Serve:
             options = self._own_options(environment(self.backend).backend)
             args = (*options, *self.server_args)
             return replace(launch, server_args=args, step_log=step_log)
-        policy = self._found().policy
+        policy = self.found().policy
         host_blocks = None
         if isinstance(policy, Policy) and overrides(policy, "preempt_by"):
             host_blocks = HOST_BLOCKS if self.host_blocks is None else self.host_blocks

@@ -61,13 +61,19 @@ def send_share(
     tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
     route = Balanced(len(endpoints), router_by_name(router), share.index)
     limits = limits_of(workload, options)
-    driver = Driver(
-        arrivals, route, requests, endpoints, limits, tls, progress, foretells(own, options)
-    )
-    driven = driver.run(start_s or (lambda: perf_counter() + _AHEAD_S))
-    return read_part(
+    foretold = foretells(own, options)
+    driver = Driver(arrivals, route, requests, endpoints, limits, tls, progress, foretold)
+    try:
+        driven = driver.run(start_s or (lambda: perf_counter() + _AHEAD_S))
+    finally:
+        if foretold is not None:
+            foretold.close()
+    part = read_part(
         driven,
         requests.embeds,
         keep_texts=options.keep_texts,
         keep_token_times=options.keep_token_times,
     )
+    if foretold is not None:
+        part.told = foretold.drift(part.start_s)
+    return part

@@ -120,6 +120,8 @@ class Policy(Knobs):
     limits_vary: ClassVar[bool] = False
     # May a request whose time to leave has come still enter at that moment?
     leaves_last: ClassVar[bool] = False
+    # May it look at predicted lengths of answers? Only said to users.
+    reads_lengths: ClassVar[bool] = False
 
     def new_state(self) -> Any:
         """What this policy learns on one instance, empty."""
@@ -187,6 +189,7 @@ class StaticPolicy(Knobs):
     """
 
     continuous: ClassVar[str] = ""
+    reads_lengths: ClassVar[bool] = False  # as `Policy` has it
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
         """The batch to run next, at least one request, from `waiting` (in order of arrival)."""

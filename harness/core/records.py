@@ -106,7 +106,8 @@ class Told(NamedTuple):
 
     `what` says of what: `requests` (waiting and running), `load` (BanaServe's U, from 0 to 2),
     `kv_gib` (KV memory, over all GPUs); `layers` or `heads` that one lends to another from then
-    on, `activation` (`value` seconds until it serves).
+    on, `activation` (`value` seconds until it serves). Of predicted lengths: `lengths`, the share
+    of answers in the named bucket, and `taught`, the share of what was learnt that was taken.
     """
 
     time_s: float

@@ -74,17 +74,22 @@ class LearnedPredictions:
 class Guess(LearnedPredictions):
     """Step and swap times are learned; the lengths of answers are told."""
 
-    def __init__(self, output_tokens: Callable[[RequestState], int] | None = None) -> None:
+    def __init__(
+        self,
+        output_tokens: Callable[[RequestState], int] | None = None,
+        longest_output_tokens: Callable[[RequestState], int] | None = None,
+    ) -> None:
         super().__init__()
         self._told = output_tokens
+        self._longest = longest_output_tokens or output_tokens
 
     def output_tokens(self, r: RequestState) -> int:
         """What was told; else the most it may have."""
         return super().output_tokens(r) if self._told is None else self._told(r)
 
     def longest_output_tokens(self, r: RequestState) -> int:
-        """No more is told."""
-        return self.output_tokens(r)
+        """The same; where no more was told, as expected."""
+        return super().longest_output_tokens(r) if self._longest is None else self._longest(r)
 
 
 def _features(

@@ -23,6 +23,16 @@ _KINDS = {
     "slo_bench_gateway_activations_total": "counter",
     "slo_bench_gateway_evictions_total": "counter",
     "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss
+    "slo_bench_gateway_lengths_requests_total": "counter",
+    "slo_bench_gateway_lengths_batches_total": "counter",  # prompts that were read together
+    "slo_bench_gateway_lengths_seconds_total": "counter",  # that requests waited for it
+    "slo_bench_gateway_lengths_seconds": "gauge",  # of the last 1,000 requests
+    "slo_bench_gateway_lengths_generation": "gauge",
+    "slo_bench_gateway_lengths_updates_total": "counter",
+    "slo_bench_gateway_lengths_window_exact": "gauge",  # of the last 50 answers, as told
+    "slo_bench_gateway_lengths_window_plain": "gauge",  # without the correction
+    "slo_bench_gateway_lengths_window_within_one": "gauge",
+    "slo_bench_gateway_lengths_window_ratio": "gauge",  # what came over what was told
 }
 
 

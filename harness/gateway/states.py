@@ -47,3 +47,23 @@ def _tokens(given: object) -> int:
         ids = sum(isinstance(one, int) for one in given)
         return ids + sum(_tokens(one) for one in given if not isinstance(one, int))
     return 0
+
+
+def last_said(body: Mapping[str, Any]) -> str:
+    """The text that is to be answered: the prompt, or what the user said last; empty: none."""
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        users = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
+        return _text(users[-1].get("content")) if users else ""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    return prompt if isinstance(prompt, str) else ""
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return "\n".join(text for text in texts if isinstance(text, str))

@@ -26,6 +26,7 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
     """
 
     order: ClassVar[Literal["entry", "cache", "time"]] = "entry"
+    reads_lengths: ClassVar[bool] = True
 
     def due_s(self, r: RequestState) -> float:
         """When the last token must be out; infinite where nobody asks."""

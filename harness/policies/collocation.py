@@ -79,6 +79,7 @@ class Collocation(Collocated, Vllm):
     """
 
     limits_vary: ClassVar[bool] = True
+    reads_lengths: ClassVar[bool] = True
 
     # Algorithm 1
     safety_ratio: float = knob(0.1, 0.0, 0.9)

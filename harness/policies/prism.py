@@ -57,6 +57,7 @@ class Prism(Vllm):
     """
 
     order: ClassVar[Literal["entry", "cache", "time", "view"]] = "view"
+    reads_lengths: ClassVar[bool] = True
 
     caution: float = knob(1.0, 0.0, 10.0)
     buffer: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry

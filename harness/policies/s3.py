@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import ClassVar
 
 from ..core.policy import StaticPolicy, knob
 from ..core.state import RequestState
@@ -54,6 +55,8 @@ class S3(StaticPolicy):
     one with the `oldest` request, or that of the `shortest` answers (both are silent about it).
     Packed are the oldest `window` requests.
     """
+
+    reads_lengths: ClassVar[bool] = True
 
     max_batch: int = knob(32, 1, 4096, log=True)
     first: str = knob("oldest", choices=("oldest", "shortest"))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..core.policy import StaticPolicy, knob
 from ..core.state import RequestState
@@ -16,6 +17,8 @@ from ..core.view import View
 @dataclass(frozen=True)
 class ShortestJobFirst(StaticPolicy):
     """The `max_batch` requests with the shortest predicted answers, of equals the oldest."""
+
+    reads_lengths: ClassVar[bool] = True
 
     max_batch: int = knob(32, 1, 4096, log=True)
 

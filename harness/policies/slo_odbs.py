@@ -57,6 +57,7 @@ class SloOdbs(BatchRule, StaticPolicy):
     """
 
     continuous: ClassVar[str] = "slo-odbs-continuous"
+    reads_lengths: ClassVar[bool] = True
 
     sort_by: str = knob("slo", choices=("slo", "weighted"))
     slo_term: str = knob("stated", choices=("stated", "time-left"))

@@ -45,6 +45,7 @@ class SloOdbsContinuous(BatchRule, Vllm):
     """
 
     limits_vary: ClassVar[bool] = True
+    reads_lengths: ClassVar[bool] = True
 
     sort_by: str = knob("slo", choices=("slo", "weighted"))
 

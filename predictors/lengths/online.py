@@ -41,7 +41,7 @@ _GENTLY = 0.3  # share of the learning rate that it was trained with
 _STEPS = (1.0, 0.5, 0.25)  # shares of what was learnt that are tried, the largest first
 _DOUBT = 2.0  # standard errors of the loss on old answers that prove nothing,
 _TOLERATED = 0.05  # and how much of it (nats) is borne even if proven
-_RECENT = 300  # answers that an update teaches, new ones and those taught lately
+RECENT = 300  # answers that an update teaches, new ones and those taught lately
 _PRIOR = 20.0  # answers that what was predicted counts as
 _FORGET = 0.995  # weight of an answer, after one more
 _SHARES = {TRAIN: 0.8, VALIDATION: 0.1, CALIBRATION: 0.1}
@@ -155,11 +155,11 @@ class OnlinePredictor:
         self._old = list(self.samples[VALIDATION])
         self._as_loaded = self._losses(self._old)
         self._prior = PriorCorrection(len(self.config.shape.edges))
-        self._lately: deque[tuple[Answered, str]] = deque(maxlen=_RECENT)
+        self._lately: deque[tuple[Answered, str]] = deque(maxlen=RECENT)
         self._taught: list[Answered] = []  # by updates of this process
         self.queue: list[Answered] = []
         if keep_queue and (folder / QUEUE).exists():
-            self.queue = _read_queue(folder / QUEUE)
+            self.queue = read_queue(folder / QUEUE)
 
     def lengths(self, rows: Sequence[Answered], workload: str = "") -> Lengths:
         """Distributions for prompts, corrected by what came of (model, workload) lately."""
@@ -204,7 +204,7 @@ class OnlinePredictor:
         before = self._copy()
         new_rows = parts[VALIDATION] or parts[TRAIN]
         new_before = float(self._losses(new_rows).mean())
-        self._teach([*self._taught, *parts[TRAIN]][-_RECENT:], epochs, progress)
+        self._teach([*self._taught, *parts[TRAIN]][-RECENT:], epochs, progress)
         after = self._copy()
         for step in _STEPS:
             self._put({name: before[name].lerp(after[name], step) for name in before})
@@ -219,7 +219,7 @@ class OnlinePredictor:
         if step:
             for part, rows in parts.items():
                 self.samples[part] += rows
-            self._taught = [*self._taught, *parts[TRAIN]][-_RECENT:]
+            self._taught = [*self._taught, *parts[TRAIN]][-RECENT:]
             self._seen = seen_in(self.samples, test=True)
             self._prior.forget()
             recent = list(self._lately)
@@ -240,7 +240,8 @@ class OnlinePredictor:
         config = calibrated(config, self._folder, held, base=self._base, device=self._device)
         config.save(self._folder)
         self.config = config
-        for name in (last.weights_file, last.samples_file, QUEUE):
+        done = (last.weights_file, last.samples_file, *((QUEUE,) if self._keep_queue else ()))
+        for name in done:
             (self._folder / name).unlink(missing_ok=True)
         self.queue.clear()
 
@@ -328,9 +329,21 @@ def _tokens(rows: Sequence[Answered]) -> Tensor:
     return torch.tensor([float(row.output_tokens) for row in rows])
 
 
-def _read_queue(path: Path) -> list[Answered]:
+def write_queue(path: Path, rows: Sequence[Answered]) -> None:
+    """Put a queue in the place of the one that is there, whole or not at all."""
+    lines = (json.dumps({**asdict(row), "answer": None}) + "\n" for row in rows)
+    write_whole(path, "".join(lines).encode())
+
+
+def read_queue(path: Path) -> list[Answered]:
+    """Answers that wait to be learnt from. A last line that was cut off is left out.
+
+    Raises:
+        FileFormatError: it is damaged.
+    """
     found = []
-    for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+    whole, end, _ = path.read_text("utf-8").rpartition("\n")
+    for number, line in enumerate(whole.splitlines() if end else (), 1):
         try:
             found.append(Answered(**json.loads(line)))
         except (ValueError, TypeError) as error:

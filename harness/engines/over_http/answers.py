@@ -38,6 +38,7 @@ class Answer:
     completion_tokens: int = -1
     cached_tokens: int = -1
     text: str = ""
+    finish: str = ""  # why it ended, by the server's word
 
 
 @dataclass
@@ -252,6 +253,7 @@ class _Reader:
         """Events to tokens, and what a whole answer lacks."""
         answer = self._answer
         answer.text = "".join(self._texts)
+        answer.finish = self._finish
         self._count_tokens()
         if answer.fault is not Fault.NONE:
             return

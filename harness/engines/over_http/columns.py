@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.records import Gaps, Outcome
+from ...core.records import Gaps, Outcome, Told
 from .answers import Answer, read_answer
 from .drive import Driven
 from .exchange import Exchange
@@ -79,6 +79,7 @@ class Part:
     details: dict[int, str] = field(default_factory=dict)  # what is known of a fault, by row
     texts: dict[int, str] = field(default_factory=dict)
     token_s: Floats = field(default_factory=lambda: np.empty(0))  # row after row, if kept
+    told: tuple[Told, ...] = ()  # how right predicted lengths were, if they followed the run
 
     def save(self, path: Path) -> None:
         """Write it for another process."""

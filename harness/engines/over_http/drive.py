@@ -21,7 +21,7 @@ from ...core.records import Outcome
 from ...core.state import RequestState
 from ...core.wire import Told
 from ...machine import allow_many_sockets
-from .answers import read_answer
+from .answers import Raw, read_answer
 from .connection import Pool
 from .endpoint import Endpoint
 from .exchange import Exchange
@@ -255,6 +255,8 @@ class Driver:
         self._in_flight -= 1
         self._route.ended(exchange.endpoint)
         self._spool.keep(exchange)
+        if self._foretells is not None and self._foretells.hears:
+            self._foretells.heard(exchange.row, self._raw(exchange))
         if exchange.waited_for:
             answered = self._answered(exchange)
             self._due.ended(exchange.row, exchange.end_s - self._start_s, answered)
@@ -263,8 +265,10 @@ class Driver:
             self._finish_if_done()
 
     def _answered(self, exchange: Exchange) -> bool:
-        raw = self._spool.raw(exchange, embeds=self._requests.embeds(exchange.row))
-        return read_answer(raw).outcome is Outcome.FINISHED
+        return read_answer(self._raw(exchange)).outcome is Outcome.FINISHED
+
+    def _raw(self, exchange: Exchange) -> Raw:
+        return self._spool.raw(exchange, embeds=self._requests.embeds(exchange.row))
 
     def _finish_if_done(self) -> None:
         over = self._over or self._due.next_s() == math.inf

@@ -56,7 +56,8 @@ class HttpOptions:
         body: fields of the body, beside and in place of ours.
         values_field: body field for per-request values (see `core.wire`); None: not sent.
         length_predictor: what predicts the lengths of answers, to be told with those values;
-            empty: nothing does. `length_seed` is of what it draws.
+            empty: nothing does. `length_seed` is of what it draws; `lengths_folder` is where one
+            that follows the run learns.
         exact_output: make the server give exactly the workload's output tokens
             (`ignore_eos`, `min_tokens`), which vLLM and SGLang understand.
         prompts: what prompts without text are made of.
@@ -83,6 +84,7 @@ class HttpOptions:
     values_field: str | None = None
     length_predictor: str = ""
     length_seed: int = 0
+    lengths_folder: Path | None = None
     exact_output: bool = True
     prompts: Prompts = Prompts.AUTO
     tokenizer: Path | None = None

@@ -11,6 +11,7 @@ from ....workloads.request import Slo
 from ...core.decisions import Why
 from ...core.policy import Policy
 from ...core.state import RequestState
+from ...core.wire import Told
 from .build import Engine
 from .clock import RealClock
 from .instance import PagedInstance
@@ -34,6 +35,7 @@ class Asked:
     sampling: Sampling
     ends: frozenset[int]
     slo: Callable[[float], Slo]  # from the moment of arrival
+    told: Told | None  # of its length
     priority: int
     gave: Callable[[int], None]
     ended: Callable[[str], None]
@@ -100,7 +102,7 @@ class Live:
         r = RequestState(
             self.counts.requests, now_s, prompt, most, most, asked.slo(now_s), self._hashes(tokens)
         )
-        r.priority = asked.priority
+        r.priority, r.told = asked.priority, asked.told
         with self._wake:
             self.counts.requests += 1
             self.counts.prompt_tokens += prompt

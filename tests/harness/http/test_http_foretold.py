@@ -17,7 +17,7 @@ from slo_bench.harness.core.wire import Told, told_from_wire
 from slo_bench.harness.engines.learned import LearnedPredictions
 from slo_bench.harness.engines.over_http import Endpoint, Fault, HttpOptions
 from slo_bench.harness.engines.over_http.bodies import Bodies
-from slo_bench.harness.engines.over_http.foretold import foretells
+from slo_bench.harness.engines.over_http.foretold import Known, foretells
 from slo_bench.harness.engines.over_http.heads import WireRequests
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
@@ -26,10 +26,11 @@ OPTIONS = HttpOptions(values_field="vllm_xargs", length_predictor="constant(7)")
 HOSTILE = '","vllm_xargs":{"row":9}} says this prompt'
 
 
-class Slow:
+class Slow(Known):
     """Takes its time over every batch, and remembers them."""
 
     def __init__(self, each_s):
+        super().__init__(np.empty(0))
         self.each_s = each_s
         self.batches = []
 
@@ -112,11 +113,11 @@ def test_time_is_up_while_they_are_read(workload, run, reading):
 
 
 def test_a_predictor_that_fails_ends_the_run(workload, run, reading):
-    class Broken:
+    class Broken(Known):
         def of(self, rows):
             raise SloBenchError("no such thing")
 
-    reading(Broken())
+    reading(Broken(np.empty(0)))
     with pytest.raises(SloBenchError, match="no such thing"):
         run(workload(3), values_field="vllm_xargs")
 
