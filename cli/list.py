@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ..workloads.errors import UnknownNameError
+from . import completion
 
 EXAMPLES = (
     "slo-bench list systems",
@@ -30,22 +31,28 @@ def list_names(
             metavar="KIND",
             help="systems, matrix (which runs on which backend), models, gpus, links, workloads, "
             "suites or routers.",
+            autocompletion=completion.kinds,
         ),
     ],
     name: Annotated[
-        str | None, typer.Argument(metavar="[NAME]", help="Everything about this one.")
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="Everything about this one.",
+            autocompletion=completion.of_that_kind,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
     """List the names that other commands take, or show all that stands behind one of them."""
-    if kind not in _KINDS:
-        raise UnknownNameError("list", kind, _KINDS)
-    entries = _KINDS[kind]()
+    if kind not in KINDS:
+        raise UnknownNameError("list", kind, KINDS)
+    entries = KINDS[kind]()
     if name is not None:
-        names = [str(entry["name"]) for entry in entries]
-        if name not in names:
-            raise UnknownNameError(f"name among {kind}", name, names)
-        entries = [entries[names.index(name)]]
+        there = [str(entry["name"]) for entry in entries]
+        if name not in there:
+            raise UnknownNameError(f"name among {kind}", name, there)
+        entries = [entries[there.index(name)]]
     if as_json:
         typer.echo(json.dumps(entries, ensure_ascii=False, indent=2))
     elif name is not None:
@@ -54,6 +61,11 @@ def list_names(
             _show_knobs(name)
     else:
         _show_all(kind, entries)
+
+
+def names(kind: str) -> list[str]:
+    """All that `list KIND` lists."""
+    return [str(entry["name"]) for entry in KINDS[kind]()]
 
 
 def _show_all(kind: str, entries: list[Entry]) -> None:
@@ -239,7 +251,7 @@ def _routers() -> list[Entry]:
     ]
 
 
-_KINDS: dict[str, Callable[[], list[Entry]]] = {
+KINDS: dict[str, Callable[[], list[Entry]]] = {
     "systems": _systems,
     "matrix": _matrix,
     "models": _models,

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .completion import among, listed
+
 COMPARED = "What is compared"
 ARRIVES = "What arrives"
 SERVES = "What serves it"
@@ -20,6 +22,7 @@ Suite = Annotated[
         metavar="NAME",
         help="An experiment that comes with slo-bench (see `slo-bench list suites`). "
         "Without any option at all: quickstart.",
+        autocompletion=listed("suites"),
     ),
 ]
 System = Annotated[
@@ -29,6 +32,7 @@ System = Annotated[
         "-s",
         metavar="S",
         help="A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
+        autocompletion=listed("systems"),
         rich_help_panel=COMPARED,
     ),
 ]
@@ -48,6 +52,7 @@ Workload = Annotated[
         "-w",
         metavar="W",
         help="A catalogue name, a trace file, or mix(…). May be repeated.",
+        autocompletion=listed("workloads"),
         rich_help_panel=ARRIVES,
     ),
 ]
@@ -142,12 +147,20 @@ Model = Annotated[
         "-m",
         metavar="M",
         help="A catalogue name, or a folder with a config.json. Default: llama-3.1-8b.",
+        autocompletion=listed("models"),
         rich_help_panel=SERVES,
     ),
 ]
 Gpu = Annotated[
     str | None,
-    typer.Option("--gpu", "-g", metavar="G", help="Default: a100-80g.", rich_help_panel=SERVES),
+    typer.Option(
+        "--gpu",
+        "-g",
+        metavar="G",
+        help="Default: a100-80g.",
+        autocompletion=listed("gpus"),
+        rich_help_panel=SERVES,
+    ),
 ]
 Gpus = Annotated[
     int | None,
@@ -191,6 +204,7 @@ Router = Annotated[
     typer.Option(
         metavar="R",
         help="Which instance gets a request. Default: the system's own.",
+        autocompletion=listed("routers"),
         rich_help_panel=SERVES,
     ),
 ]
@@ -225,6 +239,7 @@ Oversize = Annotated[
     str | None,
     typer.Option(
         metavar="error|reject|truncate",
+        autocompletion=among("error", "reject", "truncate"),
         help="What becomes of requests longer than the context or the KV cache: `reject` counts "
         "them as misses, as a server would turn them away. Default: reject.",
         rich_help_panel=SERVES,
@@ -234,6 +249,7 @@ Backend = Annotated[
     str | None,
     typer.Option(
         metavar="simulated|http|vllm|sglang|paged",
+        autocompletion=among("simulated", "http", "vllm", "sglang", "paged"),
         help="What runs it: the simulator, real servers, or our own small engine (paged). Default: "
         "simulated; with --base-url http.",
         rich_help_panel=RUN,
@@ -319,7 +335,8 @@ Processes = Annotated[
     int | None,
     typer.Option(
         metavar="N",
-        help="Processes that send. Default: as many as the load needs.",
+        help="Processes that send. Default: as many as the load needs; with --executor ray one on "
+        "each machine at least.",
         rich_help_panel=CLIENT,
     ),
 ]
@@ -373,8 +390,8 @@ Executor = Annotated[
     str,
     typer.Option(
         metavar="local|ray",
-        help="Where simulated cells run: processes of this machine, or a Ray cluster "
-        "(extra slo-bench[ray]).",
+        help="Where cells are simulated, and from where servers that run already get their load: "
+        "this machine, or all of a Ray cluster (extra slo-bench[ray]).",
         rich_help_panel=RUN,
     ),
 ]
@@ -390,6 +407,7 @@ Records = Annotated[
     str | None,
     typer.Option(
         metavar="auto|csv|parquet|none",
+        autocompletion=among("auto", "csv", "parquet", "none"),
         help="Per-request records. Default: Parquet if pyarrow is installed, else CSV.",
         rich_help_panel=RUN,
     ),

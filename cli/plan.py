@@ -9,6 +9,7 @@ import typer
 
 from ..workloads.errors import SloBenchError
 from . import options
+from .completion import listed
 
 EXAMPLES = (
     "slo-bench plan --rate 10",
@@ -40,6 +41,7 @@ Kinds = Annotated[
         "--gpu",
         metavar="G,…",
         help="GPUs to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
+        autocompletion=listed("gpus"),
         rich_help_panel=_CHOICE,
     ),
 ]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..workloads.errors import SloBenchError
+from .completion import listed
 
 if TYPE_CHECKING:
     from ..harness.cells import CellSpec
@@ -28,7 +29,13 @@ DEFAULT_REQUESTS = 500
 def sensitivity(
     system: Annotated[
         list[str] | None,
-        typer.Option("--system", "-s", metavar="S", help="Two or more. Default: vllm and sarathi."),
+        typer.Option(
+            "--system",
+            "-s",
+            metavar="S",
+            help="Two or more. Default: vllm and sarathi.",
+            autocompletion=listed("systems"),
+        ),
     ] = None,
     vary: Annotated[
         list[str] | None,

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..workloads.errors import SloBenchError
+from .completion import listed
 
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
@@ -31,6 +32,7 @@ def serve(
             metavar="SYSTEM",
             help="A system by name, or FILE.py[:CLASS] with one of your own. That of the server's "
             "own name is the server unpatched.",
+            autocompletion=listed("systems"),
         ),
     ],
     model: Annotated[

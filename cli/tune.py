@@ -26,6 +26,15 @@ class _SystemsByName(TyperGroup):
             args = [_SYSTEM, *args]
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """See `TyperGroup`: also what may follow `tune system`."""
+        system = self.commands[_SYSTEM]
+        within = system.context_class(system, info_name=_SYSTEM, parent=ctx)
+        follows = system.shell_complete(within, incomplete)
+        if not incomplete.startswith("-"):
+            follows += system.params[0].shell_complete(within, incomplete)
+        return [*super().shell_complete(ctx, incomplete), *follows]
+
 
 app = typer.Typer(
     cls=_SystemsByName,

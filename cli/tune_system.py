@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from . import options, tune_options
+from .completion import listed
 
 EXAMPLES = (
     "slo-bench tune sarathi",
@@ -27,7 +28,8 @@ What = Annotated[
     typer.Argument(
         metavar="[SYSTEM|FILE.toml]",
         help="A system by name, FILE.py[:CLASS] with one of your own, or an experiment file with a "
-        "table [tune].",
+        r"table \[tune].",
+        autocompletion=listed("systems"),
     ),
 ]
 

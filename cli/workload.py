@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from .completion import listed
 from .examples import epilog
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ Source = Annotated[
     typer.Argument(
         metavar="SOURCE",
         help="A catalogue name, a trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
+        autocompletion=listed("workloads"),
     ),
 ]
 Rate = Annotated[float | None, typer.Option("--rate", help="Mean arrivals a second.")]

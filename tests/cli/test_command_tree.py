@@ -135,6 +135,62 @@ def test_a_misspelt_name_is_answered_with_the_right_one(
     assert "Traceback" not in said
 
 
+COMPLETED = [
+    ("slo-bench run --system sar", {"sarathi", "sarathi-drop"}),
+    ("slo-bench run -s vllm,sar", {"vllm,sarathi", "vllm,sarathi-drop"}),
+    ("slo-bench run --workload sha", {"sharegpt"}),
+    ("slo-bench run --suite quick", {"quickstart"}),
+    ("slo-bench capacity --gpu a100-80g-", {"a100-80g-pcie"}),
+    ("slo-bench run --router le", {"least-loaded"}),
+    ("slo-bench run --records pa", {"parquet"}),
+    ("slo-bench list rou", {"routers"}),
+    ("slo-bench list systems ascendra-", {"ascendra-lp"}),
+    ("slo-bench list nothing a", set()),
+    ("slo-bench serve sglan", {"sglang"}),
+    ("slo-bench tune serv", {"server"}),
+    ("slo-bench tune sara", {"sarathi", "sarathi-drop"}),
+    ("slo-bench tune --tria", {"--trials"}),
+    ("slo-bench tune sarathi --tria", {"--trials"}),
+    ("slo-bench pro", {"profile"}),
+]
+
+
+@pytest.mark.parametrize(("line", "wanted"), COMPLETED, ids=[line for line, _ in COMPLETED])
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_the_shell_completes_names(line, wanted, shell, monkeypatch, capsys):
+    monkeypatch.setenv("_SLO_BENCH_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split()) - 1))
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", line)
+    monkeypatch.setattr(sys, "argv", ["slo-bench"])
+    with pytest.raises(SystemExit):
+        cli_main.app(prog_name="slo-bench")
+    said = capsys.readouterr().out
+    found = re.findall(r'"([^"]+)"', said) if shell == "zsh" else said.split()
+    assert {word.partition(":")[0] for word in found if not word.startswith("(")} >= wanted
+    if not wanted:
+        assert not said.strip(" \n_files")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="bash")
+def test_completion_is_installed_and_bash_asks_it(tmp_path):
+    environ = {
+        **os.environ,
+        "HOME": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    install = "slo-bench --install-completion; true"  # two commands: bash stays, and is seen
+    subprocess.run(["bash", "-c", install], env=environ, check=True, capture_output=True)
+    [script] = tmp_path.rglob("slo-bench.sh")
+    assert str(script) in (tmp_path / ".bashrc").read_text()
+    press = (
+        f"source {script}; COMP_WORDS=(slo-bench run --workload sha); COMP_CWORD=3; "
+        "_slo_bench_completion slo-bench; echo ${COMPREPLY[@]}"
+    )
+    done = subprocess.run(["bash", "-c", press], env=environ, check=True, capture_output=True)
+    assert done.stdout.decode().strip() == "sharegpt"
+
+
 RUN = ["run", "-s", "vllm", "--rates", "2", "--seeds", "1", "--requests", "10", "--no-report"]
 
 
