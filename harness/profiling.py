@@ -229,40 +229,41 @@ class _Rows:
         return len(self._known.get(tuple(shape.key), ()))
 
     def time_s(self, shape: Shape) -> float | None:
-        """Seconds, if measured: the median over rounds, at the speed that the machine usually has.
+        """Seconds, if measured.
 
-        Each round's time is divided by what the reference took beside it, and multiplied by what
-        that takes in the median of all rounds and rows of its kind.
+        Of a step the median over rounds, at the speed that the machine usually has: each round's
+        time is divided by what the reference took beside it, and multiplied by what that takes in
+        the median of all. Of a copy the least.
         """
         found = self._known.get(tuple(shape.key))
         if found is None:
             return None
-        usual_s = statistics.median(self._references(bool(shape.blocks)))
-        return usual_s * statistics.median(timing.ratio for timing in found)
+        ratios = _ratios(found)
+        if not ratios:
+            return min(timing.seconds for timing in found)
+        return statistics.median(self._references()) * statistics.median(ratios)
 
-    def _references(self, copies: bool) -> list[float]:
-        return [
-            timing.reference_s
-            for key, of in self._known.items()
-            if _is_copy(key) == copies
-            for timing in of
-        ]
+    def _references(self) -> list[float]:
+        timings = (timing for found in self._known.values() for timing in found)
+        return [timing.reference_s for timing in timings if timing.reference_s is not None]
 
     def steadiness(self) -> str:
         """How far the reference wandered, and rows in relation to it."""
-        deciles = statistics.quantiles(self._references(copies=False), n=10)
+        deciles = statistics.quantiles(self._references(), n=10)
         apart = [
             max(ratios) / min(ratios) - 1
-            for of in self._known.values()
-            if len(ratios := [timing.ratio for timing in of]) > 1
+            for found in self._known.values()
+            if len(ratios := _ratios(found)) > 1
         ]
         said = (
             f"a batch that never changes took {1e3 * deciles[0]:.2f} to {1e3 * deciles[-1]:.2f} ms "
-            "(first to last decile), and its median is the speed that all rows are reduced to"
+            "(first to last decile), and its median is the speed that all steps are reduced to"
         )
         if not apart:
             return said
-        return f"{said}; reduced so, a row differs by {statistics.median(apart):.1%} between rounds"
+        return (
+            f"{said}; reduced so, a step differs by {statistics.median(apart):.1%} between rounds"
+        )
 
     def add(self, shape: Shape, timing: Timing) -> None:
         """Measured."""
@@ -271,5 +272,6 @@ class _Rows:
             file.write(json.dumps([shape.key, timing.seconds, timing.reference_s]) + "\n")
 
 
-def _is_copy(key: tuple[Any, ...]) -> bool:
-    return bool(key[-1])
+def _ratios(found: Sequence[Timing]) -> list[float]:
+    """What the speed of the machine in each round has less to do with."""
+    return [t.seconds / t.reference_s for t in found if t.reference_s is not None]

@@ -7,11 +7,13 @@ padded on the left and until the longest answer is out; the engine with the poli
 many places. Only tokens that were asked for count. CPU time, so that a busy machine matters less;
 rounds alternate, and the best of each side counts. Servers for CPU that are installed (`backends
 list`) serve the same requests with as many places, offline, without HTTP or prefix caching, in
-float32 on one thread, once; CPU time of all their processes. `--servers none` leaves them out. With
-EAGER=1 in the environment vLLM compiles nothing.
+float32 on one thread, once; CPU time of all their processes from the first request on, so that
+nothing of their start counts. vLLM is there twice, compiled and eager. A server that fails leaves a
+dash, and its reason on stderr. `--servers none` leaves them out. The last lines say which of the
+bounds hold: not below generate at 1 at once; at 32 three times (tiny) and 1.5 times (100m).
 
     python tests/benchmarks/bench_paged.py [--models tiny,100m] [--concurrency 1,8,32] [--rounds 2]
-        [--servers vllm,sglang]
+        [--servers vllm,vllm-eager,sglang] [--batches 3]
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -58,7 +61,9 @@ MODELS: dict[str, dict[str, Any]] = {
         "vocab_size": 16000,
     },
 }
-_LONGEST_S = 900.0
+EAGER = "-eager"
+BOUNDS = {("tiny", 1): 1.0, ("100m", 1): 1.0, ("tiny", 32): 3.0, ("100m", 32): 1.5}
+_LONGEST_S = 1800.0
 _SINGLE = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
 SHORTEST_ANSWER, SHORTEST_PROMPT, LONGEST = 4, 8, 256
 
@@ -131,14 +136,34 @@ def by_generate(model: Any, asked: Sequence[Asked], places: int) -> tuple[float,
     return time.process_time() - begin_s, answers
 
 
+@dataclass(frozen=True)
+class Server:
+    """An environment, and whether vLLM in it compiles."""
+
+    environment: Environment
+    eager: bool
+
+    @property
+    def title(self) -> str:
+        """Its column."""
+        name = self.environment.name.removesuffix("-cpu")
+        return f"{name}{EAGER}" if self.eager else name
+
+
+class ServerError(Exception):
+    """It gave no answers."""
+
+
 def by_server(
-    found: Environment, path: Path, asked: Sequence[Asked], places: int
+    server: Server, path: Path, asked: Sequence[Asked], places: int
 ) -> tuple[float, list[Any]]:
     """CPU seconds, and the answers."""
+    found = server.environment
     script = Path(__file__).with_name("offline_tokens.py")
     told = {"prompts": [one.prompt for one in asked], "answers": [one.answer for one in asked]}
     launch = Launch(model=str(path), port=0)
     environ = {**os.environ, **recipe(found.backend).environ(found.device, launch)}
+    environ["EAGER"] = "1" if server.eager else ""
     programs = f"{found.programs}{os.pathsep}{environ.get('PATH', os.defpath)}"
     process = subprocess.Popen(
         [str(found.python), str(script), found.backend, str(path), str(places)],
@@ -157,18 +182,23 @@ def by_server(
         process.wait()
     lines = [line for line in out.splitlines() if line.startswith('{"cpu_s"')]
     if not lines:
-        raise SystemExit(f"{found.name} gave no answers: {problem[-2000:]}")
+        raise ServerError(f"{server.title} gave no answers: {problem[-2000:]}")
     said = json.loads(lines[-1])
     return said["cpu_s"], said["answers"]
 
 
-def servers(names: str) -> list[Environment]:
+def servers(names: str) -> list[Server]:
     """The newest environment for CPU of each."""
-    found = {}
+    newest: dict[str, Environment] = {}
     for one in installed():
-        if one.device == "cpu" and one.backend in names.split(","):
-            found.setdefault(one.backend, one)
-    return list(found.values())
+        if one.device == "cpu":
+            newest.setdefault(one.backend, one)
+    found = []
+    for name in names.split(","):
+        environment = newest.get(name.removesuffix(EAGER))
+        if environment is not None:
+            found.append(Server(environment, name.endswith(EAGER)))
+    return found
 
 
 def main() -> None:
@@ -177,11 +207,12 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,8,32")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--batches", type=int, default=3, help="of padded generate, a round")
-    parser.add_argument("--servers", default="vllm,sglang")
+    parser.add_argument("--servers", default=f"vllm,vllm{EAGER},sglang")
     options = parser.parse_args()
     torch.set_num_threads(1)
     beside = servers(options.servers)
-    heads = ["engine tok/s", "generate tok/s", *(one.name for one in beside)]
+    begin_s, gains = time.monotonic(), {}
+    heads = ["engine tok/s", "generate tok/s", *(one.title for one in beside)]
     print(f"{'model':>6} {'at once':>8} {'requests':>9}", *(f"{head:>18}" for head in heads))
     with tempfile.TemporaryDirectory() as folder:
         for name in options.models.split(","):
@@ -191,11 +222,26 @@ def main() -> None:
             for text in options.concurrency.split(","):
                 places = int(text)
                 asked = requests(options.batches * max(places, 2), decoder.config.vocab)
-                sides = [
-                    *(by_us(decoder, model, asked, places, options.rounds)),
-                    *(by_server(one, path, asked, places) for one in beside),
-                ]
-                show(name, places, asked, sides)
+                sides: list[tuple[float, list[Any]] | None] = []
+                sides += by_us(decoder, model, asked, places, options.rounds)
+                sides += [beside_us(one, path, asked, places) for one in beside]
+                gains[name, places] = show(name, places, asked, sides)
+    for (name, places), bound in BOUNDS.items():
+        if (gain := gains.get((name, places))) is not None:
+            held = "holds" if gain >= bound else "MISSED"
+            print(f"{name} at {places}: {gain:.2f} times generate, {bound:g} wanted: {held}")
+    print(f"{(time.monotonic() - begin_s) / 60:.0f} minutes; load {os.getloadavg()[1]:.1f}")
+
+
+def beside_us(
+    server: Server, path: Path, asked: Sequence[Asked], places: int
+) -> tuple[float, list[Any]] | None:
+    """None: it gave no answers."""
+    try:
+        return by_server(server, path, asked, places)
+    except (ServerError, subprocess.TimeoutExpired) as problem:
+        print(problem, file=sys.stderr, flush=True)
+        return None
 
 
 def by_us(
@@ -210,19 +256,26 @@ def by_us(
 
 
 def show(
-    name: str, places: int, asked: Sequence[Asked], sides: Sequence[tuple[float, list[Any]]]
-) -> None:
+    name: str, places: int, asked: Sequence[Asked], sides: Sequence[tuple[float, list[Any]] | None]
+) -> float:
+    """Prints a line; how many times as much as generate the engine gives."""
     tokens = sum(one.answer for one in asked)
-    rates = [f"{tokens / cpu_s:>18.1f}" for cpu_s, _ in sides]
-    expected = sides[1][1]
-    same = [sum(a == b for a, b in zip(found, expected, strict=True)) for _, found in sides]
+    engine, generate = sides[:2]
+    assert engine is not None
+    assert generate is not None
+    rates, same = [], []
+    for side in sides:
+        rates.append(f"{tokens / side[0]:>18.1f}" if side else f"{'-':>18}")
+        pairs = zip(side[1], generate[1], strict=True) if side else ()
+        same.append(str(sum(a == b for a, b in pairs)) if side else "-")
+    gain = generate[0] / engine[0]
     print(
         f"{name:>6} {places:>8} {len(asked):>9}",
         *rates,
-        f"  {sides[1][0] / sides[0][0]:.2f} times generate; answers equal to its:",
-        ", ".join(str(n) for n in same),
+        f"  {gain:.2f} times generate; answers equal to its: {', '.join(same)}",
         flush=True,
     )
+    return gain
 
 
 if __name__ == "__main__":

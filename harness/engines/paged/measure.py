@@ -1,8 +1,9 @@
 """What steps and swaps take on this machine, over a grid of batches.
 
 A machine's speed may wander by a third within a minute. So everything is timed in rounds that lie
-far apart, each time between two timings of a reference, a batch (or copy) that never changes: what
-something takes in relation to that wanders less.
+far apart, and steps between two timings of a reference, a batch that never changes: what a step
+takes in relation to that wanders less. Copies wait for memory, which has little to do with any
+reference; of them the quickest count.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from .build import Engine
 from .sequence import Sequence
 from .timing import Timing
 
-ROUNDS = 3
+ROUNDS = 4
 _REPEATS = 3  # in a round
+_COPIES = 7
 _LONG_S = 0.1  # what takes as long needs neither repeats nor a run that does not count
-_REFERENCE_REPEATS = 2
+_REFERENCE_REPEATS = 3
 
 _OUT, _IN = "to-host", "to-gpu"
 
@@ -103,21 +105,23 @@ class Meter:
         self._engine = engine
         context = engine.decoder.config.context
         kv_tokens, tokens = min(256, context // 2), min(64, context // 4)
-        self._steps = _step(engine, Shape(1, tokens, 0, 4, kv_tokens))
-        self._copies = _copy(engine, Shape(blocks=min(32, engine.room.host_blocks), direction=_OUT))
+        self._reference = _step(engine, Shape(1, tokens, 0, 4, kv_tokens))
 
     def timed(self, shape: Shape) -> Timing:
-        """The median of a few runs, after one that does not count."""
-        run = _copy(self._engine, shape) if shape.blocks else _step(self._engine, shape)
-        reference = self._copies if shape.blocks else self._steps
-        reference()
-        beside = [reference() for _ in range(_REFERENCE_REPEATS)]
+        """Of a step the median of a few runs after one that does not count; of a copy the best."""
+        if shape.blocks:
+            copy = _copy(self._engine, shape)
+            return Timing(min(copy() for _ in range(_COPIES)))
+        run = _step(self._engine, shape)
+        beside = self._references()
         times = [run()]
         if times[0] < _LONG_S:
             times = [run() for _ in range(_REPEATS)]
-        reference()
-        beside += [reference() for _ in range(_REFERENCE_REPEATS)]
-        return Timing(statistics.median(times), statistics.median(beside))
+        return Timing(statistics.median(times), statistics.median(beside + self._references()))
+
+    def _references(self) -> list[float]:
+        self._reference()
+        return [self._reference() for _ in range(_REFERENCE_REPEATS)]
 
 
 def _step(engine: Engine, shape: Shape) -> _Timed:

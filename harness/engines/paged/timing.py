@@ -1,4 +1,4 @@
-"""A measurement beside one of something that never changes."""
+"""A measurement, and one of something that never changes beside it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of a batch or copy, and of its reference right before and after it."""
+    """Seconds of a step and of the reference right before and after it; or of a copy alone."""
 
     seconds: float
-    reference_s: float
-
-    @property
-    def ratio(self) -> float:
-        """What the speed of the machine at that moment has less to do with."""
-        return self.seconds / self.reference_s
+    reference_s: float | None = None

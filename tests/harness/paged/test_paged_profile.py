@@ -102,20 +102,23 @@ def test_a_profile_is_measured_resumed_and_fitted(
 
 
 def test_the_speed_of_the_machine_is_divided_out(tmp_path: Path) -> None:
-    """A machine that is half as quick in one round says the same of every row, of either kind."""
+    """A machine that is half as quick in one round says the same of every step."""
     rows = profiling._Rows(tmp_path / "cpu.rows.jsonl", {})
     shapes = {Shape(sequences=n, kv_tokens=64): 0.001 * n for n in range(1, 9)}
     copies = {Shape(blocks=n, direction="to-host"): 0.0001 * n for n in range(1, 9)}
     for slower in (1.0, 2.0, 1.2):
-        for shape, seconds in {**shapes, **copies}.items():
-            usual_s = 0.0004 if shape.blocks else 0.004
-            rows.add(shape, Timing(slower * seconds, slower * usual_s))
-    for shape, seconds in {**shapes, **copies}.items():
+        for shape, seconds in shapes.items():
+            rows.add(shape, Timing(slower * seconds, slower * 0.004))
+        for shape, seconds in copies.items():
+            rows.add(shape, Timing(slower * seconds))
+    for shape, seconds in shapes.items():
         assert rows.rounds(shape) == 3
         assert rows.time_s(shape) == pytest.approx(1.2 * seconds)  # the median speed
+    for shape, seconds in copies.items():
+        assert rows.time_s(shape) == seconds  # the quickest
     assert rows.time_s(Shape(sequences=9, kv_tokens=64)) is None
     assert rows.steadiness().startswith("a batch that never changes took 4.00 to 8.00 ms")
-    assert rows.steadiness().endswith("a row differs by 0.0% between rounds")
+    assert rows.steadiness().endswith("a step differs by 0.0% between rounds")
     again = profiling._Rows(tmp_path / "cpu.rows.jsonl", {})
     assert again.time_s(Shape(sequences=4, kv_tokens=64)) == pytest.approx(0.0048)
 
