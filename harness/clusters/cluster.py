@@ -1,15 +1,12 @@
 """Several instances under one controller and one clock.
 
 Events (arrivals, requests that come back, transfers, reviews, starts, failures) are worked off in
-order of time. Instances run between them, each on its own for as long as nothing could be sent to
-it: up to the next event, or to the earliest moment at which another instance may give a request
-back (`Instance.gives_back_s`). An instance that gives nothing back lags behind until the controller
-looks at it. Instances therefore leap, and those that nobody looks at get long slices.
+order of time. Between them instances run (`instances.py`), and lag behind while nobody looks at
+them: they leap, and those that nobody looks at get long slices.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from heapq import heappop, heappush
@@ -20,6 +17,7 @@ from ..core.state import Phase, RequestState
 from ..engines.instance import EngineStuckError
 from ..engines.release import Release
 from .arrivals import INF, Arrivals
+from .instances import Instances
 from .links import Links
 from .policy import (
     DROP,
@@ -35,7 +33,7 @@ from .policy import (
 )
 from .recorder import Recorder
 from .routers import least_loaded
-from .site import Island, Site, islands
+from .site import Site
 
 Progress = Callable[[int, float], None]
 _TOGETHER = 1024  # ended requests that are recorded at once
@@ -71,21 +69,18 @@ class Cluster:
         self._recorder = recorder
         self._failures = failures
         self._progress = progress
-        self._joined: list[tuple[Site, Site]] = []  # compute for each other
-        self._islands = islands(sites)
+        self._instances = Instances(sites, self._collect)
         self._roles: dict[str, list[Site]] = {}
         self._held: dict[RequestState, None] = {}
         self._parked: dict[RequestState, Site] = {}  # prefilled there, and sent nowhere yet
         self._moving: dict[RequestState, object] = {}  # by transfer
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
-        self._emitters: list[tuple[float, int, Island]] = []  # stale where the time differs
         self._closed = self._is_apart = False
         self._hands_over = any(site.instance.hands_over for site in sites)
         self._tells = self._hands_over or overrides(policy, "emptied")
         self._steps_seen = self._fruitless = 0
         for site in sites:
-            site.run_by(self)
             site.instance.tells_ends = self._tells
             site.instance.tells_begun = overrides(policy, "emptied")
 
@@ -114,7 +109,7 @@ class Cluster:
         self._held.pop(r, None)
         r.visible_s = self.now_s
         site.instance.inbox.append(r)
-        self._note(site.island)
+        self._instances.note(site.island)
 
     def migrate(
         self, r: RequestState, source: Site, target: Site, *, copied_tokens: int = 0
@@ -125,9 +120,9 @@ class Cluster:
         once. It holds its blocks at `source` until the transfer ends. `copied_tokens` of its KV
         are there already.
         """
-        self.bring(source)
+        self._instances.bring(source)
         source.movable.take_out(r)
-        self._note(source.island)
+        self._instances.note(source.island)
         if r in source.movable.parked:
             self._transfer(r, source, target, source.instance.now_s, copied_tokens)
         else:
@@ -135,27 +130,21 @@ class Cluster:
 
     def unite(self, one: Site, other: Site) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
-        if (one, other) not in self._joined:
-            self._regroup([*self._joined, (one, other)])
+        self._instances.unite(one, other)
 
     def separate(self, one: Site, other: Site) -> None:
         """They were united, and compute for each other no longer."""
-        self._regroup([pair for pair in self._joined if pair != (one, other)])
+        self._instances.separate(one, other)
 
-    def _regroup(self, joined: list[tuple[Site, Site]]) -> None:
-        for site in self.sites:
-            self.bring(site)
-        self._emitters.clear()
-        self._joined = joined
-        self._islands = islands(self.sites, joined)
-        for island in self._islands:
-            self._note(island)
+    def bring(self, site: Site) -> None:
+        """Let it run up to the present."""
+        self._instances.bring(site)
 
     def reconsider(self, site: Site) -> None:
         """What `site` can hold has changed: its policy is asked again, and those who are parked."""
-        self.bring(site)
+        self._instances.bring(site)
         site.movable.reconsider()
-        self._note(site.island)
+        self._instances.note(site.island)
         self._ask_parked()
 
     def start(self, site: Site) -> None:
@@ -180,11 +169,11 @@ class Cluster:
 
         An iteration that is under way is the last, and ends first.
         """
-        self.bring(site)
+        self._instances.bring(site)
         self.stop(site)
         self._collect(site)
         lost = site.movable.lose_all()
-        self._note(site.island)
+        self._instances.note(site.island)
         for r in lost:
             self._parked.pop(r, None)
             self._moving.pop(r, None)
@@ -227,7 +216,7 @@ class Cluster:
         return (
             isinstance(policy, Routed)
             and (len(self.sites) == 1 or not policy.router.watches)
-            and len(self._islands) == len(self.sites) == len(self.up)
+            and len(self._instances.islands) == len(self.sites) == len(self.up)
             and not (self._closed or self._failures or self._hands_over)
         )
 
@@ -252,7 +241,7 @@ class Cluster:
                 return
 
     def _run_together(self) -> None:
-        arrivals, events = self._arrivals, self._events
+        arrivals, events, instances = self._arrivals, self._events, self._instances
         steps = 0
         if self._policy.review_s < INF:
             self.at(self._policy.review_s, self._review)
@@ -262,34 +251,24 @@ class Cluster:
                 arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
             until_s = arrival_s if arrival_s < event_s else event_s
-            first = self._first_emitter()
-            if first is not None and first.gives_back_s < until_s:
-                first_s = heappop(self._emitters)[0]
-                first.gives_back_s = -1.0  # it is not in the heap
-                second = self._first_emitter()
-                horizon_s = until_s if second is None else min(until_s, second.gives_back_s)
-                if horizon_s <= first_s:  # both at once: this one goes on for an iteration
-                    ready_s = min(site.instance.ready_s() for site in first.sites)
-                    horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
-                self._advance(first, horizon_s)
+            if instances.run_first(until_s):
+                pass
             elif until_s == INF:
-                busy = [s.island for s in self.sites if s.instance.ready_s() < INF]
-                if not busy:
+                if not instances.run_busy():
                     self._nobody_left()
                     return
-                self._advance(busy[0], INF)
             elif event_s <= arrival_s:
-                self.now_s = event_s
+                self.now_s = instances.now_s = event_s
                 heappop(events)[2]()
             else:
-                self.now_s = arrival_s
+                self.now_s = instances.now_s = arrival_s
                 r = arrivals.pop()
                 arrival_s = arrivals.next_s()
                 self._arrived(r)
             steps += 1
             if steps % 4096 == 0:
                 for site in self.sites:  # else those that nobody looks at hoard requests
-                    self.bring(site)
+                    self._instances.bring(site)
                     self._record(site)
 
     def _nobody_left(self) -> None:
@@ -300,85 +279,7 @@ class Cluster:
                 f"{left[0].id}, and nothing is left that could change that"
             )
 
-    # ---------------------------------------------------------------- instances between events
-
-    def _first_emitter(self) -> Island | None:
-        """Where a request may be given back first."""
-        emitters = self._emitters
-        while emitters:
-            gives_back_s, _, island = emitters[0]
-            if gives_back_s == island.gives_back_s:
-                return island
-            heappop(emitters)
-        return None
-
-    def _note(self, island: Island) -> None:
-        """Something changed there: ask anew when it may give a request back."""
-        sites = island.sites
-        if len(sites) == 1:
-            sites[0].steady_s = -1.0
-            gives_back_s = sites[0].instance.gives_back_s()
-        else:
-            for site in sites:
-                site.steady_s = -1.0
-            gives_back_s = min(site.instance.gives_back_s() for site in sites)
-        if gives_back_s != island.gives_back_s:
-            island.gives_back_s = gives_back_s
-            if gives_back_s < INF:
-                heappush(self._emitters, (gives_back_s, island.index, island))
-
-    def bring(self, site: Site) -> None:
-        """Up to the present: who is asked about then gives nothing back before it.
-
-        Who came while an iteration is under way is let in, as if that were over.
-        """
-        instance, island, now_s = site.instance, site.island, self.now_s
-        if site.seen_s < now_s:
-            site.seen_s = now_s
-            # What ends later than now interrupts; those that share devices then still lag behind.
-            if len(island.sites) == 1:
-                while instance.ready_s() < now_s:
-                    self._advance(island, now_s)
-            else:
-                while any(one.instance.ready_s() < now_s for one in island.sites):
-                    self._advance(island, now_s)
-        if instance.inbox:
-            instance.run(now_s, True)
-            if instance.outbox:
-                self._collect(site)
-            self._note(island)
-
-    def _advance(self, island: Island, horizon_s: float) -> None:
-        """Run until the horizon, or until a request is given back."""
-        if len(island.sites) == 1:
-            site = island.sites[0]
-            site.instance.run(horizon_s, True)
-            if site.instance.outbox:
-                self._collect(site)
-        else:
-            self._take_turns(island.sites, horizon_s)
-        self._note(island)
-
-    def _take_turns(self, sites: Sequence[Site], horizon_s: float) -> None:
-        """Those that share devices: always the one that is furthest behind."""
-        parked = 0
-        while True:
-            ready = [site.instance.ready_s() for site in sites]
-            now_s = min(ready)
-            if now_s >= horizon_s:
-                return
-            at = ready.index(now_s)
-            others_s = min(s for k, s in enumerate(ready) if k != at)
-            upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
-            if parked > len(sites):
-                # All wait and none can act: they would hand each other the least of time for ever.
-                upto_s = horizon_s
-            instance = sites[at].instance
-            instance.run(upto_s, True)
-            parked = parked + 1 if instance.now_s == upto_s and not instance.idle else 0
-            if instance.outbox:
-                self._collect(sites[at])
-                return
+    # ---------------------------------------------------------------- what instances tell
 
     def _collect(self, site: Site) -> None:
         """Hear what the instance tells."""
@@ -507,9 +408,9 @@ class Cluster:
             self._enters(r, target)
 
     def _leave(self, r: RequestState, source: Site) -> None:
-        self.bring(source)
+        self._instances.bring(source)
         source.movable.let_go_of(r)
-        self._note(source.island)
+        self._instances.note(source.island)
 
     def _enters(self, r: RequestState, target: Site) -> None:
         if target.up:
@@ -536,7 +437,7 @@ class Cluster:
     def _goes_on(self) -> bool:
         """Is anybody here? Counts reviews between which nothing happened."""
         for site in self.sites:
-            self.bring(site)
+            self._instances.bring(site)
         steps = sum(site.instance.measures.steps for site in self.sites)
         self._fruitless = self._fruitless + 1 if steps == self._steps_seen else 0
         self._steps_seen = steps
