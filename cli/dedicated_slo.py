@@ -42,7 +42,7 @@ def dedicated_slo(
     Prints what --slo takes; --slo-scale multiplies it.
     """
     from ..harness.cells import PlacementSpec, WorkloadSpec, models_of, source
-    from ..harness.dedicated import by_shape, dedicated_slos, slo_text
+    from ..harness.dedicated_slo import by_shape, dedicated_slos, slo_text
 
     if not 0 < quantile <= 1:
         raise SloBenchError(f"--quantile must be above 0 and at most 1 but is {quantile}")

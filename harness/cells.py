@@ -37,8 +37,8 @@ from ..workloads.slo import parse_slo
 from ..workloads.source import WorkloadSource, load_source
 from ..workloads.workload import Workload
 from .clusters.failing import parse_failures
+from .clusters.fleet_policy import SharingPolicy
 from .clusters.policy import Failure
-from .clusters.sharing import SharingPolicy
 from .core.records import Result
 from .csv_columns import Choice, Column
 from .metrics import DEFAULT_OBJECTIVE, Hardware, cell_metrics, judge, parse_objective

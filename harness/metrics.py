@@ -16,7 +16,7 @@ from ..workloads.calls import number, parse_values
 from ..workloads.errors import SloBenchError
 from ..workloads.request import Kind
 from ..workloads.workload import Workload
-from .clusters.objective import Objective as Placed
+from .clusters.banaserve_objective import Objective as Placed
 from .core.records import Outcome, Records, Result
 
 Floats = NDArray[np.float64]
@@ -164,8 +164,9 @@ def cell_metrics(
     iterations counted), as a GPU's own counter of utilisation has it;
     memory_utilisation = share of the KV blocks in use, averaged over time;
     padding_waste = padded tokens / all tokens computed (only static batches are padded);
-    banaserve_objective = BanaServe's Eq. 4-15 with all weights 1 (`clusters.objective`), of
-    compute_utilisation, mean TTFT and TPOT in seconds, and a thousand output tokens a second.
+    banaserve_objective = BanaServe's Eq. 4-15 with all weights 1
+    (`clusters.banaserve_objective`), of compute_utilisation, mean TTFT and TPOT in seconds, and
+    a thousand output tokens a second.
     """
     records, totals = result.records, result.totals
     counted = measured_window(records, warmup_s)

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ..workloads.errors import SloBenchError
-from .clusters.balancing import Balancer, Module, Move, Thresholds
 from .clusters.banaserve import SMOOTHING, BanaServe
+from .clusters.module_balancing import Balancer, Module, Move, Thresholds
 
 if TYPE_CHECKING:
     from .engines.paged import spread as spreading

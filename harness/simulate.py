@@ -16,7 +16,6 @@ from ..predictors.step_time import StepTime
 from ..workloads.errors import SloBenchError
 from ..workloads.request import Kind
 from ..workloads.workload import Workload
-from .building import Builder, sites_of
 from .clusters.arrivals import Arrivals
 from .clusters.cluster import Cluster
 from .clusters.policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed
@@ -34,6 +33,7 @@ from .engines.predictions import true_output_tokens
 from .engines.simulated import SimulatedInstance
 from .engines.traced import Trace
 from .oversize import OVERSIZE, fit, fit_embeds
+from .simulated_instances import Builder, sites_of
 from .systems import System
 
 _EMBEDS_ONLY = "embeds only"  # the role of a language model that never gets a request

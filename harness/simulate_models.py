@@ -17,8 +17,8 @@ from ..workloads.request import Kind
 from ..workloads.workload import Workload
 from .clusters.arrivals import Arrivals
 from .clusters.fleet import Fleet
+from .clusters.fleet_policy import Hosted, SharingPolicy
 from .clusters.recorder import Recorder
-from .clusters.sharing import Hosted, SharingPolicy
 from .core.pages import PAGE_BYTES
 from .core.records import Gaps, Result, Timeline, Told, Totals
 from .engines.measures import Measures

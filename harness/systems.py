@@ -16,6 +16,7 @@ from ..workloads.errors import SloBenchError, UnknownNameError
 from .clusters.ascendra import Ascendra
 from .clusters.banaserve import BanaServe
 from .clusters.distserve import DistServe
+from .clusters.fleet_policy import SharingPolicy
 from .clusters.llumnix import Llumnix
 from .clusters.memserve import MemServe
 from .clusters.mooncake import Mooncake
@@ -23,7 +24,6 @@ from .clusters.muxserve import MuxServe
 from .clusters.policy import ClusterPolicy
 from .clusters.prism import Prism
 from .clusters.qlm import Qlm
-from .clusters.sharing import SharingPolicy
 from .clusters.splitwise import Splitwise
 from .clusters.static_partition import StaticPartition
 from .core.policy import AnyPolicy, Bounds, Knobs, Policy, StaticPolicy

@@ -13,13 +13,13 @@ from ..core.ledger import BlockLedger
 from ..core.policy import AnyPolicy, knob
 from ..core.records import Told
 from ..core.state import RequestState
-from .balancing import Balancer, Thresholds
+from .kv_store_knobs import Shelf
 from .load_aware import LoadAware
 from .loads import compute_use, decode_load
+from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
 from .policy import HOLD, INF, Action, Instead, Role, View
 from .routers import PrefixAware
-from .shelf import Shelf
 from .site import Site
 from .split import DECODE, PREFILL, Apart, Promised, has_room
 

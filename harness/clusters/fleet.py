@@ -20,9 +20,9 @@ from ..core.state import RequestState
 from ..engines.release import Release
 from ..engines.shared import Gpus, Island, Tenant
 from .arrivals import INF, Arrivals
+from .fleet_policy import Hosted, SharingPolicy
 from .idleness import IdleGaps
 from .recorder import Recorder
-from .sharing import Hosted, SharingPolicy
 
 _FRUITLESS = 200  # reviews in a row in which nothing happens: nothing will
 _RATE_WINDOW_S = 60.0

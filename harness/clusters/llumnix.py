@@ -15,7 +15,7 @@ from ..core.policy import knob
 from ..core.state import Phase, RequestState
 from ..engines.release import Release
 from .links import Links
-from .live import MigrateLive
+from .live_migration import MigrateLive
 from .loads import waiting_tokens
 from .policy import HOLD, Action, ClusterPolicy, Instead, View
 from .site import Site

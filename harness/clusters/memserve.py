@@ -14,9 +14,9 @@ from ..core.ledger import BlockLedger
 from ..core.policy import AnyPolicy, knob
 from ..core.state import RequestState
 from ..core.store_ledger import StoreLedger, Units
+from .kv_store_knobs import Shelf
 from .policy import HOLD, Instead, Role, View
 from .routers import PrefixAware, least_loaded
-from .shelf import Shelf
 from .site import Site
 from .split import PREFILL, Apart
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...predictors.specs import LinkSpec
-from .balancing import Module, Move, Offers
-from .migration import SYNC_S, MoveCost, head_move, head_toll, layer_move, layer_toll
-from .moved import MovedStepTime
+from .module_balancing import Module, Move, Offers
+from .module_costs import SYNC_S, MoveCost, head_move, head_toll, layer_move, layer_toll
+from .module_step_time import MovedStepTime
 from .site import Site
 from .split import DECODE, KvNetwork
 

@@ -13,9 +13,9 @@ from ...predictors.placement import Placement
 from ..core.ledger import BlockLedger
 from ..core.policy import knob
 from ..core.state import RequestState
+from .kv_store_knobs import Shelf
 from .loads import queued_tokens
 from .policy import HOLD, REJECT, Instead, View
-from .shelf import Shelf
 from .site import Site
 from .split import PREFILL, Apart
 

@@ -15,10 +15,10 @@ from ..core.state import RequestState
 from ..engines.loop import INF
 from ..engines.shared import Backlog, Gpus, Tenant
 from .fleet import Fleet
+from .fleet_policy import Hosted, SharingPolicy
 from .idleness import eviction_order
 from .kv_pressure import Demand, Loads, best_gpus, place, swapped
 from .shared_queue import SharedQueue
-from .sharing import Hosted, SharingPolicy
 
 
 @dataclass(frozen=True)

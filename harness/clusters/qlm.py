@@ -14,7 +14,7 @@ from ..core.policy import knob
 from ..core.state import RequestState
 from ..engines.shared import Gpus
 from .fleet import Fleet
-from .sharing import SharingPolicy
+from .fleet_policy import SharingPolicy
 
 
 @dataclass

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..core.policy import knob
 from ..core.state import RequestState
 from .fleet import Fleet
-from .sharing import Hosted, SharingPolicy, by_load
+from .fleet_policy import Hosted, SharingPolicy, by_load
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
 from slo_bench.harness.clusters.fleet import Fleet
+from slo_bench.harness.clusters.fleet_policy import SharingPolicy
 from slo_bench.harness.clusters.muxserve import MuxServe
 from slo_bench.harness.clusters.prism import Prism
 from slo_bench.harness.clusters.qlm import Qlm
-from slo_bench.harness.clusters.sharing import SharingPolicy
 from slo_bench.harness.clusters.static_partition import StaticPartition
 from slo_bench.harness.core.records import Outcome, Result
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.dedicated import dedicated_slos
+from slo_bench.harness.dedicated_slo import dedicated_slos
 from slo_bench.harness.simulate import simulate
 from slo_bench.harness.simulate_models import OneModel, simulate_models
 from slo_bench.harness.systems import system

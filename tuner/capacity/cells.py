@@ -23,7 +23,7 @@ from ...harness.cells import (
     source,
     workload_of,
 )
-from ...harness.clusters.sharing import SharingPolicy
+from ...harness.clusters.fleet_policy import SharingPolicy
 from ...harness.core.records import Outcome, Records, Result
 from ...harness.metrics import judge
 from ...harness.simulate import simulate

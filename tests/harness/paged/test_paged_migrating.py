@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.harness.clusters.balancing import Module
+from slo_bench.harness.clusters.module_balancing import Module
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.migrating import Migrator, rule_of

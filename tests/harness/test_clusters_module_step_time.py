@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.clusters.migration import Toll
-from slo_bench.harness.clusters.moved import MovedStepTime
+from slo_bench.harness.clusters.module_costs import Toll
+from slo_bench.harness.clusters.module_step_time import MovedStepTime
 from slo_bench.harness.engines.device import Device, occupy
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model

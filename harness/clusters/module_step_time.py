@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...predictors.roofline import StepTime
-from .migration import Toll
+from .module_costs import Toll
 
 _NO_TOLL = Toll(0.0, 0.0)
 MICRO_BATCHES = 4

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from slo_bench.harness.clusters.migration import head_move, head_toll, layer_move, layer_toll
-from slo_bench.harness.clusters.objective import Weights, objective
+from slo_bench.harness.clusters.banaserve_objective import Weights, objective
+from slo_bench.harness.clusters.module_costs import head_move, head_toll, layer_move, layer_toll
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import LinkSpec, gpu, model
 

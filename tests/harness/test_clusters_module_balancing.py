@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.clusters.balancing import Balancer, Module, Move, Thresholds
 from slo_bench.harness.clusters.load_aware import assign
+from slo_bench.harness.clusters.module_balancing import Balancer, Module, Move, Thresholds
 
 AT = Thresholds(rise=0.4, fall=0.2, large=0.6, efficiency=0.5, moves=8)
 
