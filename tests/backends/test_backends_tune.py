@@ -11,11 +11,15 @@ from slo_bench.cli.main import app
 
 pytestmark = pytest.mark.backends
 
-# Answers end within 200 tokens: with room for 1,024 all are served, with room for 64 none is, and
-# the third value is no number, so that the server ends as it starts.
+# Answers end within 200 tokens: with room for 1,024 all are served, with room for 64 none is. The
+# third value makes the server end as it starts: it is no number, or more than the model can.
+SPACES = {
+    "vllm": ("max-model-len", "many", "invalid"),
+    "sglang": ("context-length", "9000", "greater than the derived context_length (4096)"),
+}
 EXPERIMENT = """
-systems = "vllm"
-backend = "vllm"
+systems = {backend}
+backend = {backend}
 model = {model}
 workload = "sharegpt"
 prompt_tokens = "fixed(100)"
@@ -34,31 +38,85 @@ sampler = "grid"
 confirm = false
 
 [tune.search]
-"server.max-model-len" = ["64", "1024", "many"]
+"server.{option}" = ["64", "1024", "{crash}"]
 """
 
 
-def test_the_best_setting_of_a_real_server(installed, tiny_model, tmp_path):
-    installed("vllm")
+@pytest.mark.parametrize("backend", sorted(SPACES))
+def test_the_best_setting_of_a_real_server(backend, installed, tiny_model, tmp_path):
+    installed(backend)
+    option, crash, says = SPACES[backend]
     file, out = tmp_path / "tune.toml", tmp_path / "out"
-    file.write_text(EXPERIMENT.format(model=json.dumps(str(tiny_model("vllm")))))
+    words = {"backend": json.dumps(backend), "model": json.dumps(str(tiny_model(backend)))}
+    file.write_text(EXPERIMENT.format(**words, option=option, crash=crash))
     done = CliRunner().invoke(app, ["tune", str(file), "--out", str(out)])
     assert done.exit_code == 0, done.output
     found = json.loads((out / "tune.json").read_text())
-    trials = {row["configuration"]["server.max-model-len"]: row for row in found["trials"]}
+    trials = {row["configuration"][f"server.{option}"]: row for row in found["trials"]}
     assert {name: row["state"] for name, row in trials.items()} == {
         "64": "finished",
         "1024": "finished",
-        "many": "failed",
+        crash: "failed",
     }
     assert trials["64"]["values"] == [0.0]
     assert trials["1024"]["values"][0] > 0
     assert found["best"] == [trials["1024"]["number"]]
-    assert "many" in trials["many"]["reason"]
-    assert "its log is" in trials["many"]["reason"]
+    assert crash in trials[crash]["reason"]
+    assert "its log is" in trials[crash]["reason"]
     logs = [path.read_text() for path in (out / "servers").rglob("*.log")]
     assert len(logs) == 3
-    assert any("invalid" in log and "many" in log for log in logs)
+    assert any(says in log and crash in log for log in logs)
     (winner,) = found["winners"]
-    assert "--server-arg=--max-model-len" in winner["commands"][1]
+    assert f"--server-arg=--{option}" in winner["commands"][1]
     assert 'origin":"measured"' in (out / "report.html").read_text()
+
+
+SIMULATED_FIRST = """
+systems = "vllm"
+model = {model}
+workload = "sharegpt"
+prompt_tokens = "fixed(100)"
+output_tokens = "fixed(8)"
+slo = "e2e=1000"
+requests = 100
+seeds = 1
+
+[client]
+late_limit_s = 1000.0
+
+[tune]
+objectives = "ttft_p99"
+rate_rps = 20
+sampler = "grid"
+confirm_backend = "vllm"
+
+[tune.search]
+max_num_seqs = [1, 3]
+"""
+
+
+def test_what_won_in_simulation_is_measured_beside_the_default(installed, tiny_model, tmp_path):
+    installed("vllm")
+    file, out = tmp_path / "tune.toml", tmp_path / "out"
+    file.write_text(SIMULATED_FIRST.format(model=json.dumps(str(tiny_model("vllm")))))
+    done = CliRunner().invoke(app, ["tune", str(file), "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    found = json.loads((out / "tune.json").read_text())
+    (best,) = found["best"]
+    rows = {(row["backend"], row["configuration"]): row for row in found["confirmed"]}
+    assert set(rows) == {
+        (where, which) for where in ("simulated", "vllm") for which in ("default", f"trial {best}")
+    }
+    for (where, _), row in rows.items():
+        assert row["problem"] is None
+        assert row["requests"] == 5 * 100
+        assert row["low"] < row["value"] < row["high"], where
+    assert rows["vllm", f"trial {best}"]["verdict"]
+    logs = sorted((out / "confirm" / "vllm").rglob("*.log"))
+    assert len(logs) == 2
+    (chosen,) = [row["configuration"] for row in found["trials"] if row["number"] == best]
+    told = f"'max_num_seqs': {chosen['max_num_seqs']}"
+    assert [told in log.read_text() for log in logs].count(True) == 1
+    page = (out / "report.html").read_text()
+    assert "vllm" in page
+    assert 'origin":"simulated"' in page

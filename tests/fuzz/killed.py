@@ -1,13 +1,14 @@
-"""Kill -9 at random moments of sweeps and capacity searches, resume, and hold against a run that
-nobody disturbed.
+"""Kill -9 at random moments of sweeps, capacity searches and tuning, resume, and hold against a run
+that nobody disturbed.
 
     python tests/fuzz/killed.py --kind sweep --moments 100
     python tests/fuzz/killed.py --kind capacity --moments 100
+    python tests/fuzz/killed.py --kind tune --moments 100
 
 Each run is killed again and again, at moments drawn between its start and the time that a whole run
 takes, and resumed until one attempt reaches the end. Then every file but environment.json and the
-times of day must be, byte for byte, that of the undisturbed run; what was finished when it was
-killed must not have been run again.
+times of day must be, byte for byte, that of the undisturbed run (a study's journal: every trial);
+what was finished when it was killed must not have been run again.
 """
 
 from __future__ import annotations
@@ -24,10 +25,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import optuna
+
 from slo_bench import Experiment
 from slo_bench.harness.store import read_rows
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.capacity.memory import FILE, Asked
+from slo_bench.tuner.tuning import outcome as tuned
+from slo_bench.tuner.tuning.found import OWNER
+from slo_bench.tuner.tuning.settings import TuneSettings
+from slo_bench.tuner.tuning.storage import JOURNAL, open_storage, quiet
+from slo_bench.tuner.tuning.tune import ASKED_FILE, tune
 
 Attempt = Callable[[Path, bool], None]  # folder, resume
 
@@ -53,11 +61,22 @@ def capacity(folder: Path, resume: bool) -> None:
     search_capacity(experiment, folder, asked=asked, resume=resume)
 
 
+def tuning(folder: Path, resume: bool) -> None:
+    """Eight configurations, races among them, and the proof on fresh seeds."""
+    experiment = Experiment(systems="sarathi", requests=200, seeds=2)
+    settings = TuneSettings(
+        search={"chunk_tokens": "128..4096", "max_num_seqs": "2,8,256"}, trials=8, tolerance=0.3
+    )
+    tune(experiment, settings, folder, study_name="study", resume=resume)
+
+
 KINDS: dict[str, Attempt] = {
     "sweep": sweep,
     "workers": sweep_with_workers,
     "capacity": capacity,
+    "tune": tuning,
 }
+SAYS_WHAT_IT_IS = ("experiment.toml", ASKED_FILE)  # and can be gone on with
 
 
 @dataclass
@@ -75,29 +94,69 @@ def content(folder: Path) -> dict[str, bytes]:
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and name != "environment.json":
+        if path.is_file() and name not in ("environment.json", JOURNAL):
             found[name] = _timeless(path)
+    if (folder / JOURNAL).is_file():
+        found |= {f"trial {number}": said.encode() for number, said in trials(folder).items()}
     return found
 
 
+def trials(folder: Path) -> dict[int, str]:
+    """All that a study says of each trial, without who had it and when."""
+    with quiet():
+        study = optuna.load_study(study_name="study", storage=open_storage(None, folder))
+    return {
+        trial.number: repr(
+            (
+                *(trial.state.name, trial.params, trial.values, trial.intermediate_values),
+                sorted((k, v) for k, v in trial.user_attrs.items() if k != "wall_s"),
+                sorted((k, v) for k, v in trial.system_attrs.items() if not k.endswith(OWNER)),
+            )
+        )
+        for trial in study.get_trials(deepcopy=False)
+    }
+
+
 def _timeless(path: Path) -> bytes:
-    if path.name != FILE:
-        return path.read_bytes()
+    text = path.read_bytes()
+    if path.suffix == ".jsonl":
+        lines = [strip(json.loads(line)) for line in text.splitlines()]
+        return "\n".join(map(json.dumps, lines)).encode()
+    if path.name not in (FILE, tuned.FILE):
+        return text
+    return json.dumps(strip(json.loads(text.replace(bytes(path.parent), b".")))).encode()
 
-    def strip(value: object) -> object:
-        if isinstance(value, dict):
-            return {k: strip(v) for k, v in value.items() if k != "wall_s"}
-        return [strip(one) for one in value] if isinstance(value, list) else value
 
-    return json.dumps(strip(json.loads(path.read_bytes()))).encode()
+def strip(value: object) -> object:
+    """Without what it took."""
+    if isinstance(value, dict):
+        return {k: strip(v) for k, v in value.items() if k != "wall_s"}
+    return [strip(one) for one in value] if isinstance(value, list) else value
 
 
 def finished(folder: Path) -> dict[str, int]:
-    """The cells that count as finished, with the time their records were written."""
+    """The cells or trials that count as finished, with the time their records were written."""
+    if (folder / JOURNAL).is_file():
+        return finished_trials(folder)
     table = folder / "cells.csv"
     cells = [str(row["cell"]) for row in read_rows(table)] if table.is_file() else []
     files = {cell: folder / "requests" / f"{cell}.csv.gz" for cell in cells}
     return {cell: path.stat().st_mtime_ns if path.is_file() else 0 for cell, path in files.items()}
+
+
+def finished_trials(folder: Path) -> dict[str, int]:
+    """Read as anybody would who does not know that half a line may stand there."""
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
+    with quiet():
+        storage = optuna.storages.JournalStorage(backend)
+        if not storage.get_all_studies():
+            return {}
+        study = optuna.load_study(study_name="study", storage=storage)
+    return {
+        f"trial {trial.number}": int(trial.datetime_complete.timestamp() * 1e6)
+        for trial in study.get_trials(deepcopy=False)
+        if trial.datetime_complete is not None
+    }
 
 
 def _attempt(attempt: Attempt, folder: Path, resume: bool) -> int:
@@ -152,7 +211,7 @@ def _one_run(
 ) -> None:
     kept: dict[str, int] = {}
     for number in range(1000):
-        resume = (run / "experiment.toml").is_file()
+        resume = any((run / name).is_file() for name in SAYS_WHAT_IT_IS)
         patience_s = rng.uniform(0, whole_s) if outcome.kills < moments and number < 20 else 600
         code = _ended(_attempt(attempt, run, resume), patience_s)
         now = finished(run)
@@ -186,7 +245,7 @@ def main() -> int:
         found = disturb(options.kind, options.moments, Path(folder), options.seed)
     print(
         f"{options.kind}: {found.kills} kills in {found.runs} runs, {found.while_running} of them "
-        f"with cells finished and others missing; {len(found.problems)} problems"
+        f"with cells or trials finished and others missing; {len(found.problems)} problems"
     )
     for problem in found.problems:
         print(f"    {problem}")

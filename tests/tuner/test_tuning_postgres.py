@@ -19,7 +19,7 @@ import pytest
 from slo_bench import Experiment
 from slo_bench.harness.backends import guard
 from slo_bench.tuner.tuning import storage
-from slo_bench.tuner.tuning.found import KEY, counted
+from slo_bench.tuner.tuning.found import KEY, counted, noted
 from slo_bench.tuner.tuning.settings import TuneSettings, load
 from slo_bench.tuner.tuning.storage import opened
 from slo_bench.tuner.tuning.tune import tune
@@ -128,7 +128,7 @@ def trials_of(url, name):
 
 
 def ended_of(trials):
-    return {t.number: (t.user_attrs[KEY], t.values, t.datetime_complete) for t in ended(trials)}
+    return {t.number: (noted(t, KEY), t.values, t.datetime_complete) for t in ended(trials)}
 
 
 def ended(trials):

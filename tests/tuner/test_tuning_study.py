@@ -12,8 +12,8 @@ import pytest
 from optuna.trial import TrialState
 
 from slo_bench import Experiment
-from slo_bench.tuner.tuning.claims import OWNER, alive, cut_trials, new_name, working
-from slo_bench.tuner.tuning.found import KEY, SAME_AS, counted
+from slo_bench.tuner.tuning.claims import alive, cut_trials, new_name, working
+from slo_bench.tuner.tuning.found import KEY, OWNER, SAME_AS, counted, note, noted
 from slo_bench.tuner.tuning.outcome import read_tuning
 from slo_bench.tuner.tuning.settings import TuneSettings, load
 from slo_bench.tuner.tuning.storage import open_storage
@@ -136,9 +136,34 @@ def test_a_killed_study_goes_on_where_it_was(tmp_path):
     trials = trials_of(folder)
     assert [trial.state for trial in trials if not trial.state.is_finished()] == []
     assert TrialState.FAIL not in {trial.state for trial in trials}
-    keys = [trial.user_attrs[KEY] for trial in counted(trials)]
+    keys = [noted(trial, KEY) for trial in counted(trials)]
     assert len(keys) == len(set(keys)) == 6
     assert outcome.found.best[0].configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
+
+
+def test_a_study_that_is_cut_before_every_end_finds_the_same(tmp_path, monkeypatch):
+    asked = quick(sampler="tpe", search={"chunk_tokens": "128..4096", "max_num_seqs": "4,256"})
+    whole = tune(EXPERIMENT, asked, tmp_path / "whole").found
+    tell, cut = optuna.Study.tell, []
+
+    def interrupted(study, trial, *values, **more):
+        if trial.number in cut:
+            return tell(study, trial, *values, **more)
+        cut.append(trial.number)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optuna.Study, "tell", interrupted)
+    for number in range(len(whole.trials)):
+        with pytest.raises(KeyboardInterrupt):
+            tune(EXPERIMENT, asked, tmp_path / "cut", resume=number > 0)
+    found = tune(EXPERIMENT, asked, tmp_path / "cut", resume=True).found
+    assert cut == [row.number for row in whole.trials]
+    assert [timeless(row) for row in found.trials] == [timeless(row) for row in whole.trials]
+    assert runs_of(tmp_path / "cut") == runs_of(tmp_path / "whole")
+
+
+def timeless(row):
+    return {**row.plain(), "figures": {k: v for k, v in row.figures.items() if k != "wall_s"}}
 
 
 def test_several_processes_share_a_study(tmp_path):
@@ -160,10 +185,10 @@ def test_several_processes_share_a_study(tmp_path):
         assert worker.returncode == 0, err
     trials = trials_of(tmp_path, url, "shared")
     assert all(trial.state.is_finished() for trial in trials)
-    owners = {trial.user_attrs[OWNER] for trial in trials}
+    owners = {noted(trial, OWNER) for trial in trials}
     assert 1 <= len(owners) <= 2
     assert 8 <= len(counted(trials)) <= 9  # each may begin one before it sees the other's
-    keys = [trial.user_attrs[KEY] for trial in trials if SAME_AS not in trial.user_attrs]
+    keys = [noted(trial, KEY) for trial in trials if SAME_AS not in trial.user_attrs]
     assert len(keys) >= 8
     assert (tmp_path / "a" / "tune.json").is_file() or (tmp_path / "b" / "tune.json").is_file()
 
@@ -172,10 +197,10 @@ def test_whose_trial_was_cut(tmp_path):
     study = optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
     live, dead, unsigned = study.ask(), study.ask(), study.ask()
     name = new_name()
-    live.set_user_attr(OWNER, name)
+    note(live, OWNER, name)
     machine, pid, began, word = name.split("/")
     # The number of another process before.
-    dead.set_user_attr(OWNER, f"{machine}/{pid}/{began}0/{word}")
+    note(dead, OWNER, f"{machine}/{pid}/{began}0/{word}")
     with alive(study, name):
         cut = {trial.number for trial in cut_trials(study, unsigned=True)}
         assert cut == {dead.number, unsigned.number}
@@ -184,8 +209,8 @@ def test_whose_trial_was_cut(tmp_path):
     cut = {trial.number for trial in cut_trials(study, unsigned=True)}
     assert cut == {live.number, dead.number, unsigned.number}
     assert not working(study, "elsewhere/1/1/a")
-    study.set_user_attr("alive elsewhere/1/1/a", time.time())
-    assert working(study, "elsewhere/1/1/a")
+    with alive(study, "elsewhere/1/1/a"):
+        assert working(study, "elsewhere/1/1/a")
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,12 @@ from pathlib import Path
 from optuna.study import Study
 from optuna.trial import FrozenTrial, Trial, TrialState
 
-from .found import BEGUN, KEY, OWNER, counted
+from .found import BEGUN, KEY, OWNER, counted, note, noted
 
 if sys.platform != "win32":
     import fcntl
 
-_SIGN = "alive "
+_SIGN = "slo_bench:alive "
 _SIGN_EVERY_S = 15.0
 _SILENT_S = 90.0  # for longer: it is gone, or has lost the storage
 _LOOK_EVERY_S = 0.02
@@ -58,9 +58,9 @@ def alive(study: Study, name: str) -> Iterator[None]:
     def sign() -> None:
         while not ended.wait(_SIGN_EVERY_S):
             with contextlib.suppress(Exception):  # a storage that is away may come back
-                study.set_user_attr(_SIGN + name, time.time())
+                _sign(study, name, time.time())
 
-    study.set_user_attr(_SIGN + name, time.time())
+    _sign(study, name, time.time())
     _ALIVE.add(name)
     thread = threading.Thread(target=sign, daemon=True)
     thread.start()
@@ -71,7 +71,11 @@ def alive(study: Study, name: str) -> Iterator[None]:
         ended.set()
         thread.join()
         with contextlib.suppress(Exception):
-            study.set_user_attr(_SIGN + name, 0.0)
+            _sign(study, name, 0.0)
+
+
+def _sign(study: Study, name: str, now_s: float) -> None:
+    study._storage.set_study_system_attr(study._study_id, _SIGN + name, now_s)
 
 
 def working(study: Study, name: str) -> bool:
@@ -80,7 +84,8 @@ def working(study: Study, name: str) -> bool:
     if machine == socket.gethostname() and began:
         own = int(pid) == os.getpid()
         return _began(int(pid)) == began and (not own or name in _ALIVE)
-    signed_s = float(study.user_attrs.get(_SIGN + name, 0.0))
+    signs = study._storage.get_study_system_attrs(study._study_id)
+    signed_s = float(signs.get(_SIGN + name, 0.0))
     return time.time() - signed_s < _SILENT_S
 
 
@@ -92,7 +97,7 @@ def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     found = []
     for trial in running:
-        if (OWNER not in trial.user_attrs and unsigned) or not _in_hand(study, trial):
+        if (noted(trial, OWNER) is None and unsigned) or not _in_hand(study, trial):
             found.append(trial)
     return found
 
@@ -101,7 +106,7 @@ def _in_hand(study: Study, trial: FrozenTrial) -> bool:
     """Somebody works on it."""
     if trial.state is not TrialState.RUNNING:
         return False
-    owner = trial.user_attrs.get(OWNER)
+    owner = noted(trial, OWNER)
     if owner is not None:
         return working(study, owner)
     # Cut before it was signed, unless it is being signed just now.
@@ -119,22 +124,22 @@ def claim(study: Study, trial: Trial, key: str) -> FrozenTrial | None:
     Returns:
         None: it is this trial's. Else the trial that has it, which may not have ended.
     """
-    trial.set_user_attr(KEY, key)
-    if trial.user_attrs.get(BEGUN):  # before it was cut
+    note(trial, KEY, key)
+    if noted(trial.storage.get_trial(trial._trial_id), BEGUN):  # before it was cut
         return None
     while True:
         must_wait = False
         for other in counted(study.get_trials(deepcopy=False)):
-            theirs = other.user_attrs.get(KEY)
+            theirs = noted(other, KEY)
             if other.number == trial.number or theirs not in (key, None):
                 continue
             before = other.number < trial.number
-            if theirs == key and (before or other.user_attrs.get(BEGUN)):
+            if theirs == key and (before or noted(other, BEGUN)):
                 return other
             if theirs == key or before:  # it is choosing, or has not seen this one yet
                 must_wait = must_wait or _in_hand(study, other)
         if not must_wait:
-            trial.set_user_attr(BEGUN, True)
+            note(trial, BEGUN, True)
             return None
         time.sleep(_LOOK_EVERY_S)
 

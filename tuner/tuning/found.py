@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from optuna.study import Study
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from .importance import importances
 from .objectives import Aim
@@ -17,10 +17,13 @@ from .race import Pace
 from .space import Configuration, Space
 
 KEY = "key"
-SAME_AS = "same_as"
 OWNER = "owner"
 BEGUN = "begun"
-_HIDDEN = (KEY, OWNER, BEGUN, "lost")  # of no use once the trial has ended
+PACE = "pace"
+VALUES = "values"
+CONFIGURATION = "configuration"
+SAME_AS = "same_as"
+_OWN = "slo_bench:"
 _DONE = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 
@@ -66,6 +69,16 @@ class Found:
         return sum(row.requests for row in self.trials)
 
 
+def note(trial: Trial, name: str, value: Any) -> None:
+    """Keep something for ourselves; what people should read is a user attribute."""
+    trial.storage.set_trial_system_attr(trial._trial_id, _OWN + name, value)
+
+
+def noted(trial: FrozenTrial, name: str) -> Any:
+    """What was kept; None: nothing."""
+    return trial.system_attrs.get(_OWN + name)
+
+
 def counted(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     """Trials that count: neither repeated nor infeasible."""
     return [t for t in trials if SAME_AS not in t.user_attrs and "infeasible" not in t.user_attrs]
@@ -85,7 +98,7 @@ def known_in_a_row(trials: Sequence[FrozenTrial]) -> int:
 
 def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
     """The best capacity that takes no more GPUs."""
-    paces = [Pace.of_plain(t.user_attrs["pace"]) for t in trials if "pace" in t.user_attrs]
+    paces = [Pace.of_plain(plain) for t in trials if (plain := noted(t, PACE)) is not None]
     rivals = [pace for pace in paces if pace.gpus <= gpus]
     return max(rivals, key=lambda pace: pace.rate_rps, default=None)
 
@@ -118,7 +131,7 @@ def best_of(trials: Sequence[FrozenTrial], aim: Aim) -> tuple[TrialRow, ...]:
 
 def _row(trial: FrozenTrial) -> TrialRow:
     attrs = dict(trial.user_attrs)
-    values = attrs.get("values")
+    values = noted(trial, VALUES)
     if "infeasible" in attrs:
         state = "infeasible"
     elif trial.state is TrialState.FAIL:
@@ -127,15 +140,15 @@ def _row(trial: FrozenTrial) -> TrialRow:
         state = "lost"
     else:
         state = "finished"
-    own = ("configuration", "values", "default", "requests", "failed", "infeasible", "pace")
+    own = ("default", "requests", "failed", "infeasible", "lost")
     return TrialRow(
         trial.number,
         state,
-        attrs.get("configuration", trial.params),
+        noted(trial, CONFIGURATION) or trial.params,
         None if values is None else tuple(values),
         bool(attrs.get("default")),
         int(attrs.get("requests", 0)),
-        {name: v for name, v in attrs.items() if name not in (*own, *_HIDDEN)},
+        {name: v for name, v in attrs.items() if name not in own},
         attrs.get("infeasible") or attrs.get("failed"),
     )
 

@@ -34,15 +34,20 @@ from .claims import alive, claim, cut_trials, new_name, one_at_a_time, wait_agai
 from .confirm import Confirming
 from .evaluate import Evaluation, InfeasibleError, Worth, cell_of, gpus_of
 from .found import (
+    CONFIGURATION,
     KEY,
     OWNER,
+    PACE,
     SAME_AS,
+    VALUES,
     TrialRow,
     best_of,
     counted,
     evaluated,
     found_in,
     known_in_a_row,
+    note,
+    noted,
     rivals_pace,
 )
 from .objectives import CAPACITY, COST, Aim
@@ -393,7 +398,7 @@ class _Worker:
             waiting = any(trial.state is TrialState.WAITING for trial in trials)
             begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
             goes_on = waiting and any(
-                trial.state is TrialState.WAITING and OWNER in trial.user_attrs for trial in trials
+                trial.state is TrialState.WAITING and noted(trial, OWNER) for trial in trials
             )
             if not goes_on and (self._spent(begun) or self._exhausted()):
                 return None
@@ -401,7 +406,7 @@ class _Worker:
             if stuck and not self._queue_untried(trials):
                 return None
             trial = self._study.ask()
-            trial.set_user_attr(OWNER, self._name)
+            note(trial, OWNER, self._name)
             return trial
 
     def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
@@ -422,7 +427,7 @@ class _Worker:
         return sampler.exhausted(self._study)
 
     def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
-        tried = [trial.user_attrs[KEY] for trial in trials if KEY in trial.user_attrs]
+        tried = [key for trial in trials if (key := noted(trial, KEY)) is not None]
         rng = np.random.default_rng((self._made.settings.sampler_seed, len(trials)))
         untried = self._made.space.untried(tried, rng)
         if untried is None:
@@ -432,7 +437,7 @@ class _Worker:
 
     def _evaluate(self, trial: Trial) -> None:
         configuration = self._made.space.suggest(trial)
-        trial.set_user_attr("configuration", dict(configuration))
+        note(trial, CONFIGURATION, dict(configuration))
         same = claim(self._study, trial, key_of(configuration))
         if same is not None:
             trial.set_user_attr(SAME_AS, same.number)
@@ -444,7 +449,8 @@ class _Worker:
             trial.set_user_attr("infeasible", str(error))
             self._study.tell(trial, state=TrialState.PRUNED)
             return
-        trials = self._study.get_trials(deepcopy=False)
+        # Without itself: it may have been cut between its pace and its end.
+        trials = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
         try:
             worth = self._evaluation.worth(
                 runs,
@@ -484,7 +490,7 @@ class _Worker:
         for name, value in worth.figures.items():
             trial.set_user_attr(name, value)
         if worth.pace is not None:
-            trial.set_user_attr("pace", worth.pace.plain())
+            note(trial, PACE, worth.pace.plain())
         if self._made.aim.must_attain and not worth.lost:
             trial.set_constraint("attainment", worth.missed)
         if worth.lost:
@@ -493,7 +499,7 @@ class _Worker:
             trial.set_user_attr("failed", "an objective has no value: nothing was served")
             self._study.tell(trial, state=TrialState.FAIL)
             return
-        trial.set_user_attr("values", list(worth.values))
+        note(trial, VALUES, list(worth.values))
         kind = SAMPLERS[self._made.settings.sampler]
         single = self._made.aim.single is not None
         if worth.lost and single and kind.learns_from_pruned:
