@@ -121,6 +121,10 @@ def serve(
             metavar="PATH", help="With paged: an encoder beside the model, for /v1/embeddings."
         ),
     ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="D", help="With paged: cpu (the default), cuda or cuda:N."),
+    ] = None,
     kv_store: Annotated[
         list[str] | None,
         typer.Option(
@@ -193,6 +197,7 @@ def serve(
             host_blocks=host_blocks,
             embedder=embedder,
             kv_store=kv_store or (),
+            device=device or "cpu",
             port=port or 0,
             length_predictor=length_predictor,
         )
@@ -201,6 +206,8 @@ def serve(
         raise SloBenchError("--embedder goes with --backend paged only")
     if kv_store:
         raise SloBenchError("--kv-store goes with --backend paged only")
+    if device is not None:
+        raise SloBenchError("--device goes with --backend paged only")
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
     wanted = Serve(

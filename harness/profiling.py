@@ -109,7 +109,8 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
         rows.add(shape, meter.timed(shape))
     host_s = measure.host_s(engine, steps[:40])
     profile = _profile(asked, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
-    profile = _with_links(profile, _moves(decoder) if asked.moves else [])
+    moved = asked.moves and decoder.device.type == "cpu"  # where workers compute
+    profile = _with_links(profile, _moves(decoder) if moved else [])
     if asked.gpu is None:
         figures = measure.device_figures(decoder.device, decoder.dtype)
         kv_bytes = kv_blocks(decoder, _BLOCK_TOKENS) * engine.cache.block_bytes

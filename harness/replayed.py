@@ -17,14 +17,20 @@ from numpy.typing import NDArray
 
 from ..workloads.errors import FileFormatError, SloBenchError
 from ..workloads.parsing import parse_json
-from .cells import CellSpec, configured, predicted_output_tokens, workload_of
+from .cells import (
+    CellSpec,
+    configured,
+    longest_output_tokens,
+    predicted_output_tokens,
+    workload_of,
+)
 from .core.ledger import BlockLedger
 from .core.policy import Policy, StaticPolicy, overrides
 from .core.records import Outcome
 from .engines.learned import Guess, LearnedPredictions
 from .engines.measures import Measures
 from .engines.timed import Ran, TimedInstance, Told
-from .executed import execute
+from .execute import execute
 from .oversize import fit
 from .validate import latencies
 
@@ -92,7 +98,9 @@ def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
     )
     told = predicted_output_tokens(spec, workload)
     lengths = workload.output_tokens if told is None else told
-    predictions = Guess(lambda r: int(lengths[r.id]))
+    longest = longest_output_tokens(spec, workload)
+    longest = lengths if longest is None else longest
+    predictions = Guess(lambda r: int(lengths[r.id]), lambda r: int(longest[r.id]))
     log = _Log(_read(steps), predictions)
     names = ("blocks", "block_tokens", "host_blocks", "prefix_block_tokens")
     ledger = BlockLedger(*(int(room[name]) for name in names))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,8 +68,8 @@ class Swapper:
         with torch.cuda.stream(self._stream):
             for held, layer in zip(staged, self._host.layers, strict=True):
                 held.record_stream(self._stream)
-                for place, block in enumerate(host_blocks):
-                    layer[:, block].copy_(held[:, place], non_blocking=True)
+                for there, here in stretches(host_blocks, layer, held):
+                    there.copy_(here, non_blocking=True)
 
     def into(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Host to device."""
@@ -80,8 +80,8 @@ class Swapper:
         with torch.cuda.stream(self._stream):  # in order behind what went out before
             staged = [torch.empty_like(t[:, : len(blocks)]) for t in self._cache.layers]
             for held, layer in zip(staged, self._host.layers, strict=True):
-                for place, block in enumerate(host_blocks):
-                    held[:, place].copy_(layer[:, block], non_blocking=True)
+                for there, here in stretches(host_blocks, layer, held):
+                    here.copy_(there, non_blocking=True)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         for held, layer in zip(staged, self._cache.layers, strict=True):
             held.record_stream(torch.cuda.current_stream(self._device))
@@ -97,6 +97,22 @@ class Swapper:
         for a, b in zip(source.layers, target.layers, strict=True):
             if a.shape[1]:  # else the layer is elsewhere
                 copy_blocks(a, at, b, to)
+
+
+def stretches(
+    host_blocks: Sequence[int], host: Tensor, staged: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Parts of one layer in host memory, each beside the part of `staged` [2, blocks, …] with the
+    same blocks. Both lie in one piece: only such copies go on beside the computation.
+    """
+    begin = 0
+    for end in range(1, len(host_blocks) + 1):
+        if end < len(host_blocks) and host_blocks[end] == host_blocks[end - 1] + 1:
+            continue
+        first = host_blocks[begin]
+        for kind in (0, 1):
+            yield host[kind, first : first + end - begin], staged[kind, begin:end]
+        begin = end
 
 
 def copy_blocks(source: Tensor, at: Sequence[int], target: Tensor, to: Sequence[int]) -> None:

@@ -53,7 +53,7 @@ class Execution(Told):
         self._ledger = ledger
         self._swapper = swapper
         self._opens = opens
-        self._host_free = list(range(ledger.host_total))
+        self._host_free = list(range(ledger.host_total))[::-1]  # the lowest first, side by side
         self._coming: list[RequestState] = []
         self._swapped_blocks = 0
         self._swap_s = 0.0
@@ -150,7 +150,7 @@ class Execution(Told):
         self._swap_s += self.clock.now_s() - begin_s
 
     def _forget_host(self, sequence: Sequence) -> None:
-        self._host_free += sequence.host_blocks
+        self._host_free += reversed(sequence.host_blocks)
         sequence.host_blocks = []
 
     def closes(self, r: RequestState) -> Sequence | None:

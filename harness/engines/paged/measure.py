@@ -162,14 +162,14 @@ def by_cpu_time(device: torch.device) -> bool:
 class _Timed:
     def __init__(self, device: torch.device, run: Callable[[], object]) -> None:
         self._run = run
-        self._cuda = device.type == "cuda"
+        self._device = device
         self._clock = time.thread_time if by_cpu_time(device) else time.perf_counter
 
     def __call__(self) -> float:
         begin_s = self._clock()
         self._run()
-        if self._cuda:
-            torch.cuda.synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         return self._clock() - begin_s
 
 

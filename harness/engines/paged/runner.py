@@ -43,4 +43,8 @@ class Runner:
             if traffic:
                 self.carrier.drain()
             asked = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
-            return next_tokens(logits, asked) if asked else []
+            if asked:
+                return next_tokens(logits, asked)
+            if self.layout.device.type == "cuda":  # nobody waits for a token: the step is not over
+                torch.cuda.synchronize(self.layout.device)
+            return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -42,6 +43,7 @@ pytestmark = pytest.mark.torch
 Greedy = Callable[[str, list[int], int], list[int]]
 Folder = Callable[[str], Path]
 BLOCK = 8
+DEVICE = os.environ.get("SLO_BENCH_TEST_DEVICE", "cpu")  # cuda:0 on a machine that has one
 NO_SLO = Slo()
 
 
@@ -101,7 +103,8 @@ class Engine:
         kind: type[PagedInstance] = PagedInstance,
     ) -> None:
         cache = KvCache(decoder.config, blocks, BLOCK, decoder.dtype, decoder.device)
-        host = KvCache(decoder.config, host_blocks, BLOCK, decoder.dtype, decoder.device)
+        cpu = torch.device("cpu")
+        host = KvCache(decoder.config, host_blocks, BLOCK, decoder.dtype, cpu, pinned=True)
         self.ledger = PagedLedger(blocks, BLOCK, host_blocks, BLOCK if prefixes else 0)
         predictions = LearnedPredictions()
         how = sampling or Sampling()
@@ -134,7 +137,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def decoder(model_folder: Folder) -> Decoder:
-    return load_decoder(model_folder("qwen3"))
+    return load_decoder(model_folder("qwen3"), DEVICE, "float32")
 
 
 def reference(generated: Greedy, asked: list[RequestState]) -> dict[int, list[int]]:

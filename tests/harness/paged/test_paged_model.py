@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from slo_bench.harness.engines.paged.batch import Piece  # noqa: E402
-from slo_bench.harness.engines.paged.cache import KvCache, Swapper  # noqa: E402
+from slo_bench.harness.engines.paged.cache import KvCache, Swapper, stretches  # noqa: E402
 from slo_bench.harness.engines.paged.load import load_decoder  # noqa: E402
 from slo_bench.harness.engines.paged.runner import Runner  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sampling, Sequence  # noqa: E402
@@ -24,13 +28,14 @@ Greedy = Callable[[str, list[int], int], list[int]]
 Folder = Callable[[str], Path]
 FAMILIES = ("llama", "llama-biased", "llama-tied", "mistral", "qwen2", "qwen3", "opt")
 BLOCKS = 96
+DEVICE = os.environ.get("SLO_BENCH_TEST_DEVICE", "cpu")  # cuda:0 on a machine that has one
 
 
 class Bench:
     """A runner whose blocks are given out by hand, in any order."""
 
     def __init__(self, folder: Path, block_tokens: int = 8, draw: random.Random | None = None):
-        decoder = load_decoder(folder)
+        decoder = load_decoder(folder, DEVICE, "float32")
         self.cache = KvCache(decoder.config, BLOCKS, block_tokens, decoder.dtype, decoder.device)
         self.runner = Runner(decoder, self.cache)
         self.free = list(range(BLOCKS))
@@ -127,6 +132,21 @@ def test_blocks_that_were_in_host_memory(model_folder: Folder, generated: Greedy
     for _ in range(12):
         bench.step([moved], [])
     assert moved.tokens == generated("qwen3", own, 17)
+
+
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=16, unique=True))
+def test_copies_that_lie_in_one_piece(host_blocks: list[int]) -> None:
+    """As few as there are, and every block to its place."""
+    host = torch.zeros(2, 16, 2, 4, 3)
+    staged = torch.randn(2, len(host_blocks), 2, 4, 3)
+    pairs = list(stretches(host_blocks, host, staged))
+    for there, here in pairs:
+        assert there.is_contiguous()
+        assert here.is_contiguous()
+        there.copy_(here)
+    assert torch.equal(host[:, host_blocks], staged)
+    breaks = sum(b != a + 1 for a, b in pairwise(host_blocks))
+    assert len(pairs) == 2 * (1 + breaks)
 
 
 def test_shards_hold_the_same_model(save_model: Callable[..., Path], generated: Greedy) -> None:

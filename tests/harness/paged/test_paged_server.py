@@ -115,10 +115,12 @@ def test_servers_that_name_the_same_store_share_it(
         (["fifo", "--backend", "paged", "--kv-store", "kv=1"], "static batches"),
         (["orca", "--backend", "paged", "--kv-store", "kv=1"], "looks for no prefixes"),
         (["vllm", "--backend", "paged", "--kv-store", "kv"], "a folder and its size in GiB"),
-        (["vllm", "--backend", "vllm", "--kv-store", "kv=1"], "with --backend paged only"),
+        (["vllm", "--backend", "vllm", "--kv-store", "kv=1"], "--kv-store goes with"),
+        (["vllm", "--backend", "vllm", "--device", "cpu"], "--device goes with"),
+        (["vllm", "--backend", "paged", "--device", "cuda:99"], "there is no cuda:99"),
     ],
 )
-def test_where_no_store_is(words: list[str], problem: str) -> None:
+def test_what_cannot_be_served(words: list[str], problem: str) -> None:
     refused = CliRunner().invoke(app, ["serve", *words])
     assert refused.exit_code == 1
     assert problem in str(refused.exception)

@@ -48,12 +48,13 @@ pytestmark = pytest.mark.torch
 Folder = Callable[[str], Path]
 Greedy = Callable[[str, list[int], int], list[int]]
 BLOCK = 8
+DEVICE = os.environ.get("SLO_BENCH_TEST_DEVICE", "cpu")  # cuda:0 on a machine that has one
 NO_SLO = Slo()
 
 
 @pytest.fixture(scope="module")
 def decoder(model_folder: Folder) -> Decoder:
-    return load_decoder(model_folder("qwen3"))
+    return load_decoder(model_folder("qwen3"), DEVICE, "float32")
 
 
 def folders(at: Path, decoder: Decoder, *units: int) -> tuple[TierFolder, ...]:
