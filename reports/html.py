@@ -21,7 +21,7 @@ import pandas as pd
 from ..workloads.errors import SloBenchError
 from . import capacity, levels_validated, published, sections, summary, sweeps
 from .details import LevelDetail, level_details
-from .drawn import Drawn, drawn, shared_bounds
+from .facet_figures import Drawn, drawn, shared_bounds
 from .facets import facet_noun, facets_of
 from .figure import Figure, as_json
 from .levels import combine, levels, offered, series_names

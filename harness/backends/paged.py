@@ -30,7 +30,7 @@ from ..engines.over_http.prompts import PromptMaker
 from ..engines.over_http.tokenizer import Vocabulary
 from ..engines.paged.errors import need_torch
 from ..engines.timed import Ran, TimedInstance, Told
-from ..executed import execute
+from ..execute import execute
 from ..logs import meta_path, profiling_cell
 from ..metrics import Hardware
 from ..migrating import Migrator, rule_of
