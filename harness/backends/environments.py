@@ -29,6 +29,7 @@ from pathlib import Path
 
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .recipe import Build, Recipe, Step
+from .recipes import RECIPES
 
 HOME_VARIABLE = "SLO_BENCH_HOME"
 TORCH_INDEX_VARIABLE = "SLO_BENCH_TORCH_INDEX"  # a mirror of PyTorch's index; empty: none
@@ -134,6 +135,8 @@ def environment(name: str) -> Environment:
     for one in known:
         if one.name == name or (one.backend == backend and version in ("", one.version)):
             return one
+    if backend not in RECIPES:
+        raise UnknownNameError("backend", name, [*RECIPES, *(e.name for e in known)])
     wanted = f" --version {version}" if version else ""
     there = ", ".join(e.name for e in known) or "nothing"
     raise SloBenchError(
