@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,10 @@ from slo_bench.workloads.errors import SloBenchError
 
 # Threads of torch spin while they wait for each other: beside other work, tests would stand still.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What vLLM found out about a model's class it keeps for one of its releases at a time: with another
+# running beside it, every start would find it out again.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    os.environ["VLLM_CACHE_ROOT"] = str(Path(tempfile.gettempdir()) / f"slo-bench-vllm-{worker}")
 
 # No property is judged by how long an example takes. Everybody gets the same examples; new ones are
 # drawn by `pytest --hypothesis-profile=search`.

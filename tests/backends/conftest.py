@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -67,7 +68,12 @@ def started_serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Gatewa
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env={**os.environ, "TMPDIR": str(temporary)},
+                # vLLM's sockets have paths of at most 107 characters.
+                env={
+                    **os.environ,
+                    "TMPDIR": str(temporary),
+                    "VLLM_RPC_BASE_PATH": tempfile.gettempdir(),
+                },
             ) as process,
         ):
             try:

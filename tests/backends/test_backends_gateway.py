@@ -103,15 +103,15 @@ def test_vllm_bench_drives_two_instances_as_one(serve, installed, tiny_model, tm
         assert not any(samples(up.url, "slo_bench_gateway_losses_total").values())
 
 
-@pytest.mark.parametrize("transfer", ["files", "nixl"])
-def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
-    serve, installed, tiny_model, tmp_path, transfer
-):
-    if transfer == "nixl":
-        installed("vllm", "nixl")
-    lengths = (5, 32, 33, 34, 64, 65, 97, 300)
-    single = [(prompt(length, length), 24) for length in lengths]
-    crowd = [(prompt(row % 8, 100), 100) for row in range(12)]  # some prompts come twice
+LENGTHS = (5, 32, 33, 34, 64, 65, 97, 300)
+SINGLE = [(prompt(length, length), 24) for length in LENGTHS]
+CROWD = [(prompt(row % 8, 100), 100) for row in range(12)]  # some prompts come twice
+
+
+@pytest.fixture(scope="module")
+def expected(installed, tiny_model, tmp_path_factory):
+    """What one server as it is answers, each request alone."""
+    installed("vllm")
     whole = Serve(
         "vllm",
         str(tiny_model("vllm")),
@@ -122,8 +122,16 @@ def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
         server_args=EXACT,
     )
     with contextlib.ExitStack() as stack:
-        [server] = whole.start(stack, tmp_path / "whole.log")
-        expected = [ask(server.url, *asked) for asked in [*single, *crowd]]
+        [server] = whole.start(stack, tmp_path_factory.mktemp("whole") / "whole.log")
+        return [ask(server.url, *asked) for asked in [*SINGLE, *CROWD]]
+
+
+@pytest.mark.parametrize("transfer", ["files", "nixl"])
+def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
+    serve, installed, expected, tmp_path, transfer
+):
+    if transfer == "nixl":
+        installed("vllm", "nixl")
     scarce = ["--kv-blocks", "20", "--server-arg=--no-enable-prefix-caching"]
     scarce += [f"--server-arg={word}" for word in EXACT]
     with serve("distserve", "--kv-transfer", transfer, *scarce) as up:
@@ -140,16 +148,16 @@ def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
                     if transfer != "nixl" or len(lost) > 3 or not lost[-1].startswith("500"):
                         raise
 
-        found = [answer(asked) for asked in single]
-        with ThreadPoolExecutor(len(crowd)) as pool:
-            found += pool.map(answer, crowd)
+        found = [answer(asked) for asked in SINGLE]
+        with ThreadPoolExecutor(len(CROWD)) as pool:
+            found += pool.map(answer, CROWD)
         assert found == expected
         [stored] = samples(prefill, "vllm:generation_tokens_total").values()
         meetings = 1 if transfer == "nixl" else 0
         assert 0 <= stored - meetings - len(expected) <= len(lost)  # a token each
         by_source = samples(decode, "vllm:prompt_tokens_by_source_total")
         [loaded] = [tokens for labels, tokens in by_source.items() if "external_kv" in labels]
-        lengths = (*lengths, *(len(asked) for asked, _ in crowd))
+        lengths = (*LENGTHS, *(len(asked) for asked, _ in CROWD))
         whole_blocks = sum((n - 1) // BLOCK_TOKENS * BLOCK_TOKENS for n in lengths)
         assert loaded >= whole_blocks
         assert transfer == "nixl" or loaded == whole_blocks  # files hold whole blocks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -120,29 +121,53 @@ class Up:
         return [step for line in lines if (step := json.loads(line))["event"] == "step"]
 
 
+@contextlib.contextmanager
+def started(
+    vllm: str,
+    model: Path,
+    folder: Path,
+    system: str | None,
+    *more: str,
+    max_model_tokens: int | None = 4096,
+    **options: Any,
+) -> Iterator[Up]:
+    wanted = Serve(
+        backend=vllm,
+        model=str(model),
+        system=system,
+        served_name="tiny",
+        max_model_tokens=max_model_tokens,
+        block_tokens=32,
+        server_args=("--no-enable-prefix-caching", "--dtype=float32", *more),
+        **{"step_log": folder / "steps.jsonl", **options},
+    )
+    with contextlib.ExitStack() as stack:
+        [server] = wanted.start(stack, folder / "servers" / f"{wanted.label}.log")
+        yield Up(server, folder / "steps.jsonl")
+
+
 @pytest.fixture
 def up(vllm, installed, tiny_model, tmp_path):
     installed(vllm)
+    return functools.partial(started, vllm, tiny_model(vllm), tmp_path)
 
-    @contextlib.contextmanager
-    def start(
-        system: str | None, *more: str, max_model_tokens: int | None = 4096, **options: Any
-    ) -> Iterator[Up]:
-        wanted = Serve(
-            backend=vllm,
-            model=str(tiny_model(vllm)),
-            system=system,
-            served_name="tiny",
-            max_model_tokens=max_model_tokens,
-            block_tokens=32,
-            server_args=("--no-enable-prefix-caching", "--dtype=float32", *more),
-            **{"step_log": tmp_path / "steps.jsonl", **options},
-        )
-        with contextlib.ExitStack() as stack:
-            [server] = wanted.start(stack, tmp_path / "servers" / f"{wanted.label}.log")
-            yield Up(server, tmp_path / "steps.jsonl")
 
-    return start
+@pytest.fixture(scope="module")
+def scarce_edf(vllm, installed, tiny_model, tmp_path_factory):
+    """Earliest deadline first, with KV for a few at a time."""
+    installed(vllm)
+    folder, model = tmp_path_factory.mktemp("scarce"), tiny_model(vllm)
+    with started(vllm, model, folder, "edf", kv_blocks=20, max_model_tokens=None) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def strict(vllm, installed, tiny_model, tmp_path_factory):
+    """Turns long prompts away and drops who is late; one at a time."""
+    installed(vllm)
+    folder, policy = tmp_path_factory.mktemp("strict"), str(HERE / "strict.py")
+    with started(vllm, tiny_model(vllm), folder, policy, knobs={"max_num_seqs": 1}) as server:
+        yield server
 
 
 def prompt(row: int, tokens: int) -> list[int]:
@@ -183,27 +208,36 @@ def test_without_a_policy_the_order_is_that_of_arrival(up):
     assert prefilled[-6:] == [17, 8, 9, 10, 11, 12]
 
 
-@pytest.mark.parametrize("system", [str(HERE / "swap_always.py"), "edf"])
-def test_preempted_requests_answer_as_if_undisturbed(up, system):
-    n, tokens = 10, 100
-    with up(system, kv_blocks=20, max_model_tokens=None) as server:
-        alone = [server.ask(prompt(row, 100), tokens).tokens for row in range(n)]
-        before = len(server.steps())
-        replies = server.ask_all([prompt(row, 100) for row in range(n)], tokens)
-        assert [reply.tokens for reply in replies] == alone
-        steps = server.steps()[before:]
-        victims = [victim for step in steps for victim in step["preempted"]]
-        assert len(victims) >= 3  # KV was scarce indeed
-        assert server.metric("num_preemptions_total") == len(victims)
-        assert max(step["decode_seqs"] for step in steps) > 1
-        prefilled = sum(tokens for step in steps for _, tokens in step["chunks"])
-        if system.endswith("swap_always.py"):
-            assert {victim["by"] for victim in victims} == {"swap"}
-            assert max(step["swapped"] for step in steps) > 0
-            assert prefilled == n * 100  # nothing was computed twice
-        else:
-            assert {victim["by"] for victim in victims} == {"recompute"}
-            assert prefilled > n * 100
+def undisturbed(server: Up, n: int, tokens: int) -> list[dict[str, Any]]:
+    """All at once answer as each of them alone; the steps of all at once."""
+    alone = [server.ask(prompt(row, 100), tokens).tokens for row in range(n)]
+    before, preemptions = len(server.steps()), server.metric("num_preemptions_total")
+    replies = server.ask_all([prompt(row, 100) for row in range(n)], tokens)
+    assert [reply.tokens for reply in replies] == alone
+    steps = server.steps()[before:]
+    victims = [victim for step in steps for victim in step["preempted"]]
+    assert len(victims) >= 3  # KV was scarce indeed
+    assert server.metric("num_preemptions_total") - preemptions == len(victims)
+    assert max(step["decode_seqs"] for step in steps) > 1
+    return steps
+
+
+def prefilled_tokens(steps: list[dict[str, Any]]) -> int:
+    return sum(tokens for step in steps for _, tokens in step["chunks"])
+
+
+def test_swapped_requests_answer_as_if_undisturbed(up):
+    with up(str(HERE / "swap_always.py"), kv_blocks=20, max_model_tokens=None) as server:
+        steps = undisturbed(server, 10, 100)
+    assert {victim["by"] for step in steps for victim in step["preempted"]} == {"swap"}
+    assert max(step["swapped"] for step in steps) > 0
+    assert prefilled_tokens(steps) == 10 * 100  # nothing was computed twice
+
+
+def test_recomputed_requests_answer_as_if_undisturbed(scarce_edf):
+    steps = undisturbed(scarce_edf, 10, 100)
+    assert {victim["by"] for step in steps for victim in step["preempted"]} == {"recompute"}
+    assert prefilled_tokens(steps) > 10 * 100
 
 
 def test_moore_hodgson_puts_who_is_late_anyway_last(up):
@@ -216,30 +250,30 @@ def test_moore_hodgson_puts_who_is_late_anyway_last(up):
     assert entered == ["long", "first", "second", "patient", "late"]
 
 
-def test_under_pressure_who_is_due_last_is_preempted(up):
+def test_under_pressure_who_is_due_last_is_preempted(scarce_edf):
     n, tokens = 8, 400  # so long that all have come before any ends
-    with up("edf", kv_blocks=20, max_model_tokens=None) as server:
-        with ThreadPoolExecutor(n) as pool:
-            asked = [
-                pool.submit(
-                    server.ask,
-                    prompt(row, 100),
-                    tokens,
-                    name=f"r{row}",
-                    ttft_slo_s=1000.0 - 50 * row,
-                )
-                for row in range(n)
-            ]
-            assert all(len(one.result().tokens) == tokens for one in asked)
-        running: set[int] = set()
-        victims = 0
-        for step in server.steps():
-            running -= {number(name) for name in step["ended"]}
-            for victim in step["preempted"]:
-                assert number(victim["id"]) == min(running)  # the first to come is due last
-                running.remove(number(victim["id"]))
-                victims += 1
-            running |= {number(name) for name in step["entered"]}
+    before = len(scarce_edf.steps())
+    with ThreadPoolExecutor(n) as pool:
+        asked = [
+            pool.submit(
+                scarce_edf.ask,
+                prompt(row, 100),
+                tokens,
+                name=f"r{row}",
+                ttft_slo_s=1000.0 - 50 * row,
+            )
+            for row in range(n)
+        ]
+        assert all(len(one.result().tokens) == tokens for one in asked)
+    running: set[str] = set()
+    victims = 0
+    for step in scarce_edf.steps()[before:]:
+        running -= set(step["ended"])
+        for victim in step["preempted"]:
+            assert victim["id"] == min(running, key=number)  # the first to come is due last
+            running.remove(victim["id"])
+            victims += 1
+        running |= set(step["entered"])
     assert victims >= 3
 
 
@@ -251,24 +285,19 @@ def test_adaptivellm_swaps_some_and_recomputes_others(up):
     n, tokens = 10, 100
     # Host memory takes one request of up to 128 tokens: longer ones cannot be swapped.
     with up("adaptivellm", kv_blocks=20, max_model_tokens=None, host_blocks=4) as server:
-        alone = [server.ask(prompt(row, 100), tokens).tokens for row in range(n)]
-        before = len(server.steps())
-        replies = server.ask_all([prompt(row, 100) for row in range(n)], tokens)
-        assert [reply.tokens for reply in replies] == alone
-        steps = server.steps()[before:]
-        victims = [victim for step in steps for victim in step["preempted"]]
-        swapped = [victim for victim in victims if victim["by"] == "swap"]
-        again = [victim["kv_tokens"] + 1 for victim in victims if victim["by"] == "recompute"]
-        assert swapped
-        assert again
-        prefilled = sum(tokens for step in steps for _, tokens in step["chunks"])
-        assert prefilled == n * 100 + sum(again)  # of the swapped nothing was computed twice
-        assert not [step for step in steps if step["chunks"] and step["decode_seqs"]]
+        steps = undisturbed(server, n, tokens)
         tally = server.server.tally()
-        assert tally["preempted_swap"] == len(swapped)
-        assert tally["preempted_recompute"] == len(again)
-        for way in ("out", "in"):
-            assert tally[f"executed_{way}"] == tally[f"decided_{way}"] == len(swapped)
+    victims = [victim for step in steps for victim in step["preempted"]]
+    swapped = [victim for victim in victims if victim["by"] == "swap"]
+    again = [victim["kv_tokens"] + 1 for victim in victims if victim["by"] == "recompute"]
+    assert swapped
+    assert again
+    assert prefilled_tokens(steps) == n * 100 + sum(again)  # of the swapped nothing was twice
+    assert not [step for step in steps if step["chunks"] and step["decode_seqs"]]
+    assert tally["preempted_swap"] == len(swapped)
+    assert tally["preempted_recompute"] == len(again)
+    for way in ("out", "in"):
+        assert tally[f"executed_{way}"] == tally[f"decided_{way}"] == len(swapped)
 
 
 def refusal(ask: Callable[..., Reply], *args: Any, **wire: float) -> str:
@@ -280,18 +309,17 @@ def refusal(ask: Callable[..., Reply], *args: Any, **wire: float) -> str:
     return message
 
 
-def test_clients_see_who_was_dropped_and_who_was_turned_away(up):
-    with up(str(HERE / "strict.py"), knobs={"max_num_seqs": 1}) as server:
-        assert refusal(server.ask, prompt(1, 400), 4).startswith(REJECTED)
-        with ThreadPoolExecutor(1) as pool:
-            with server.busy():
-                patient = pool.submit(server.ask, prompt(3, 8), 4, ttft_slo_s=10_000.0)
-                late = refusal(server.ask, prompt(2, 8), 4, ttft_slo_s=0.01)
-                assert late.startswith(DROPPED)
-            assert len(patient.result().tokens) == 4
+def test_clients_see_who_was_dropped_and_who_was_turned_away(strict):
+    assert refusal(strict.ask, prompt(1, 400), 4).startswith(REJECTED)
+    with ThreadPoolExecutor(1) as pool:
+        with strict.busy():
+            patient = pool.submit(strict.ask, prompt(3, 8), 4, ttft_slo_s=10_000.0)
+            late = refusal(strict.ask, prompt(2, 8), 4, ttft_slo_s=0.01)
+            assert late.startswith(DROPPED)
+        assert len(patient.result().tokens) == 4
 
 
-def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(up):
+def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(strict):
     workload = Workload(
         np.arange(3) * 0.1,
         np.array([20, 400, 20]),
@@ -299,8 +327,7 @@ def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(up):
         ttft_slo_s=np.array([1000.0, 1000.0, 1e-6]),  # the last is late when it comes
     )
     options = HttpOptions(model="tiny", values_field=VLLM_FIELD, token_ids=(10, 2000))
-    with up(str(HERE / "strict.py")) as server:
-        found = measure(workload, [Endpoint.parse(server.server.url)], options)
+    found = measure(workload, [Endpoint.parse(strict.server.url)], options)
     wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
     assert found.columns.outcome.tolist() == wanted, found.details
     assert found.faults() == {Fault.ABORTED: 2}
