@@ -154,6 +154,7 @@ def capacity(
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
     given = dict(locals())
     from ..harness.experiment import new_folder
+    from ..harness.schema import SIMULATED
     from ..tuner.capacity.folder import search_capacity
     from ..tuner.capacity.memory import Asked
     from .asked import asked_experiment
@@ -169,10 +170,12 @@ def capacity(
     )
     folder = new_folder(f"capacity-{experiment.name}") if out is None else out
     where = executor_of(executor, address)
+    simulated = experiment.backend == SIMULATED
     try:
         with (
             _display(folder) as (watch, ended),
-            contextlib.nullcontext() if where is None else where.pool() as pool,
+            where.pool() if where and simulated else contextlib.nullcontext() as pool,
+            where.senders() if where and not simulated else contextlib.nullcontext() as senders,
         ):
             result = search_capacity(
                 experiment,
@@ -182,6 +185,7 @@ def capacity(
                 progress=watch,
                 ended=ended,
                 pool=pool,
+                senders=senders,
                 command=sys.argv[1:],
             )
     except KeyboardInterrupt:

@@ -18,6 +18,7 @@ EXAMPLES = (
     "slo-bench run --suite quickstart --executor ray --address 10.0.0.1:6379",
     "slo-bench run --resume --out results",
     "slo-bench run --base-url http://127.0.0.1:8000 --rates 1,2,4 --requests 200 --seeds 1",
+    "slo-bench run --base-url http://10.0.0.9:8000 --rates 500,1000 --executor ray --address auto",
 )
 
 

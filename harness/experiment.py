@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -80,7 +81,8 @@ class Experiment(ExperimentSchema):
             out: the folder, empty or new; by default a new one under `runs`.
             jobs: processes; by default one per processor core. With one, cells run in this one.
                 Cells on real servers never run side by side.
-            executor: where simulated cells run instead, as in `on_ray.OnRay()`.
+            executor: where simulated cells run instead, and from where the load of servers that run
+                already is sent, as in `on_ray.OnRay()`.
             resume: finish what an interrupted run of this experiment left in `out`.
             progress: called as the run goes on.
             command: what was typed, for `environment.json`.
@@ -92,10 +94,6 @@ class Experiment(ExperimentSchema):
         planned = self.plan()
         if jobs is not None and jobs < 1:
             raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
-        if executor is not None and self.backend != SIMULATED:
-            raise SloBenchError(
-                "an executor is for simulated cells; real servers are measured here"
-            )
         folder = Path(out) if out is not None else new_folder(self.name)
         with open_run_folder(
             folder,
@@ -104,14 +102,15 @@ class Experiment(ExperimentSchema):
             environment=environment(planned, command),
             resume=resume,
         ) as held:
-            _run_missing(planned, held, executor or SideBySide(jobs or cores()), progress)
+            _run_missing(planned, held, executor, jobs or cores(), progress)
         return RunResult(folder)
 
 
 def _run_missing(
     planned: Plan,
     held: RunFolder,
-    executor: Executor,
+    executor: Executor | None,
+    jobs: int,
     progress: Callable[[Progress], None] | None,
 ) -> None:
     missing = set(held.missing)
@@ -129,20 +128,21 @@ def _run_missing(
 
     records = planned.resolved.records
     if planned.resolved.backend == SIMULATED:
-        executor.run(todo, held.path, records=records, tell=tell)
+        (executor or SideBySide(jobs)).run(todo, held.path, records=records, tell=tell)
         return
     from .backends.choose import backend_of
     from .backends.measuring import measure_cells
 
-    measure_cells(
-        backend_of(planned.resolved),
-        todo,
-        held.path,
-        records=records,
-        repetitions=planned.resolved.server.repetitions,
-        progress=lambda cell, requests: tell(CellProgress(cell, requests)),
-        done=lambda cell, row: tell(CellDone(cell, row)),
-    )
+    with nullcontext() if executor is None else executor.senders() as senders:
+        measure_cells(
+            backend_of(planned.resolved, senders),
+            todo,
+            held.path,
+            records=records,
+            repetitions=planned.resolved.server.repetitions,
+            progress=lambda cell, requests: tell(CellProgress(cell, requests)),
+            done=lambda cell, row: tell(CellDone(cell, row)),
+        )
 
 
 @dataclass(frozen=True)

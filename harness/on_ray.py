@@ -22,6 +22,7 @@ from typing import Any
 from .. import __version__
 from ..workloads.errors import SloBenchError
 from .cells import CellSpec, run_cell
+from .ray_senders import RaySenders
 from .store import Row
 from .workers import Answer, CellDone, Event, NotDoneError, packed, unpack
 
@@ -74,6 +75,16 @@ class OnRay:
                 yield pool
             finally:
                 pool.stop()
+
+    @contextlib.contextmanager
+    def senders(self) -> Iterator[RaySenders]:
+        """The cluster's machines, to send a load from all of them.
+
+        Raises:
+            SloBenchError: there is no Ray or no cluster.
+        """
+        with self.connected() as ray:
+            yield RaySenders(ray)
 
     @contextlib.contextmanager
     def connected(self) -> Iterator[Any]:

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,7 @@ from typing import IO, Any, Protocol, TypeVar
 
 from ..workloads.errors import SloBenchError
 from .cells import CellSpec, run_cell
+from .clusters.sending import Senders, ThisMachine
 from .store import Row, write_whole
 
 Answer = TypeVar("Answer")
@@ -70,6 +72,10 @@ class Executor(Protocol):
         Raises:
             SloBenchError: of the first cell that fails, or of a worker that died.
         """
+        ...
+
+    def senders(self) -> AbstractContextManager[Senders]:
+        """Where the load of real servers is sent from."""
         ...
 
 
@@ -151,6 +157,11 @@ class SideBySide:
         for spec in specs:
             progress = _now_and_then(partial(_tell_progress, tell, spec.cell))
             tell(CellDone(spec.cell, run_cell(spec, folder, records=records, progress=progress)))
+
+    @contextmanager
+    def senders(self) -> Iterator[Senders]:
+        """See `Executor`."""
+        yield ThisMachine()
 
 
 def _tell_progress(tell: Callable[[Event], None], cell: str, ended: int) -> None:

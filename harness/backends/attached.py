@@ -6,7 +6,9 @@ Launched servers are measured in the same way: their backend makes an `Attached`
 from __future__ import annotations
 
 import contextlib
+import csv
 import dataclasses
+import io
 import ipaddress
 import json
 import urllib.error
@@ -23,6 +25,8 @@ from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..cells import CellSpec
 from ..client_schema import ClientSchema
+from ..clusters.clients import Client
+from ..clusters.sending import Senders
 from ..clusters.servers import HttpResult, measure
 from ..csv_columns import Choice, Column, gzip_csv
 from ..engines.over_http.columns import FAULTS
@@ -47,6 +51,7 @@ class HttpBackend:
 
     client: ClientSchema
     name: str = "http"
+    senders: Senders | None = None
 
     def check(self, spec: CellSpec) -> None:
         """See `Backend`."""
@@ -81,12 +86,15 @@ class HttpBackend:
             model=models[0] if asked == SERVED else asked,
             gpu=spec.placement.gpu,
             hardware=_hardware(spec),
+            senders=self.senders,
         )
 
 
 @dataclass(frozen=True)
 class Attached:
-    """Servers that answer. `values_field`: where they take what a policy is told of a request."""
+    """Servers that answer. `values_field`: where they take what a policy is told of a request;
+    `senders`: where requests are sent from, None: this machine.
+    """
 
     endpoints: Sequence[Endpoint]
     client: ClientSchema
@@ -94,6 +102,7 @@ class Attached:
     gpu: str
     values_field: str | None = None
     hardware: Hardware = _UNKNOWN_HARDWARE
+    senders: Senders | None = None
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
@@ -116,7 +125,10 @@ class Attached:
                 options,
                 router=spec.router or "round-robin",
                 progress=progress,
+                senders=self.senders,
             )
+        if len(found.clients) > 1 or self.senders is not None:
+            _write_clients(folder / "clients" / f"{spec.cell}.csv", found.clients)
         if watch.samples:
             watch.write(folder / "servers" / f"{spec.cell}.gpus.csv", found.start_s)
         if self.client.token_times:
@@ -132,6 +144,7 @@ class Attached:
                 **_figures(workload, found),
                 **_gpu_figures(watch, found),
                 **_lengths_figures(found),
+                **_machines_figures(found.clients),
             },
         )
 
@@ -161,6 +174,30 @@ def _lengths_figures(found: HttpResult) -> Mapping[str, Value]:
     if not any(one.what == "lengths" for one in told):
         return {}
     return {"length_updates": sum(one.what == "taught" for one in told)}
+
+
+def _machines_figures(clients: Sequence[Client]) -> Mapping[str, Value]:
+    """Of a load that was sent from other machines."""
+    machines = {client.machine for client in clients}
+    if machines == {""}:
+        return {}
+    return {
+        "client_machines": len(machines),
+        "clock_error_s": _rounded(max(client.clock_error_s for client in clients)),
+    }
+
+
+def _write_clients(path: Path, clients: Sequence[Client]) -> None:
+    """A line for each process that sent."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    names = [field.name for field in dataclasses.fields(Client)]
+    table.writerow(["client", *names])
+    for number, client in enumerate(clients, 1):
+        values = (getattr(client, name) for name in names)
+        shown = (_rounded(v) if isinstance(v, float) else v for v in values)
+        table.writerow([number, *("" if value != value else value for value in shown)])
+    write_whole(path, [text.getvalue().encode()])
 
 
 def _hardware(spec: CellSpec) -> Hardware:

@@ -1,23 +1,25 @@
 """Sending processes: each gets its share, says when it is ready, and starts when told.
 
-Programs of their own, not `multiprocessing`, for the reasons given in `harness.workers`. All read
-the same clock: `time.perf_counter` counts from the machine's start, in every process alike.
+Programs of their own, not `multiprocessing`, for the reasons given in `harness.workers`. All of one
+machine read the same clock: `time.perf_counter` counts from its start, in every process alike.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import io
 import json
 import os
 import queue
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -29,7 +31,7 @@ from ..engines.over_http.drive import Limits, Progress
 from ..engines.over_http.endpoint import Endpoint
 from ..engines.over_http.options import Api, HttpOptions, Prompts
 from .sender import send_share
-from .shares import Share
+from .shares import Share, processes_for
 
 _READY_S = 60.0
 _GRACE_S = 120.0  # after the time limit, to read what came
@@ -38,57 +40,144 @@ _AHEAD_S = 0.2
 _Said = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
 
 
-def send_side_by_side(
-    workload: Workload,
-    endpoints: Sequence[Endpoint],
-    options: HttpOptions,
-    router: str,
-    processes: int,
-    bodies: Path,
-    limits: Limits,
-    progress: Progress | None,
-) -> list[Part]:
-    """Send a workload from several processes.
+@dataclass(frozen=True)
+class Order:
+    """A workload to be sent by `count` processes."""
+
+    workload: Workload
+    endpoints: Sequence[Endpoint]
+    options: HttpOptions
+    router: str
+    count: int
+    bodies: Bodies
+    limits: Limits
+
+    def files(self) -> dict[str, bytes]:
+        """What a sending process reads, but for the bodies."""
+        order = {
+            "endpoints": [dataclasses.asdict(endpoint) for endpoint in self.endpoints],
+            # Names of environment variables, never what they hold.
+            "options": _plain(self.options),
+            "router": self.router,
+            "processes": self.count,
+        }
+        return {
+            "order.json": json.dumps(order).encode(),
+            "workload.npz": _packed_workload(self.workload),
+        }
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What one process has sent; None if it died. `machine` is empty for this one.
+
+    `offset_s` is by how much that machine's clock was ahead of ours when the level began, and
+    `clock_error_s` by how much the moments that it says may be wrong.
+    """
+
+    part: Part | None
+    machine: str = ""
+    offset_s: float = 0.0
+    clock_error_s: float = 0.0
+
+
+class Senders(Protocol):
+    """Where a load is sent from."""
+
+    def count(self, workload: Workload) -> int:
+        """How many processes it takes."""
+        ...
+
+    def send(self, order: Order, progress: Progress | None) -> list[Sent]:
+        """Send, on one schedule; one answer for each process.
+
+        Raises:
+            SloBenchError: it cannot be sent at all.
+        """
+        ...
+
+
+class ThisMachine:
+    """Processes of this machine."""
+
+    def count(self, workload: Workload) -> int:
+        """See `Senders`."""
+        return processes_for(workload)
+
+    def send(self, order: Order, progress: Progress | None) -> list[Sent]:
+        """See `Senders`."""
+        folder = order.bodies.path.parent
+        for name, content in order.files().items():
+            (folder / name).write_bytes(content)
+        with Processes(folder, range(order.count)) as processes:
+            start_s = perf_counter() + _AHEAD_S
+
+            def told(ended: int) -> None:
+                if progress is not None:
+                    progress(ended, max(0.0, perf_counter() - start_s))
+
+            parts = processes.send(start_s, order.limits.time_s, told)
+        return [Sent(parts.get(share)) for share in range(order.count)]
+
+
+class Processes:
+    """Sending processes of this machine, one for each of `shares`; all ready when the block begins.
+
+    `folder` holds the files of an `Order` and the bodies.
 
     Raises:
-        SloBenchError: one of them failed.
+        SloBenchError: one of them cannot send.
     """
-    folder = bodies.parent
-    _write_workload(workload, folder / "workload.npz")
-    order = {
-        "endpoints": [dataclasses.asdict(endpoint) for endpoint in endpoints],
-        # Names of environment variables, never what they hold.
-        "options": _plain(options),
-        "router": router,
-        "processes": processes,
-    }
-    (folder / "order.json").write_text(json.dumps(order), "utf-8")
-    said: _Said = queue.SimpleQueue()
-    children: list[_Child] = []
-    try:
-        for index in range(processes):
-            children.append(_Child(folder, index, said))
-        until_s = perf_counter() + _READY_S
-        for _ in children:
-            _next(said, until_s)  # that it is ready
-        start_s = perf_counter() + _AHEAD_S
-        for child in children:
-            child.tell(repr(start_s))
-        until_s = start_s + limits.time_s + _GRACE_S
-        ended = [0] * processes
-        left = processes
-        while left:
-            index, message = _next(said, until_s)
-            if "done" in message:
-                left -= 1
-            else:
-                ended[index] = message["ended"]
-            if progress is not None:
-                progress(sum(ended), max(0.0, perf_counter() - start_s))
-    finally:
-        for child in children:
+
+    def __init__(self, folder: Path, shares: Sequence[int]) -> None:
+        self._folder = folder
+        self._shares = shares
+        self._said: _Said = queue.SimpleQueue()
+        self._children: list[_Child] = []
+
+    def __enter__(self) -> Processes:
+        try:
+            for share in self._shares:
+                self._children.append(_Child(self._folder, share, self._said))
+            until_s = perf_counter() + _READY_S
+            for _ in self._children:
+                _, message = _next(self._said, until_s)
+                if message is None:
+                    raise SloBenchError("a sending process died; its error stands above")
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *reason: object) -> None:
+        for child in self._children:
             child.stop()
-    return [Part.load(folder / f"part-{index}.npz") for index in range(processes)]
+
+    def send(self, start_s: float, time_s: float, told: Callable[[int], None]) -> dict[int, Part]:
+        """Send from `start_s` on, for `time_s` at most; what every share saw that did not die.
+
+        `told` hears now and then how many requests have ended.
+        """
+        for child in self._children:
+            child.tell(repr(start_s))
+        until_s = start_s + time_s + _GRACE_S
+        ended = dict.fromkeys(self._shares, 0)
+        left, died = set(self._shares), set()
+        while left:
+            share, message = _next(self._said, until_s)
+            if message is None:
+                died.add(share)
+                left.discard(share)
+            elif "done" in message:
+                left.discard(share)
+            else:
+                ended[share] = message["ended"]
+            told(sum(ended.values()))
+        return {
+            share: Part.load(self._folder / f"part-{share}.npz")
+            for share in self._shares
+            if share not in died
+        }
 
 
 def _start(folder: Path, index: int) -> subprocess.Popen[str]:
@@ -142,15 +231,13 @@ class _Child:
                     pipe.close()
 
 
-def _next(said: _Said, until_s: float) -> tuple[int, dict[str, Any]]:
-    """Who says what next."""
+def _next(said: _Said, until_s: float) -> tuple[int, dict[str, Any] | None]:
+    """Who says what next; None: it died."""
     try:
         index, message = said.get(timeout=max(0.0, until_s - perf_counter()))
     except queue.Empty:
         raise SloBenchError("a sending process says nothing more; all were stopped") from None
-    if message is None:
-        raise SloBenchError("a sending process died; its error stands above")
-    if "error" in message:
+    if message is not None and "error" in message:
         raise SloBenchError(message["error"])
     return index, message
 
@@ -177,7 +264,7 @@ def _options(plain: dict[str, Any]) -> HttpOptions:
     )
 
 
-def _write_workload(workload: Workload, path: Path) -> None:
+def _packed_workload(workload: Workload) -> bytes:
     """All columns but texts, which the bodies hold already."""
     arrays: dict[str, Any] = {}
     plain: dict[str, Any] = {}
@@ -191,7 +278,9 @@ def _write_workload(workload: Workload, path: Path) -> None:
             arrays["blocks"] = np.array(flat, dtype=np.uint64)
         elif f.name not in ("texts", "prefix_blocks"):
             plain[f.name] = value
-    np.savez(path, plain=np.array(json.dumps(plain)), **arrays)
+    packed = io.BytesIO()
+    np.savez(packed, plain=np.array(json.dumps(plain)), **arrays)
+    return packed.getvalue()
 
 
 def _read_workload(path: Path) -> Workload:
@@ -212,6 +301,12 @@ def _blocks(flat: Any, counts: Any) -> Iterator[tuple[int, ...]]:
         end += count
 
 
+def _end_with(orders: IO[str]) -> None:
+    """Send nothing more when whoever gave the orders is gone."""
+    orders.read()
+    os._exit(1)
+
+
 def _work(folder: Path, index: int, orders: IO[str], answers: IO[str]) -> None:
     """The child's side."""
 
@@ -229,7 +324,9 @@ def _work(folder: Path, index: int, orders: IO[str], answers: IO[str]) -> None:
 
     def start_s() -> float:
         say({"ready": True})
-        return float(orders.readline())
+        when_s = float(orders.readline())
+        threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
+        return when_s
 
     order = json.loads((folder / "order.json").read_text("utf-8"))
     bodies = Bodies.read(folder / "bodies")

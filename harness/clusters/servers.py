@@ -21,10 +21,11 @@ from ..engines.over_http.endpoint import Endpoint
 from ..engines.over_http.faults import Fault
 from ..engines.over_http.options import HttpOptions
 from ..engines.over_http.validity import ClientFigures, client_figures, invalid_because
+from .clients import Client, clients_of, untrusted_because
 from .routers import router as router_by_name
 from .sender import limits_of, send_share
-from .sending import send_side_by_side
-from .shares import Share, processes_for
+from .sending import Order, Senders, Sent, ThisMachine
+from .shares import Share
 
 _SAMPLES = 300
 _UNKNOWN = float("nan")
@@ -36,6 +37,7 @@ class HttpResult:
 
     `result` is as the simulator's, where the client can see it: what happens inside the server
     (batches, KV use, preemptions) is NaN or zero. `columns` has what only a client knows.
+    `clients` are the processes that sent.
     `start_s` is the moment, by `time.perf_counter`, of the workload's time zero.
     `details` says what is known of a fault and `texts` what was answered, both by row; `token_s`
     holds the times of all tokens, request after request, where `HttpOptions` asks for them.
@@ -44,6 +46,7 @@ class HttpResult:
     result: Result
     columns: Columns
     client: ClientFigures
+    clients: tuple[Client, ...]
     invalid_because: str | None
     details: Mapping[int, str]
     texts: Mapping[int, str]
@@ -63,6 +66,7 @@ def measure(
     *,
     router: str = "round-robin",
     progress: Progress | None = None,
+    senders: Senders | None = None,
 ) -> HttpResult:
     """Send every request when it is due, follow each to its end, and read what came.
 
@@ -75,6 +79,7 @@ def measure(
         options: how requests are worded, and when we give up.
         router: name of the router that chooses among the servers.
         progress: called now and then with (requests ended, clock in seconds).
+        senders: where requests are sent from; by default this machine.
 
     Raises:
         SloBenchError: nothing can be sent: no endpoint, an unknown host, a missing key, a
@@ -90,7 +95,12 @@ def measure(
             f"put a gateway before them (slo-bench serve, --router {router}) and measure that"
         )
     options.header_lines()
-    processes = options.processes or (1 if options.length_predictor else processes_for(workload))
+    whence = senders or ThisMachine()
+    processes = options.processes or (1 if options.length_predictor else whence.count(workload))
+    if workload.concurrency is not None:
+        processes = min(processes, workload.concurrency)
+    if senders is not None and options.length_predictor:
+        raise SloBenchError("lengths are predicted on this machine alone: leave --executor out")
     if processes > 1 and options.length_predictor:
         raise SloBenchError(
             f"lengths are predicted in one process, but {processes} were asked for; leave "
@@ -100,33 +110,35 @@ def measure(
         path = Path(folder) / "bodies"
         bodies = Bodies.write(workload, options, path)
         try:
-            if processes == 1:
+            if processes == 1 and senders is None:
                 share = Share(0, 1)
-                parts = [
-                    send_share(
-                        workload, endpoints, options, router, share, bodies, progress=progress
-                    )
-                ]
-            else:
-                parts = send_side_by_side(
-                    workload, endpoints, options, router, processes, path, limits, progress
+                part = send_share(
+                    workload, endpoints, options, router, share, bodies, progress=progress
                 )
+                sent = [Sent(part)]
+            else:
+                order = Order(workload, endpoints, options, router, processes, bodies, limits)
+                sent = whence.send(order, progress)
         finally:
             bodies.close()
-    return _joined(workload, parts, options)
+    return _joined(workload, sent, options)
 
 
-def _joined(workload: Workload, parts: Sequence[Part], options: HttpOptions) -> HttpResult:
+def _joined(workload: Workload, sent: Sequence[Sent], options: HttpOptions) -> HttpResult:
+    parts = [one.part for one in sent if one.part is not None]
+    if not parts:
+        raise SloBenchError("every process that sent has died, and nothing is known of the level")
+    clients = clients_of(workload, sent)
     columns = joined_columns(parts, len(workload))
     gaps = joined_gaps(part.gaps for part in parts)
-    sent = ~np.isnan(columns.started_s)
+    begun = ~np.isnan(columns.started_s)
     client = client_figures(
-        columns.arrival_s[sent],
-        columns.started_s[sent],
+        columns.arrival_s[begun],
+        columns.started_s[begun],
         np.concatenate([part.lag_s for part in parts]),
         cpu_s=sum(part.cpu_s for part in parts),
         peak_rss_bytes=max(part.peak_rss_bytes for part in parts),
-        processes=len(parts),
+        processes=len(sent),
         own_faults=int((columns.fault == FAULTS.index(Fault.CLIENT)).sum()),
     )
     timeline = replace(_timeline(columns), told=tuple(t for part in parts for t in part.told))
@@ -134,9 +146,11 @@ def _joined(workload: Workload, parts: Sequence[Part], options: HttpOptions) -> 
         result=Result(_records(columns), gaps, timeline, _totals(columns, gaps)),
         columns=columns,
         client=client,
-        invalid_because=invalid_because(
+        clients=clients,
+        invalid_because=untrusted_because(clients, late_limit_s=options.late_limit_s)
+        or invalid_because(
             client,
-            int(sent.sum()),
+            int(begun.sum()),
             late_limit_s=options.late_limit_s,
             rate_limit_share=options.rate_limit_share,
         ),

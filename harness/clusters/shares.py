@@ -42,8 +42,13 @@ def rows_elsewhere(workload: Workload, share: Share) -> NDArray[np.int64]:
     return np.flatnonzero(root % share.count != share.index)
 
 
-def processes_for(workload: Workload) -> int:
-    """As many as it takes to send the workload on time, no more than there are cores.
+def rows_of(workload: Workload, share: Share) -> set[int]:
+    """The rows that a share sends."""
+    return set(range(len(workload))).difference(rows_elsewhere(workload, share).tolist())
+
+
+def processes_for(workload: Workload, most: int | None = None) -> int:
+    """As many as it takes to send the workload on time, no more than `most` (there are cores).
 
     In a closed loop nobody knows the rate beforehand: one.
     """
@@ -53,4 +58,4 @@ def processes_for(workload: Workload) -> int:
     if work_s < _LITTLE_WORK_S:
         return 1
     busy_cores = work_s / workload.span_s
-    return max(1, min(math.ceil(busy_cores / _BUSY_SHARE), cores()))
+    return max(1, min(math.ceil(busy_cores / _BUSY_SHARE), most or cores()))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib.util
 import json
 import os
-from contextlib import contextmanager
+from concurrent.futures import Future
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,10 @@ from typer.testing import CliRunner
 from slo_bench import __version__
 from slo_bench.cli.main import app
 from slo_bench.harness.experiment import Experiment
+from slo_bench.harness.mock_server import MockConfig, serving
 from slo_bench.harness.on_ray import OnRay, _cell, _done
+from slo_bench.harness.ray_senders import _check_versions
+from slo_bench.harness.workers import SideBySide
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.capacity.memory import FILE, Asked
 from slo_bench.tuner.tuning.settings import TuneSettings
@@ -140,6 +145,47 @@ def runs_in(folder: Path) -> dict[tuple[object, ...], object]:
     return found
 
 
+def loaded(folder: Path, url: str, watch=None, address: str | None = None):
+    """A level at 10 req/s for 6 s and one of 2 s from all machines, and its rows."""
+    client = {"base_urls": (url,), "late_limit_s": 60.0}
+    settings = {"prompt_tokens": "fixed(8)", "output_tokens": "fixed(5)", "requests": 60}
+    asked = Experiment(backend="http", client=client, rates=[10, 30], seeds=1, **settings)
+    return asked.run(folder, executor=OnRay(address), progress=watch).rows()
+
+
+@needs_ray
+def test_two_nodes_send_one_load(tmp_path):
+    with two_nodes() as (cluster, _), serving(MockConfig(ttft_s=0.01, itl_s=0.001)) as server:
+        rows = loaded(tmp_path / "run", server.url, address=cluster.address)
+        ids = [truth.request_id for truth in server.truths()]
+    assert [row["finished"] for row in rows] == [60, 60]
+    assert sorted(ids) == sorted(f"slo-bench-{row}" for _ in rows for row in range(60))
+    for row in rows:
+        assert (row["client_processes"], row["client_machines"], row["valid"]) == (2, 1, True)
+        lines = (tmp_path / "run" / "clients" / f"{row['cell']}.csv").read_text().splitlines()
+        clients = list(csv.DictReader(lines))
+        assert [client["requests"] for client in clients] == ["30", "30"]
+        for client in clients:  # both nodes are this machine, and have its clock
+            assert abs(float(client["offset_s"])) <= float(client["clock_error_s"]) + 1e-6
+
+
+@needs_ray
+def test_a_node_that_is_lost_makes_its_level_invalid_and_the_next_goes_on(tmp_path):
+    killed = False
+    with two_nodes() as (cluster, other), serving(MockConfig()) as server:
+
+        def kill(progress):
+            nonlocal killed
+            if not killed and any(progress.running.values()):
+                killed = True
+                cluster.remove_node(other, allow_graceful=False)
+
+        first, second = loaded(tmp_path / "run", server.url, kill, cluster.address)
+    assert (first["valid"], second["valid"]) == (False, True)
+    assert "died" in first["invalid_because"]
+    assert (second["client_processes"], second["finished"]) == (1, 60)
+
+
 @needs_ray
 def test_where_no_cluster_is_that_is_said():
     words = ["run", "--requests", "10", "--executor", "ray", "--address", "127.0.0.1:1"]
@@ -151,6 +197,22 @@ def test_where_no_cluster_is_that_is_said():
 def test_a_machine_with_another_version_refuses():
     with pytest.raises(SloBenchError, match="install the same everywhere"):
         _done("0.0.0", _cell.__module__, _cell.__name__, ({}, "none"))
+
+
+@pytest.mark.parametrize(("there", "refused"), [(__version__, False), ("0.0.0", True)])
+def test_a_machine_with_another_version_sends_nothing(there, refused):
+    class Told:
+        machine = "10.0.0.2"
+
+        def call(self, method, *given):
+            assert method == "version"
+            answer = Future()
+            answer.set_result(there)
+            return answer
+
+    expected = pytest.raises(SloBenchError, match=r"10\.0\.0\.2 has slo-bench 0\.0\.0")
+    with expected if refused else nullcontext():
+        _check_versions([Told()])
 
 
 def test_details_come_back_with_the_row():
@@ -180,7 +242,10 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
         ASKED.run(tmp_path / "run", executor=OnRay())
 
 
-def test_real_servers_are_measured_here(tmp_path):
-    asked = Experiment(backend="http", client={"base_urls": ("http://127.0.0.1:1",)}, rates=[1])
-    with pytest.raises(SloBenchError, match="simulated cells"):
-        asked.run(tmp_path / "run", executor=OnRay())
+def test_servers_of_ours_are_measured_from_here(tmp_path):
+    class Elsewhere(SideBySide):
+        pass
+
+    asked = Experiment(backend="paged", model="tiny-llama", rates=[1])
+    with pytest.raises(SloBenchError, match="run already"):
+        asked.run(tmp_path / "run", executor=Elsewhere(1))

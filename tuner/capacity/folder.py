@@ -17,6 +17,7 @@ from typing import Any
 
 from ...harness.backends.base import Backend
 from ...harness.cells import CellSpec, source
+from ...harness.clusters.sending import Senders
 from ...harness.experiment import Experiment, environment, new_folder
 from ...harness.load import estimated_capacity_rps
 from ...harness.plan import Plan, plan
@@ -70,6 +71,7 @@ def search_capacity(
     progress: Callable[[CapacityProgress], None] | None = None,
     ended: Callable[[int, float], None] | None = None,
     pool: Pool | None = None,
+    senders: Senders | None = None,
     command: Sequence[str] = (),
 ) -> CapacityResult:
     """Find the capacity of every configuration of an experiment.
@@ -88,6 +90,7 @@ def search_capacity(
         ended: called within a run in this process with (requests ended, clock in seconds).
         pool: where runs are simulated instead, as in `OnRay().pool()`: those of a level and of
             several configurations at once. What is found is the same.
+        senders: where the load of servers that run already is sent from; by default this machine.
         command: what was typed, for `environment.json`.
 
     Raises:
@@ -97,6 +100,7 @@ def search_capacity(
     if pool is not None and experiment.backend != SIMULATED:
         raise SloBenchError("a pool is for simulated levels; real servers are measured here")
     planned = _planned(experiment)
+    backend = None if experiment.backend == SIMULATED else _backend(planned, senders)
     options = _options(experiment, asked)
     folder = Path(out) if out is not None else new_folder(f"capacity-{experiment.name}")
     cells = cells_in(folder) if resume else []
@@ -120,7 +124,7 @@ def search_capacity(
             options = dataclasses.replace(options, shares_of=memory.shares_of)
         try:
             before = [] if asked.warm_start is None else _neighbours_in(asked.warm_start)
-            searches = _Searches(experiment, planned, options, memory, before, progress)
+            searches = _Searches(experiment, planned, options, memory, before, progress, backend)
             if pool is None:
                 searches.here(ended)
             else:
@@ -193,14 +197,15 @@ class _Searches:
     memory: Memory
     before: Sequence[Mapping[str, Any]]  # rows of searches in another folder
     progress: Callable[[CapacityProgress], None] | None
+    backend: Backend | None  # None: simulated
     found: dict[str, Found] = field(default_factory=dict)
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
     def here(self, ended: Callable[[int, float], None] | None) -> None:
         """One after another, on as few starts of a server as there are configurations."""
         earlier: list[CellSpec] = []
-        for group in _groups(self.experiment, self.planned):
-            with _server(self.experiment, self.planned, group[0], self.memory.held.path) as server:
+        for group in _groups(self.backend, self.planned):
+            with _server(self.backend, self.planned, group[0], self.memory.held.path) as server:
                 for spec in group:
                     runner = CellRunner(spec, _stem(spec), server, self.memory.keep_row, ended)
                     self._search(spec, runner, self._model(spec, earlier), None)
@@ -311,11 +316,10 @@ def search_cell(
     )
 
 
-def _groups(experiment: Experiment, planned: Plan) -> list[list[CellSpec]]:
+def _groups(backend: Backend | None, planned: Plan) -> list[list[CellSpec]]:
     """Configurations that share one start of a real server."""
-    if experiment.backend == SIMULATED:
+    if backend is None:
         return [list(planned.cells)]
-    backend = _backend(planned)
     groups: dict[Hashable, list[CellSpec]] = {}
     for spec in planned.cells:
         backend.check(spec)
@@ -323,21 +327,21 @@ def _groups(experiment: Experiment, planned: Plan) -> list[list[CellSpec]]:
     return list(groups.values())
 
 
-def _backend(planned: Plan) -> Backend:
+def _backend(planned: Plan, senders: Senders | None) -> Backend:
     from ...harness.backends.choose import backend_of
 
-    return backend_of(planned.resolved)
+    return backend_of(planned.resolved, senders)
 
 
 @contextlib.contextmanager
 def _server(
-    experiment: Experiment, planned: Plan, spec: CellSpec, folder: Path
+    backend: Backend | None, planned: Plan, spec: CellSpec, folder: Path
 ) -> Iterator[Server]:
     records = planned.resolved.records
-    if experiment.backend == SIMULATED:
+    if backend is None:
         yield Simulator(folder, records)
         return
-    with _backend(planned).started(spec, folder) as deployment:
+    with backend.started(spec, folder) as deployment:
         yield RealServer(deployment, folder, records)
 
 
