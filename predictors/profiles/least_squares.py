@@ -7,9 +7,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
+_ALIKE = 1e-9
+
 
 def non_negative(terms: Floats, values: Floats) -> Floats:
-    """Least squares under x >= 0 (Lawson and Hanson, Solving Least Squares Problems, ch. 23)."""
+    """Least squares under x >= 0 (Lawson and Hanson, Solving Least Squares Problems, ch. 23).
+
+    Of terms that explain as much as each other the first is taken.
+    """
     scale = np.linalg.norm(terms, axis=0)
     scale[scale == 0] = 1.0
     scaled = terms / scale
@@ -18,7 +23,7 @@ def non_negative(terms: Floats, values: Floats) -> Floats:
     for _ in range(10 * len(x)):
         gain = scaled.T @ (values - scaled @ x)
         gain[free] = -np.inf
-        best = int(np.argmax(gain))
+        best = int(np.argmax(gain >= (1 - _ALIKE) * gain.max()))
         if gain[best] <= 1e-10 * len(values):
             break
         free[best] = True

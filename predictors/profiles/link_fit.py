@@ -15,12 +15,12 @@ from .profile import MeasuredLink, Table
 Floats = NDArray[np.float64]
 
 LEAST_COPIES = 5
-_HELD_OUT = 0.2
+_PARTS = 5
 
 
 @dataclass(frozen=True)
 class LinkFit:
-    """The line through all copies, and relative errors on those kept out of a line of their own."""
+    """The line through all copies, and each one's relative error under a line without it."""
 
     latency_s: float
     s_per_byte: float
@@ -34,7 +34,8 @@ class LinkFit:
 
 
 def fit_link(moved_bytes: Floats, seconds: Floats, rng: np.random.Generator) -> LinkFit:
-    """Least relative squared error; a fifth of the copies, drawn at random, judge the line.
+    """Least relative squared error. Each fifth of the copies, drawn at random, judges a line
+    through the others.
 
     Raises:
         SloBenchError: there are too few copies.
@@ -44,12 +45,13 @@ def fit_link(moved_bytes: Floats, seconds: Floats, rng: np.random.Generator) -> 
             f"{len(moved_bytes)} copies are too few to learn from ({LEAST_COPIES} are needed)"
         )
     order = rng.permutation(len(moved_bytes))
-    held = order[: max(1, round(_HELD_OUT * len(moved_bytes)))]
-    kept = np.setdiff1d(order, held)
-    latency_s, s_per_byte = _line(moved_bytes[kept], seconds[kept])
-    errors = np.abs((latency_s + s_per_byte * moved_bytes[held]) / seconds[held] - 1)
+    errors = []
+    for held in np.array_split(order, _PARTS):
+        kept = np.setdiff1d(order, held)
+        latency_s, s_per_byte = _line(moved_bytes[kept], seconds[kept])
+        errors.append(np.abs((latency_s + s_per_byte * moved_bytes[held]) / seconds[held] - 1))
     latency_s, s_per_byte = _line(moved_bytes, seconds)
-    return LinkFit(latency_s, s_per_byte, errors)
+    return LinkFit(latency_s, s_per_byte, np.concatenate(errors))
 
 
 def fit_links(tables: Mapping[str, Table], seed: int = 0) -> dict[str, MeasuredLink]:

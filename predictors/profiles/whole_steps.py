@@ -41,6 +41,7 @@ _DECODE = (
 )
 _PREFILL = (
     "prefill_s",
+    "prefill_s_beside_decodes",
     "prefill_s_per_token",
     *(f"prefill_s_per_token_above_{bend}" for bend in _BENDS),
     "prefill_s_per_chunk",
@@ -73,8 +74,9 @@ class SumsStepTime:
 
     Steps that only decode: constant, another where there is more than one sequence (a product with
     one row is another kernel), sequences, KV tokens of one sequence (mean) and of all. Steps with
-    prefill: constant, all tokens, chunks, (query, KV) pairs of the chunks, tokens before them, KV
-    tokens of the decodes. Tokens and sequences count again above each of `_BENDS`.
+    prefill: constant, another where sequences decode beside it (their attention is of another
+    kind), all tokens, chunks, (query, KV) pairs of the chunks, tokens before them, KV tokens of the
+    decodes. Tokens and sequences count again above each of `_BENDS`.
     """
 
     decode: tuple[float, ...]
@@ -88,7 +90,7 @@ class SumsStepTime:
             *_, mean_s, kv_s = self.decode
             read_s = kv_s * decode_kv_tokens + mean_s * decode_kv_tokens / max(1, decode_seqs)
             return max(_SHORTEST_S, self._decode_s(decode_seqs)) + read_s
-        constant_s, *by_token_s, chunk_s, pair_s, context_s, kv_s = self.prefill
+        constant_s, beside_s, *by_token_s, chunk_s, pair_s, context_s, kv_s = self.prefill
         tokens, pairs, context = decode_seqs, 0.0, 0
         for before, chunk in chunks:
             tokens += chunk
@@ -96,6 +98,8 @@ class SumsStepTime:
             context += before
         seconds = constant_s + chunk_s * len(chunks) + pair_s * pairs
         seconds += context_s * context + kv_s * decode_kv_tokens
+        if decode_seqs:
+            seconds += beside_s
         return max(_SHORTEST_S, seconds + _bent(by_token_s, tokens))
 
     def _decode_s(self, sequences: int) -> float:
@@ -147,6 +151,7 @@ def terms(seen: Observations) -> Floats:
             decode * seen.kv_tokens / np.maximum(1.0, seen.sequences),
             decode * seen.kv_tokens,
             prefill,
+            prefill * (seen.sequences > 0),
             prefill * seen.tokens,
             *(prefill * np.maximum(0.0, seen.tokens - bend) for bend in _BENDS),
             seen.chunks,
