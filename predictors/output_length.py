@@ -27,6 +27,7 @@ from .lengths.config import PredictorConfig
 
 if TYPE_CHECKING:
     from .lengths.baselines import Baseline
+    from .lengths.distribution import Lengths
     from .lengths.following import Follower, Said
     from .lengths.predictor import Prompt, TrainedPredictor
 
@@ -262,6 +263,13 @@ class TfIdf:
         Raises:
             SloBenchError: a request has no text.
         """
+        return self._lengths(workload).median_tokens()
+
+    def longest(self, workload: Workload, rng: np.random.Generator) -> Ints:
+        """What nine in ten such answers do not exceed."""
+        return self._lengths(workload).longest_tokens()
+
+    def _lengths(self, workload: Workload) -> Lengths:
         from ..workloads.answered import Answered
 
         texts = workload.texts or [None] * len(workload)
@@ -277,7 +285,7 @@ class TfIdf:
             )
             for row, text in enumerate(texts)
         ]
-        return _tfidf(self.folder).lengths(rows).median_tokens()
+        return _tfidf(self.folder).lengths(rows)
 
 
 @lru_cache(maxsize=4)
@@ -365,7 +373,9 @@ def longest_tokens(
     predictor: LengthPredictor, workload: Workload, rng: np.random.Generator
 ) -> Ints | None:
     """What nine in ten such answers do not exceed; None: the predictor knows no distribution."""
-    return predictor.longest(workload, rng) if isinstance(predictor, Learned) else None
+    if isinstance(predictor, Learned | TfIdf):
+        return predictor.longest(workload, rng)
+    return None
 
 
 def bucket_accuracy(predicted: Ints, true: Ints) -> float:

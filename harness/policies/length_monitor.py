@@ -12,7 +12,12 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from ...workloads.length_buckets import BUCKET_EDGES, bucket_last_tokens, bucket_of
+from ...workloads.length_buckets import (
+    BUCKET_EDGES,
+    bucket_last_tokens,
+    bucket_middle_tokens,
+    bucket_of,
+)
 from ..core.state import RequestState
 from ..core.view import View
 
@@ -48,6 +53,16 @@ class LengthMonitor:
     def expected_tokens(self, r: RequestState, view: View) -> int:
         """The predicted length, and twice what an answer already had where it began anew."""
         return max(1, view.predict.output_tokens(r), 2 * view.emitted_tokens(r))
+
+    def alike_tokens(self, r: RequestState, view: View) -> int:
+        """The expected length, for comparing requests: the middle of its bucket where the
+        predictor is unsure of it (Eq. 3-2's representative value), for it cannot tell lengths
+        within a bucket apart; what it is sure of as it is.
+        """
+        predict, expected = view.predict, self.expected_tokens(r, view)
+        if predict.longest_output_tokens(r) <= predict.output_tokens(r):
+            return expected
+        return bucket_middle_tokens(bucket_of(expected))
 
     def reserve_tokens(self, r: RequestState, view: View) -> int:
         """Answer tokens to reserve KV for.

@@ -49,6 +49,8 @@ class SloOdbs(BatchRule, StaticPolicy):
     - `slo_term`: the SLO as `stated`, or the `time-left` of it when the batch is formed.
     - `batch_order`: phase three, "sort all batches", has no code. `tightest-slo` lets the batch go
       first that has the tightest SLO in it, `built` the one built first.
+    - `lengths`: a predictor that tells a distribution is not sure to the token, and answers of one
+      bucket count as `alike`; `told` compares what it expects to the token.
     - `overdue`: requests whose SLO has passed go on as the tight ones they are; `last` lets them
       wait for all others. Not in the thesis.
 
@@ -62,6 +64,7 @@ class SloOdbs(BatchRule, StaticPolicy):
     sort_by: str = knob("slo", choices=("slo", "weighted"))
     slo_term: str = knob("stated", choices=("stated", "time-left"))
     batch_order: str = knob("tightest-slo", choices=("tightest-slo", "built"))
+    lengths: str = knob("alike", choices=("alike", "told"))
     overdue: str = knob("first", choices=("first", "last"))
 
     def new_state(self) -> Profiled:
@@ -95,7 +98,9 @@ class SloOdbs(BatchRule, StaticPolicy):
         return [p.request for p in tightest]
 
     def _profile(self, r: RequestState, view: View) -> Profile:
-        output_tokens: int = view.state.lengths.expected_tokens(r, view)
+        known: LengthMonitor = view.state.lengths
+        alike = self.lengths == "alike"
+        output_tokens = known.alike_tokens(r, view) if alike else known.expected_tokens(r, view)
         slo_s = stated_slo_s(r, output_tokens)
         due_s = r.arrival_s + slo_s
         # Time left is the moment due less now, which is the same for all and sorts nobody.

@@ -1,6 +1,7 @@
 """A policy in a file of its own that looks at nothing but what it is told of answers' lengths."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from slo_bench.harness.core.decisions import Admission
 from slo_bench.harness.core.policy import Policy, knob
@@ -10,7 +11,9 @@ from slo_bench.harness.core.policy import Policy, knob
 class LongAnswersAway(Policy):
     """Rejects whose answer is said to be long; of the others the shortest goes first."""
 
-    longest_tokens: int = knob(50, 1, 100000)
+    reads_lengths: ClassVar[bool] = True
+
+    longest_tokens: int = knob(200, 1, 100000)
 
     def admit(self, r, view):
         said = view.predict.output_tokens(r)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 
 from slo_bench.harness.core.state import RequestState
@@ -252,3 +253,20 @@ def test_mispredictions_are_queued():
         (2, 20, 32),
         (3, 20, 15),
     ]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "longest", "first"),
+    [
+        ("alike", [90, 90], 0),  # both are of one bucket, and nobody is sure: who came first
+        ("alike", [40, 33], 1),  # told for sure, the shorter
+        ("told", [90, 90], 1),
+        ("alike", None, 1),
+    ],
+)
+def test_unsure_lengths_of_one_bucket_count_as_alike(serve, requests, lengths, longest, first):
+    asked = requests((0, 4, 2), (0, 4, 2))
+    told = {} if longest is None else {"longest_output_tokens": np.array(longest)}
+    told["predicted_output_tokens"] = np.array([40, 33])
+    records = serve(asked, Odbs(max_batch=1, lengths=lengths), **told).records
+    assert int(np.argmin(records.first_token_s)) == first
