@@ -1,4 +1,4 @@
-"""`slo-bench report`: one HTML page from one or more run folders."""
+"""`slo-bench report`: one HTML page from one or more run folders, or from a tuning run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import typer
 EXAMPLES = (
     "slo-bench report runs/quickstart",
     "slo-bench report runs/before runs/after --out comparison.html",
+    "slo-bench report runs/tune-sarathi",
 )
 
 
 def report(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Run folders; several are compared.")
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run folders; several are compared. Or one of tune."),
     ],
     out: Annotated[
         Path | None,
@@ -29,6 +31,7 @@ def report(
     ] = None,
 ) -> None:
     """Write the report of finished runs and print their summary."""
+    from ..reports.folders import TUNED
     from ..reports.html import write_report
     from ..reports.levels import combine
     from ..reports.read import read_runs
@@ -37,7 +40,12 @@ def report(
 
     if out is None:
         out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
-    written = write_report(run_dirs, out)
     console = terminal()
-    console.print(summary_table(combine(read_runs(run_dirs))))
-    console.print(str(written), markup=False, highlight=False, soft_wrap=True)
+    if len(run_dirs) == 1 and (run_dirs[0] / TUNED).is_file():
+        from ..reports.tuning import rewrite_tuning, tuning_text
+
+        console.print(tuning_text(rewrite_tuning(run_dirs[0], out)))
+    else:
+        write_report(run_dirs, out)
+        console.print(summary_table(combine(read_runs(run_dirs))))
+    console.print(str(out), markup=False, highlight=False, soft_wrap=True)

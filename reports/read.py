@@ -15,6 +15,7 @@ import pandas as pd
 from ..workloads.csv_text import unguarded
 from ..workloads.errors import FileFormatError, SloBenchError
 from ..workloads.parsing import parse_json
+from .folders import not_a_run
 
 TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_time")
 """Columns of cells.csv that hold words. Sweep axes are kept as the words in the file, too."""
@@ -103,6 +104,8 @@ def read_run(path: Path) -> RunFolder:
     path = Path(path)
     if not path.is_dir():
         raise SloBenchError(f"{path} is not a run folder: there is no such directory")
+    if (told := not_a_run(path)) is not None:
+        raise SloBenchError(told)
     cells, axes = _read_cells(_existing(path / "cells.csv"))
     return RunFolder(
         path=path,

@@ -19,7 +19,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ..tuner.tuning.objectives import OBJECTIVES, Objective
-from ..workloads.errors import SloBenchError
+from ..tuner.tuning.outcome import FILE, read_tuning
+from ..workloads.errors import FileFormatError, SloBenchError
 from . import html, sections
 from .figure import ONLY, Axis, Figure, Format, View, as_json
 from .numbers import percent_text, rate_text, seconds_text
@@ -212,6 +213,23 @@ def _first_line(text: str | None) -> str:
 
 
 # The page.
+
+
+def rewrite_tuning(folder: Path, out: Path) -> Plain:
+    """Write the page of a tuning run that has ended, and return what it found.
+
+    Raises:
+        SloBenchError: its file is missing or none of ours, or the page cannot be written.
+    """
+    found = read_tuning(folder)
+    if found is None:
+        raise SloBenchError(f"{folder} is no tuning run that has ended: it has no {FILE}")
+    try:
+        write_tuning(found, out)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        what = f"is not what a tuning run writes: {error!r}"
+        raise FileFormatError(folder / FILE, None, what) from error
+    return found
 
 
 def write_tuning(found: Plain, out: Path) -> Path:

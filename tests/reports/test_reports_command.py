@@ -1,9 +1,18 @@
 """`slo-bench report`, mounted on an app of its own."""
 
+import json
+
+import pytest
 import typer
 from typer.testing import CliRunner
 
+from slo_bench import Experiment
 from slo_bench.cli.report import report
+from slo_bench.reports.compare.comparing import read_results
+from slo_bench.tuner.planning.memory import Memory
+from slo_bench.tuner.tuning.settings import TuneSettings
+from slo_bench.tuner.tuning.tune import tune
+from slo_bench.workloads.errors import SloBenchError
 
 
 def invoke(*arguments):
@@ -29,3 +38,49 @@ def test_several_runs_write_where_asked_or_here(make_run, tmp_path, monkeypatch)
     assert invoke(one, two).exit_code == 0
     assert (tmp_path / "report.html").is_file()
     assert not (one / "report.html").exists()
+
+
+@pytest.fixture(scope="module")
+def tuned(tmp_path_factory):
+    """A tuning run that has ended, without its page."""
+    folder = tmp_path_factory.mktemp("tuned") / "t"
+    settings = TuneSettings(
+        objectives=("goodput",), rate_rps=2.0, search={"max_num_seqs": "4,64"}, confirm=False
+    )
+    tune(Experiment(systems="vllm", requests=100, seeds=1), settings, folder)
+    return folder
+
+
+def test_a_tuning_run_gets_its_own_page_again(tuned, tmp_path):
+    result = invoke(tuned, "--out", tmp_path / "r.html")
+    assert result.exit_code == 0, result.output
+    assert "What mattered" in result.output or "Best" in result.output
+    page = (tmp_path / "r.html").read_text()
+    assert "Default against tuned" in page
+    assert 'origin":"simulated"' in page
+
+
+def test_what_is_no_run_says_what_it_is(tuned, make_run, tmp_path):
+    begun, planned = tmp_path / "begun", tmp_path / "planned"
+    begun.mkdir()
+    (begun / "tune.toml").touch()
+    Memory.of(planned, False, "asked").keep("one", [1.0, 2.0, 3.0, 4.0])
+    for folder, told in (
+        (tuned, r"is a tuning run, .* slo-bench run .*/winner.toml"),
+        (begun, "has not ended: slo-bench tune --resume --out"),
+        (planned, r"is a plan, not a run: .* slo-bench run .*/experiment.toml"),
+    ):
+        with pytest.raises(SloBenchError, match=told):
+            read_results(folder)
+    both = invoke(tuned, make_run(requests=30))
+    assert "is a tuning run, not one to compare" in str(both.exception)
+
+
+@pytest.mark.parametrize("damage", [{"trials": 3}, {"objectives": ["speed"]}, {"space": None}])
+def test_a_damaged_tuning_run_is_named(tuned, tmp_path, damage):
+    found = json.loads((tuned / "tune.json").read_text())
+    (tmp_path / "tune.json").write_text(json.dumps({**found, **damage}))
+    failed = invoke(tmp_path)
+    assert isinstance(failed.exception, SloBenchError)
+    assert "tune.json" in str(failed.exception)
+    assert not (tmp_path / "report.html").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import wsgiref.util
 from pathlib import Path
 
 import optuna
@@ -198,6 +200,42 @@ def test_a_server_that_goes_away_is_named_and_the_study_goes_on_later(server, tm
     assert len(found.trials) == 12
     runs = [line for path in out.glob("runs/*.jsonl") for line in path.read_text().splitlines()]
     assert len(runs) == 12
+
+
+def fetched(app, path):
+    """What a WSGI application answers, as JSON."""
+    said = []
+    environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "QUERY_STRING": ""}
+    wsgiref.util.setup_testing_defaults(environ)
+    body = b"".join(app(environ, lambda status, headers, error=None: said.append(status)))
+    assert said == ["200 OK"]
+    return json.loads(body)
+
+
+@pytest.mark.parametrize("place", ["journal", "postgres"])
+def test_optuna_dashboard_shows_a_study(server, tmp_path, place):
+    dashboard = pytest.importorskip("optuna_dashboard")
+    url = {"journal": None, "postgres": server.url()}[place]
+    out = tmp_path / "shown"
+    settings = dataclasses.replace(SETTINGS, search={"chunk_tokens": "256,2048"})
+    best = tune(EXPERIMENT, settings, out, storage=url).found.best[0]
+    with opened(url, out) as kept:
+        app = dashboard.wsgi(kept)
+        (study,) = [
+            one
+            for one in fetched(app, "/api/studies")["study_summaries"]
+            if one["study_name"] == "shown"
+        ]
+        shown = fetched(app, f"/api/studies/{study['study_id']}")
+    assert shown["objective_names"] == ["goodput"]
+    (trial,) = shown["best_trials"]
+    assert trial["values"] == list(best.values)
+    params = {one["name"]: one["param_external_value"] for one in trial["params"]}
+    assert params == {"chunk_tokens": str(best.configuration["chunk_tokens"])}
+    assert {one["key"]: one["value"] for one in trial["user_attrs"]}["requests"] == "4000"
+    # Nothing that only the tuner needs.
+    names = {one["key"] for one in shown["union_user_attrs"]}
+    assert names <= {"requests", "wall_s", "gpus", "goodput", "attainment", "default"}
 
 
 def test_what_is_wrong_is_said_before_any_trial(server, tmp_path, monkeypatch):

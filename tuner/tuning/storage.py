@@ -18,7 +18,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.storages.journal._file import BaseJournalFileLock
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, InternalError, OperationalError, ProgrammingError
 
 from ...workloads.errors import SloBenchError
 from .place import without_password
@@ -28,6 +28,7 @@ if sys.platform != "win32":
 
 JOURNAL = "study.journal"
 _AGAIN_S = 0.5
+_TRIES = 10
 _PATIENCE_S = 20.0
 _BLOCK = 4096  # bytes
 _FORMS = (
@@ -104,11 +105,14 @@ class _Opening:
 def _database(url: str) -> BaseStorage:
     # A connection that was idle for a run of an hour may be gone: it is tried before it is used.
     options = {"pool_pre_ping": True}
-    try:
-        return RDBStorage(url, options)
-    except SQLAlchemyError:
-        time.sleep(_AGAIN_S)  # another process may have been making the very same tables
-        return RDBStorage(url, options)
+    for _ in range(_TRIES):
+        try:
+            return RDBStorage(url, options)
+        except (IntegrityError, InternalError, ProgrammingError, OperationalError) as error:
+            if isinstance(error, OperationalError) and "already exists" not in str(error):
+                raise
+            time.sleep(_AGAIN_S)  # another process may be making the very same tables
+    return RDBStorage(url, options)
 
 
 def _journal(path: Path) -> BaseStorage:

@@ -1,0 +1,31 @@
+"""Folders that are no runs: what they are instead, and which command takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CELLS = "cells.csv"
+# By name: importing the tuner would take longer than many a report.
+TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.json"
+
+
+def not_a_run(folder: Path) -> str | None:
+    """What to do with a folder that another command left; None: it is a run, or nobody's."""
+    if (folder / CELLS).is_file():
+        return None
+    if (folder / TUNED).is_file():
+        return (
+            f"{folder} is a tuning run, not one to compare: slo-bench report {folder} shows it, "
+            f"slo-bench run {folder / 'winner.toml'} makes a run of its winner"
+        )
+    if (folder / TUNING).is_file():
+        return (
+            f"{folder} is a tuning run that has not ended: slo-bench tune --resume --out {folder} "
+            "goes on with it"
+        )
+    if (folder / PLAN).is_file():
+        return (
+            f"{folder} is a plan, not a run: its slo-bench plan shows it again with --resume, "
+            f"slo-bench run {folder / 'experiment.toml'} makes a run of it"
+        )
+    return None
