@@ -133,7 +133,10 @@ class Collocation(Collocated, Vllm):
         return math.ceil(tokens / view.block_tokens)
 
     def _remaining_tokens(self, r: RequestState, view: View) -> int:
-        return max(1, view.predict.output_tokens(r) - view.emitted_tokens(r))
+        emitted = view.emitted_tokens(r)
+        left = view.predict.output_tokens(r) - emitted
+        # One that has outgrown what was expected is not about to end.
+        return left if left > 0 else max(1, view.predict.longest_output_tokens(r) - emitted)
 
     def _step_s(self, view: View) -> float:
         """Predicted time of a decode step of the present batch."""
@@ -153,15 +156,13 @@ class Collocation(Collocated, Vllm):
     def _slacks_s(self, view: View, state: Learnt) -> list[float]:
         """`slack_s` of all that run."""
         now_s, step_s = view.now_s, self._step_s(view)
-        tokens, emitted = view.predict.output_tokens, view.emitted_tokens
         known = state.last_due_s
         slacks_s = []
         for r in view.running():
             due = known.get(r)
             if due is None:
                 due = self._last_due_s(r, view)
-            left = tokens(r) - emitted(r)
-            slacks_s.append(due - now_s - step_s * (left if left > 1 else 1))
+            slacks_s.append(due - now_s - step_s * self._remaining_tokens(r, view))
         return slacks_s
 
     def _last_due_s(self, r: RequestState, view: View) -> float:

@@ -271,6 +271,23 @@ def test_the_same_three_in_the_simulator(counts, preempted):
         assert records.scheduled_s[2] >= records.finish_s[:2].min()
 
 
+@pytest.mark.parametrize(("emitted", "left"), [(10, 30), (39, 1), (40, 80), (118, 2), (200, 1)])
+def test_who_has_outgrown_what_was_expected_is_not_about_to_end(emitted, left):
+    class Unsure(Predict):
+        def output_tokens(self, r):
+            return 40
+
+        def longest_output_tokens(self, r):
+            return 120
+
+    policy = Collocation(completion_tokens=16, **PLAIN)
+    r = request(5, 300, emitted, Slo(e2e_s=60))
+    view = view_of(policy, r, predict=Unsure())
+    assert policy.protected(r, view) is (left < 16)
+    [slack_s] = policy._slacks_s(view, view.state)
+    assert slack_s == policy.slack_s(r, view) == pytest.approx(60 - left * 0.01)
+
+
 def test_admission_for_high_priority_preempts_low_priority_only():
     policy = Collocation(completion_tokens=1, **PLAIN)
     low, high = request(50, 40, 1), request(50, 40, 1, priority=1)
