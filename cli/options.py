@@ -357,8 +357,9 @@ Validate = Annotated[
     typer.Option(
         "--validate",
         help="Of servers that we start: simulate every level as well, with step times fitted to "
-        "the server's steps in the other levels, and print how far off that is. With --profile "
-        "FILE by those step times; servers that run already need it. --json prints those rows.",
+        "the server's steps in the other levels, and print how far off that is. Every level is "
+        "measured twice, to tell errors from a machine that is not steady. With --profile FILE by "
+        "those step times; servers that run already need it. --json prints those rows.",
         rich_help_panel=RUN,
     ),
 ]

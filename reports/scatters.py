@@ -32,7 +32,9 @@ def short_error(row: ErrorRow) -> str:
 
 def spread_text(share: float) -> str:
     """`3.1 %`; nothing where it is not known."""
-    return f"{100 * share:.1f} %" if math.isfinite(share) else ""
+    if not math.isfinite(share):
+        return ""
+    return f"{round(100 * share, 1) + 0.0:.1f} %"  # no minus before a zero
 
 
 def scatter_view(real: NDArray[np.float64], simulated: NDArray[np.float64], place: int) -> View:
