@@ -51,7 +51,7 @@ def predict_train(
     ),
     lora_r: Annotated[int, typer.Option(metavar="R", help="Rank of the adapters.")] = 16,
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the data.")] = 3,
-    batch: Annotated[int, typer.Option(metavar="N", help="Prompts a step.")] = 32,
+    batch: Annotated[int, typer.Option(metavar="N", help="Prompts a step.")] = 24,
     learning_rate: Annotated[float, typer.Option(metavar="X", help="At its highest.")] = 1e-3,
     max_tokens: Annotated[
         int, typer.Option(metavar="N", help="Of a prompt and the model's name, that are read.")

@@ -15,7 +15,7 @@ from .distribution import DEFAULT_EDGES
 CONFIG = "predictor.json"
 HEADS = ("softmax", "ordinal", "quantile")
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
-FORMAT = 2
+FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Shape:
     head: str = "softmax"
     edges: tuple[int, ...] = DEFAULT_EDGES
     models: tuple[str, ...] = ()  # those it was trained on, by name
-    max_tokens: int = 128  # of the model's name and the prompt, that are read
+    max_tokens: int = 128  # of the prompt, that are read
     lora_r: int = 16
 
 
@@ -44,13 +44,15 @@ class PredictorConfig:
 
     `confusion[true][named]` counts buckets on the calibration part, which took no part in
     training; `conformal_offset` widens the 90 % interval so that it held on that part, and
-    `neighbours` is what a neighbour of the true bucket is worth when one is named.
+    `neighbours` is what a neighbour of the true bucket is worth when one is named, `words_share`
+    what share `Words` have in a distribution; both were chosen there too.
     """
 
     shape: Shape
     base: Base
     labels: str  # what lengths were counted with
     conformal_offset: float
+    words_share: float
     neighbours: float
     confusion: tuple[tuple[int, ...], ...]
     training: dict[str, Any]  # settings, epochs, rows: for the reader

@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 DEFAULT_EDGES = BUCKET_EDGES
 COVERAGE = 0.9  # of the interval that is kept and judged
 _LEAST = 1e-9
-_SHARES = tuple(tenths / 10 for tenths in range(11))  # of a neighbour, that are tried
+_SHARES = tuple(tenths / 10 for tenths in range(11))  # that are tried
 
 
 def checked_edges(edges: Sequence[int]) -> tuple[int, ...]:
@@ -124,9 +124,30 @@ class Lengths:
         high = np.expm1(self.quantile_log((1 + COVERAGE) / 2) + offset)
         return np.maximum(0, np.floor(low)).astype(np.int64), np.ceil(high).astype(np.int64)
 
+    def blended(self, others: Floats, share: float) -> Lengths:
+        """The weighted geometric mean with other bucket probabilities, shape (n, buckets)."""
+        if share == 0:
+            return self
+        mean = self.bucket_probabilities() ** (1 - share) * np.maximum(others, _LEAST) ** share
+        return Lengths.of_buckets(self.edges, mean)
+
     def reweighted(self, weights: Floats) -> Lengths:
         """The same with the odds of each bucket multiplied; shape of `weights` (n, buckets)."""
         return Lengths.of_buckets(self.edges, self.bucket_probabilities() * weights)
+
+
+def share_of(others: Floats, lengths: Lengths, true_tokens: NDArray[np.integer]) -> float:
+    """What share `others` should have in `Lengths.blended`.
+
+    From rows that took no part in training. Of 0, 0.1 … 1 the least with the smallest log loss.
+    """
+    rows, true = np.arange(len(lengths)), buckets_in(lengths.edges, true_tokens)
+
+    def loss(share: float) -> float:
+        probabilities = lengths.blended(others, share).bucket_probabilities()
+        return -float(np.log(probabilities[rows, true]).sum())
+
+    return min(_SHARES, key=loss)
 
 
 def neighbours_worth(lengths: Lengths, true_tokens: NDArray[np.integer]) -> float:

@@ -13,6 +13,7 @@ from .distribution import Floats, Lengths, log_edges
 
 _LEAST = 1e-7
 _LEVELS = np.arange(0.05, 0.951, 0.05)  # of the quantile head
+_DOUBT = 0.3  # in log(1 + tokens): so much longer or shorter an answer might have been
 _USUAL = 4.0  # log(1 + tokens) of an answer of average length: where quantiles begin
 
 
@@ -33,17 +34,23 @@ class Head(Protocol):
 
 
 class Softmax:
-    """A probability for each bucket; cross-entropy."""
+    """A probability for each bucket; cross-entropy with labels that know their neighbours.
+
+    An answer's label is a normal distribution of log(1 + tokens) about its length, so one near an
+    edge is half its neighbour's (Imani and White 2018).
+    """
 
     def __init__(self, edges: tuple[int, ...]) -> None:
         self._edges = edges
-        self._inner = torch.tensor(edges[1:], dtype=torch.float32)
+        self._inner = torch.tensor(log_edges(edges)[1:-1], dtype=torch.float32)
         self.outputs = len(edges)
 
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
         """See `Head`."""
-        true = torch.bucketize(tokens, self._inner.to(tokens.device), right=True)
-        return functional.cross_entropy(raw, true)
+        length = tokens.log1p()[:, None]
+        below = torch.special.ndtr((self._inner.to(length.device) - length) / _DOUBT)
+        ends = torch.zeros_like(length), torch.ones_like(length)
+        return functional.cross_entropy(raw, torch.cat([ends[0], below, ends[1]], 1).diff(dim=1))
 
     def lengths(self, raw: Tensor) -> Lengths:
         """See `Head`."""

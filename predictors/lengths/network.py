@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,11 @@ from ...workloads.errors import SloBenchError
 from .config import Base, Shape
 from .distribution import Ints
 from .heads import HEADS, Head
+from .words import Words
 
 PAD_TO = 8  # tokens: lengths that recur are quicker, and padding costs
 ANYBODY = "unknown"  # who answers, where nobody says
-_SIZES = 3  # numbers told of a prompt
+SIZES = 3  # numbers told of a prompt
 _HIDDEN = 128
 _DROPOUT = 0.1
 
@@ -119,6 +120,7 @@ class Network(nn.Module):
         super().__init__()
         self.shape = shape
         self.head: Head = HEADS[shape.head](shape.edges)
+        self.words: Words | None = None  # what its distribution is blended with
         config: Any = base.config
         lora = LoraConfig(
             task_type=TaskType.FEATURE_EXTRACTION,
@@ -132,7 +134,7 @@ class Network(nn.Module):
             warnings.simplefilter("ignore", FutureWarning)  # between peft and transformers
             self.encoder: Any = get_peft_model(base, lora)
         _share_dropout(self.encoder)
-        inputs = int(config.hidden_size) + _SIZES + len(shape.models)
+        inputs = int(config.hidden_size) + SIZES + len(shape.models)
         self.top = nn.Sequential(
             nn.Linear(inputs, _HIDDEN),
             nn.GELU(),
@@ -141,9 +143,12 @@ class Network(nn.Module):
         ).to(next(base.parameters()).device)
 
     def forward(
-        self, ids: Tensor, mask: Tensor | None, types: Tensor | None, about: Tensor
+        self, ids: Tensor, mask: Tensor | None, types: Tensor | None, about: Tensor, place: Tensor
     ) -> Tensor:
-        """Raw outputs, shape (batch, head.outputs), in float32; no mask: nothing is padded."""
+        """Raw outputs, shape (batch, head.outputs), in float32; no mask: nothing is padded.
+
+        `ids` are of different texts, `place` (batch,) says which one each request asks.
+        """
         more = {} if types is None else {"token_type_ids": types}
         hidden = self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
         if mask is None:
@@ -153,7 +158,7 @@ class Network(nn.Module):
             mean = (hidden * weight).sum(1) / weight.sum(1)
         mean = nn.functional.normalize(mean.float(), dim=1) * 4
         with torch.autocast(ids.device.type, enabled=False):
-            found: Tensor = self.top(torch.cat([mean, about], dim=1))
+            found: Tensor = self.top(torch.cat([mean[place], about], dim=1))
         return found
 
     def trained(self) -> dict[str, Tensor]:
@@ -222,58 +227,72 @@ def _share_dropout(encoder: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Prompts as token ids and numbers; `about` has shape (n, sizes + models)."""
+    """Prompts as token ids and numbers: a text that several models are asked is read once.
+
+    `ids` and `types` are of different texts, `place` (n,) says which one each prompt is, `about`
+    has shape (n, sizes + models).
+    """
 
     ids: list[list[int]]
     types: list[list[int]] | None
+    place: Ints
     about: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self.place)
+
+    def nameless(self) -> Encoded:
+        """The same, where nobody says who will answer."""
+        about = self.about.copy()
+        about[:, SIZES:] = 0
+        return replace(self, about=about)
 
     def batch(
         self, rows: Ints, device: str, *, pad_to: int = PAD_TO
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
         """The inputs of `Network` for these rows, padded to a multiple of `pad_to` tokens.
 
-        One row alone is not padded and has no mask, which is quicker.
+        One text alone is not padded and has no mask, which is quicker.
         """
-        alone = len(rows) == 1
-        longest = max(len(self.ids[row]) for row in rows)
+        texts, place = np.unique(self.place[rows], return_inverse=True)
+        alone = len(texts) == 1
+        longest = max(len(self.ids[text]) for text in texts)
         width = longest if alone else -(-longest // pad_to) * pad_to
-        ids = np.zeros((len(rows), width), dtype=np.int64)
+        ids = np.zeros((len(texts), width), dtype=np.int64)
         mask = np.zeros_like(ids)
         types = np.zeros_like(ids)
-        for place, row in enumerate(rows):
-            known = self.ids[row]
-            ids[place, : len(known)] = known
-            mask[place, : len(known)] = 1
+        for at, text in enumerate(texts):
+            known = self.ids[text]
+            ids[at, : len(known)] = known
+            mask[at, : len(known)] = 1
             if self.types is not None:
-                types[place, : len(known)] = self.types[row]
+                types[at, : len(known)] = self.types[text]
         return (
             torch.from_numpy(ids).to(device),
             None if alone else torch.from_numpy(mask).to(device),
             None if self.types is None else torch.from_numpy(types).to(device),
             torch.from_numpy(self.about[rows]).to(device),
+            torch.from_numpy(place).to(device),
         )
 
 
 def encode(tokenizer: Any, shape: Shape, prompts: Sequence[Prompt]) -> Encoded:
-    """The model's name and the prompt's first tokens, and the prompt's size as numbers."""
+    """The prompt's first tokens; its size and the model that will answer as numbers."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    names = [f"{prompt.model or ANYBODY}\n" for prompt in prompts]
     # Nobody's token has so many characters; tokenizing all of a book would take long.
-    texts = [prompt.text[: 32 * shape.max_tokens] for prompt in prompts]
-    found = tokenizer(names, texts, truncation="only_second", max_length=shape.max_tokens)
-    about = np.zeros((len(prompts), _SIZES + len(shape.models)), dtype=np.float32)
+    asked = [prompt.text[: 32 * shape.max_tokens] for prompt in prompts]
+    texts = {text: at for at, text in enumerate(dict.fromkeys(asked))}
+    found = tokenizer(list(texts), truncation=True, max_length=shape.max_tokens)
+    which = np.array([texts[text] for text in asked], dtype=np.int64)
+    about = np.zeros((len(prompts), SIZES + len(shape.models)), dtype=np.float32)
     place = {name: at for at, name in enumerate(shape.models)}
     for row, prompt in enumerate(prompts):
         about[row, 0] = math.log1p(prompt.tokens) - 3
         about[row, 1] = (math.log1p(len(prompt.text)) - 4.5) / 2
         about[row, 2] = math.log1p(prompt.text.count("\n")) / 2
         if prompt.model in place:
-            about[row, _SIZES + place[prompt.model]] = 1
-    return Encoded(found["input_ids"], found.get("token_type_ids"), about)
+            about[row, SIZES + place[prompt.model]] = 1
+    return Encoded(found["input_ids"], found.get("token_type_ids"), which, about)
 
 
 def bf16_runs(device: str) -> bool:

@@ -30,6 +30,8 @@ from .train import (
     prompts_of,
     save_weights,
     schedule,
+    set_rate,
+    words_from,
     write_whole,
 )
 
@@ -221,6 +223,9 @@ class OnlinePredictor:
                 self.samples[part] += rows
             self._taught = [*self._taught, *parts[TRAIN]][-RECENT:]
             self._seen = seen_in(self.samples, test=True)
+            taught = self.samples[TRAIN]
+            encoded = encode(self._tokenizer, self.config.shape, prompts_of(taught))
+            self._network.words = words_from(encoded, taught, self.config.shape)
             self._prior.forget()
             recent = list(self._lately)
             self._correct([row for row, _ in recent], [workload for _, workload in recent])
@@ -231,8 +236,10 @@ class OnlinePredictor:
         """Put what was learnt into the folder as its next generation, and empty the queue."""
         last = self.config
         config = replace(last, generation=last.generation + 1)
+        assert self._network.words is not None  # it was read
         save_weights(
             {name: weight.detach().cpu() for name, weight in self._weights().items()},
+            self._network.words,
             self._folder / config.weights_file,
         )
         write_whole(self._folder / config.samples_file, pack(self.samples))
@@ -247,7 +254,8 @@ class OnlinePredictor:
 
     def _told(self, rows: Sequence[Answered]) -> Lengths:
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
-        return lengths_of(self._network, encoded, autocast=self._bf16)
+        share = self.config.words_share
+        return lengths_of(self._network, encoded, share, autocast=self._bf16)
 
     def _weights(self) -> dict[str, Tensor]:
         return self._network.trained()
@@ -285,8 +293,7 @@ class OnlinePredictor:
         steps = -(-epochs * len(new) // _BATCH)
         order = np.concatenate([self._rng.permutation(len(new)) for _ in range(epochs)])
         for step in range(steps):
-            for group in optimizer.param_groups:
-                group["lr"] = rate * schedule(step / steps)
+            set_rate(optimizer, rate * schedule(step / steps))
             torch.manual_seed(int(self._rng.integers(2**31)))
             chosen = [new[at] for at in order[step * _BATCH : (step + 1) * _BATCH]]
             again = self._rng.choice(len(old), size=min(len(chosen), len(old)), replace=False)

@@ -10,8 +10,9 @@ import torch
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from .config import PredictorConfig
-from .distribution import Lengths
+from .distribution import Floats, Lengths
 from .network import (
+    SIZES,
     Encoded,
     Loaded,
     Network,
@@ -22,6 +23,7 @@ from .network import (
     load_base,
     pack_linears,
 )
+from .words import PREFIX, Words
 
 _BATCH = 8  # prompts of like length; larger ones only pad more
 
@@ -69,7 +71,12 @@ class TrainedPredictor:
 
     def lengths(self, prompts: Sequence[Prompt]) -> Lengths:
         """Distributions of the lengths of their answers, in order."""
-        return lengths_of(self._network, self.encode(prompts))
+        return lengths_of(self._network, self.encode(prompts), self.config.words_share)
+
+    def parts(self, prompts: Sequence[Prompt]) -> tuple[Lengths, Floats]:
+        """What the network says alone, and the bucket probabilities of the words alone."""
+        encoded = self.encode(prompts)
+        return lengths_of(self._network, encoded, 0.0), words_of(self._network, encoded)
 
 
 def check_base(loaded: Loaded, config: PredictorConfig, folder: Path) -> None:
@@ -102,20 +109,28 @@ def put_weights(network: Network, path: Path) -> None:
         found = load_file(path)
     except (OSError, SafetensorError) as error:
         raise FileFormatError(path, None, f"the weights cannot be read: {error}") from error
+    words = {name: found.pop(name).numpy() for name in list(found) if name.startswith(PREFIX)}
     wanted = network.trained()
     if {n: t.shape for n, t in found.items()} != {n: t.shape for n, t in wanted.items()}:
         raise FileFormatError(path, None, "the weights are of another network than predictor.json")
+    shape = network.shape
+    numbers = SIZES + len(shape.models)
+    try:
+        network.words = Words.of_tensors(words, numbers=numbers, buckets=len(shape.edges))
+    except ValueError as error:
+        raise FileFormatError(path, None, str(error)) from error
     with torch.no_grad():
         for name, weight in wanted.items():
             weight.copy_(found[name])
 
 
 def raw_outputs(network: Network, encoded: Encoded, *, autocast: bool = False) -> torch.Tensor:
-    """Raw outputs in order, shape (n, outputs), on the CPU; prompts of like length together."""
+    """Raw outputs in order, shape (n, outputs), on the CPU; texts of like length together."""
     if network.training:
         network.eval()
     device = str(next(network.top.parameters()).device)
-    order = np.argsort([len(ids) for ids in encoded.ids], kind="stable")
+    lengths = np.array([len(ids) for ids in encoded.ids])[encoded.place]
+    order = np.lexsort((encoded.place, lengths))
     found = torch.zeros(len(encoded), network.head.outputs)
     kind = device.partition(":")[0]
     for begin in range(0, len(order), _BATCH):
@@ -126,9 +141,18 @@ def raw_outputs(network: Network, encoded: Encoded, *, autocast: bool = False) -
     return found
 
 
-def lengths_of(network: Network, encoded: Encoded, *, autocast: bool = False) -> Lengths:
-    """Distributions, in order."""
-    return network.head.lengths(raw_outputs(network, encoded, autocast=autocast))
+def lengths_of(
+    network: Network, encoded: Encoded, words_share: float, *, autocast: bool = False
+) -> Lengths:
+    """Distributions, in order; the words have their share in them."""
+    told = network.head.lengths(raw_outputs(network, encoded, autocast=autocast))
+    return told.blended(words_of(network, encoded), words_share) if words_share else told
+
+
+def words_of(network: Network, encoded: Encoded) -> Floats:
+    """Bucket probabilities of the words alone, shape (n, buckets)."""
+    assert network.words is not None  # a predictor was read
+    return network.words.probabilities(encoded)
 
 
 def find_base(asked: str | None, folder: Path, config: PredictorConfig) -> str:

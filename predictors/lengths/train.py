@@ -28,6 +28,7 @@ from .distribution import (
     checked_edges,
     conformal_offset,
     neighbours_worth,
+    share_of,
 )
 from .network import (
     ANYBODY,
@@ -42,6 +43,7 @@ from .network import (
 )
 from .predictor import TrainedPredictor, raw_outputs
 from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack
+from .words import Words
 
 CHECKPOINT = "checkpoint.safetensors"
 _FEWEST = 20  # prompts to learn from
@@ -49,7 +51,8 @@ _WARMUP = 0.06
 _TOKENS_AT_ONCE = 2048
 _PAD_TO = 16  # tokens: with more lengths kernels keep more memory, and nothing is gained
 _GROUPED = 20  # batches whose prompts are sorted by length together
-_NAMELESS = 0.05  # share of prompts that are shown without the model's name
+_NAMELESS = 0.05  # share of steps without the models' names
+_TOP_RATE = 5.0  # times the adapters' learning rate: the head begins from nothing
 _VALIDATION, _CALIBRATION = 0.05, 0.1
 
 
@@ -61,7 +64,7 @@ class TrainSettings:
     edges: tuple[int, ...] = DEFAULT_EDGES
     lora_r: int = 16
     epochs: int = 3
-    batch: int = 32
+    batch: int = 24  # prompts of different texts in a step, each with all of its answers
     learning_rate: float = 1e-3
     max_tokens: int = 128
     patience: int = 2  # epochs without a better validation loss
@@ -149,6 +152,7 @@ def train(
         training.keep(checkpoint, same)
     training.run(checkpoint, same, progress, told)
     weights = training.best
+    words = words_from(training.encoded, parts[TRAIN], shape)
     epochs = [asdict(epoch) for epoch in training.epochs]
     steps = training.step
     del training  # its model, before the next is read
@@ -157,6 +161,7 @@ def train(
         base=loaded.base,
         labels=labels,
         conformal_offset=0.0,
+        words_share=0.0,
         neighbours=0.0,
         confusion=(),
         training={
@@ -166,9 +171,9 @@ def train(
             "epochs": epochs,
         },
     )
-    save_weights(weights, out / config.weights_file)
-    write_whole(out / config.samples_file, packed)
     del loaded
+    save_weights(weights, words, out / config.weights_file)
+    write_whole(out / config.samples_file, packed)
     config = calibrated(config, out, parts[CALIBRATION], base=base, device=device)
     config.save(out)
     checkpoint.unlink()
@@ -178,10 +183,12 @@ def train(
 def calibrated(
     config: PredictorConfig, folder: Path, rows: Sequence[Answered], *, base: str, device: str
 ) -> PredictorConfig:
-    """With offset, worth of neighbours and confusion that the weights have on these rows."""
+    """With the share of words, offset, worth of neighbours and confusion that suit these rows."""
     predictor = TrainedPredictor.load(folder, base=base, device=device, config=config)
-    lengths = predictor.lengths(prompts_of(rows))
+    network, words = predictor.parts(prompts_of(rows))
     tokens = np.array([row.output_tokens for row in rows])
+    words_share = share_of(words, network, tokens)
+    lengths = network.blended(words, words_share)
     edges = config.shape.edges
     confusion = np.zeros((len(edges), len(edges)), dtype=int)
     neighbours = neighbours_worth(lengths, tokens)
@@ -189,6 +196,7 @@ def calibrated(
     return replace(
         config,
         conformal_offset=conformal_offset(lengths, tokens),
+        words_share=words_share,
         neighbours=neighbours,
         confusion=tuple(tuple(row) for row in confusion.tolist()),
     )
@@ -199,11 +207,19 @@ def prompts_of(rows: Sequence[Answered]) -> list[Prompt]:
     return [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
 
 
-def save_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write tensors, whole or not at all."""
+def words_from(encoded: Encoded, rows: Sequence[Answered], shape: Shape) -> Words:
+    """The linear model of answered prompts."""
+    tokens = np.array([row.output_tokens for row in rows])
+    return Words.fit(encoded, buckets_in(shape.edges, tokens), len(shape.edges))
+
+
+def save_weights(weights: Mapping[str, Tensor], words: Words, path: Path) -> None:
+    """Write the network's trained tensors and those of the words, whole or not at all."""
     from safetensors.torch import save
 
-    write_whole(path, save({name: weight.contiguous() for name, weight in weights.items()}))
+    linear = {name: torch.from_numpy(value) for name, value in words.tensors().items()}
+    tensors = {name: weight.contiguous() for name, weight in weights.items()} | linear
+    write_whole(path, save(tensors))
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -267,15 +283,16 @@ class _Training:
         self._network = Network(loaded.model, shape)
         self._weights = self._network.trained()
         rows = parts[TRAIN]
-        self._named = encode(loaded.tokenizer, shape, prompts_of(rows))
-        self._nameless = encode(
-            loaded.tokenizer, shape, [replace(p, model="") for p in prompts_of(rows)]
-        )
+        self.encoded = encode(loaded.tokenizer, shape, prompts_of(rows))
+        self._nameless = self.encoded.nameless()
+        by_text = np.argsort(self.encoded.place, kind="stable")
+        ends = np.cumsum(np.bincount(self.encoded.place))
+        self._rows_of = np.split(by_text, ends[:-1])
         self._tokens = torch.tensor([float(row.output_tokens) for row in rows])
         held = parts[VALIDATION]
         self._held = encode(loaded.tokenizer, shape, prompts_of(held))
         self._held_tokens = torch.tensor([float(row.output_tokens) for row in held])
-        self._per_epoch = -(-len(rows) // settings.batch)
+        self._per_epoch = -(-len(self._rows_of) // settings.batch)
         self._total = self._per_epoch * settings.epochs
         self._optimizer = optimizer_of(self._network, settings.learning_rate)
         self.step = 0
@@ -292,12 +309,11 @@ class _Training:
             if place == 0 or not order:
                 order = self._order(epoch)
             rate = schedule(self.step / self._total)
-            for group in self._optimizer.param_groups:
-                group["lr"] = self._settings.learning_rate * rate
+            set_rate(self._optimizer, self._settings.learning_rate * rate)
             rng = np.random.default_rng((self._settings.seed, 1, self.step))
             torch.manual_seed(int(rng.integers(2**31)))
             nameless = rng.random() < _NAMELESS
-            encoded = self._nameless if nameless else self._named
+            encoded = self._nameless if nameless else self.encoded
             rows = order[place]
             loss = learn(
                 self._network,
@@ -333,16 +349,17 @@ class _Training:
         return at_end and len(last) == self._settings.patience and not any(e.best for e in last)
 
     def _order(self, epoch: int) -> list[np.ndarray]:
-        """Batches of an epoch: prompts of like length together, in random order."""
+        """Batches of an epoch: texts of like length together, in random order."""
         rng = np.random.default_rng((self._settings.seed, 0, epoch))
-        lengths = np.array([len(ids) for ids in self._named.ids])
+        lengths = np.array([len(ids) for ids in self.encoded.ids])
         mixed = rng.permutation(len(lengths))
         batch = self._settings.batch
         batches: list[np.ndarray] = []
         for begin in range(0, len(mixed), batch * _GROUPED):
             group = mixed[begin : begin + batch * _GROUPED]
             group = group[np.argsort(lengths[group], kind="stable")]
-            batches += [group[at : at + batch] for at in range(0, len(group), batch)]
+            pieces = [group[at : at + batch] for at in range(0, len(group), batch)]
+            batches += [np.concatenate([self._rows_of[t] for t in piece]) for piece in pieces]
         return [batches[at] for at in rng.permutation(len(batches))]
 
     def _copy(self) -> dict[str, Tensor]:
@@ -402,12 +419,23 @@ class _Training:
 
 
 def optimizer_of(network: Network, learning_rate: float) -> torch.optim.Optimizer:
-    """AdamW; only the head decays."""
+    """AdamW; only the head decays, and it learns faster."""
     weights = network.trained()
     lora = [w for name, w in weights.items() if "lora_" in name]
     top = [w for name, w in weights.items() if "lora_" not in name]
-    groups = [{"params": lora, "weight_decay": 0.0}, {"params": top, "weight_decay": 0.01}]
-    return torch.optim.AdamW(groups, lr=learning_rate)
+    groups = [
+        {"params": lora, "weight_decay": 0.0, "times": 1.0},
+        {"params": top, "weight_decay": 0.01, "times": _TOP_RATE},
+    ]
+    optimizer = torch.optim.AdamW(groups)
+    set_rate(optimizer, learning_rate)
+    return optimizer
+
+
+def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
+    """From the next step on; the head's is a multiple of it."""
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate * group["times"]
 
 
 def learn(
@@ -425,10 +453,12 @@ def learn(
     device = str(next(network.top.parameters()).device)
     optimizer.zero_grad(set_to_none=True)
     whole = 0.0
-    for at in _pieces([len(encoded.ids[row]) for row in rows]):
+    for at in _pieces(encoded, rows):
         with torch.autocast(device.partition(":")[0], torch.bfloat16, enabled=bf16):
             raw = network(*encoded.batch(rows[at], device, pad_to=_PAD_TO))
-        loss = network.head.loss(raw.float(), tokens[at].to(device)) * (len(raw) / len(rows))
+        loss = network.head.loss(raw.float(), tokens[torch.from_numpy(at)].to(device)) * (
+            len(raw) / len(rows)
+        )
         loss.backward()
         whole += float(loss.detach())
     torch.nn.utils.clip_grad_norm_(network.trained().values(), 1.0)
@@ -436,10 +466,13 @@ def learn(
     return whole
 
 
-def _pieces(lengths: Sequence[int]) -> list[slice]:
+def _pieces(encoded: Encoded, rows: np.ndarray) -> list[np.ndarray]:
     """A batch in pieces of few tokens: their gradients add up, and memory stays small."""
-    each = max(1, _TOKENS_AT_ONCE // max(lengths))
-    return [slice(at, at + each) for at in range(0, len(lengths), each)]
+    place = encoded.place[rows]
+    texts = np.unique(place)
+    each = max(1, _TOKENS_AT_ONCE // max(len(encoded.ids[text]) for text in texts))
+    pieces = [texts[at : at + each] for at in range(0, len(texts), each)]
+    return [np.flatnonzero(np.isin(place, piece)) for piece in pieces]
 
 
 def schedule(done: float) -> float:

@@ -111,7 +111,8 @@ def test_the_same_seed_gives_the_same_bytes(base, trained, tmp_path):
 
 
 KILLED = """
-import sys, warnings
+import signal, sys, warnings
+signal.signal(signal.SIGINT, signal.default_int_handler)
 warnings.simplefilter("ignore")
 sys.path.insert(0, {here!r})
 import torch
@@ -130,7 +131,8 @@ train(answered(256), Path({out!r}), labels="words", base={base!r},
 """
 
 
-def test_killed_in_the_middle_it_ends_the_same(base, trained, tmp_path):
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGINT])
+def test_ended_in_the_middle_it_ends_the_same(base, trained, tmp_path, way):
     import torch
 
     out = tmp_path / "killed"
@@ -148,7 +150,7 @@ def test_killed_in_the_middle_it_ends_the_same(base, trained, tmp_path):
             if int(line) > 40:
                 break
     finally:
-        child.send_signal(signal.SIGKILL)
+        child.send_signal(way)
         child.wait()
         child.stdout.close()
     assert not (out / "predictor.json").exists()
@@ -281,7 +283,7 @@ def test_it_follows_a_run(trained):
     as_it_is, online = error.values()
     assert online < 0.8 * as_it_is
     assert {path.name: path.read_bytes() for path in trained.iterdir()} == kept
-    with pytest.raises(SloBenchError, match="follows simulated runs only"):
+    with pytest.raises(SloBenchError, match="needs a folder to learn in"):
         length_predictor(text).at_dispatch(asked, np.random.default_rng(0))
     with pytest.raises(SloBenchError, match="online must be at least 0"):
         length_predictor(f"learned({trained}, online=-1)")
