@@ -210,6 +210,8 @@ class _Child:
         assert self.process.stdout is not None
         message: dict[str, Any] = {}
         for line in self.process.stdout:
+            if not line.endswith("\n"):
+                break  # it was killed while it wrote
             message = json.loads(line)
             self._said.put((self._index, message))
         if "done" not in message:
