@@ -13,7 +13,9 @@ from typing import Any, Literal, cast
 
 import pandas as pd
 
-Format = Literal["rate", "percent", "seconds", "number", "dollars"]
+Format = Literal["rate", "percent", "seconds", "duration", "number", "dollars"]
+"""`seconds` is for latencies (ms, s), `duration` for how long something went on (s, min, h)."""
+
 View = dict[str, Any]
 
 ONLY = "only"

@@ -292,7 +292,7 @@ def over_time(
         title=title,
         note="All instances together, one seed; means over equal spans of time. Cut at twice the "
         "time that the median system took.",
-        x=Axis("time since start, s", "number"),
+        x=Axis("time since start", "duration"),
         y=axis,
         views=views,
         picker="rate",

@@ -117,7 +117,7 @@ def _each_over_time(
             kind="lines",
             title=f"{title}: {series}",
             note=f"{note} One seed; means over equal spans of time; the {MOST_CURVES} with most.",
-            x=Axis("time since start, s", "number"),
+            x=Axis("time since start", "duration"),
             y=axis,
             views={rate_key(d.rate_rps): _apart_view(d, what) for d in having[series]},
             picker="rate",

@@ -56,13 +56,19 @@ const FORMATS = {
   number: (v) => digits(v), rate: (v) => digits(v), dollars: (v) => `$${digits(v)}`,
   percent: (v) => `${Math.floor(v * 1000 + 1e-6) / 10} %`,
   seconds: (v) => (Math.abs(v) < 0.9995 && v !== 0 ? `${digits(v * 1000)} ms` : `${digits(v)} s`),
+  duration: (v) => (v < 60 ? `${digits(v)} s` : v < 3600 ? `${digits(v / 60)} min` : `${digits(v / 3600)} h`),
 };
+const DURATIONS_S = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400];
 const say = (axis, value) => (value === null || value === undefined ? "–" : FORMATS[axis.format](value));
 
-function linearTicks(low, high, count) {
+function linearTicks(low, high, count, format) {
   const rough = (high - low) / count;
+  if (format === "duration" && rough > 1 && rough <= 86400) return stepTicks(low, high, DURATIONS_S.find((s) => s >= rough));
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 2.5, 5, 10].find((m) => m * power >= rough * 0.999) * power;
+  return stepTicks(low, high, step);
+}
+function stepTicks(low, high, step) {
   const ticks = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) ticks.push(+(i * step).toPrecision(12));
   return { ticks, step };
@@ -91,7 +97,7 @@ function scale(axis, values, pixels, count) {
   }
   low = Math.min(0, low);
   if (axis.top) high = axis.top; else { high = high > low ? high : low + 1; const { step } = linearTicks(low, high, count); if (axis.round) high = Math.ceil(high / step - 1e-9) * step; }
-  ticks = linearTicks(low, high, count).ticks;
+  ticks = linearTicks(low, high, count, axis.format).ticks;
   const at = (v) => pixels[0] + ((v - low) / (high - low)) * (pixels[1] - pixels[0]);
   const back = (p) => low + ((p - pixels[0]) / (pixels[1] - pixels[0])) * (high - low);
   return { at, back, ticks, low, high };
@@ -368,7 +374,7 @@ function hoverBetween(chart, image, view, x, y, box) {
       return cumulative ? [{ s: c.s, y: at < c.x[0] ? 0 : c.y[c.y.length - 1] }] : [];
     });
     mark(x.at(at));
-    chart.show(x.at(at), (box.top + box.bottom) / 2, cumulative ? `within ${say(chart.figure.x, at)}` : `at ${say({ format: "seconds" }, Math.round(at * 10) / 10)}`, seriesRows(chart, found));
+    chart.show(x.at(at), (box.top + box.bottom) / 2, `${cumulative ? "within" : "at"} ${say(chart.figure.x, at)}`, seriesRows(chart, found));
   };
   chart.stops = Array.from({ length: 41 }, (_, i) => () => visit(box.left + (i / 40) * (box.right - box.left)));
   image.addEventListener("pointermove", (event) => visit(Math.min(box.right, Math.max(box.left, pointerX(image, event)))));

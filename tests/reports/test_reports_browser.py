@@ -344,3 +344,21 @@ def test_scatters_of_real_against_simulated(browser, validations, own_page, widt
     assert page.complaints() == []
     assert page.requests() == []
     page.close()
+
+
+@pytest.mark.parametrize(("end_s", "says"), [(40, "20 s"), (1500, "15 min"), (86_400, "18 h")])
+def test_an_axis_of_time_speaks_of_seconds_minutes_or_hours(
+    browser, make_run, tmp_path, end_s, says
+):
+    folder = make_run(systems=["vllm", "orca"], rates=(2, 4), seeds=1)
+    for path in (folder / "timelines").iterdir():
+        told = pd.read_csv(path)
+        told["time_s"] *= end_s / told["time_s"].max()
+        told.to_csv(path, index=False)
+    page = browser.open(write_report([folder], tmp_path / "report.html").as_uri(), width=1100)
+    labels = page.run(
+        "[...document.querySelectorAll('#figure-time-waiting .plot text')].map(t => t.textContent)"
+    )
+    assert says in labels
+    assert page.complaints() == []
+    page.close()
