@@ -200,7 +200,7 @@ def _mean(values: Sequence[float]) -> Interval:
         return mean, None, None
     half = student_t(_QUANTILE, len(values) - 1) * float(np.std(values, ddof=1))
     half /= math.sqrt(len(values))
-    return mean, mean - half, mean + half
+    return mean, max(0.0, mean - half), mean + half  # no figure is below 0
 
 
 def _verdict(row: Confirmed, base: Confirmed, objective: Objective) -> Verdict:
