@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ from slo_bench.harness.engines.paged.execution import Execution  # noqa: E402
 from slo_bench.harness.engines.paged.instance import PagedInstance  # noqa: E402
 from slo_bench.harness.engines.paged.load import load_decoder  # noqa: E402
 from slo_bench.harness.engines.paged.sequence import Sequence  # noqa: E402
+from slo_bench.harness.engines.paged.spread import Move, Spread  # noqa: E402
 from slo_bench.harness.engines.paged.workers import Workers  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -194,6 +196,28 @@ def test_a_run_in_which_layers_move(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert lines
     assert lines[0]["made"][0]["what"] == "layers"
+
+
+def test_a_run_whose_worker_is_killed_in_a_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
+    file = tmp_path / "moves.toml"
+    file.write_text(_RUN.format(system="vllm", backend="paged"))
+    processes, real = [], Spread.move_layers
+
+    def killed(self: Spread, layers: list[int], target: int) -> Move:
+        (process,) = self._workers.processes
+        processes.append(process)
+        process.send_signal(signal.SIGSTOP)
+        threading.Timer(0.2, process.kill).start()
+        return real(self, layers, target)
+
+    monkeypatch.setattr(Spread, "move_layers", killed)
+    done = CliRunner().invoke(app, ["run", str(file), "--out", str(tmp_path / "run")])
+    assert isinstance(done.exception, WorkerError)
+    assert "worker 1 " in str(done.exception)
+    assert [process.poll() for process in processes] == [-signal.SIGKILL]
 
 
 @pytest.mark.parametrize(
