@@ -21,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol, TypeVar
 
 from ..workloads.errors import SloBenchError
@@ -130,7 +130,15 @@ def packed(folder: Path) -> dict[str, bytes]:
 
 
 def unpack(files: Mapping[str, bytes], folder: Path) -> None:
-    """The inverse of `packed`; every file is written whole or not at all."""
+    """The inverse of `packed`; every file is written whole or not at all.
+
+    Raises:
+        SloBenchError: a path leads out of the folder.
+    """
+    for name in files:
+        path = PurePosixPath(name)
+        if path.is_absolute() or ".." in path.parts:
+            raise SloBenchError(f"another machine sent a file {name!r}, which is in no run folder")
     for name, content in files.items():
         write_whole(folder / name, [content])
 
@@ -218,12 +226,14 @@ class _Worker:
         self._thread.join()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(BrokenPipeError):  # of what nobody read any more
+                    pipe.close()
 
     def _tell(self, message: object) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(message) + "\n")
-        self._process.stdin.flush()
+        with contextlib.suppress(BrokenPipeError):  # it was killed, which `_listen` finds
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
 
     def _converse(self) -> None:
         try:
@@ -237,6 +247,8 @@ class _Worker:
         """Pass on what the worker says until the cell is done."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
+            if not line.endswith("\n"):
+                break  # it was killed while it wrote
             answer = json.loads(line)
             if "error" in answer:
                 raise SloBenchError(answer["error"])

@@ -2,13 +2,15 @@
 that nobody disturbed.
 
     python tests/fuzz/killed.py --kind sweep --moments 100
+    python tests/fuzz/killed.py --kind dying-workers --moments 100
     python tests/fuzz/killed.py --kind capacity --moments 100
     python tests/fuzz/killed.py --kind tune --moments 100
 
 Each run is killed again and again, at moments drawn between its start and the time that a whole run
-takes, and resumed until one attempt reaches the end. Then every file but environment.json and the
-times of day must be, byte for byte, that of the undisturbed run (a study's journal: every trial);
-what was finished when it was killed must not have been run again.
+takes, and resumed until one attempt reaches the end; with `dying-workers` it is one of its two
+worker processes that is killed, which the run must tell and end with. Then every file but
+environment.json and the times of day must be, byte for byte, that of the undisturbed run (a study's
+journal: every trial); what was finished when it was killed must not have been run again.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from pathlib import Path
 
 import optuna
 
-from slo_bench import Experiment
+from slo_bench import Experiment, SloBenchError
 from slo_bench.harness.store import read_rows
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.capacity.memory import FILE, Asked
@@ -38,6 +40,8 @@ from slo_bench.tuner.tuning.storage import JOURNAL, open_storage, quiet
 from slo_bench.tuner.tuning.tune import ASKED_FILE, tune
 
 Attempt = Callable[[Path, bool], None]  # folder, resume
+Hit = Callable[[int], int | None]
+REFUSED, HUNG = 3, 4
 
 
 def sweep(folder: Path, resume: bool) -> None:
@@ -73,6 +77,7 @@ def tuning(folder: Path, resume: bool) -> None:
 KINDS: dict[str, Attempt] = {
     "sweep": sweep,
     "workers": sweep_with_workers,
+    "dying-workers": sweep_with_workers,
     "capacity": capacity,
     "tune": tuning,
 }
@@ -168,6 +173,9 @@ def _attempt(attempt: Attempt, folder: Path, resume: bool) -> int:
             os.setpgid(0, 0)
             attempt(folder, resume)
             code = 0
+        except SloBenchError as error:
+            print(error, file=sys.stderr)
+            code = REFUSED
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
         finally:
@@ -175,24 +183,48 @@ def _attempt(attempt: Attempt, folder: Path, resume: bool) -> int:
     return child
 
 
-def _ended(child: int, after_s: float) -> int | None:
-    """The exit code, if it ends within that time; else it is killed."""
+def _ended(child: int, after_s: float, hit: Hit) -> int | None:
+    """The exit code, if it ends within that time; else it is hit, and None if that ended it."""
     until_s = time.monotonic() + after_s
     while time.monotonic() < until_s:
         pid, status = os.waitpid(child, os.WNOHANG)
         if pid:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.001)
+    return hit(child)
+
+
+def itself(child: int) -> None:
+    """Kill -9 of the process."""
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
-    return None
+
+
+def one_of_its_workers(child: int) -> int | None:
+    """Kill -9 of a process that it started: it must say so and end, and not wait for ever."""
+    workers = Path(f"/proc/{child}/task/{child}/children").read_text().split()
+    if not workers:
+        return itself(child)
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    until_s = time.monotonic() + 300
+    while time.monotonic() < until_s:
+        pid, status = os.waitpid(child, os.WNOHANG)
+        if pid:
+            code = os.waitstatus_to_exitcode(status)
+            return None if code == REFUSED else code
+        time.sleep(0.01)
+    itself(child)
+    return HUNG
+
+
+HITS: dict[str, Hit] = {"dying-workers": one_of_its_workers}
 
 
 def disturb(kind: str, moments: int, folder: Path, seed: int = 0) -> Outcome:
     """Kill at so many moments in all, over as many runs as that takes."""
-    rng, attempt, outcome = random.Random(seed), KINDS[kind], Outcome()
+    rng, outcome = random.Random(seed), Outcome()
     begin_s = time.monotonic()
-    code = _ended(_attempt(attempt, folder / "whole", False), 600)
+    code = _ended(_attempt(KINDS[kind], folder / "whole", False), 600, itself)
     whole_s = time.monotonic() - begin_s
     if code != 0:
         outcome.problems.append("the undisturbed run failed")
@@ -200,20 +232,20 @@ def disturb(kind: str, moments: int, folder: Path, seed: int = 0) -> Outcome:
     expected = content(folder / "whole")
     while outcome.kills < moments and not outcome.problems:
         outcome.runs += 1
-        _one_run(folder / f"run-{outcome.runs}", attempt, moments, whole_s, rng, outcome)
+        _one_run(folder / f"run-{outcome.runs}", kind, moments, whole_s, rng, outcome)
         if not outcome.problems:
             outcome.problems += differing(expected, content(folder / f"run-{outcome.runs}"))
     return outcome
 
 
 def _one_run(
-    run: Path, attempt: Attempt, moments: int, whole_s: float, rng: random.Random, outcome: Outcome
+    run: Path, kind: str, moments: int, whole_s: float, rng: random.Random, outcome: Outcome
 ) -> None:
     kept: dict[str, int] = {}
     for number in range(1000):
         resume = any((run / name).is_file() for name in SAYS_WHAT_IT_IS)
         patience_s = rng.uniform(0, whole_s) if outcome.kills < moments and number < 20 else 600
-        code = _ended(_attempt(attempt, run, resume), patience_s)
+        code = _ended(_attempt(KINDS[kind], run, resume), patience_s, HITS.get(kind, itself))
         now = finished(run)
         again = [name for name, written in kept.items() if now.get(name) != written]
         if again:

@@ -3,15 +3,21 @@ killed.py does a hundred.
 """
 
 import importlib.util
+import itertools
 import os
+import re
 import resource
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+import slo_bench
 from slo_bench import Experiment, SloBenchError, write_report
 from slo_bench.harness.store import open_run_folder, read_rows
 
@@ -29,12 +35,70 @@ def killed():
     return module
 
 
-@pytest.mark.parametrize("kind", ["sweep", "capacity"])
+@pytest.mark.parametrize("kind", ["sweep", "capacity", "tune"])
 def test_a_killed_run_is_resumed_to_the_same_bytes(killed, kind, tmp_path):
     command = [sys.executable, killed.__file__, "--kind", kind, "--moments", "3", "--seed", "1"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{kind}: 3 kills" in done.stdout
+
+
+def kill_workers(of_thread):
+    children = Path(f"/proc/self/task/{of_thread}/children")
+    for pid in children.read_text().split():
+        os.kill(int(pid), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("done", [0, 1])
+def test_a_run_whose_workers_are_killed_says_so_and_goes_on_later(tmp_path, done):
+    """Before any cell was done, and after one."""
+    experiment, killed = small(rates=[2, 4, 6, 8], requests=2000), []
+
+    def struck(progress):
+        if not killed and progress.finished >= done:
+            killed.append(progress)
+            kill_workers(threading.get_native_id())
+
+    with pytest.raises(SloBenchError, match=r"was killed \(signal 9\)"):
+        experiment.run(tmp_path / "out", jobs=2, progress=struck)
+    resume = (tmp_path / "out").is_dir()
+    again = experiment.run(tmp_path / "out", jobs=2, resume=resume)
+    whole = experiment.run(tmp_path / "whole", jobs=1)
+    assert (again.folder / "cells.csv").read_bytes() == (whole.folder / "cells.csv").read_bytes()
+
+
+def test_a_clock_that_is_set_while_a_run_goes_on_changes_nothing(tmp_path, monkeypatch):
+    quiet = small().run(tmp_path / "quiet", jobs=1)
+    steps = itertools.cycle((0.0, 3600.0, -3600.0))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + next(steps))
+    monkeypatch.setattr(time, "time_ns", lambda: round(1e9 * time.time()))
+    stepped = small().run(tmp_path / "stepped", jobs=1)
+    files = [path for path in quiet.folder.rglob("*") if path.is_file()]
+    names = [path.relative_to(quiet.folder) for path in files if path.name != "environment.json"]
+    assert names
+    for name in names:
+        assert (stepped.folder / name).read_bytes() == (quiet.folder / name).read_bytes()
+
+
+WALL_CLOCK = {  # what reads it, and none of it is a duration of anything measured
+    "harness/backends/environments.py": "when an environment was made",
+    "harness/backends/launched.py": "the name of a folder",
+    "harness/backends/paged_http.py": "a field of OpenAI's answers",
+    "harness/backends/vllm_json.py": "a field of vLLM's files",
+    "harness/engines/paged/tiers.py": "an order, which a step back does not turn round",
+    "harness/experiment.py": "the name of a folder, and when a run was made",
+    "tuner/tuning/claims.py": "signs of life between machines",
+}
+
+
+def test_durations_come_from_a_clock_that_nobody_sets():
+    root = Path(slo_bench.__file__).parent
+    rooms = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
+    reads = re.compile(r"\btime\.time(_ns)?\(|datetime\.(now|utcnow|today)\(")
+    files = [path for room in rooms for path in (root / room).rglob("*.py")]
+    found = {str(p.relative_to(root)) for p in files if reads.search(p.read_text("utf-8"))}
+    assert found == set(WALL_CLOCK)
 
 
 def small(**changes):
