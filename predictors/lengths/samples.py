@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from ...workloads.answered import Answered, prompt_key
 from ...workloads.errors import FileFormatError, SloBenchError
@@ -46,12 +48,33 @@ def read_samples(path: Path) -> Parts:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 plain = parse_json(line)
-                parts[plain.pop("part")].append(Answered(**plain))
+                parts[plain.pop("part")].append(_row(plain))
     except FileNotFoundError:
         raise SloBenchError(f"the predictor's samples are missing: {path}") from None
-    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+    except (
+        OSError,
+        EOFError,
+        zlib.error,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+    ) as error:
         raise FileFormatError(path, None, f"damaged: {error}") from error
     return parts
+
+
+def _row(plain: dict[str, Any]) -> Answered:
+    row = Answered(**plain)
+    if not (isinstance(row.prompt, str) and isinstance(row.model, str)):
+        raise TypeError("prompt and model must be texts")
+    if not (_is_count(row.prompt_tokens) and _is_count(row.output_tokens)):
+        raise TypeError("token counts must be whole numbers of at least 0")
+    return row
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40
 
 
 def seen_in(parts: Parts, *, test: bool = False) -> Callable[[Answered], bool]:

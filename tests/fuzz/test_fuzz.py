@@ -19,7 +19,9 @@ from slo_bench.workloads.readers import read
 
 def _beside(name):
     """A module of this folder; tests are no package, so it is loaded by its path."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).parent / f"{name}.py")
+    path = Path(__file__).parent / name
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -65,12 +67,12 @@ def test_a_chunk_size_is_hexadecimal_digits(size):
 
 
 def test_an_answer_without_end_is_broken_off(monkeypatch):
-    pool, wire = fuzz_targets._Pool(), fuzz_targets._Wire()
+    pool, wire = fuzz_targets.http._Pool(), fuzz_targets.http._Wire()
     connection = Connection(pool)
     connection.connection_made(wire)
-    exchange = fuzz_targets.Exchange(0, 0, 0.0, False)
+    exchange = fuzz_targets.http.Exchange(0, 0, 0.0, False)
     connection.send(exchange)
-    connection.data_received(fuzz_targets._HEAD)
+    connection.data_received(fuzz_targets.http._HEAD)
     piece = b"x" * (8 << 20)
     while not wire.closed:
         connection.data_received(piece)

@@ -51,10 +51,10 @@ def parse_topo(
     if not names:
         raise SloBenchError(f"{where} names no device in its first line")
     kinds = {}
+    places = [header.index(name) + 1 for name in names]
     for row in rows[1:]:
-        if row[0] in names and len(row) > len(names):
-            cells = row[1:]
-            kinds[row[0]] = [cells[header.index(name)] for name in names]
+        if row[0] in names and len(row) > max(places):
+            kinds[row[0]] = [row[place] for place in places]
     missing = [name for name in names if name not in kinds]
     if missing:
         raise SloBenchError(

@@ -17,6 +17,7 @@ from ...harness.store import write_whole
 from ...harness.systems import system
 from ...harness.workers import Pool
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
 from .claims import one_at_a_time
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
 from .found import Found, TrialRow
@@ -211,7 +212,7 @@ def read_tuning(folder: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kept: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if not isinstance(kept, dict) or "trials" not in kept:

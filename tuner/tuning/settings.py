@@ -99,8 +99,10 @@ class TuneSettings:
         values = dict(table)
         for name in _LISTS:
             if name in values:
-                given = values[name]
-                values[name] = (given,) if isinstance(given, str) else tuple(given)
+                given = [values[name]] if isinstance(values[name], str) else values[name]
+                if not isinstance(given, list | tuple):
+                    raise SloBenchError(f"{name} must be a list of texts but is {given!r}")
+                values[name] = tuple(given)
         if not isinstance(values.get("search", {}), Mapping):
             raise SloBenchError("search must be a table of names and ranges")
         return cls(**values)

@@ -112,7 +112,7 @@ def read_config(folder: Path) -> DecoderConfig:
         config = _opt(fields) if family == "opt" else _llama_like(family, fields)
     except KeyError as error:
         raise ModelError(f"{folder}/config.json lacks the field {error}") from None
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ModelError(f"{folder}/config.json: {error}") from None
     _check(folder, config)
     return config

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from ....workloads.parsing import parse_json
 from .checkpoint import Checkpoint
 from .config import read_fields
 from .errors import ModelError
@@ -70,8 +69,8 @@ def read_encoder(folder: Path) -> EncoderConfig:
         raise ModelError(f"{folder}: the activation {fields['hidden_act']!r} is not supported")
     if fields.get("position_embedding_type", "absolute") != "absolute":
         raise ModelError(f"{folder}: only absolute positions are supported")
-    padding = int(fields.get("pad_token_id") or 0)
     try:
+        padding = int(fields.get("pad_token_id") or 0)
         return EncoderConfig(
             layers=int(fields["num_hidden_layers"]),
             hidden=int(fields["hidden_size"]),
@@ -86,13 +85,16 @@ def read_encoder(folder: Path) -> EncoderConfig:
         )
     except KeyError as error:
         raise ModelError(f"{folder}/config.json lacks the field {error}") from None
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ModelError(f"{folder}/config.json: {error}") from None
 
 
 def _pooling(folder: Path) -> str:
     """As a sentence-transformers folder says it; else the mean."""
     file = folder / "1_Pooling" / "config.json"
-    told: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.is_file() else {}
-    return "cls" if told.get("pooling_mode_cls_token") else "mean"
+    told = parse_json(file.read_text("utf-8")) if file.is_file() else {}
+    cls = isinstance(told, dict) and told.get("pooling_mode_cls_token")
+    return "cls" if cls else "mean"
 
 
 class Encoder:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -91,6 +92,8 @@ class UnitShape:
         if new:  # what a mapping finds no room for would end the process
             with Path(path).open("wb") as file:
                 os.posix_fallocate(file.fileno(), 0, self.size_bytes)
+        elif Path(path).stat().st_size < self.size_bytes:
+            raise SloBenchError(f"a unit of the KV store is cut short: {path}; remove it")
         flat = torch.from_file(path, shared=new, size=self.numel, dtype=self.dtype)
         heads = (self.kv_heads, self.block_tokens, self.head_dim)
         return flat.view(self.layers, 2, self.blocks, *heads)
@@ -214,7 +217,7 @@ def fingerprint(decoder: Decoder) -> str:
 
 
 def _is_unit(name: str) -> bool:
-    return name.lstrip("-").isdigit()
+    return re.fullmatch(r"-?[0-9]+", name) is not None
 
 
 def _copied(source: Path, target: Path) -> None:
@@ -228,7 +231,7 @@ def _copied(source: Path, target: Path) -> None:
 def _agree(path: Path, about: str) -> None:
     if not path.exists():
         path.write_text(about, "utf-8")
-    elif path.read_text("utf-8") != about:
+    elif path.read_bytes() != about.encode():
         raise SloBenchError(
             f"{path.parent} holds KV of another model, dtype or block size; choose another folder "
             "for the KV store, or remove it"

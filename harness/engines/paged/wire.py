@@ -6,6 +6,7 @@ Tensors, plain values and the classes named here; nothing else is loaded.
 from __future__ import annotations
 
 import io
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,14 @@ _TOLD = [
 
 
 def join(store: Path, rank: int, size: int, timeout_s: float) -> None:
-    """Become one of `size` processes that know each other by the file `store`.
+    """Become one of `size` processes of this machine that know each other by the file `store`.
+
+    They listen on loopback alone; by itself gloo takes the address of the machine's name.
 
     Raises:
         WorkerError: the others did not come in time.
     """
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     try:
         dist.init_process_group(
             "gloo",
@@ -95,5 +99,17 @@ def receive(source: int) -> Any:
         dist.recv(content, source)
     except (RuntimeError, ValueError) as error:
         raise WorkerError(f"worker {source} does not answer: {error}") from None
-    with torch.serialization.safe_globals(_TOLD):
-        return torch.load(io.BytesIO(content.numpy().tobytes()), weights_only=True)
+    return loaded(content.numpy().tobytes())
+
+
+def loaded(content: bytes) -> Any:
+    """The message in these bytes: tensors, plain values and the classes above; no code is run.
+
+    Raises:
+        WorkerError: they are no such message.
+    """
+    try:
+        with torch.serialization.safe_globals(_TOLD):
+            return torch.load(io.BytesIO(content), weights_only=True)
+    except Exception as error:  # whatever torch makes of broken bytes
+        raise WorkerError(f"what came is no message of a worker: {error}") from None

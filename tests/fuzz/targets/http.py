@@ -1,0 +1,226 @@
+"""Both sides of every HTTP connection."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from typing import Any
+
+from slo_bench.harness.engines.over_http.answers import Raw, read_answer
+from slo_bench.harness.engines.over_http.chunks import unchunk
+from slo_bench.harness.engines.over_http.connection import Connection
+from slo_bench.harness.engines.over_http.endpoint import Endpoint
+from slo_bench.harness.engines.over_http.exchange import Exchange
+from slo_bench.harness.engines.over_http.faults import Fault
+from slo_bench.harness.engines.over_http.spool import Spool
+from slo_bench.harness.gateway.front import Front
+from slo_bench.harness.gateway.messages import Asked, Kept, Reply, say
+from slo_bench.harness.gateway.upstream import LostError, Upstream, _Connection, _StaleError
+from slo_bench.harness.mock_server.config import MockConfig
+from slo_bench.harness.mock_server.protocol import MockProtocol
+from slo_bench.harness.mock_server.service import Service
+
+from .target import Target
+
+_EVENT = b'data: {"choices": [{"index": 0, "text": " a", "finish_reason": null}]}\n\n'
+_LAST = (
+    b'data: {"choices": [{"text": " b", "finish_reason": "stop"}]}\n\n'
+    b'data: {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}\n\n'
+    b"data: [DONE]\n\n"
+)
+
+
+def _chunked(*pieces: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in (*pieces, b""))
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+_WHOLE = b'{"choices": [{"message": {"content": "a"}}], "usage": {"completion_tokens": 1}}'
+ANSWERS = [
+    _HEAD + _chunked(_EVENT, _LAST),
+    b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(_WHOLE), _WHOLE),
+    b"HTTP/1.1 503 No\r\ncontent-length: 18\r\n\r\n" + b'{"error": {"message": "no"}}'[:18],
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 200 OK\r\n\r\n" + _EVENT + _LAST,
+]
+_BODY = b'{"model": "m", "prompt": [1, 2], "max_tokens": 3, "stream": true}'
+REQUESTS = [
+    b"POST /v1/completions HTTP/1.1\r\nhost: a\r\nx-request-id: 1\r\ncontent-length: %d\r\n\r\n%b"
+    % (len(_BODY), _BODY),
+    b"GET /v1/models HTTP/1.1\r\nhost: a\r\n\r\nGET /metrics HTTP/1.1\r\nhost: a\r\n\r\n",
+    b"POST /v1/embeddings HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    + _chunked(b'{"model": "m", "input": [[1], [2]]}'),
+]
+
+
+def _torn(data: bytes) -> list[bytes]:
+    """In pieces, as a network might hand it over; where they end hangs on the bytes alone."""
+    pieces, at, state = [], 0, sum(data[:64])
+    while at < len(data):
+        state = (1103515245 * state + 12345) % 2**31
+        size = (1, 7, 40, 2000)[state >> 16 & 3]
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+class _Wire(asyncio.Transport):
+    """A connection whose other end is nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.closed = False
+        self.written = 0
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self
+
+    def setsockopt(self, *options: int) -> None:
+        pass
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+
+    def writelines(self, list_of_data: Any) -> None:
+        for data in list_of_data:
+            self.write(data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def is_reading(self) -> bool:
+        return True
+
+    def pause_reading(self) -> None:
+        pass
+
+    resume_reading = pause_reading
+
+
+class _Pool:
+    """What a client's connection tells of."""
+
+    def __init__(self) -> None:
+        self.idle: list[Connection] = []
+        self.heard: list[Exchange] = []
+        self.ended = self.heard.append
+
+    def request_of(self, row: int) -> list[bytes]:
+        return [b""]
+
+    def lost(self, connection: Connection) -> None:
+        pass
+
+    def connect(self, exchange: Exchange) -> None:
+        self.ended(exchange)
+
+
+def _client(data: bytes) -> object:
+    pool, wire = _Pool(), _Wire()
+    connection = Connection(pool)  # type: ignore[arg-type]
+    connection.connection_made(wire)
+    exchange = Exchange(0, 0, 0.0, False)
+    exchange.connections = 2
+    connection.send(exchange)
+    for piece in _torn(data):
+        if not wire.closed and not pool.heard:
+            connection.data_received(piece)
+    if not pool.heard:
+        connection.connection_lost(None)
+    assert pool.heard == [exchange], "an exchange ends exactly once"
+    spool = Spool()
+    spool.keep(exchange)
+    answer = read_answer(spool.raw(exchange, embeds=False), keep_text=True)
+    spool.close()
+    assert len(answer.token_s) <= 1 << 24
+    return answer
+
+
+def _chunks(data: bytes) -> object:
+    pieces = _torn(data)
+    found = unchunk(pieces, array("d", range(len(pieces))))
+    assert sum(map(len, found.pieces)) <= len(data)
+    return found
+
+
+def _answer(data: bytes) -> object:
+    pieces = _torn(data)
+    stamps, lengths = array("d", range(len(pieces))), array("I", map(len, pieces))
+    found = None
+    for embeds in (False, True):
+        found = read_answer(Raw(200, Fault.NONE, "", stamps, lengths, data, embeds))
+        assert len(found.token_s) <= 1 << 24
+    read_answer(Raw(500, Fault.NONE, "", stamps, lengths, data, False))
+    return found
+
+
+def _gateway_to_server(data: bytes) -> object:
+    async def exchange() -> Kept:
+        upstream, kept, wire = Upstream(Endpoint.parse("http://127.0.0.1:1")), Kept(), _Wire()
+        connection = _Connection(upstream)
+        connection.connection_made(wire)
+        asked = asyncio.ensure_future(connection.exchange([b""], kept))
+        await asyncio.sleep(0)
+        for piece in _torn(data):
+            if not wire.closed:
+                connection.data_received(piece)
+        connection.connection_lost(None)
+        try:
+            await asked
+        except (LostError, _StaleError):
+            return kept
+        kept.json()
+        return kept
+
+    return asyncio.run(exchange())
+
+
+def _gateway_to_client(data: bytes) -> object:
+    async def answer(asked: Asked, reply: Reply) -> None:
+        asked.json()
+        asked.wire(Endpoint.parse("http://127.0.0.1:1"))
+        say(reply, 200, "OK", b"x", "text/plain")
+
+    async def serve() -> None:
+        wire = _Wire()
+        front = Front(answer, set())
+        front.connection_made(wire)
+        for piece in _torn(data):
+            if not wire.closed:
+                front.data_received(piece)
+                await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        front.connection_lost(None)
+
+    return asyncio.run(serve())
+
+
+def _mock(data: bytes) -> object:
+    async def serve() -> None:
+        wire = _Wire()
+        service = Service(MockConfig(), asyncio.get_running_loop())
+        mock = MockProtocol(service, lambda: None)
+        mock.connection_made(wire)
+        for piece in _torn(data):
+            if not wire.closed:
+                mock.data_received(piece)
+        mock.connection_lost(None)
+
+    return asyncio.run(serve())
+
+
+def targets() -> list[Target]:
+    """What comes over a connection, torn as a network might."""
+    stream = _EVENT + _EVENT + _LAST
+    return [
+        Target("chunked body", [_chunked(_EVENT, _LAST)], _chunks),
+        Target("event stream", [stream, _WHOLE], _answer),
+        Target("answer to the load generator", ANSWERS, _client),
+        Target("answer to the gateway", ANSWERS, _gateway_to_server),
+        Target("request to the gateway", REQUESTS, _gateway_to_client),
+        Target("request to the mock server", REQUESTS, _mock),
+    ]

@@ -1,0 +1,92 @@
+"""What the torch engine reads: model folders, KV in files, messages of its workers."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+from slo_bench.harness.engines.paged.batch import Chunk
+from slo_bench.harness.engines.paged.checkpoint import Checkpoint
+from slo_bench.harness.engines.paged.config import read_config
+from slo_bench.harness.engines.paged.encoder import read_encoder
+from slo_bench.harness.engines.paged.load import load_decoder
+from slo_bench.harness.engines.paged.tiers import TierFolder, Tiers, UnitShape
+from slo_bench.harness.engines.paged.tiny import make_tiny
+from slo_bench.harness.engines.paged.wire import loaded
+
+from .target import Target, beside, from_file
+
+_BERT = {
+    "model_type": "bert",
+    "num_hidden_layers": 1,
+    "hidden_size": 8,
+    "num_attention_heads": 2,
+    "intermediate_size": 8,
+    "vocab_size": 16,
+    "max_position_embeddings": 16,
+}
+_SHAPE = UnitShape(1, 1, 1, 2, 2, torch.float32)
+
+
+def targets(folder: Path) -> list[Target]:
+    """Configurations, tensors and their index, a KV store, a message."""
+    model = make_tiny(folder / "tiny", num_hidden_layers=1, hidden_size=16, intermediate_size=16)
+    sharded = folder / "sharded"
+    shutil.rmtree(sharded, ignore_errors=True)
+    sharded.mkdir()
+    shutil.copy(model / "model.safetensors", sharded / "a.safetensors")
+    index = sharded / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(_names(model), "a.safetensors")}))
+    store = _store(folder / "kv")
+    said = io.BytesIO()
+    torch.save(("run", [Chunk.__name__, torch.zeros(2)]), said)
+    return [
+        beside(model, model / "config.json", read_config, "a decoder"),
+        Target(
+            "config.json of an encoder",
+            [json.dumps(_BERT).encode()],
+            from_file(folder, "encoder/config.json", lambda path: read_encoder(path.parent)),
+        ),
+        beside(model, model / "model.safetensors", load_decoder, "a decoder"),
+        beside(sharded, index, _every_tensor, "a decoder"),
+        beside(store, store / "about.json", _opened, "a KV store"),
+        Target("unit of a KV store", [bytes(_SHAPE.size_bytes)], _unit(store)),
+        Target("message of a worker", [said.getvalue()], loaded),
+    ]
+
+
+def _names(folder: Path) -> list[str]:
+    return Checkpoint(folder, torch.float32, torch.device("cpu")).unread()
+
+
+def _every_tensor(folder: Path) -> object:
+    return Checkpoint(folder, torch.float32, torch.device("cpu")).unread()
+
+
+def _store(folder: Path) -> Path:
+    _opened(folder)
+    return folder
+
+
+def _opened(folder: Path) -> Tiers:
+    found = Tiers([TierFolder(folder, 1 << 20)], _SHAPE, "a model")
+    found.places()
+    return found
+
+
+def _unit(folder: Path):  # type: ignore[no-untyped-def]
+    """A unit with other bytes than it had."""
+    path = folder / "7"
+
+    def read(data: bytes) -> object:
+        path.write_bytes(data)
+        try:
+            return _SHAPE.mapped(str(path)).sum()
+        finally:
+            path.unlink()
+
+    return read

@@ -1,0 +1,60 @@
+"""Traces and prompts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+from slo_bench.workloads.answered import read_answered
+from slo_bench.workloads.readers import FORMATS, read
+
+from .target import Target, from_file
+
+_JSON_LINE = {
+    "mooncake": {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]},
+    "bailian": {
+        **{"timestamp": 1.5, "input_length": 20, "output_length": 5, "hash_ids": [1, 2]},
+        **{"chat_id": 1, "turn": 1, "type": "text"},
+    },
+    "jsonl": {"arrival_s": 0.5, "prompt_tokens": 20, "output_tokens": 3, "hash_ids": [7, 8]},
+    "custom": {"prompt": "Why?", "output_tokens": 3, "prompt_tokens": 2},
+    "longbench": {"context": "Long.", "input": "Why?", "answers": ["So."]},
+    "lengths-jsonl": {"prompt_tokens": 3, "output_tokens": 4},
+}
+TRACES = {
+    "azure": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,374,44\n"
+    b"2023-11-16 18:17:04.0319600,396,109\n",
+    "burstgpt": b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+    b"5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n",
+    "csv": b"arrival_s,prompt_tokens,output_tokens,class,session,follows,think_s,ttft_slo_s,"
+    b"prefix_blocks,prefix_block_tokens,priority,kind,n_texts,model\n"
+    b"0,64,4,a,1,-1,0,1.5,0-3,16,0,generate,1,m\n1.5,20,5,b,1,0,2,,0 9,16,1,embed,2,n\n",
+    **{name: 2 * (json.dumps(row).encode() + b"\n") for name, row in _JSON_LINE.items()},
+    "sharegpt": json.dumps(
+        [{"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Ho"}]}] * 2
+    ).encode(),
+    "alpaca": json.dumps([{"instruction": "Say", "input": "it", "output": "it"}] * 2).encode(),
+}
+
+
+def targets(folder: Path) -> list[Target]:
+    """Traces by format, and files of prompts."""
+    found = [
+        Target(
+            f"trace {name}",
+            [content],
+            from_file(folder / "traces", f"{name}.txt", lambda path, name=name: read(path, name)),
+        )
+        for name, content in TRACES.items()
+    ]
+    assert set(TRACES) == set(FORMATS)
+    packed = [gzip.compress(content, mtime=0) for content in TRACES.values()]
+    seeds = [*TRACES.values(), *packed]
+    found.append(Target("trace of any format", seeds, from_file(folder / "traces", "any", read)))
+    prompts = [TRACES["sharegpt"], TRACES["alpaca"], TRACES["custom"]]
+    prompts.append(b'{"prompt": "a", "answer": "b", "model": "m"}\n')
+    found.append(
+        Target("prompts", prompts, from_file(folder / "traces", "prompts.json", read_answered))
+    )
+    return found
