@@ -1,9 +1,7 @@
 """The iteration loop of one instance: who enters, who runs, who is preempted, who is done.
 
-An iteration costs O(requests whose state changes), not O(batch). Decoding requests are not
-touched by a decode step: a tick counts the steps; a heap holds the tick at which each will end;
-`kv_sum` is the sum of their KV lengths; `residues[k]` counts those that need a new block whenever
-tick = k (mod block size). The clock belongs to whoever executes the iteration.
+An iteration costs O(requests whose state changes), not O(batch): those that decode are counters
+(`decode_counters.py`). The clock belongs to whoever executes the iteration.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from ...workloads.errors import SloBenchError
 from ..core.decisions import Admission, Limits, PreemptBy, Refill, Why
 from ..core.ledger import BlockLedger
 from ..core.line_queue import LineQueue, overtaken_s
@@ -21,6 +18,7 @@ from ..core.queue import Queue
 from ..core.queues import CacheOrderedQueue, ViewOrderedQueue, WaitQueue
 from ..core.state import WAITING, Phase, RequestState
 from ..core.view import Predictions, View
+from .decode_counters import DecodeCounters
 from .measures import Measures
 from .release import Release
 from .view import LoopView
@@ -39,7 +37,7 @@ def _queue(policy: Policy, view: View, ledger: BlockLedger) -> Queue:
     return WaitQueue(policy, view)
 
 
-class Loop:
+class Loop(DecodeCounters):
     """State and transitions of one instance. An engine calls `schedule`, executes, `complete`.
 
     After `schedule()` the iteration is: `decode_seqs` requests that decode one token each
@@ -57,29 +55,21 @@ class Loop:
         "_asks_reserve",
         "_by_time",
         "_dirty",
-        "_entered",
         "_filled",
         "_hold",
-        "_lengths",
         "_lim",
         "_limits_vary",
-        "_mask",
         "_tells_finished",
         "blocked_till_s",
         "chunks",
         "decode_kv_tokens",
         "decode_seqs",
-        "decoding",
-        "ends",
         "finished",
         "hands_over",
         "inbox",
         "index",
-        "kv_sum",
         "leavers",
-        "ledger",
         "lingering",
-        "measures",
         "most_tokens",
         "now_s",
         "outbox",
@@ -91,13 +81,11 @@ class Loop:
         "prefilling",
         "promised_blocks",
         "resident",
-        "residues",
         "review_s",
         "stalled",
         "swap_s",
         "tells_begun",
         "tells_ends",
-        "tick",
         "view",
         "waiting",
     )
@@ -110,13 +98,9 @@ class Loop:
         measures: Measures,
         index: int = 0,
     ) -> None:
-        bs = ledger.block_tokens
-        if bs & (bs - 1):
-            raise SloBenchError(f"block_tokens must be a power of two but is {bs}")
+        super().__init__(ledger, measures)
         self.policy = policy
-        self.ledger = ledger
         self.predictions = predictions
-        self.measures = measures
         self.index = index
         self.now_s = 0.0
         self.policy_state = policy.new_state()
@@ -129,7 +113,6 @@ class Loop:
         self.resident: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
-        self.decoding: dict[RequestState, None] = {}
         # Ended in the iteration before, while the next had been decided (`Limits.ahead`): they run
         # no more, but keep place and blocks until that next one is over.
         self.lingering: list[RequestState] = []
@@ -139,10 +122,6 @@ class Loop:
         self.tells_ends = self.tells_begun = False  # see `Why`
         self.blocked_till_s = 0.0  # nothing runs, nor will by itself before this
 
-        self.tick = 0
-        self.kv_sum = 0
-        self.residues = [0] * bs
-        self.ends: list[tuple[int, int, int, RequestState]] = []
         self.leavers: list[tuple[float, int, int, RequestState, Why]] = []
         self.promised_blocks = 0
         self.most_tokens = 0  # sum of prompt + maximum output over the batch
@@ -157,12 +136,8 @@ class Loop:
         self._lim = policy.limits(self.view)
         self._dirty = True  # the composition changed since the policy was last asked
         self._filled = False  # does a prefill complete in this iteration?
-        # Decoding requests, the longest first: (tick - KV tokens, entered, version, request).
-        self._lengths: list[tuple[int, int, int, RequestState]] | None = None
         self._hold = 0  # blocks that running requests take in this iteration
-        self._mask = bs - 1
         self._arrived = 0
-        self._entered = 0
         self._limits_vary = policy.limits_vary
         self._by_time = policy.order == "time"
         self._asks_admit = overrides(policy, "admit")
@@ -390,39 +365,11 @@ class Loop:
 
     def finish_due(self) -> bool:
         """Those decoding requests whose last token is out are done; True if any was."""
-        ends, tick, bs = self.ends, self.tick, self.ledger.block_tokens
         any_ended = False
-        while ends and ends[0][0] <= tick:
-            _, _, version, r = heappop(ends)
-            if version == r.version:
-                steps = tick - r.tick0
-                r.emitted_tokens = r.output_tokens
-                r.kv_tokens = kv_tokens = r.kv_tokens + steps
-                r.blocks = -(-kv_tokens // bs)
-                self.residues[r.residue] -= 1
-                self.kv_sum -= kv_tokens
-                del self.decoding[r]
-                self.measures.decode_tokens += steps
-                self._finish(r)
-                any_ended = True
+        for r in self._take_out_due():
+            self._finish(r)
+            any_ended = True
         return any_ended
-
-    def next_end_tick(self) -> int:
-        """The tick at which the next decoding request ends."""
-        ends = self.ends
-        while ends[0][3].version != ends[0][2]:
-            heappop(ends)
-        return ends[0][0]
-
-    def longest_kv_tokens(self) -> int:
-        """KV length of the longest decoding request, where that is kept track of; else 0."""
-        lengths = self._lengths
-        while lengths:
-            begin, _, version, r = lengths[0]
-            if version == r.version and r.phase is _DECODE:
-                return self.tick - begin
-            heappop(lengths)
-        return 0
 
     # ---------------------------------------------------------------- KV growth and preemption
 
@@ -739,40 +686,6 @@ class Loop:
         if self.waiting.live or self.resident or self._limits_vary:
             self._dirty = True
         return ended
-
-    # ---------------------------------------------------------------- decode
-
-    def _start_decode(self, r: RequestState) -> None:
-        tick = self.tick
-        r.phase = _DECODE
-        r.tick0 = tick
-        r.residue = residue = (tick - r.kv_tokens) & self._mask
-        self.residues[residue] += 1
-        self.kv_sum += r.kv_tokens
-        if r.last_token_s != self.measures.last_decode_s:
-            self.measures.join(r.last_token_s, not self.decoding)
-        self.decoding[r] = None
-        self._entered = entered = self._entered + 1
-        end_tick = tick + r.output_tokens - r.emitted_tokens
-        heappush(self.ends, (end_tick, entered, r.version, r))
-        if self._lengths is not None:
-            heappush(self._lengths, (tick - r.kv_tokens, entered, r.version, r))
-
-    def _stop_decode(self, r: RequestState) -> None:
-        """Bring the lengths of `r` up to the present tick and take it out of the counters."""
-        steps = self.tick - r.tick0
-        self.measures.decode_tokens += steps
-        if steps:
-            r.last_token_s = self.measures.last_decode_s
-        else:
-            self.measures.unjoin(r.last_token_s)
-        r.kv_tokens += steps
-        r.emitted_tokens += steps
-        r.blocks = -(-r.kv_tokens // self.ledger.block_tokens)
-        self.residues[r.residue] -= 1
-        self.kv_sum -= r.kv_tokens
-        del self.decoding[r]
-        r.version += 1
 
     def _finish(self, r: RequestState) -> None:
         r.finish_s = self.now_s
