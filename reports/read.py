@@ -145,7 +145,7 @@ def read_requests(run_path: Path, cell: str) -> pd.DataFrame:
     return read.assign(**{c: _repeated(value, len(read)) for c, value in missing.items()})
 
 
-def _repeated(value: float | str, rows: int) -> float | pd.Categorical:
+def _repeated(value: float | str, rows: int) -> float | pd.Categorical[str]:
     """A column of one value; a word a million times over is one category."""
     if isinstance(value, str):
         return pd.Categorical.from_codes(np.zeros(rows, dtype=np.int8), pd.Index([value]))
