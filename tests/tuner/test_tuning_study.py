@@ -162,6 +162,15 @@ def test_a_study_that_is_cut_before_every_end_finds_the_same(tmp_path, monkeypat
     assert runs_of(tmp_path / "cut") == runs_of(tmp_path / "whole")
 
 
+def test_nothing_is_left_of_a_file_that_a_kill_cut_short(tmp_path):
+    out = tmp_path / "o"
+    out.mkdir()
+    for name in (".study.json.4711.part", ".tune.toml.4711.part"):
+        (out / name).write_text("{")
+    tune(EXPERIMENT, quick(trials=1), out)
+    assert not list(out.rglob("*.part"))
+
+
 def timeless(row):
     return {**row.plain(), "figures": {k: v for k, v in row.figures.items() if k != "wall_s"}}
 

@@ -225,6 +225,8 @@ def tune(
     with quiet(), within_reach(place, folder), opened(place.storage, folder) as kept:
         _write_asked(folder, experiment, asked, place)
         with one_at_a_time(folder):
+            for unfinished in folder.glob(".*.[0-9]*.part"):
+                unfinished.unlink()  # of a process that was killed: nobody else writes here now
             study = _study(kept, place.study, made, alone=place.storage is None)
         with Servers(folder / "servers") as servers:
             evaluation = Evaluation(
