@@ -9,6 +9,8 @@ import pytest
 
 from slo_bench.cli import serving
 from slo_bench.harness.backends.servers import ServerError
+from slo_bench.harness.systems import System, system
+from slo_bench.workloads.errors import SloBenchError
 
 
 @dataclass
@@ -53,3 +55,30 @@ def test_other_kinds_cannot_stand_in(monkeypatch):
     why, said = ends(monkeypatch, [Fake("prefill", 4)], [Fake("decode", float("inf"))])
     assert why == "prefill ended"
     assert said == []
+
+
+@dataclass
+class Wanted:
+    """What is to be served, as far as lengths are concerned."""
+
+    system: str
+    patched: bool
+    backend: str = "vllm"
+
+    def found(self) -> System:
+        return system(self.system)
+
+
+@pytest.mark.parametrize(("inside", "patched"), [(True, False), (False, True)])
+def test_lengths_that_nobody_would_hear_of_are_refused(inside, patched):
+    with pytest.raises(SloBenchError, match="vllm has vllm as it is"):
+        serving.check_hears(Wanted("vllm", patched), inside=inside, say=pytest.fail)
+
+
+def test_it_is_said_where_a_policy_does_not_look_at_lengths():
+    said: list[str] = []
+    serving.check_hears(Wanted("edf", patched=True), inside=True, say=said.append)
+    assert said == [
+        "edf does not look at predicted lengths: they are told, cost their time, and change nothing"
+    ]
+    serving.check_hears(Wanted("slo-odbs-continuous", patched=True), inside=True, say=pytest.fail)
