@@ -91,6 +91,17 @@ def test_its_tokens_are_those_of_the_model(
         assert "no chat template" in refused.json()["error"]["message"]
 
 
+def test_its_policy_hears_what_a_client_predicts(model_folder: Callable[[str], Path]) -> None:
+    policy = Path(__file__).parents[2] / "backends" / "long_answers_away.py"
+    with serving_model(str(policy), {}, str(model_folder("llama")), kv_blocks=40) as url:
+        ask = {"prompt": [10, 11, 12], "max_tokens": 201, "ignore_eos": True}
+        statuses = []
+        for tokens in (201, 200):
+            told = {**ask, "vllm_xargs": {"predicted_output_tokens": tokens}}
+            statuses.append(httpx.post(f"{url}/v1/completions", json=told, timeout=60).status_code)
+        assert statuses == [503, 200]
+
+
 def test_servers_that_name_the_same_store_share_it(
     model_folder: Callable[[str], Path], generated: Greedy, tmp_path: Path
 ) -> None:
