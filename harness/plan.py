@@ -27,8 +27,7 @@ from .clusters.routers import router as router_by_name
 from .compatible import check_layouts, check_models
 from .load import Level, estimated_capacity_rps, filled_in, load_of
 from .metrics import parse_objective
-from .schema import SIMULATED as SIMULATED
-from .schema import ExperimentSchema
+from .schema import SIMULATED, ExperimentSchema
 from .store import Value
 
 

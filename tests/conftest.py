@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from slo_bench.cli.main import main
 from slo_bench.harness.backends.environments import Environment, environment
 from slo_bench.harness.backends.recipes import RECIPES
 from slo_bench.workloads.errors import SloBenchError
@@ -53,6 +55,23 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     report = yield
     _failed_if_skipped(report)
     return report
+
+
+@pytest.fixture
+def slo_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """The command line, as it is installed, in an empty folder: exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return call
 
 
 VLLM = RECIPES["vllm"].builds["cpu"]

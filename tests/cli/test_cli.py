@@ -12,27 +12,10 @@ from importlib.metadata import version
 import pytest
 
 from slo_bench.cli import doctor as doctor_module
-from slo_bench.cli.main import main
 from slo_bench.cli.run import EXAMPLES as RUN_EXAMPLES
 
 SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "20"]
 COMMANDS = ["run", "report", "list", "doctor", "predict-train", "predict-eval"]
-
-
-@pytest.fixture
-def slo_bench(tmp_path, monkeypatch, capsys):
-    """The command line, as it is installed: exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        captured = capsys.readouterr()
-        return (0 if code is None else code), captured.out, captured.err
-
-    return call
 
 
 def test_version(slo_bench):

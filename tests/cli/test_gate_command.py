@@ -1,11 +1,9 @@
 """compare, gate, explain and sensitivity as they are typed."""
 
 import json
-import sys
 
 import pytest
 
-from slo_bench.cli.main import main
 from slo_bench.harness.experiment import Experiment
 
 LOAD = {"systems": ["vllm"], "rates": [3.0], "seeds": 2, "requests": (120,), "records": "csv"}
@@ -24,22 +22,6 @@ def runs(tmp_path_factory):
     }.items():
         Experiment(**{**LOAD, **changes}).run(folder / name, jobs=1)
     return folder
-
-
-@pytest.fixture
-def slo_bench(tmp_path, monkeypatch, capsys):
-    """The command line, as it is installed: exit code, stdout and stderr."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        code = ended.value.code
-        captured = capsys.readouterr()
-        return (0 if code is None else code), captured.out, captured.err
-
-    return call
 
 
 def test_a_gate_that_passes(slo_bench, runs):

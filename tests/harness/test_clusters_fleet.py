@@ -39,7 +39,6 @@ POLICIES: list[SharingPolicy] = [
     StaticPartition(),
     Qlm(),
 ]
-EIGHT = ("llama-3.1-8b", "qwen3-8b", "mistral-7b", "qwen2.5-7b")
 
 
 def hosted(names: tuple[str, ...], tp: int = 1, gpu_name: str = "h100-80g") -> dict[str, OneModel]:

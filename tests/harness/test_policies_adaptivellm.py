@@ -212,7 +212,6 @@ def test_a_cost_grid_that_is_none_is_refused_at_once(tmp_path):
 # At t = 10 s: 10 / 100 and 10 / 50, mean 0.15; 1 / 4 = 0.25; 0.6 / 4 = 0.15.
 SWAPPED = (request(0, 90, 10), request(0, 40, 10))
 FRESH = (request(9.0, 4),)
-AS_URGENT = (request(9.4, 4),)
 
 
 @pytest.mark.parametrize(

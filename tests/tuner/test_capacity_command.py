@@ -1,27 +1,11 @@
 import json
-import sys
 
 import pytest
 
-from slo_bench.cli.main import main
 from slo_bench.reports.capacity import best_lines
 
 QUICK = ["capacity", "-s", "vllm", "--requests", "200", "--target", "0.9", "--tolerance", "0.3"]
 QUICK += ["--max-requests", "3000"]
-
-
-@pytest.fixture
-def slo_bench(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_tables_say_levels_interval_and_why_it_stopped(slo_bench, tmp_path):

@@ -1,29 +1,13 @@
 """`slo-bench tune` as it is typed."""
 
 import json
-import sys
 
 import pytest
 
-from slo_bench.cli.main import main
 from slo_bench.cli.tune_system import EXAMPLES
 
 SMALL = ["--search", "chunk_tokens=256,2048", "--search", "max_num_seqs=4,256", "--trials", "3"]
 SMALL += ["--requests", "200", "--tolerance", "0.3"]
-
-
-@pytest.fixture
-def slo_bench(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_tables_and_page(slo_bench, tmp_path):

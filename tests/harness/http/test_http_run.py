@@ -1,12 +1,10 @@
 import csv
 import json
 import shlex
-import sys
 
 import numpy as np
 import pytest
 
-from slo_bench.cli.main import main
 from slo_bench.cli.run import EXAMPLES
 from slo_bench.harness.experiment import Experiment
 from slo_bench.harness.mock_server import Fault, MockConfig, serving
@@ -172,20 +170,6 @@ def test_a_wrong_line_is_named(tmp_path):
     path.write_text('backend = "http"\n[client]\nbase_urls = "http://h"\ntime_limit_s = -1\n')
     with pytest.raises(FileFormatError, match=r"client\.time_limit_s must be .*x\.toml, line 4"):
         Experiment.load(path)
-
-
-@pytest.fixture
-def slo_bench(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["slo-bench", *map(str, arguments)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        captured = capsys.readouterr()
-        return ended.value.code or 0, captured.out, captured.err
-
-    return call
 
 
 def test_the_example_can_be_run(slo_bench, tmp_path):
