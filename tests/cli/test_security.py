@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import threading
+from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from slo_bench.cli.console import harmless
 from slo_bench.cli.main import main
 from slo_bench.harness.mock_server import MockConfig, serving
 from slo_bench.harness.store import read_rows, write_rows
+from slo_bench.harness.workers import unpack
 from slo_bench.reports.published import load_published
 from slo_bench.workloads.csv_text import guarded, unguarded
 from slo_bench.workloads.readers import read
@@ -133,9 +135,9 @@ def test_a_key_is_in_no_file_no_process_list_and_no_report(slo_bench, tmp_path, 
         watch.join()
     assert code in (0, 1), err
     assert "sesame" not in out + err
-    files = [path for path in tmp_path.rglob("*") if path.is_file()]
-    assert any(path.name == "report.html" for path in files)
-    found += [path for path in files if b"sesame" in path.read_bytes()]
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.name == "report.html" for path in written)
+    found += [path for path in written if b"sesame" in path.read_bytes()]
     assert found == []
 
 
@@ -164,3 +166,34 @@ def test_our_servers_listen_on_loopback():
         listening = [line.split()[1] for line in lines if line.split()[3] == "0A"]
     assert f"0100007F:{port:04X}" in listening
     assert f"00000000:{port:04X}" not in listening
+
+
+@pytest.mark.parametrize("name", ["../x", "/tmp/x", "requests/../../x"])
+def test_files_from_other_machines_stay_in_the_run_folder(tmp_path, name):
+    with pytest.raises(SloBenchError, match="in no run folder"):
+        unpack({"requests/good.csv.gz": b"", name: b""}, tmp_path / "run")
+    assert list(tmp_path.rglob("*")) == []
+
+
+RUNS_CODE = re.compile(
+    r"^\s*(import|from) (pickle|cPickle|dill|cloudpickle|joblib|shelve|marshal|yaml)\b"
+    r"|\b(eval|exec)\("
+    r"|allow_pickle=True|trust_remote_code=True|weights_only=False"
+    r"|torch\.load\((?!.*weights_only=True)"
+    r"|np\.load\((?!.*allow_pickle=False)",
+    re.MULTILINE,
+)
+
+
+def test_nothing_that_is_read_can_run_code():
+    """Unpickling and the like; `FILE.py` as a policy is loaded by name, and is code by intent."""
+    root = Path(str(files("slo_bench")))
+    rooms = ("cli", "harness", "predictors", "reports", "tuner", "workloads")
+    found = [
+        f"{path.relative_to(root)}: {match.group(0).strip()}"
+        for room in rooms
+        for path in (root / room).rglob("*.py")
+        for match in RUNS_CODE.finditer(path.read_text("utf-8"))
+        if not path.read_text("utf-8")[: match.start()].endswith(".")  # a network's .eval()
+    ]
+    assert found == []
