@@ -10,7 +10,7 @@ from ..harness.experiment import Experiment
 from ..harness.load import rates_text
 from ..harness.systems import system
 from ..predictors.profiles.profile import read_profile
-from ..workloads.calls import split_outside
+from ..workloads.calls import split_outside, value_of
 from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.parsing import parse_json
 
@@ -226,7 +226,7 @@ def _changed(base: Experiment, asked: Mapping[str, Any], sweeps: Sequence[str]) 
         owner, dot, knob = name.rpartition(".")
         if dot:
             choices = settings["knobs"].setdefault(_asked_name(owner, systems), {})
-            choices[knob] = tuple(map(_knob, values))
+            choices[knob] = tuple(map(value_of, values))
         elif name not in Experiment.model_fields or name == "knobs":
             raise UnknownNameError(
                 "setting in --sweep", name, set(Experiment.model_fields) - {"knobs"}
@@ -245,14 +245,3 @@ def _asked_name(owner: str, systems: Sequence[str]) -> str:
     if owner not in by_name:
         raise UnknownNameError("system in --sweep", owner, by_name)
     return by_name[owner]
-
-
-def _knob(text: str) -> bool | int | float | str:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..harness.backends.servers import Server
+from ..workloads.calls import value_of
 from ..workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
@@ -37,19 +38,8 @@ def knobs_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
         name, equals, text = option.partition("=")
         if not equals or not name or not text:
             raise SloBenchError(f"cannot read --knob {option!r}; write NAME=VALUE")
-        found[name] = _value(text)
+        found[name] = value_of(text)
     return found
-
-
-def _value(text: str) -> bool | int | float | str:
-    if text in ("true", "false"):
-        return text == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def stop_on_signals(*numbers: int) -> None:

@@ -191,3 +191,15 @@ def build(cls: type[T], call: Call, extra: Mapping[str, Convert] | None = None) 
     if missing:
         raise SloBenchError(f"{call.text!r} lacks {' and '.join(missing)}")
     return cls(**values)
+
+
+def value_of(text: str) -> bool | int | float | str:
+    """What a setting's text stands for: `true`, `false`, a number, or the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
