@@ -73,9 +73,9 @@ def _sharded(folder: Path, index: Path) -> dict[str, Path]:
     try:
         told = parse_json(index.read_text("utf-8"))["weight_map"]
         found = {str(name): folder / str(file) for name, file in told.items()}
-        for file in set(map(str, told.values())):
-            if Path(file).name != file or len(file.encode()) > 255:
-                raise ValueError(f"{file!r} is no name of a file beside it")
+        for shard in map(str, told.values()):
+            if Path(shard).name != shard or len(shard.encode()) > 255:
+                raise ValueError(f"{shard!r} is no name of a file beside it")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is no index of shards: {error}") from None
     for file in sorted(set(found.values())):
