@@ -100,7 +100,8 @@ class TuneSettings:
         for name in _LISTS:
             if name in values:
                 given = [values[name]] if isinstance(values[name], str) else values[name]
-                if not isinstance(given, list | tuple):
+                texts = isinstance(given, list | tuple) and all(isinstance(v, str) for v in given)
+                if not texts:
                     raise SloBenchError(f"{name} must be a list of texts but is {given!r}")
                 values[name] = tuple(given)
         if not isinstance(values.get("search", {}), Mapping):
