@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo_bench.harness import building as building_module
+from slo_bench.harness import simulated_instances
 from slo_bench.harness.clusters.arrivals import Arrivals
 from slo_bench.harness.clusters.routers import router
 from slo_bench.harness.core.decisions import Admission, Leave, Limits, Why
@@ -414,7 +414,7 @@ class Watched(Device):
 @pytest.mark.parametrize("name", ["sarathi", "vllm-v0", "fifo"])
 def test_a_stage_computes_one_step_at_a_time(serve, monkeypatch, pp, leaps, name):
     Watched.ends = []
-    monkeypatch.setattr(building_module, "Device", Watched)
+    monkeypatch.setattr(simulated_instances, "Device", Watched)
     rng = np.random.default_rng(9)
     n = 60
     workload = Workload(
