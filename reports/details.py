@@ -78,7 +78,6 @@ class LevelDetail:
     tpot: Distribution
     missed: dict[str, int]  # by CAUSES
     missed_phase_s: dict[str, float]  # by PHASES: mean over finished requests that missed
-    met_phase_s: dict[str, float]  # the same over those that met
     bounds: dict[str, Bound]  # by ttft, tpot, e2e; absent where nobody asked
     cost: float
     cost_low: float
@@ -103,10 +102,7 @@ class _Level:
     ttft_s: list[Floats] = field(default_factory=list)
     tpot_s: list[Floats] = field(default_factory=list)
     missed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
-    phase_sum_s: dict[bool, Floats] = field(
-        default_factory=lambda: {True: np.zeros(3), False: np.zeros(3)}
-    )
-    phase_count: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    missed_phases_s: list[Floats] = field(default_factory=list)  # rows of PHASES
     bounds: dict[str, Bound] = field(default_factory=dict)
     dollars: list[float] = field(default_factory=list)
     tokens_in_slo: list[float] = field(default_factory=list)
@@ -127,12 +123,8 @@ class _Level:
         for role in sorted(requests["role"].unique()):
             of_role = (requests["role"] == role).to_numpy() & generates
             self.wait_s.setdefault(str(role), []).append(wait_s[of_role])
-        phases = _phases(requests)
-        for is_met in (True, False):
-            rows = phases[finished & (met == is_met)]
-            rows = rows[~np.isnan(rows).any(axis=1)]
-            self.phase_sum_s[is_met] += rows.sum(axis=0)
-            self.phase_count[is_met] += len(rows)
+        phases = _phases(requests[finished & ~met])
+        self.missed_phases_s.append(phases[~np.isnan(phases).any(axis=1)])
         for name in ("ttft", "tpot", "e2e"):
             self._widen(name, requests[f"{name}_slo_s"].to_numpy())
         self.dollars.append(hours * dollars_per_hour)
@@ -146,9 +138,9 @@ class _Level:
                 min(old.low_s, float(finite.min())), max(old.high_s, float(finite.max()))
             )
 
-    def mean_phases_s(self, *, met: bool) -> dict[str, float]:
-        count = self.phase_count[met]
-        means = self.phase_sum_s[met] / count if count else np.full(3, np.nan)
+    def missed_phase_s(self) -> dict[str, float]:
+        rows = np.concatenate([*self.missed_phases_s, np.empty((0, len(PHASES)))])
+        means = rows.mean(axis=0) if len(rows) else np.full(len(PHASES), np.nan)
         return dict(zip(PHASES, means.tolist(), strict=True))
 
 
@@ -184,8 +176,7 @@ def _finish(level: _Level, named: _Named, timeline: TimelineMeans, told: Mechani
         ttft=distribution(np.concatenate([*level.ttft_s, np.empty(0)])),
         tpot=distribution(np.concatenate([*level.tpot_s, np.empty(0)])),
         missed=level.missed,
-        missed_phase_s=level.mean_phases_s(met=False),
-        met_phase_s=level.mean_phases_s(met=True),
+        missed_phase_s=level.missed_phase_s(),
         bounds=level.bounds,
         cost=dollars_per_million(sum(level.dollars), sum(level.tokens_in_slo)),
         cost_low=min(per_cell, default=float("inf")),

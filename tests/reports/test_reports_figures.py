@@ -22,7 +22,6 @@ def detail(series="a", rate_rps=2.0, end_s=10.0, **changes):
         "tpot": distribution(np.array([0.01, 0.02, 0.03, np.nan])),
         "missed": {**dict.fromkeys(CAUSES, 0), "dropped": 1, "TTFT": 1},
         "missed_phase_s": {"waiting": 1.5, "prefill": 0.5, "decode": 3.0},
-        "met_phase_s": {"waiting": 0.0, "prefill": 0.1, "decode": 1.0},
         "bounds": {"ttft": Bound(1.0, 1.0)},
         "cost": 2.0,
         "cost_low": 1.0,

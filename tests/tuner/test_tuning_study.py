@@ -6,12 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import optuna
 import pytest
 from optuna.trial import TrialState
 
 from slo_bench import Experiment
+from slo_bench.tuner.tuning import claims
 from slo_bench.tuner.tuning.claims import alive, cut_trials, new_name, working
 from slo_bench.tuner.tuning.found import KEY, OWNER, SAME_AS, counted, note, noted
 from slo_bench.tuner.tuning.outcome import read_tuning
@@ -220,6 +222,31 @@ def test_whose_trial_was_cut(tmp_path):
     assert not working(study, "elsewhere/1/1/a")
     with alive(study, "elsewhere/1/1/a"):
         assert working(study, "elsewhere/1/1/a")
+
+
+def test_clocks_on_the_wall_count_once(tmp_path, monkeypatch):
+    study = optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
+    name = "elsewhere/2/1/b"
+    wall_s, ours_s = 1e9, 50.0
+    clocks = SimpleNamespace(time=lambda: wall_s, monotonic=lambda: ours_s)
+    monkeypatch.setattr(claims, "time", clocks)
+
+    def sign(at_s):
+        study._storage.set_study_system_attr(study._study_id, claims._SIGN + name, at_s)
+
+    sign(wall_s - 200.0)
+    assert not working(study, name)  # silent for long, as far as the clocks agree
+    sign(wall_s - 185.0)
+    assert working(study, name)  # but it was only their clock
+    wall_s += 3600.0
+    ours_s += 80.0
+    assert working(study, name)
+    ours_s += 20.0
+    assert not working(study, name)
+    sign(wall_s - 7200.0)
+    assert working(study, name)
+    sign(0.0)  # it has ended
+    assert not working(study, name)
 
 
 @pytest.mark.parametrize(

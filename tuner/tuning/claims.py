@@ -32,6 +32,7 @@ _SILENT_S = 90.0  # for longer: it is gone, or has lost the storage
 _LOOK_EVERY_S = 0.02
 
 _ALIVE: set[str] = set()  # workers of this process
+_SEEN: dict[str, tuple[float, float]] = {}  # of workers elsewhere: a sign, and when here it was new
 
 
 def new_name() -> str:
@@ -79,14 +80,25 @@ def _sign(study: Study, name: str, now_s: float) -> None:
 
 
 def working(study: Study, name: str) -> bool:
-    """Whether the worker of that name still lives, as far as can be told."""
+    """Whether the worker of that name still lives, as far as can be told.
+
+    Of another machine: whether its sign has changed within 90 s of this process's own clock. Only
+    the first sign that this process sees of it is held against the clocks on the wall.
+    """
     machine, pid, began, _ = name.split("/")
     if machine == socket.gethostname() and began:
         own = int(pid) == os.getpid()
         return _began(int(pid)) == began and (not own or name in _ALIVE)
     signs = study._storage.get_study_system_attrs(study._study_id)
     signed_s = float(signs.get(_SIGN + name, 0.0))
-    return time.time() - signed_s < _SILENT_S
+    if not signed_s:
+        return False
+    seen_sign_s, new_at_s = _SEEN.get(name, (0.0, 0.0))
+    if signed_s != seen_sign_s:
+        age_s = 0.0 if seen_sign_s else max(time.time() - signed_s, 0.0)
+        new_at_s = time.monotonic() - age_s
+        _SEEN[name] = signed_s, new_at_s
+    return time.monotonic() - new_at_s < _SILENT_S
 
 
 def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:

@@ -17,7 +17,7 @@ from optuna.trial import Trial
 
 from ...harness.core.policy import Bounds
 from ...harness.load import rates_text
-from ...workloads.calls import split_outside
+from ...workloads.calls import split_outside, value_of
 from ...workloads.errors import SloBenchError
 
 Value = bool | int | float | str
@@ -199,18 +199,6 @@ def _stepped(name: str, text: str, whole: bool) -> Dimension:
 
 def _is_number(value: Value) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def value_of(text: str) -> Value:
-    """`true`, a number, or the text itself."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 def _text(value: Value) -> str:

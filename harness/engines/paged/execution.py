@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .instance import PagedInstance
 
 Opens = Callable[[RequestState], Sequence]  # the prompt of a request that enters
-Gave = Callable[[RequestState, int], None]  # a token of an answer
 
 
 class Execution(Told):
