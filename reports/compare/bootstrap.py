@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from .metrics import Column, Metric
 
 Floats = NDArray[np.float64]
+Singles = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
@@ -34,6 +35,7 @@ MOST_BLOCKS = 256
 FEWEST_BLOCKS = 8
 _EXACT_ROWS = 4096  # up to so many values each is a bin of its own
 _COARSE, _FINE = 1024, 512  # bins over everything, and around each quantile asked for
+_STRETCH = 64  # bins looked into at once
 
 
 @dataclass(frozen=True)
@@ -191,17 +193,40 @@ def _quantiles(
     stands_for = np.bincount(bins, values, size) / np.maximum(held, 1)
     histogram = np.bincount(rows * size + bins, minlength=blocks * size).reshape(blocks, size)
     # Counts are whole numbers far below 2**24: single precision keeps them exact, twice as fast.
-    below = np.cumsum(counts.astype(np.float32) @ histogram.astype(np.float32), axis=1)
-    total = below[:, -1]
+    draws = _Draws(counts.astype(np.float32), histogram.cumsum(axis=1).astype(np.float32))
+    total = draws.total.astype(np.float64)
     found = []
     for quantile in quantiles:
-        position = np.maximum(quantile * (total.astype(np.float64) - 1), 0)
+        position = np.maximum(quantile * (total - 1), 0)
         lower = np.floor(position)
-        first = (below <= lower[:, None]).sum(axis=1).clip(max=size - 1)
-        second = (below <= (lower + 1)[:, None]).sum(axis=1).clip(max=size - 1)
-        low, high = stands_for[first], stands_for[second]
+        low, high = stands_for[draws.bins_of(lower)], stands_for[draws.bins_of(lower + 1)]
         found.append(np.where(total > 0, low + (position - lower) * (high - low), math.nan))
     return found
+
+
+class _Draws:
+    """Where the values of every draw lie. `up_to`: values of each block in each bin and all bins
+    before it, (blocks, bins).
+
+    A draw's own row of that, counts @ up_to, is never made as a whole: the ends of stretches of
+    bins say in which stretch a value lies, and only that one is looked into.
+    """
+
+    def __init__(self, counts: Singles, up_to: Singles) -> None:
+        self._counts = counts
+        self._up_to = up_to
+        self._at_ends = counts @ up_to[:, _STRETCH - 1 :: _STRETCH]
+        self.total: Singles = counts @ up_to[:, -1]
+
+    def bins_of(self, ranks: Floats) -> Ints:
+        """The bin of the value of this rank (from 0), draw by draw; the last where it has none."""
+        stretches = (self._at_ends <= ranks[:, None]).sum(axis=1)
+        bins = stretches * _STRETCH
+        for stretch in np.unique(stretches):
+            drawn = np.flatnonzero(stretches == stretch)
+            inside = self._up_to[:, stretch * _STRETCH : (stretch + 1) * _STRETCH]
+            bins[drawn] += (self._counts[drawn] @ inside <= ranks[drawn, None]).sum(axis=1)
+        return bins.clip(max=self._up_to.shape[1] - 1)
 
 
 def _bin_edges(ordered: Floats, quantiles: Sequence[float]) -> Floats:
