@@ -23,6 +23,7 @@ from slo_bench.predictors.lengths.config import PredictorConfig
 pytestmark = [pytest.mark.backends, pytest.mark.torch]
 HERE = Path(__file__).parent
 PATIENCE_S = 300
+REQUESTS = 120
 NEEDED = "learnt predictors need the extra torch (torch, transformers, peft)"
 
 _spec = importlib.util.spec_from_file_location(
@@ -63,7 +64,7 @@ def test_long_answers_are_foreseen(installed, tiny_model, lengths, tmp_path, bac
     One runs at a time, so that the others wait and the policy says who is next.
     """
     installed(backend)
-    asked = tiny_models.answered(24, seed=5)
+    asked = tiny_models.answered(REQUESTS, seed=5)
     prompts = tmp_path / "prompts.jsonl"
     lines = [{"prompt": r.prompt, "output_tokens": r.output_tokens} for r in asked]
     prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -76,8 +77,8 @@ def test_long_answers_are_foreseen(installed, tiny_model, lengths, tmp_path, bac
         "--workload",
         prompts,
     ]
-    words += ["--system", f"{HERE / 'long_answers_away.py'}:LongAnswersAway", "--rates", "100"]
-    words += ["--length-predictor", f"learned({lengths}, model=a)", "--requests", "24"]
+    words += ["--system", f"{HERE / 'long_answers_away.py'}:LongAnswersAway", "--rates", "400"]
+    words += ["--length-predictor", f"learned({lengths}, model=a)", "--requests", REQUESTS]
     words += ["--seeds", "1", "--slo", "e2e=1000", "--sweep", "max_output_tokens=1024"]
     words += [f"--server-arg={ONE_AT_A_TIME[backend]}=1"]
     words += ["--out", tmp_path / "out", "--records", "csv", "--no-report"]
@@ -86,17 +87,18 @@ def test_long_answers_are_foreseen(installed, tiny_model, lengths, tmp_path, bac
     [file] = (tmp_path / "out" / "requests").iterdir()
     with gzip.open(file, "rt") as opened:
         rows = list(csv.DictReader(opened))
-    assert len(rows) == 24
+    assert len(rows) == REQUESTS
     for row in rows:
         away = row["outcome"] == "rejected"
         assert away == (int(row["output_tokens"]) > 200), row
     assert {row["outcome"] for row in rows} == {"rejected", "finished"}
-    # Who was chosen when all had come: the shorter, the sooner.
+    # Who was chosen when all had come, and the policy had heard of it: the shorter, the sooner.
     all_sent_s = max(float(row["sent_s"]) for row in rows)
     served = [row for row in rows if row["outcome"] == "finished"]
     served.sort(key=lambda row: float(row["first_token_s"]))
     began_s = [0.0, *(float(row["finish_s"]) for row in served)]
-    chosen = [r for r, s in zip(served, began_s, strict=False) if s > all_sent_s + 0.5]
+    heard_s = all_sent_s + 0.05 * (began_s[-1] - all_sent_s)  # answers of 20 tokens are under way
+    chosen = [r for r, s in zip(served, began_s, strict=False) if s > heard_s]
     kinds = [kind_of(int(row["output_tokens"])) for row in chosen]
     assert len(set(kinds)) > 1
     assert kinds == sorted(kinds)
