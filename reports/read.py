@@ -172,7 +172,7 @@ def _read_detail(
     path = parquet if parquet.is_file() else _existing(csv)
     try:
         if set(OPTIONAL_COLUMNS) & set(columns):
-            there = _columns_in(path)
+            there = columns_in(path)
             columns = tuple(c for c in columns if c not in OPTIONAL_COLUMNS or c in there)
         if path == parquet:
             frame = pd.read_parquet(path, columns=list(columns))
@@ -191,7 +191,8 @@ def _read_detail(
     return frame.astype({c: "category" if c in words else "float64" for c in columns})
 
 
-def _columns_in(path: Path) -> list[str]:
+def columns_in(path: Path) -> list[str]:
+    """The columns of a table of a run folder, whichever format it has."""
     if path.suffix != ".parquet":
         return list(pd.read_csv(path, nrows=0).columns)
     import pyarrow.parquet as pq

@@ -226,7 +226,8 @@ class _Draws:
             drawn = np.flatnonzero(stretches == stretch)
             inside = self._up_to[:, stretch * _STRETCH : (stretch + 1) * _STRETCH]
             bins[drawn] += (self._counts[drawn] @ inside <= ranks[drawn, None]).sum(axis=1)
-        return bins.clip(max=self._up_to.shape[1] - 1)
+        clipped: Ints = bins.clip(max=self._up_to.shape[1] - 1)
+        return clipped
 
 
 def _bin_edges(ordered: Floats, quantiles: Sequence[float]) -> Floats:

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ...workloads.request import Slo
-from .bootstrap import REPLICATES, Differences, resample
+from .bootstrap import REPLICATES, Differences, Sample, resample
 from .matching import Level, Matched, match
 from .metrics import COMPARED, METRICS, Metric
-from .results import Clock, NotComparableError, Requests, Results, common_clock
+from .results import Cell, Clock, NotComparableError, Requests, Results, common_clock
 from .run_results import run_results
 from .verdict import NOWHERE, Interval, holm, interval, p_value
 
@@ -147,30 +147,21 @@ def compare(
     notes = [*a.notes, *b.notes, *matched.notes]
     streams = np.random.default_rng(seed).spawn(len(matched.levels))
     for done, (level, rng) in enumerate(zip(matched.levels, streams, strict=True), start=1):
-        runs_a = {cell.seed: cell.read() for cell in level.a}
-        runs_b = {cell.seed: cell.read() for cell in level.b}
-        pairs = _pairs(runs_a, runs_b)
-        if slo is None and pairs and not all(_same_bounds(*pair) for pair in pairs):
+        served = _served(level, clock, slo)
+        shared = [seed for seed in served if seed.a is not None and seed.b is not None]
+        paired = bool(shared) and all(seed.same_requests for seed in shared)
+        if slo is None and paired and not all(seed.same_bounds for seed in shared):
             obstacles.append("the SLOs differ; hold both against the same with --slo")
-        if a.settings and b.settings and not _same_where_seeds_are(runs_a, runs_b):
+        if a.settings and b.settings and not all(seed.same_prompts for seed in shared):
             obstacles.append("the workloads differ: requests of the same seed are not the same")
-        paired = bool(pairs)
-        if paired:
-            requests_a, requests_b = [p[0] for p in pairs], [p[1] for p in pairs]
-            lost = len(runs_a) + len(runs_b) - 2 * len(pairs)
-            if lost:
-                notes.append(f"{lost} runs whose seed the other side lacks are left out.")
-        else:
-            requests_a, requests_b = list(runs_a.values()), list(runs_b.values())
-        drawn = resample(
-            [requests.sample(clock, slo) for requests in requests_a],
-            [requests.sample(clock, slo) for requests in requests_b],
-            kept,
-            paired=paired,
-            rng=rng,
-            replicates=replicates,
-        )
-        counts = (len(requests_a), len(requests_b), sum(map(len, requests_b)))
+        if paired and len(shared) < len(served):
+            lost = len(served) - len(shared)
+            notes.append(f"{lost} runs whose seed the other side lacks are left out.")
+            served = shared
+        samples_a = [seed.a for seed in served if seed.a is not None]
+        samples_b = [seed.b for seed in served if seed.b is not None]
+        drawn = resample(samples_a, samples_b, kept, paired=paired, rng=rng, replicates=replicates)
+        counts = (len(samples_a), len(samples_b), sum(seed.requests for seed in served))
         rows += _rows(level, kept, drawn, confidence, paired=paired, counts=counts)
         if progress is not None:
             progress(done, len(matched.levels))
@@ -228,17 +219,48 @@ def _refused(a: Results, b: Results, metrics: Sequence[Metric], slo: Slo | None)
     return refused
 
 
-def _pairs(
-    runs_a: dict[int, Requests], runs_b: dict[int, Requests]
-) -> list[tuple[Requests, Requests]]:
-    """Runs of A and B with the same seed and, row by row, the same requests; all or none."""
-    pairs = [(runs_a[seed], runs_b[seed]) for seed in runs_a if seed in runs_b]
-    return pairs if pairs and all(_same_requests(*pair) for pair in pairs) else []
+@dataclass(frozen=True)
+class _Seed:
+    """What A and B made of one seed of a level, None where one of them lacks it.
+
+    `requests` are B's, those of the warm-up too. The rest is true where either lacks the seed.
+    """
+
+    a: Sample | None
+    b: Sample | None
+    requests: int
+    same_prompts: bool = True
+    same_requests: bool = True  # row by row, and the same of them count
+    same_bounds: bool = True
 
 
-def _same_requests(a: Requests, b: Requests) -> bool:
-    """Whether they are alike row by row, and the same of them count."""
-    return _same_prompts(a, b) and bool(np.array_equal(a.counted, b.counted))
+def _served(level: Level, clock: Clock, slo: Slo | None) -> list[_Seed]:
+    """All seeds of a level; of no more than one are the requests held at a time."""
+    cells_a = {cell.seed: cell for cell in level.a}
+    cells_b = {cell.seed: cell for cell in level.b}
+    return [
+        _seed(cells_a.get(seed), cells_b.get(seed), clock, slo)
+        for seed in sorted({*cells_a, *cells_b})
+    ]
+
+
+def _seed(cell_a: Cell | None, cell_b: Cell | None, clock: Clock, slo: Slo | None) -> _Seed:
+    a = None if cell_a is None else cell_a.read()
+    b = None if cell_b is None else cell_b.read()
+    alone = _Seed(
+        a=None if a is None else a.sample(clock, slo),
+        b=None if b is None else b.sample(clock, slo),
+        requests=0 if b is None else len(b),
+    )
+    if a is None or b is None:
+        return alone
+    prompts = _same_prompts(a, b)
+    return replace(
+        alone,
+        same_prompts=prompts,
+        same_requests=prompts and bool(np.array_equal(a.counted, b.counted)),
+        same_bounds=_same_bounds(a, b),
+    )
 
 
 def _same_prompts(a: Requests, b: Requests) -> bool:
@@ -247,10 +269,6 @@ def _same_prompts(a: Requests, b: Requests) -> bool:
     if a.output_tokens is None or b.output_tokens is None:
         return True
     return bool(np.array_equal(a.output_tokens, b.output_tokens))
-
-
-def _same_where_seeds_are(runs_a: dict[int, Requests], runs_b: dict[int, Requests]) -> bool:
-    return all(_same_prompts(runs_a[seed], runs_b[seed]) for seed in runs_a if seed in runs_b)
 
 
 def _same_bounds(a: Requests, b: Requests) -> bool:

@@ -16,7 +16,7 @@ from ...workloads.parsing import parse_toml
 from ..facets import IDENTITY
 from ..figure import rate_key
 from ..levels import combine
-from ..read import RunFolder, read_run
+from ..read import RunFolder, columns_in, read_run
 from .results import Cell, Requests, Results
 
 _BOUNDS = {
@@ -123,11 +123,14 @@ def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> Requests:
     if not path.is_file():
         raise SloBenchError(f"{path} is missing; is {folder} a whole run folder?")
     try:
-        frame = (
-            pd.read_parquet(path)
-            if path.suffix == ".parquet"
-            else pd.read_csv(path, usecols=lambda name: name in _COLUMNS)
-        )
+        if path.suffix == ".parquet":
+            frame = pd.read_parquet(
+                path, columns=[name for name in columns_in(path) if name in _COLUMNS]
+            )
+        else:
+            frame = pd.read_csv(
+                path, usecols=lambda name: name in _COLUMNS, dtype={"outcome": "category"}
+            )
     except ImportError as error:
         raise SloBenchError(f"{path} needs pyarrow: pip install 'slo-bench[parquet]'") from error
     except _UNREADABLE as error:
@@ -149,7 +152,7 @@ def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> Requests:
         tokens_out=column("tokens_out"),
         prompt_tokens=column("prompt_tokens"),
         output_tokens=column("output_tokens"),
-        finished=(frame["outcome"].astype("str") == "finished").to_numpy(dtype=np.bool_),
+        finished=(frame["outcome"] == "finished").to_numpy(dtype=np.bool_, na_value=False),
         bounds_s={short: column(name) for short, name in _BOUNDS.items()},
         sent_s=column("sent_s") if "sent_s" in frame else None,
         warmup_s=warmup_s,
