@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..harness.experiment import Experiment
     from ..tuner.tuning.outcome import Outcome
     from ..tuner.tuning.settings import TuneSettings
-    from ..tuner.tuning.tune import TuneProgress
+    from ..tuner.tuning.worker import TuneProgress
 
 
 def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any]) -> None:

@@ -4,10 +4,10 @@ from slo_bench import Experiment
 from slo_bench.harness.systems import SYSTEMS
 from slo_bench.tuner.tuning.evaluate import cell_of
 from slo_bench.tuner.tuning.objectives import Aim
+from slo_bench.tuner.tuning.prepare import prepared
 from slo_bench.tuner.tuning.samplers import checked, grid_of
 from slo_bench.tuner.tuning.settings import TuneSettings, load, text_of
 from slo_bench.tuner.tuning.space import counts_gpus, key_of, space_of
-from slo_bench.tuner.tuning.tune import prepared
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 MODELS = "fleet(llama-3.1-8b*2)"

@@ -10,167 +10,38 @@ confirm/       the runs on fresh seeds and other workloads
 
 from __future__ import annotations
 
-import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import optuna
 from optuna.exceptions import DuplicatedStudyError
 from optuna.study import Study
-from optuna.trial import FrozenTrial, Trial, TrialState
 
-from ...harness.cells import WorkloadSpec, source
 from ...harness.experiment import Experiment, new_folder
 from ...harness.schema import SIMULATED
 from ...harness.store import write_whole
-from ...harness.systems import system
-from ...harness.workers import NotDoneError, Pool, together
+from ...harness.workers import Pool, together
 from ...workloads.errors import FileFormatError, SloBenchError
-from .claims import alive, claim, cut_trials, new_name, one_at_a_time, wait_again
+from .claims import alive, new_name, one_at_a_time
 from .confirm import Confirming
-from .evaluate import Evaluation, InfeasibleError, Worth, cell_of, gpus_of
-from .found import (
-    CONFIGURATION,
-    KEY,
-    OWNER,
-    PACE,
-    SAME_AS,
-    VALUES,
-    TrialRow,
-    best_of,
-    counted,
-    evaluated,
-    found_in,
-    known_in_a_row,
-    note,
-    noted,
-    rivals_pace,
-)
-from .objectives import CAPACITY, COST, Aim
-from .outcome import Outcome, concluded, on_backend
+from .evaluate import Evaluation
+from .found import found_in
+from .outcome import Outcome, concluded
 from .place import FILE as PLACE_FILE
 from .place import Place, place_of, within_reach
-from .race import Pace
+from .prepare import Tuning, prepared
 from .runs import Ended
-from .samplers import SAMPLERS, ByNumber, checked
+from .samplers import SAMPLERS, ByNumber
 from .serving import Servers
 from .settings import TuneSettings, text_of
-from .space import Space, counts_gpus, key_of, space_of
 from .storage import JOURNAL, opened, quiet
+from .worker import TuneProgress, Watch, Worker
 
 ASKED_FILE = "tune.toml"
 _ASKED = "asked"
 _SETTING_UP_S = 10.0  # whoever made a study and has not set it up after that is gone
-_STUCK = 10  # proposals in a row that were known already: then one that nobody tried
 _MEDIAN_STARTUP = 5
-_MOST_INFEASIBLE = 20  # and repeated ones, for each trial that was asked for
-
-
-@dataclass(frozen=True)
-class TuneProgress:
-    """How far a study is, after every trial."""
-
-    trials: int
-    of_trials: int
-    requests: int
-    best: tuple[TrialRow, ...]
-
-
-Watch = Callable[[TuneProgress], None]
-
-
-@dataclass(frozen=True)
-class Tuning:
-    """What is tuned, checked before anything runs.
-
-    Raises:
-        SloBenchError: the experiment, the space and the settings do not fit each other.
-    """
-
-    experiment: Experiment
-    settings: TuneSettings
-    aim: Aim
-    space: Space
-
-
-def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
-    """Check everything that can be checked without a trial.
-
-    Raises:
-        SloBenchError: see `Tuning`.
-    """
-    if len(experiment.systems) != 1:
-        raise SloBenchError(f"tuning is about one system, not {len(experiment.systems)}")
-    if experiment.backend == "http":
-        raise SloBenchError(
-            "a server that runs already cannot be given other settings: let `tune server` start it"
-        )
-    if any("concurrency" in arrivals for arrivals in experiment.arrivals):
-        raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
-    aim = settings.aim
-    gpus = _gpus(experiment)
-    space = space_of(experiment, settings.search, gpus)
-    counting = counts_gpus(space)
-    if counting and experiment.gpus == (None,) and COST not in aim.names:
-        named = [name for name in counting if name in settings.search]
-        if named and "instances" in named:
-            raise SloBenchError(
-                "more instances always carry more: say how many GPUs there are (--gpus), or add "
-                "the objective cost"
-            )
-        if experiment.backend == SIMULATED:
-            experiment = _with_gpus(experiment, gpus)
-    if COST in aim.names:
-        if not counting:
-            raise SloBenchError(
-                "cost is the number of GPUs, but nothing that is searched changes it: search "
-                "instances or tp (--search instances=1..8)"
-            )
-        if experiment.gpus != (None,):
-            raise SloBenchError(
-                "cost is the number of GPUs, and gpus is set: leave --gpus out, or cost"
-            )
-    checked(settings.sampler, space.dimensions, len(aim.objectives))
-    for workload in settings.confirm_workloads:
-        source(WorkloadSpec(workload, trace_format=experiment.trace_format))
-    if settings.confirm_backend is not None:
-        _check_backend(experiment, settings.confirm_backend)
-    return Tuning(experiment, settings, aim, space)
-
-
-def _gpus(experiment: Experiment) -> int:
-    """How many there are, or how many the default takes.
-
-    Roles that do not fit so many GPUs are no obstacle: others are searched.
-
-    Raises:
-        SloBenchError: anything else does not fit.
-    """
-    if experiment.gpus == (None,) or system(experiment.systems[0]).cluster is None:
-        return gpus_of(cell_of(experiment, "default"))
-    table = experiment.model_dump(exclude_unset=True) | {"systems": ("vllm",), "knobs": {}}
-    return gpus_of(cell_of(Experiment(**table), "default"))
-
-
-def _check_backend(experiment: Experiment, backend: str) -> None:
-    from ...harness.backends.choose import backend_of
-
-    if experiment.backend != SIMULATED:
-        raise SloBenchError(f"this is tuned on {experiment.backend} already: leave --confirm out")
-    real = on_backend(experiment, backend)
-    backend_of(real).check(cell_of(real, "confirm"))
-
-
-def _with_gpus(experiment: Experiment, gpus: int) -> Experiment:
-    """The same on a fixed number of GPUs, so that configurations compare."""
-    table = experiment.model_dump(exclude_unset=True) | {"gpus": (gpus,)}
-    if table.get("instances", (None,)) != (None,):
-        table["instances"] = (None,)
-    return Experiment(**table)
 
 
 def tune(
@@ -237,7 +108,7 @@ def tune(
             def work() -> None:
                 name = new_name()
                 with alive(study, name):
-                    _Worker(study, made, evaluation, name, place.storage is None, watch).work()
+                    Worker(study, made, evaluation, name, place.storage is None, watch).work()
 
             if pool is None:
                 work()
@@ -354,185 +225,3 @@ def _tell_difference(name: str, before: str, asked: str) -> None:
                 f"the study {name} asks something else: it has {old!r} where this has {new!r}; "
                 "choose another folder (--out) or another name (--study)",
             )
-
-
-class _Worker:
-    """One process's work on a study."""
-
-    def __init__(
-        self,
-        study: Study,
-        made: Tuning,
-        evaluation: Evaluation,
-        name: str,
-        alone: bool,
-        progress: Watch | None,
-    ) -> None:
-        self._study = study
-        self._made = made
-        self._evaluation = evaluation
-        self._name = name
-        self._alone = alone  # all processes of the study share the folder
-        self._progress = progress
-        self._began_s = time.monotonic()
-
-    def work(self) -> None:
-        """Trial after trial until nothing is left to do."""
-        while (trial := self._next()) is not None:
-            self._evaluate(trial)
-            if self._progress is not None:
-                trials = self._study.get_trials(deepcopy=False)
-                self._progress(
-                    TuneProgress(
-                        len(counted(trials)),
-                        self._made.settings.trials,
-                        sum(t.user_attrs.get("requests", 0) for t in trials),
-                        best_of(trials, self._made.aim),
-                    )
-                )
-
-    def _next(self) -> Trial | None:
-        """A trial that was cut, or a new one; None: enough."""
-        with one_at_a_time(self._evaluation.folder):
-            for cut in cut_trials(self._study, unsigned=self._alone):
-                wait_again(self._study, cut)
-            trials = self._study.get_trials(deepcopy=False)
-            waiting = any(trial.state is TrialState.WAITING for trial in trials)
-            begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
-            goes_on = waiting and any(
-                trial.state is TrialState.WAITING and noted(trial, OWNER) for trial in trials
-            )
-            if not goes_on and (self._spent(begun) or self._exhausted()):
-                return None
-            stuck = not waiting and known_in_a_row(begun) >= _STUCK
-            if stuck and not self._queue_untried(trials):
-                return None
-            trial = self._study.ask()
-            note(trial, OWNER, self._name)
-            return trial
-
-    def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
-        settings = self._made.settings
-        tried = counted(begun)
-        infeasible = len(begun) - len(tried)
-        if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
-            return True
-        requests = sum(trial.user_attrs.get("requests", 0) for trial in begun)
-        if settings.max_requests is not None and requests >= settings.max_requests:
-            return True
-        spent_s = time.monotonic() - self._began_s
-        return settings.max_time_s is not None and spent_s >= settings.max_time_s
-
-    def _exhausted(self) -> bool:
-        sampler = self._study.sampler
-        assert isinstance(sampler, ByNumber)
-        return sampler.exhausted(self._study)
-
-    def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
-        tried = [key for trial in trials if (key := noted(trial, KEY)) is not None]
-        rng = np.random.default_rng((self._made.settings.sampler_seed, len(trials)))
-        untried = self._made.space.untried(tried, rng)
-        if untried is None:
-            return False
-        self._study.enqueue_trial(dict(untried))
-        return True
-
-    def _evaluate(self, trial: Trial) -> None:
-        configuration = self._made.space.suggest(trial)
-        note(trial, CONFIGURATION, dict(configuration))
-        same = claim(self._study, trial, key_of(configuration))
-        if same is not None:
-            trial.set_user_attr(SAME_AS, same.number)
-            self._tell_again(trial, same)
-            return
-        try:
-            runs = self._evaluation.runs_of(configuration)
-        except InfeasibleError as error:
-            trial.set_user_attr("infeasible", str(error))
-            self._study.tell(trial, state=TrialState.PRUNED)
-            return
-        # Without itself: it may have been cut between its pace and its end.
-        trials = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
-        try:
-            worth = self._evaluation.worth(
-                runs,
-                trial=trial.number,
-                pace=self._pace(trials, gpus_of(runs.spec)),
-                fewest_gpus=self._fewest_gpus(trials),
-                report=self._reporter(trial),
-            )
-        except NotDoneError:
-            raise  # the trial is cut, and nothing is known of it
-        except SloBenchError as error:
-            self._evaluation.servers.stop()
-            trial.set_user_attr("failed", str(error))
-            trial.set_user_attr("requests", runs.requests)
-            self._study.tell(trial, state=TrialState.FAIL)
-            return
-        trial.set_user_attr("requests", runs.requests)
-        trial.set_user_attr("wall_s", round(runs.wall_s, 3))
-        self._tell(trial, worth)
-
-    def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
-        """Tells Optuna of a value on the way; it says whether to prune."""
-        if self._made.aim.single is None:
-            return lambda step, value: False
-
-        known = trial.storage.get_trial(trial._trial_id).intermediate_values
-        last = max(known, default=-1)  # it was cut after that
-
-        def report(step: int, value: float) -> bool:
-            if step not in known:
-                trial.report(value, step)
-            return self._made.aim.names != (CAPACITY,) and step >= last and trial.should_prune()
-
-        return report
-
-    def _tell(self, trial: Trial, worth: Worth) -> None:
-        for name, value in worth.figures.items():
-            trial.set_user_attr(name, value)
-        if worth.pace is not None:
-            note(trial, PACE, worth.pace.plain())
-        if self._made.aim.must_attain and not worth.lost:
-            trial.set_constraint("attainment", worth.missed)
-        if worth.lost:
-            trial.set_user_attr("lost", True)
-        if any(map(math.isnan, worth.values)):
-            trial.set_user_attr("failed", "an objective has no value: nothing was served")
-            self._study.tell(trial, state=TrialState.FAIL)
-            return
-        note(trial, VALUES, list(worth.values))
-        kind = SAMPLERS[self._made.settings.sampler]
-        single = self._made.aim.single is not None
-        if worth.lost and single and kind.learns_from_pruned:
-            self._study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self._study.tell(trial, list(worth.values))
-
-    def _tell_again(self, trial: Trial, same: FrozenTrial) -> None:
-        for step, value in same.intermediate_values.items():
-            trial.report(value, step)
-        for name, value in same.constraints.items():
-            trial.set_constraint(name, value)
-        if same.state is TrialState.COMPLETE:
-            assert same.values is not None
-            self._study.tell(trial, same.values)
-        else:  # of one that is under way nothing is known yet
-            ended = same.state.is_finished()
-            self._study.tell(trial, state=same.state if ended else TrialState.PRUNED)
-
-    def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
-        """What a configuration on so many GPUs must beat in capacity to be of any use."""
-        if set(self._made.aim.names) - {CAPACITY, COST}:
-            return None  # a lower capacity may be worth it
-        return rivals_pace(trials, gpus)
-
-    def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
-        if self._made.aim.names != (COST,):
-            return None
-        met = [
-            trial.user_attrs["gpus"]
-            for trial in evaluated(trials)
-            if trial.state is TrialState.COMPLETE and max(trial.constraints.values()) <= 0
-        ]
-        return min(met, default=None)
