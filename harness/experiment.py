@@ -16,7 +16,7 @@ from ..workloads.errors import SloBenchError, UnknownNameError
 from .machine import cores
 from .plan import Plan, plan
 from .schema import SIMULATED, ExperimentSchema
-from .store import RunFolder, open_run_folder, read_rows
+from .store import CHECKSUMS, RunFolder, check_files, open_run_folder, read_rows
 from .workers import CellDone, CellProgress, Event, Executor, SideBySide
 
 if TYPE_CHECKING:
@@ -181,6 +181,9 @@ class RunResult:
     def _details(self, kind: str, cell: str) -> pd.DataFrame:
         import pandas as pd
 
+        for row in self.rows():
+            if row["cell"] == cell:
+                check_files(self.folder, cell, row.get(CHECKSUMS))
         text = self.folder / kind / f"{cell}.csv.gz"
         if text.is_file():
             return pd.read_csv(text)
@@ -210,9 +213,15 @@ def new_folder(name: str, under: Path = Path("runs")) -> Path:
     return next(path for path in candidates() if not path.exists())
 
 
-def environment(planned: Plan, command: Sequence[str]) -> dict[str, object]:
-    """What a reader must know to judge or repeat the run, beside the experiment itself."""
+def environment(
+    planned: Plan, command: Sequence[str], results: str | None = None
+) -> dict[str, object]:
+    """What a reader must know to judge or repeat the run, beside the experiment itself.
+
+    `results` is a file that the folder has besides those of every run.
+    """
     return {
+        **({} if results is None else {"results": results}),
         "slo_bench": _version("slo-bench"),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ..predictors.profiles.profile import read_parquet
 from ..workloads.errors import FileFormatError, SloBenchError
 from ..workloads.parsing import parse_json
-from .store import read_rows
+from .store import CHECKSUMS, check_files, read_rows
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -259,6 +259,7 @@ def _from_run_folder(path: Path, cell: str | None) -> RealLog:
     chosen = next(iter(rows)) if cell is None else cell
     if chosen not in rows:
         raise SloBenchError(f"{path} has no cell {chosen!r}; it has {', '.join(rows)}")
+    check_files(path, chosen, rows[chosen].get(CHECKSUMS))
     found = read_cell(path, chosen)
     if meta_path(path, chosen).is_file():
         return found

@@ -8,7 +8,8 @@
     mechanism/<cell>.csv.gz  the same of instances or models apart, and what befell them
     mispredictions/<cell>.jsonl  lengths to retrain a predictor on, where a policy watched any
 
-A cell counts as finished once its row is in `cells.csv`; its details are on disk before that.
+A cell counts as finished once its row is in `cells.csv`; its details are on disk before that. The
+row's last field, `checksums`, says what they, the experiment and the row itself are.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, sealed
 from ..workloads.csv_text import guarded, unguarded
 from ..workloads.errors import FileFormatError, SloBenchError
 from ..workloads.workload import Workload
@@ -46,7 +48,16 @@ Row = dict[str, Value]
 
 _UNFINISHED_SUFFIX = ".part"
 _FIRST_FIGURE = "requests"
-_LAST_COLUMN = "attainment_spread"
+CHECKSUMS = "checksums"
+_LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
+_DETAILS = (
+    "requests/*.csv.gz",
+    "requests/*.parquet",
+    "timelines/*.csv.gz",
+    "mechanism/*.csv.gz",
+    "mispredictions/*.jsonl",
+)
+EXPERIMENT, _ROW = "experiment.toml", "row"
 
 
 def request_columns(workload: Workload, records: Records, judged: Judged) -> dict[str, Column]:
@@ -211,7 +222,9 @@ class RunFolder:
 
     path: Path
     cells: Sequence[str]  # all there will be, in order
+    experiment_crc32: str
     finished: dict[str, Row] = field(default_factory=dict)
+    damaged: dict[str, FileFormatError] = field(default_factory=dict)  # cells that were finished
 
     @property
     def missing(self) -> list[str]:
@@ -224,7 +237,20 @@ class RunFolder:
 
     def add(self, cell: str, row: Row) -> None:
         """Count a cell as finished; its details must be on disk."""
-        self.finished[cell] = row
+        self.keep(cell, row)
+        self.write()
+
+    def keep(self, cell: str, row: Row) -> None:
+        """The same, but for the table, which is for `write` to put on disk."""
+        files = {name: self.path / name.replace("*", cell) for name in _DETAILS}
+        said = {EXPERIMENT: self.experiment_crc32}
+        said |= {name: crc32_of_file(file) for name, file in files.items() if file.is_file()}
+        said[_ROW] = crc32_of_fields((guarded(name), _text(row[name])) for name in row)
+        texts = (f"{name}={crc}" for name, crc in said.items())
+        self.finished[cell] = row | {CHECKSUMS: " ".join(texts)}
+
+    def write(self) -> None:
+        """Put the table of finished cells on disk."""
         write_rows(self.path / "cells.csv", self.rows())
 
 
@@ -248,7 +274,7 @@ def open_run_folder(
     made = _make(path)
     try:
         with _lock(path):
-            known = path / "experiment.toml"
+            known = path / EXPERIMENT
             for leftover in path.glob(f".{known.name}.*{_UNFINISHED_SUFFIX}"):
                 leftover.unlink()  # of a run that was killed before it had said what it is
             if any(path.iterdir()):
@@ -263,9 +289,11 @@ def open_run_folder(
                 _clear(path)  # of a run that was killed
             else:
                 write_whole(known, [experiment_toml.encode()])
-            folder = RunFolder(path, cells, _finished_rows(path, cells))
+            folder = RunFolder(path, cells, crc32_of_file(known))
+            folder.finished, folder.damaged = _finished_rows(path, cells)
             if folder.missing or not (path / "environment.json").is_file():
-                text = json.dumps(environment, indent=2, ensure_ascii=False) + "\n"
+                told = sealed(environment, known)
+                text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
                 write_whole(path / "environment.json", [text.encode()])
             try:
                 yield folder
@@ -332,12 +360,60 @@ def _same_experiment(path: Path, experiment_toml: str) -> None:
             )
 
 
-def _finished_rows(path: Path, cells: Sequence[str]) -> dict[str, Row]:
+def _finished_rows(
+    path: Path, cells: Sequence[str]
+) -> tuple[dict[str, Row], dict[str, FileFormatError]]:
+    """Rows of cells whose details are as they were written, and what is wrong with the others."""
     table = path / "cells.csv"
     if not table.is_file():
-        return {}
+        return {}, {}
     rows = {str(row["cell"]): row for row in read_rows(table)}
-    return {cell: rows[cell] for cell in cells if cell in rows}
+    finished, damaged = {}, {}
+    for cell in cells:
+        if cell not in rows:
+            continue
+        if CHECKSUMS not in rows[cell]:
+            raise FileFormatError(table, 1, f"has no column `{CHECKSUMS}`; begin in a new folder")
+        try:
+            check_files(path, cell, rows[cell][CHECKSUMS])
+            finished[cell] = rows[cell]
+        except FileFormatError as error:
+            damaged[cell] = error
+    return finished, damaged
+
+
+def check_files(folder: Path, cell: str, checksums: object) -> None:
+    """Hold a cell's files, and the experiment, against what its row says of them.
+
+    Raises:
+        FileFormatError: one is missing, damaged, or belongs to another run.
+    """
+    said = dict(one.split("=", 1) for one in str(checksums or "").split() if "=" in one)
+    for name in (EXPERIMENT, *_DETAILS):
+        path = folder / name.replace("*", cell)
+        if name in said and crc32_of_file(path) != said[name]:
+            raise FileFormatError(
+                path,
+                None,
+                f"does not go with the row of {cell} in cells.csv: one of them was damaged or is "
+                "of another run; run --resume makes the cell anew",
+            )
+
+
+def check_row(path: Path, line: int, names: Sequence[str], fields: Sequence[str]) -> None:
+    """Hold a row of `cells.csv`, as texts in the file, against its own checksum.
+
+    Raises:
+        FileFormatError: it was changed.
+    """
+    if CHECKSUMS not in names:
+        return
+    there = dict(zip(names, fields, strict=True))
+    said = there.pop(CHECKSUMS).rpartition(f" {_ROW}=")[2]
+    if said != crc32_of_fields(there.items()):
+        raise FileFormatError(
+            path, line, f"the row {CHANGED}; take the line out, and --resume makes its cell anew"
+        )
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
@@ -347,9 +423,10 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """
     identity = [name for row in rows for name in itertools.takewhile(_FIRST_FIGURE.__ne__, row)]
     columns = list(dict.fromkeys((*identity, *(name for row in rows for name in row))))
-    if _LAST_COLUMN in columns:
-        columns.remove(_LAST_COLUMN)
-        columns.append(_LAST_COLUMN)
+    for last in _LAST_COLUMNS:
+        if last in columns:
+            columns.remove(last)
+            columns.append(last)
     lines = _Lines()
     writer = csv.writer(lines, lineterminator="\n")
     writer.writerow(map(guarded, columns))
@@ -378,11 +455,14 @@ def read_rows(path: Path) -> list[Row]:
     """What `write_rows` wrote, with numbers as numbers; an empty field is None."""
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            table = list(csv.reader(file))
+            lines = list(file)
+        table = list(csv.reader(lines))
     except (OSError, UnicodeError, csv.Error) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if not table or "cell" not in table[0]:
         raise FileFormatError(path, 1, "has no column `cell`")
+    if not lines[-1].endswith("\n"):
+        raise FileFormatError(path, len(lines), "is cut off")
     at = table[0].index("cell")
     for number, fields in enumerate(table, start=1):
         if len(fields) != len(table[0]):
@@ -391,6 +471,8 @@ def read_rows(path: Path) -> list[Row]:
             )
         if not _is_plain(fields[at]):
             raise FileFormatError(path, number, f"cell must be a plain name but is {fields[at]!r}")
+        if number > 1:
+            check_row(path, number, table[0], fields)
     names = list(map(unguarded, table[0]))
     return [dict(zip(names, map(_value, fields), strict=True)) for fields in table[1:]]
 

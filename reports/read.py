@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ..harness.store import CHECKSUMS, EXPERIMENT, check_files, check_row
+from ..workloads.checksums import unsealed
 from ..workloads.csv_text import unguarded
 from ..workloads.errors import FileFormatError, SloBenchError
 from ..workloads.parsing import parse_json
@@ -106,12 +108,16 @@ def read_run(path: Path) -> RunFolder:
         raise SloBenchError(f"{path} is not a run folder: there is no such directory")
     if (told := not_a_run(path)) is not None:
         raise SloBenchError(told)
+    experiment_toml = _read_text(_existing(path / "experiment.toml"))
+    environment = _read_environment(_existing(path / "environment.json"))
+    if results := environment.get("results"):
+        _existing(path / str(results))
     cells, axes = _read_cells(_existing(path / "cells.csv"))
     return RunFolder(
         path=path,
         name=path.resolve().name,
-        experiment_toml=_read_text(_existing(path / "experiment.toml")),
-        environment=_read_environment(_existing(path / "environment.json")),
+        experiment_toml=experiment_toml,
+        environment=environment,
         cells=cells,
         axes=axes,
     )
@@ -202,8 +208,8 @@ def columns_in(path: Path) -> list[str]:
 
 def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     try:
-        raw = pd.read_csv(path, dtype="str", keep_default_na=False)
-        raw = raw.rename(columns=unguarded).map(unguarded)
+        written = pd.read_csv(path, dtype="str", keep_default_na=False)
+        raw = written.rename(columns=unguarded).map(unguarded)
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     names = list(raw.columns)
@@ -215,6 +221,8 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
     axes = tuple(c for c in names[: names.index("requests")] if c not in LEAD_COLUMNS)
     columns: dict[str, pd.Series[Any]] = {}
     for column in names:
+        if column == CHECKSUMS:
+            continue
         if column in TEXT_COLUMNS or column in axes or column == REASON_COLUMN:
             columns[column] = raw[column]
         elif column == "valid":
@@ -233,6 +241,11 @@ def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
         _refuse(path, raw, column, ~(cells[column] >= 0), "must be a number of at least 0")
     inside = cells["cell"].map(lambda stem: stem not in ("", ".", "..") and Path(stem).name == stem)
     _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
+    if CHECKSUMS in names:
+        for place, fields in enumerate(written.itertuples(index=False, name=None)):
+            check_row(path, place + 2, list(written.columns), fields)
+        for cell, checksums in zip(raw["cell"], raw[CHECKSUMS], strict=True):
+            check_files(path.parent, cell, checksums)
     return cells, axes
 
 
@@ -249,7 +262,7 @@ def _read_environment(path: Path) -> Mapping[str, Any]:
         raise FileFormatError(path, error.lineno, f"is not JSON: {error.msg}") from error
     if not isinstance(value, dict):
         raise FileFormatError(path, 1, "must hold a JSON object")
-    return value
+    return unsealed(path, value, path.with_name(EXPERIMENT))
 
 
 def _existing(path: Path) -> Path:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...workloads.checksums import crc32_of_file, sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from .distribution import DEFAULT_EDGES
@@ -16,6 +19,8 @@ CONFIG = "predictor.json"
 HEADS = ("softmax", "ordinal", "quantile")
 DEFAULT_BASE = "sentence-transformers/all-MiniLM-L6-v2"
 FORMAT = 3
+_MOST = 4096  # buckets, and rows of an adapter
+_MOST_TOKENS = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -68,9 +73,48 @@ class PredictorConfig:
         """Where the samples lie that it was made of."""
         return f"samples-{self.generation}.jsonl.gz"
 
+    def _check(self) -> None:
+        """Values that JSON may have and a predictor not.
+
+        Raises:
+            ValueError: there is one; says which.
+        """
+        shape, base, edges = self.shape, self.base, self.shape.edges
+        buckets = range(len(edges))
+        rules = {
+            "shape.head": shape.head in HEADS,
+            "shape.edges": all(map(_is_count, edges))
+            and edges[:1] == (0,)
+            and 2 <= len(edges) <= _MOST
+            and all(a < b for a, b in itertools.pairwise(edges)),
+            "shape.models": all(isinstance(name, str) for name in shape.models),
+            "shape.max_tokens": _is_count(shape.max_tokens) and shape.max_tokens > 0,
+            "shape.lora_r": _is_count(shape.lora_r) and 0 < shape.lora_r <= _MOST,
+            "base": all(isinstance(text, str) for text in vars(base).values()),
+            "labels": isinstance(self.labels, str),
+            "conformal_offset": _is_number(self.conformal_offset),
+            "words_share": _is_number(self.words_share) and 0 <= self.words_share <= 1,
+            "neighbours": _is_number(self.neighbours) and 0 <= self.neighbours <= 1,
+            "confusion": [len(row) for row in self.confusion] == [len(edges) for _ in buckets]
+            and all(_is_count(number) for row in self.confusion for number in row),
+            "training": isinstance(self.training, dict),
+            "generation": _is_count(self.generation),
+        }
+        for name, kept in rules.items():
+            if not kept:
+                raise ValueError(f"{name} has no sensible value")
+
+    @property
+    def _files(self) -> tuple[str, str]:
+        return self.weights_file, self.samples_file
+
     def save(self, folder: Path) -> None:
-        """Write it, whole or not at all; it comes last, so a folder with it is complete."""
-        plain = {"format": FORMAT, **dataclasses.asdict(self)}
+        """Write it, whole or not at all; it comes last, so a folder with it is complete.
+
+        With it goes what the checksums of the weights and of the samples are.
+        """
+        files = {name: crc32_of_file(folder / name) for name in self._files}
+        plain = sealed({"format": FORMAT, **dataclasses.asdict(self), "files": files})
         partial = folder / f".{CONFIG}.part"
         partial.write_text(json.dumps(plain, indent=1, ensure_ascii=False) + "\n", "utf-8")
         partial.replace(folder / CONFIG)
@@ -90,7 +134,7 @@ class PredictorConfig:
                 f"slo-bench predict-train DATA… --out {folder}"
             )
         try:
-            plain = parse_json(path.read_text("utf-8"))
+            plain = unsealed(path, parse_json(path.read_text("utf-8")))
             version = plain.pop("format")
             if version != FORMAT:
                 raise FileFormatError(path, None, f"format is {version}, this reads {FORMAT}")
@@ -99,6 +143,22 @@ class PredictorConfig:
                 shape[name] = tuple(shape[name])
             confusion = tuple(tuple(row) for row in plain.pop("confusion"))
             base = Base(**plain.pop("base"))
-            return cls(shape=Shape(**shape), base=base, confusion=confusion, **plain)
+            checksums = dict(plain.pop("files", {}))
+            found = cls(shape=Shape(**shape), base=base, confusion=confusion, **plain)
+            found._check()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileFormatError(path, None, f"no predictor's configuration: {error}") from error
+        for name in found._files:
+            if name in checksums and crc32_of_file(folder / name) != checksums[name]:
+                raise FileFormatError(
+                    folder / name, None, f"is not the file that {CONFIG} was written with"
+                )
+        return found
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < _MOST_TOKENS
+
+
+def _is_number(value: object) -> bool:
+    return _is_count(value) or (isinstance(value, float) and math.isfinite(value))

@@ -119,6 +119,8 @@ def put_weights(network: Network, path: Path) -> None:
         network.words = Words.of_tensors(words, numbers=numbers, buckets=len(shape.edges))
     except ValueError as error:
         raise FileFormatError(path, None, str(error)) from error
+    if not all(bool(torch.isfinite(weight).all()) for weight in found.values()):
+        raise FileFormatError(path, None, "a weight is no number")
     with torch.no_grad():
         for name, weight in wanted.items():
             weight.copy_(found[name])

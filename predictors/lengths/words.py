@@ -21,6 +21,7 @@ _FEWEST = 2  # prompts that a token or pair must stand in
 _LOOSENESS = 2.0  # inverse of what weights are punished with
 _ABSENT = -14.0  # log odds of buckets that no answer fell into
 _PAIR = 1 << 24  # more than any vocabulary has: a pair's key is first · this + second
+_MOST = 1e9  # of a weight
 PREFIX = "words/"  # of its tensors' names
 
 
@@ -100,6 +101,11 @@ class Words:
         }
         if not terms or {n: (v.shape, v.dtype.name) for n, v in found.items()} != wanted:
             raise ValueError("the words are of another network than predictor.json")
+        numbers_of = (found["rarity"], found["weights"], found["bias"])
+        if not all((np.abs(values) < _MOST).all() for values in numbers_of):
+            raise ValueError("the words have weights that nobody learns")
+        if not (np.diff(found["keys"]) > 0).all():
+            raise ValueError("the words do not rise")
         return cls(**found)
 
 

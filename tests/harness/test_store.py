@@ -30,7 +30,9 @@ def opened(path, *, toml=TOML, resume=False, cells=("a", "b", "c")):
 
 
 def table(path):
-    return (path / "cells.csv").read_text()
+    """The figures, without the checksums behind them."""
+    lines = (path / "cells.csv").read_text().splitlines(keepends=True)
+    return "".join(line.rpartition(",")[0] + "\n" for line in lines)
 
 
 def test_rows_stand_in_the_order_of_the_experiment(tmp_path):

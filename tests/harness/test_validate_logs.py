@@ -159,5 +159,5 @@ def test_our_own_runs_are_logs(tmp_path, records):
     file = next((run / "requests").glob(f"{rows[1]['cell']}.*"))
     assert read_log(file).last_s == pytest.approx(log.last_s)
     file.unlink()
-    with pytest.raises(FileFormatError, match="keeps no requests"):
+    with pytest.raises(FileFormatError, match="is missing"):
         read_log(run, str(rows[1]["cell"]))

@@ -23,6 +23,8 @@ NEEDED = "learnt predictors need the extra torch (torch, transformers, peft, sci
 for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
     pytest.importorskip(module, reason=NEEDED)
 
+from safetensors.torch import load, save  # noqa: E402
+
 from slo_bench.predictors.lengths.predictor import Prompt, TrainedPredictor  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
 
@@ -178,6 +180,7 @@ def test_it_moves_with_its_base(trained, base, tmp_path):
     shutil.copytree(trained, moved)
     kept = json.loads((moved / "predictor.json").read_text())
     kept["base"]["name"] = "/nowhere/model"
+    del kept["crc32"]  # by hand
     (moved / "predictor.json").write_text(json.dumps(kept))
     with pytest.raises(SloBenchError, match="there is no model in /nowhere/model"):
         TrainedPredictor.load(moved)
@@ -194,15 +197,63 @@ def test_another_base_is_refused(trained, tmp_path):
         TrainedPredictor.load(trained, base=str(other))
 
 
-def test_damaged_files(trained, tmp_path):
+def flip(data):
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[: len(data) // 2], lambda data: b"", flip, lambda data: None],
+    ids=["half", "empty", "flipped", "gone"],
+)
+@pytest.mark.parametrize("name", ["predictor.json", "samples-0.jsonl.gz", "weights-0.safetensors"])
+def test_a_damaged_file_is_named(trained, tmp_path, name, damage):
     damaged = tmp_path / "damaged"
     shutil.copytree(trained, damaged)
-    (damaged / "weights-0.safetensors").write_bytes(b"no weights")
-    with pytest.raises(SloBenchError, match="the weights cannot be read"):
+    content = damage((damaged / name).read_bytes())
+    (damaged / name).unlink()
+    if content is not None:
+        (damaged / name).write_bytes(content)
+    with pytest.raises(SloBenchError, match=name):
         TrainedPredictor.load(damaged)
-    (damaged / "predictor.json").write_text("{}")
+
+
+def test_files_of_other_predictors(trained, tmp_path):
+    """Whole and of the same shape, but trained otherwise."""
+    mixed = tmp_path / "mixed"
+    shutil.copytree(trained, mixed)
+    weights = mixed / "weights-0.safetensors"
+    tensors = {name: 2 * tensor for name, tensor in load(weights.read_bytes()).items()}
+    weights.write_bytes(save(tensors))
+    with pytest.raises(SloBenchError, match=r"is not the file that predictor\.json .*weights-0"):
+        PredictorConfig.load(mixed)
+
+
+def test_what_was_written_by_hand_is_checked_too(trained, tmp_path):
+    by_hand = tmp_path / "by-hand"
+    shutil.copytree(trained, by_hand)
+    kept = json.loads((by_hand / "predictor.json").read_text())
+    del kept["crc32"], kept["files"]
+    (by_hand / "predictor.json").write_text(json.dumps(kept))
+    weights = by_hand / "weights-0.safetensors"
+    tensors = load(weights.read_bytes())
+    weights.write_bytes(b"no weights")
+    with pytest.raises(SloBenchError, match="the weights cannot be read"):
+        TrainedPredictor.load(by_hand)
+    for name, problem in (("words/bias", "nobody learns"), ("top.0.bias", "is no number")):
+        broken = {n: t.clone() for n, t in tensors.items()}
+        broken[name][0] = float("nan")
+        weights.write_bytes(save(broken))
+        with pytest.raises(SloBenchError, match=problem):
+            TrainedPredictor.load(by_hand)
+    for name, value in (("labels", 7), ("words_share", 1e400), ("generation", -1)):
+        (by_hand / "predictor.json").write_text(json.dumps({**kept, name: value}))
+        with pytest.raises(SloBenchError, match=f"{name} has no sensible value"):
+            PredictorConfig.load(by_hand)
+    (by_hand / "predictor.json").write_text("{}")
     with pytest.raises(SloBenchError, match="no predictor's configuration"):
-        PredictorConfig.load(damaged)
+        PredictorConfig.load(by_hand)
     with pytest.raises(SloBenchError, match="there is no predictor in"):
         PredictorConfig.load(tmp_path)
 

@@ -108,7 +108,7 @@ def search_capacity(
         folder,
         cells=cells,
         experiment_toml=planned.resolved.to_toml(),
-        environment=environment(planned, command),
+        environment=environment(planned, command, FILE),
         resume=resume,
     ) as held:
         memory = Memory(

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...harness.store import Row, RunFolder, Value, read_rows, write_whole
+from ...harness.store import EXPERIMENT, Row, RunFolder, Value, read_rows, write_whole
+from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from .cells import search_of
@@ -118,6 +119,8 @@ class Memory:
             SloBenchError: it was asked something else.
         """
         path = self.held.path / FILE
+        for problem in self.held.damaged.values():
+            raise problem
         if not path.is_file():
             return
         kept = _read(path)
@@ -134,6 +137,9 @@ class Memory:
         for search in kept["searches"]:
             self.samples[search["search"]] = [_sample(run) for run in search["runs"]]
             self.neighbours[search["search"]] = tuple(search["neighbours"])
+        if sum(map(len, self.samples.values())) > len(self.held.finished):
+            table = self.held.path / "cells.csv"
+            raise FileFormatError(table, None, f"lacks rows of runs that {FILE} has")
 
     def remembering(self, name: str, runner: LevelRunner) -> LevelRunner:
         """The runner, but for runs that are known."""
@@ -148,7 +154,7 @@ class Memory:
         with self._lock:
             if cell not in self.cells:
                 self.cells.append(cell)
-            self.held.finished[cell] = row
+            self.held.keep(cell, row)
 
     def keep_found(self, found: Found) -> None:
         """A search has ended."""
@@ -172,8 +178,7 @@ class Memory:
             return
         place = {name: number for number, name in enumerate(self.samples)}
         self.cells.sort(key=lambda cell: place.get(search_of(cell), len(place)))
-        last = next(reversed(self.held.finished))
-        self.held.add(last, self.held.finished[last])
+        self.held.write()
         kept = {
             "targets": list(self.asked.targets),
             "tolerance": self.asked.tolerance,
@@ -189,7 +194,9 @@ class Memory:
                 if name in self.neighbours
             ],
         }
-        write_whole(self.held.path / FILE, [json.dumps(kept, allow_nan=False).encode()])
+        asked = self.held.path / EXPERIMENT
+        text = json.dumps(sealed(kept, asked), allow_nan=False)
+        write_whole(self.held.path / FILE, [text.encode()])
         self.written_s = time.monotonic()
 
 
@@ -238,7 +245,7 @@ def _read(path: Path) -> dict[str, Any]:
         isinstance(one, dict) and _are_rows(one.get("found") or []) for one in searches
     ):
         raise FileFormatError(path, None, "is not what a capacity search writes")
-    return kept
+    return unsealed(path, kept, path.with_name(EXPERIMENT))
 
 
 def _are_rows(found: object) -> bool:

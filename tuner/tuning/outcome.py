@@ -16,6 +16,7 @@ from ...harness.schema import SIMULATED
 from ...harness.store import write_whole
 from ...harness.systems import system
 from ...harness.workers import Pool
+from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from .claims import one_at_a_time
@@ -26,6 +27,7 @@ from .settings import TuneSettings
 from .space import Space
 
 FILE = "tune.json"
+ASKED = "tune.toml"
 _SERVERS = ("vllm", "sglang", "paged")
 
 
@@ -123,7 +125,8 @@ def concluded(
                 pool=pool if where.backend == SIMULATED else None,
             )
         outcome = Outcome(folder, experiment, settings, found, tuple(winners), tuple(confirmed))
-        text = json.dumps(_finite(outcome.plain()), allow_nan=False, ensure_ascii=False, indent=1)
+        plain = sealed(_finite(outcome.plain()), folder / ASKED)
+        text = json.dumps(plain, allow_nan=False, ensure_ascii=False, indent=1)
         write_whole(folder / FILE, [text.encode(), b"\n"])
     return outcome
 
@@ -217,4 +220,4 @@ def read_tuning(folder: Path) -> dict[str, Any] | None:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if not isinstance(kept, dict) or "trials" not in kept:
         raise FileFormatError(path, None, "is not what a tuning run writes")
-    return kept
+    return unsealed(path, kept, folder / ASKED)

@@ -1,6 +1,7 @@
 """Runs of configurations, kept on disk as they end, so that none is ever made twice.
 
-runs/<key>.jsonl   one line for each run of the configuration of that key
+runs/<key>.jsonl   one line for each run of the configuration of that key, with its checksum and
+                   that of what the configuration is
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from typing import Any, TypeGuard
 from ...harness.cells import CellSpec
 from ...harness.store import Row
 from ...harness.workers import Pool
+from ...workloads.checksums import crc32_of, sealed, unsealed
+from ...workloads.errors import FileFormatError
+from ...workloads.parsing import parse_json
 from ..capacity.cells import CellRunner, Server
 from ..capacity.elsewhere import Foreseen
 from ..capacity.samples import LevelSample
@@ -24,6 +28,7 @@ from .storage import cut_half_a_line
 
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
 Made = tuple[LevelSample, Row]
+_CELL = "cell_crc32"
 _TUPLES = ("batch_met", "batch_requests", "backlog")
 
 
@@ -55,7 +60,8 @@ class Runs:
         self._elsewhere: Foreseen[Made] | None = (
             None if pool is None else Foreseen(lambda *run: pool.begin(quickly, plain, *run))
         )
-        for line in _lines(self.path):
+        self._cell = crc32_of(json.dumps(plain, sort_keys=True, default=str).encode())
+        for line in _lines(self.path, self._cell):
             sample = {**line["sample"], **{name: tuple(line["sample"][name]) for name in _TUPLES}}
             run = Run(LevelSample(**sample), line["figures"])
             self._known[line["rate_rps"], line["seed"], line["requests"]] = run
@@ -93,8 +99,9 @@ class Runs:
         else:
             sample, row = _make(self.spec, self.server(), rate_rps, seed, requests, self.ended)
         figures = {name: value for name, value in row.items() if _is_figure(value)}
-        line = {"rate_rps": rate_rps, "seed": seed, "requests": requests}
-        text = json.dumps({**line, "sample": vars(sample), "figures": figures}, allow_nan=False)
+        line: dict[str, Any] = {"rate_rps": rate_rps, "seed": seed, "requests": requests}
+        line |= {"sample": vars(sample), "figures": figures, _CELL: self._cell}
+        text = json.dumps(sealed(line), allow_nan=False)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with self.path.open("a", encoding="utf-8") as file:
             file.write(text + "\n")
@@ -123,10 +130,24 @@ def _is_figure(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    """All whole lines; the last is torn where a process was killed as it wrote."""
+def _lines(path: Path, cell: str) -> list[dict[str, Any]]:
+    """All whole lines; the last is torn where a process was killed as it wrote.
+
+    Raises:
+        FileFormatError: one was damaged, or is of another configuration than `cell` says.
+    """
     if not path.is_file():
         return []
     with path.open("r+b") as file:
         cut_half_a_line(file)
-        return [json.loads(line) for line in file]
+        return [_line(path, number, line, cell) for number, line in enumerate(file, start=1)]
+
+
+def _line(path: Path, number: int, text: bytes, cell: str) -> dict[str, Any]:
+    try:
+        line = parse_json(text.decode())
+    except ValueError as error:
+        raise FileFormatError(path, number, f"is not JSON: {error}") from error
+    if not isinstance(line, dict) or unsealed(path, line).get(_CELL) != cell:
+        raise FileFormatError(path, number, "is no run of this configuration")
+    return line

@@ -124,6 +124,8 @@ def load(path: Path) -> tuple[Experiment, TuneSettings]:
         FileFormatError: the file cannot be read, or says something wrong (with its line).
     """
     read, text = read_toml(path)
+    if not read:
+        raise FileFormatError(path, None, "says nothing")
     table: dict[str, Any] = dict(read)
     tuned = table.pop(TABLE, {})
     if not isinstance(tuned, Mapping):

@@ -1,13 +1,16 @@
-"""What the torch engine reads: model folders, KV in files, messages of its workers."""
+"""What torch computes with: model folders, KV in files, messages of workers, predictors."""
 
 from __future__ import annotations
 
 import io
 import json
 import shutil
+import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
+import transformers
 
 from slo_bench.harness.engines.paged.batch import Chunk
 from slo_bench.harness.engines.paged.checkpoint import Checkpoint
@@ -17,6 +20,12 @@ from slo_bench.harness.engines.paged.load import load_decoder
 from slo_bench.harness.engines.paged.tiers import TierFolder, Tiers, UnitShape
 from slo_bench.harness.engines.paged.tiny import make_tiny
 from slo_bench.harness.engines.paged.wire import loaded
+from slo_bench.predictors.lengths.config import CONFIG, Base, PredictorConfig, Shape
+from slo_bench.predictors.lengths.heads import HEADS
+from slo_bench.predictors.lengths.network import SIZES, Encoded, Network
+from slo_bench.predictors.lengths.predictor import put_weights
+from slo_bench.predictors.lengths.train import save_weights
+from slo_bench.predictors.lengths.words import Words
 
 from .target import Target, beside, from_file
 
@@ -29,6 +38,9 @@ _BERT = {
     "vocab_size": 16,
     "max_position_embeddings": 16,
 }
+_ENCODED = Encoded(
+    [[1, 2, 3], [1, 2, 4]], None, np.array([0, 1]), np.zeros((2, SIZES + 1), dtype=np.float32)
+)
 _SHAPE = UnitShape(1, 1, 1, 2, 2, torch.float32)
 
 
@@ -56,6 +68,41 @@ def targets(folder: Path) -> list[Target]:
         beside(store, store / "about.json", _opened, "a KV store"),
         Target("unit of a KV store", [bytes(_SHAPE.size_bytes)], _unit(store)),
         Target("message of a worker", [said.getvalue()], loaded),
+        *_predictor(folder / "predictor"),
+    ]
+
+
+def _predictor(folder: Path) -> list[Target]:
+    """Its configuration as if written by hand, for a checksum would end every try; its weights."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shape = Shape(edges=(0, 8, 16), models=("m",), lora_r=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # between peft and transformers
+        network = Network(transformers.BertModel(transformers.BertConfig(**_BERT)), shape)
+    fitted = Words.fit(_ENCODED, np.array([0, 1]), 3)
+    config = PredictorConfig(
+        shape, Base("b", "", ""), "words", 0.0, 0.1, 0.5, ((1, 0, 0),) * 3, {"rows": {}}
+    )
+    save_weights(network.trained(), fitted, folder / config.weights_file)
+    (folder / config.samples_file).write_bytes(b"")
+    config.save(folder)
+    plain = json.loads((folder / CONFIG).read_text())
+    del plain["crc32"], plain["files"]
+    (folder / CONFIG).write_text(json.dumps(plain))
+
+    def configured(path: Path) -> object:
+        found = PredictorConfig.load(path).shape
+        head = HEADS[found.head](found.edges)
+        return head.lengths(torch.zeros(1, head.outputs)).buckets()
+
+    def weighed(path: Path) -> object:
+        put_weights(network, path / config.weights_file)
+        assert network.words is not None
+        return network.words.probabilities(_ENCODED)
+
+    return [
+        beside(folder, folder / CONFIG, configured, "a predictor"),
+        beside(folder, folder / config.weights_file, weighed, "a predictor"),
     ]
 
 

@@ -1,0 +1,75 @@
+"""Checksums by which files and tables say whether they are still what was written.
+
+CRC-32 finds damage and mix-ups; it is no protection against somebody who means to deceive. What
+carries no checksum, because somebody wrote it by hand, is taken as it is.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import FileFormatError
+
+FIELD = "crc32"
+_ASKED = "asked_crc32"
+CHANGED = "is not what was written: it was damaged or changed since"
+_AT_ONCE_BYTES = 1 << 20
+
+
+def crc32_of(data: bytes) -> str:
+    """Eight hexadecimal digits."""
+    return f"{zlib.crc32(data):08x}"
+
+
+def crc32_of_file(path: Path) -> str:
+    """The same of a file's bytes.
+
+    Raises:
+        FileFormatError: it is missing or cannot be read.
+    """
+    found = 0
+    try:
+        with path.open("rb") as file:
+            while block := file.read(_AT_ONCE_BYTES):
+                found = zlib.crc32(block, found)
+    except FileNotFoundError as error:
+        raise FileFormatError(path, None, "is missing") from error
+    except OSError as error:
+        raise FileFormatError(path, None, f"cannot be read: {error.strerror or error}") from error
+    return f"{found:08x}"
+
+
+def crc32_of_fields(fields: Iterable[tuple[str, str]]) -> str:
+    """Of a table's row as (column, text), whatever the order; empty fields do not count."""
+    return crc32_of("\n".join(sorted(f"{name}={text}" for name, text in fields if text)).encode())
+
+
+def sealed(plain: Mapping[str, Any], asked: Path | None = None) -> dict[str, Any]:
+    """What goes into a JSON file: with the checksum of the file that says what was `asked`, if it
+    answers one, and its own.
+    """
+    whole = {**plain} if asked is None else {**plain, _ASKED: crc32_of_file(asked)}
+    return {**whole, FIELD: _of_json(whole)}
+
+
+def unsealed(path: Path, plain: dict[str, Any], asked: Path | None = None) -> dict[str, Any]:
+    """What `sealed` was given, once it was read from `path`.
+
+    Raises:
+        FileFormatError: it is something else, or answers something else.
+    """
+    said = plain.pop(FIELD, None)
+    if said is not None and said != _of_json(plain):
+        raise FileFormatError(path, None, CHANGED)
+    answers = plain.pop(_ASKED, None)
+    if answers is not None and asked is not None and answers != crc32_of_file(asked):
+        raise FileFormatError(path, None, f"does not belong to the {asked.name} beside it")
+    return plain
+
+
+def _of_json(plain: Mapping[str, Any]) -> str:
+    return crc32_of(json.dumps(plain, sort_keys=True).encode())
