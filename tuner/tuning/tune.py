@@ -27,6 +27,7 @@ from .claims import alive, new_name, one_at_a_time
 from .confirm import Confirming
 from .evaluate import Evaluation
 from .found import found_in
+from .outcome import ASKED as ASKED_FILE
 from .outcome import Outcome, concluded
 from .place import FILE as PLACE_FILE
 from .place import Place, place_of, within_reach
@@ -38,7 +39,6 @@ from .settings import TuneSettings, text_of
 from .storage import JOURNAL, opened, quiet
 from .worker import TuneProgress, Watch, Worker
 
-ASKED_FILE = "tune.toml"
 _ASKED = "asked"
 _SETTING_UP_S = 10.0  # whoever made a study and has not set it up after that is gone
 _MEDIAN_STARTUP = 5
