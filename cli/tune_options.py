@@ -224,8 +224,8 @@ def asked_of(given: Mapping[str, Any], system: str | None) -> tuple[Experiment, 
         SloBenchError: they contradict each other, or make no experiment.
     """
     from ..harness.experiment import Experiment
+    from ..tuner.tuning.outcome import ASKED_FILE
     from ..tuner.tuning.settings import TuneSettings, load
-    from ..tuner.tuning.tune import ASKED_FILE
     from .asked import changed_experiment
 
     out = given.get("out")

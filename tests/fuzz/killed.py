@@ -36,9 +36,10 @@ from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.capacity.memory import FILE, Asked
 from slo_bench.tuner.tuning import outcome as tuned
 from slo_bench.tuner.tuning.found import OWNER
+from slo_bench.tuner.tuning.outcome import ASKED_FILE
 from slo_bench.tuner.tuning.settings import TuneSettings
 from slo_bench.tuner.tuning.storage import JOURNAL, open_storage, quiet
-from slo_bench.tuner.tuning.tune import ASKED_FILE, tune
+from slo_bench.tuner.tuning.tune import tune
 
 Attempt = Callable[[Path, bool], None]  # folder, resume
 Hit = Callable[[int], int | None]

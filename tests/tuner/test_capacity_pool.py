@@ -27,7 +27,11 @@ def files(folder):
 
 def timeless(plain):
     if isinstance(plain, dict):
-        return {name: timeless(value) for name, value in plain.items() if name != "wall_s"}
+        return {
+            name: timeless(value)
+            for name, value in plain.items()
+            if name not in ("wall_s", "crc32")
+        }
     return list(map(timeless, plain)) if isinstance(plain, list) else plain
 
 

@@ -27,7 +27,7 @@ from .settings import TuneSettings
 from .space import Space
 
 FILE = "tune.json"
-ASKED = "tune.toml"
+ASKED_FILE = "tune.toml"
 _SERVERS = ("vllm", "sglang", "paged")
 
 
@@ -125,7 +125,7 @@ def concluded(
                 pool=pool if where.backend == SIMULATED else None,
             )
         outcome = Outcome(folder, experiment, settings, found, tuple(winners), tuple(confirmed))
-        plain = sealed(_finite(outcome.plain()), folder / ASKED)
+        plain = sealed(_finite(outcome.plain()), folder / ASKED_FILE)
         text = json.dumps(plain, allow_nan=False, ensure_ascii=False, indent=1)
         write_whole(folder / FILE, [text.encode(), b"\n"])
     return outcome
@@ -220,4 +220,4 @@ def read_tuning(folder: Path) -> dict[str, Any] | None:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if not isinstance(kept, dict) or "trials" not in kept:
         raise FileFormatError(path, None, "is not what a tuning run writes")
-    return unsealed(path, kept, folder / ASKED)
+    return unsealed(path, kept, folder / ASKED_FILE)

@@ -27,8 +27,7 @@ from .claims import alive, new_name, one_at_a_time
 from .confirm import Confirming
 from .evaluate import Evaluation
 from .found import found_in
-from .outcome import ASKED as ASKED_FILE
-from .outcome import Outcome, concluded
+from .outcome import ASKED_FILE, Outcome, concluded
 from .place import FILE as PLACE_FILE
 from .place import Place, place_of, within_reach
 from .prepare import Tuning, prepared
