@@ -147,7 +147,8 @@ def test_a_lesson_of_which_nothing_comes_harms_nobody(follower, folder, monkeypa
     tell(one, drifted(30))
     one.settle(PATIENCE_S)
     assert one.failures == 1
-    assert "is missing" in said[0] and one.config.samples_file in said[0]
+    assert "is missing" in said[0]
+    assert one.config.samples_file in said[0]
     assert len(read_queue(folder / QUEUE)) == 30
     tell(one, drifted(1))
 
