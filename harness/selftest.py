@@ -19,6 +19,7 @@ from .core.records import Outcome
 from .engines.over_http.endpoint import Endpoint
 from .engines.over_http.heads import REQUEST_ID
 from .engines.over_http.options import HttpOptions
+from .engines.over_http.validity import quantile
 from .mock_server import MockConfig, serving_apart
 from .mock_server.service import Truth
 
@@ -161,11 +162,11 @@ def _level(rate_rps: float, tokens: int, found: HttpResult, truths: dict[int, Tr
         tokens=tokens,
         processes=client.processes,
         finished=len(whole),
-        ttft_error_p50_s=_quantile(ttft_error_s, 0.5),
-        ttft_error_p99_s=_quantile(ttft_error_s, 0.99),
-        arrival_error_p50_s=_quantile(late_s + sent_late_s, 0.5),
-        token_error_p50_s=_quantile(token_error_s, 0.5),
-        token_error_p99_s=_quantile(token_error_s, 0.99),
+        ttft_error_p50_s=quantile(ttft_error_s, 0.5),
+        ttft_error_p99_s=quantile(ttft_error_s, 0.99),
+        arrival_error_p50_s=quantile(late_s + sent_late_s, 0.5),
+        token_error_p50_s=quantile(token_error_s, 0.5),
+        token_error_p99_s=quantile(token_error_s, 0.99),
         late_p50_s=client.late_p50_s,
         late_p99_s=client.late_p99_s,
         lag_p99_s=client.lag_p99_s,
@@ -198,7 +199,3 @@ def _problem(level: Level) -> str | None:
     if level.ttft_error_p99_s > TTFT_P99_LIMIT_S:
         return f"TTFT is {level.ttft_error_p99_s * 1e3:.1f} ms too long at p99"
     return None
-
-
-def _quantile(values: Floats, q: float) -> float:
-    return float(np.quantile(values, q)) if len(values) else float("nan")

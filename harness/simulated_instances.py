@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from ..predictors.placement import Placement
 from ..predictors.staged import StagedStepTime
@@ -25,6 +26,8 @@ from .engines.static import StaticInstance
 from .engines.traced import Trace, TracedInstance, TracedStaticInstance
 
 _SAMPLES = 300
+
+Made = TypeVar("Made", bound=Instance)
 
 
 class Builder:
@@ -133,45 +136,33 @@ class Builder:
         kind: Callable[..., StaticInstance] = StaticInstance
         if self._trace is not None:
             kind = partial(TracedStaticInstance, self._trace.log(index))
-        return kind(
-            policy,
-            self._ledger(),
-            self._predictions,
-            self._steps,
-            stages,
-            Measures(self._sample_s),
-            index,
-        )
+        return self._made(kind, policy, self._predictions, stages, index)
 
     def _loop(
         self, policy: Policy, index: int, stages: tuple[Device, ...]
     ) -> SimulatedInstance | PlainInstance:
         if self._step:
-            return PlainInstance(
-                policy,
-                self._ledger(),
-                self._predictions,
-                self._steps,
-                stages,
-                Measures(self._sample_s),
-                index,
-            )
+            return self._made(PlainInstance, policy, self._predictions, stages, index)
         kind: Callable[..., SimulatedInstance] = SimulatedInstance
         if self._trace is not None:
             kind = partial(TracedInstance, self._trace.log(index))
         learner = self.role.learner(self.placement) if self.role.learner else None
-        instance = kind(
-            policy,
-            self._ledger(),
-            self._predictions if learner is None else self._predicts(learner),
-            self._steps,
-            stages,
-            Measures(self._sample_s),
-            index,
-            alone=self._alone,
-        )
+        predictions = self._predictions if learner is None else self._predicts(learner)
+        kind = partial(kind, alone=self._alone)
+        instance = self._made(kind, policy, predictions, stages, index)
         instance.learner = learner
         return instance
+
+    def _made(
+        self,
+        kind: Callable[..., Made],
+        policy: Policy | StaticPolicy,
+        predictions: ModelledPredictions,
+        stages: tuple[Device, ...],
+        index: int,
+    ) -> Made:
+        measures = Measures(self._sample_s)
+        return kind(policy, self._ledger(), predictions, self._steps, stages, measures, index)
 
     def _predicts(self, steps: Predicts) -> ModelledPredictions:
         swap_s = self.placement.swap_s_per_block

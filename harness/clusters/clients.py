@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ...workloads.workload import Workload
+from ..engines.over_http.validity import quantile
 from .sending import Sent
 from .shares import Share, rows_of
 
@@ -50,10 +51,10 @@ def _client(sent: Sent, requests: int) -> Client:
     return Client(
         machine=sent.machine,
         requests=requests,
-        late_p50_s=_quantile(late_s, 0.5),
-        late_p99_s=_quantile(late_s, 0.99),
-        late_max_s=_quantile(late_s, 1.0),
-        lag_p99_s=_quantile(lag_s, 0.99),
+        late_p50_s=quantile(late_s, 0.5),
+        late_p99_s=quantile(late_s, 0.99),
+        late_max_s=quantile(late_s, 1.0),
+        lag_p99_s=quantile(lag_s, 0.99),
         cpu_s=float("nan") if part is None else part.cpu_s,
         offset_s=sent.offset_s,
         clock_error_s=sent.clock_error_s,
@@ -80,7 +81,3 @@ def untrusted_because(clients: Sequence[Client], *, late_limit_s: float) -> str 
                 f"{late_limit_s * 1e3:g} ms is the limit"
             )
     return None
-
-
-def _quantile(values: np.ndarray, q: float) -> float:
-    return float(np.quantile(values, q)) if len(values) else float("nan")

@@ -17,9 +17,7 @@ SPACES = {
     "vllm": ("max-model-len", "many", "invalid"),
     "sglang": ("context-length", "9000", "greater than the derived context_length (4096)"),
 }
-EXPERIMENT = """
-systems = {backend}
-backend = {backend}
+LOAD = """
 model = {model}
 workload = "sharegpt"
 prompt_tokens = "fixed(100)"
@@ -30,7 +28,13 @@ seeds = 1
 
 [client]
 late_limit_s = 1000.0
-
+"""
+EXPERIMENT = (
+    """
+systems = {backend}
+backend = {backend}"""
+    + LOAD
+    + """
 [tune]
 objectives = "goodput"
 rate_rps = 5
@@ -40,6 +44,7 @@ confirm = false
 [tune.search]
 "server.{option}" = ["64", "1024", "{crash}"]
 """
+)
 
 
 @pytest.mark.parametrize("backend", sorted(SPACES))
@@ -71,19 +76,10 @@ def test_the_best_setting_of_a_real_server(backend, installed, tiny_model, tmp_p
     assert 'origin":"measured"' in (out / "report.html").read_text()
 
 
-SIMULATED_FIRST = """
-systems = "vllm"
-model = {model}
-workload = "sharegpt"
-prompt_tokens = "fixed(100)"
-output_tokens = "fixed(8)"
-slo = "e2e=1000"
-requests = 100
-seeds = 1
-
-[client]
-late_limit_s = 1000.0
-
+SIMULATED_FIRST = (
+    '\nsystems = "vllm"'
+    + LOAD
+    + """
 [tune]
 objectives = "ttft_p99"
 rate_rps = 20
@@ -93,6 +89,7 @@ confirm_backend = "vllm"
 [tune.search]
 max_num_seqs = [1, 3]
 """
+)
 
 
 def test_what_won_in_simulation_is_measured_beside_the_default(installed, tiny_model, tmp_path):

@@ -97,10 +97,10 @@ class Worker:
             trials = self._study.get_trials(deepcopy=False)
             waiting = any(trial.state is TrialState.WAITING for trial in trials)
             begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
-            goes_on = waiting and any(
+            cut_before = any(
                 trial.state is TrialState.WAITING and noted(trial, OWNER) for trial in trials
             )
-            if not goes_on and (self._spent(begun) or self._exhausted()):
+            if not cut_before and (self._spent(begun) or self._exhausted()):
                 return None
             stuck = not waiting and known_in_a_row(begun) >= _STUCK
             if stuck and not self._queue_untried(trials):

@@ -41,10 +41,10 @@ def client_figures(
     """Sum up one cell. `due_s` and `started_s` are of the requests that were sent."""
     late_s = np.maximum(0.0, started_s - due_s)
     return ClientFigures(
-        late_p50_s=_quantile(late_s, 0.5),
-        late_p99_s=_quantile(late_s, 0.99),
-        lag_p99_s=_quantile(lag_s, 0.99),
-        lag_max_s=_quantile(lag_s, 1.0),
+        late_p50_s=quantile(late_s, 0.5),
+        late_p99_s=quantile(late_s, 0.99),
+        lag_p99_s=quantile(lag_s, 0.99),
+        lag_max_s=quantile(lag_s, 1.0),
         offered_rps=_rate(due_s),
         sent_rps=_rate(started_s),
         cpu_s=cpu_s,
@@ -79,7 +79,8 @@ def invalid_because(
     return next((reason for wrong, reason in reasons if wrong), None)
 
 
-def _quantile(values: Floats, q: float) -> float:
+def quantile(values: Floats, q: float) -> float:
+    """In the unit of `values`; NaN of nothing."""
     return float(np.quantile(values, q)) if len(values) else float("nan")
 
 
