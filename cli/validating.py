@@ -9,7 +9,7 @@ from ..harness.experiment import Experiment
 from ..harness.validate_run import Level
 from ..workloads.errors import SloBenchError
 
-_REPETITIONS = 2  # of every level, where nothing else is said: how steady is the machine?
+_REPETITIONS = 3  # of every level, where nothing else is said: how steady is the machine?
 
 
 def validated(experiment: Experiment, profile: Path | None) -> Experiment:

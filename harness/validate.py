@@ -59,6 +59,11 @@ class ErrorRow:
     spread: float = math.nan
     replayed: float = math.nan
 
+    def beside(self, real_s: float) -> ErrorRow:
+        """The same simulated figure, beside another real one."""
+        error = self.simulated_s / real_s - 1 if real_s else math.nan
+        return dataclasses.replace(self, real_s=real_s, error=error)
+
     @property
     def within(self) -> bool | None:
         """Is the error at most `TOLERANCE`, or the spread where that is larger? None: not known."""
@@ -357,9 +362,8 @@ def _rows(metric: str, real: Floats, simulated: Floats) -> list[ErrorRow]:
     of_simulated = statistics(simulated)
     rows = []
     for statistic, real_s in statistics(real).items():
-        simulated_s = of_simulated[statistic]
-        error = simulated_s / real_s - 1 if real_s else math.nan
-        rows.append(ErrorRow(metric, statistic, real_s, simulated_s, error))
+        row = ErrorRow(metric, statistic, real_s, of_simulated[statistic], math.nan)
+        rows.append(row.beside(real_s))
     with np.errstate(divide="ignore", invalid="ignore"):
         each = np.abs(simulated / real - 1)
     known = each[np.isfinite(each)]

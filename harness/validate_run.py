@@ -83,27 +83,33 @@ class Level:
         return dataclasses.replace(self, found=found)
 
     def errors(self) -> list[ErrorRow]:
-        """The error table, with what the machine's spread and a replay say of each figure."""
-        spreads, replays = self._spreads(), self._replays()
-        return [
-            dataclasses.replace(
-                row,
-                spread=spreads.get((row.metric, row.statistic), math.nan),
-                replayed=replays.get((row.metric, row.statistic), math.nan),
-            )
-            for row in self.found.rows()
-        ]
+        """The error table, with what the machine's spread and a replay say of each figure.
+
+        Where the level was measured several times, a real figure is the median of theirs: one
+        measurement alone tells as much of the minute it was made in as of the level.
+        """
+        middles, spreads, replays = self._middles(), self._spreads(), self._replays()
+        found = []
+        for row in self.found.rows():
+            key = row.metric, row.statistic
+            spread, replayed = spreads.get(key, math.nan), replays.get(key, math.nan)
+            row = dataclasses.replace(row, spread=spread, replayed=replayed)
+            found.append(row.beside(middles[key]) if key in middles else row)
+        return found
+
+    def _measured(self) -> dict[tuple[str, str], list[float]]:
+        """Each figure, of every measurement."""
+        tables = [_figures(self.found.real), *(_figures(_latencies(log)) for log in self.again)]
+        return {key: [table[key] for table in tables] for key in tables[0]}
+
+    def _middles(self) -> dict[tuple[str, str], float]:
+        return {key: float(np.median(values)) for key, values in self._measured().items()}
 
     def _spreads(self) -> dict[tuple[str, str], float]:
         if not self.again:
             return {}
-        tables = [_figures(self.found.real), *(_figures(_latencies(log)) for log in self.again)]
-        found = {}
-        for key in tables[0]:
-            values = [table[key] for table in tables]
-            if min(values) > 0:
-                found[key] = max(values) / min(values) - 1
-        return found
+        measured = self._measured().items()
+        return {key: max(each) / min(each) - 1 for key, each in measured if min(each) > 0}
 
     def _replays(self) -> dict[tuple[str, str], float]:
         if self.replayed is None:
