@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 from typing import Annotated
 
@@ -47,5 +48,8 @@ def report(
         console.print(tuning_text(rewrite_tuning(run_dirs[0], out)))
     else:
         write_report(run_dirs, out)
-        console.print(summary_table(combine(read_runs(run_dirs))))
+        runs = read_runs(run_dirs)
+        console.print(summary_table(combine(runs)))
+        for run in filter(attrgetter("unfinished"), runs):
+            console.print(f"careful: {run.unfinished}.", markup=False, soft_wrap=True)
     console.print(str(out), markup=False, highlight=False, soft_wrap=True)

@@ -16,7 +16,7 @@ from ..workloads.errors import SloBenchError, UnknownNameError
 from .machine import cores
 from .plan import Plan, plan
 from .schema import SIMULATED, ExperimentSchema
-from .store import CHECKSUMS, RunFolder, check_files, open_run_folder, read_rows
+from .store import CHECKSUMS, PLANNED, RunFolder, check_files, open_run_folder, read_rows
 from .workers import CellDone, CellProgress, Event, Executor, SideBySide
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Experiment(ExperimentSchema):
             folder,
             cells=[spec.cell for spec in planned.cells],
             experiment_toml=planned.resolved.to_toml(),
-            environment=environment(planned, command),
+            environment={**environment(planned, command), PLANNED: len(planned.cells)},
             resume=resume,
         ) as held:
             _run_missing(planned, held, executor, jobs or cores(), progress)

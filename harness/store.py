@@ -49,6 +49,7 @@ Row = dict[str, Value]
 _UNFINISHED_SUFFIX = ".part"
 _FIRST_FIGURE = "requests"
 CHECKSUMS = "checksums"
+PLANNED = "planned_cells"  # in environment.json; a search does not know
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
 _DETAILS = (
     "requests/*.csv.gz",

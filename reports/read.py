@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..harness.store import CHECKSUMS, EXPERIMENT, check_files, check_row
+from ..harness.store import CHECKSUMS, EXPERIMENT, PLANNED, check_files, check_row
 from ..workloads.checksums import unsealed
 from ..workloads.csv_text import unguarded
 from ..workloads.errors import FileFormatError, SloBenchError
@@ -100,6 +100,17 @@ class RunFolder:
         """False where the run was told to keep no per-request records."""
         return (self.path / "requests").is_dir()
 
+    @property
+    def unfinished(self) -> str:
+        """What is missing, in words: rows of cells that were planned. Empty where nothing is."""
+        planned = self.environment.get(PLANNED)
+        if not isinstance(planned, int) or len(self.cells) >= planned:
+            return ""
+        return (
+            f"{self.name} has {len(self.cells)} of {planned} cells: it was interrupted, or rows of "
+            f"cells.csv are lost; go on with slo-bench run --resume --out {self.path}"
+        )
+
 
 def read_run(path: Path) -> RunFolder:
     """The run folder at `path`; SloBenchError names the file that is missing or malformed."""
@@ -110,9 +121,13 @@ def read_run(path: Path) -> RunFolder:
         raise SloBenchError(told)
     experiment_toml = _read_text(_existing(path / "experiment.toml"))
     environment = _read_environment(_existing(path / "environment.json"))
-    if results := environment.get("results"):
-        _existing(path / str(results))
     cells, axes = _read_cells(_existing(path / "cells.csv"))
+    if results := environment.get("results"):
+        # Imported here: few runs are searches, and the tuner takes longer than many a report.
+        from ..tuner.capacity.memory import check_rows
+
+        _existing(path / str(results))
+        check_rows(path, len(cells))
     return RunFolder(
         path=path,
         name=path.resolve().name,

@@ -105,6 +105,9 @@ def notices(cells: pd.DataFrame, runs: Sequence[RunFolder]) -> str:
             "estimate, not fitted to measurements. Compare systems with it; do not size a "
             "deployment by it."
         )
+    lines += [
+        f"<strong>Unfinished.</strong> {escape(run.unfinished)}." for run in runs if run.unfinished
+    ]
     invalid = cells[~cells["valid"]]
     if len(invalid):
         lines.append(

@@ -184,6 +184,7 @@ def _grouped(cells: Sequence[Cell], columns: Sequence[str]) -> dict[tuple[str, .
 
 
 def _obstacles(a: Results, b: Results, differs: Mapping[str, tuple[str, str]]) -> Iterable[str]:
+    yield from filter(None, (a.unfinished, b.unfinished))
     for column in (*_ALWAYS_THE_SAME, "rate"):
         if column in differs:
             what = "rates (req/s)" if column == "rate" else f"{column}s"

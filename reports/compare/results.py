@@ -134,7 +134,8 @@ class Results:
     """All cells of a run folder or of another program's file.
 
     `refused` says by figure (or its family: `ttft`) why it cannot be compared with anything;
-    `settings` are those of the experiment that cells do not tell, as far as known.
+    `settings` are those of the experiment that cells do not tell, as far as known; `unfinished`
+    says in words that cells are missing.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Results:
     refused: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, object] = field(default_factory=dict)
     simulated: bool = False
+    unfinished: str = ""
 
     def refusal(self, metric: Metric, slo: Slo | None) -> str | None:
         """Why this figure cannot be had here, if it cannot."""

@@ -83,6 +83,7 @@ def run_results(path: Path) -> Results:
         notes=tuple(notes),
         settings=settings,
         simulated=bool((valid["backend"] == "simulated").any()),
+        unfinished=run.unfinished,
     )
 
 

@@ -1,6 +1,7 @@
 """compare, gate, explain and sensitivity as they are typed."""
 
 import json
+import shutil
 
 import pytest
 
@@ -39,6 +40,26 @@ def test_a_gate_that_fails(slo_bench, runs):
         "gate", runs / "base", runs / "slow", "--metric", "tpot_p50", "--max-regression", "90%"
     )
     assert code == 0
+
+
+def test_rows_that_are_lost(slo_bench, runs, tmp_path):
+    """A copy that was cut off between two rows, or a run that was interrupted."""
+    cut = tmp_path / "cut"
+    shutil.copytree(runs / "both", cut)
+    table = cut / "cells.csv"
+    table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:-1]))
+    told = "cut has 3 of 4 cells: it was interrupted, or rows of cells.csv are lost; go on with "
+    told += f"slo-bench run --resume --out {cut}"
+    code, _, err = slo_bench("gate", runs / "both", cut)
+    assert (code, "not comparable: " + told in " ".join(err.split())) == (2, True)
+    code, out, _ = slo_bench("compare", runs / "both", cut)
+    assert (code, f"careful: {told}." in " ".join(out.split())) == (0, True)
+    code, out, _ = slo_bench("report", cut)
+    assert (code, f"careful: {told}." in out) == (0, True)
+    assert told in (cut / "report.html").read_text("utf-8")
+    code, out, _ = slo_bench("run", "--resume", "--out", cut)
+    assert (code, "careful" in out) == (0, False)
+    assert slo_bench("gate", runs / "both", cut)[0] == 0
 
 
 def test_a_gate_in_json(slo_bench, runs):

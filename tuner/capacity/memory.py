@@ -92,6 +92,17 @@ def read_capacity(folder: Path) -> list[dict[str, Any]] | None:
     return [row for search in searches for row in search.get("found") or ()]
 
 
+def check_rows(folder: Path, rows: int) -> None:
+    """Hold the number of rows in `cells.csv` against the runs, which are written after them.
+
+    Raises:
+        FileFormatError: there are fewer, or the file of the runs is no capacity.json.
+    """
+    runs = sum(len(search.get("runs") or ()) for search in _read(folder / FILE)["searches"])
+    if rows < runs:
+        raise FileFormatError(folder / "cells.csv", None, f"lacks rows of runs that {FILE} has")
+
+
 @dataclass
 class Memory:
     """The folder's runs: those of before are remembered, new ones are written; from any thread.
@@ -137,9 +148,7 @@ class Memory:
         for search in kept["searches"]:
             self.samples[search["search"]] = [_sample(run) for run in search["runs"]]
             self.neighbours[search["search"]] = tuple(search["neighbours"])
-        if sum(map(len, self.samples.values())) > len(self.held.finished):
-            table = self.held.path / "cells.csv"
-            raise FileFormatError(table, None, f"lacks rows of runs that {FILE} has")
+        check_rows(self.held.path, len(self.held.finished))
 
     def remembering(self, name: str, runner: LevelRunner) -> LevelRunner:
         """The runner, but for runs that are known."""
