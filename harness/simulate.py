@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,6 +30,7 @@ from .engines.plain import PlainInstance
 from .engines.predictions import true_output_tokens
 from .engines.simulated import SimulatedInstance
 from .engines.traced import Trace
+from .garbage import collections_off
 from .oversize import OVERSIZE, fit, fit_embeds
 from .simulated_instances import Builder, sites_of
 from .systems import System
@@ -158,7 +157,7 @@ def simulate(
     )
     for role in roles:
         cluster.expect(role)
-    with _no_garbage_collection():
+    with collections_off():
         cluster.run(closed=workload.closed)
     _number(recorder, sites)
     for instance in built:
@@ -259,18 +258,6 @@ def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[Requ
         raise SloBenchError(f"{name} has {len(tokens)} values for {len(workload)} requests")
     told = [int(one) for one in tokens]
     return lambda r: told[r.id]
-
-
-@contextlib.contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Requests come and go by the thousand and form no cycles: looking for some costs a tenth."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _gaps(instances: list[Instance]) -> Gaps:

@@ -31,6 +31,7 @@ from ..engines.over_http.tokenizer import Vocabulary
 from ..engines.paged.errors import need_torch
 from ..engines.timed import Ran, TimedInstance, Told
 from ..execute import execute
+from ..garbage import collections_off, heap_frozen
 from ..logs import meta_path, profiling_cell
 from ..metrics import Hardware
 from ..migrating import Migrator, rule_of
@@ -238,7 +239,8 @@ class Loaded:
         lines: list[str] = []
         if self.logged and isinstance(instance, TimedInstance):
             _log_steps(instance, lines)
-        result = execute(workload, instance, rejected=rejected, progress=progress)
+        with heap_frozen(), collections_off():
+            result = execute(workload, instance, rejected=rejected, progress=progress)
         if migrator is not None:
             log = "".join(f"{moved.line()}\n" for moved in migrator.history)
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])

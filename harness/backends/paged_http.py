@@ -23,6 +23,7 @@ from ..engines.paged.encoder import Encoder
 from ..engines.paged.live import Asked, Live
 from ..engines.paged.sequence import Sampling
 from ..engines.paged.text import Stream, Text
+from ..garbage import heap_frozen
 from ..gateway.front import Front
 from ..gateway.messages import Asked as HttpAsked
 from ..gateway.messages import Reply, refuse, say
@@ -69,7 +70,7 @@ def serving(live: Live, model: Model, *, host: str = "127.0.0.1", port: int = 0)
             connection.abort()
         await asyncio.sleep(0)
 
-    with in_thread(f"server at {host}:{port}", serve) as url:
+    with in_thread(f"server at {host}:{port}", serve) as url, heap_frozen():
         yield url
 
 

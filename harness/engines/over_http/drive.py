@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import math
 import resource
 import ssl
 import sys
 from array import array
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from time import perf_counter, process_time
@@ -20,6 +18,7 @@ from ....workloads.errors import SloBenchError
 from ...core.records import Outcome
 from ...core.state import RequestState
 from ...core.wire import Told
+from ...garbage import collections_off, heap_frozen
 from ...machine import allow_many_sockets
 from .answers import Raw, read_answer
 from .connection import Pool
@@ -146,7 +145,7 @@ class Driver:
         """
         allow_many_sockets()
         try:
-            with _quiet_memory():
+            with heap_frozen(), collections_off():  # one would stop the reading of clocks
                 return _run(self._run(start_s))
         except BaseException:
             self._spool.close()
@@ -319,21 +318,6 @@ def _run_here(main: Coroutine[Any, Any, Driven]) -> Driven:
 
     driven: Driven = uvloop.run(main)
     return driven
-
-
-@contextlib.contextmanager
-def _quiet_memory() -> Iterator[None]:
-    """No garbage collection: it would stop the clock-reading for milliseconds."""
-    was_on = gc.isenabled()
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_on:
-            gc.enable()
 
 
 def _peak_rss_bytes() -> int:
