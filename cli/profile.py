@@ -11,7 +11,7 @@ import typer
 
 from ..workloads.errors import SloBenchError
 from .examples import epilog
-from .profile_run import RUNS, link_line, profile_run
+from .profile_run import RUNS, link_line, links_shown, profile_run
 
 if TYPE_CHECKING:
     from ..predictors.profiles.fit import Quality
@@ -179,8 +179,7 @@ def fit(
         typer.echo(json.dumps([_quality(q, found.profile) for q in found.qualities]))
         return
     _console().print(_quality_table(list(found.qualities), found.profile))
-    for name, link in found.profile.links.items():
-        typer.echo(link_line(name, link))
+    links_shown(found.profile)
     if written is not None:
         typer.echo(str(written))
 
@@ -211,7 +210,7 @@ def _summary(profile: Profile) -> Any:
             errors.append(f"{fitted.extrapolated_percent:.1f} % beyond the range")
         table.add_row("fit", Text(", ".join([name, *errors])))
     for name, link in profile.links.items():
-        table.add_row("link", Text(link_line(name, link)))
+        table.add_row("link", Text(link_line(f"{name} link", link)))
     from ..predictors.profiles.models import available
 
     known = available(profile)

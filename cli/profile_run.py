@@ -11,7 +11,7 @@ import typer
 from ..workloads.errors import UnknownNameError
 
 if TYPE_CHECKING:
-    from ..predictors.profiles.profile import MeasuredLink
+    from ..predictors.profiles.profile import MeasuredLink, Profile
 
 BACKENDS = ("paged", "vllm", "sglang")
 RUNS = (
@@ -25,9 +25,19 @@ def link_line(name: str, link: MeasuredLink) -> str:
     """What a link was measured to be, and how far off that is."""
     off = f", {link.held_out_percent:.1f} % off on copies held out"
     return (
-        f"{name} link: {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s + "
+        f"{name}: {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s + "
         f"{1e6 * link.latency_s:.0f} µs{off if math.isfinite(link.held_out_percent) else ''}"
     )
+
+
+def links_shown(profile: Profile) -> None:
+    """A line for each link; below them one for each direction of copies, as swaps are priced."""
+    from ..predictors.profiles.link_fit import fit_directions
+
+    for name, link in profile.links.items():
+        typer.echo(link_line(f"{name} link", link))
+    for direction, link in fit_directions(profile.tables).items():
+        typer.echo(link_line(f"  {direction}", link))
 
 
 def profile_run(
@@ -100,8 +110,7 @@ def profile_run(
     )
     if math.isfinite(found.host_s):
         typer.echo(f"putting a batch together takes {1e6 * found.host_s:.0f} µs of each step")
-    for which, link in profile.links.items():
-        typer.echo(link_line(which, link))
+    links_shown(profile)
     if found.steadiness:
         typer.echo(found.steadiness)
     if found.left:

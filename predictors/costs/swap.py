@@ -6,15 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...workloads.errors import SloBenchError
 from ..placement import Placement
-from ..profiles.link_fit import LEAST_COPIES, fit_link
-from ..profiles.profile import Profile, Table
+from ..profiles.link_fit import DIRECTIONS, fit_direction
+from ..profiles.profile import Profile
 from .grid import Swap
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -44,24 +40,7 @@ def swap_costs(profile: Profile, placement: Placement, rng: np.random.Generator)
         swap = Swap(link.latency_s, token_bytes / link.bandwidth_bytes_per_s)
         source = f"not measured: the catalogue's {link.name}, {link.origin}"
         return SwapFit(swap, swap, False, math.nan, source)
-    out, out_errors = _direction(table, "to-host", token_bytes, rng)
-    into, in_errors = _direction(table, "to-gpu", token_bytes, rng)
-    percent = float(100 * np.concatenate([out_errors, in_errors]).mean())
+    lines = [fit_direction(table, direction, rng) for direction in DIRECTIONS]
+    out, into = (Swap(line.latency_s, line.s_per_byte * token_bytes) for line in lines)
+    percent = float(100 * np.concatenate([line.errors for line in lines]).mean())
     return SwapFit(out, into, True, percent, "copies in the profile's table transfers")
-
-
-def _direction(
-    table: Table, direction: str, token_bytes: float, rng: np.random.Generator
-) -> tuple[Swap, Floats]:
-    """Latency and bandwidth with the least relative squared error, and errors on a fifth of the
-    copies, kept out of a fit of their own.
-    """
-    chosen = table.words["direction"] == direction
-    moved, seconds = table["bytes"][chosen], table["time_us"][chosen] * 1e-6
-    if len(moved) < LEAST_COPIES:
-        raise SloBenchError(
-            f"the table transfers has {len(moved)} copies {direction}, too few to learn from "
-            f"({LEAST_COPIES} are needed; directions are to-host and to-gpu)"
-        )
-    found = fit_link(moved, seconds, rng)
-    return Swap(found.latency_s, found.s_per_byte * token_bytes), found.errors

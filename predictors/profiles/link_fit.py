@@ -15,6 +15,7 @@ from .profile import MeasuredLink, Table
 Floats = NDArray[np.float64]
 
 LEAST_COPIES = 5
+DIRECTIONS = ("to-host", "to-gpu")
 _PARTS = 5
 
 
@@ -54,6 +55,22 @@ def fit_link(moved_bytes: Floats, seconds: Floats, rng: np.random.Generator) -> 
     return LinkFit(latency_s, s_per_byte, np.concatenate(errors))
 
 
+def fit_direction(transfers: Table, direction: str, rng: np.random.Generator) -> LinkFit:
+    """Copies of a table `transfers` in one of `DIRECTIONS`.
+
+    Raises:
+        SloBenchError: there are too few of them.
+    """
+    chosen = transfers.words["direction"] == direction
+    moved, seconds = transfers["bytes"][chosen], transfers["time_us"][chosen] * 1e-6
+    if len(moved) < LEAST_COPIES:
+        raise SloBenchError(
+            f"the table transfers has {len(moved)} copies {direction}, too few to learn from "
+            f"({LEAST_COPIES} are needed; directions are {' and '.join(DIRECTIONS)})"
+        )
+    return fit_link(moved, seconds, rng)
+
+
 def fit_links(tables: Mapping[str, Table], seed: int = 0) -> dict[str, MeasuredLink]:
     """`host` from the table `transfers`, `peer` from `moves`, where those are there."""
     found = {}
@@ -62,6 +79,16 @@ def fit_links(tables: Mapping[str, Table], seed: int = 0) -> dict[str, MeasuredL
             table, rng = tables[kind], np.random.default_rng(seed)
             found[name] = fit_link(table["bytes"], table["time_us"] * 1e-6, rng).link
     return found
+
+
+def fit_directions(tables: Mapping[str, Table], seed: int = 0) -> dict[str, MeasuredLink]:
+    """The table `transfers` by direction, where there are enough copies."""
+    table = tables.get("transfers")
+    if table is None:
+        return {}
+    told = table.words["direction"]
+    known = [name for name in DIRECTIONS if np.count_nonzero(told == name) >= LEAST_COPIES]
+    return {name: fit_direction(table, name, np.random.default_rng(seed)).link for name in known}
 
 
 def _line(moved: Floats, seconds: Floats) -> tuple[float, float]:

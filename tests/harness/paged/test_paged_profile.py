@@ -82,7 +82,9 @@ def test_a_profile_is_measured_resumed_and_fitted(
     assert set(profile.tables["moves"].words["what"]) == {"layers", "heads", "sequence"}
     assert set(profile.links) == {"host", "peer"}
     assert all(link.bandwidth_bytes_per_s > 0 for link in profile.links.values())
-    assert done.output.count("off on copies held out") == 2
+    assert done.output.count("off on copies held out") == 4
+    assert "\n  to-host: " in done.output
+    assert "\n  to-gpu: " in done.output
     assert profile.device is not None
     assert profiled_gpu(profile).memory_bytes > 0
     assert profiled_model(profile).layers == 2
