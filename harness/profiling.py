@@ -17,6 +17,7 @@ from ..predictors.profiles.whole_steps import LEAST_STEPS, Step, profile_of_step
 from ..predictors.specs import models
 from ..workloads.errors import SloBenchError
 from .engines.paged.timing import Timing
+from .garbage import heap_frozen
 
 if TYPE_CHECKING:
     from .engines.paged.decoder import Decoder
@@ -100,14 +101,15 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
     rows = _Rows(asked.rows_file, about)
     begin_s, meter = time.monotonic(), measure.Meter(engine)
     rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in wanted]
-    for done, (number, shape) in enumerate(rounds):
-        if rows.rounds(shape) > number:
-            continue
-        if time.monotonic() - begin_s > asked.budget_s:
-            break
-        tell(done, len(rounds))
-        rows.add(shape, meter.timed(shape))
-    host_s = measure.host_s(engine, steps[:40])
+    with heap_frozen():
+        for done, (number, shape) in enumerate(rounds):
+            if rows.rounds(shape) > number:
+                continue
+            if time.monotonic() - begin_s > asked.budget_s:
+                break
+            tell(done, len(rounds))
+            rows.add(shape, meter.timed(shape))
+        host_s = measure.host_s(engine, steps[:40])
     profile = _profile(asked, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
     moved = asked.moves and decoder.device.type == "cpu"  # where workers compute
     profile = _with_links(profile, _moves(decoder) if moved else [])
