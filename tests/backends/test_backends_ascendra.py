@@ -84,10 +84,16 @@ def test_tickets_and_offload_before_real_servers(started_serve, installed, tiny_
         eventually(lambda: up.counts("in_flight") == [0, 1])
         fills_lp = Asked(up.url, prompt(11, 50), 4000, stream=True)  # its batch holds one
         fills_lp.begun()
+        holds = 1
+        if up.counts("in_flight") == [1, 0]:  # the LP instance's first step took as long as that
+            holds_tickets.tokens()
+            holds_tickets = Asked(up.url, prompt(10, 50), 4000)
+            eventually(lambda: up.counts("in_flight") == [1, 1])
+            holds = 2
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(lambda one: Asked(up.url, *one, **TIGHT).tokens(), asked))
         assert found == expected
-        assert up.counts("dispatched_total") == [5, 5]
+        assert up.counts("dispatched_total") == [5, 4 + holds]
         assert up.counts("offloaded_total") == [4, 0]
         assert up.counts("taken_over_total") == [0, 4]
 
@@ -97,7 +103,7 @@ def test_tickets_and_offload_before_real_servers(started_serve, installed, tiny_
         fills_lp.leave()
         assert waits.tokens() == expected[0]
         assert up.counts("offloaded_total") == [4, 0]
-        assert up.counts("answers_total") == [1, 8]
+        assert up.counts("answers_total") == [1, 7 + holds]
         holds_tickets.leave()
     away = events(tmp_path / "steps-lp-1.jsonl", "away")
     assert [one["why"] for one in away] == [OFFLOADED] * 4
@@ -105,7 +111,7 @@ def test_tickets_and_offload_before_real_servers(started_serve, installed, tiny_
     entered = {one for step in lp for one in step["entered"]}
     assert len(entered) == 2
     assert not entered & {one["id"] for one in away}  # nobody is taken out of a batch
-    assert sum(len(step["entered"]) for step in hp) == 4 + 1 + 4
+    assert sum(len(step["entered"]) for step in hp) == 4 + holds + 4
     assert any(step["decode_seqs"] > 1 for step in hp)
     assert not any(step["decode_seqs"] and step["chunks"] for step in hp)  # prompts alone
 
