@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..workloads.errors import SloBenchError, UnknownNameError
+from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from .machine import cores
 from .plan import Plan, plan
 from .schema import SIMULATED, ExperimentSchema
@@ -167,6 +168,7 @@ class RunResult:
 
         Raises:
             UnknownNameError: there is no such cell, or it was run without records.
+            FileFormatError: the file is damaged.
         """
         return self._details("requests", cell)
 
@@ -175,6 +177,7 @@ class RunResult:
 
         Raises:
             UnknownNameError: there is no such cell.
+            FileFormatError: the file is damaged.
         """
         return self._details("timelines", cell)
 
@@ -184,12 +187,17 @@ class RunResult:
         for row in self.rows():
             if row["cell"] == cell:
                 check_files(self.folder, cell, row.get(CHECKSUMS))
-        text = self.folder / kind / f"{cell}.csv.gz"
-        if text.is_file():
-            return pd.read_csv(text)
-        binary = self.folder / kind / f"{cell}.parquet"
-        if binary.is_file():
-            return pd.read_parquet(binary)
+        folder = self.folder / kind
+        readers: dict[str, Callable[[Path], pd.DataFrame]] = {
+            f"{cell}.csv.gz": pd.read_csv,
+            f"{cell}.parquet": pd.read_parquet,
+        }
+        for path, read in ((folder / name, read) for name, read in readers.items()):
+            if path.is_file():
+                try:
+                    return read(path)
+                except (ValueError, OSError, EOFError, zlib.error) as error:
+                    raise FileFormatError(path, None, f"cannot be read: {error}") from error
         known = {path.name.split(".csv.gz")[0] for path in (self.folder / kind).glob("*.csv.gz")}
         known |= {path.stem for path in (self.folder / kind).glob("*.parquet")}
         raise UnknownNameError(f"cell with {kind}", cell, known)

@@ -54,6 +54,7 @@ ANSWER_COLUMNS = frozenset(
 
 PROMPT_COLUMNS = (("prompt",), ("instruction", "input"), ("question",))
 TEXT_COLUMNS = ("output", "answer", "response", "completion")
+_MOST_TOKENS = 1 << 40
 TELLING_CHARACTERS = 40  # an answer this long does not stand in a prompt by chance
 
 
@@ -278,8 +279,10 @@ class _Reader:
         return None
 
     def _whole(self, at: int, what: str, value: object) -> int:
-        if type(value) is not int or value < 1:
-            raise self._fail(at, f"{what} must be a whole number from 1 on but is {value!r}")
+        if type(value) is not int or not 1 <= value <= _MOST_TOKENS:
+            raise self._fail(
+                at, f"{what} must be a whole number from 1 to {_MOST_TOKENS} but is {value!r:.40}"
+            )
         return value
 
     def _fail(self, at: int, problem: str) -> FileFormatError:

@@ -1,7 +1,8 @@
-"""JSON and TOML that somebody else wrote: whatever is wrong with it, there is one kind of error.
+r"""JSON and TOML that somebody else wrote: whatever is wrong with it, there is one kind of error.
 
 The standard parsers also raise RecursionError (brackets without end) and a plain ValueError
-(a number of thousands of digits), which readers would let through as tracebacks.
+(a number of thousands of digits), which readers would let through as tracebacks. JSON may also hold
+half a character ("\ud800"), which nobody can write down again, on paper, on disk or to a terminal.
 """
 
 from __future__ import annotations
@@ -17,10 +18,29 @@ def parse_json(text: str | bytes) -> Any:
     """The value.
 
     Raises:
+        json.JSONDecodeError: it is no JSON, no UTF-8, or more than the parser can take; or a text
+            in it has half a character.
+    """
+    value = parse_event(text)
+    escaped = ("\\ud", "\\uD") if isinstance(text, str) else (b"\\ud", b"\\uD")
+    if any(one in text for one in escaped):  # type: ignore[operator]  # of its kind
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise json.JSONDecodeError("a text has half a character", "", 0) from None
+    return value
+
+
+def parse_event(text: str | bytes) -> Any:
+    """The value, in which texts may end with half a character, as those of a stream of tokens.
+
+    Raises:
         json.JSONDecodeError: it is no JSON, no UTF-8, or more than the parser can take.
     """
     try:
-        return json.loads(text)
+        return json.loads(
+            text if isinstance(text, str) else text.decode(json.detect_encoding(text))
+        )
     except json.JSONDecodeError:
         raise
     except RecursionError:

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from ...workloads.answered import Answered, split_by_prompt
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
 from .config import PredictorConfig
 from .distribution import Floats, Lengths, buckets_in
 from .network import Network, bf16_runs, checked_device, encode, load_base
 from .predictor import check_base, find_base, lengths_of, put_weights, raw_outputs
-from .samples import CALIBRATION, TRAIN, VALIDATION, Parts, pack, read_samples, seen_in
+from .samples import CALIBRATION, TRAIN, VALIDATION, Parts, answered_of, pack, read_samples, seen_in
 from .train import (
     calibrated,
     learn,
@@ -349,10 +350,10 @@ def read_queue(path: Path) -> list[Answered]:
         FileFormatError: it is damaged.
     """
     found = []
-    whole, end, _ = path.read_text("utf-8").rpartition("\n")
-    for number, line in enumerate(whole.splitlines() if end else (), 1):
+    whole, end, _ = path.read_bytes().rpartition(b"\n")
+    for number, line in enumerate(whole.split(b"\n") if end else (), 1):
         try:
-            found.append(Answered(**json.loads(line)))
+            found.append(answered_of(parse_json(line)))
         except (ValueError, TypeError) as error:
             raise FileFormatError(path, number, f"damaged: {error}") from error
     return found

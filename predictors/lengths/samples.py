@@ -48,7 +48,7 @@ def read_samples(path: Path) -> Parts:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 plain = parse_json(line)
-                parts[plain.pop("part")].append(_row(plain))
+                parts[plain.pop("part")].append(answered_of(plain))
     except FileNotFoundError:
         raise SloBenchError(f"the predictor's samples are missing: {path}") from None
     except (
@@ -64,7 +64,12 @@ def read_samples(path: Path) -> Parts:
     return parts
 
 
-def _row(plain: dict[str, Any]) -> Answered:
+def answered_of(plain: Mapping[str, Any]) -> Answered:
+    """A row as it was written.
+
+    Raises:
+        TypeError: it is none.
+    """
     row = Answered(**plain)
     if not (isinstance(row.prompt, str) and isinstance(row.model, str)):
         raise TypeError("prompt and model must be texts")

@@ -147,14 +147,14 @@ def test_a_sweep(records, tmp_path):
     assert found == {"csv": (93, 27), "parquet": (15, 5)}[records]
 
 
-def tuned(folder, seed):
+def tuned(folder, seed, confirm=False):
     experiment = sweep(seed, rates=None, requests=100)
     settings = TuneSettings(
         search={"max_num_seqs": "4,256"},
         objectives=("attainment",),
         rate_rps=4.0,
         trials=2,
-        confirm=False,
+        confirm=confirm,
     )
     tune(experiment, settings, folder, study_name="study")
 
@@ -179,6 +179,12 @@ def test_a_tuning_run(tmp_path):
     folder = made(tmp_path / "made", tuned)
     readers = [tuning_report, tuned_on]
     assert check(folder, readers, tmp_path, named={"study.journal": "tune.toml"}) == (20, 60)
+
+
+def test_the_proof_of_a_winner(tmp_path):
+    """Its runs are read when the study is gone on with; damage is not taken for a result."""
+    folder = made(tmp_path / "made", lambda path, seed: tuned(path, seed, confirm=True))
+    assert check(folder, [tuned_on], tmp_path, under="confirm") == (2, 3)
 
 
 def test_runs_of_a_configuration(tmp_path):

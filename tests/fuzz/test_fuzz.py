@@ -13,7 +13,7 @@ from slo_bench.harness.engines.over_http.chunks import unchunk
 from slo_bench.harness.engines.over_http.connection import MOST_BODY_BYTES, Connection
 from slo_bench.harness.engines.over_http.faults import Fault
 from slo_bench.workloads.errors import SloBenchError
-from slo_bench.workloads.parsing import parse_json, parse_toml
+from slo_bench.workloads.parsing import parse_event, parse_json, parse_toml
 from slo_bench.workloads.readers import read
 
 
@@ -82,12 +82,17 @@ def test_an_answer_without_end_is_broken_off(monkeypatch):
     assert "more than 256 MiB" in exchange.detail
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '"\ud800'])
+@pytest.mark.parametrize("text", ["[" * 100_000, "1" * 5000, '"\ud800', r'"\ud800"', r'"\uDC00"'])
 def test_what_parsers_cannot_take_is_no_json_and_no_toml(text):
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
     with pytest.raises(ValueError, match=r"."):
         parse_toml(f"a = {text}")
+
+
+def test_whole_characters_are_read_and_a_stream_may_have_halves():
+    assert parse_json(rb'["\ud83d\ude00", "\\ud800"]') == ["\N{GRINNING FACE}", r"\ud800"]
+    assert parse_event(r'"\ud83d"') == "\ud83d"
 
 
 def test_a_span_of_blocks_is_no_longer_than_the_prompt(tmp_path):

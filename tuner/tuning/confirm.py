@@ -19,7 +19,7 @@ import numpy as np
 
 from ...harness.experiment import Experiment
 from ...harness.workers import NotDoneError, Pool, together
-from ...workloads.errors import SloBenchError
+from ...workloads.errors import FileFormatError, SloBenchError
 from ..capacity.curve import student_t
 from .evaluate import Evaluation
 from .found import TrialRow
@@ -145,7 +145,7 @@ def _confirmed(
     try:
         runs = evaluation.runs_of(configuration)
         figures = _figures(evaluation, runs)
-    except NotDoneError:
+    except (NotDoneError, FileFormatError):  # a damaged file says nothing of the configuration
         raise
     except SloBenchError as error:
         evaluation.servers.stop()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from ....workloads.parsing import parse_json
+from ....workloads.parsing import parse_event, parse_json
 from ...core.records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from .faults import Fault, outcome_of
@@ -149,7 +149,7 @@ class _Reader:
         """An answer in one piece: embeddings, or a server that does not stream."""
         raw, answer = self._raw, self._answer
         try:
-            found = parse_json(body)
+            found = parse_event(body)
         except ValueError as error:
             self._fault(Fault.MALFORMED, f"no JSON: {error}")
             return
@@ -197,7 +197,7 @@ class _Reader:
             self._done = True
             return True
         try:
-            found = parse_json(data)
+            found = parse_event(data)
             if not isinstance(found, dict):
                 raise ValueError("no object")
         except ValueError as error:
@@ -259,7 +259,7 @@ class _Reader:
             return
         if self._finish == "abort":
             answer.fault = Fault.ABORTED
-            answer.detail = self._stop or "the server gave it up"
+            answer.detail = self._stop.encode(errors="replace").decode() or "the server gave it up"
         elif not self._done and not self._finish:
             answer.fault = Fault.CUT
             answer.detail = "the stream ended without an end"
