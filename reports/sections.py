@@ -52,8 +52,6 @@ def facts(cells: pd.DataFrame, bounds: Mapping[str, Bound]) -> str:
     """One line: how much was run, under which SLO."""
     series, systems = cells["series"].nunique(), cells["system"].nunique()
     facets = cells["facet"].nunique()
-    gpus = sorted(set(cells["gpus"].dropna()))
-    count = f"{gpus[0]:g}" if len(gpus) == 1 else f"{gpus[0]:g}–{gpus[-1]:g}" if gpus else "?"
     items = [
         _counted(systems, "system"),
         *([_counted(series, "configuration")] if series > systems else []),
@@ -61,10 +59,16 @@ def facts(cells: pd.DataFrame, bounds: Mapping[str, Bound]) -> str:
         _rates(cells),
         _counted(cells["seed"].nunique(), "seed"),
         f"{int(cells['requests'].sum()):,} requests",
-        f"{count} GPU{'' if count == '1' else 's'}",
+        *([] if set(cells["gpu"]) == {"cpu"} else [_gpus(cells)]),
         *([f"SLO: {slo_text(bounds)}"] if has_slo(cells) else ["no SLO"]),
     ]
     return f'<ul class="facts">{"".join(f"<li>{escape(i)}</li>" for i in items)}</ul>'
+
+
+def _gpus(cells: pd.DataFrame) -> str:
+    gpus = sorted(set(cells["gpus"].dropna()))
+    count = f"{gpus[0]:g}" if len(gpus) == 1 else f"{gpus[0]:g}–{gpus[-1]:g}" if gpus else "?"
+    return f"{count} GPU{'' if count == '1' else 's'}"
 
 
 def _rates(cells: pd.DataFrame) -> str:
