@@ -13,7 +13,6 @@ import pytest
 from typer.main import get_command
 
 from slo_bench.cli import main as cli_main
-from slo_bench.harness.store import read_rows
 
 CLI = get_command(cli_main.app)
 
@@ -273,66 +272,3 @@ def test_ctrl_c_once_ends_cleanly(words, tmp_path):
     assert process.returncode == 130, out + err
     assert "Traceback" not in err
     assert not list(tmp_path.rglob("*.part"))
-
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-
-
-def shown(page, language):
-    """The commands of a page that stand in blocks of a language, continued lines joined."""
-    text = page.read_text(encoding="utf-8")
-    for block in re.findall(rf"```(?:{language})\n(.*?)```", text, flags=re.DOTALL):
-        for line in block.replace("\\\n", " ").splitlines():
-            if line.startswith("slo-bench "):
-                yield line
-
-
-def indented(page):
-    """The commands of a page that stand in indented blocks."""
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    return re.findall(r"^ {4}(slo-bench .*)$", text, flags=re.MULTILINE)
-
-
-SHOWN = [
-    (page.name, line)
-    for page in PAGES
-    for line in [*shown(page, "sh|console|bash"), *indented(page)]
-]
-
-
-@pytest.mark.parametrize(("page", "line"), SHOWN, ids=[f"{p}: {line}" for p, line in SHOWN])
-def test_every_command_shown_can_be_read(page, line):
-    assert parse(shlex.split(line, comments=True)[1:])
-
-
-GUIDES = ["getting-started", "guide-choose", "guide-policy", "guide-gate"]
-
-
-@pytest.mark.parametrize("guide", GUIDES)
-def test_a_guide_is_followed_step_by_step(guide, tmp_path, monkeypatch, capsys):
-    """All that is shown in it and needs no server; at the end it is as the guide says."""
-    page = ROOT / "docs" / f"{guide}.md"
-    for program in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
-        (tmp_path / "slack_first.py").write_text(program)
-    monkeypatch.chdir(tmp_path)
-    steps = list(shown(page, "sh"))
-    assert steps
-    for line in steps:
-        monkeypatch.setattr(sys, "argv", shlex.split(line))
-        if "run" in sys.argv[:2]:
-            sys.argv += ["--jobs", "1"]
-        with pytest.raises(SystemExit) as ended:
-            cli_main.main()
-        said = capsys.readouterr()
-        assert ended.value.code in (0, None), f"{line}: {said.err}"
-        assert said.out.strip()
-    if guide == "guide-policy":
-        rows = {
-            (row["system"], row["rate_rps"], row["seed"]): row["attainment"]
-            for row in read_rows(tmp_path / "mine" / "cells.csv")
-        }
-        for system, told in (("slack-first", 81), ("vllm", 86)):
-            mean = (rows[system, 8.0, 0] + rows[system, 8.0, 1]) / 2
-            assert told == pytest.approx(100 * mean, abs=0.5)
-            assert f"{told} %" in page.read_text()
