@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..workloads.errors import SloBenchError
 from . import options
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ EXAMPLES = (
     "slo-bench capacity --system vllm --system sarathi --workload azure-conv",
     "slo-bench capacity --system sarathi --target 0.95 --tolerance 0.02",
     "slo-bench capacity --system sarathi --sweep sarathi.chunk_tokens=512,2048",
+    "slo-bench capacity --suite quickstart --jobs 2",
     "slo-bench capacity --resume --out results --max-requests 500000",
     "slo-bench capacity --system vllm,sarathi,orca --executor ray --address 10.0.0.1:6379",
     "slo-bench capacity --base-url http://127.0.0.1:8000 --rates 1,20 --max-time 900",
@@ -145,6 +147,7 @@ def capacity(
     token_times: options.TokenTimes = False,
     out: options.Out = None,
     resume: options.Resume = False,
+    jobs: options.Jobs = None,
     executor: options.Executor = "local",
     address: options.Address = None,
     records: options.Records = None,
@@ -154,11 +157,12 @@ def capacity(
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
     given = dict(locals())
     from ..harness.experiment import new_folder
+    from ..harness.machine import cores
     from ..harness.schema import SIMULATED
     from ..tuner.capacity.folder import search_capacity
     from ..tuner.capacity.memory import Asked
     from .asked import asked_experiment
-    from .executing import executor_of
+    from .executing import executor_of, pool_of
 
     experiment = asked_experiment(given)
     asked = Asked(
@@ -171,10 +175,14 @@ def capacity(
     folder = new_folder(f"capacity-{experiment.name}") if out is None else out
     where = executor_of(executor, address)
     simulated = experiment.backend == SIMULATED
+    if jobs is not None and (where is not None or not simulated):
+        raise SloBenchError("--jobs are processes of this machine that simulate; leave it out here")
     try:
         with (
             _display(folder) as (watch, ended),
-            where.pool() if where and simulated else contextlib.nullcontext() as pool,
+            pool_of(where, cores() if jobs is None else jobs)
+            if simulated
+            else contextlib.nullcontext() as pool,
             where.senders() if where and not simulated else contextlib.nullcontext() as senders,
         ):
             result = search_capacity(

@@ -1,13 +1,15 @@
-"""Where work is done: `--executor` and `--address`."""
+"""Where work is done: `--executor`, `--address` and `--jobs`."""
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
 from ..workloads.errors import SloBenchError, UnknownNameError
 
 if TYPE_CHECKING:
     from ..harness.on_ray import OnRay
+    from ..harness.workers import Pool
 
 
 def executor_of(name: str, address: str | None) -> OnRay | None:
@@ -25,3 +27,19 @@ def executor_of(name: str, address: str | None) -> OnRay | None:
     if address is not None:
         raise SloBenchError("--address is that of a Ray cluster: add --executor ray")
     return None
+
+
+def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[Pool | None]:
+    """Where simulations run: on the cluster, in `jobs` processes of this machine, or, with a
+    single job, in this process (None).
+
+    Raises:
+        SloBenchError: there are less jobs than one.
+    """
+    if where is not None:
+        return where.pool()
+    if jobs == 1:
+        return nullcontext()
+    from ..harness.pool_here import PoolHere
+
+    return PoolHere(jobs)

@@ -188,7 +188,8 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         metavar="N",
-        help="Trials at once with --executor ray. Default: as many as the cluster has cores.",
+        help="Trials at once, each in its own process. Default: 1; with --executor ray as many "
+        "as the cluster has cores.",
         rich_help_panel=RUN,
     ),
 ]

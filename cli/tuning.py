@@ -22,7 +22,7 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
     from ..harness.experiment import new_folder
     from ..reports.tuning import tuning_text, write_tuning
     from ..tuner.tuning.tune import tune
-    from .executing import executor_of
+    from .executing import executor_of, pool_of
 
     out = given["out"]
     folder = (
@@ -33,7 +33,7 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
     try:
         with (
             _display(folder, settings) as (watch, confirming, ended),
-            contextlib.nullcontext() if where is None else where.pool() as pool,
+            pool_of(where, 1 if given["jobs"] is None else given["jobs"]) as pool,
         ):
             outcome = tune(
                 experiment,
@@ -46,7 +46,7 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
                 confirming=confirming,
                 ended=ended,
                 pool=pool,
-                jobs=given["jobs"],
+                jobs=None if pool is None else given["jobs"],
             )
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: slo-bench tune --resume --out {folder}", err=True)

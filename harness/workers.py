@@ -189,6 +189,34 @@ def _now_and_then(report: Callable[[int], None]) -> Callable[[int, float], None]
     return progress
 
 
+def started(module: str, *words: str, **options: Any) -> subprocess.Popen[Any]:
+    """A worker process: `module` as a program, with `words` after its name."""
+    # A group of its own: Ctrl-C reaches only the parent, which then stops the workers.
+    own_group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", module, *words],
+        env={
+            **os.environ,
+            # What a policy of the user's imports is found as it is here.
+            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+        },
+        **own_group,
+        **options,
+    )
+
+
+def why_it_ended(process: subprocess.Popen[Any], what: str) -> str:
+    """Of a worker process that ended by itself while it worked at something."""
+    code = process.wait()
+    if code < 0:
+        why = f"was killed (signal {-code}); if memory ran out, try fewer jobs"
+    else:
+        why = f"failed with code {code}; its error stands above"
+    return f"the process that ran {what} {why}"
+
+
 class _Worker:
     """A worker process and the thread that talks to it."""
 
@@ -197,22 +225,12 @@ class _Worker:
     ) -> None:
         self._todo = todo
         self._events = events
-        # A group of its own: Ctrl-C reaches only the parent, which then stops the workers.
-        own_group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
+        self._process = started(
+            __name__,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            env={
-                **os.environ,
-                # What a policy of the user's imports is found as it is here.
-                "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-                "OMP_NUM_THREADS": "1",
-                "OPENBLAS_NUM_THREADS": "1",
-            },
-            **own_group,
         )
         self._thread = threading.Thread(target=self._converse, daemon=True)
 
@@ -256,13 +274,7 @@ class _Worker:
                 self._events.put(CellDone(cell, answer["row"]))
                 return
             self._events.put(CellProgress(cell, answer["requests"]))
-        code = self._process.wait()
-        raise SloBenchError(
-            f"the process that ran cell {cell} was killed (signal {-code}); "
-            "if memory ran out, try fewer jobs"
-            if code < 0
-            else f"the process that ran cell {cell} failed with code {code}; its error stands above"
-        )
+        raise SloBenchError(why_it_ended(self._process, f"cell {cell}"))
 
 
 def _side_by_side(

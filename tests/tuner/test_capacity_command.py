@@ -40,6 +40,8 @@ def test_resume_needs_nothing_but_the_folder(slo_bench):
         (["--target", "2"], "target must lie between 0 and 1 but is 2"),
         (["--tolerance", "0"], "tolerance must lie in"),
         (["--max-requests", "0"], "max requests must be positive but is 0"),
+        (["--jobs", "0"], "jobs must be at least 1"),
+        (["--jobs", "2", "--executor", "ray"], "--jobs are processes of this machine"),
         (["--resume"], "--resume needs the folder"),
         (["--arrivals", "concurrency(4)"], "choose another arrival process"),
         (["--system", "vlm"], "did you mean vllm"),

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from slo_bench import Experiment
+from slo_bench.harness.pool_here import PoolHere
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.capacity.memory import FILE, Asked
 from slo_bench.workloads.errors import SloBenchError
@@ -45,6 +46,12 @@ def here(tmp_path_factory):
 @pytest.mark.parametrize("at_once", [1, 4])
 def test_a_pool_finds_what_one_process_finds(tmp_path, here, pool_of, at_once):
     with pool_of(at_once) as pool:
+        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
+    assert files(tmp_path / "run") == here
+
+
+def test_processes_of_this_machine_find_it_too(tmp_path, here):
+    with PoolHere(2) as pool:
         search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
     assert files(tmp_path / "run") == here
 

@@ -7,6 +7,7 @@ import optuna
 import pytest
 
 from slo_bench import Experiment
+from slo_bench.harness.pool_here import PoolHere
 from slo_bench.harness.workers import NotDoneError
 from slo_bench.tuner.tuning.settings import TuneSettings
 from slo_bench.tuner.tuning.storage import open_storage
@@ -131,5 +132,13 @@ def test_what_a_pool_is_not_for(tmp_path, pool_of, backend, jobs, problem):
 
 
 def test_jobs_need_a_pool(tmp_path):
-    with pytest.raises(SloBenchError, match="--executor ray"):
+    with pytest.raises(SloBenchError, match="jobs are trials at once in a pool"):
         tune(EXPERIMENT, quick(), tmp_path / "o", jobs=2)
+
+
+def test_processes_of_this_machine_share_the_trials(tmp_path):
+    with PoolHere(2) as pool:
+        outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool)
+    assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}  # to a better one
+    assert len({str(row.configuration) for row in outcome.found.trials}) == 6
+    assert no_run_twice(tmp_path / "o")

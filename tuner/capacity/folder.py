@@ -88,8 +88,8 @@ def search_capacity(
         resume: go on with what an interrupted search left in `out`; the budget may be another.
         progress: called after every run.
         ended: called within a run in this process with (requests ended, clock in seconds).
-        pool: where runs are simulated instead, as in `OnRay().pool()`: those of a level and of
-            several configurations at once. What is found is the same.
+        pool: where runs are simulated instead, a `PoolHere` or `OnRay().pool()`: those of a
+            level and of several configurations at once. What is found is the same.
         senders: where the load of servers that run already is sent from; by default this machine.
         command: what was typed, for `environment.json`.
 

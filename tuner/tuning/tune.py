@@ -73,7 +73,7 @@ def tune(
         progress: called after every trial.
         confirming: called as winners are confirmed with (configurations done, of how many).
         ended: called within a run with (requests ended, clock in seconds).
-        pool: where runs are simulated instead, as in `OnRay().pool()`.
+        pool: where runs are simulated instead: a `PoolHere`, or `OnRay().pool()`.
         jobs: trials at once with a pool; by default as many as it has room for.
 
     Raises:
@@ -126,13 +126,13 @@ def _check_pool(experiment: Experiment, pool: Pool | None, jobs: int | None) -> 
         raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
     if pool is None and jobs is not None:
         raise SloBenchError(
-            "jobs are trials at once on a cluster: add --executor ray, or go on with the same "
-            "study in another shell (slo-bench tune --resume --out DIR)"
+            "jobs are trials at once in a pool: give one, or go on with the same study in another "
+            "shell (slo-bench tune --resume --out DIR)"
         )
     if pool is not None and experiment.backend != SIMULATED:
         raise SloBenchError(
             f"trials on {experiment.backend} belong to the machine that has the server: leave "
-            "--executor out"
+            "--executor and --jobs out"
         )
 
 
