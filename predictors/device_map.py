@@ -22,7 +22,6 @@ alone.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from ..workloads.errors import FileFormatError, UnknownNameError
+from ..workloads.parsing import number, parse_json
 from .specs import GIB, GpuSpec, LinkSpec, gpu, link, links
 from .stages import Stage
 
@@ -94,7 +94,7 @@ def read_device_map(name_or_path: str) -> DeviceMap:
             raise UnknownNameError("device map (or file .json)", name_or_path, known)
         path = known[name_or_path]
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
+        table = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileFormatError(path, None, f"cannot be read: {error.strerror}") from error
     except ValueError as error:
@@ -114,19 +114,19 @@ def _read(path: Path, table: Any) -> DeviceMap:
     rows, stages, devices = table["stages"], list[Stage](), list[str]()
     if not rows:
         raise FileFormatError(path, None, '"stages" is empty')
-    for number, row in enumerate(rows):
-        where = f"stage {number}"
+    for place, row in enumerate(rows):
+        where = f"stage {place}"
         if not isinstance(row, dict) or not isinstance(row.get("layers"), int) or row["layers"] < 1:
             raise FileFormatError(path, None, f"{where} needs layers, a whole number above 0")
-        if "gpu" not in row or ("link" not in row and number < len(rows) - 1):
+        if "gpu" not in row or ("link" not in row and place < len(rows) - 1):
             raise FileFormatError(path, None, f"{where} needs gpu, and link to the next stage")
-        to_next = read_link(path, where, row["link"]) if number < len(rows) - 1 else None
+        to_next = read_link(path, where, row["link"]) if place < len(rows) - 1 else None
         extra_ms = _number(
             path, f"{where}: layer_extra_ms", row.get("layer_extra_ms", 0.0), low=0.0
         )
         on = read_gpu(path, where, row["gpu"])
         stages.append(Stage(on, row["layers"], to_next, extra_ms * 1e-3))
-        devices.append(str(row.get("device", number)))
+        devices.append(str(row.get("device", place)))
     lanes, ready_s = table.get("lanes"), table.get("ready_s", 0.0)
     if lanes is not None and (not isinstance(lanes, int) or not 1 <= lanes <= len(stages)):
         raise FileFormatError(path, None, f"lanes must be 1 to {len(stages)} but is {lanes!r}")
@@ -194,11 +194,12 @@ def read_link(path: Path, where: str, said: object) -> LinkSpec:
 def _number(
     path: Path, what: str, value: object, above: float | None = None, *, low: float | None = None
 ) -> float:
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not good or (above is not None and value <= above) or (low is not None and value < low):  # type: ignore[operator]
+    found = number(value)
+    good = math.isfinite(found)
+    if not good or (above is not None and found <= above) or (low is not None and found < low):
         bound = f"above {above:g}" if above is not None else f"from {low:g} on"
-        raise FileFormatError(path, None, f"{what} must be a number {bound} but is {value!r}")
-    return float(value)  # type: ignore[arg-type]
+        raise FileFormatError(path, None, f"{what} must be a number {bound} but is {value!r:.40}")
+    return found
 
 
 def _plain_gpu(spec: GpuSpec) -> str | dict[str, Any]:

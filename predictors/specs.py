@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ..workloads.parsing import number
 from .catalogue import Entry, entries
 from .model_config import read_model
 from .model_spec import FAMILIES, ModelSpec
@@ -182,14 +183,12 @@ class _Fields:
 
     def number(self, field: str, default: float | None = None, low: float = 0.0) -> float:
         value = self._get(field, default)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not math.isfinite(value)
-            or value < low
-        ):
-            raise self._fail(f"field {field!r} must be a number from {low:g} on but is {value!r}")
-        return float(value)
+        found = number(value)
+        if not low <= found < math.inf:
+            raise self._fail(
+                f"field {field!r} must be a number from {low:g} on but is {value!r:.40}"
+            )
+        return found
 
     def positive(self, field: str) -> float:
         value = self.number(field)

@@ -8,6 +8,7 @@ half a character ("\ud800"), which nobody can write down again, on paper, on dis
 from __future__ import annotations
 
 import json
+import math
 import tomllib
 from typing import Any
 
@@ -47,6 +48,16 @@ def parse_event(text: str | bytes) -> Any:
         raise json.JSONDecodeError(_TOO_DEEP, "", 0) from None
     except ValueError as error:
         raise json.JSONDecodeError(str(error), "", 0) from None
+
+
+def number(value: object) -> float:
+    """A number of a foreign file; NaN where there is none, or none that a float can hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    try:
+        return float(value)
+    except OverflowError:
+        return math.nan
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -193,6 +193,7 @@ def _start(folder: Path, index: int) -> subprocess.Popen[str]:
             "OMP_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         },
+        start_new_session=True,  # Ctrl-C is ours to pass on
     )
 
 

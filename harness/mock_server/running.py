@@ -127,6 +127,7 @@ def serving_apart(config: MockConfig | None = None) -> Iterator[Served]:
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        start_new_session=True,  # Ctrl-C is ours to pass on
     )
     assert process.stdin is not None
     assert process.stdout is not None

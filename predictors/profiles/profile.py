@@ -260,7 +260,7 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
             links={name: MeasuredLink(**entry) for name, entry in links.items()},
             device=None if device is None else Device(**device),
         )
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(header, None, f"not in the format: {error}") from None
     if profile.tp < 1:
         raise FileFormatError(header, None, f"tp must be at least 1 but is {profile.tp}")

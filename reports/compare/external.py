@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import parse_json
-from .results import Cell, Requests, Results, number
+from ...workloads.parsing import number, parse_json
+from .results import Cell, Requests, Results
 
 Json = Mapping[str, Any]
 

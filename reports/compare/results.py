@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -175,13 +174,3 @@ class Results:
 def common_clock(a: Results, b: Results) -> Clock:
     """The clock that both have: time from the scheduled arrival if both know it."""
     return "sent" if "sent" in (a.clock, b.clock) else "scheduled"
-
-
-def number(value: object) -> float:
-    """A number of a foreign file; NaN where there is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return math.nan
-    try:
-        return float(value)
-    except OverflowError:
-        return math.nan

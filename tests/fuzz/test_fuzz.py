@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import re
 import sys
 from array import array
 from pathlib import Path
@@ -93,6 +94,18 @@ def test_what_parsers_cannot_take_is_no_json_and_no_toml(text):
 def test_whole_characters_are_read_and_a_stream_may_have_halves():
     assert parse_json(rb'["\ud83d\ude00", "\\ud800"]') == ["\N{GRINNING FACE}", r"\ud800"]
     assert parse_event(r'"\ud83d"') == "\ud83d"
+
+
+@pytest.mark.parametrize("target", ["device map", "topology", "profile.toml of a profile"])
+def test_a_number_that_no_float_can_hold(targets, target):
+    """In the place of each number in turn."""
+    (one,) = (found for found in targets if found.name == target)
+    good = one.seeds[0]
+    places = [found.span() for found in re.finditer(rb"(?<=[:=] )\d[\d.]*(?=[,\n}])", good)]
+    assert places
+    for begin, end in places:
+        with contextlib.suppress(SloBenchError):
+            one.read(good[:begin] + b"9" * 400 + good[end:])
 
 
 def test_a_span_of_blocks_is_no_longer_than_the_prompt(tmp_path):

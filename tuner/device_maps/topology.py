@@ -38,11 +38,13 @@ from ...harness.toml_text import read_toml
 from ...predictors.device_map import read_gpu, read_link
 from ...predictors.specs import GpuSpec, LinkSpec, link
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ...workloads.parsing import number
 from .nvidia_smi import link_of, parse_topo
 
 SHIPPED = Path(__file__).parent / "topologies"
 _DEVICE = {"name", "gpu", "count", "layer_extra_ms"}
 _SECTIONS = {"device", "links", "link"}
+_MOST_ALIKE = 1024  # devices of one entry
 
 
 @dataclass(frozen=True)
@@ -156,18 +158,21 @@ def _devices(path: Path, rows: object) -> tuple[dict[str, list[int]], tuple[Mach
         raise FileFormatError(path, None, "a topology needs [[device]]s")
     members: dict[str, list[int]] = {}
     devices: list[Machine] = []
-    for number, row in enumerate(rows):
+    for place, row in enumerate(rows):
         if not isinstance(row, Mapping) or "gpu" not in row or set(row) - _DEVICE:
             raise FileFormatError(
-                path, None, f"device {number} needs gpu; it may have {', '.join(sorted(_DEVICE))}"
+                path, None, f"device {place} needs gpu; it may have {', '.join(sorted(_DEVICE))}"
             )
-        name, count = str(row.get("name", f"GPU{number}")), row.get("count")
-        if count is not None and (not isinstance(count, int) or count < 1):
+        name, count = str(row.get("name", f"GPU{place}")), row.get("count")
+        if count is not None and (not isinstance(count, int) or not 1 <= count <= _MOST_ALIKE):
             raise FileFormatError(
-                path, None, f"count of {name} must be a whole number above 0 but is {count!r}"
+                path,
+                None,
+                f"count of {name} must be a whole number from 1 to {_MOST_ALIKE} but is "
+                f"{count!r:.40}",
             )
         spec, extra_ms = read_gpu(path, name, row["gpu"]), row.get("layer_extra_ms", 0.0)
-        if not isinstance(extra_ms, int | float) or not 0 <= extra_ms < math.inf:
+        if not 0 <= number(extra_ms) < math.inf:
             raise FileFormatError(
                 path, None, f"layer_extra_ms of {name} must be from 0 on but is {extra_ms!r}"
             )
