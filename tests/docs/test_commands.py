@@ -10,6 +10,7 @@ the addresses and the models makes the two differ.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib.util
 import json
 import os
@@ -23,6 +24,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+import zlib
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -61,9 +63,9 @@ NOT_RUN = {
 # What is typed behind a command that leaves it open.
 LEFT_OPEN = {
     "run": "--requests 12 --seeds 1 --jobs 1",
-    "capacity": "--requests 100 --max-requests 1000 --tolerance 0.5",
+    "capacity": "--requests 100 --max-requests 1000 --tolerance 0.5 --jobs 1",
     "sensitivity": "--requests 20 --seeds 1",
-    "tune": "--trials 2 --requests 100 --tolerance 0.5 --seeds 1",
+    "tune": "--trials 2 --requests 100 --tolerance 0.5 --seeds 1 --jobs 1",
     "plan": "--gpu a100-80g,h100-80g --max-gpus 4",
     "dedicated-slo": "--duration 60",
     "selftest": "--seconds 0.5 --no-search",
@@ -142,7 +144,9 @@ def a_run(path: Path) -> None:
 
 def answers(path: Path) -> None:
     tiny = loaded("predictors/tiny_models.py")
-    tiny.write_jsonl(path, tiny.answered(64, seed=len(path.name), model="gpt4"))
+    rows = tiny.answered(128, seed=zlib.crc32(path.name.encode()), model="gpt4")
+    own = [dataclasses.replace(row, prompt=f"{row.prompt} of {path.name}") for row in rows]
+    tiny.write_jsonl(path, own)
 
 
 def an_encoder(path: Path) -> None:
