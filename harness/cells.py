@@ -38,9 +38,9 @@ from ..workloads.source import WorkloadSource, load_source
 from ..workloads.workload import Workload
 from .clusters.failing import parse_failures
 from .clusters.fleet_policy import SharingPolicy
-from .clusters.policy import Failure
 from .core.records import Result
 from .csv_columns import Choice, Column
+from .engines.traced import Trace
 from .metrics import DEFAULT_OBJECTIVE, Hardware, cell_metrics, judge, parse_objective
 from .policies.length_monitor import monitor_in
 from .simulate import simulate
@@ -274,11 +274,6 @@ def longest_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
     return longest_tokens(length_predictor(spec.length_predictor), workload, rng)
 
 
-def failures_of(spec: CellSpec) -> tuple[Failure, ...]:
-    """Which instances fail, and when."""
-    return parse_failures(spec.failures) if spec.failures else ()
-
-
 def run_cell(
     spec: CellSpec, folder: Path, *, records: str = "csv", progress: Progress | None = None
 ) -> Row:
@@ -287,13 +282,50 @@ def run_cell(
     Raises:
         SloBenchError: the cell cannot be run as asked.
     """
-    chosen = configured(spec.system, spec.knobs)
-    if chosen.sharing is not None:
-        return _run_models(spec, chosen.sharing, folder, records=records, progress=progress)
-    place = placed(spec.placement)
     workload = workload_of(spec)
     predicted = predicted_output_tokens(spec, workload)
-    result = simulate(
+    result = simulated(spec, workload, predicted, progress=progress)
+    if records != "none":
+        write_mispredictions(folder, spec.cell, filter(None, map(monitor_in, result.learned)))
+    row = simulated_row(spec, workload, result, folder, records=records)
+    if predicted is not None and spec.workload.models is None:
+        row["length_bucket_accuracy"] = round(bucket_accuracy(predicted, workload.output_tokens), 9)
+    return row
+
+
+def simulated(
+    spec: CellSpec,
+    workload: Workload,
+    predicted: Ints | None,
+    *,
+    progress: Progress | None = None,
+    trace: Trace | None = None,
+) -> Result:
+    """What comes of a cell.
+
+    Args:
+        spec: the cell.
+        workload: as `workload_of` makes it.
+        predicted: as `predicted_output_tokens` says; nobody asks for it where several models share
+            GPUs.
+        progress: called now and then with (requests ended, clock in seconds).
+        trace: is filled with everything that instances of one model do.
+
+    Raises:
+        SloBenchError: the cell cannot be run as asked.
+    """
+    chosen = configured(spec.system, spec.knobs)
+    if chosen.sharing is not None:
+        return simulate_models(
+            workload,
+            chosen.sharing,
+            _sharing_models(spec, chosen.sharing),
+            gpus=spec.instances,
+            oversize=spec.oversize,
+            progress=progress,
+        )
+    place = placed(spec.placement)
+    return simulate(
         workload,
         chosen,
         place.placement,
@@ -306,24 +338,33 @@ def run_cell(
         predicted_output_tokens=predicted,
         longest_output_tokens=longest_output_tokens(spec, workload),
         ready_s=place.ready_s,
-        failures=failures_of(spec),
+        failures=parse_failures(spec.failures) if spec.failures else (),
         progress=progress,
+        trace=trace,
     )
-    if records != "none":
-        write_mispredictions(folder, spec.cell, filter(None, map(monitor_in, result.learned)))
-    row = kept_cell(
+
+
+def simulated_row(
+    spec: CellSpec, workload: Workload, result: Result, folder: Path, *, records: str
+) -> Row:
+    """The row of a simulated cell, whose details are then in `folder`; see `kept_cell`."""
+    sharing = configured(spec.system, spec.knobs).sharing
+    if sharing is not None:
+        hardware, fitted = _shared_hardware(spec, workload, sharing), False
+    else:
+        place = placed(spec.placement)
+        hardware = hardware_of(place.placement, spec.instances)
+        fitted = place.step_time.fitted
+    return kept_cell(
         spec,
         workload,
         result,
-        hardware_of(place.placement, spec.instances),
+        hardware,
         folder,
         records=records,
-        step_time="fitted" if place.step_time.fitted else "unfitted",
+        step_time="fitted" if fitted else "unfitted",
         columns=_roles(result),
     )
-    if predicted is not None:
-        row["length_bucket_accuracy"] = round(bucket_accuracy(predicted, workload.output_tokens), 9)
-    return row
 
 
 def models_of(
@@ -355,36 +396,20 @@ def _leaves_half(place: Placement) -> bool:
     return place.weight_bytes_per_gpu <= 0.5 * place.usable_bytes_per_gpu
 
 
-def _run_models(
-    spec: CellSpec,
-    sharing: SharingPolicy,
-    folder: Path,
-    *,
-    records: str,
-    progress: Progress | None,
-) -> Row:
-    """A cell of several models on `spec.instances` shared GPUs."""
-    workload = workload_of(spec)
-    models = models_of(
-        spec.placement, spec.workload, spec.instances, sharing.max_num_batched_tokens
-    )
-    result = simulate_models(
-        workload,
-        sharing,
-        models,
-        gpus=spec.instances,
-        oversize=spec.oversize,
-        progress=progress,
-    )
+def _sharing_models(spec: CellSpec, sharing: SharingPolicy) -> dict[str, OneModel]:
+    """The models of a cell on `spec.instances` shared GPUs."""
+    return models_of(spec.placement, spec.workload, spec.instances, sharing.max_num_batched_tokens)
+
+
+def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy) -> Hardware:
+    """The GPUs of all models; parameters are a mean, weighed by the tokens asked of each."""
+    models = _sharing_models(spec, sharing)
     tokens = workload.prompt_tokens + workload.output_tokens
     asked = np.bincount(workload.model_index, weights=tokens, minlength=len(workload.model_names))
     sizes = [models[name].placement.model.parameters for name in workload.model_names]
     one = hardware_of(next(iter(models.values())).placement, 1)
-    hardware = dataclasses.replace(
+    return dataclasses.replace(
         one, gpus=spec.instances, parameters=float(np.average(sizes, weights=asked))
-    )
-    return kept_cell(
-        spec, workload, result, hardware, folder, records=records, step_time="unfitted"
     )
 
 

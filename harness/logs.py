@@ -39,7 +39,6 @@ _NAMES = {
     "first": ("first_token_ts", "first_token_s"),
     "last": ("last_token_ts", "finish_s", "last_token_s"),
 }
-_COUNTS = ("prompt", "output")
 PROFILING = "profiling"  # folder in a run folder: levels that were measured for a profile alone
 REPEATED = "repeated"  # the same: levels that were measured again
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")

@@ -22,10 +22,11 @@ from .clusters.routers import router as router_by_name
 from .clusters.site import Site
 from .core.collocated import Collocated
 from .core.policy import StaticPolicy
-from .core.records import Gaps, InstanceTotals, Result, Timeline, Told, Totals
+from .core.records import InstanceTotals, Result, Timeline, Told, Totals
 from .core.state import RequestState
 from .engines.embedding import EmbeddingInstance
 from .engines.instance import Instance
+from .engines.measures import gaps_of, summed
 from .engines.plain import PlainInstance
 from .engines.predictions import true_output_tokens
 from .engines.simulated import SimulatedInstance
@@ -166,7 +167,7 @@ def simulate(
         assert ledger.host_free == ledger.host_total, "host KV blocks were lost"
     return Result(
         recorder.records,
-        _gaps(built),
+        gaps_of(instance.measures for instance in built),
         dataclasses.replace(_timeline(built), told=_told(sites, across, cluster.state)),
         _totals(sites, recorder),
         tuple(instance.view.state for instance in built),
@@ -260,24 +261,10 @@ def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[Requ
     return lambda r: told[r.id]
 
 
-def _gaps(instances: list[Instance]) -> Gaps:
-    parts = [i.measures.gaps() for i in instances]
-    return Gaps(np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts]))
-
-
 def _timeline(instances: list[Instance]) -> Timeline:
-    """Samples of all instances on one axis; each holds its last state until its next sample.
-
-    The last sample of each is the end of its work, when it is empty.
-    """
+    """Of all instances; the last sample of each is the end of its work, when it is empty."""
     total = sum(i.ledger.total for i in instances)
-    sampled = [np.array([*i.measures.samples, (i.now_s, 0, 0, 0)]) for i in instances]
-    times = np.unique(np.concatenate([samples[:, 0] for samples in sampled]))
-    sums = np.zeros((3, len(times)), dtype=np.int64)
-    for samples in sampled:
-        at = np.searchsorted(samples[:, 0], times, side="right") - 1
-        state = samples[np.maximum(at, 0), 1:].astype(np.int64).T
-        sums += np.where(at >= 0, state, 0)
+    times, sums = summed([*i.measures.samples, (i.now_s, 0, 0, 0)] for i in instances)
     return Timeline(times, sums[0], sums[1], sums[2] / total)
 
 

@@ -20,8 +20,8 @@ from .clusters.fleet import Fleet
 from .clusters.fleet_policy import Hosted, SharingPolicy
 from .clusters.recorder import Recorder
 from .core.pages import PAGE_BYTES
-from .core.records import Gaps, Result, Timeline, Told, Totals
-from .engines.measures import Measures
+from .core.records import Result, Timeline, Told, Totals
+from .engines.measures import Sample, gaps_of, summed
 
 _SAMPLES = 300
 
@@ -97,7 +97,7 @@ def simulate_models(
     timeline = _timeline(fleet, pages)
     return Result(
         records,
-        _gaps([t.instance.measures for t in everyone]),
+        gaps_of(t.instance.measures for t in everyone),
         timeline,
         _totals(fleet, pages, makespan_s, timeline),
         oversize=len(rejected),
@@ -157,14 +157,7 @@ def _too_long(
     return rows
 
 
-def _gaps(measures: Sequence[Measures]) -> Gaps:
-    parts = [m.gaps() for m in measures]
-    if not parts:
-        return Gaps(np.empty(0), np.empty(0, dtype=np.int64))
-    return Gaps(np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts]))
-
-
-def _kv_pages(fleet: Fleet) -> list[tuple[int, list[tuple[float, int, int, int]]]]:
+def _kv_pages(fleet: Fleet) -> list[tuple[int, list[Sample]]]:
     """Samples of every tenant that ever was, in pages of one GPU."""
     found = []
     for tenant in [*fleet.retired, *fleet.tenants]:
@@ -178,35 +171,21 @@ def _kv_pages(fleet: Fleet) -> list[tuple[int, list[tuple[float, int, int, int]]
 
 
 def _timeline(fleet: Fleet, pages: int) -> Timeline:
-    """Samples of all on one axis; each holds its last state until its next sample."""
+    """Of all tenants together, and the KV of each model."""
     found = _kv_pages(fleet)
     if not found:
         nobody = np.zeros(1, dtype=np.int64)
         return Timeline(np.zeros(1), nobody, nobody, np.zeros(1))
-    times, sums = _summed([samples for _, samples in found])
+    times, sums = summed([samples for _, samples in found])
     told = list(fleet.activations)
     for model in sorted({model for model, _ in found}):
-        own_times, own = _summed([samples for of, samples in found if of == model])
+        own_times, own = summed([samples for of, samples in found if of == model])
         gib = own[2] * (PAGE_BYTES / GIB)
         told += [
             Told(time_s, "kv_gib", fleet.models[model].name, value)
             for time_s, value in zip(own_times.tolist(), gib.tolist(), strict=True)
         ]
     return Timeline(times, sums[0], sums[1], sums[2] / (pages * fleet.gpus), tuple(told))
-
-
-def _summed(
-    sampled: Sequence[Sequence[tuple[float, int, int, int]]],
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """All moments, and the sums of waiting, running and pages then, in rows."""
-    tables = [np.array(samples) for samples in sampled]
-    times = np.unique(np.concatenate([table[:, 0] for table in tables]))
-    sums = np.zeros((3, len(times)), dtype=np.int64)
-    for table in tables:
-        at = np.searchsorted(table[:, 0], times, side="right") - 1
-        state = table[np.maximum(at, 0), 1:].astype(np.int64).T
-        sums += np.where(at >= 0, state, 0)
-    return times, sums
 
 
 def _totals(fleet: Fleet, pages: int, makespan_s: float, timeline: Timeline) -> Totals:

@@ -20,20 +20,11 @@ import numpy as np
 
 from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.workload import Workload
-from .cells import (
-    CellSpec,
-    configured,
-    failures_of,
-    longest_output_tokens,
-    placed,
-    predicted_output_tokens,
-    workload_of,
-)
+from .cells import CellSpec, placed, predicted_output_tokens, simulated, workload_of
 from .core.records import Outcome, Result
 from .engines.traced import InstanceLog, State, Trace
 from .experiment import Experiment
 from .schema import SIMULATED
-from .simulate import simulate
 
 Event = dict[str, Any]
 
@@ -93,26 +84,10 @@ def replay(
             f"{cell} was measured on {backend}; only simulated cells can be run again and watched"
         )
     spec = next(spec for spec in _cells(folder) if spec.cell == cell)
-    place = placed(spec.placement)
     workload = workload_of(spec)
     trace = Trace()
-    result = simulate(
-        workload,
-        configured(spec.system, spec.knobs),
-        place.placement,
-        place.step_time.model,
-        instances=spec.instances,
-        router=spec.router,
-        oversize=spec.oversize,
-        embedder=place.embedder,
-        embed_instances=spec.embed_instances,
-        predicted_output_tokens=predicted_output_tokens(spec, workload),
-        longest_output_tokens=longest_output_tokens(spec, workload),
-        ready_s=place.ready_s,
-        failures=failures_of(spec),
-        progress=progress,
-        trace=trace,
-    )
+    predicted = predicted_output_tokens(spec, workload)
+    result = simulated(spec, workload, predicted, progress=progress, trace=trace)
     return CellTrace(spec, workload, result, trace)
 
 

@@ -124,7 +124,7 @@ class View(Protocol):
 
 
 class Action(Protocol):
-    """Something that a controller does on its own account; see `actions`."""
+    """Something that a controller does on its own account, as `live_migration.MigrateLive`."""
 
     def carry_out(self, cluster: Cluster) -> None:
         """Do it now; what takes time is scheduled with `cluster.at`."""

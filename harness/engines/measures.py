@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..core.records import Gaps
+
+Sample = tuple[float, int, int, int]  # time, waiting, running, KV blocks
 
 _SPAN_POINTS = 8  # weighted values that stand for one leap over decode steps
 _SPAN_TOLERANCE = 0.005  # relative spread of step times within a leap that one value may stand for
@@ -57,7 +61,7 @@ class Measures:
         self.kv_peak = 0
         self.sample_s = sample_s
         self.next_sample_s = 0.0
-        self.samples: list[tuple[float, int, int, int]] = []  # time, waiting, running, KV blocks
+        self.samples: list[Sample] = []
 
     def join(self, last_token_s: float, first: bool) -> None:
         """A request whose last token came at `last_token_s` will decode from the next step on."""
@@ -115,3 +119,27 @@ class Measures:
     def gaps(self) -> Gaps:
         """All gaps seen."""
         return Gaps(np.array(self._gap_s), np.array(self._gap_count, dtype=np.int64))
+
+
+def gaps_of(measures: Iterable[Measures]) -> Gaps:
+    """All gaps of several instances; there may be none."""
+    parts = [Gaps(np.empty(0), np.empty(0, dtype=np.int64)), *(m.gaps() for m in measures)]
+    return Gaps(np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts]))
+
+
+def summed(
+    sampled: Iterable[Sequence[Sample]],
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Samples of several instances on one axis, each of which holds until the instance's next.
+
+    All moments, and the sums of waiting, running and blocks then, in rows. The samples of each are
+    in order of time.
+    """
+    tables = [np.array(samples) for samples in sampled]
+    times = np.unique(np.concatenate([table[:, 0] for table in tables]))
+    sums = np.zeros((3, len(times)), dtype=np.int64)
+    for table in tables:
+        at = np.searchsorted(table[:, 0], times, side="right") - 1
+        state = table[np.maximum(at, 0), 1:].astype(np.int64).T
+        sums += np.where(at >= 0, state, 0)
+    return times, sums

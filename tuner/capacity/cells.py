@@ -13,21 +13,15 @@ import numpy as np
 from ...harness.backends.base import Deployment, Measured
 from ...harness.cells import (
     CellSpec,
-    configured,
-    failures_of,
-    hardware_of,
     kept_cell,
-    models_of,
-    placed,
     predicted_output_tokens,
+    simulated,
+    simulated_row,
     source,
     workload_of,
 )
-from ...harness.clusters.fleet_policy import SharingPolicy
-from ...harness.core.records import Outcome, Records, Result
+from ...harness.core.records import Outcome, Records
 from ...harness.metrics import judge
-from ...harness.simulate import simulate
-from ...harness.simulate_models import simulate_models
 from ...harness.store import Row
 from ...workloads.workload import Workload
 from .samples import WARMUP_SHARE, Floats, LevelSample, sample_of
@@ -56,58 +50,12 @@ class Simulator:
 
     def measure(self, spec: CellSpec, workload: Workload, progress: Ended | None) -> Measured:
         """See `Server`."""
-        system = configured(spec.system, spec.knobs)
-        if system.sharing is not None:
-            return Measured(_several(spec, system.sharing, workload, progress))
-        place = placed(spec.placement)
-        return Measured(
-            simulate(
-                workload,
-                system,
-                place.placement,
-                place.step_time.model,
-                instances=spec.instances,
-                router=spec.router,
-                oversize=spec.oversize,
-                embedder=place.embedder,
-                embed_instances=spec.embed_instances,
-                predicted_output_tokens=predicted_output_tokens(spec, workload),
-                ready_s=place.ready_s,
-                failures=failures_of(spec),
-                progress=progress,
-            )
-        )
+        predicted = predicted_output_tokens(spec, workload)
+        return Measured(simulated(spec, workload, predicted, progress=progress))
 
     def row(self, spec: CellSpec, workload: Workload, measured: Measured) -> Row:
         """See `Server`."""
-        place = placed(spec.placement)
-        fitted = "fitted" if place.step_time.fitted else "unfitted"
-        return kept_cell(
-            spec,
-            workload,
-            measured.result,
-            hardware_of(place.placement, spec.instances),
-            self.folder,
-            records=self.records,
-            step_time=fitted,
-        )
-
-
-def _several(
-    spec: CellSpec, sharing: SharingPolicy, workload: Workload, progress: Ended | None
-) -> Result:
-    """Several models on `spec.instances` shared GPUs."""
-    models = models_of(
-        spec.placement, spec.workload, spec.instances, sharing.max_num_batched_tokens
-    )
-    return simulate_models(
-        workload,
-        sharing,
-        models,
-        gpus=spec.instances,
-        oversize=spec.oversize,
-        progress=progress,
-    )
+        return simulated_row(spec, workload, measured.result, self.folder, records=self.records)
 
 
 @dataclass(frozen=True)
