@@ -18,8 +18,7 @@ from ..predictors.specs import ModelSpec
 from ..tuner.device_maps.compare import Answer
 from ..tuner.device_maps.problem import Problem
 from ..tuner.device_maps.topology import Topology
-from ..workloads.errors import SloBenchError
-from . import html
+from .document import page, table, write_page
 
 _METHODS = {
     "exact": "exact optimum",
@@ -183,16 +182,7 @@ def write_map(found: FoundMap, out: Path) -> Path:
 <section><h2>Methods</h2>{_table_html(found)}{notes}</section>
 </main>
 <footer>Times are estimates of one decode step, not measurements.</footer>"""
-    out = Path(out)
-    partial = out.with_name(f".{out.name}.part")
-    try:
-        page = html._page(f"{title} – device map", body, {"series": [], "figures": {}})
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write the map to {out}: {error.strerror}") from error
-    return out
+    return write_page(page(f"{title} – device map", body, {"series": [], "figures": {}}), out)
 
 
 _WIDE, _HIGH, _LEFT, _GAP = 1000, 34, 250, 26
@@ -221,7 +211,10 @@ def map_svg(found: FoundMap) -> str:
             f'rx="4" fill="var(--grid)"/>'
         )
         if first < 0:
-            parts.append(f'<text x="{_LEFT + 8}" y="{top + 22}" fill="var(--soft)">not used</text>')
+            parts.append(
+                f'<text x="{_LEFT + 8}" y="{top + 22}" fill="var(--soft)">'
+                f"{_unused(n, rows, idle)}</text>"
+            )
             continue
         x, wide = _LEFT + first * each, (last - first + 1) * each
         room = problem.devices[device].holds(first=n == 0, last=n == len(used) - 1)
@@ -267,13 +260,4 @@ def _unused(row: int, rows: Sequence[object], idle: Sequence[int]) -> str:
 
 def _table_html(found: FoundMap) -> str:
     heads = ("Method", "Devices", "Latency", "Cost", "Above the best")
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    rows = []
-    for answer in found.answers:
-        first, *rest = _cells(found, answer)
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in rest)
-        rows.append(f'<tr><th scope="row">{escape(first)}</th>{cells}</tr>')
-    return (
-        '<div class="card scroll" tabindex="0" role="region" aria-label="Methods"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return table("Methods", heads, [_cells(found, answer) for answer in found.answers])

@@ -1,19 +1,11 @@
-"""The report: one HTML file that needs no network, made from one or more run folders.
-
-The page forbids itself any request and any script but its own by a content security policy, so
-that no name in a run, however written, can run or load anything.
-"""
+"""The report: one HTML page made from one or more run folders."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
-from importlib.resources import files
 from pathlib import Path
 
 import pandas as pd
@@ -21,6 +13,7 @@ import pandas as pd
 from ..workloads.errors import SloBenchError
 from . import capacity, levels_validated, published, sections, summary, sweeps
 from .details import LevelDetail, level_details
+from .document import asset, page, write_page
 from .facet_figures import Drawn, drawn, shared_bounds
 from .facets import facet_noun, facets_of
 from .figure import Figure, as_json
@@ -45,17 +38,7 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
 
     Raises SloBenchError where a run folder is incomplete or malformed or `out` cannot be written.
     """
-    runs = read_runs(run_dirs)
-    text = _document(_gather(runs))
-    out = Path(out)
-    partial = out.with_name(f".{out.name}.part")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write the report to {out}: {error.strerror}") from error
-    return out
+    return write_page(_document(_gather(read_runs(run_dirs))), Path(out))
 
 
 def _gather(runs: Sequence[RunFolder]) -> _Shown:
@@ -101,7 +84,7 @@ def _document(shown: _Shown) -> str:
 <section id="setup"><h2>Numbers and setup</h2>
 {sections.level_table(cells, rows, names)}{sections.setup(shown.runs)}
 <details class="fold"><summary>What the terms mean</summary>\
-<div class="body">{_asset("definitions.html")}</div></details></section>
+<div class="body">{asset("definitions.html")}</div></details></section>
 </main>
 <footer>{escape(_footer(shown))}</footer>"""
     data = {
@@ -110,7 +93,7 @@ def _document(shown: _Shown) -> str:
         "facets": [{"rates": f.rates, "rate": f.rate, "series": f.series} for f in facets],
         **as_json(*facets, always=[*scatters, *swept]),
     }
-    return _page(f"{heading} – SLO report", body, data)
+    return page(f"{heading} – SLO report", body, data)
 
 
 def _swept(cells: pd.DataFrame, swept: Sequence[Figure]) -> str:
@@ -184,40 +167,6 @@ def _all_facets(shown: _Shown, facets: Sequence[Drawn]) -> str:
     )
 
 
-def _page(title: str, body: str, data: Mapping[str, object]) -> str:
-    script = _asset("chart.js")
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>{_asset("report.css")}</style>
-</head>
-<body>{body}
-<script type="application/json" id="report-data">{json_for_html(data)}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
-
-
-def json_for_html(value: object) -> str:
-    """JSON that no HTML parser reads as anything but text, also inside a script element."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
 def _facet_bar(shown: _Shown, facets: Sequence[Drawn]) -> str:
     if len(facets) == 1:
         return ""
@@ -283,7 +232,3 @@ def _footer(shown: _Shown) -> str:
         for run in shown.runs
     ]
     return f"Made from {len(shown.cells):,} cells. {'; '.join(dict.fromkeys(made))}."
-
-
-def _asset(name: str) -> str:
-    return files(__package__).joinpath("page", name).read_text(encoding="utf-8")

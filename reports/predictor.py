@@ -19,8 +19,8 @@ from ..predictors.lengths.config import PredictorConfig
 from ..predictors.lengths.distribution import COVERAGE
 from ..predictors.lengths.evaluate import ALL, LORA, Evaluation, Score
 from ..predictors.lengths.stream import Stream, Window
-from ..workloads.errors import SloBenchError
-from . import html, sections
+from . import sections
+from .document import page, write_page
 from .figure import ONLY, Axis, Figure, View, as_json
 
 CLAIMED = (
@@ -162,14 +162,7 @@ def write_evaluation(found: Evaluation, config: PredictorConfig, out: Path) -> P
 
 
 def _write(page: str, out: Path) -> Path:
-    partial = out.with_name(f".{out.name}.part")
-    try:
-        partial.write_text(page, encoding="utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write the page to {out}: {error.strerror}") from error
-    return out
+    return write_page(page, out)
 
 
 def evaluation_page(found: Evaluation, config: PredictorConfig) -> str:
@@ -189,7 +182,7 @@ def evaluation_page(found: Evaluation, config: PredictorConfig) -> str:
 </main>
 <footer>{escape(config.base.name)}</footer>"""
     data = {"series": [LORA], "origin": "measured", "rate": "", **as_json(drawn)}
-    return html._page(f"{heading} – slo-bench", body, data)
+    return page(f"{heading} – slo-bench", body, data)
 
 
 def section(found: Evaluation, config: PredictorConfig, drawn: Sequence[Figure]) -> str:
@@ -356,7 +349,7 @@ def stream_page(came: Stream, config: PredictorConfig) -> str:
 </main>
 <footer>{escape(config.base.name)}</footer>"""
     data = {"series": list(_CURVES), "origin": "measured", "rate": "", **as_json(drawn)}
-    return html._page(f"{heading} – slo-bench", body, data)
+    return page(f"{heading} – slo-bench", body, data)
 
 
 def write_stream(came: Stream, config: PredictorConfig, out: Path) -> Path:

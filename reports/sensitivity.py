@@ -16,8 +16,8 @@ from rich.text import Text
 
 from ..tuner.perturbations import Perturbation
 from ..tuner.sensitivity import CAPACITY, Flip, Point, Ranked, Sensitivity
-from ..workloads.errors import SloBenchError
-from . import html, sections
+from . import sections
+from .document import page, table, write_page
 from .figure import Axis, Figure, Format, View, as_json
 from .numbers import percent_text, rate_text, seconds_text
 
@@ -208,15 +208,7 @@ def write_sensitivity(found: Sensitivity, out: Path) -> Path:
 <footer>{escape(_note(found))}</footer>"""
     names = list(found.systems)
     data = {"series": names, "origin": "simulated", **as_json([drawn])}
-    out = Path(out)
-    partial = out.with_name(f".{out.name}.part")
-    try:
-        partial.write_text(html._page(f"{title} – sensitivity", body, data), encoding="utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write the study to {out}: {error.strerror}") from error
-    return out
+    return write_page(page(f"{title} – sensitivity", body, data), out)
 
 
 def _flips_html(found: Sensitivity) -> str:
@@ -231,14 +223,4 @@ def _table_html(found: Sensitivity) -> str:
         for axis in found.axes
         for place, point in enumerate(found.along(axis))
     ]
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(value)}</td>" for value in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    return (
-        '<div class="card scroll" tabindex="0" role="region" aria-label="All points">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return table("All points", heads, rows)

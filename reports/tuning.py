@@ -21,7 +21,8 @@ from rich.text import Text
 from ..tuner.tuning.objectives import OBJECTIVES, Objective
 from ..tuner.tuning.outcome import FILE, read_tuning
 from ..workloads.errors import FileFormatError, SloBenchError
-from . import html, sections
+from . import sections
+from .document import page, table, write_page
 from .figure import ONLY, Axis, Figure, Format, View, as_json
 from .numbers import percent_text, rate_text, seconds_text
 from .parallel import parallel_coordinates
@@ -257,7 +258,7 @@ def write_tuning(found: Plain, out: Path) -> Path:
 <noscript><div class="notice">The figures need JavaScript; the tables do not.</div></noscript>
 <section id="compared"><h2>Default against tuned</h2>
 {"".join(sections.figure(figure, cells) for figure in compared)}
-{_table("Fresh seeds", _CONFIRMED_HEADS, [_confirmed_cells(found, r) for r in found["confirmed"]])}
+{_fresh_seeds(found)}
 </section>
 <section id="search"><h2>The search</h2><div class="grid">{drawn}</div>
 {parallel_coordinates(found)}</section>
@@ -270,15 +271,7 @@ def write_tuning(found: Plain, out: Path) -> Path:
         "origin": origin(found),
         **as_json([*figures, *compared]),
     }
-    out = Path(out)
-    partial = out.with_name(f".{out.name}.part")
-    try:
-        partial.write_text(html._page(f"{title} – tuning", body, data), encoding="utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write the report to {out}: {error.strerror}") from error
-    return out
+    return write_page(page(f"{title} – tuning", body, data), out)
 
 
 def _badge_of(found: Plain) -> pd.DataFrame:
@@ -445,6 +438,11 @@ def _compared(found: Plain, names: Sequence[str]) -> list[Figure]:
     return figures
 
 
+def _fresh_seeds(found: Plain) -> str:
+    rows = [_confirmed_cells(found, row) for row in found["confirmed"]]
+    return table("Fresh seeds", _CONFIRMED_HEADS, rows, "long")
+
+
 def _commands(found: Plain) -> str:
     parts = []
     for winner in found["winners"]:
@@ -465,23 +463,7 @@ def _trials(found: Plain) -> str:
         if row["reason"]:
             state += f": {_first_line(row['reason'])}"
         rows.append([str(row["number"]), state, *figures, f"{row['requests']:,}", *settings])
-    return _table("All trials", heads, rows)
-
-
-def _table(label: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return ""
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(text)}</td>" for text in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    return (
-        f'<div class="card scroll long" tabindex="0" role="region" aria-label="{escape(label)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return table("All trials", heads, rows, "long")
 
 
 def _footer(found: Plain) -> str:

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from ..harness.validate import METRICS, STATISTICS, ErrorRow, Validation
 from ..harness.validate_run import Level
-from ..workloads.errors import SloBenchError
-from . import html, sections
+from . import sections
+from .document import page, table, write_page
 from .figure import ONLY, Axis, Figure, View, as_json
 from .numbers import seconds_text
 from .scatters import BADGE, TITLES, scatter_of, scatter_view, short_error, spread_text
@@ -233,27 +233,9 @@ def write_validation(found: Validation, out: Path) -> Path:
         "origin": "simulated",
         **as_json(drawn),
     }
-    out = Path(out)
-    partial = out.with_name(f".{out.name}.part")
-    try:
-        partial.write_text(html._page(f"{title} – validation", body, data), encoding="utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write the page to {out}: {error.strerror}") from error
-    return out
+    return write_page(page(f"{title} – validation", body, data), out)
 
 
 def _table_html(rows: Sequence[ErrorRow]) -> str:
     heads = ("Metric", "", "Real", "Simulated", "Error")
-    head = "".join(f'<th scope="col">{h}</th>' for h in heads)
-    body = "".join(
-        f'<tr><th scope="row">{row.metric}</th>'
-        + "".join(f"<td>{escape(value)}</td>" for value in _cells(row))
-        + "</tr>"
-        for row in rows
-    )
-    return (
-        '<div class="card scroll" tabindex="0" role="region" aria-label="All errors">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+    return table("All errors", heads, [[row.metric, *_cells(row)] for row in rows])

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from ...workloads.errors import SloBenchError
-from .. import html, sections
+from .. import sections
+from ..document import page, write_page
 from ..figure import ONLY, Axis, Figure, View, as_json
 from ..numbers import rate_text
 from .comparing import Comparison, Row
@@ -36,15 +36,7 @@ def write_comparison(comparison: Comparison, out: Path) -> Path:
     Raises:
         SloBenchError: it cannot be written.
     """
-    out = Path(out)
-    partial = out.with_name(f".{out.name}.part")
-    try:
-        partial.write_text(comparison_page(comparison), encoding="utf-8")
-        partial.replace(out)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise SloBenchError(f"cannot write the comparison to {out}: {error.strerror}") from error
-    return out
+    return write_page(comparison_page(comparison), out)
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -70,7 +62,7 @@ def comparison_page(comparison: Comparison) -> str:
 </main>
 <footer>{escape(comparison.a.name)}, {escape(comparison.b.name)}</footer>"""
     data = {"series": names, "origin": _origin(comparison), **as_json(drawn)}
-    return html._page(f"{heading} – comparison", body, data)
+    return page(f"{heading} – comparison", body, data)
 
 
 def comparison_section(comparison: Comparison, drawn: Sequence[Figure], cells: pd.DataFrame) -> str:
