@@ -42,6 +42,8 @@ Rates = Annotated[
 Requests = Annotated[
     int | None,
     typer.Option(
+        "--requests",
+        "-n",
         metavar="N",
         help="The least in a run; runs grow where waiting requests hold each other up for long. "
         "Default: 2000, on a real server 300; of a trace all.",

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ..workloads.errors import SloBenchError
+from .completion import listed
 
 EXAMPLES = (
     'slo-bench dedicated-slo --models "fleet(llama-3.1-8b*4, qwen2.5-3b*4)" --rate 4',
@@ -20,9 +21,21 @@ def dedicated_slo(
     models: Annotated[str, typer.Option(metavar="fleet(…)|zipf(…)", help="As in `run`.")],
     rate: Annotated[float, typer.Option(metavar="R", help="Of all models together, req/s.")],
     workload: Annotated[
-        str, typer.Option("--workload", "-w", metavar="W", help="As in `run`.")
+        str,
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="W",
+            help="As in `run`.",
+            autocompletion=listed("workloads"),
+        ),
     ] = "azure-conv",
-    gpu: Annotated[str, typer.Option(metavar="G", help="The kind of GPU.")] = "h100-80g",
+    gpu: Annotated[
+        str,
+        typer.Option(
+            "--gpu", "-g", metavar="G", help="The kind of GPU.", autocompletion=listed("gpus")
+        ),
+    ] = "h100-80g",
     duration: Annotated[
         float, typer.Option(metavar="S", help="Seconds of arrivals.")
     ] = DEFAULT_DURATION_S,
@@ -35,7 +48,7 @@ def dedicated_slo(
     each: Annotated[
         bool, typer.Option("--each", help="Every copy of a shape apart, not their median.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
 ) -> None:
     """Derive SLOs: every model serves its own requests on GPUs of its own (simulated).
 

@@ -101,6 +101,8 @@ Speed = Annotated[
 Requests = Annotated[
     int | None,
     typer.Option(
+        "--requests",
+        "-n",
         metavar="N",
         help="Requests in each cell. Default: 1000; of a trace all.",
         rich_help_panel=ARRIVES,
@@ -248,6 +250,8 @@ Oversize = Annotated[
 Backend = Annotated[
     str | None,
     typer.Option(
+        "--backend",
+        "-b",
         metavar="simulated|http|vllm|sglang|paged",
         autocompletion=among("simulated", "http", "vllm", "sglang", "paged"),
         help="What runs it: the simulator, real servers, or our own small engine (paged). Default: "
@@ -358,8 +362,8 @@ Validate = Annotated[
         "--validate",
         help="Of servers that we start: simulate every level as well, with step times fitted to "
         "the server's steps in the other levels, and print how far off that is. Every level is "
-        "measured twice, to tell errors from a machine that is not steady. With --profile FILE by "
-        "those step times; servers that run already need it. --json prints those rows.",
+        "measured three times, to tell errors from a machine that is not steady. With --profile "
+        "FILE by those step times; servers that run already need it. --json prints those rows.",
         rich_help_panel=RUN,
     ),
 ]

@@ -39,6 +39,7 @@ Kinds = Annotated[
     list[str] | None,
     typer.Option(
         "--gpu",
+        "-g",
         metavar="G,…",
         help="GPUs to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
         autocompletion=listed("gpus"),
@@ -56,9 +57,7 @@ Price = Annotated[
 MaxGpus = Annotated[
     int, typer.Option(metavar="N", min=1, help="No more GPUs in all.", rich_help_panel=_CHOICE)
 ]
-Plans = Annotated[
-    int, typer.Option("--plans", "-n", metavar="N", min=1, help="So many, the cheapest first.")
-]
+Plans = Annotated[int, typer.Option(metavar="N", min=1, help="So many, the cheapest first.")]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the plans as a JSON list, and nothing else.")
 ]

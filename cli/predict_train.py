@@ -60,7 +60,7 @@ def predict_train(
         int, typer.Option(metavar="N", help="Stop after N epochs without a better validation loss.")
     ] = 2,
     test_share: Annotated[
-        float, typer.Option(metavar="X", help="Share of prompts kept out for predict-eval.")
+        float, typer.Option(metavar="SHARE", help="Share of prompts kept out for predict-eval.")
     ] = 0.05,
     seed: Annotated[int, typer.Option(metavar="N", help="Of everything that is drawn.")] = 0,
     device: predict_data.Device = "auto",

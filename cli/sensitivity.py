@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..workloads.errors import SloBenchError
+from . import options
 from .completion import listed
 
 if TYPE_CHECKING:
@@ -55,31 +56,34 @@ def sensitivity(
         ),
     ] = "capacity",
     target: Annotated[
-        float, typer.Option(metavar="A", help="The attainment that capacity is about.")
+        float, typer.Option(metavar="SHARE", help="The attainment that capacity is about.")
     ] = 0.9,
     rate: Annotated[
         float | None, typer.Option(metavar="R", help="Offered rate, req/s; for other metrics.")
     ] = None,
     workload: Annotated[
-        str | None, typer.Option("--workload", "-w", metavar="W", help="As in `run`.")
+        str | None,
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="W",
+            help="As in `run`.",
+            autocompletion=listed("workloads"),
+        ),
     ] = None,
     slo: Annotated[
         str | None, typer.Option(metavar="ttft=1,tpot=0.15", help="As in `run`.")
     ] = None,
     requests: Annotated[
-        int, typer.Option(metavar="N", help="Requests of each simulated cell.")
+        int, typer.Option("--requests", "-n", metavar="N", help="Requests of each simulated cell.")
     ] = DEFAULT_REQUESTS,
     seeds: Annotated[int, typer.Option(metavar="N", help="Repetitions.")] = 3,
     seed: Annotated[int, typer.Option(metavar="N", help="The first seed.")] = 0,
-    model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="M", help="As in `run`.")
-    ] = None,
-    gpu: Annotated[
-        str | None, typer.Option("--gpu", "-g", metavar="G", help="As in `run`.")
-    ] = None,
-    gpus: Annotated[int | None, typer.Option(metavar="N", help="As in `run`.")] = None,
-    tp: Annotated[int | None, typer.Option(metavar="N", help="As in `run`.")] = None,
-    router: Annotated[str | None, typer.Option(metavar="R", help="As in `run`.")] = None,
+    model: options.Model = None,
+    gpu: options.Gpu = None,
+    gpus: options.Gpus = None,
+    tp: options.Tp = None,
+    router: options.Router = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
     ] = None,

@@ -53,12 +53,14 @@ def tune_helr(
     ] = None,
     memory_share: Annotated[
         float,
-        typer.Option(metavar="S", help="Of a device's memory in use.", rich_help_panel=_DEVICES),
+        typer.Option(
+            metavar="SHARE", help="Of a device's memory in use.", rich_help_panel=_DEVICES
+        ),
     ] = 0.9,
     reserve_gib: Annotated[
         float,
         typer.Option(
-            metavar="T", help="Kept free for KV on every device.", rich_help_panel=_DEVICES
+            metavar="GIB", help="Kept free for KV on every device.", rich_help_panel=_DEVICES
         ),
     ] = 0.0,
     kv_tokens: Annotated[
@@ -136,6 +138,8 @@ def tune_helr(
     out: Annotated[
         Path | None,
         typer.Option(
+            "--out",
+            "-o",
             metavar="FILE.json",
             help="The map for accelerate, vLLM, SGLang and `run --device-map`.",
         ),

@@ -110,6 +110,8 @@ MaxTime = Annotated[
 Requests = Annotated[
     int | None,
     typer.Option(
+        "--requests",
+        "-n",
         metavar="N",
         help="The least in a run of a search. Default: 2000, on a real server 300.",
         rich_help_panel=SEARCHED,

@@ -44,7 +44,7 @@ def validate(
         ),
     ] = None,
     cell: Annotated[
-        str | None, typer.Option(metavar="C", help="Which cell of a run folder.")
+        str | None, typer.Option("--cell", "-c", metavar="C", help="Which cell of a run folder.")
     ] = None,
     kv_blocks: Annotated[
         int | None,
@@ -52,7 +52,7 @@ def validate(
             metavar="N", min=1, help="As the engine counts them.", rich_help_panel=_ENGINE
         ),
     ] = None,
-    block_size: Annotated[
+    block_tokens: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Tokens of a block.", rich_help_panel=_ENGINE),
     ] = None,
@@ -99,7 +99,7 @@ def validate(
     from .console import terminal
 
     if profile is None:
-        asked = (engine, kv_blocks, block_size, max_num_seqs, max_num_batched_tokens)
+        asked = (engine, kv_blocks, block_tokens, max_num_seqs, max_num_batched_tokens)
         more = (prefix_caching, async_scheduling, host_ms, html)
         if any(value is not None for value in (*asked, *more)):
             raise SloBenchError("with no --profile FILE only --cell and --json can be given")
@@ -117,7 +117,7 @@ def validate(
         engine or found_log.engine.system or "vllm",
         overrides=EngineSettings(
             kv_blocks=kv_blocks,
-            block_tokens=block_size,
+            block_tokens=block_tokens,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             prefix_caching=prefix_caching,

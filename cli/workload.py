@@ -44,29 +44,37 @@ Source = Annotated[
         autocompletion=listed("workloads"),
     ),
 ]
-Rate = Annotated[float | None, typer.Option("--rate", help="Mean arrivals a second.")]
-Speed = Annotated[float | None, typer.Option("--speed", help="Replay a trace so much faster.")]
-Requests = Annotated[int | None, typer.Option("--requests", "-n", help="How many requests.")]
-Duration = Annotated[float | None, typer.Option("--duration", help="For how many seconds.")]
-Seed = Annotated[int, typer.Option("--seed", help="What is drawn depends on it alone.")]
-Slo = Annotated[str, typer.Option("--slo", help="For example `ttft=1,tpot=0.15`, in seconds.")]
+Rate = Annotated[float | None, typer.Option(metavar="R", help="Mean arrivals a second.")]
+Speed = Annotated[float | None, typer.Option(metavar="F", help="Replay a trace so much faster.")]
+Requests = Annotated[
+    int | None, typer.Option("--requests", "-n", metavar="N", help="How many requests.")
+]
+Duration = Annotated[float | None, typer.Option(metavar="S", help="Seconds of arrivals.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="What is drawn depends on it alone.")]
+Slo = Annotated[
+    str, typer.Option(metavar="ttft=1,tpot=0.15", help="Bounds in seconds, as in `run`.")
+]
 Arrivals = Annotated[
     str | None,
-    typer.Option("--arrivals", help="`poisson`, `gamma(cv=2)`, `onoff(on_s=10,off_s=20)`, …"),
+    typer.Option(metavar="PROCESS", help="`poisson`, `gamma(cv=2)`, `onoff(on_s=10,off_s=20)`, …"),
 ]
 Prompt = Annotated[
-    str | None, typer.Option("--prompt-tokens", help="For example `lognormal(median=800)`.")
+    str | None, typer.Option(metavar="LENGTHS", help="For example `lognormal(median=800)`.")
 ]
 Output = Annotated[
-    str | None, typer.Option("--output-tokens", help="For example `uniform(1,256)`.")
+    str | None, typer.Option(metavar="LENGTHS", help="For example `uniform(1,256)`.")
 ]
 Sessions = Annotated[
-    str | None, typer.Option("--sessions", help="For example `sessions(turns=uniform(2,8))`.")
+    str | None,
+    typer.Option(metavar="sessions(…)", help="For example `sessions(turns=uniform(2,8))`."),
 ]
 Models = Annotated[
-    str | None, typer.Option("--models", help="For example `zipf(8, exponent=1, idle_s=60)`.")
+    str | None,
+    typer.Option(metavar="fleet(…)|zipf(…)", help="For example `zipf(8, exponent=1, idle_s=60)`."),
 ]
-Format = Annotated[str | None, typer.Option("--format", help="Of a trace, if it cannot be told.")]
+Format = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="Of a trace, if it cannot be told.")
+]
 
 
 @app.command(epilog=epilog(_SHOWS))
@@ -130,7 +138,9 @@ def show(
 @app.command(epilog=epilog(_MAKES))
 def make(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The CSV file; .gz packs it.")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The CSV file; .gz packs it.")
+    ],
     rate: Rate = None,
     speed: Speed = None,
     requests: Requests = None,

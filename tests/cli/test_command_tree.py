@@ -94,7 +94,17 @@ def test_one_short_letter_means_one_thing():
                 if re.fullmatch("-[a-zA-Z]", name):
                     meant.setdefault(name, set()).add(parameter.name)
     several = {name: found for name, found in meant.items() if len(found) > 1}
-    assert set(several) <= {"-n"}, several  # how many: requests, plans
+    assert not several
+
+
+def test_an_option_has_its_short_letter_in_every_command():
+    letters = {}
+    for command in TREE.values():
+        for parameter in command.params:
+            if parameter.param_type_name == "option":
+                short = frozenset(name for name in parameter.opts if name[:2] != "--")
+                letters.setdefault(max(parameter.opts, key=len), set()).add(short)
+    assert not {name: found for name, found in letters.items() if len(found) > 1}
 
 
 MISSPELT = [

@@ -201,7 +201,7 @@ def log_file(folder: Path) -> Path:
 def test_the_command(tmp_path):
     log, profile = log_file(tmp_path), write_profile(PROFILE, tmp_path / "p.toml")
     arguments = ["validate", str(log), "--profile", str(profile), "--kv-blocks", "400",
-                 "--block-size", "16", "--no-prefix-caching", "--host-ms", "4"]  # fmt: skip
+                 "--block-tokens", "16", "--no-prefix-caching", "--host-ms", "4"]  # fmt: skip
     runner = CliRunner()
     told = runner.invoke(app, [*arguments, "--json"])
     assert told.exit_code == 0, told.output
