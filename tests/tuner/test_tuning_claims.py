@@ -111,6 +111,8 @@ def test_a_folder_remembers_where_its_study_is_kept(tmp_path, monkeypatch):
     [
         ("postgresql://u:p@h/d?password=q&host=/s", "postgresql://u@h/d?host=%2Fs"),
         ("redis://:p@h:6379", "redis://@h:6379"),
+        ("postgresql://h/d?sslpassword=q", "postgresql://h/d"),
+        ("mysql://h/d?passwd=q&charset=x", "mysql://h/d?charset=x"),
         ("sqlite:////a/b.db", "sqlite:////a/b.db"),
         ("a/b.journal", "a/b.journal"),
     ],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from ...harness.store import write_whole
 from ...workloads.errors import FileFormatError, SloBenchError
 
 FILE = "study.json"
+_SECRET = re.compile("pass|pwd|secret|token|key", re.IGNORECASE)  # in the name of a query's field
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,8 @@ def without_password(url: str) -> str:
     parsed = _parsed(url)
     if parsed is None:
         return url.rpartition("@")[2]
-    bare = parsed._replace(password=None).difference_update_query(["password"])
+    secrets = [name for name in parsed.query if _SECRET.search(name)]
+    bare = parsed._replace(password=None).difference_update_query(secrets)
     return bare.render_as_string(hide_password=False)
 
 
