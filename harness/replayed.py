@@ -27,7 +27,7 @@ from .cells import (
 from .core.ledger import BlockLedger
 from .core.policy import Policy, StaticPolicy, overrides
 from .core.records import Outcome
-from .engines.learned import Guess, LearnedPredictions
+from .engines.learned_predictions import Guess, LearnedPredictions
 from .engines.measures import Measures
 from .engines.timed import Ran, TimedInstance, Told
 from .execute import execute

@@ -25,7 +25,7 @@ from ..clusters.banaserve import BanaServe
 from ..core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ..core.state import RequestState
 from ..engines.instance import Instance
-from ..engines.learned import Guess
+from ..engines.learned_predictions import Guess
 from ..engines.over_http.prompts import PromptMaker
 from ..engines.over_http.tokenizer import Vocabulary
 from ..engines.paged.errors import need_torch

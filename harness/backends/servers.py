@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError
-from ..engines.plugged import (
+from ..engines.plugin_contract import (
     HANDSHAKE_VARIABLE,
     HOST_BLOCKS_VARIABLE,
     POLICY_VARIABLE,

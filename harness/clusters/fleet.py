@@ -18,7 +18,7 @@ from ..core.pages import PagedLedger, PagePool
 from ..core.records import Told
 from ..core.state import RequestState
 from ..engines.release import Release
-from ..engines.shared import Gpus, Island, Tenant
+from ..engines.shared import Gpus, SharedGpus, Tenant
 from .arrivals import INF, Arrivals
 from .fleet_policy import Hosted, SharingPolicy
 from .idleness import IdleGaps
@@ -70,8 +70,8 @@ class Fleet:
         self._seen = [0] * len(models)  # requests since the last review
         self._loading_until_s = [0.0] * gpus  # of each GPU's host link
         self.requests = policy.backlog(self)  # those that wait before the engines
-        self._islands: list[Island] = []
-        self._island_of: list[Island] = []
+        self._islands: list[SharedGpus] = []
+        self._island_of: list[SharedGpus] = []
         self._rebuild()
 
     # ---------------------------------------------------------------- what a policy sees
@@ -294,7 +294,7 @@ class Fleet:
                 known.tenants = tenants
                 self._islands.append(known)
                 continue
-            made = Island(gpus, tenants, self.pools, self.now_s, self._ended, self.requests)
+            made = SharedGpus(gpus, tenants, self.pools, self.now_s, self._ended, self.requests)
             self._islands.append(made)
         self._island_of = [
             next(island for island in self._islands if gpu in island.gpus)

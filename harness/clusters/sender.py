@@ -16,7 +16,7 @@ from ..engines.over_http.foretold import foretells
 from ..engines.over_http.heads import WireRequests
 from ..engines.over_http.options import HttpOptions
 from .arrivals import Arrivals
-from .balance import Balanced
+from .routed_servers import RoutedServers
 from .routers import router as router_by_name
 from .shares import Share, rows_elsewhere
 
@@ -59,7 +59,7 @@ def send_share(
     arrivals = Arrivals(own, skip=rows_elsewhere(workload, share))
     requests = WireRequests(own, endpoints, options, bodies)
     tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
-    route = Balanced(len(endpoints), router_by_name(router), share.index)
+    route = RoutedServers(len(endpoints), router_by_name(router), share.index)
     limits = limits_of(workload, options)
     foretold = foretells(own, options)
     driver = Driver(arrivals, route, requests, endpoints, limits, tls, progress, foretold)

@@ -9,7 +9,7 @@ from ..core.decisions import Refill
 from ..core.policy import Policy
 from ..core.state import RequestState
 from ..core.view import Predictions
-from .learned import LearnedPredictions
+from .learned_predictions import LearnedPredictions
 
 
 class IdleView:

@@ -8,9 +8,9 @@ for in the next one.
 
 Memory: each model's ledger takes pages from the pools of its GPUs.
 
-Time: models that share a GPU, also by way of others, are an island with one clock. It advances by
-slices in which nobody of it begins or ends being busy, and each model leaps within them. A slice
-is shorter where pages are scarce or requests wait to be let in.
+Time: models that share a GPU, also by way of others, are an island with one clock (`SharedGpus`).
+It advances by slices in which nobody of it begins or ends being busy, and each model leaps within
+them. A slice is shorter where pages are scarce or requests wait to be let in.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Backlog(Protocol):
         ...
 
 
-class Island:
+class SharedGpus:
     """GPUs that models connect, and these models, up to `now_s`."""
 
     def __init__(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from .learned import LearnedPredictions
+from .learned_predictions import LearnedPredictions
 from .loop import INF
 from .simulated import SimulatedInstance
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ..clusters.policy import REJECT, ClusterPolicy
-from ..clusters.real import RealCluster, RealSite
+from ..clusters.real_cluster import RealCluster, RealSite
 from ..core.decisions import Why
 from ..core.state import RequestState
 from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...workloads.request import Slo
-from ..clusters.balance import Balanced
+from ..clusters.routed_servers import RoutedServers
 from ..clusters.routers import PrefixAware
 from ..clusters.routers import router as router_by_name
 from ..core.state import RequestState
@@ -41,7 +41,7 @@ class Instances:
         """
         self.role = role
         self._router = router_by_name(router)
-        self._balanced = Balanced(len(endpoints), self._router)
+        self._balanced = RoutedServers(len(endpoints), self._router)
         self._servers = Watched(
             endpoints,
             health_path=health_path,

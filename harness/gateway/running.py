@@ -19,7 +19,7 @@ from ...workloads.errors import SloBenchError
 from ..clusters.policy import ClusterPolicy, Routed
 from ..clusters.routers import router as router_by_name
 from ..engines.over_http.endpoint import Endpoint
-from ..engines.plugged import PolicySpec
+from ..engines.plugin_contract import PolicySpec
 from ..machine import allow_many_sockets
 from .controlled import Controlled
 from .front import Front

@@ -31,7 +31,7 @@ from slo_bench.harness.core.wire import DROPPED, REJECTED, SGLANG_FIELD
 from slo_bench.harness.engines.on_sglang.targets import HOOKS
 from slo_bench.harness.engines.over_http import Endpoint, HttpOptions
 from slo_bench.harness.engines.over_http.faults import Fault
-from slo_bench.harness.engines.plugged import POLICY_VARIABLE, PolicySpec
+from slo_bench.harness.engines.plugin_contract import POLICY_VARIABLE, PolicySpec
 from slo_bench.harness.systems import system
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload

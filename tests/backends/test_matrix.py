@@ -17,8 +17,8 @@ from slo_bench.harness.backends.recipe import KvTransfer, Launch
 from slo_bench.harness.backends.serve import Serve
 from slo_bench.harness.backends.vllm import VLLM
 from slo_bench.harness.core.policy import StaticPolicy
-from slo_bench.harness.engines.learned import LearnedPredictions
-from slo_bench.harness.engines.plugged import PolicySpec
+from slo_bench.harness.engines.learned_predictions import LearnedPredictions
+from slo_bench.harness.engines.plugin_contract import PolicySpec
 from slo_bench.harness.plan import plan
 from slo_bench.harness.schema import ExperimentSchema
 from slo_bench.harness.systems import SYSTEMS, system

@@ -6,8 +6,8 @@ import pytest
 
 from slo_bench.harness.backends.servers import Server
 from slo_bench.harness.backends.tally import figures, growth, swap_problem
-from slo_bench.harness.engines.learned import LearnedPredictions
-from slo_bench.harness.engines.plugged import HANDSHAKE_VARIABLE, Tally, tally_file
+from slo_bench.harness.engines.learned_predictions import LearnedPredictions
+from slo_bench.harness.engines.plugin_contract import HANDSHAKE_VARIABLE, Tally, tally_file
 
 BEFORE = {"decided_out": 3, "executed_out": 3, "decided_in": 3, "executed_in": 3}
 BEFORE |= {"preempted_swap": 3, "preempted_recompute": 1}

@@ -8,7 +8,7 @@ import pytest
 from slo_bench.harness.clusters.load_aware import LoadAware
 from slo_bench.harness.clusters.measured import Fastest, Meter
 from slo_bench.harness.clusters.policy import Routed
-from slo_bench.harness.clusters.real import RealCluster
+from slo_bench.harness.clusters.real_cluster import RealCluster
 from slo_bench.harness.clusters.routers import ROUTERS
 from slo_bench.harness.core.state import RequestState
 from slo_bench.workloads.request import Slo

@@ -23,8 +23,8 @@ from ...core.policy import Key, Policy, overrides
 from ...core.queues import REKEY_AT_MOST
 from ...core.state import Phase
 from ...core.wire import DROPPED, REJECTED
-from ..learned import LearnedPredictions
-from ..plugged import StepLog
+from ..learned_predictions import LearnedPredictions
+from ..plugin_contract import StepLog
 from .fits import refusal_of
 from .steps import Steps, requests_left
 from .view import SglangRequest, SglangView, all_ours, ours

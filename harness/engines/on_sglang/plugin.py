@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...core.policy import Policy
-from ..learned import LearnedPredictions
-from ..plugged import PolicySpec, StepLog, announce, asked_for
+from ..learned_predictions import LearnedPredictions
+from ..plugin_contract import PolicySpec, StepLog, announce, asked_for
 from .fits import refusal
 from .steps import Steps, engine_settings, requests_left
 from .targets import (

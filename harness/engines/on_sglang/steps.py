@@ -6,8 +6,8 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from ..learned import LearnedPredictions
-from ..plugged import StepLog
+from ..learned_predictions import LearnedPredictions
+from ..plugin_contract import StepLog
 
 
 @dataclass(frozen=True)

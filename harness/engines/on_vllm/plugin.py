@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..plugged import StepLog, asked_for, host_blocks
+from ..plugin_contract import StepLog, asked_for, host_blocks
 
 
 def register() -> None:

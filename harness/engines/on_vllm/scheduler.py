@@ -24,8 +24,8 @@ from ...core.decisions import Admission, PreemptBy, Refill, Why
 from ...core.policy import Policy, overrides
 from ...core.state import Phase, RequestState
 from ...core.wire import DROPPED, OFFLOADED, REJECTED, slo_from_wire, told_from_wire, waited_s
-from ..learned import LearnedPredictions
-from ..plugged import StepLog, Tally, announce, asked_for, host_blocks
+from ..learned_predictions import LearnedPredictions
+from ..plugin_contract import StepLog, Tally, announce, asked_for, host_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
 from .steps import Composition, engine_settings
@@ -35,7 +35,7 @@ _GOODBYES = {Why.REJECT: REJECTED, Why.DROP: DROPPED, Why.OFFLOAD: OFFLOADED}
 
 
 class PolicyScheduler(Scheduler):
-    """For `--scheduler-cls`. The policy comes from the environment; see `engines.plugged`."""
+    """For `--scheduler-cls`. The policy comes from the environment (`engines.plugin_contract`)."""
 
     clock: ClassVar[Callable[[], float]] = time.time  # as vLLM's own arrival times
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..plugged import StepLog, announce
+from ..plugin_contract import StepLog, announce
 from .hooks import WATCHED, vllm_version
 
 

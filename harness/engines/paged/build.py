@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
-from ..learned import Guess
+from ..learned_predictions import Guess
 from ..measures import Measures
 from .cache import KvCache, Swapper
 from .clock import Clock

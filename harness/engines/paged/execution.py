@@ -7,7 +7,7 @@ from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
 from ...core.state import RequestState
-from ..learned import LearnedPredictions
+from ..learned_predictions import LearnedPredictions
 from ..timed import Ran, Told
 from .batch import Piece
 from .cache import Swapper

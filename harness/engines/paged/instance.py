@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ...core.policy import Policy
 from ...core.state import Phase, RequestState
-from ..learned import LearnedPredictions
+from ..learned_predictions import LearnedPredictions
 from ..measures import Measures
 from ..timed import TimedInstance
 from .execution import Execution

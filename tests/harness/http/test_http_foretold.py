@@ -14,7 +14,7 @@ from slo_bench.harness.clusters import sender
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import Told, told_from_wire
-from slo_bench.harness.engines.learned import LearnedPredictions
+from slo_bench.harness.engines.learned_predictions import LearnedPredictions
 from slo_bench.harness.engines.over_http import Endpoint, Fault, HttpOptions
 from slo_bench.harness.engines.over_http.bodies import Bodies
 from slo_bench.harness.engines.over_http.foretold import Known, foretells

@@ -13,7 +13,7 @@ import pytest
 
 from slo_bench.harness.core.decisions import Admission, Line
 from slo_bench.harness.core.policy import Policy
-from slo_bench.harness.engines.plugged import STEP_LOG_VARIABLE
+from slo_bench.harness.engines.plugin_contract import STEP_LOG_VARIABLE
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.vllm import Vllm

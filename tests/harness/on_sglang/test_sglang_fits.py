@@ -11,7 +11,7 @@ from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.engines.on_sglang.fits import refusal
 from slo_bench.harness.engines.on_sglang.plugin import register
 from slo_bench.harness.engines.on_sglang.targets import HOOKS, moved
-from slo_bench.harness.engines.plugged import POLICY_VARIABLE, PolicySpec
+from slo_bench.harness.engines.plugin_contract import POLICY_VARIABLE, PolicySpec
 from slo_bench.harness.systems import SYSTEMS
 
 

@@ -22,7 +22,7 @@ from slo_bench.harness.core.wire import DROPPED, OFFLOADED, to_wire
 from slo_bench.harness.engines.device import Device
 from slo_bench.harness.engines.idle_view import IdleView
 from slo_bench.harness.engines.measures import Measures
-from slo_bench.harness.engines.plugged import PolicySpec
+from slo_bench.harness.engines.plugin_contract import PolicySpec
 from slo_bench.harness.engines.predictions import ModelledPredictions
 from slo_bench.harness.engines.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from slo_bench.harness.engines.on_vllm.steps import StepWatch
-from slo_bench.harness.engines.plugged import HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, StepLog
+from slo_bench.harness.engines.plugin_contract import HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, StepLog
 from slo_bench.harness.step_log import read_steps
 
 

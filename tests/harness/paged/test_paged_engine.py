@@ -18,7 +18,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from slo_bench.harness.core.ledger import BlockLedger  # noqa: E402
 from slo_bench.harness.core.policy import Policy, StaticPolicy  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
-from slo_bench.harness.engines.learned import LearnedPredictions  # noqa: E402
+from slo_bench.harness.engines.learned_predictions import LearnedPredictions  # noqa: E402
 from slo_bench.harness.engines.measures import Measures  # noqa: E402
 from slo_bench.harness.engines.paged.cache import KvCache, Swapper  # noqa: E402
 from slo_bench.harness.engines.paged.decoder import Decoder  # noqa: E402

@@ -16,7 +16,7 @@ class _Server:
         self.n_requests = 0
 
 
-class Balanced:
+class RoutedServers:
     """Chooses among servers that are up. `first`: whose turn it is at the start."""
 
     def __init__(self, n: int, router: Router, first: int = 0) -> None:

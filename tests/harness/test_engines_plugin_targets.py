@@ -1,18 +1,24 @@
 """An upgrade of a server that moves what we hook into is told by name."""
 
-from slo_bench.harness.engines.known import moved
+from slo_bench.harness.engines.plugin_targets import moved
 
 HERE = "slo_bench.harness.engines"
 
 
 def test_what_is_as_we_know_it_is_no_problem():
-    assert moved({f"{HERE}.known.moved": ("targets",), f"{HERE}.known:moved": ()}) == []
-    assert moved({f"{HERE}.learned:LearnedPredictions.step_s": ("self", "decode_seqs")}) == []
+    assert (
+        moved({f"{HERE}.plugin_targets.moved": ("targets",), f"{HERE}.plugin_targets:moved": ()})
+        == []
+    )
+    assert (
+        moved({f"{HERE}.learned_predictions:LearnedPredictions.step_s": ("self", "decode_seqs")})
+        == []
+    )
     assert moved({f"{HERE}.over_http.faults:Fault.ABORTED": ()}) == []  # nothing to call
 
 
 def test_what_is_gone_or_takes_something_else_is_named():
-    learn = f"{HERE}.learned:LearnedPredictions.learn"
+    learn = f"{HERE}.learned_predictions:LearnedPredictions.learn"
     problems = moved(
         {
             f"{HERE}.nowhere:f": (),
