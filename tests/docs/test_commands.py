@@ -75,7 +75,7 @@ LEFT_OPEN = {
 # moments are counted, and where a program needs minutes.
 ON_A_SERVER = {
     "run": "--requests 4 --seeds 1",
-    "capacity": "--requests 4 --max-requests 40 --max-time 20 --tolerance 0.9",
+    "capacity": "--requests 100 --max-requests 400 --max-time 20 --tolerance 0.5",
     "tune": "--trials 2 --requests 4 --seeds 1 --no-confirm",
     "profile": "--budget 60 --max-seqs 2 --no-moves",
     "campaign.py": "--seconds 5",
@@ -320,7 +320,8 @@ def typed_for(command: str) -> str:
         return shlex.join([*words, *shlex.split(ON_A_SERVER[asked])])
     if words[1:3] == ["tune", "helr"] or any(word.endswith(".toml") for word in words[2:3]):
         return command  # an experiment file says it all
-    said = {*words, "--requests"} if "--duration" in words else set(words)
+    instead = {"--duration": "--requests", "--executor": "--jobs"}
+    said = {*words, *(instead[word] for word in words if word in instead)}
     for setting in re.findall(r"--\S+(?: [^-]\S*)?", LEFT_OPEN.get(asked, "")):
         if setting.split()[0] not in said:
             words += setting.split()
