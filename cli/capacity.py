@@ -163,8 +163,8 @@ def capacity(
     from ..harness.schema import SIMULATED
     from ..tuner.capacity.folder import search_capacity
     from ..tuner.capacity.memory import Asked
-    from .asked import asked_experiment
-    from .executing import executor_of, pool_of
+    from .executor import executor_of, pool_of
+    from .experiment_options import asked_experiment
 
     experiment = asked_experiment(given)
     asked = Asked(

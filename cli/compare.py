@@ -114,7 +114,7 @@ def compared_by(
     """
     from ..reports.compare import comparing
     from ..reports.compare.metrics import COMPARED, GATED, metrics_named
-    from .asked import numbers
+    from .experiment_options import numbers
     from .progress import counted
 
     pair = _pair(systems)

@@ -95,7 +95,7 @@ def plan(
     from ..reports.plan import plan_rows, plan_table
     from ..tuner.planning import Wanted, plan_cheapest
     from ..tuner.planning.launch_files import write_launch_files
-    from .asked import asked_experiment
+    from .experiment_options import asked_experiment
     from .progress import changing_line
 
     if resume and out is None:

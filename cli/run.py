@@ -80,10 +80,10 @@ def run(
     given = dict(locals())
     from ..harness.validate_run import validate_run
     from ..predictors.profiles.profile import read_profile
-    from .asked import asked_experiment
-    from .executing import executor_of
-    from .running import run_shown, summarise, write_page
-    from .validating import levels_shown, validated
+    from .executor import executor_of
+    from .experiment_options import asked_experiment
+    from .run_output import run_shown, summarise, write_page
+    from .run_validated import levels_shown, validated
 
     judged = profile if validate else None
     if validate:

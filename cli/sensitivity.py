@@ -142,7 +142,7 @@ def _one_level(cells: list[CellSpec]) -> list[CellSpec]:
 
 def _axes(vary: list[str] | None) -> list[tuple[Perturbation, tuple[float, ...]]]:
     from ..tuner.perturbations import PERTURBATIONS, perturbation
-    from .asked import numbers
+    from .experiment_options import numbers
 
     found: dict[str, tuple[Perturbation, tuple[float, ...]]] = {}
     for text in vary or PERTURBATIONS:

@@ -170,7 +170,7 @@ def serve(
     from ..harness.clusters.routers import router as router_by_name
     from ..harness.gateway import serving as gateway
     from ..harness.gateway.split import transfer_of
-    from .serving import (
+    from .serve_until_stopped import (
         before,
         check_hears,
         knobs_of,

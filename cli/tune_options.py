@@ -229,7 +229,7 @@ def asked_of(given: Mapping[str, Any], system: str | None) -> tuple[Experiment, 
     from ..harness.experiment import Experiment
     from ..tuner.tuning.outcome import ASKED_FILE
     from ..tuner.tuning.settings import TuneSettings, load
-    from .asked import changed_experiment
+    from .experiment_options import changed_experiment
 
     out = given.get("out")
     if given.get("resume"):

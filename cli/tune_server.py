@@ -72,7 +72,7 @@ def tune_server(
     `slo-bench tune --resume --out DIR`.
     """
     given = dict(locals()) | {"resume": False, "executor": "local", "address": None, "jobs": None}
-    from .tuning import tuned
+    from .tune_output import tuned
 
     if backend not in ("vllm", "sglang"):
         raise SloBenchError(f"--backend must be vllm or sglang but is {backend!r}")

@@ -84,7 +84,7 @@ def tune_system(
 ) -> None:
     """Tune a system: every knob, or what --search names; the word `system` may be left out."""
     given = dict(locals())
-    from .tuning import tuned
+    from .tune_output import tuned
 
     is_file = what is not None and what.endswith(".toml")
     given["file"] = Path(what) if what is not None and is_file else None

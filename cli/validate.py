@@ -139,7 +139,7 @@ def validate(
 def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
     """A run folder whose servers logged their steps."""
     from ..harness.validate_run import validate_run
-    from .validating import levels_shown
+    from .run_validated import levels_shown
 
     if not folder.is_dir():
         raise SloBenchError(f"{folder} is no run folder with step logs; give --profile FILE")

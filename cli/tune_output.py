@@ -22,7 +22,7 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
     from ..harness.experiment import new_folder
     from ..reports.tuning import tuning_text, write_tuning
     from ..tuner.tuning.tune import tune
-    from .executing import executor_of, pool_of
+    from .executor import executor_of, pool_of
 
     out = given["out"]
     folder = (

@@ -1,4 +1,4 @@
-"""What `slo-bench serve` needs beside its options."""
+"""The ways in which `slo-bench serve` serves, each until it is stopped; and how it stops."""
 
 from __future__ import annotations
 

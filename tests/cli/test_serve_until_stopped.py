@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.cli import serving
+from slo_bench.cli import serve_until_stopped
 from slo_bench.harness.backends.servers import ServerError
 from slo_bench.harness.systems import System, system
 from slo_bench.workloads.errors import SloBenchError
@@ -38,10 +38,10 @@ def ends(monkeypatch, *groups: list[Fake]) -> tuple[str, list[str]]:
             for server in group:
                 server.looks -= 1
 
-    monkeypatch.setattr(serving.time, "sleep", sleep)
+    monkeypatch.setattr(serve_until_stopped.time, "sleep", sleep)
     said: list[str] = []
     with pytest.raises(ServerError) as ended:
-        serving.wait_while_served(groups, said.append)
+        serve_until_stopped.wait_while_served(groups, said.append)
     return str(ended.value), said
 
 
@@ -72,13 +72,15 @@ class Wanted:
 @pytest.mark.parametrize(("inside", "patched"), [(True, False), (False, True)])
 def test_lengths_that_nobody_would_hear_of_are_refused(inside, patched):
     with pytest.raises(SloBenchError, match="vllm has vllm as it is"):
-        serving.check_hears(Wanted("vllm", patched), inside=inside, say=pytest.fail)
+        serve_until_stopped.check_hears(Wanted("vllm", patched), inside=inside, say=pytest.fail)
 
 
 def test_it_is_said_where_a_policy_does_not_look_at_lengths():
     said: list[str] = []
-    serving.check_hears(Wanted("edf", patched=True), inside=True, say=said.append)
+    serve_until_stopped.check_hears(Wanted("edf", patched=True), inside=True, say=said.append)
     assert said == [
         "edf does not look at predicted lengths: they are told, cost their time, and change nothing"
     ]
-    serving.check_hears(Wanted("slo-odbs-continuous", patched=True), inside=True, say=pytest.fail)
+    serve_until_stopped.check_hears(
+        Wanted("slo-odbs-continuous", patched=True), inside=True, say=pytest.fail
+    )
