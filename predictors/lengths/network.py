@@ -73,6 +73,7 @@ def load_base(
         tokenizer = transformers.AutoTokenizer.from_pretrained(where)
         model = transformers.AutoModel.from_pretrained(
             where,
+            use_safetensors=True,  # never pickle
             dtype=torch.bfloat16 if bf16 else torch.float32,
             # SDPA's backward pass takes nearly half of a step on a CPU.
             attn_implementation="eager" if learns and device == "cpu" else "sdpa",

@@ -6,6 +6,8 @@ import csv
 import importlib.util
 import json
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -128,6 +130,28 @@ def test_it_is_taught_in_place_or_left_as_it_was(made, folder, tmp_path):
     generation = json.loads((mine / "predictor.json").read_text())["generation"]
     assert generation == int("taken" in said.stderr)
     assert (mine / f"weights-{generation}.safetensors").is_file()
+
+
+@needs_torch
+def test_ctrl_c_leaves_a_training_that_goes_on(tmp_path):
+    base = tiny_models.make_model(tmp_path / "base")
+    data = write_jsonl(tmp_path / "talks.jsonl", answered(256))
+    asked = ["predict-train", data, "--base", base, "--lora-r", "2", "--epochs", "6"]
+    asked = [*map(str, asked), "--threads", "1", "--out", str(tmp_path / "lengths")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slo_bench.cli.main", *asked], stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("epoch 1"):
+            process.send_signal(signal.SIGINT)
+            break
+    said = process.communicate(timeout=300)[1]
+    assert (process.returncode, "Traceback" in said) == (130, False)
+    assert "go on with the same command and --resume" in said
+    done = CliRunner().invoke(app, [*asked, "--resume"])
+    assert done.exit_code == 0
+    assert (tmp_path / "lengths" / "predictor.json").is_file()
 
 
 @needs_torch
