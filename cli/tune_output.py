@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any]) -> None:
     """Tune with progress on stderr, write the report and print what was found."""
     from ..harness.experiment import new_folder
-    from ..reports.tuning import tuning_text, write_tuning
+    from ..reports.tuning import tuning_text
+    from ..reports.tuning_page import write_tuning
     from ..tuner.tuning.tune import tune
     from .executor import executor_of, pool_of
 

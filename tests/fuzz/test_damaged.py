@@ -15,7 +15,7 @@ from slo_bench.harness.logs import read_log
 from slo_bench.reports.compare.comparing import compare, read_results
 from slo_bench.reports.compare.gate import judge_comparison
 from slo_bench.reports.compare.text import comparison_json
-from slo_bench.reports.tuning import rewrite_tuning
+from slo_bench.reports.tuning_page import rewrite_tuning
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.capacity.memory import Asked
 from slo_bench.tuner.tuning.evaluate import cell_of
