@@ -19,6 +19,8 @@ from ..policies.vllm import Vllm
 if TYPE_CHECKING:
     from .fleet import Fleet
 
+LEAST_KV_BYTES = 1 << 30  # beside each model that a static system places on a GPU
+
 
 @dataclass(frozen=True)
 class Hosted:
@@ -153,6 +155,3 @@ def by_load(models: Sequence[Hosted], fleet: Fleet) -> dict[int, tuple[int, ...]
             busy[g] += model.rate_rps * model.work_s
             free[g] -= model.weight_pages
     return found
-
-
-LEAST_KV_BYTES = 1 << 30  # beside each model that a static system places on a GPU

@@ -18,7 +18,7 @@ from .kv_store_knobs import Shelf
 from .policy import HOLD, Instead, Role, View
 from .routers import PrefixAware, least_loaded
 from .site import Site
-from .split import PREFILL, Apart
+from .split import DECODE, PREFILL, Apart
 
 
 class _AtHome(StoreLedger):
@@ -91,16 +91,14 @@ class MemServe(Apart):
 
         return (
             Role(PREFILL, policy, prefill, hands_over=True, ledger=at_home),
-            Role("decode", policy, decode, ledger=away),
+            Role(DECODE, policy, decode, ledger=away),
         )
 
     def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
         sites = cluster.role(PREFILL)
         if not sites:
             return HOLD
-        loads = [site.n_requests for site in sites]
-        low, high = min(loads), max(loads)
-        apart = high - low > PrefixAware.APART_REQUESTS and high > PrefixAware.APART_RATIO * low
+        apart = PrefixAware.out_of_balance(sites)
         cached = [_cached_tokens(r, site) for site in sites]
         if apart or max(cached) <= PrefixAware.MATCH_SHARE * r.prompt_tokens:
             return least_loaded(sites)

@@ -105,10 +105,15 @@ class PrefixAware:
             del seen[next(iter(seen))]
         return chosen
 
-    def _choose(self, r: RequestState, instances: Sequence[T]) -> T:
+    @classmethod
+    def out_of_balance(cls, instances: Sequence[Target]) -> bool:
+        """Are the loads further apart than both bounds?"""
         loads = [i.n_requests for i in instances]
         low, high = min(loads), max(loads)
-        if high - low > self.APART_REQUESTS and high > self.APART_RATIO * low:
+        return high - low > cls.APART_REQUESTS and high > cls.APART_RATIO * low
+
+    def _choose(self, r: RequestState, instances: Sequence[T]) -> T:
+        if self.out_of_balance(instances):
             return least_loaded(instances)
         best, longest = instances[0], 0
         for instance in instances:

@@ -19,7 +19,6 @@ class ClientFigures:
     late_p50_s: float
     late_p99_s: float
     lag_p99_s: float
-    lag_max_s: float
     offered_rps: float
     sent_rps: float
     cpu_s: float
@@ -44,7 +43,6 @@ def client_figures(
         late_p50_s=quantile(late_s, 0.5),
         late_p99_s=quantile(late_s, 0.99),
         lag_p99_s=quantile(lag_s, 0.99),
-        lag_max_s=quantile(lag_s, 1.0),
         offered_rps=_rate(due_s),
         sent_rps=_rate(started_s),
         cpu_s=cpu_s,
