@@ -1,10 +1,10 @@
 """Every command that README, CONTRIBUTING and docs/ show is run, as a reader would type it.
 
 A page's commands run in order, in one empty folder, so that a later one finds what an earlier one
-wrote. What takes torch, Ray, PostgreSQL or real servers is told from the command and has a marker;
-`slow` is what repeats a paper's experiments or installs. `NOT_RUN` is the rest, with the reasons.
-`pytest -s` prints what is typed in place of what is shown; nothing but `LEFT_OPEN`, `ON_A_SERVER`,
-the addresses and the models makes the two differ.
+wrote. Who runs a command is told from it: what takes torch, Ray, PostgreSQL or real servers, repeats
+a paper's experiments or installs is `slow`, and `.ci/slow` runs it. `NOT_RUN` is the rest, with the
+reasons. `pytest -s` prints what is typed in place of what is shown; nothing but `LEFT_OPEN`,
+`ON_A_SERVER`, the addresses and the models makes the two differ.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ MARKS = {
     "torch": [pytest.mark.slow, pytest.mark.torch, need(*LEARNING)],
     "ray": [pytest.mark.slow, pytest.mark.ray, need("ray")],
     "postgres": [pytest.mark.slow, pytest.mark.postgres, need(*STORING)],
-    "backends": [pytest.mark.backends],
+    "backends": [pytest.mark.slow, pytest.mark.backends],
 }
 CASES = [
     pytest.param(name, which, commands, marks=MARKS[which], id=f"{name}: {which}")
