@@ -1,8 +1,8 @@
 """Every command that README, CONTRIBUTING and docs/ show is run, as a reader would type it.
 
 A page's commands run in order, in one empty folder, so that a later one finds what an earlier one
-wrote. Who runs a command is told from it: what takes torch, Ray, PostgreSQL or real servers, repeats
-a paper's experiments or installs is `slow`, and `.ci/slow` runs it. `NOT_RUN` is the rest, with the
+wrote. Who runs a command is told from it: what takes torch, Ray, PostgreSQL or servers, repeats a
+paper's experiments or installs is `slow`, and `.ci/slow` runs it. `NOT_RUN` is the rest, with the
 reasons. `pytest -s` prints what is typed in place of what is shown; nothing but `LEFT_OPEN`,
 `ON_A_SERVER`, the addresses and the models makes the two differ.
 """
