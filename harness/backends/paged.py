@@ -228,10 +228,11 @@ class Loaded:
                 f"server.clock cpu is the time of one thread, but torch computes with "
                 f"{torch.get_num_threads()}: set OMP_NUM_THREADS=1"
             )
+        clock = RealClock() if self.clock == "real" else CpuClock()
         instance = engine.instance(
             policy,
             lambda r: Tokens(prompts.token_ids(workload[r.id])),
-            RealClock() if self.clock == "real" else CpuClock(),
+            clock,
             predictions=Guess(lambda r: int(lengths[r.id]), lambda r: int(longest[r.id])),
             sample_s=max(workload.span_s, 1.0) / _SAMPLES,
         )
@@ -240,6 +241,7 @@ class Loaded:
         if self.logged and isinstance(instance, TimedInstance):
             _log_steps(instance, lines)
         with heap_frozen(), collections_off():
+            clock.begin()
             result = execute(workload, instance, rejected=rejected, progress=progress)
         if migrator is not None:
             log = "".join(f"{moved.line()}\n" for moved in migrator.history)

@@ -22,6 +22,10 @@ class RealClock:
     """The machine's own, which never goes back."""
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Now it is zero."""
         self._begin_s = time.perf_counter()
 
     def now_s(self) -> float:
@@ -42,6 +46,10 @@ class CpuClock:
     """
 
     def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Now it is zero."""
         self._skipped_s = -time.thread_time()
 
     def now_s(self) -> float:

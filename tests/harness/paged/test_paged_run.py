@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -210,3 +212,35 @@ def test_where_a_store_makes_no_sense(
     store = {"kv_store": f"{tmp_path}/kv=0.1"}
     with pytest.raises(SloBenchError, match=word):
         Experiment(**{"backend": "paged", **asked, "server": store, **changes}).run(tmp_path / "r")
+
+
+def test_what_is_set_up_before_a_run_is_no_part_of_its_first_step(tmp_path, monkeypatch):
+    ahead_s = 0.0
+
+    class Ahead:
+        sleep = time.sleep
+
+        @staticmethod
+        def perf_counter() -> float:
+            return time.perf_counter() + ahead_s
+
+    @contextlib.contextmanager
+    def for_days() -> Iterator[None]:
+        nonlocal ahead_s
+        ahead_s = 1e6
+        yield
+
+    monkeypatch.setattr("slo_bench.harness.engines.paged.clock.time", Ahead)
+    monkeypatch.setattr("slo_bench.harness.backends.paged.heap_frozen", for_days)
+    file = tmp_path / "logged.toml"
+    file.write_text(
+        'backend = "paged"\nsystems = "vllm"\nworkload = "alpaca"\nrates = 50\nrequests = 3\n'
+        "seeds = 1\n[server]\nstep_log = true\n"
+    )
+    out = tmp_path / "o"
+    done = CliRunner().invoke(app, ["run", str(file), "--no-report", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    (log,) = (out / "servers").glob("*.steps.jsonl")
+    begun, done = map(json.loads, log.read_text().splitlines()[:2])
+    assert (begun["event"], done["event"]) == ("step", "done")
+    assert done["time_s"] < 1e5
