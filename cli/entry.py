@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 
+from .interrupts import watch
+
 
 def main() -> None:
     """See `cli.main.main`."""
     try:
+        watch()
         from .main import main as run
 
         run()

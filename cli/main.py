@@ -22,6 +22,7 @@ from .explain import EXAMPLES as EXPLAIN_EXAMPLES
 from .explain import explain
 from .gate import EXAMPLES as GATE_EXAMPLES
 from .gate import gate
+from .interrupts import struck
 from .list import EXAMPLES as LIST_EXAMPLES
 from .list import list_names
 from .plan import EXAMPLES as PLAN_EXAMPLES
@@ -104,12 +105,18 @@ def main() -> None:
     try:
         app()
     except SloBenchError as error:
+        if struck():
+            sys.exit(130)
         from .console import harmless
 
         typer.echo(f"error: {harmless(str(error))}", err=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception:
+        if struck():
+            sys.exit(130)
+        raise
 
 
 if __name__ == "__main__":

@@ -49,6 +49,36 @@ def test_ctrl_c_while_modules_are_read_is_quiet():
     assert (done.returncode, done.stderr) == (130, b"")
 
 
+@pytest.mark.parametrize(
+    ("error", "struck", "code"),
+    [
+        ("SloBenchError('no table')", True, 130),
+        ("ValueError('no model')", True, 130),
+        ("SloBenchError('no table')", False, 2),
+        ("ValueError('no model')", False, 1),
+    ],
+)
+def test_ctrl_c_that_a_library_takes_for_an_error_of_its_own(error, struck, code):
+    text = (
+        "import os, signal, time\n"
+        "from slo_bench.cli import main\n"
+        "from slo_bench.workloads.errors import SloBenchError\n"
+        "def app():\n"
+        "    try:\n"
+        f"        if {struck}: os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        time.sleep(60 if {struck} else 0)\n"
+        "    except KeyboardInterrupt: pass\n"
+        f"    raise {error}\n"
+        "main.app = app\n"
+        "from slo_bench.cli.entry import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, check=False)
+    assert done.returncode == code
+    assert struck == (done.stderr == b"")
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help(slo_bench, command):
     code, out, _ = slo_bench(command, "--help")
