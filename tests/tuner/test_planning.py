@@ -179,8 +179,8 @@ def test_systems_of_ours_are_served_by_us(system, word):
 
 
 def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch):
-    words = ["plan", "--rate", "1", "--gpu", "a100-80g", "-n", "1", "--out", str(tmp_path / "plan")]
-    words += ["--sweep", "vllm.max_num_batched_tokens=2048"]
+    words = ["plan", "--rate", "1", "--gpu", "a100-80g", "--plans", "1"]
+    words += ["--out", str(tmp_path / "plan"), "--sweep", "vllm.max_num_batched_tokens=2048"]
     monkeypatch.chdir(tmp_path)
     shown = CliRunner().invoke(app, words)
     assert shown.exit_code == 0, shown.output
