@@ -11,10 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .harness.experiment import Experiment as Experiment
-    from .harness.experiment import RunResult as RunResult
-    from .reports.html import write_report as write_report
-    from .reports.notebook import plotly_figures as plotly_figures
+    from .harness.experiments.experiment import Experiment as Experiment
+    from .harness.experiments.experiment import RunResult as RunResult
+    from .reports.figures.notebook import plotly_figures as plotly_figures
+    from .reports.pages.run_page import write_report as write_report
     from .workloads.errors import SloBenchError as SloBenchError
 
 __version__ = "0.1.0"

@@ -8,44 +8,44 @@ from typing import Annotated
 import typer
 
 from ..workloads.errors import SloBenchError
-from .backends import app as backends
-from .capacity import EXAMPLES as CAPACITY_EXAMPLES
-from .capacity import capacity
-from .compare import EXAMPLES as COMPARE_EXAMPLES
-from .compare import compare
-from .dedicated_slo import EXAMPLES as DEDICATED_SLO_EXAMPLES
-from .dedicated_slo import dedicated_slo
-from .doctor import EXAMPLES as DOCTOR_EXAMPLES
-from .doctor import doctor
-from .examples import epilog
-from .explain import EXAMPLES as EXPLAIN_EXAMPLES
-from .explain import explain
-from .gate import EXAMPLES as GATE_EXAMPLES
-from .gate import gate
+from .commands.backends import app as backends
+from .commands.capacity import EXAMPLES as CAPACITY_EXAMPLES
+from .commands.capacity import capacity
+from .commands.compare import EXAMPLES as COMPARE_EXAMPLES
+from .commands.compare import compare
+from .commands.derive_slo import EXAMPLES as DEDICATED_SLO_EXAMPLES
+from .commands.derive_slo import dedicated_slo
+from .commands.doctor import EXAMPLES as DOCTOR_EXAMPLES
+from .commands.doctor import doctor
+from .commands.explain import EXAMPLES as EXPLAIN_EXAMPLES
+from .commands.explain import explain
+from .commands.gate import EXAMPLES as GATE_EXAMPLES
+from .commands.gate import gate
+from .commands.list import EXAMPLES as LIST_EXAMPLES
+from .commands.list import list_names
+from .commands.plan import EXAMPLES as PLAN_EXAMPLES
+from .commands.plan import plan
+from .commands.predict_eval import EXAMPLES as PREDICT_EVAL_EXAMPLES
+from .commands.predict_eval import predict_eval
+from .commands.predict_train import EXAMPLES as PREDICT_TRAIN_EXAMPLES
+from .commands.predict_train import predict_train
+from .commands.profile import app as profile
+from .commands.report import EXAMPLES as REPORT_EXAMPLES
+from .commands.report import report
+from .commands.run import EXAMPLES as RUN_EXAMPLES
+from .commands.run import run
+from .commands.selftest import EXAMPLES as SELFTEST_EXAMPLES
+from .commands.selftest import selftest
+from .commands.sensitivity import EXAMPLES as SENSITIVITY_EXAMPLES
+from .commands.sensitivity import sensitivity
+from .commands.serve import EXAMPLES as SERVE_EXAMPLES
+from .commands.serve import serve
+from .commands.tune import app as tune
+from .commands.validate import EXAMPLES as VALIDATE_EXAMPLES
+from .commands.validate import validate
+from .commands.workload import app as workload
 from .interrupts import struck
-from .list import EXAMPLES as LIST_EXAMPLES
-from .list import list_names
-from .plan import EXAMPLES as PLAN_EXAMPLES
-from .plan import plan
-from .predict_eval import EXAMPLES as PREDICT_EVAL_EXAMPLES
-from .predict_eval import predict_eval
-from .predict_train import EXAMPLES as PREDICT_TRAIN_EXAMPLES
-from .predict_train import predict_train
-from .profile import app as profile
-from .report import EXAMPLES as REPORT_EXAMPLES
-from .report import report
-from .run import EXAMPLES as RUN_EXAMPLES
-from .run import run
-from .selftest import EXAMPLES as SELFTEST_EXAMPLES
-from .selftest import selftest
-from .sensitivity import EXAMPLES as SENSITIVITY_EXAMPLES
-from .sensitivity import sensitivity
-from .serve import EXAMPLES as SERVE_EXAMPLES
-from .serve import serve
-from .tune import app as tune
-from .validate import EXAMPLES as VALIDATE_EXAMPLES
-from .validate import validate
-from .workload import app as workload
+from .options.examples import epilog
 
 app = typer.Typer(
     name="slo-bench",
@@ -107,7 +107,7 @@ def main() -> None:
     except SloBenchError as error:
         if struck():
             sys.exit(130)
-        from .console import harmless
+        from .output.console import harmless
 
         typer.echo(f"error: {harmless(str(error))}", err=True)
         sys.exit(2)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ..workloads.calls import build, parse_call
+from ..workloads.call_parser import build, parse_call
 from ..workloads.errors import SloBenchError, UnknownNameError
 from ..workloads.length_buckets import BUCKET_EDGES, bucket_middle_tokens
 from ..workloads.workload import Workload
@@ -28,7 +28,7 @@ from .lengths.config import PredictorConfig
 if TYPE_CHECKING:
     from .lengths.baselines import Baseline
     from .lengths.distribution import Lengths
-    from .lengths.following import Follower, Said
+    from .lengths.online_predictor import Follower, Said
     from .lengths.predictor import Prompt, TrainedPredictor
 
 Ints = NDArray[np.int64]
@@ -161,7 +161,7 @@ class Learned:
         Raises:
             SloBenchError: it cannot be loaded, or somebody else follows with this folder.
         """
-        from .lengths.following import Follower
+        from .lengths.online_predictor import Follower
 
         return Follower(
             Path(self.folder), base=self.base or None, online=self.online, device="auto", say=say
@@ -233,8 +233,8 @@ class AtDispatch:
 
 
 def _copy_that_follows(learned: Learned, folder: Path) -> Follower:
-    from .lengths.following import Follower
     from .lengths.online import QUEUE
+    from .lengths.online_predictor import Follower
     from .lengths.predictor import find_base
 
     source = Path(learned.folder)
@@ -270,7 +270,7 @@ class TfIdf:
         return self._lengths(workload).longest_tokens()
 
     def _lengths(self, workload: Workload) -> Lengths:
-        from ..workloads.answered import Answered
+        from ..workloads.labelled_prompts import Answered
 
         texts = workload.texts or [None] * len(workload)
         if not all(texts):
@@ -324,7 +324,7 @@ def _followed(
     folder: str, base: str, every: int, prompts: tuple[Prompt, ...], answers: tuple[int, ...]
 ) -> tuple[Ints, Ints]:
     """As `_read`, where `every` requests are answered before the next are asked of."""
-    from ..workloads.answered import Answered
+    from ..workloads.labelled_prompts import Answered
     from .lengths.online import FEWEST, OnlinePredictor
 
     online = OnlinePredictor(Path(folder), base=base or None, device="auto", keep_queue=False)

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .calls import Call, build, parse_call, positive
+from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 
 Floats = NDArray[np.float64]

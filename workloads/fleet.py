@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .calls import Call, build, positive
+from .call_parser import Call, build, positive
 from .errors import SloBenchError
 from .streams import Streams
 

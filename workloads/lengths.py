@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import normal
-from .calls import Call, build, number, parse_call, positive
+from .call_parser import Call, build, number, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 
 Floats = NDArray[np.float64]

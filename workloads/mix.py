@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrivals import ArrivalProcess, Concurrency, parse_arrivals
-from .calls import Call, parse_call, positive
+from .call_parser import Call, parse_call, positive
 from .errors import SloBenchError
 from .models import Models
 from .slo import COLUMNS, SloSpec

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .calls import Call, build, parse_call, positive
+from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .fleet import Fleet, expanded, parse_fleet
 from .streams import Streams

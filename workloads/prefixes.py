@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import normal
-from .calls import positive
+from .call_parser import positive
 from .errors import SloBenchError
 from .lengths import PairLengths, TokenPairs
 from .streams import Streams

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrivals import ArrivalProcess, Concurrency
-from .calls import build, parse_call
+from .call_parser import build, parse_call
 from .errors import SloBenchError, UnknownNameError
 from .lengths import Geometric, Lengths, Lognormal, PairLengths, mean_tokens, parse_lengths
 from .prefixes import BLOCK_TOKENS, SessionBlocks

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .calls import parse_call, parse_values, positive, split_outside
+from .call_parser import parse_call, parse_values, positive, split_outside
 from .errors import SloBenchError, UnknownNameError
 from .fleet import shape_of
 from .workload import Workload

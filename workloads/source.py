@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from . import catalogue
 from .arrivals import ArrivalProcess, Concurrency, Poisson, parse_arrivals
-from .calls import parse_call, positive
+from .call_parser import parse_call, positive
 from .errors import SloBenchError, UnknownNameError
 from .fleet import Fleet
 from .lengths import PairLengths, Part, pair, parse_lengths
@@ -350,7 +350,7 @@ def load_source(
             "fleet(…) draws arrivals of its own, with the lengths of one catalogue workload: leave "
             "arrivals and sessions out; for a trace or a mix use zipf(…) or assign(…)"
         )
-    from .written import is_written, written_source
+    from .inline_specs import is_written, written_source
 
     if is_mix(text):
         from .mix import parse_mix

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .ledger import BlockLedger
+from .kv_cache_manager import BlockLedger
 
 PAGE_BYTES = 2 << 20
 

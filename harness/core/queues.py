@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from .ledger import BlockLedger
+from .kv_cache_manager import BlockLedger
 from .policy import Key, Policy, overrides
 from .state import RequestState
 from .view import View

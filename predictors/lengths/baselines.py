@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...workloads.answered import Answered
+from ...workloads.labelled_prompts import Answered
 from .distribution import Floats, Lengths, buckets_in
 
 _PSEUDO = 0.5  # of an answer in each bucket, before any was seen

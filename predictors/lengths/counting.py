@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from ...workloads.answered import TokenCount
 from ...workloads.errors import SloBenchError
+from ...workloads.labelled_prompts import TokenCount
 
 
 def tokenizer_count(folder: Path) -> TokenCount:

@@ -8,16 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...workloads.answered import Answered
+from ...workloads.labelled_prompts import Answered
 from .baselines import baselines
-from .distribution import (
-    Floats,
-    Ints,
-    Lengths,
-    buckets_in,
-    conformal_offset,
-    neighbours_worth,
-)
+from .distribution import Floats, Ints, Lengths, buckets_in, conformal_offset, neighbours_worth
 from .predictor import TrainedPredictor
 from .samples import CALIBRATION, TRAIN, VALIDATION, Parts
 from .train import prompts_of

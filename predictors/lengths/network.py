@@ -23,7 +23,7 @@ from ...workloads.errors import SloBenchError
 from .config import Base, Shape
 from .distribution import Ints
 from .heads import HEADS, Head
-from .words import Words
+from .tfidf import Words
 
 PAD_TO = 8  # tokens: lengths that recur are quicker, and padding costs
 ANYBODY = "unknown"  # who answers, where nobody says

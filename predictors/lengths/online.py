@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...workloads.answered import Answered, split_by_prompt
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.labelled_prompts import Answered, split_by_prompt
 from ...workloads.parsing import parse_json
 from .config import PredictorConfig
 from .distribution import Floats, Lengths, buckets_in

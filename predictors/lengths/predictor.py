@@ -23,7 +23,7 @@ from .network import (
     load_base,
     pack_linears,
 )
-from .words import PREFIX, Words
+from .tfidf import PREFIX, Words
 
 _BATCH = 8  # prompts of like length; larger ones only pad more
 

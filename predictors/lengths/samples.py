@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...workloads.answered import Answered, prompt_key
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.labelled_prompts import Answered, prompt_key
 from ...workloads.parsing import parse_json
 
 Parts = dict[str, list[Answered]]

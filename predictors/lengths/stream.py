@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ...workloads.answered import Answered
 from ...workloads.errors import SloBenchError
+from ...workloads.labelled_prompts import Answered
 from .config import PredictorConfig
 from .distribution import Ints, Lengths, buckets_in
 from .online import FEWEST, OnlinePredictor, Update

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...workloads.answered import Answered, split_by_prompt
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.labelled_prompts import Answered, split_by_prompt
 from .config import CONFIG, DEFAULT_BASE, HEADS, PredictorConfig, Shape
 from .distribution import (
     DEFAULT_EDGES,
@@ -43,7 +43,7 @@ from .network import (
 )
 from .predictor import TrainedPredictor, raw_outputs
 from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack
-from .words import Words
+from .tfidf import Words
 
 CHECKPOINT = "checkpoint.safetensors"
 _FEWEST = 20  # prompts to learn from

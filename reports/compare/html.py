@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from .. import sections
-from ..document import page, write_page
-from ..figure import ONLY, Axis, Figure, View, as_json
-from ..numbers import rate_text
+from ..figures.figure import ONLY, Axis, Figure, View, as_json
+from ..figures.numbers import rate_text
+from ..pages import sections
+from ..pages.document import page, write_page
 from .comparing import Comparison, Row
 from .metrics import Metric
 from .text import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..figure import rate_key
+from ..figures.figure import rate_key
 from .results import Cell, NotComparableError, Results
 
 _ALWAYS_THE_SAME = ("workload", "model", "backend")

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.metrics import TOLERANCE_S
+from ...harness.results.metrics import TOLERANCE_S
 from ...workloads.errors import SloBenchError
 from ...workloads.request import NEVER_S, Slo
 from .bootstrap import Sample

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ...harness.results.read import RunFolder, columns_in, read_run
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_toml
-from ..facets import IDENTITY
-from ..figure import rate_key
-from ..levels import combine
-from ..read import RunFolder, columns_in, read_run
+from ..figures.facets import IDENTITY
+from ..figures.figure import rate_key
+from ..figures.levels import combine
 from .results import Cell, Requests, Results
 
 _BOUNDS = {

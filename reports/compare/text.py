@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ..numbers import rate_text, seconds_text
+from ..figures.numbers import rate_text, seconds_text
 from .comparing import Comparison, Row, Verdict
 from .metrics import Metric
 from .verdict import Interval

@@ -17,15 +17,15 @@ from typing import Any
 import numpy as np
 
 from slo_bench import Experiment
-from slo_bench.harness.cells import CellSpec, placed, workload_of
 from slo_bench.harness.core.policy import Key
 from slo_bench.harness.core.records import Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.view import View
-from slo_bench.harness.metrics import weighted_turnaround
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.experiments.execution.cells import CellSpec, placed, workload_of
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
-from slo_bench.harness.simulate import simulate
-from slo_bench.harness.systems import System, system
+from slo_bench.harness.policies.systems import System, system
+from slo_bench.harness.results.metrics import weighted_turnaround
 from slo_bench.predictors.placement import Placement
 from slo_bench.workloads.source import load_source
 from slo_bench.workloads.workload import Workload

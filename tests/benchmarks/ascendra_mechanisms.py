@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from statistics import mean
 
-from slo_bench.harness.cells import PlacementSpec, placed
 from slo_bench.harness.core.records import Result
-from slo_bench.harness.metrics import judge
-from slo_bench.harness.simulate import simulate
-from slo_bench.harness.systems import SYSTEMS
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.experiments.execution.cells import PlacementSpec, placed
+from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.harness.results.metrics import judge
 from slo_bench.workloads.slo import parse_slo
 from slo_bench.workloads.source import load_source
 

@@ -25,11 +25,11 @@ from pathlib import Path
 import numpy as np
 
 from slo_bench import Experiment
-from slo_bench.harness.mock_server.config import MockConfig
-from slo_bench.harness.mock_server.running import serving_apart
+from slo_bench.harness.servers.mock.config import MockConfig
+from slo_bench.harness.servers.mock.running import serving_apart
 from slo_bench.tuner.capacity import Budget, SearchOptions, find_capacity
+from slo_bench.tuner.capacity.checkpoint import Asked
 from slo_bench.tuner.capacity.folder import search_capacity
-from slo_bench.tuner.capacity.memory import Asked
 from slo_bench.tuner.capacity.queues import MdcQueue
 
 QUEUES = [

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from slo_bench.harness.mock_server import MockConfig, serving_apart
+from slo_bench.harness.servers.mock import MockConfig, serving_apart
 
 PROMPT, TOKENS = 128, 64
 MOCK = MockConfig(ttft_s=0.05, itl_s=0.01)

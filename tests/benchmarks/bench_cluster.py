@@ -10,9 +10,9 @@ from __future__ import annotations
 import argparse
 import time
 
-from slo_bench.harness.cells import PlacementSpec, placed
-from slo_bench.harness.simulate import simulate
-from slo_bench.harness.systems import SYSTEMS, System
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.experiments.execution.cells import PlacementSpec, placed
+from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.workloads.slo import parse_slo
 from slo_bench.workloads.source import load_source
 

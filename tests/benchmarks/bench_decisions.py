@@ -17,8 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from slo_bench.harness.core.policy import StaticPolicy
-from slo_bench.harness.simulate import simulate
-from slo_bench.harness.systems import SYSTEMS, System
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import StepTime, step_time

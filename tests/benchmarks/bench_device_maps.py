@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from slo_bench.predictors.specs import gpu, link, model
-from slo_bench.tuner.device_maps.exact import exact
-from slo_bench.tuner.device_maps.paper import paper
-from slo_bench.tuner.device_maps.problem import MODES, Candidate, Problem, Weights, problem_of
-from slo_bench.tuner.device_maps.topology import Machine, Topology, read_topology
+from slo_bench.tuner.placement.exact import exact
+from slo_bench.tuner.placement.paper import paper
+from slo_bench.tuner.placement.problem import MODES, Candidate, Problem, Weights, problem_of
+from slo_bench.tuner.placement.topology import Machine, Topology, read_topology
 from slo_bench.workloads.errors import SloBenchError
 
 CASES = 200

@@ -37,17 +37,17 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from slo_bench.harness.backends.environments import Environment, installed
-from slo_bench.harness.backends.recipe import Launch
-from slo_bench.harness.backends.recipes import recipe
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.engines.paged.build import Engine, Room
-from slo_bench.harness.engines.paged.clock import RealClock
-from slo_bench.harness.engines.paged.decoder import Decoder
-from slo_bench.harness.engines.paged.load import load_decoder
-from slo_bench.harness.engines.paged.sequence import Sequence as Tokens
-from slo_bench.harness.engines.paged.tiny import make_tiny
-from slo_bench.harness.systems import system
+from slo_bench.harness.engine.torch.build import Engine, Room
+from slo_bench.harness.engine.torch.clock import RealClock
+from slo_bench.harness.engine.torch.decoder import Decoder
+from slo_bench.harness.engine.torch.load import load_decoder
+from slo_bench.harness.engine.torch.sequence import Sequence as Tokens
+from slo_bench.harness.engine.torch.tiny import make_tiny
+from slo_bench.harness.policies.systems import system
+from slo_bench.harness.servers.launch.environments import Environment, installed
+from slo_bench.harness.servers.launch.recipe import Launch
+from slo_bench.harness.servers.launch.recipes import recipe
 from slo_bench.workloads.request import Slo
 
 MODELS: dict[str, dict[str, Any]] = {

@@ -30,14 +30,14 @@ from pathlib import Path
 from statistics import median
 
 from slo_bench import Experiment
-from slo_bench.tuner.tuning.evaluate import Evaluation, InfeasibleError
-from slo_bench.tuner.tuning.prepare import prepared
-from slo_bench.tuner.tuning.race import Raced
-from slo_bench.tuner.tuning.samplers import grid_of
-from slo_bench.tuner.tuning.serving import Servers
-from slo_bench.tuner.tuning.settings import TuneSettings
-from slo_bench.tuner.tuning.space import key_of
-from slo_bench.tuner.tuning.tune import tune
+from slo_bench.tuner.search.evaluate import Evaluation, InfeasibleError
+from slo_bench.tuner.search.prepare import prepared
+from slo_bench.tuner.search.race import Raced
+from slo_bench.tuner.search.samplers import grid_of
+from slo_bench.tuner.search.serving import Servers
+from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.space import key_of
+from slo_bench.tuner.search.tune import tune
 
 SHARE = 0.1
 WANTED = 0.99

@@ -11,8 +11,8 @@ from importlib.metadata import version
 
 import pytest
 
-from slo_bench.cli import doctor as doctor_module
-from slo_bench.cli.run import EXAMPLES as RUN_EXAMPLES
+from slo_bench.cli.commands import doctor as doctor_module
+from slo_bench.cli.commands.run import EXAMPLES as RUN_EXAMPLES
 
 SMALL = ["run", "-s", "vllm", "--rates", "2,4", "--seeds", "1", "--requests", "20"]
 COMMANDS = ["run", "report", "list", "doctor", "predict-train", "predict-eval"]
@@ -87,7 +87,7 @@ def test_every_command_has_help(slo_bench, command):
     assert f"slo-bench {command}" in out.partition("Examples:")[2]
 
 
-# Those that ask a real server are tried in tests/harness/http.
+# Those that ask a real server are tried in tests/harness/load_generator.
 ELSEWHERE = ("--base-url", "--executor ray")  # a server, or a cluster, that somebody has started
 
 

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from slo_bench.harness.experiment import Experiment
+from slo_bench.harness.experiments.experiment import Experiment
 
 LOAD = {"systems": ["vllm"], "rates": [3.0], "seeds": 2, "requests": (120,), "records": "csv"}
 

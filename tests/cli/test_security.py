@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench import Experiment, SloBenchError, write_report
-from slo_bench.cli.console import harmless
 from slo_bench.cli.main import main
-from slo_bench.harness.mock_server import MockConfig, serving
-from slo_bench.harness.store import read_rows, write_rows
-from slo_bench.harness.workers import unpack
-from slo_bench.reports.published import load_published
+from slo_bench.cli.output.console import harmless
+from slo_bench.harness.experiments.execution.workers import unpack
+from slo_bench.harness.results.run_folder import read_rows, write_rows
+from slo_bench.harness.servers.mock import MockConfig, serving
+from slo_bench.reports.pages.published import load_published
 from slo_bench.workloads.csv_text import guarded, unguarded
 from slo_bench.workloads.readers import read
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.cli import serve_until_stopped
-from slo_bench.harness.backends.servers import ServerError
-from slo_bench.harness.systems import System, system
+from slo_bench.cli.commands import serve_until_stopped
+from slo_bench.harness.policies.systems import System, system
+from slo_bench.harness.servers.launch.server_process import ServerError
 from slo_bench.workloads.errors import SloBenchError
 
 

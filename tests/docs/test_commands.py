@@ -32,8 +32,8 @@ from pathlib import Path
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.mock_server import MockConfig, serving
-from slo_bench.harness.store import read_rows
+from slo_bench.harness.results.run_folder import read_rows
+from slo_bench.harness.servers.mock import MockConfig, serving
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -192,7 +192,7 @@ def an_engines_log(path: Path) -> None:
 
 
 def a_tiny_llama(path: Path) -> None:
-    from slo_bench.harness.engines.paged.tiny import make_tiny
+    from slo_bench.harness.engine.torch.tiny import make_tiny
 
     make_tiny(path)
 

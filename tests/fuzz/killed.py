@@ -31,15 +31,15 @@ from pathlib import Path
 import optuna
 
 from slo_bench import Experiment, SloBenchError
-from slo_bench.harness.store import read_rows
+from slo_bench.harness.results.run_folder import read_rows
+from slo_bench.tuner.capacity.checkpoint import FILE, Asked
 from slo_bench.tuner.capacity.folder import search_capacity
-from slo_bench.tuner.capacity.memory import FILE, Asked
-from slo_bench.tuner.tuning import outcome as tuned
-from slo_bench.tuner.tuning.found import OWNER
-from slo_bench.tuner.tuning.outcome import ASKED_FILE
-from slo_bench.tuner.tuning.settings import TuneSettings
-from slo_bench.tuner.tuning.storage import JOURNAL, open_storage, quiet
-from slo_bench.tuner.tuning.tune import tune
+from slo_bench.tuner.search import outcome as tuned
+from slo_bench.tuner.search.outcome import ASKED_FILE
+from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.storage import JOURNAL, open_storage, quiet
+from slo_bench.tuner.search.study_results import OWNER
+from slo_bench.tuner.search.tune import tune
 
 Attempt = Callable[[Path, bool], None]  # folder, resume
 Hit = Callable[[int], int | None]

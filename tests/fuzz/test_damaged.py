@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 
 from slo_bench import Experiment, SloBenchError, write_report
-from slo_bench.harness.logs import read_log
+from slo_bench.harness.results.engine_logs import read_log
 from slo_bench.reports.compare.comparing import compare, read_results
 from slo_bench.reports.compare.gate import judge_comparison
 from slo_bench.reports.compare.text import comparison_json
-from slo_bench.reports.tuning_page import rewrite_tuning
+from slo_bench.reports.pages.tuning_page import rewrite_tuning
+from slo_bench.tuner.capacity.checkpoint import Asked
 from slo_bench.tuner.capacity.folder import search_capacity
-from slo_bench.tuner.capacity.memory import Asked
-from slo_bench.tuner.tuning.evaluate import cell_of
-from slo_bench.tuner.tuning.runs import Runs
-from slo_bench.tuner.tuning.settings import TuneSettings, load
-from slo_bench.tuner.tuning.tune import tune
+from slo_bench.tuner.search.evaluate import cell_of
+from slo_bench.tuner.search.runs import Runs
+from slo_bench.tuner.search.settings import TuneSettings, load
+from slo_bench.tuner.search.tune import tune
 
 QUICK = Asked(tolerance=0.5, targets=(0.9,), max_requests=300)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 
-from slo_bench.harness.engines.over_http.chunks import unchunk
-from slo_bench.harness.engines.over_http.connection import MOST_BODY_BYTES, Connection
-from slo_bench.harness.engines.over_http.faults import Fault
+from slo_bench.harness.load_generator.http.chunks import unchunk
+from slo_bench.harness.load_generator.http.connection import MOST_BODY_BYTES, Connection
+from slo_bench.harness.load_generator.http.faults import Fault
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.parsing import parse_event, parse_json, parse_toml
 from slo_bench.workloads.readers import read

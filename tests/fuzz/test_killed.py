@@ -19,7 +19,7 @@ import pytest
 
 import slo_bench
 from slo_bench import Experiment, SloBenchError, write_report
-from slo_bench.harness.store import open_run_folder, read_rows
+from slo_bench.harness.results.run_folder import open_run_folder, read_rows
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork and signals")
 
@@ -82,13 +82,13 @@ def test_a_clock_that_is_set_while_a_run_goes_on_changes_nothing(tmp_path, monke
 
 
 WALL_CLOCK = {  # what reads it, and none of it is a duration of anything measured
-    "harness/backends/environments.py": "when an environment was made",
-    "harness/backends/launched.py": "the name of a folder",
-    "harness/backends/paged_http.py": "a field of OpenAI's answers",
-    "harness/backends/vllm_json.py": "a field of vLLM's files",
-    "harness/engines/paged/tiers.py": "an order, which a step back does not turn round",
-    "harness/experiment.py": "the name of a folder, and when a run was made",
-    "tuner/tuning/claims.py": "signs of life between machines",
+    "harness/servers/launch/environments.py": "when an environment was made",
+    "harness/experiments/backends/launched.py": "the name of a folder",
+    "harness/servers/torch_server.py": "a field of OpenAI's answers",
+    "harness/experiments/backends/vllm_json.py": "a field of vLLM's files",
+    "harness/engine/torch/tiers.py": "an order, which a step back does not turn round",
+    "harness/experiments/experiment.py": "the name of a folder, and when a run was made",
+    "tuner/search/trial_leases.py": "signs of life between machines",
 }
 
 

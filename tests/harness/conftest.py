@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.records import Records, Result
-from slo_bench.harness.simulate import simulate
-from slo_bench.harness.systems import System
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.systems import System
 from slo_bench.workloads.workload import Workload
 
 Step = tuple[int, int, list[tuple[int, int]]]  # decoding requests, their KV tokens, chunks

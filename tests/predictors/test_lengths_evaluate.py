@@ -14,12 +14,8 @@ for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
 
 from slo_bench.predictors.lengths.baselines import baselines  # noqa: E402
 from slo_bench.predictors.lengths.distribution import DEFAULT_EDGES, Lengths  # noqa: E402
-from slo_bench.predictors.lengths.evaluate import (  # noqa: E402
-    leak_accuracy,
-    reliability,
-    score,
-)
-from slo_bench.workloads.answered import Answered  # noqa: E402
+from slo_bench.predictors.lengths.evaluate import leak_accuracy, reliability, score  # noqa: E402
+from slo_bench.workloads.labelled_prompts import Answered  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -17,11 +17,7 @@ import torch  # noqa: E402
 
 from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.distribution import buckets_in  # noqa: E402
-from slo_bench.predictors.lengths.online import (  # noqa: E402
-    OnlinePredictor,
-    PriorCorrection,
-    update_predictor,
-)
+from slo_bench.predictors.lengths.online import OnlinePredictor, PriorCorrection, update_predictor  # noqa: E402
 from slo_bench.predictors.lengths.predictor import TrainedPredictor  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, prompts_of, train  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from slo_bench.workloads.answered import Answered
+from slo_bench.workloads.labelled_prompts import Answered
 
 TOPICS = ["apples", "bridges", "clouds", "dragons", "engines", "forests", "glaciers", "harbours"]
 TELLING = {"name": 4, "list": 20, "explain": 100, "narrate": 700}

@@ -6,9 +6,9 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from slo_bench.harness.experiment import Experiment
-from slo_bench.harness.trace import replay
-from slo_bench.reports.explain import (
+from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.validation.trace import replay
+from slo_bench.reports.pages.explain import (
     chosen_request,
     differs_from_record,
     explain,

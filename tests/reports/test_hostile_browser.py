@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from slo_bench import Experiment, write_report
-from slo_bench.harness.mock_server import MockConfig, serving
+from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.reports.compare.comparing import compare, read_results
 from slo_bench.reports.compare.html import write_comparison
 
@@ -100,7 +100,7 @@ def test_nothing_of_an_error_of_a_server_runs(browser, measured, tmp_path):
     folder = measured[0]
     table = folder / "cells.csv"
     script = (
-        "import sys; from slo_bench.harness.store import read_rows, write_rows\n"
+        "import sys; from slo_bench.harness.results.run_folder import read_rows, write_rows\n"
         "from pathlib import Path\n"
         "path = Path(sys.argv[1]); rows = read_rows(path)\n"
         "rows = [{k: v for k, v in row.items() if k != 'checksums'} for row in rows]\n"

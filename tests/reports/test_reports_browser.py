@@ -3,11 +3,11 @@
 import pandas as pd
 import pytest
 
-from slo_bench.harness.validate_run import validate_run
+from slo_bench.harness.validation.run_replay import validate_run
 from slo_bench.predictors.profiles.profile import Source
 from slo_bench.predictors.profiles.whole_steps import Step, profile_of_steps
-from slo_bench.reports.html import write_report
-from slo_bench.reports.validation import write_validation
+from slo_bench.reports.pages.run_page import write_report
+from slo_bench.reports.pages.validation import write_validation
 
 pytestmark = pytest.mark.browser
 

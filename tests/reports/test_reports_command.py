@@ -7,11 +7,11 @@ import typer
 from typer.testing import CliRunner
 
 from slo_bench import Experiment
-from slo_bench.cli.report import report
+from slo_bench.cli.commands.report import report
 from slo_bench.reports.compare.comparing import read_results
-from slo_bench.tuner.planning.memory import Memory
-from slo_bench.tuner.tuning.settings import TuneSettings
-from slo_bench.tuner.tuning.tune import tune
+from slo_bench.tuner.planning.checkpoint import Memory
+from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.tune import tune
 from slo_bench.workloads.errors import SloBenchError
 
 

@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from slo_bench.reports.details import (
+from slo_bench.harness.results.read import read_runs
+from slo_bench.reports.figures.figures.details import (
     TIMELINE_POINTS,
     Bound,
     distribution,
@@ -12,8 +13,7 @@ from slo_bench.reports.details import (
     level_details,
     timeline_means,
 )
-from slo_bench.reports.levels import combine
-from slo_bench.reports.read import read_runs
+from slo_bench.reports.figures.figures.levels import combine
 
 NAN = float("nan")
 COLUMNS = ["arrival_s", "scheduled_s", "first_token_s", "finish_s", "outcome", "tokens_out", "met"]

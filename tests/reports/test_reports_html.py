@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 import pandas as pd
 import pytest
 
-from slo_bench.reports.document import json_for_html
-from slo_bench.reports.html import write_report
+from slo_bench.reports.pages.document import json_for_html
+from slo_bench.reports.pages.run_page import write_report
 from slo_bench.workloads.errors import SloBenchError
 
 HOSTILE = '</script><script>window.owned=1</script><img src=x onerror="window.owned=1">'

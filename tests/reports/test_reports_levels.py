@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.reports.levels import (
+from slo_bench.harness.results.read import read_runs
+from slo_bench.reports.figures.figures.levels import (
     combine,
     has_slo,
     highest_rate,
@@ -15,7 +16,6 @@ from slo_bench.reports.levels import (
     series_names,
     with_series,
 )
-from slo_bench.reports.read import read_runs
 
 
 def cells_of(*rows, system="a", valid=True):

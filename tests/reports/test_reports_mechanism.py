@@ -6,13 +6,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from slo_bench.reports import mechanism as of_mechanism
-from slo_bench.reports import sweeps
-from slo_bench.reports.details import level_details
-from slo_bench.reports.html import write_report
-from slo_bench.reports.levels import combine, levels, series_names
-from slo_bench.reports.mechanism import MOST_CURVES, mechanism
-from slo_bench.reports.read import read_runs
+from slo_bench.harness.results.read import read_runs
+from slo_bench.reports.figures.figures import mechanism as of_mechanism
+from slo_bench.reports.figures.figures import sweeps
+from slo_bench.reports.figures.figures.details import level_details
+from slo_bench.reports.figures.figures.levels import combine, levels, series_names
+from slo_bench.reports.figures.figures.mechanism import MOST_CURVES, mechanism
+from slo_bench.reports.pages.run_page import write_report
 
 
 def told(*rows: tuple[float, str, str, float]) -> pd.DataFrame:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 
-from slo_bench.harness.experiment import suites
-from slo_bench.harness.toml_text import read_toml
-from slo_bench.reports.published import (
+from slo_bench.harness.experiments.config.toml_text import read_toml
+from slo_bench.harness.experiments.experiment import suites
+from slo_bench.reports.pages.published import (
     SHIPPED,
     PublishedRow,
     figure_text,
@@ -119,8 +119,8 @@ def test_unknown_tables():
 
 
 def test_the_report_shows_the_table(tmp_path):
-    from slo_bench.harness.experiment import Experiment
-    from slo_bench.reports.html import write_report
+    from slo_bench.harness.experiments.experiment import Experiment
+    from slo_bench.reports.pages.run_page import write_report
 
     table = tmp_path / "mine.toml"
     table.write_text(

@@ -4,7 +4,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from slo_bench.cli.workload import app, histogram
+from slo_bench.cli.commands.workload import app, histogram
 from slo_bench.workloads import fetch as fetching
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 

@@ -10,8 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
-from ...harness.backends.base import Deployment, Measured
-from ...harness.cells import (
+from ...harness.core.records import Outcome, Records
+from ...harness.experiments.backends.base import Deployment, Measured
+from ...harness.experiments.execution.cells import (
     CellSpec,
     kept_cell,
     predicted_output_tokens,
@@ -20,9 +21,8 @@ from ...harness.cells import (
     source,
     workload_of,
 )
-from ...harness.core.records import Outcome, Records
-from ...harness.metrics import judge
-from ...harness.store import Row
+from ...harness.results.metrics import judge
+from ...harness.results.run_folder import Row
 from ...workloads.workload import Workload
 from .samples import WARMUP_SHARE, Floats, LevelSample, sample_of
 

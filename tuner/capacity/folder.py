@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...harness.backends.base import Backend
-from ...harness.cells import CellSpec, source
-from ...harness.clusters.sending import Senders
-from ...harness.experiment import Experiment, environment, new_folder
-from ...harness.load import estimated_capacity_rps
-from ...harness.plan import Plan, plan
-from ...harness.schema import SIMULATED
-from ...harness.store import Value, open_run_folder
-from ...harness.workers import Pool
+from ...harness.experiments.backends.base import Backend
+from ...harness.experiments.config.load import estimated_capacity_rps
+from ...harness.experiments.config.schema import SIMULATED
+from ...harness.experiments.execution.cells import CellSpec, source
+from ...harness.experiments.execution.plan import Plan, plan
+from ...harness.experiments.execution.workers import Pool
+from ...harness.experiments.experiment import Experiment, environment, new_folder
+from ...harness.load_generator.send_job import Senders
+from ...harness.results.run_folder import Value, open_run_folder
 from ...workloads.errors import SloBenchError
 from .cells import CellRunner, RealServer, Server, Simulator
-from .elsewhere import PoolRunner
-from .memory import FILE, Asked, Found, Memory, cells_in, read_capacity
+from .checkpoint import FILE, Asked, Found, Memory, cells_in, read_capacity
 from .options import Budget, CapacitySearch, SearchOptions
+from .remote_runner import PoolRunner
 from .samples import LevelRunner
 from .search import Foresee, SearchProgress, find_capacity
 from .traces import find_trace_capacity
@@ -328,7 +328,7 @@ def _groups(backend: Backend | None, planned: Plan) -> list[list[CellSpec]]:
 
 
 def _backend(planned: Plan, senders: Senders | None) -> Backend:
-    from ...harness.backends.choose import backend_of
+    from ...harness.experiments.backends.choose import backend_of
 
     return backend_of(planned.resolved, senders)
 

@@ -6,11 +6,11 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from ...harness.backends.matrix import refusal
-from ...harness.backends.serve import OWN_OPTIONS
-from ...harness.schema import ExperimentSchema
-from ...harness.store import write_whole
-from ...harness.systems import system as system_by_name
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.policies.systems import system as system_by_name
+from ...harness.results.run_folder import write_whole
+from ...harness.servers.launch.compatibility import refusal
+from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...predictors.specs import model
 from .offers import Value, experiment_of
 from .search import Carried, Wanted

@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...harness.cells import CellSpec
-from ...harness.load import estimated_capacity_rps
-from ...harness.plan import plan
-from ...harness.schema import ExperimentSchema
-from ...harness.systems import system as system_by_name
+from ...harness.experiments.config.load import estimated_capacity_rps
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.execution.cells import CellSpec
+from ...harness.experiments.execution.plan import plan
+from ...harness.policies.systems import system as system_by_name
 from ...predictors.placement import TP_DEGREES, smallest_tp
 from ...predictors.specs import gpu, gpus, model
 from ...workloads.errors import SloBenchError

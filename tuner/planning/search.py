@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...harness.backends.base import Measured
-from ...harness.cells import CellSpec, placed, source
-from ...harness.schema import ExperimentSchema
-from ...harness.store import Row
+from ...harness.experiments.backends.base import Measured
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.execution.cells import CellSpec, placed, source
+from ...harness.results.run_folder import Row
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..capacity.cells import CellRunner, Simulator
@@ -25,7 +25,7 @@ from ..capacity.curve import Level
 from ..capacity.options import Budget, Capacity, SearchOptions
 from ..capacity.samples import LevelRunner, LevelSample
 from ..capacity.search import find_capacity
-from .memory import Memory
+from .checkpoint import Memory
 from .offers import Offer, Value, offers, spec_of
 
 _REQUESTS = 2000  # of a run, at least

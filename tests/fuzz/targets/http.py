@@ -6,19 +6,19 @@ import asyncio
 from array import array
 from typing import Any
 
-from slo_bench.harness.engines.over_http.answers import Raw, read_answer
-from slo_bench.harness.engines.over_http.chunks import unchunk
-from slo_bench.harness.engines.over_http.connection import Connection
-from slo_bench.harness.engines.over_http.endpoint import Endpoint
-from slo_bench.harness.engines.over_http.exchange import Exchange
-from slo_bench.harness.engines.over_http.faults import Fault
-from slo_bench.harness.engines.over_http.spool import Spool
-from slo_bench.harness.gateway.front import Front
-from slo_bench.harness.gateway.messages import Asked, Kept, Reply, say
-from slo_bench.harness.gateway.upstream import LostError, Upstream, _Connection, _StaleError
-from slo_bench.harness.mock_server.config import MockConfig
-from slo_bench.harness.mock_server.protocol import MockProtocol
-from slo_bench.harness.mock_server.service import Service
+from slo_bench.harness.load_generator.http.answers import Raw, read_answer
+from slo_bench.harness.load_generator.http.chunks import unchunk
+from slo_bench.harness.load_generator.http.connection import Connection
+from slo_bench.harness.load_generator.http.endpoint import Endpoint
+from slo_bench.harness.load_generator.http.exchange import Exchange
+from slo_bench.harness.load_generator.http.faults import Fault
+from slo_bench.harness.load_generator.http.spool import Spool
+from slo_bench.harness.servers.gateway.front import Front
+from slo_bench.harness.servers.gateway.messages import Asked, Kept, Reply, say
+from slo_bench.harness.servers.gateway.upstream import LostError, Upstream, _Connection, _StaleError
+from slo_bench.harness.servers.mock.config import MockConfig
+from slo_bench.harness.servers.mock.protocol import MockProtocol
+from slo_bench.harness.servers.mock.service import Service
 
 from .target import Target
 

@@ -12,20 +12,20 @@ import numpy as np
 import torch
 import transformers
 
-from slo_bench.harness.engines.paged.batch import Chunk
-from slo_bench.harness.engines.paged.checkpoint import Checkpoint
-from slo_bench.harness.engines.paged.config import read_config
-from slo_bench.harness.engines.paged.encoder import read_encoder
-from slo_bench.harness.engines.paged.load import load_decoder
-from slo_bench.harness.engines.paged.tiers import TierFolder, Tiers, UnitShape
-from slo_bench.harness.engines.paged.tiny import make_tiny
-from slo_bench.harness.engines.paged.wire import loaded
+from slo_bench.harness.engine.torch.batch import Chunk
+from slo_bench.harness.engine.torch.checkpoint import Checkpoint
+from slo_bench.harness.engine.torch.config import read_config
+from slo_bench.harness.engine.torch.encoder import read_encoder
+from slo_bench.harness.engine.torch.load import load_decoder
+from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, UnitShape
+from slo_bench.harness.engine.torch.tiny import make_tiny
+from slo_bench.harness.engine.torch.wire import loaded
 from slo_bench.predictors.lengths.config import CONFIG, Base, PredictorConfig, Shape
 from slo_bench.predictors.lengths.heads import HEADS
 from slo_bench.predictors.lengths.network import SIZES, Encoded, Network
 from slo_bench.predictors.lengths.predictor import put_weights
+from slo_bench.predictors.lengths.tfidf import Words
 from slo_bench.predictors.lengths.train import save_weights
-from slo_bench.predictors.lengths.words import Words
 
 from .target import Target, beside, from_file
 

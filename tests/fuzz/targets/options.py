@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from slo_bench.harness.engines.over_http.endpoint import Endpoint
-from slo_bench.harness.load import rates_text
+from slo_bench.harness.experiments.config.load import rates_text
+from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.reports.compare.gate import parse_regression
 from slo_bench.workloads.arrivals import parse_arrivals
 from slo_bench.workloads.lengths import parse_lengths

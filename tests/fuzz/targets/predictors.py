@@ -6,7 +6,7 @@ import gzip
 from pathlib import Path
 
 from slo_bench.predictors.lengths.samples import TEST, TRAIN, pack, read_samples, seen_in
-from slo_bench.workloads.answered import Answered
+from slo_bench.workloads.labelled_prompts import Answered
 
 from .target import Target, from_file
 

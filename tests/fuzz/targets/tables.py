@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from slo_bench import Experiment
-from slo_bench.harness.engines.over_http.tokenizer import Vocabulary
-from slo_bench.harness.logs import read_log
-from slo_bench.harness.step_log import read_steps
-from slo_bench.harness.toml_text import read_toml
+from slo_bench.harness.experiments.config.toml_text import read_toml
+from slo_bench.harness.load_generator.http.tokenizer import Vocabulary
+from slo_bench.harness.results.engine_logs import read_log
+from slo_bench.harness.validation.step_log import read_steps
 from slo_bench.predictors.device_map import read_device_map
 from slo_bench.predictors.model_config import read_model
 from slo_bench.predictors.profiles.importers import Asked as AskedProfile
 from slo_bench.predictors.profiles.importers import import_profile
 from slo_bench.reports.compare.comparing import read_results
-from slo_bench.reports.published import load_published
+from slo_bench.reports.pages.published import load_published
 
 from .target import Target, from_file
 

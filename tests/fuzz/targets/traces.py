@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from slo_bench.workloads.answered import read_answered
+from slo_bench.workloads.labelled_prompts import read_answered
 from slo_bench.workloads.readers import FORMATS, read
 
 from .target import Target, from_file

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from slo_bench.tuner.device_maps.nvidia_smi import parse_gpus, parse_topo
-from slo_bench.tuner.device_maps.topology import read_topology
-from slo_bench.tuner.tuning.outcome import FILE, read_tuning
-from slo_bench.tuner.tuning.settings import load
+from slo_bench.tuner.placement.nvidia_smi import parse_gpus, parse_topo
+from slo_bench.tuner.placement.topology import read_topology
+from slo_bench.tuner.search.outcome import FILE, read_tuning
+from slo_bench.tuner.search.settings import load
 
 from .target import Target, from_file
 

@@ -1,0 +1,122 @@
+"""`slo-bench backends`: install, list and remove servers, each in an environment of its own."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ..options.examples import epilog
+
+app = typer.Typer(
+    help="Install, list and remove servers, each in an environment of its own.",
+    no_args_is_help=True,
+    epilog=epilog(["slo-bench backends install vllm --cpu", "slo-bench backends list"]),
+)
+
+
+@app.command(
+    epilog=epilog(
+        [
+            "slo-bench backends install vllm --cpu",
+            "slo-bench backends install vllm --with nixl",
+            "slo-bench backends install sglang --cpu",
+        ]
+    )
+)
+def install(
+    backend: Annotated[str, typer.Argument(metavar="BACKEND", help="vllm or sglang.")],
+    cpu: Annotated[bool, typer.Option("--cpu", help="The build for machines without GPU.")] = False,
+    version: Annotated[
+        str | None,
+        typer.Option(metavar="V", help="Of the server. Default: the one slo-bench is tested with."),
+    ] = None,
+    packages: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="PACKAGE",
+            help="One more package, such as nixl; also where the server is installed already. "
+            "May be repeated.",
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Show what the installer says.")
+    ] = False,
+) -> None:
+    """Install a server; takes minutes and gigabytes. Uses uv if there is one, else venv and pip."""
+    from ...harness.servers.launch import environments
+    from ...harness.servers.launch.recipes import recipe
+
+    def say(line: str) -> None:
+        if verbose or not line.startswith(" "):
+            typer.echo(line, err=True)
+
+    found = environments.install(
+        recipe(backend),
+        "cpu" if cpu else "cuda",
+        version=version,
+        packages=packages or (),
+        say=say,
+    )
+    typer.echo(found.path)
+
+
+@app.command("list", epilog=epilog(["slo-bench backends list --json"]))
+def list_backends(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """List the servers that are installed and those that can be."""
+    from ...harness.servers.launch import environments
+    from ...harness.servers.launch.recipes import RECIPES
+
+    rows = [
+        {"name": e.name, "state": "installed", "path": str(e.path)}
+        for e in environments.installed()
+    ]
+    rows += [
+        {"name": path.name, "state": "unfinished", "path": str(path)}
+        for path in environments.unfinished()
+    ]
+    rows += [
+        {
+            "name": f"{e.backend}-{e.version}-{e.device}",
+            "state": environments.THIS,
+            "path": str(e.path),
+        }
+        for e in environments.beside_us()
+    ]
+    there = {row["name"] for row in rows}
+    for recipe in RECIPES.values():
+        for device, build in recipe.builds.items():
+            name = f"{recipe.backend}-{build.version}-{device}"
+            if name not in there:
+                rows.append({"name": name, "state": "can be installed", "path": ""})
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..output.console import terminal
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in ("name", "state", "path"):
+        table.add_column(column, no_wrap=column != "path", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(value) for value in row.values()))
+    terminal().print(table)
+
+
+@app.command(epilog=epilog(["slo-bench backends remove vllm-0.32.0-cpu"]))
+def remove(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="An environment, or a server: all of its own.")
+    ],
+) -> None:
+    """Delete environments."""
+    from ...harness.servers.launch import environments
+
+    for path in environments.remove(name):
+        typer.echo(f"removed {path}", err=True)

@@ -1,0 +1,259 @@
+"""`slo-bench capacity`: the highest rate at which requests meet their SLO, with an interval."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..options import declared as options
+
+if TYPE_CHECKING:
+    from ...tuner.capacity.folder import CapacityProgress
+
+EXAMPLES = (
+    "slo-bench capacity",
+    "slo-bench capacity --system vllm --system sarathi --workload azure-conv",
+    "slo-bench capacity --system sarathi --target 0.95 --tolerance 0.02",
+    "slo-bench capacity --system sarathi --sweep sarathi.chunk_tokens=512,2048",
+    "slo-bench capacity --suite quickstart --jobs 2",
+    "slo-bench capacity --resume --out results --max-requests 500000",
+    "slo-bench capacity --system vllm,sarathi,orca --executor ray --address 10.0.0.1:6379",
+    "slo-bench capacity --base-url http://127.0.0.1:8000 --rates 1,20 --max-time 900",
+)
+
+_SEARCH = "How it is searched"
+
+Rates = Annotated[
+    str | None,
+    typer.Option(
+        metavar="LOW,HIGH|START",
+        help="Search between these rates, in requests per second; a single one is where the search "
+        "begins. Default: begin near the estimated capacity, or at 1 on a real server.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+Requests = Annotated[
+    int | None,
+    typer.Option(
+        "--requests",
+        "-n",
+        metavar="N",
+        help="The least in a run; runs grow where waiting requests hold each other up for long. "
+        "Default: 2000, on a real server 300; of a trace all.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+Seeds = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Runs of a rate, each with a seed of its own, before the next is chosen. Default: 3.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+Target = Annotated[
+    list[float] | None,
+    typer.Option(
+        "--target",
+        metavar="SHARE",
+        help="Share of requests in SLO. May be repeated. Default: 0.9 and 0.99.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+Tolerance = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Stop when the interval is so narrow: ± that share of the estimate.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+MaxRequests = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Spend no more on one configuration. Default: 120,000, on a real server no limit.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+MaxTime = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        help="Run no longer on one configuration. Default: an hour on a real server.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+WarmStart = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Begin where an earlier search of a similar configuration ended.",
+        rich_help_panel=_SEARCH,
+    ),
+]
+AsJson = Annotated[
+    bool,
+    typer.Option("--json", help="Print the capacities as a JSON list, and nothing else."),
+]
+
+
+def capacity(
+    file: options.File = None,
+    suite: options.Suite = None,
+    system: options.System = None,
+    sweep: options.Sweep = None,
+    target: Target = None,
+    tolerance: Tolerance = 0.03,
+    max_requests: MaxRequests = None,
+    max_time: MaxTime = None,
+    rates: Rates = None,
+    requests: Requests = None,
+    seeds: Seeds = None,
+    warm_start: WarmStart = None,
+    workload: options.Workload = None,
+    arrivals: options.Arrivals = None,
+    warmup: options.Warmup = None,
+    slo: options.Slo = None,
+    slo_scale: options.SloScale = None,
+    seed: options.Seed = None,
+    model: options.Model = None,
+    gpu: options.Gpu = None,
+    gpus: options.Gpus = None,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    device_map: options.DeviceMap = None,
+    instances: options.Instances = None,
+    router: options.Router = None,
+    failures: options.Failures = None,
+    profile: options.Profile = None,
+    oversize: options.Oversize = None,
+    backend: options.Backend = None,
+    base_url: options.BaseUrl = None,
+    api: options.Api = None,
+    header: options.Header = None,
+    api_key_env: options.ApiKeyEnv = None,
+    body: options.Body = None,
+    prompts: options.Prompts = None,
+    tokenizer: options.Tokenizer = None,
+    server_arg: options.ServerArg = None,
+    time_limit: options.TimeLimit = None,
+    processes: options.Processes = None,
+    token_times: options.TokenTimes = False,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    jobs: options.Jobs = None,
+    executor: options.Executor = "local",
+    address: options.Address = None,
+    records: options.Records = None,
+    no_report: options.NoReport = False,
+    as_json: AsJson = False,
+) -> None:
+    """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
+    given = dict(locals())
+    from ...harness.experiments.config.schema import SIMULATED
+    from ...harness.experiments.experiment import new_folder
+    from ...harness.load_generator.machine import cores
+    from ...tuner.capacity.checkpoint import Asked
+    from ...tuner.capacity.folder import search_capacity
+    from ..options.executor import executor_of, pool_of
+    from ..options.experiment import asked_experiment
+
+    experiment = asked_experiment(given)
+    asked = Asked(
+        targets=tuple(target or (0.9, 0.99)),
+        tolerance=tolerance,
+        max_requests=max_requests,
+        max_time_s=max_time,
+        warm_start=warm_start,
+    )
+    folder = new_folder(f"capacity-{experiment.name}") if out is None else out
+    where = executor_of(executor, address)
+    simulated = experiment.backend == SIMULATED
+    if jobs is not None and (where is not None or not simulated):
+        raise SloBenchError("--jobs are processes of this machine that simulate; leave it out here")
+    try:
+        with (
+            _display(folder) as (watch, ended),
+            pool_of(where, cores() if jobs is None else jobs)
+            if simulated
+            else contextlib.nullcontext() as pool,
+            where.senders() if where and not simulated else contextlib.nullcontext() as senders,
+        ):
+            result = search_capacity(
+                experiment,
+                folder,
+                asked=asked,
+                resume=resume,
+                progress=watch,
+                ended=ended,
+                pool=pool,
+                senders=senders,
+                command=sys.argv[1:],
+            )
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; go on with: slo-bench capacity --resume --out {folder}", err=True)
+        raise typer.Exit(130) from None
+    page = None if no_report else _write_page(folder)
+    if as_json:
+        typer.echo(json.dumps(result.rows(), allow_nan=False))
+        return
+    from ...reports.pages.capacity import capacity_tables
+    from ..output.console import terminal
+
+    console = terminal()
+    console.print(capacity_tables(result.rows()))
+    if not all(row["precise"] or not row["capacity_rps"] for row in result.rows()):
+        more = f"slo-bench capacity --resume --out {folder} --max-requests …"
+        console.print(f"for narrower intervals: {more}", markup=False, soft_wrap=True)
+    at = f"results: {folder}" if page is None else f"report: {page}"
+    console.print(at, markup=False, highlight=False, soft_wrap=True)
+
+
+def _write_page(folder: Path) -> Path:
+    from ...reports.pages.run_page import write_report
+
+    return write_report([folder], folder / "report.html")
+
+
+@contextlib.contextmanager
+def _display(
+    folder: Path,
+) -> Iterator[tuple[Callable[[CapacityProgress], None], Callable[[int, float], None] | None]]:
+    """What to call after a run, and within one: a line that changes, or one that stays."""
+    if not sys.stderr.isatty():
+        typer.echo(f"searching into {folder}", err=True)
+        yield (lambda progress: None), None
+        return
+    from ..output.progress import changing_line
+
+    with changing_line("first run") as say:
+        said = ""
+
+        def watch(progress: CapacityProgress) -> None:
+            nonlocal said
+            search = progress.search
+            said = (
+                f"{progress.number} of {progress.searches}: {progress.name} · "
+                f"{search.requests_spent:,} requests · {search.sample.rate_rps:g} req/s: "
+                f"{search.sample.attainment:.1%}"
+            )
+            for found in search.crossings:
+                if found is not None:
+                    said += (
+                        f" · {found.target:g} at {found.rate_rps:.3g} "
+                        f"[{found.low_rps:.3g}, {found.high_rps:.3g}]"
+                    )
+            say(said)
+
+        def ended(requests: int, clock_s: float) -> None:
+            say(f"{said} · running, {requests:,} ended")
+
+        yield watch, ended

@@ -1,0 +1,190 @@
+"""`slo-bench doctor`: what works on this machine, and the command that mends what does not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = ("slo-bench doctor", "slo-bench doctor --json")
+
+OLDEST_PYTHON = (3, 11)
+ENOUGH_MEMORY_GIB = 2.0
+# What an extra adds, by the package that shows it is there.
+EXTRAS = {
+    "parquet": ("pyarrow", "records as Parquet"),
+    "regressors": ("scikit-learn", "cost models of preemption"),
+    "torch": ("torch", "engine of our own, learnt length predictors"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing looked at. `state` is ok, missing (does without) or broken."""
+
+    what: str
+    state: str
+    found: str
+    mend: str = ""
+
+
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
+) -> None:
+    """Check this machine; the exit code is 1 if something is broken."""
+    findings = list(examine())
+    if as_json:
+        typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(findings)
+    if any(finding.state == "broken" for finding in findings):
+        raise typer.Exit(1)
+
+
+def _print(findings: list[Finding]) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..output.console import terminal
+
+    marks = {"ok": ("✓", "green"), "missing": ("–", "yellow"), "broken": ("✗", "red")}
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for finding in findings:
+        mark, style = marks[finding.state]
+        text = finding.found + (f"\nmend: {finding.mend}" if finding.mend else "")
+        table.add_row(Text(mark, style=style), Text(finding.what), Text(text, overflow="fold"))
+    terminal().print(table)
+
+
+def examine() -> Iterator[Finding]:
+    """Everything worth knowing before a run."""
+    yield _python()
+    yield _version()
+    yield from _packages()
+    yield from _extras()
+    yield _processor()
+    yield _memory()
+    yield _gpu()
+    yield _servers()
+    yield from _folders()
+
+
+def _python() -> Finding:
+    if sys.version_info < OLDEST_PYTHON:
+        wanted = ".".join(map(str, OLDEST_PYTHON))
+        mend = f"install Python {wanted} or newer"
+        return Finding("Python", "broken", platform.python_version(), mend)
+    return Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def _version() -> Finding:
+    from ... import __version__
+
+    try:
+        installed = version("slo-bench")
+    except PackageNotFoundError:
+        return Finding("slo-bench", "broken", "is not installed", "pip install slo-bench")
+    if installed != __version__:
+        return Finding(
+            "slo-bench",
+            "broken",
+            f"pip knows {installed}, the code is {__version__}",
+            "pip install --upgrade --force-reinstall slo-bench",
+        )
+    return Finding("slo-bench", "ok", installed)
+
+
+def _packages() -> Iterator[Finding]:
+    """What the package says it needs, but for the extras; old versions are pip's affair."""
+    try:
+        needed = [text for text in requires("slo-bench") or [] if "extra ==" not in text]
+    except PackageNotFoundError:
+        return
+    absent = []
+    for requirement in needed:
+        name, _, condition = requirement.partition(";")
+        name = name.split(">")[0].split("<")[0].split("=")[0].split("[")[0].strip()
+        if "sys_platform" in condition and sys.platform == "win32":
+            continue
+        try:
+            version(name)
+        except PackageNotFoundError:
+            absent.append(name)
+    if absent:
+        mend = f"pip install {' '.join(absent)}"
+        yield Finding("packages", "broken", f"{', '.join(absent)} missing", mend)
+    else:
+        yield Finding("packages", "ok", f"all {len(needed)} installed")
+
+
+def _extras() -> Iterator[Finding]:
+    for extra, (package, use) in EXTRAS.items():
+        try:
+            yield Finding(f"extra {extra}", "ok", f"{package} {version(package)}: {use}")
+        except PackageNotFoundError:
+            mend = f"pip install 'slo-bench[{extra}]'"
+            yield Finding(f"extra {extra}", "missing", f"no {package}: no {use}", mend)
+
+
+def _processor() -> Finding:
+    from ...harness.load_generator.machine import cores
+
+    return Finding("processor", "ok", f"{cores()} cores ({platform.machine()})")
+
+
+def _memory() -> Finding:
+    if sys.platform == "win32":
+        return Finding("memory", "missing", "unknown on this platform")
+    total_gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    if total_gib < ENOUGH_MEMORY_GIB:
+        mend = "use --jobs 1 and fewer --requests"
+        return Finding("memory", "missing", f"{total_gib:.1f} GiB is little", mend)
+    return Finding("memory", "ok", f"{total_gib:.1f} GiB")
+
+
+def _gpu() -> Finding:
+    from ...harness.servers.launch.nvml import NvmlError, load
+
+    try:
+        nvml = load()
+        found = [f"{gpu.name}, {(gpu.memory_bytes or 0) / 2**30:.0f} GiB" for gpu in nvml.gpus()]
+        driver = nvml.driver
+    except NvmlError as error:
+        return Finding("GPU", "missing", f"{error}; the simulator needs none")
+    if not found:
+        return Finding("GPU", "missing", f"driver {driver}, but no GPU; the simulator needs none")
+    return Finding("GPU", "ok", f"{'; '.join(found)} (driver {driver}, watched by NVML)")
+
+
+def _servers() -> Finding:
+    from ...harness.servers.launch.environments import beside_us, installed
+
+    found = [*(e.name for e in installed()), *(f"{e.name} (this environment)" for e in beside_us())]
+    if found:
+        return Finding("servers", "ok", ", ".join(found))
+    mend = "slo-bench backends install vllm --cpu"
+    return Finding("servers", "missing", "none; the simulator needs none", mend)
+
+
+def _folders() -> Iterator[Finding]:
+    from ...workloads.fetch import cache_folder
+
+    yield _writable("cache", cache_folder(), "export SLO_BENCH_CACHE=a-folder-you-may-write-to")
+    yield _writable("results", Path("runs").absolute(), "use --out with a folder you may write to")
+
+
+def _writable(what: str, folder: Path, mend: str) -> Finding:
+    """Whether the folder, or where it would be made, can be written."""
+    there = next(path for path in (folder, *folder.parents) if path.exists())
+    if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
+        return Finding(what, "ok", str(folder))
+    return Finding(what, "broken", f"{there} cannot be written", mend)

@@ -1,0 +1,93 @@
+"""`slo-bench explain`: where a request's time went, and a trace of its whole cell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+
+EXAMPLES = (
+    "slo-bench explain runs/quickstart slowest --cell vllm_rate-6_seed-0",
+    "slo-bench explain runs/quickstart 17 --cell vllm_rate-6_seed-0 --trace trace.json.gz",
+    "slo-bench explain runs/quickstart 17 --cell vllm_rate-6_seed-0 --json",
+)
+
+
+def explain(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    request: Annotated[
+        str,
+        typer.Argument(metavar="REQUEST", help="Its number (`id` in the records), or slowest."),
+    ],
+    cell: Annotated[
+        str | None,
+        typer.Option(
+            "--cell",
+            "-c",
+            metavar="C",
+            help="Which cell (`cell` in cells.csv). Needed where there are several.",
+        ),
+    ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.json[.gz]",
+            help="Write the whole cell for ui.perfetto.dev or chrome://tracing, too.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+) -> None:
+    """Say where a request's time went: queue, prefill, preempted, swapped, decode, and what else.
+
+    A simulated cell is run again from the experiment, watched this time. Of a real server's cell
+    only what its client saw is known: queue and prefill cannot be told apart.
+    """
+    from ...harness.validation.measured_trace import MeasuredCell
+    from ...harness.validation.trace import (
+        cell_names,
+        measured_on,
+        replay,
+        write_events,
+        write_perfetto,
+    )
+    from ...reports.pages import explain as explaining
+    from ..output.console import terminal
+    from ..output.progress import counted
+
+    names = cell_names(run)
+    if cell is None:
+        if len(names) > 1:
+            raise SloBenchError(
+                f"{run} has {len(names)} cells; choose one with --cell, such as {names[0]}"
+            )
+        cell = names[0]
+    doubt = None
+    if measured_on(run, cell) is not None:
+        measured = MeasuredCell.read(run, cell)
+        explanation = explaining.explain_measured(
+            measured, explaining.chosen_request(measured, request)
+        )
+        if trace is not None:
+            write_events(measured.events(), trace)
+    else:
+        with counted("requests") as progress:
+            watched = replay(run, cell, progress=lambda ended, clock_s: progress(ended, None))
+        doubt = explaining.differs_from_record(run, watched)
+        explanation = explaining.explain(watched, explaining.chosen_request(watched, request))
+        if trace is not None:
+            write_perfetto(watched, trace)
+    if as_json:
+        told = explaining.explanation_json(explanation) | {"doubt": doubt}
+        typer.echo(json.dumps(told, allow_nan=False, ensure_ascii=False))
+        return
+    if doubt is not None:
+        typer.echo(f"careful: {doubt}", err=True)
+    console = terminal()
+    console.print(explaining.explanation_text(explanation))
+    if trace is not None:
+        where = f"trace: {trace} (open it in https://ui.perfetto.dev)"
+        console.print(where, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,129 @@
+"""`slo-bench gate`: fail a build whose results are significantly worse than the baseline's."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from .compare import AsJson, Confidence, MetricNames, OneSlo, Rates, Seed, Systems, compared_by
+
+if TYPE_CHECKING:
+    from ...reports.compare.comparing import Comparison
+    from ...reports.compare.gate import Judgement, Regression
+
+EXAMPLES = (
+    "slo-bench gate runs/baseline runs/candidate",
+    "slo-bench gate runs/baseline runs/candidate --max-regression 2% --metric attainment,ttft_p99",
+    "slo-bench gate runs/both runs/both --systems vllm,sarathi --rates 4",
+)
+
+
+def gate(
+    a: Annotated[Path, typer.Argument(metavar="BASELINE", help="A run folder or result file.")],
+    b: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Likewise.")],
+    max_regression: Annotated[
+        str,
+        typer.Option(
+            metavar="5%",
+            help="How much worse is still allowed: percent of the baseline; points for attainment.",
+        ),
+    ] = "5%",
+    metric: MetricNames = None,
+    systems: Systems = None,
+    rates: Rates = None,
+    slo: OneSlo = None,
+    confidence: Confidence = 0.95,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Exit with 1 where the candidate is significantly worse by more than the bound, else with 0.
+
+    With 2 where the two cannot be compared: another workload, SLO, model or backend, or no cell in
+    common.
+    """
+    from ...reports.compare.gate import judge_comparison, parse_regression
+    from ...reports.compare.results import NotComparableError
+
+    bound = parse_regression(max_regression)
+    try:
+        compared = compared_by(
+            a,
+            b,
+            systems=systems,
+            metric=metric,
+            rates=rates,
+            slo=slo,
+            confidence=confidence,
+            seed=seed,
+            gated=True,
+        )
+        judgement = judge_comparison(compared, bound)
+    except NotComparableError as error:
+        if as_json:
+            typer.echo(
+                json.dumps({"verdict": "not comparable", "passed": False, "why": str(error)})
+            )
+            raise typer.Exit(2) from None
+        raise SloBenchError(f"not comparable: {error}") from None
+    if as_json:
+        typer.echo(json.dumps(_json(compared, judgement), allow_nan=False, ensure_ascii=False))
+    else:
+        for line in _lines(compared, judgement):
+            typer.echo(line)
+    if not judgement.passed:
+        raise typer.Exit(1)
+
+
+def _lines(compared: Comparison, judgement: Judgement) -> list[str]:
+    from ...reports.compare.text import headline, note_lines
+
+    lines = [f"FAIL  {_told(found)}" for found in judgement.regressions]
+    lines += [f"warn  {_told(found)}: may be noise" for found in judgement.open_rows]
+    limit = f"{100 * judgement.max_regression:g} %"
+    lines.append(headline(compared))
+    lines += [f"note: {line}" for line in note_lines(compared)]
+    lines.append(
+        f"passed: nothing is significantly worse by more than {limit}"
+        if judgement.passed
+        else f"failed: {len(judgement.regressions)} of {len(compared.rows)} figures are "
+        f"significantly worse by more than {limit}"
+    )
+    return lines
+
+
+def _told(found: Regression) -> str:
+    from ...reports.compare.text import change_bounds_text, change_text, p_text, value_text
+    from ...reports.figures.numbers import rate_text
+
+    row = found.row
+    where = [row.label] if row.label else []
+    where += [] if row.rate_rps is None else [f"{rate_text(row.rate_rps)} req/s"]
+    place = f" ({', '.join(where)})" if where else ""
+    return (
+        f"{row.metric.name}{place}: {value_text(row.metric, row.a)} → "
+        f"{value_text(row.metric, row.b)}, {change_text(row)} [{change_bounds_text(row)}], "
+        f"p {p_text(row.p_holm)}"
+    )
+
+
+def _json(compared: Comparison, judgement: Judgement) -> dict[str, Any]:
+    from ...reports.compare.text import comparison_json, row_json
+
+    def told(found: Regression) -> dict[str, Any]:
+        size = found.size if math.isfinite(found.size) else None
+        low = found.low if math.isfinite(found.low) else None
+        return {"regression": size, "regression_low": low, **row_json(found.row)}
+
+    return {
+        "verdict": "passed" if judgement.passed else "failed",
+        "passed": judgement.passed,
+        "max_regression": judgement.max_regression,
+        "regressions": [told(found) for found in judgement.regressions],
+        "open": [told(found) for found in judgement.open_rows],
+        "comparison": comparison_json(compared),
+    }

@@ -1,0 +1,156 @@
+"""`slo-bench plan`: which GPUs, how many and set how carry a load at the least cost."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..options import declared as options
+from ..options.completion import listed
+
+EXAMPLES = (
+    "slo-bench plan --rate 10",
+    "slo-bench plan --model llama-3.1-70b --rate 20 --slo ttft=2,tpot=0.1 --gpu h100-80g,a100-80g",
+    "slo-bench plan --rate 10 --system vllm --system distserve --target 0.99 --headroom 0.2",
+    "slo-bench plan --rate 10 --price a100-80g=1.8 --price h100-80g=2.5 --out plans --json",
+)
+
+_CHOICE = "What may be rented"
+
+Rate = Annotated[
+    float, typer.Option(metavar="R", help="Requests per second.", rich_help_panel=options.ARRIVES)
+]
+Target = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE", help="Requests in SLO, at least.", rich_help_panel=options.ARRIVES
+    ),
+]
+Headroom = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE", help="Plan for so much more load.", rich_help_panel=options.ARRIVES
+    ),
+]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        "-g",
+        metavar="G,…",
+        help="GPUs to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
+        autocompletion=listed("gpus"),
+        rich_help_panel=_CHOICE,
+    ),
+]
+Price = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="G=USD",
+        help="What a GPU costs per hour, in place of the catalogue's price. May be repeated.",
+        rich_help_panel=_CHOICE,
+    ),
+]
+MaxGpus = Annotated[
+    int, typer.Option(metavar="N", min=1, help="No more GPUs in all.", rich_help_panel=_CHOICE)
+]
+Plans = Annotated[int, typer.Option(metavar="N", min=1, help="So many, the cheapest first.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the plans as a JSON list, and nothing else.")
+]
+
+
+def plan(
+    rate: Rate,
+    model: options.Model = None,
+    workload: options.Workload = None,
+    arrivals: options.Arrivals = None,
+    slo: options.Slo = None,
+    slo_scale: options.SloScale = None,
+    target: Target = 0.9,
+    headroom: Headroom = 0.0,
+    system: options.System = None,
+    sweep: options.Sweep = None,
+    gpu: Kinds = None,
+    price: Price = None,
+    max_gpus: MaxGpus = 64,
+    tp: options.Tp = None,
+    pp: options.Pp = None,
+    router: options.Router = None,
+    seed: options.Seed = None,
+    plans: Plans = 5,
+    out: options.Out = None,
+    resume: options.Resume = False,
+    as_json: AsJson = False,
+) -> None:
+    """Choose the cheapest GPUs, their number, parallelism and settings that carry a load in SLO.
+
+    Every plan was simulated at the rate until that was certain; what it can carry at most has an
+    interval. With --out, the first plan's launch script and experiment are written too.
+    """
+    given = {**locals(), "gpu": None, "resume": False}
+    from ...reports.pages.plan import plan_rows, plan_table
+    from ...tuner.planning import Wanted, plan_cheapest
+    from ...tuner.planning.launch_files import write_launch_files
+    from ..options.experiment import asked_experiment
+    from ..output.progress import changing_line
+
+    if resume and out is None:
+        raise SloBenchError("--resume needs the folder to go on with: --out DIR")
+    given["system"] = system or ["vllm"]
+    experiment = asked_experiment(given)
+    wanted = Wanted(rate, target, headroom, max_gpus, plans)
+    kinds = tuple(name for one in gpu or () for name in one.split(","))
+    try:
+        with changing_line("first simulation") as say:
+            planned = plan_cheapest(
+                experiment,
+                wanted,
+                kinds=kinds,
+                prices=_prices(price or []),
+                folder=out,
+                resume=resume,
+                say=say,
+            )
+    except KeyboardInterrupt:
+        where = "" if out is None else f"; go on with the same command and --resume --out {out}"
+        typer.echo(f"interrupted{where}", err=True)
+        raise typer.Exit(130) from None
+    files = [] if out is None else write_launch_files(out, experiment, wanted, planned.plans[0])
+    rows = plan_rows(planned)
+    if as_json:
+        typer.echo(json.dumps(rows, allow_nan=False))
+        return
+    from ..output.console import terminal
+
+    console = terminal()
+    console.print(plan_table(rows))
+    lines = [
+        f"{planned.tried} of {planned.offers} kinds of instance were simulated; the others could "
+        "only cost more"
+    ]
+    if any(row["step_time"] != "fitted" for row in rows):
+        lines.append("* step times estimated from the GPU's data sheet, not fitted to measurements")
+    if not price:
+        lines.append("prices are the catalogue's; set yours with --price GPU=USD")
+    lines += [f"written: {path}" for path in files]
+    if not files:
+        lines.append("with --out DIR: a launch script and the experiment of the first plan")
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _prices(given: list[str]) -> dict[str, float]:
+    found = {}
+    for one in given:
+        name, equals, text = one.partition("=")
+        try:
+            found[name.strip()] = float(text)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise SloBenchError(f"cannot read --price {one!r}; write GPU=USD as in a100-80g=1.8")
+    return found

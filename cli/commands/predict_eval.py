@@ -1,0 +1,115 @@
+"""`slo-bench predict-eval`: how good a predictor of answer lengths is, and beside what."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..options import predict_data
+
+EXAMPLES = (
+    "slo-bench predict-eval lengths held-out.jsonl",
+    "slo-bench predict-eval lengths gpt4=held-out.jsonl other.jsonl --html lengths.html",
+    "slo-bench predict-eval lengths alpaca.json --json",
+    "slo-bench predict-eval lengths today.jsonl --stream 100 --html drift.html",
+)
+
+
+def predict_eval(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What predict-train made.")],
+    data: predict_data.Data,
+    columns: predict_data.Columns = None,
+    label_tokenizer: predict_data.Counted = None,
+    base: predict_data.BaseAt = None,
+    device: predict_data.Device = "cpu",
+    threads: predict_data.Threads = None,
+    stream: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Instead: let the answers come in order, N at a time, and show how the predictor "
+            "fares as trained, and when it is corrected at once and taught every N answers.",
+        ),
+    ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="With --stream: show this predictor beside it, say one that was trained on such "
+            "answers from the start.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of what --stream teaches.")] = 0,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+) -> None:
+    """Hold a predictor and three baselines against answers that it has not seen.
+
+    Rows whose prompt took part in training are left out, and counted.
+    """
+    from ...predictors.lengths.config import PredictorConfig
+
+    config = PredictorConfig.load(folder)
+    found = predict_data.read_data(data, columns, label_tokenizer)
+    predict_data.need_torch()
+    import torch
+
+    from ...predictors.lengths.evaluate import evaluate
+    from ...predictors.lengths.predictor import TrainedPredictor
+    from ...predictors.lengths.samples import read_samples, seen_in
+    from ...reports.pages import predictor as shown
+    from ..output.console import terminal
+    from ..output.progress import counted
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    if beside is not None and stream is None:
+        raise SloBenchError("--beside goes with --stream N")
+    if stream is not None:
+        from ...predictors.lengths.online import OnlinePredictor
+        from ...predictors.lengths.stream import load_beside
+        from ...predictors.lengths.stream import stream as streamed
+
+        online = OnlinePredictor(folder, base=base, device=device, seed=seed, keep_queue=False)
+        other = None if beside is None else load_beside(beside, online, found.rows, base=base)
+        with counted("answers") as progress:
+            came = streamed(online, found.rows, every=stream, beside=other, progress=progress)
+        if html is not None:
+            shown.write_stream(came, config, html)
+        if as_json:
+            typer.echo(json.dumps(shown.stream_json(came), allow_nan=False))
+            return
+        console = terminal()
+        console.print(shown.stream_text(came))
+        if html is not None:
+            console.print(str(html), markup=False, highlight=False, soft_wrap=True)
+        return
+    samples = read_samples(folder / config.samples_file)
+    seen = seen_in(samples)
+    if all(seen(row) for row in found.rows):
+        raise SloBenchError(
+            f"all {len(found.rows):,} prompts were learnt or calibrated from, and would flatter; "
+            "give other data, or train with a --test-share"
+        )
+    predictor = TrainedPredictor.load(folder, base=base, device=device)
+    with counted("parts") as progress:
+        result = evaluate(predictor, samples, found.rows, seen, progress=progress)
+    if html is not None:
+        shown.write_evaluation(result, config, html)
+    if as_json:
+        plain = shown.evaluation_json(result, config)
+        typer.echo(json.dumps(plain, allow_nan=False, ensure_ascii=False))
+        return
+    for note in found.notes:
+        typer.echo(note, err=True)
+    console = terminal()
+    console.print(shown.evaluation_text(result, config))
+    if html is not None:
+        console.print(str(html), markup=False, highlight=False, soft_wrap=True)

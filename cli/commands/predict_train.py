@@ -1,0 +1,157 @@
+"""`slo-bench predict-train`: a predictor of answer lengths, fine-tuned with LoRA."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..options import predict_data
+
+EXAMPLES = (
+    "slo-bench predict-train alpaca.json sharegpt.json --out lengths",
+    "slo-bench predict-train gpt4=a.jsonl llama-3-8b=b.jsonl --base path/to/MiniLM --out lengths",
+    "slo-bench predict-train alpaca.json --out lengths --resume",
+    "slo-bench predict-train runs/today --update lengths",
+)
+
+
+def predict_train(
+    data: predict_data.Data,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="A new folder.")
+    ] = None,
+    update: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Instead of a new one: teach this predictor what is new in DATA, with replay of "
+            "what it learnt before; kept only if it does not get worse at that.",
+        ),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH|NAME",
+            help="The model beneath: an encoder or a decoder, as a folder or a name on the hub. "
+            "Default: sentence-transformers/all-MiniLM-L6-v2; with --update as trained.",
+        ),
+    ] = None,
+    columns: predict_data.Columns = None,
+    label_tokenizer: predict_data.Counted = None,
+    buckets: Annotated[
+        str | None,
+        typer.Option(metavar="0,8,16,…", help="First lengths of buckets. Default: 0,8,16,…,2048."),
+    ] = None,
+    head: Annotated[str, typer.Option(metavar="H", help="softmax, ordinal or quantile.")] = (
+        "softmax"
+    ),
+    lora_r: Annotated[int, typer.Option(metavar="R", help="Rank of the adapters.")] = 16,
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the data.")] = 3,
+    batch: Annotated[int, typer.Option(metavar="N", help="Prompts a step.")] = 24,
+    learning_rate: Annotated[float, typer.Option(metavar="X", help="At its highest.")] = 1e-3,
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Of a prompt and the model's name, that are read.")
+    ] = 128,
+    patience: Annotated[
+        int, typer.Option(metavar="N", help="Stop after N epochs without a better validation loss.")
+    ] = 2,
+    test_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of prompts kept out for predict-eval.")
+    ] = 0.05,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of everything that is drawn.")] = 0,
+    device: predict_data.Device = "auto",
+    threads: predict_data.Threads = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with an interrupted training in --out.")
+    ] = False,
+) -> None:
+    """Fine-tune a predictor of answer lengths: the prompt goes in, never the answer."""
+    if (out is None) == (update is None):
+        raise SloBenchError("give --out DIR for a new predictor, or --update DIR for one to teach")
+    found = predict_data.read_data(data, columns, label_tokenizer)
+    predict_data.need_torch()
+    import torch
+
+    from ...predictors.lengths.config import DEFAULT_BASE
+    from ...predictors.lengths.distribution import DEFAULT_EDGES
+    from ...predictors.lengths.train import Epoch, TrainSettings, train
+    from ..output.progress import counted
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    for note in found.notes:
+        typer.echo(note, err=True)
+    begin_s, begin_cpu_s = time.monotonic(), time.process_time()
+    if update is not None:
+        if resume:
+            raise SloBenchError("--resume goes with --out; an update is short, begin it again")
+        from ...predictors.lengths.online import update_predictor
+
+        with counted("steps") as progress:
+            outcome = update_predictor(
+                update, found.rows, base=base, device=device, seed=seed, progress=progress
+            )
+        typer.echo(outcome.told(), err=True)
+        typer.echo(str(update))
+        return
+    assert out is not None
+
+    def told(epoch: Epoch) -> None:
+        mark = ", best so far" if epoch.best else ""
+        typer.echo(
+            f"epoch {epoch.number}: training loss {epoch.train_loss:.3f}, validation loss "
+            f"{epoch.validation_loss:.3f}{mark}",
+            err=True,
+        )
+
+    settings = TrainSettings(
+        head=head,
+        edges=DEFAULT_EDGES if buckets is None else _edges(buckets),
+        lora_r=lora_r,
+        epochs=epochs,
+        batch=batch,
+        learning_rate=learning_rate,
+        max_tokens=max_tokens,
+        patience=patience,
+        test_share=test_share,
+        seed=seed,
+        device=device,
+    )
+    try:
+        with counted("steps") as progress:
+            config = train(
+                found.rows,
+                out,
+                labels=found.labels,
+                base=base or DEFAULT_BASE,
+                settings=settings,
+                resume=resume,
+                progress=progress,
+                told=told,
+            )
+    except KeyboardInterrupt:
+        typer.echo(
+            f"interrupted; go on with the same command and --resume (what is done lies in {out})",
+            err=True,
+        )
+        raise typer.Exit(130) from None
+    parts = ", ".join(f"{rows:,} {part}" for part, rows in config.training["rows"].items())
+    typer.echo(
+        f"rows: {parts}; lengths: {config.labels}; "
+        f"{time.monotonic() - begin_s:.0f} s, {time.process_time() - begin_cpu_s:.0f} s of CPU",
+        err=True,
+    )
+    typer.echo(str(out))
+
+
+def _edges(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise SloBenchError(
+            f"cannot read --buckets {text!r}; write whole numbers, as 0,8,16,32"
+        ) from None

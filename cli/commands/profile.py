@@ -1,0 +1,324 @@
+"""`slo-bench profile`: measured step times, imported, shown and fitted."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..options.examples import epilog
+from .profile_run import RUNS, link_line, links_shown, profile_run
+
+if TYPE_CHECKING:
+    from ...predictors.profiles.fit import Quality
+    from ...predictors.profiles.profile import Profile
+
+_IMPORTS = (
+    "slo-bench profile import llmservingsim profiles/RTX4090-Llama-3.1-8B-bf16-tp1 --out 4090.toml",
+    "slo-bench profile import vidur a100__meta-llama__Meta-Llama-3-8B__linear.csv --out a100.toml",
+    "slo-bench profile import aiconfigurator aiconfigurator/a100_sxm --model llama-3-8b "
+    "--out a100-aic.toml",
+    "slo-bench profile import distserve profiler-a100-80g.vllm.json --model opt-13b --out opt.toml",
+    "slo-bench profile import splitwise perf_model.csv --gpu a100-80g --tp 4 --model llama-2-70b "
+    "--out llama-2-70b.toml",
+)
+_SHOWS = ("slo-bench profile show 4090.toml", "slo-bench profile show 4090.toml --json")
+_FITS = (
+    "slo-bench profile fit 4090.toml",
+    "slo-bench profile fit 4090.toml --dry-run --json",
+    "slo-bench profile fit 4090.toml --like adaptivellm --out costs.npz",
+)
+
+app = typer.Typer(
+    help="Step times: measure, import, show and fit them. `run --profile` and `validate` use them.",
+    no_args_is_help=True,
+    epilog=epilog([_IMPORTS[0], _SHOWS[0], _FITS[0]]),
+)
+
+
+app.command("run", epilog=epilog(RUNS))(profile_run)
+
+
+@app.command("import", epilog=epilog(_IMPORTS))
+def import_(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="SOURCE", help="llmservingsim, vidur, aiconfigurator, distserve, splitwise."
+        ),
+    ],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Its file or folder.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="NAME.toml (tables beside it) or a folder."
+        ),
+    ],
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="M", help="The catalogue's name.")
+    ] = None,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", "-g", metavar="G", help="The catalogue's name.")
+    ] = None,
+    tp: Annotated[
+        int | None, typer.Option(metavar="N", min=1, help="Tensor parallel GPUs.")
+    ] = None,
+    add: Annotated[
+        bool,
+        typer.Option(
+            "--add", help="Add what the profile --out lacks; tables that it has are kept."
+        ),
+    ] = False,
+    tables: Annotated[
+        str, typer.Option(metavar="csv|parquet", help="How tables are kept.")
+    ] = "csv",
+) -> None:
+    """Read another project's measurements into a profile."""
+    from ...predictors.profiles.importers import Asked, import_profile
+    from ...predictors.profiles.profile import read_profile, write_profile
+
+    profile = import_profile(source, path, Asked(model, gpu, tp))
+    if add:
+        profile = read_profile(out).joined(profile)
+    written = write_profile(profile, out, tables)
+    _console().print(_summary(profile))
+    typer.echo(str(written))
+
+
+@app.command(epilog=epilog(_SHOWS))
+def show(
+    profile: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.")],
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print it as JSON, without the tables' rows.")
+    ] = False,
+) -> None:
+    """What a profile holds, where it comes from, and step times of a few batches."""
+    from ...predictors.profiles.profile import read_profile
+
+    read = read_profile(profile)
+    if as_json:
+        typer.echo(json.dumps(_plain(read), allow_nan=False))
+        return
+    console = _console()
+    console.print(_summary(read))
+    samples = _samples(read)
+    if samples:
+        console.print(_sample_table(samples))
+
+
+@app.command(epilog=epilog(_FITS))
+def fit(
+    profile: Annotated[Path, typer.Argument(metavar="FILE", help="A profile with tables.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Default: FILE itself."),
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Draws the rows held out.")] = 0,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PAPER",
+            help="adaptivellm: its regressors of what swapping and recomputing cost; --out gets a "
+            "grid that the system of that name loads (cost_grid).",
+        ),
+    ] = None,
+    beside: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE", help="With --like: learn from this profile too. May be repeated."
+        ),
+    ] = None,
+    tp: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --like: costs on N GPUs, not the profile's."),
+    ] = None,
+    degrees: Annotated[
+        str | None,
+        typer.Option(metavar="N,…", help="With --like: degrees of polynomials (1,2)."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print the errors; write nothing.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the errors as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Fit nine terms and Ascendra's five, hold both and the tables against rows kept out, and
+    keep the best.
+    """
+    if like is not None:
+        from .profile_costs import fit_costs_like
+
+        fit_costs_like(
+            like,
+            profile,
+            beside or [],
+            tp=tp,
+            degrees=degrees,
+            out=out,
+            seed=seed,
+            dry_run=dry_run,
+            as_json=as_json,
+        )
+        return
+    for option, given in (("--beside", beside), ("--tp", tp), ("--degrees", degrees)):
+        if given is not None:
+            raise SloBenchError(f"{option} goes with --like adaptivellm only")
+    from ...predictors.profiles.fit import fit as fit_all
+    from ...predictors.profiles.profile import read_profile, write_profile
+
+    found = fit_all(read_profile(profile), seed)
+    written = None
+    if not dry_run:
+        written = write_profile(found.profile, out or profile)
+    if as_json:
+        typer.echo(json.dumps([_quality(q, found.profile) for q in found.qualities]))
+        return
+    _console().print(_quality_table(list(found.qualities), found.profile))
+    links_shown(found.profile)
+    if written is not None:
+        typer.echo(str(written))
+
+
+def _console() -> Any:
+    from ..output.console import terminal
+
+    return terminal()
+
+
+def _summary(profile: Profile) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_row("profile", Text(profile.label))
+    table.add_row("dtypes", Text(f"weights {profile.weight_dtype}, KV {profile.kv_dtype}"))
+    for source in profile.sources:
+        parts = (source.project, source.path, source.version, source.licence, source.note)
+        table.add_row("source", Text("; ".join(part for part in parts if part)))
+    for kind, rows in profile.tables.items():
+        table.add_row("table", Text(f"{kind}, {len(rows):,} rows{_ranges(rows)}"))
+    for name, fitted in profile.fits.items():
+        errors = []
+        if math.isfinite(fitted.held_out_percent):
+            errors.append(f"{fitted.held_out_percent:.1f} % off on held-out rows")
+        if math.isfinite(fitted.extrapolated_percent):
+            errors.append(f"{fitted.extrapolated_percent:.1f} % beyond the range")
+        table.add_row("fit", Text(", ".join([name, *errors])))
+    for name, link in profile.links.items():
+        table.add_row("link", Text(link_line(f"{name} link", link)))
+    from ...predictors.profiles.models import available
+
+    known = available(profile)
+    used = profile.best or (known[0] if known else "nothing yet (attention or a fit is missing)")
+    table.add_row("used", Text(used))
+    return table
+
+
+def _ranges(table: Any) -> str:
+    texts = [
+        f"{name} {column.min():g}–{column.max():g}"
+        for name, column in table.columns.items()
+        if name not in ("calls", "time_us")
+    ]
+    return f": {', '.join(texts)}" if texts else ""
+
+
+# Steps to show: decoding sequences, their mean KV tokens, a chunk of prefill.
+_SAMPLES = ((1, 1024, 0), (32, 1024, 0), (128, 1024, 0), (0, 0, 512), (0, 0, 2048), (32, 1024, 512))
+
+
+def _samples(profile: Profile) -> list[tuple[str, dict[str, float]]]:
+    """Seconds by formula of a few steps; none where the profile gives no step times."""
+    from ...predictors.profiles.models import available, profiled_step_time
+    from ...predictors.profiles.table import Host
+
+    models = {name: profiled_step_time(profile, Host(), name).model for name in available(profile)}
+    found = []
+    for sequences, kv, chunk in _SAMPLES:
+        parts = [f"{sequences} decoding at {kv} KV tokens"] if sequences else []
+        parts += [f"{chunk} tokens of prefill"] if chunk else []
+        chunks = [(0, chunk)] if chunk else []
+        times = {
+            name: made.step_s(sequences, sequences * kv, chunks) for name, made in models.items()
+        }
+        found.append((" + ".join(parts), times))
+    return found if models else []
+
+
+def _sample_table(samples: list[tuple[str, dict[str, float]]]) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, title="Step times without host overhead, ms")
+    table.add_column("step")
+    for name in samples[0][1]:
+        table.add_column(name, justify="right")
+    for label, times in samples:
+        table.add_row(label, *(f"{1e3 * seconds:.2f}" for seconds in times.values()))
+    return table
+
+
+def _plain(profile: Profile) -> dict[str, Any]:
+    import dataclasses
+
+    return {
+        "model": profile.model,
+        "gpu": profile.gpu,
+        "tp": profile.tp,
+        "weight_dtype": profile.weight_dtype,
+        "kv_dtype": profile.kv_dtype,
+        "best": profile.best or None,
+        "sources": [dataclasses.asdict(source) for source in profile.sources],
+        "tables": {kind: len(table) for kind, table in profile.tables.items()},
+        "fits": {
+            name: {
+                "coefficients": dict(fitted.coefficients),
+                "held_out_percent": _known(fitted.held_out_percent),
+                "extrapolated_percent": _known(fitted.extrapolated_percent),
+            }
+            for name, fitted in profile.fits.items()
+        },
+        "steps": [{"step": label, "seconds": times} for label, times in _samples(profile)],
+    }
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _quality(quality: Quality, profile: Profile) -> dict[str, Any]:
+    return {
+        "formula": quality.formula,
+        "rows": quality.rows,
+        "held_out_percent": _known(quality.held_out_percent),
+        "held_out_p95_percent": _known(quality.held_out_p95_percent),
+        "extrapolated_percent": _known(quality.extrapolated_percent),
+        "best": quality.formula == profile.best,
+    }
+
+
+def _quality_table(qualities: list[Quality], profile: Profile) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    def percent(value: float) -> str:
+        return f"{value:.1f} %" if math.isfinite(value) else "–"
+
+    table = Table(box=box.SIMPLE_HEAD, title=f"{profile.label}: error of step times")
+    for head in ("formula", "rows", "held out", "p95", "beyond the range", ""):
+        table.add_column(head, justify="left" if head in ("formula", "") else "right")
+    for q in qualities:
+        table.add_row(
+            q.formula,
+            f"{q.rows:,}",
+            percent(q.held_out_percent),
+            percent(q.held_out_p95_percent),
+            percent(q.extrapolated_percent),
+            "best, kept" if q.formula == profile.best else "",
+        )
+    return table

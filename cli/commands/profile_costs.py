@@ -1,0 +1,145 @@
+"""`slo-bench profile fit --like adaptivellm`: what preempting costs, learned from a profile."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ...workloads.errors import SloBenchError, UnknownNameError
+
+if TYPE_CHECKING:
+    from ...predictors.costs.fit import CostFit, Quality
+    from ...predictors.profiles.profile import Profile
+
+LIKE = ("adaptivellm",)
+
+
+def fit_costs_like(
+    like: str,
+    profile: Path,
+    beside: Sequence[Path],
+    *,
+    tp: int | None,
+    degrees: str | None,
+    out: Path | None,
+    seed: int,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Train, print, write the grid.
+
+    Raises:
+        SloBenchError: no such paper, nowhere to write, or the profile will not do.
+    """
+    from ...predictors.costs.fit import fit_costs
+    from ...predictors.costs.regressors import DEGREES, settings
+    from ...predictors.profiles.profile import read_profile
+
+    if like not in LIKE:
+        raise UnknownNameError("paper in --like", like, LIKE)
+    if out is None and not dry_run:
+        raise SloBenchError("--like adaptivellm needs --out FILE for the grid (or --dry-run)")
+    if out is not None and out.suffix == ".toml":
+        raise SloBenchError(f"--out {out}: the grid is no profile; name it FILE.npz")
+    tried = settings(DEGREES if degrees is None else _degrees(degrees))
+    read = read_profile(profile)
+    found = fit_costs(read, [read_profile(one) for one in beside], tp=tp, tried=tried, seed=seed)
+    if out is not None and not dry_run:
+        found.grid.write(out)
+    if as_json:
+        typer.echo(json.dumps(_plain(found), allow_nan=False))
+        return
+    from ..output.console import terminal
+
+    console = terminal()
+    console.print(_table(found, read))
+    for line in _lines(found):
+        console.print(line, highlight=False)
+    if out is not None and not dry_run:
+        typer.echo(str(out))
+
+
+def _degrees(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(dict.fromkeys(int(part) for part in text.split(",")))
+    except ValueError:
+        raise SloBenchError(f"--degrees {text!r} must be whole numbers, such as 1,2,3") from None
+
+
+def _table(found: CostFit, profile: Profile) -> Any:
+    from rich import box
+    from rich.table import Table
+
+    title = f"{profile.label}: step times, {found.rows:,} rows, mean error held out"
+    table = Table(box=box.SIMPLE_HEAD, title=title, padding=(0, 1, 0, 0))
+    for head in ("regressor", "learns", "degree"):
+        table.add_column(head)
+    for head in ("random %", "whole %", "beyond %", "trained s", "call µs"):
+        table.add_column(head, justify="right")
+    table.add_column("")
+    for q in sorted(found.qualities, key=lambda q: q.held_out_percent):
+        table.add_row(
+            q.setting.regressor,
+            q.setting.target,
+            str(q.setting.degree),
+            *(
+                f"{v:.2f}" if math.isfinite(v) else "–"
+                for v in (q.random_percent, q.whole_percent, q.beyond_percent)
+            ),
+            f"{q.train_s:.2f}",
+            f"{1e6 * q.call_s:,.0f}",
+            "kept" if q is found.best else "",
+        )
+    return table
+
+
+def _lines(found: CostFit) -> list[str]:
+    """What the grid and the swap costs are worth."""
+    grid, swap = found.grid_quality, found.swap
+    shape = " x ".join(str(n) for n in found.grid.step_s.shape)
+    error = f", {_percent(swap.held_out_percent)} off on copies held out" if swap.measured else ""
+
+    def speed(one: Any) -> str:
+        return f"{1e6 * one.latency_s:.0f} µs + {1e6 * one.s_per_token:.2f} µs a token"
+
+    return [
+        "random: a fifth of the rows kept out; whole: whole batch sizes and lengths kept out; "
+        "beyond: the outer half of the range. Learns: seconds as published, or their ratio to what "
+        "the operators would take.",
+        f"grid of the best, {shape} (tokens x sequences x KV tokens each): "
+        f"{_percent(grid.random_percent)} at random, {_percent(grid.whole_percent)} on whole "
+        f"sizes, {1e6 * grid.call_s:.1f} µs a lookup",
+        f"swap: out {speed(swap.out)}, in {speed(swap.into)}{error} ({swap.source})",
+    ]
+
+
+def _percent(value: float) -> str:
+    return f"{value:.2f} %" if math.isfinite(value) else "–"
+
+
+def _plain(found: CostFit) -> dict[str, Any]:
+    return {
+        "rows": found.rows,
+        "regressors": [_quality(q, found) for q in found.qualities],
+        "grid": {
+            "shape": list(found.grid.step_s.shape),
+            **_known(dataclasses.asdict(found.grid_quality)),
+        },
+        "swap": _known(dataclasses.asdict(found.swap)),
+    }
+
+
+def _quality(q: Quality, found: CostFit) -> dict[str, Any]:
+    values = dataclasses.asdict(q)
+    return {**values.pop("setting"), **_known(values), "best": q is found.best}
+
+
+def _known(values: dict[str, Any]) -> dict[str, Any]:
+    """Not a number is not known."""
+    return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}

@@ -1,0 +1,118 @@
+"""`slo-bench profile run`: step times measured on this machine."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...workloads.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from ...predictors.profiles.profile import MeasuredLink, Profile
+
+BACKENDS = ("paged", "vllm", "sglang")
+RUNS = (
+    "slo-bench profile run --model path/to/model --out cpu.toml",
+    "slo-bench profile run --model path/to/model --device cuda:0 --gpu h100-80g --out h100.toml",
+    "slo-bench profile run --backend vllm --model path/to/model --out vllm.toml",
+)
+
+
+def link_line(name: str, link: MeasuredLink) -> str:
+    """What a link was measured to be, and how far off that is."""
+    off = f", {link.held_out_percent:.1f} % off on copies held out"
+    return (
+        f"{name}: {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s + "
+        f"{1e6 * link.latency_s:.0f} µs{off if math.isfinite(link.held_out_percent) else ''}"
+    )
+
+
+def links_shown(profile: Profile) -> None:
+    """A line for each link; below them one for each direction of copies, as swaps are priced."""
+    from ...predictors.profiles.link_fit import fit_directions
+
+    for name, link in profile.links.items():
+        typer.echo(link_line(f"{name} link", link))
+    for direction, link in fit_directions(profile.tables).items():
+        typer.echo(link_line(f"  {direction}", link))
+
+
+def profile_run(
+    model: Annotated[
+        Path, typer.Option("--model", "-m", metavar="PATH", help="A folder of Hugging Face's.")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="NAME.toml, tables beside it.")
+    ],
+    device: Annotated[str, typer.Option(metavar="D", help="cpu, cuda or cuda:N.")] = "cpu",
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", "-g", metavar="G", help="The catalogue's name of the device."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(metavar="M", help="The catalogue's name of the model. Default: the folder's."),
+    ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend",
+            "-b",
+            metavar="B",
+            help="What is measured: our own engine (paged), or a server of ours by its step log: "
+            "vllm, sglang; vllm==0.32.0 chooses a version.",
+        ),
+    ] = "paged",
+    max_seqs: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Most decoding sequences in a batch.")
+    ] = 64,
+    budget: Annotated[
+        float, typer.Option(metavar="S", min=1, help="Seconds after which measuring ends.")
+    ] = 540.0,
+    moves: Annotated[
+        bool,
+        typer.Option(
+            "--moves/--no-moves", help="Measure layers and heads that move to another process too."
+        ),
+    ] = True,
+) -> None:
+    """Measure steps, swaps and moves of the paged engine over a grid of batches, and fit them.
+
+    Interrupted or out of time, the same command goes on where it was. A real server is started,
+    loaded at three rates, and its own log of its steps fitted; no swaps, no moves.
+    """
+    from ...harness.engine.torch.errors import need_torch
+    from ...harness.engine.torch.profiling import Asked, measure_profile
+    from ..output.progress import counted
+
+    kind = backend.partition("==")[0]
+    if kind not in BACKENDS:
+        raise UnknownNameError("backend to profile", backend, BACKENDS)
+    asked = Asked(model, out, device, gpu, name, max_seqs, budget, moves)
+    if kind == "paged":
+        need_torch()
+        with counted("measurements") as count:
+            found = measure_profile(asked, count)
+    else:
+        from ...harness.validation.server_profile import measure_server
+
+        with counted("levels") as count:
+            found = measure_server(asked, backend, out.with_name(f"{out.stem}.run"), count)
+    profile = found.profile
+    typer.echo(
+        f"{profile.label}: "
+        + " and ".join(f"{len(table)} {kind}" for kind, table in profile.tables.items())
+        + f"; {profile.best} is {profile.fits[profile.best].held_out_percent:.1f} % off on "
+        "held-out rows"
+    )
+    if math.isfinite(found.host_s):
+        typer.echo(f"putting a batch together takes {1e6 * found.host_s:.0f} µs of each step")
+    links_shown(profile)
+    if found.steadiness:
+        typer.echo(found.steadiness)
+    if found.left:
+        typer.echo(f"{found.left} batches of the grid are left: the same command goes on", err=True)
+    typer.echo(str(found.header))

@@ -1,0 +1,56 @@
+"""`slo-bench report`: one HTML page from one or more run folders, or from a tuning run."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+EXAMPLES = (
+    "slo-bench report runs/quickstart",
+    "slo-bench report runs/before runs/after --out comparison.html",
+    "slo-bench report runs/tune-sarathi",
+)
+
+
+def report(
+    run_dirs: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run folders; several are compared. Or one of tune."),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Where to write the page. Default: report.html in the run folder, or in the "
+            "current folder where several are given.",
+        ),
+    ] = None,
+) -> None:
+    """Write the report of finished runs and print their summary."""
+    from ...harness.results.folder_kinds import TUNED
+    from ...harness.results.read import read_runs
+    from ...reports.figures.levels import combine
+    from ...reports.pages.run_page import write_report
+    from ...reports.pages.tables import summary_table
+    from ..output.console import terminal
+
+    if out is None:
+        out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
+    console = terminal()
+    if len(run_dirs) == 1 and (run_dirs[0] / TUNED).is_file():
+        from ...reports.pages.tuning import tuning_text
+        from ...reports.pages.tuning_page import rewrite_tuning
+
+        console.print(tuning_text(rewrite_tuning(run_dirs[0], out)))
+    else:
+        write_report(run_dirs, out)
+        runs = read_runs(run_dirs)
+        console.print(summary_table(combine(runs)))
+        for run in filter(attrgetter("unfinished"), runs):
+            console.print(f"careful: {run.unfinished}.", markup=False, soft_wrap=True)
+    console.print(str(out), markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,111 @@
+"""`slo-bench selftest`: how truly this machine measures."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+
+if TYPE_CHECKING:
+    from ...harness.validation.selftest import Level, SelfTest
+
+EXAMPLES = ("slo-bench selftest", "slo-bench selftest --rates 10,50 --no-search --json")
+
+
+def selftest(
+    rates: Annotated[
+        str | None,
+        typer.Option(metavar="50,200", help="Rates to try, in requests per second."),
+    ] = None,
+    seconds: Annotated[
+        float, typer.Option(metavar="S", help="How long requests arrive at each.")
+    ] = 4.0,
+    search: Annotated[
+        bool,
+        typer.Option("--search/--no-search", help="Look for the highest rate that stays true."),
+    ] = True,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the levels as JSON, and nothing else.")
+    ] = False,
+) -> None:
+    """Measure a server with known times: our error, our cost, the rates this machine can send."""
+    from ...harness.experiments.config.load import rates_text
+    from ...harness.validation.selftest import RATES_RPS, self_test
+
+    if seconds <= 0:
+        raise SloBenchError(f"--seconds must be positive but is {seconds:g}")
+    asked = rates_text(rates) if rates is not None else RATES_RPS
+    if min(asked) <= 0:
+        raise SloBenchError("--rates must be positive")
+
+    def done(level: Level) -> None:
+        if sys.stderr.isatty():
+            word = "true" if level.truthful else level.problem
+            typer.echo(f"{level.rate_rps:g} req/s, {level.tokens} tokens: {word}", err=True)
+
+    found = self_test(rates_rps=asked, seconds=seconds, search=search, done=done)
+    if as_json:
+        typer.echo(json.dumps(_as_table(found), indent=2))
+    else:
+        _show(found)
+
+
+def _as_table(found: SelfTest) -> dict[str, object]:
+    levels = [{**dataclasses.asdict(one), "truthful": one.truthful} for one in found.levels]
+    return {**dataclasses.asdict(found), "levels": levels}
+
+
+def _show(found: SelfTest) -> None:
+    from rich.table import Table
+
+    from ..output.console import terminal
+
+    table = Table(
+        title="Measured minus true, in milliseconds; against a mock server on this machine",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+        header_style="bold",
+    )
+    columns = ("req/s", "tokens", "TTFT p50", "p99", "token p50", "p99", "late p99", "CPU ms", "MB")
+    for column in (*columns, "procs"):
+        table.add_column(column, justify="right")
+    table.add_column("")
+    for one in found.levels:
+        seconds = (
+            one.ttft_error_p50_s,
+            one.ttft_error_p99_s,
+            one.token_error_p50_s,
+            one.token_error_p99_s,
+            one.late_p99_s,
+            one.cpu_per_request_s,
+        )
+        table.add_row(
+            f"{one.rate_rps:g}",
+            str(one.tokens),
+            *(f"{value * 1e3:.2f}" for value in seconds),
+            f"{one.peak_rss_bytes / 1e6:.0f}",
+            str(one.processes),
+            "" if one.truthful else "✗",
+        )
+    console = terminal()
+    console.print(table)
+    for one in found.levels:
+        if not one.truthful:
+            console.print(f"✗ {one.rate_rps:g} req/s: {one.problem}", highlight=False)
+    costs = f"{found.request_cpu_s * 1e3:.2f} ms a request and {found.token_cpu_s * 1e6:.1f} µs"
+    console.print(f"Client CPU: {costs} a token.", highlight=False)
+    if found.highest_rps is None:
+        console.print("No level was true: is the machine busy with something else?")
+    else:
+        more = " or more" if found.at_the_end else ""
+        answers = f"with {found.levels[-1].tokens} tokens an answer"
+        console.print(
+            f"This machine sends {found.highest_rps:g}{more} req/s {answers} truthfully.",
+            highlight=False,
+        )

@@ -1,0 +1,154 @@
+"""`slo-bench sensitivity`: does a ranking of systems hold if the simulation is off?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..options import declared as options
+from ..options.completion import listed
+
+if TYPE_CHECKING:
+    from ...harness.experiments.execution.cells import CellSpec
+    from ...tuner.sensitivity.perturbations import Perturbation
+
+EXAMPLES = (
+    "slo-bench sensitivity --system vllm --system sarathi",
+    "slo-bench sensitivity -s vllm -s sarathi --vary step-time=0.8:1.2:0.1 --vary host=0.5,2,8",
+    "slo-bench sensitivity -s sjf -s fifo --vary prediction=0.2,0.5,1 --metric ttft_p99 --rate 2",
+    "slo-bench sensitivity -s ascendra,vllm-v0 --gpus 3 --router least-loaded -m mistral-7b",
+    "slo-bench sensitivity -s vllm -s sglang --workload azure-conv --html sensitivity.html",
+)
+DEFAULT_SYSTEMS = ("vllm", "sarathi")
+DEFAULT_REQUESTS = 500
+
+
+def sensitivity(
+    system: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--system",
+            "-s",
+            metavar="S",
+            help="Two or more. Default: vllm and sarathi.",
+            autocompletion=listed("systems"),
+        ),
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT[=0.8,1.2|0.8:1.2:0.1]",
+            help="step-time, weights, attention, host (factors); prediction (σ of lognormal "
+            "errors); burstiness (coefficient of variation of gaps). May be repeated. Default: "
+            "all, each over a range of its own.",
+        ),
+    ] = None,
+    metric: Annotated[
+        str,
+        typer.Option(
+            metavar="M",
+            help="Rank by capacity, or at --rate by attainment, goodput, ttft_p50, ttft_p99, "
+            "tpot_p50, tpot_p99 or e2e_p99.",
+        ),
+    ] = "capacity",
+    target: Annotated[
+        float, typer.Option(metavar="SHARE", help="The attainment that capacity is about.")
+    ] = 0.9,
+    rate: Annotated[
+        float | None, typer.Option(metavar="R", help="Offered rate, req/s; for other metrics.")
+    ] = None,
+    workload: Annotated[
+        str | None,
+        typer.Option(
+            "--workload",
+            "-w",
+            metavar="W",
+            help="As in `run`.",
+            autocompletion=listed("workloads"),
+        ),
+    ] = None,
+    slo: Annotated[
+        str | None, typer.Option(metavar="ttft=1,tpot=0.15", help="As in `run`.")
+    ] = None,
+    requests: Annotated[
+        int, typer.Option("--requests", "-n", metavar="N", help="Requests of each simulated cell.")
+    ] = DEFAULT_REQUESTS,
+    seeds: Annotated[int, typer.Option(metavar="N", help="Repetitions.")] = 3,
+    seed: Annotated[int, typer.Option(metavar="N", help="The first seed.")] = 0,
+    model: options.Model = None,
+    gpu: options.Gpu = None,
+    gpus: options.Gpus = None,
+    tp: options.Tp = None,
+    router: options.Router = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+) -> None:
+    """Rank systems in simulation while step times, predictions and burstiness are off.
+
+    One thing is changed at a time, over a range; where two systems change places is named.
+    """
+    from ...harness.experiments.experiment import Experiment
+    from ...reports.pages import sensitivity as shown
+    from ...tuner.sensitivity.study import CAPACITY, Ranked, study
+    from ..output.console import terminal
+    from ..output.progress import counted
+
+    ranked = Ranked(metric, target)
+    if metric != CAPACITY and rate is None:
+        raise SloBenchError(f"--metric {metric} is taken at one rate: give --rate")
+    if metric == CAPACITY and rate is not None:
+        raise SloBenchError("capacity is searched over rates; leave --rate out, or give --metric")
+    asked: dict[str, Any] = {
+        "systems": tuple(name for one in system or DEFAULT_SYSTEMS for name in one.split(",")),
+        "workload": workload,
+        "slo": slo,
+        "requests": requests,
+        "seeds": seeds,
+        "seed": seed,
+        "model": model,
+        "gpu": gpu,
+        "gpus": gpus,
+        "tp": tp,
+        "router": router,
+        "rates": None if rate is None else (rate,),
+    }
+    experiment = Experiment(**{name: value for name, value in asked.items() if value is not None})
+    cells = _one_level(list(experiment.plan().cells))
+    with counted("points") as progress:
+        found = study(cells, _axes(vary), ranked, progress=progress)
+    if html is not None:
+        shown.write_sensitivity(found, html)
+    if as_json:
+        typer.echo(json.dumps(shown.sensitivity_json(found), allow_nan=False, ensure_ascii=False))
+        return
+    console = terminal()
+    console.print(shown.sensitivity_text(found))
+    if html is not None:
+        console.print(str(html), markup=False, highlight=False, soft_wrap=True)
+
+
+def _one_level(cells: list[CellSpec]) -> list[CellSpec]:
+    """Of the ladder of rates that a plan makes by default one in the middle, to search from."""
+    rates = sorted({(cell.rate_rps or 0.0, cell.speed or 0.0) for cell in cells})
+    chosen = rates[len(rates) // 2]
+    return [cell for cell in cells if (cell.rate_rps or 0.0, cell.speed or 0.0) == chosen]
+
+
+def _axes(vary: list[str] | None) -> list[tuple[Perturbation, tuple[float, ...]]]:
+    from ...tuner.sensitivity.perturbations import PERTURBATIONS, perturbation
+    from ..options.experiment import numbers
+
+    found: dict[str, tuple[Perturbation, tuple[float, ...]]] = {}
+    for text in vary or PERTURBATIONS:
+        name, _, values = (piece.strip() for piece in text.partition("="))
+        if name in found:
+            raise SloBenchError(f"--vary {name} is given twice; keep one of them")
+        axis = perturbation(name)
+        found[name] = (axis, numbers(values or None, f"--vary {name}") or axis.values)
+    return list(found.values())

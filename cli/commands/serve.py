@@ -1,0 +1,264 @@
+"""`slo-bench serve`: a server with one of our policies inside, until Ctrl-C."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+from ..options.completion import listed
+
+EXAMPLES = (
+    "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
+    "slo-bench serve distserve --backend vllm --model path/to/model --knob decode_instances=2",
+    "slo-bench serve ascendra --backend vllm --model path/to/model --knob n_lp=1",
+    "slo-bench serve prism --backend vllm --model path/to/a --model path/to/b --awake 1",
+    "slo-bench serve edf --backend vllm --model path/to/model",
+    "slo-bench serve slo-odbs-continuous --backend vllm --model M "
+    "--length-predictor 'learned(lengths, online=200)'",
+    "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
+    "slo-bench serve vllm --backend paged",
+    "slo-bench serve edf-drop --backend vllm --model M --kv-blocks 200 "
+    "--server-arg=--max-model-len=2048",
+)
+
+
+def serve(
+    system: Annotated[
+        str,
+        typer.Argument(
+            metavar="SYSTEM",
+            help="A system by name, or FILE.py[:CLASS] with one of your own. That of the server's "
+            "own name is the server unpatched.",
+            autocompletion=listed("systems"),
+        ),
+    ],
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model",
+            "-m",
+            metavar="PATH",
+            help="A folder, or a name on the hub. For paged: a folder; default: a tiny Llama with "
+            "random weights. With prism: several, behind one queue.",
+        ),
+    ] = None,
+    awake: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="With prism: how many models stand on the device at a time; others sleep, or are "
+            "stopped. Default: all.",
+        ),
+    ] = None,
+    backend: Annotated[
+        str,
+        typer.Option(
+            "--backend",
+            "-b",
+            metavar="B",
+            help="vllm, sglang or paged (our own small engine); vllm==0.32.0 chooses a version.",
+        ),
+    ] = "vllm",
+    knob: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=VALUE", help="A knob of the system. May be repeated."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(metavar="N", help="Default: one that is free.")
+    ] = None,
+    instances: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Servers, behind one address.")
+    ] = 1,
+    router: Annotated[
+        str | None,
+        typer.Option(
+            metavar="R",
+            help="Which of several servers gets a request: round-robin, least-loaded, "
+            "prefix-aware or load-aware. Default: as the system has it.",
+        ),
+    ] = None,
+    length_predictor: Annotated[
+        str | None,
+        typer.Option(
+            metavar="P",
+            help="What tells the policy how long answers will be, before they begin: a folder that "
+            "`slo-bench predict-train` made, learned(DIR, model=NAME, online=200), which follows "
+            "what comes, or constant(N). Default: nothing does.",
+        ),
+    ] = None,
+    kv_transfer: Annotated[
+        str,
+        typer.Option(
+            metavar="T",
+            help="How KV goes from prefill to decode instances: files (a temporary folder) or "
+            "nixl.",
+        ),
+    ] = "files",
+    served_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="The model's name for clients. Default: as --model."),
+    ] = None,
+    kv_blocks: Annotated[
+        int | None, typer.Option(metavar="N", help="KV blocks. Default: what memory holds.")
+    ] = None,
+    block_tokens: Annotated[
+        int | None, typer.Option(metavar="N", help="Tokens of a KV block.")
+    ] = None,
+    host_blocks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="KV blocks of host memory for swapping. Default: 1024 where the system swaps.",
+        ),
+    ] = None,
+    embedder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="With paged: an encoder beside the model, for /v1/embeddings."
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(metavar="D", help="With paged: cpu (the default), cuda or cuda:N."),
+    ] = None,
+    kv_store: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FOLDER=GIB",
+            help="With paged: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; "
+            "repeated, the fastest first. Servers of one model that name the same share them.",
+        ),
+    ] = None,
+    kvcached: Annotated[
+        bool,
+        typer.Option(
+            "--kvcached",
+            help="On GPUs: KV pages are mapped on demand by the library kvcached, so that servers "
+            "on one GPU share its memory.",
+        ),
+    ] = False,
+    server_arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ARG", help="Passed on to the server as it is. May be repeated."),
+    ] = None,
+    step_log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="A line of JSON for each step (batch, duration)."),
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The server's output. Default: servers/SYSTEM.log."),
+    ] = None,
+    ready: Annotated[
+        float, typer.Option(metavar="S", help="How long the start may take, in seconds.")
+    ] = 300.0,
+) -> None:
+    """Serve a model with a policy inside the server; prints the address once it answers.
+
+    Several servers stand behind a router of ours, and are one server to clients.
+    """
+    import contextlib
+    import signal
+
+    from ...harness.policies.routers import router as router_by_name
+    from ...harness.servers.gateway import serving as gateway
+    from ...harness.servers.gateway.split import transfer_of
+    from ...harness.servers.launch.model_lifecycle import shared_policy
+    from ...harness.servers.launch.serve import Serve
+    from ...harness.servers.launch.server_process import check_port
+    from .serve_until_stopped import (
+        before,
+        check_hears,
+        knobs_of,
+        only_one,
+        serve_models,
+        serve_paged,
+        stop_on_signals,
+        wait_while_served,
+    )
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    stop_on_signals(signal.SIGTERM, signal.SIGHUP)
+    models = model or []
+    if backend == "paged":
+        serve_paged(
+            system,
+            only_one(models, system),
+            knobs_of(knob or []),
+            served_name=served_name,
+            kv_blocks=kv_blocks,
+            block_tokens=block_tokens or 16,
+            host_blocks=host_blocks,
+            embedder=embedder,
+            kv_store=kv_store or (),
+            device=device or "cpu",
+            port=port or 0,
+            length_predictor=length_predictor,
+        )
+        return
+    if embedder is not None:
+        raise SloBenchError("--embedder goes with --backend paged only")
+    if kv_store:
+        raise SloBenchError("--kv-store goes with --backend paged only")
+    if device is not None:
+        raise SloBenchError("--device goes with --backend paged only")
+    if not models:
+        raise SloBenchError(f"--backend {backend} needs --model PATH")
+    wanted = Serve(
+        backend=backend,
+        model=models[0],
+        system=system,
+        knobs=knobs_of(knob or []),
+        served_name=served_name,
+        kv_blocks=kv_blocks,
+        block_tokens=block_tokens,
+        host_blocks=host_blocks,
+        server_args=tuple(server_arg or ()),
+        step_log=step_log,
+        ready_s=ready,
+        transfer=transfer_of(kv_transfer),
+        kvcached=kvcached,
+    )
+    router_by_name(router or "round-robin")
+    if router is not None and wanted.controller is not None:
+        raise SloBenchError(f"{system} decides across instances itself; leave --router out")
+    if port is not None:
+        check_port(port)
+    shared = shared_policy(system, wanted.knobs, backend)
+    if length_predictor is not None:
+        check_hears(wanted, inside=shared is None, say=say)
+    if shared is not None:
+        if served_name is not None or router is not None or instances > 1 or step_log is not None:
+            raise SloBenchError(
+                f"{system} names models as the last part of their paths, with a server each: leave "
+                "--served-name, --router, --instances and --step-log out"
+            )
+        serve_models(models, wanted, shared, log or Path("servers/prism.log"), awake, port or 0)
+        return
+    only_one(models, system)
+    if awake is not None:
+        raise SloBenchError("--awake goes with prism only")
+    log = log or Path("servers") / f"{wanted.label}.log"
+
+    with contextlib.ExitStack() as stack:
+        alone = instances == 1 and not wanted.gateway and length_predictor is None
+        told = before(stack, length_predictor, wanted.values_field, say)
+        servers = wanted.start(
+            stack, log, instances=instances, port=port if alone else None, say=say
+        )
+        if alone:
+            url = servers[0].url
+        else:
+            plan = wanted.behind(servers, router)
+            url = stack.enter_context(gateway(told(plan), port=port or 0, say=say))
+            for server in servers:
+                say(f"{server.name} at {server.url}: {server.log}")
+        typer.echo(url)
+        say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
+        wait_while_served(wanted.stand_ins(servers), say)

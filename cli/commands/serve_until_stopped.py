@@ -1,0 +1,194 @@
+"""The ways in which `slo-bench serve` serves, each until it is stopped; and how it stops."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ...harness.servers.launch.server_process import Server
+from ...workloads.call_parser import value_of
+from ...workloads.errors import SloBenchError
+
+if TYPE_CHECKING:
+    from ...harness.policies.prism.controller import Prism
+    from ...harness.policies.systems import System
+    from ...harness.servers.gateway.running import Behind
+    from ...harness.servers.launch.serve import Serve
+
+_LOOK_EVERY_S = 0.5
+
+
+def knobs_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
+    """NAME=VALUE options.
+
+    Raises:
+        SloBenchError: one is no such pair.
+    """
+    found: dict[str, bool | int | float | str] = {}
+    for option in options:
+        name, equals, text = option.partition("=")
+        if not equals or not name or not text:
+            raise SloBenchError(f"cannot read --knob {option!r}; write NAME=VALUE")
+        found[name] = value_of(text)
+    return found
+
+
+def stop_on_signals(*numbers: int) -> None:
+    """Leave by an exception, so that servers are stopped on the way out."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    for number in numbers:
+        signal.signal(number, leave)
+
+
+def wait_while_served(groups: Sequence[Sequence[Server]], say: Callable[[str], None]) -> None:
+    """Until every server of a group has ended by itself; of others it is only said.
+
+    Raises:
+        ServerError: it has; with the end of the last one's log.
+    """
+    ended: set[str] = set()
+    while True:
+        for group in groups:
+            for server in group:
+                if server.running or server.url in ended:
+                    continue
+                if not any(other.running for other in group):
+                    server.check()
+                ended.add(server.url)
+                say(f"{server.name} at {server.url} has ended; its log is {server.log}")
+        time.sleep(_LOOK_EVERY_S)
+
+
+def only_one(models: Sequence[str], system: str) -> str | None:
+    """The model of a system that serves one; None: none is named.
+
+    Raises:
+        SloBenchError: there are several.
+    """
+    if len(models) > 1:
+        raise SloBenchError(f"{system} serves one model; several go with prism")
+    return models[0] if models else None
+
+
+def check_hears(wanted: Serve, *, inside: bool, say: Callable[[str], None]) -> None:
+    """Refuse lengths that no policy would hear of, and say so where one does not look at them.
+
+    Raises:
+        SloBenchError: no policy decides `inside` the servers.
+    """
+    if not (inside and wanted.patched):
+        raise SloBenchError(
+            f"{wanted.system} has {wanted.backend} as it is, and nothing in that looks at "
+            "predicted lengths: leave --length-predictor out, or serve a system that decides inside"
+        )
+    say_whether_it_looks(wanted.found(), say)
+
+
+def say_whether_it_looks(found: System, say: Callable[[str], None]) -> None:
+    """A policy that does not look at lengths is told them all the same."""
+    if not found.policy.reads_lengths:
+        say(
+            f"{found.name} does not look at predicted lengths: they are told, cost their time, and "
+            "change nothing"
+        )
+
+
+def before(
+    stack: contextlib.ExitStack,
+    predictor: str | None,
+    field: str,
+    say: Callable[[str], None],
+) -> Callable[[Behind], Behind]:
+    """What puts a predictor of lengths before servers; nothing where none is asked for.
+
+    Raises:
+        SloBenchError: it cannot be had.
+    """
+    if predictor is None:
+        return lambda plan: plan
+    from ...harness.servers.gateway.length_prediction import ForetoldPlan, foretells
+
+    made = foretells(predictor, say)
+    stack.callback(made.close)
+    return lambda plan: ForetoldPlan(plan, field, made)
+
+
+def serve_models(
+    models: Sequence[str], common: Serve, policy: Prism, log: Path, awake: int | None, port: int
+) -> None:
+    """Several models behind one queue, until Ctrl-C. They are started when they are asked for.
+
+    Raises:
+        SloBenchError: they cannot be served so.
+    """
+    from ...harness.servers.gateway import serving as gateway
+    from ...harness.servers.gateway.models import SharedPlan
+    from ...harness.servers.launch.model_lifecycle import served_names, stage_of
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    with contextlib.ExitStack() as stack:
+        stage = stage_of(models, common, policy, log, say=say)
+        stack.callback(stage.close)
+        plan = SharedPlan(served_names(models), stage, policy, awake)
+        typer.echo(stack.enter_context(gateway(plan, port=port, say=say)))
+        say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
+        threading.Event().wait()
+
+
+def serve_paged(
+    system: str,
+    model: str | None,
+    knobs: Mapping[str, bool | int | float | str],
+    *,
+    port: int,
+    length_predictor: str | None,
+    **options: Any,
+) -> None:
+    """Our own engine, in this process, until Ctrl-C; `options` as `serving_model` has them.
+
+    Raises:
+        SloBenchError: the model or the system cannot be served so.
+    """
+    from ...harness.engine.torch.errors import need_torch
+
+    need_torch()
+    from ...harness.core.wire import VLLM_FIELD
+    from ...harness.experiments.backends.torch_engine import TINY
+    from ...harness.load_generator.http.endpoint import Endpoint
+    from ...harness.policies.systems import system as system_by_name
+    from ...harness.servers.gateway import Plan
+    from ...harness.servers.gateway import serving as gateway
+    from ...harness.servers.torch_server import serving_model
+
+    def say(line: str) -> None:
+        typer.echo(line, err=True)
+
+    if model is None:
+        say(f"{TINY}: a tiny Llama with random weights, made here")
+    with contextlib.ExitStack() as stack:
+        own_port = port if length_predictor is None else 0
+        served = serving_model(system, knobs, model or TINY, port=own_port, **options)
+        if length_predictor is None:
+            url = stack.enter_context(served)
+        else:
+            say_whether_it_looks(system_by_name(system), say)
+            told = before(stack, length_predictor, VLLM_FIELD, say)
+            plan = Plan([Endpoint.parse(stack.enter_context(served))])
+            url = stack.enter_context(gateway(told(plan), port=port, say=say))
+        typer.echo(url)
+        say("Ctrl-C stops")
+        threading.Event().wait()

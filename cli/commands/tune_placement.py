@@ -1,0 +1,270 @@
+"""`slo-bench tune helr`: which layers of a model on which device?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...workloads.errors import SloBenchError
+
+if TYPE_CHECKING:
+    from ...tuner.placement.compare import Answer
+    from ...tuner.placement.problem import Weights
+    from ...tuner.placement.topology import Topology
+
+HELR_EXAMPLES = (
+    "slo-bench tune helr --model chatglm2-6b --topology uellm",
+    "slo-bench tune helr --model llama-3.1-70b --gpu a100-80g --devices 4 --mode lr",
+    "slo-bench tune helr --model qwen2.5-32b --topology cluster.toml --reserve-gib 8 --check",
+    "slo-bench tune helr --model chatglm2-6b --topology uellm --method morphling --out map.json",
+)
+_MODEL, _DEVICES, _ASKED = "Model", "Devices", "What is asked"
+
+
+def tune_helr(
+    model: Annotated[
+        str, typer.Option("--model", "-m", metavar="M", help="As in `run`.", rich_help_panel=_MODEL)
+    ] = "llama-3.1-8b",
+    weight_dtype: Annotated[
+        str, typer.Option(metavar="D", help="Of the weights.", rich_help_panel=_MODEL)
+    ] = "bf16",
+    kv_dtype: Annotated[
+        str, typer.Option(metavar="D", help="Of the KV cache.", rich_help_panel=_MODEL)
+    ] = "bf16",
+    topology: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|NAME",
+            help="A TOML file of devices and links, or uellm or uellm-table-2-1. Default: this "
+            "machine, as nvidia-smi tells it.",
+            rich_help_panel=_DEVICES,
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", "-g", metavar="G", help="All alike.", rich_help_panel=_DEVICES),
+    ] = None,
+    devices: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="So many of --gpu.", rich_help_panel=_DEVICES),
+    ] = None,
+    memory_share: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE", help="Of a device's memory in use.", rich_help_panel=_DEVICES
+        ),
+    ] = 0.9,
+    reserve_gib: Annotated[
+        float,
+        typer.Option(
+            metavar="GIB", help="Kept free for KV on every device.", rich_help_panel=_DEVICES
+        ),
+    ] = 0.0,
+    kv_tokens: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="KV of so many tokens fits beside the layers.",
+            rich_help_panel=_DEVICES,
+        ),
+    ] = 2048,
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="he|lr|balanced",
+            help="Fewest devices, lowest latency, or both.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "balanced",
+    latency_weight: Annotated[
+        float | None,
+        typer.Option(metavar="A1", help="In place of the mode's.", rich_help_panel=_ASKED),
+    ] = None,
+    device_weight: Annotated[
+        float | None,
+        typer.Option(metavar="A2", help="In place of the mode's.", rich_help_panel=_ASKED),
+    ] = None,
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="exact|paper|even|optuna|morphling",
+            help="Whose map is drawn and written.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "exact",
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Ask Optuna, too.", rich_help_panel=_ASKED),
+    ] = False,
+    trials: Annotated[
+        int, typer.Option(metavar="N", help="Of Optuna.", rich_help_panel=_ASKED)
+    ] = 300,
+    tests: Annotated[
+        int,
+        typer.Option(metavar="N", help="Stress tests of morphling.", rich_help_panel=_ASKED),
+    ] = 4,
+    test_requests: Annotated[
+        int,
+        typer.Option(metavar="N", help="Of each of these tests.", rich_help_panel=_ASKED),
+    ] = 100,
+    seed: Annotated[
+        int,
+        typer.Option(metavar="N", help="Of the random numbers.", rich_help_panel=_ASKED),
+    ] = 0,
+    batch: Annotated[
+        int,
+        typer.Option(metavar="N", help="Sequences of the step timed.", rich_help_panel=_ASKED),
+    ] = 8,
+    context: Annotated[
+        int, typer.Option(metavar="N", help="KV tokens of each.", rich_help_panel=_ASKED)
+    ] = 512,
+    host_ms: Annotated[
+        float,
+        typer.Option(
+            metavar="MS", help="Of the host in a step; an eager loop: 30.", rich_help_panel=_ASKED
+        ),
+    ] = 1.0,
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Batches in flight, when the map is simulated. Default: one a stage.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE.json",
+            help="The map for accelerate, vLLM, SGLang and `run --device-map`.",
+        ),
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Draw it on a page, too.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+) -> None:
+    """Map the layers of a model to devices: HELR, the exact optimum, and how far they are apart."""
+    from ...predictors.specs import model as model_of
+    from ...reports.pages import placement as shown
+    from ...tuner.placement.compare import METHODS, Answer, answer, answers
+    from ...tuner.placement.launch import document
+    from ...tuner.placement.morphling import Bench, morphling
+    from ...tuner.placement.problem import problem_of
+    from ..output.console import terminal
+
+    if method not in (*METHODS, "morphling"):
+        raise SloBenchError(
+            f"--method must be one of {', '.join(METHODS)} or morphling but is {method!r}"
+        )
+    spec, where = model_of(model), _topology(topology, gpu, devices)
+    weights = _weights(mode, latency_weight, device_weight)
+    problem = problem_of(
+        spec,
+        where,
+        weight_dtype=weight_dtype,
+        kv_dtype=kv_dtype,
+        memory_share=memory_share,
+        reserve_bytes=reserve_gib * 2**30,
+        kv_tokens=kv_tokens,
+        batch=batch,
+        context_tokens=context,
+        host_s=host_ms / 1e3,
+    )
+    beside = [name for name in METHODS if name != "optuna" or check or method == "optuna"]
+    found = answers(problem, weights, beside, trials=trials, seed=seed)
+    notes, ready_s = list[str](), 0.0
+    if method == "morphling":
+        bench = Bench(
+            where,
+            test_requests,
+            host_s=host_ms / 1e3,
+            weight_dtype=weight_dtype,
+            kv_dtype=kv_dtype,
+            memory_share=memory_share,
+            seed=seed,
+        )
+        tried = morphling(spec, bench, tests=tests)
+        ready_s, placed = round(tried.took_s, 3), tried.placed
+        latency_s, cost = problem.latency_s(placed), problem.cost(placed, weights)
+        found.append(Answer("morphling", placed, latency_s, cost))
+        count = len(tried.tests)
+        notes.append(
+            f"morphling: {count} stress {'test' if count == 1 else 'tests'} took {ready_s:.0f} s "
+            f"(simulated), in which nothing is served; batches of {tried.best.batch}"
+        )
+    chosen = next(one for one in found if one.method == method)
+    if chosen.refused:
+        answer(problem, weights, method, trials=trials, seed=seed)
+    result = shown.FoundMap(spec, where, problem, _mode_text(mode, weights), found, chosen, notes)
+    if out is not None:
+        _write(out, document(spec, where, chosen.placed, lanes=lanes, ready_s=ready_s), chosen)
+    if html is not None:
+        shown.write_map(result, html)
+    if as_json:
+        typer.echo(json.dumps(shown.map_json(result), allow_nan=False, ensure_ascii=False))
+        return
+    console = terminal()
+    console.print(shown.map_text(result))
+    _say_written(console, out, html)
+
+
+def _topology(named: str | None, gpu: str | None, devices: int | None) -> Topology:
+    from ...predictors.specs import gpu as gpu_of
+    from ...tuner.placement.nvidia_smi import this_machine
+    from ...tuner.placement.topology import alike, named_topology
+
+    if named is not None and (gpu is not None or devices is not None):
+        raise SloBenchError(
+            "--topology says which devices there are; leave --gpu and --devices out"
+        )
+    if named is not None:
+        return named_topology(named)
+    if gpu is None and devices is None:
+        return this_machine()
+    if gpu is None or devices is None:
+        raise SloBenchError("--gpu and --devices go together: so many of that kind")
+    return alike(gpu_of(gpu), devices)
+
+
+def _weights(mode: str, latency: float | None, devices: float | None) -> Weights:
+    from ...tuner.placement.problem import Weights, weights_of
+
+    usual = weights_of(mode)
+    return Weights(
+        usual.latency if latency is None else latency,
+        usual.devices if devices is None else devices,
+    )
+
+
+def _mode_text(mode: str, weights: Weights) -> str:
+    from ...tuner.placement.problem import MODES
+
+    if MODES[mode] == weights:
+        return mode
+    return f"a1 = {weights.latency:g}, a2 = {weights.devices:g}"
+
+
+def _write(out: Path, document: dict[str, Any], chosen: Answer) -> None:
+    if out.suffix != ".json":
+        raise SloBenchError(f"--out must be a file .json but is {out}")
+    if not chosen.fits:
+        raise SloBenchError(
+            f"the map of --method {chosen.method} does not fit, so it is not written; use "
+            "--method exact"
+        )
+    try:
+        out.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SloBenchError(f"cannot write {out}: {error.strerror}") from error
+
+
+def _say_written(console: Any, *files: Path | None) -> None:
+    for file in files:
+        if file is not None:
+            console.print(str(file), markup=False, highlight=False, soft_wrap=True)

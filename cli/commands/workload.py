@@ -1,0 +1,312 @@
+"""`slo-bench workload`: look at workloads, write them, fetch public originals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..options.completion import listed
+from ..options.examples import epilog
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ...workloads.summary import ColumnFigures, GroupFigures, Summary
+    from ...workloads.workload import Workload
+
+_SHOWS = (
+    "slo-bench workload show azure-conv",
+    "slo-bench workload show mooncake-conversation --speed 2",
+    "slo-bench workload show synthetic --prompt-tokens 800 --output-tokens 256 --rate 4",
+)
+_MAKES = (
+    "slo-bench workload make sharegpt --rate 4 --requests 500 --out chat.csv",
+    'slo-bench workload make "mix(chat=azure-conv:0.7, code=azure-code:0.3)" --rate 2 --out m.csv',
+)
+_FETCHES = ("slo-bench workload fetch", "slo-bench workload fetch azure-2023-conv")
+
+app = typer.Typer(
+    help="Look at workloads, write them as CSV, fetch public traces.",
+    no_args_is_help=True,
+    epilog=epilog([_SHOWS[0], _MAKES[0], _FETCHES[0]]),
+)
+
+SHOWN_REQUESTS = 10_000  # of a workload without arrivals of its own
+
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="SOURCE",
+        help="A catalogue name, a trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
+        autocompletion=listed("workloads"),
+    ),
+]
+Rate = Annotated[float | None, typer.Option(metavar="R", help="Mean arrivals a second.")]
+Speed = Annotated[float | None, typer.Option(metavar="F", help="Replay a trace so much faster.")]
+Requests = Annotated[
+    int | None, typer.Option("--requests", "-n", metavar="N", help="How many requests.")
+]
+Duration = Annotated[float | None, typer.Option(metavar="S", help="Seconds of arrivals.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="What is drawn depends on it alone.")]
+Slo = Annotated[
+    str, typer.Option(metavar="ttft=1,tpot=0.15", help="Bounds in seconds, as in `run`.")
+]
+Arrivals = Annotated[
+    str | None,
+    typer.Option(metavar="PROCESS", help="`poisson`, `gamma(cv=2)`, `onoff(on_s=10,off_s=20)`, …"),
+]
+Prompt = Annotated[
+    str | None, typer.Option(metavar="LENGTHS", help="For example `lognormal(median=800)`.")
+]
+Output = Annotated[
+    str | None, typer.Option(metavar="LENGTHS", help="For example `uniform(1,256)`.")
+]
+Sessions = Annotated[
+    str | None,
+    typer.Option(metavar="sessions(…)", help="For example `sessions(turns=uniform(2,8))`."),
+]
+Models = Annotated[
+    str | None,
+    typer.Option(metavar="fleet(…)|zipf(…)", help="For example `zipf(8, exponent=1, idle_s=60)`."),
+]
+Format = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="Of a trace, if it cannot be told.")
+]
+
+
+@app.command(epilog=epilog(_SHOWS))
+def show(
+    source: Source,
+    rate: Rate = None,
+    speed: Speed = None,
+    requests: Requests = None,
+    duration: Duration = None,
+    seed: Seed = 0,
+    arrivals: Arrivals = None,
+    prompt_tokens: Prompt = None,
+    output_tokens: Output = None,
+    sessions: Sessions = None,
+    models: Models = None,
+    trace_format: Format = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Show counts, quantiles, burstiness and histograms of a workload."""
+    import dataclasses
+    import json
+
+    from ...workloads.source import load_source
+    from ...workloads.summary import summarise
+    from ..output.console import terminal
+
+    loaded = load_source(
+        source,
+        arrivals=arrivals or "poisson",
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        sessions=sessions,
+        models=models,
+        format=trace_format,
+        redraw_arrivals=arrivals is not None,
+    )
+    if not loaded.has_arrivals:
+        if requests is None and duration is None:
+            requests = SHOWN_REQUESTS
+        if rate is None and not loaded.closed_loop:
+            rate = loaded.natural_rate_rps or 1.0
+    workload = loaded.make(
+        rate_rps=rate, speed=speed, requests=requests, duration_s=duration, seed=seed
+    )
+    summary = summarise(workload, has_arrivals=not loaded.closed_loop)
+    if as_json:
+        plain = dataclasses.asdict(summary)
+        plain["origin"], plain["notes"] = loaded.origin, list(loaded.notes)
+        typer.echo(json.dumps(plain, indent=2))
+        return
+    console = terminal()
+    console.print(f"[bold]{_plain(loaded.name)}[/]  {_plain(loaded.origin)}")
+    for note in loaded.notes:
+        console.print(f"  {_plain(note)}")
+    if not loaded.has_arrivals:
+        at = "closed loop" if rate is None else f"{rate:g} requests/s"
+        console.print(f"  drawn: {len(workload):,} requests, {at}, seed {seed}")
+    _print_summary(console, summary, workload)
+
+
+@app.command(epilog=epilog(_MAKES))
+def make(
+    source: Source,
+    out: Annotated[
+        Path, typer.Option("--out", "-o", metavar="FILE", help="The CSV file; .gz packs it.")
+    ],
+    rate: Rate = None,
+    speed: Speed = None,
+    requests: Requests = None,
+    duration: Duration = None,
+    seed: Seed = 0,
+    slo: Slo = "",
+    arrivals: Arrivals = None,
+    prompt_tokens: Prompt = None,
+    output_tokens: Output = None,
+    sessions: Sessions = None,
+    models: Models = None,
+    trace_format: Format = None,
+) -> None:
+    """Write a workload as CSV, which every command takes back as a trace."""
+    from ...workloads.slo import parse_slo
+    from ...workloads.source import load_source
+    from ...workloads.writer import write_csv
+
+    loaded = load_source(
+        source,
+        arrivals=arrivals or "poisson",
+        prompt_tokens=prompt_tokens,
+        output_tokens=output_tokens,
+        sessions=sessions,
+        models=models,
+        format=trace_format,
+        redraw_arrivals=arrivals is not None,
+    )
+    workload = loaded.make(
+        rate_rps=rate,
+        speed=speed,
+        requests=requests,
+        duration_s=duration,
+        seed=seed,
+        slo=parse_slo(slo),
+    )
+    write_csv(workload, out)
+    typer.echo(f"{out}: {len(workload):,} requests over {workload.span_s:,.1f} s")
+
+
+@app.command(epilog=epilog(_FETCHES))
+def fetch(
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Without a name: list what there is.")
+    ] = None,
+) -> None:
+    """Download a public original into the cache and print its path."""
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    from ...workloads import fetch as fetching
+    from ..output.console import terminal
+
+    errors = terminal(stderr=True)
+    if name is None:
+        terminal().print(_originals_table(), highlight=False)
+        return
+    original = fetching.find(name)
+    with Progress(
+        "{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=errors
+    ) as bar:
+        task = bar.add_task(original.file_name, total=None)
+        fetched = fetching.fetch(
+            original,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if not fetched.known:
+        errors.print(
+            f"no checksum is known for {name}; sha256 {fetched.sha256} is kept beside the file",
+            highlight=False,
+            soft_wrap=True,
+        )
+    typer.echo(fetched.path)
+
+
+def _plain(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def _originals_table() -> Table:
+    from rich.table import Table
+
+    from ...workloads.fetch import originals
+
+    table = Table("name", "what", "licence", box=None)
+    for original in originals().values():
+        table.add_row(original.name, original.about, original.licence)
+    return table
+
+
+def _print_summary(console: Console, summary: Summary, workload: Workload) -> None:
+    from rich.table import Table
+
+    table = Table("tokens", box=None, header_style="bold", pad_edge=False)
+    for head in ("mean", "cv", "min", "p5", "p25", "p50", "p75", "p90", "p99", "max"):
+        table.add_column(head, justify="right")
+    table.add_row("prompt", *_cells(summary.prompt_tokens))
+    table.add_row("output", *_cells(summary.output_tokens))
+    console.print(f"\n{summary.requests:,} requests")
+    console.print(table)
+    if summary.arrivals is not None:
+        spread = ", ".join(
+            f"{value:.2f} in {window:g} s" for window, value in summary.arrivals.dispersion.items()
+        )
+        console.print(
+            f"\narrivals over {summary.arrivals.span_s:,.1f} s: "
+            f"{summary.arrivals.rate_rps:.3f} requests/s, cv of the gaps "
+            f"{summary.arrivals.gap_cv:.2f} (Poisson 1)"
+            + (f", index of dispersion {spread} (Poisson 1)" if spread else "")
+        )
+    if summary.sessions:
+        console.print(f"{summary.sessions:,} sessions")
+    if summary.prefixes is not None:
+        console.print(
+            f"shared prefixes: {summary.prefixes.token_hit_share:.1%} of prompt tokens and "
+            f"{summary.prefixes.request_hit_share:.1%} of requests find blocks of "
+            f"{summary.prefixes.block_tokens} tokens that came before"
+        )
+    for kind, groups in (("class", summary.classes), ("model", summary.models)):
+        if groups:
+            console.print(_groups_table(kind, groups))
+    for title, column in (
+        ("prompt tokens", workload.prompt_tokens),
+        ("output tokens", workload.output_tokens),
+    ):
+        console.print(f"\n[bold]{title}[/]")
+        for line in histogram(column.tolist(), width=max(20, min(console.width, 100) - 26)):
+            console.print(line, highlight=False)
+
+
+def _cells(figures: ColumnFigures) -> list[str]:
+    values = [figures.min, *figures.quantiles.values(), figures.max]
+    mean = f"{figures.mean:,.1f}" if figures.mean < 1000 else f"{figures.mean:,.0f}"
+    return [mean, f"{figures.cv:.2f}", *(f"{v:,.0f}" for v in values)]
+
+
+def _groups_table(kind: str, groups: tuple[GroupFigures, ...]) -> Table:
+    from rich.table import Table
+
+    table = Table(kind, box=None, header_style="bold")
+    for head in ("requests", "share", "mean prompt", "mean output"):
+        table.add_column(head, justify="right")
+    for group in groups:
+        table.add_row(
+            group.name or "-",
+            f"{group.requests:,}",
+            f"{group.share:.1%}",
+            f"{group.mean_prompt_tokens:,.1f}",
+            f"{group.mean_output_tokens:,.1f}",
+        )
+    return table
+
+
+def histogram(values: list[int], width: int) -> list[str]:
+    """Bars over bins that double, from the one with the smallest value to that with the largest."""
+    counts: dict[int, int] = {}
+    for value in values:
+        bin_ = value.bit_length()
+        counts[bin_] = counts.get(bin_, 0) + 1
+    most = max(counts.values())
+    lines = []
+    for bin_ in range(min(counts), max(counts) + 1):
+        here = counts.get(bin_, 0)
+        label = f"{1 << max(bin_ - 1, 0):>7,} - {(1 << bin_) - 1:<7,}"
+        eighths = round(here / most * width * 8)
+        bar = "█" * (eighths // 8) + ("", *"▏▎▍▌▋▊▉")[eighths % 8]
+        lines.append(f"{label} {here / len(values):>6.1%} {bar}".rstrip())
+    return lines

@@ -1,0 +1,1 @@
+"""What is typed: declarations of options, and what they ask for."""

@@ -1,0 +1,45 @@
+"""What the shell completes beside commands and options: the names that options take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import typer
+
+Complete = Callable[[str], list[str]]
+
+
+def among(*names: str) -> Complete:
+    """Complete one of these."""
+    return lambda incomplete: _beginning_with(incomplete, names)
+
+
+def listed(kind: str) -> Complete:
+    """Complete a name of `slo-bench list KIND`; after a comma another one."""
+
+    def complete(incomplete: str) -> list[str]:
+        from ..commands.list import names
+
+        before, comma, last = incomplete.rpartition(",")
+        return [f"{before}{comma}{name}" for name in _beginning_with(last, names(kind))]
+
+    return complete
+
+
+def kinds(incomplete: str) -> list[str]:
+    """Complete KIND of `slo-bench list KIND`."""
+    from ..commands.list import KINDS
+
+    return _beginning_with(incomplete, KINDS)
+
+
+def of_that_kind(context: typer.Context, incomplete: str) -> list[str]:
+    """Complete NAME of `slo-bench list KIND NAME`."""
+    from ..commands.list import KINDS, names
+
+    kind = context.params.get("kind")
+    return _beginning_with(incomplete, names(kind)) if kind in KINDS else []
+
+
+def _beginning_with(incomplete: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(incomplete)]

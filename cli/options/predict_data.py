@@ -1,0 +1,117 @@
+"""DATA of `predict-train` and `predict-eval`: files and run folders, with who answered."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ...workloads.errors import SloBenchError
+
+if TYPE_CHECKING:
+    from ...workloads.labelled_prompts import Answered, TokenCount
+
+Data = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[MODEL=]DATA…",
+        help="JSON or JSON lines with a prompt (prompt; instruction and input; question; "
+        "conversations) and output_tokens or the answer, plain or gzip; or a run folder of a "
+        "workload with texts. MODEL: who answered, where rows do not say; default: the file's "
+        "name.",
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B",
+        help="Columns that make the prompt. What holds the answer is refused.",
+    ),
+]
+Counted = Annotated[
+    str | None,
+    typer.Option(
+        "--label-tokenizer",
+        metavar="DIR",
+        help="Counts answers that come without output_tokens: the folder of the answering model's "
+        "tokenizer. Default: four characters a token.",
+    ),
+]
+BaseAt = Annotated[
+    str | None,
+    typer.Option(
+        "--base", metavar="PATH|NAME", help="Where the base model is now. Default: as trained."
+    ),
+]
+Device = Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda or cuda:N.")]
+Threads = Annotated[
+    int | None, typer.Option(metavar="N", min=1, help="CPU threads. Default: torch's.")
+]
+
+
+@dataclass(frozen=True)
+class ReadData:
+    """All rows, and what to say about them."""
+
+    rows: list[Answered]
+    labels: str
+    notes: list[str]
+
+
+def read_data(texts: Sequence[str], columns: str | None, tokenizer: str | None) -> ReadData:
+    """Read everything that was asked for.
+
+    Raises:
+        SloBenchError: something cannot be read, or an input column holds the answer.
+    """
+    from ...harness.validation.labelled_run import read_run
+    from ...workloads.labelled_prompts import APPROXIMATE, read_answered, refuse_answers
+
+    named = None if columns is None else [c.strip() for c in columns.split(",") if c.strip()]
+    if named is not None:
+        refuse_answers(named)
+    tokens = APPROXIMATE if tokenizer is None else _tokenizer(tokenizer)
+    found = []
+    for text in texts:
+        model, equals, path = text.partition("=")
+        if not equals or Path(text).exists():
+            model, path = "", text
+        if Path(path).is_dir():
+            if named is not None:
+                raise SloBenchError(f"--columns goes with files; {path} is a run folder")
+            found.append(read_run(Path(path), model=model or None))
+        else:
+            found.append(
+                read_answered(Path(path), model=model or None, columns=named, tokens=tokens)
+            )
+    labels = list(dict.fromkeys(f"{data.labels} ({data.name})" for data in found))
+    if len({data.labels for data in found}) == 1:
+        labels = [found[0].labels]
+    notes = [f"{data.name}: {note}" for data in found for note in data.notes]
+    return ReadData([row for data in found for row in data.rows], "; ".join(labels), notes)
+
+
+def _tokenizer(folder: str) -> TokenCount:
+    from ...predictors.lengths.counting import tokenizer_count
+
+    return tokenizer_count(Path(folder))
+
+
+def need_torch() -> None:
+    """Make sure that the extra is there.
+
+    Raises:
+        SloBenchError: it is not.
+    """
+    from importlib.util import find_spec
+
+    needed = {"torch": "torch", "transformers": "transformers", "peft": "peft"}
+    needed |= {"safetensors": "safetensors", "sklearn": "scikit-learn"}
+    missing = [package for module, package in needed.items() if find_spec(module) is None]
+    if missing:
+        raise SloBenchError(
+            f"learnt predictors need {', '.join(missing)}: pip install 'slo-bench[torch]'"
+        )

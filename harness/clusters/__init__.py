@@ -1,1 +1,0 @@
-"""Several instances: arrivals, routing, one clock."""

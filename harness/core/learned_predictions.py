@@ -1,0 +1,101 @@
+"""What policies believe inside a real server: step times learned from the steps it has run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .state import RequestState
+
+_FORGET = 0.999  # weight of a step, after one more
+_PRIOR = 1e6  # how little is known at first
+_FEATURES = 4
+
+
+class LearnedPredictions:
+    """Recursive least squares on a step's sums: constant, decodes, KV read, tokens prefilled.
+
+    Before it has learned it predicts zero, so that nobody is dropped for what is not known. The
+    first step of a kind (with prompts, without) teaches nothing: it pays for what is set up only
+    once, and a policy that believed it would turn requests away, and so never learn better.
+    """
+
+    def __init__(self) -> None:
+        self._weights = np.zeros(_FEATURES)
+        self._covariance = np.eye(_FEATURES) * _PRIOR
+        self._swap_s_per_block: float | None = None
+        self._warm: set[bool] = set()  # kinds that have been run
+
+    def learn(
+        self,
+        decode_seqs: int,
+        decode_kv_tokens: int,
+        chunks: Sequence[tuple[int, int]],
+        duration_s: float,
+    ) -> None:
+        """A step of this composition took so long."""
+        if not (decode_seqs or chunks):
+            return
+        kind = bool(chunks)
+        if kind not in self._warm:
+            self._warm.add(kind)
+            return
+        x = _features(decode_seqs, decode_kv_tokens, chunks)
+        gain = self._covariance @ x / (_FORGET + x @ self._covariance @ x)
+        self._weights += gain * (duration_s - x @ self._weights)
+        self._covariance = (self._covariance - np.outer(gain, x @ self._covariance)) / _FORGET
+        if not np.isfinite(self._covariance).all() or np.trace(self._covariance) > 1e12:
+            self._covariance = np.eye(_FEATURES) * _PRIOR  # the same batch for very long
+
+    def learn_swap(self, blocks: int, duration_s: float) -> None:
+        """Moving so many blocks took so long."""
+        if blocks:
+            each_s, known_s = duration_s / blocks, self._swap_s_per_block
+            self._swap_s_per_block = each_s if known_s is None else 0.8 * known_s + 0.2 * each_s
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        return max(0.0, float(_features(decode_seqs, decode_kv_tokens, chunks) @ self._weights))
+
+    def swap_s(self, blocks: int) -> float:
+        return blocks * (self._swap_s_per_block or 0.0)
+
+    def output_tokens(self, r: RequestState) -> int:
+        """What the client has told; else the most it may have: a server knows no more."""
+        return r.max_output_tokens if r.told is None else min(r.told[0], r.max_output_tokens)
+
+    def longest_output_tokens(self, r: RequestState) -> int:
+        """The same."""
+        return r.max_output_tokens if r.told is None else min(r.told[1], r.max_output_tokens)
+
+
+class Guess(LearnedPredictions):
+    """Step and swap times are learned; the lengths of answers are told."""
+
+    def __init__(
+        self,
+        output_tokens: Callable[[RequestState], int] | None = None,
+        longest_output_tokens: Callable[[RequestState], int] | None = None,
+    ) -> None:
+        super().__init__()
+        self._told = output_tokens
+        self._longest = longest_output_tokens or output_tokens
+
+    def output_tokens(self, r: RequestState) -> int:
+        """What was told; else the most it may have."""
+        return super().output_tokens(r) if self._told is None else self._told(r)
+
+    def longest_output_tokens(self, r: RequestState) -> int:
+        """The same; where no more was told, as expected."""
+        return super().longest_output_tokens(r) if self._longest is None else self._longest(r)
+
+
+def _features(
+    decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+) -> np.ndarray:
+    prefill = sum(tokens for _, tokens in chunks)
+    kv_read = decode_kv_tokens + sum(before + tokens // 2 for before, tokens in chunks)
+    # Thousands, so that the columns are of like size.
+    return np.array([1.0, decode_seqs / 1e3, kv_read / 1e3, prefill / 1e3])

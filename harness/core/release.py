@@ -1,0 +1,21 @@
+"""A request that an instance gives back, or tells of."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .decisions import Why
+from .state import RequestState
+
+
+class Release(NamedTuple):
+    """What became of a request at `time_s`, the clock of its instance."""
+
+    request: RequestState
+    why: Why
+    time_s: float
+
+    @classmethod
+    def finish(cls, r: RequestState) -> Release:
+        """`r` is done and somebody waits for it."""
+        return cls(r, Why.FINISH, r.finish_s)

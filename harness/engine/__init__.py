@@ -1,0 +1,1 @@
+"""Runs policies under one clock; knows no paper by name."""

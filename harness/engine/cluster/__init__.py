@@ -1,0 +1,1 @@
+"""Several instances under one clock."""

@@ -1,0 +1,170 @@
+"""Turns the rows of a workload into requests at the moment they arrive."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....workloads.errors import SloBenchError
+from ....workloads.request import Kind, Slo
+from ....workloads.workload import Workload
+from ...core.state import RequestState
+
+INF = float("inf")
+_SLICE_ROWS = 16384
+
+
+class Arrivals:
+    """Requests in order of arrival; only a slice of the workload exists as objects at a time.
+
+    Open-loop rows arrive at their time. A row that follows another arrives `think_s` after that
+    one's answer (and not before its own `arrival_s`). With a concurrency limit rows arrive in
+    order, one whenever another ends.
+    """
+
+    def __init__(self, workload: Workload, skip: NDArray[np.int64] | None = None) -> None:
+        """`skip`: rows that do not arrive, because they were refused at the door.
+
+        Raises:
+            SloBenchError: a concurrency below 1, or one together with rows that follow others.
+        """
+        self._workload = workload
+        follows = workload.follows
+        comes = np.ones(len(workload), dtype=np.bool_)
+        if skip is not None:
+            comes[skip] = False
+        if workload.concurrency is not None:
+            if workload.concurrency < 1:
+                raise SloBenchError(f"concurrency must be at least 1 but is {workload.concurrency}")
+            if (follows >= 0).any():
+                raise SloBenchError(
+                    "requests that follow others set their own pace; leave concurrency out"
+                )
+        self._open_rows = np.flatnonzero(comes & (follows < 0))
+        self._followers: dict[int, list[int]] = {}
+        for row in np.flatnonzero(comes & (follows >= 0)).tolist():
+            self._followers.setdefault(int(follows[row]), []).append(row)
+        self._next_open = 0
+        self._slice: list[RequestState] = []
+        self._at = 0
+        self._due: list[tuple[float, int]] = []  # followers whose time is known
+        self._slo: Slo | None = self._common_slo()
+        self._marked = bool(workload.kind.any() or workload.priority.any())
+        self.cancelled: list[int] = []  # rows that never arrive: the one they follow was lost
+        for row in np.flatnonzero(~comes).tolist():
+            self._cancel_followers(row)
+        self._held: list[int] = []  # rows that wait for a place, the next one last
+        self._places_s: list[float] = []  # since when places are free
+        if workload.concurrency is not None:
+            self._held = self._open_rows[::-1].tolist()
+            self._places_s = [0.0] * min(workload.concurrency, len(self._held))
+            self._open_rows = self._open_rows[:0]
+
+    def _common_slo(self) -> Slo | None:
+        w = self._workload
+        columns = (w.ttft_slo_s, w.tpot_slo_s, w.e2e_slo_s, w.deadline_s)
+        if len(w) and all((c == c[0]).all() for c in columns):
+            return Slo(*(float(c[0]) for c in columns))
+        return None
+
+    def _states(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
+        made = self._made(rows, arrival_s)
+        if self._marked:
+            w = self._workload
+            for r in made:
+                r.priority = int(w.priority[r.id])
+                r.texts = int(w.n_texts[r.id]) if w.kind[r.id] == Kind.EMBED else 0
+        return made
+
+    def _made(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:
+        w = self._workload
+        ids = rows.tolist()
+        prompts = w.prompt_tokens[rows].tolist()
+        outputs = w.output_tokens[rows].tolist()
+        most = w.max_output_tokens[rows].tolist()
+        slo = self._slo
+        closed = w.concurrency is not None
+        if slo is not None and w.prefix_blocks is None and not (closed or self._followers):
+            return [
+                RequestState(i, a, p, o, m, slo)
+                for i, a, p, o, m in zip(ids, arrival_s, prompts, outputs, most, strict=True)
+            ]
+        slos = [slo] * len(ids) if slo is not None else self._slos(rows)
+        prefixes = w.prefix_blocks
+        return [
+            RequestState(
+                i,
+                a,
+                p,
+                o,
+                m,
+                s,
+                prefixes[i] if prefixes is not None else (),
+                closed or i in self._followers,
+            )
+            for i, a, p, o, m, s in zip(ids, arrival_s, prompts, outputs, most, slos, strict=True)
+        ]
+
+    def _slos(self, rows: NDArray[np.int64]) -> list[Slo]:
+        w = self._workload
+        columns = (w.ttft_slo_s, w.tpot_slo_s, w.e2e_slo_s, w.deadline_s)
+        return [Slo(*values) for values in zip(*(c[rows].tolist() for c in columns), strict=True)]
+
+    def _head(self) -> RequestState | None:
+        if self._at == len(self._slice):
+            rows = self._open_rows[self._next_open : self._next_open + _SLICE_ROWS]
+            if not len(rows):
+                return None
+            self._next_open += len(rows)
+            self._slice = self._states(rows, self._workload.arrival_s[rows].tolist())
+            self._at = 0
+        return self._slice[self._at]
+
+    def next_s(self) -> float:
+        """When the next request arrives; infinite if none is known."""
+        if self._held:
+            return self._places_s[0] if self._places_s else INF
+        head = self._head()
+        open_s = head.arrival_s if head is not None else INF
+        return min(open_s, self._due[0][0]) if self._due else open_s
+
+    def pop(self) -> RequestState:
+        """The next request; one must be known."""
+        if self._held:
+            return self._states(np.array([self._held.pop()]), [heappop(self._places_s)])[0]
+        head = self._head()
+        if head is not None and (not self._due or head.arrival_s <= self._due[0][0]):
+            self._at += 1
+            return head
+        arrival_s, row = heappop(self._due)
+        return self._states(np.array([row]), [arrival_s])[0]
+
+    def pop_slice(self) -> list[RequestState]:
+        """All open-loop requests of the present slice (for workloads without followers)."""
+        if self._head() is None:
+            return []
+        taken = self._slice[self._at :]
+        self._at = len(self._slice)
+        return taken
+
+    def ended(self, row: int, end_s: float, answered: bool) -> None:
+        """Row `row` has ended: whoever waited for it may come."""
+        if self._held:
+            heappush(self._places_s, end_s)
+        if not answered:
+            self._cancel_followers(row)
+            return
+        w = self._workload
+        for follower in self._followers.pop(row, ()):
+            due_s = max(end_s + float(w.think_s[follower]), float(w.arrival_s[follower]))
+            heappush(self._due, (due_s, follower))
+
+    def _cancel_followers(self, row: int) -> None:
+        """Whoever waits for row `row`, or for one of those, never comes."""
+        lost = self._followers.pop(row, [])
+        while lost:
+            follower = lost.pop()
+            self.cancelled.append(follower)
+            lost += self._followers.pop(follower, ())

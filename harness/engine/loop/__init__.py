@@ -1,0 +1,1 @@
+"""The iteration loop of one instance, whatever executes its steps."""

@@ -1,0 +1,115 @@
+"""Requests that decode, as counters: a decode step touches none of them.
+
+A tick counts the steps; a heap holds the tick at which each will end; `kv_sum` is the sum of their
+KV lengths; `residues[k]` counts those that need a new block whenever tick = k (mod block size).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+
+from ....workloads.errors import SloBenchError
+from ...core.kv_cache_manager import BlockLedger
+from ...core.state import Phase, RequestState
+from .measures import Measures
+
+_DECODE = Phase.DECODE
+
+
+class DecodeCounters:
+    """The decoding part of a batch. What stands on a request holds as of the tick it began at."""
+
+    __slots__ = (
+        "_entered",
+        "_lengths",
+        "_mask",
+        "decoding",
+        "ends",
+        "kv_sum",
+        "ledger",
+        "measures",
+        "residues",
+        "tick",
+    )
+
+    def __init__(self, ledger: BlockLedger, measures: Measures) -> None:
+        bs = ledger.block_tokens
+        if bs & (bs - 1):
+            raise SloBenchError(f"block_tokens must be a power of two but is {bs}")
+        self.ledger = ledger
+        self.measures = measures
+        self.decoding: dict[RequestState, None] = {}
+        self.tick = 0
+        self.kv_sum = 0
+        self.residues = [0] * bs
+        self.ends: list[tuple[int, int, int, RequestState]] = []
+        # The longest first: (tick - KV tokens, entered, version, request); None: not kept track of.
+        self._lengths: list[tuple[int, int, int, RequestState]] | None = None
+        self._mask = bs - 1
+        self._entered = 0
+
+    def next_end_tick(self) -> int:
+        """The tick at which the next decoding request ends."""
+        ends = self.ends
+        while ends[0][3].version != ends[0][2]:
+            heappop(ends)
+        return ends[0][0]
+
+    def longest_kv_tokens(self) -> int:
+        """KV length of the longest decoding request, where that is kept track of; else 0."""
+        lengths = self._lengths
+        while lengths:
+            begin, _, version, r = lengths[0]
+            if version == r.version and r.phase is _DECODE:
+                return self.tick - begin
+            heappop(lengths)
+        return 0
+
+    def _start_decode(self, r: RequestState) -> None:
+        tick = self.tick
+        r.phase = _DECODE
+        r.tick0 = tick
+        r.residue = residue = (tick - r.kv_tokens) & self._mask
+        self.residues[residue] += 1
+        self.kv_sum += r.kv_tokens
+        if r.last_token_s != self.measures.last_decode_s:
+            self.measures.join(r.last_token_s, not self.decoding)
+        self.decoding[r] = None
+        self._entered = entered = self._entered + 1
+        end_tick = tick + r.output_tokens - r.emitted_tokens
+        heappush(self.ends, (end_tick, entered, r.version, r))
+        if self._lengths is not None:
+            heappush(self._lengths, (tick - r.kv_tokens, entered, r.version, r))
+
+    def _stop_decode(self, r: RequestState) -> None:
+        """Bring the lengths of `r` up to the present tick and take it out of the counters."""
+        steps = self.tick - r.tick0
+        self.measures.decode_tokens += steps
+        if steps:
+            r.last_token_s = self.measures.last_decode_s
+        else:
+            self.measures.unjoin(r.last_token_s)
+        r.kv_tokens += steps
+        r.emitted_tokens += steps
+        r.blocks = -(-r.kv_tokens // self.ledger.block_tokens)
+        self.residues[r.residue] -= 1
+        self.kv_sum -= r.kv_tokens
+        del self.decoding[r]
+        r.version += 1
+
+    def _take_out_due(self) -> Iterator[RequestState]:
+        """Those whose last token is out, one after another, out of the counters."""
+        ends, tick, bs = self.ends, self.tick, self.ledger.block_tokens
+        while ends and ends[0][0] <= tick:
+            _, _, version, r = heappop(ends)
+            if version == r.version:
+                steps = tick - r.tick0
+                r.emitted_tokens = r.output_tokens
+                r.kv_tokens = kv_tokens = r.kv_tokens + steps
+                r.blocks = -(-kv_tokens // bs)
+                self.residues[r.residue] -= 1
+                self.kv_sum -= kv_tokens
+                del self.decoding[r]
+                self.measures.decode_tokens += steps
+                yield r

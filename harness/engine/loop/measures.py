@@ -1,0 +1,145 @@
+"""What an instance measures while it runs: gaps between tokens, use over time, sums."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...core.records import Gaps
+
+Sample = tuple[float, int, int, int]  # time, waiting, running, KV blocks
+
+_SPAN_POINTS = 8  # weighted values that stand for one leap over decode steps
+_SPAN_TOLERANCE = 0.005  # relative spread of step times within a leap that one value may stand for
+
+
+class Measures:
+    """Counters of one instance, constant cost an iteration.
+
+    A decode step gives one gap to every decoding request. It is the same for all that decoded in
+    the step before; requests that joined since then are kept apart until their first step.
+    """
+
+    __slots__ = (
+        "_add_count",
+        "_add_gap",
+        "_gap_count",
+        "_gap_s",
+        "_joined",
+        "decode_tokens",
+        "idle_s",
+        "kv_block_s",
+        "kv_peak",
+        "last_decode_s",
+        "next_sample_s",
+        "padded_tokens",
+        "preemptions",
+        "prefill_tokens",
+        "sample_s",
+        "samples",
+        "steps",
+        "waited_s",
+    )
+
+    def __init__(self, sample_s: float = float("inf")) -> None:
+        self._gap_s = array("d")
+        self._gap_count = array("q")
+        self._add_gap, self._add_count = self._gap_s.append, self._gap_count.append
+        self._joined: list[float] = []
+        self.last_decode_s = 0.0
+        self.idle_s = 0.0  # time with nothing to do before the last work ended
+        self.waited_s = 0.0  # time in steps that waited for a device busy with other batches
+        self.steps = 0
+        self.prefill_tokens = 0
+        self.decode_tokens = 0
+        self.padded_tokens = 0
+        self.preemptions = 0
+        self.kv_block_s = 0.0
+        self.kv_peak = 0
+        self.sample_s = sample_s
+        self.next_sample_s = 0.0
+        self.samples: list[Sample] = []
+
+    def join(self, last_token_s: float, first: bool) -> None:
+        """A request whose last token came at `last_token_s` will decode from the next step on."""
+        if first and not self._joined:
+            self.last_decode_s = last_token_s
+        elif last_token_s != self.last_decode_s:
+            self._joined.append(last_token_s)
+
+    def unjoin(self, last_token_s: float) -> None:
+        """That request leaves before its first step."""
+        if last_token_s in self._joined:
+            self._joined.remove(last_token_s)
+
+    def idle(self, from_s: float, to_s: float) -> None:
+        """Nothing is here between those times; a spell longer than a sample shows as such."""
+        self.idle_s += to_s - from_s
+        if to_s - from_s > self.sample_s and self.samples:
+            self.samples.append((from_s, 0, 0, 0))
+
+    def gap(self, gap_s: float, count: int = 1) -> None:
+        """A gap that occurred so many times."""
+        self._add_gap(gap_s)
+        self._add_count(count)
+
+    def decode_step(self, now_s: float, seqs: int) -> None:
+        """`seqs` requests got a token at `now_s`."""
+        if self._joined:
+            for last_token_s in self._joined:
+                self.gap(now_s - last_token_s)
+            seqs -= len(self._joined)
+            self._joined.clear()
+        if seqs:
+            self._add_gap(now_s - self.last_decode_s)
+            self._add_count(seqs)
+        self.last_decode_s = now_s
+
+    def decode_span(
+        self, now_s: float, seqs: int, steps: int, span_s: float, before_s: float
+    ) -> None:
+        """`steps` decode steps that took `span_s` together, the last ending at `now_s`; the step
+        before them took `before_s`, and step times grow evenly.
+        """
+        mean_s = span_s / steps
+        if steps < _SPAN_POINTS or mean_s - before_s <= _SPAN_TOLERANCE * before_s:
+            self._add_gap(mean_s)
+            self._add_count(seqs * steps)
+        else:
+            share, rest = divmod(steps, _SPAN_POINTS)
+            for k in range(_SPAN_POINTS):
+                at = (k + 0.5) / _SPAN_POINTS
+                self._add_gap(mean_s + (2 * at - 1) * (mean_s - before_s))
+                self._add_count(seqs * (share + (1 if k < rest else 0)))
+        self.last_decode_s = now_s
+
+    def gaps(self) -> Gaps:
+        """All gaps seen."""
+        return Gaps(np.array(self._gap_s), np.array(self._gap_count, dtype=np.int64))
+
+
+def gaps_of(measures: Iterable[Measures]) -> Gaps:
+    """All gaps of several instances; there may be none."""
+    parts = [Gaps(np.empty(0), np.empty(0, dtype=np.int64)), *(m.gaps() for m in measures)]
+    return Gaps(np.concatenate([p.gap_s for p in parts]), np.concatenate([p.count for p in parts]))
+
+
+def summed(
+    sampled: Iterable[Sequence[Sample]],
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Samples of several instances on one axis, each of which holds until the instance's next.
+
+    All moments, and the sums of waiting, running and blocks then, in rows. The samples of each are
+    in order of time.
+    """
+    tables = [np.array(samples) for samples in sampled]
+    times = np.unique(np.concatenate([table[:, 0] for table in tables]))
+    sums = np.zeros((3, len(times)), dtype=np.int64)
+    for table in tables:
+        at = np.searchsorted(table[:, 0], times, side="right") - 1
+        state = table[np.maximum(at, 0), 1:].astype(np.int64).T
+        sums += np.where(at >= 0, state, 0)
+    return times, sums

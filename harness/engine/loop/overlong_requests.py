@@ -1,0 +1,133 @@
+"""Requests that are too long for a model or its memory: refused, cut, or an error."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....predictors.embedder import Embedder
+from ....workloads.errors import SloBenchError
+from ....workloads.prefixes import PrefixRows
+from ....workloads.request import Kind
+from ....workloads.workload import Workload
+
+OVERSIZE = ("error", "reject", "truncate")
+
+Rows = NDArray[np.int64]
+
+
+def fit(
+    workload: Workload,
+    limit_tokens: int,
+    oversize: str,
+    *,
+    reserved: bool,
+    embeds_apart: bool = False,
+) -> tuple[Workload, Rows]:
+    """The workload with every request within the limit, and the rows to refuse.
+
+    `embeds_apart`: embedding requests are none of the language model's (see `fit_embeds`).
+
+    Raises:
+        SloBenchError: a request is too long under `error`, or nothing would be left of any.
+    """
+    answers = workload.max_output_tokens if reserved else workload.output_tokens
+    mine = workload.kind == Kind.GENERATE if embeds_apart else np.ones(len(workload), dtype=bool)
+    rows = np.flatnonzero(mine & (workload.prompt_tokens + answers > limit_tokens))
+    nobody = np.empty(0, dtype=np.int64)
+    if not len(rows):
+        return workload, nobody
+    if oversize == "error":
+        row = int(rows[0])
+        raise SloBenchError(
+            f"{len(rows)} of {len(workload)} requests are too long: request {row} has "
+            f"{workload.prompt_tokens[row]} prompt and {answers[row]} "
+            f"{'maximum ' if reserved else ''}output tokens, {limit_tokens} fit the context and "
+            "the KV cache; use --oversize reject or truncate, more GPUs or another model"
+        )
+    if oversize == "reject":
+        return workload, rows
+    if limit_tokens < 2:
+        raise SloBenchError(
+            f"{max(limit_tokens, 0)} tokens fit the KV cache, so that nothing can be truncated to "
+            "fit; use more GPUs or another model"
+        )
+    most = np.minimum(workload.max_output_tokens, limit_tokens - 1)
+    output = np.minimum(workload.output_tokens, most)
+    kept = most if reserved else output
+    prompt = np.where(
+        mine, np.minimum(workload.prompt_tokens, limit_tokens - kept), workload.prompt_tokens
+    )
+    prefixes = workload.prefix_blocks
+    if prefixes is not None:
+        # What is left of a prompt begins elsewhere: it shares no prefix any more.
+        cut = frozenset(np.flatnonzero(prompt < workload.prompt_tokens).tolist())
+        prefixes = _Without(prefixes, cut)
+    return (
+        dataclasses.replace(
+            workload,
+            prompt_tokens=prompt,
+            output_tokens=output,
+            max_output_tokens=most,
+            prefix_blocks=prefixes,
+        ),
+        nobody,
+    )
+
+
+@dataclass(frozen=True)
+class _Without(PrefixRows):
+    """Prefix blocks row by row, none for the rows in `cut`."""
+
+    blocks: Sequence[tuple[int, ...]]
+    cut: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def row(self, row: int) -> tuple[int, ...]:
+        return () if row in self.cut else self.blocks[row]
+
+
+def fit_embeds(
+    workload: Workload, embedder: Embedder, blocks: int, oversize: str
+) -> tuple[Workload, Rows]:
+    """The workload with every text within the embedder's context, and the rows to refuse: those
+    whose pass alone would need more than all `blocks`.
+
+    Raises:
+        SloBenchError: under `error`, a text is too long or a pass too large; under `truncate`, a
+            pass is too large whose texts are not too long.
+    """
+    embeds = workload.kind == Kind.EMBED
+    context = embedder.model.context_tokens
+    length = workload.prompt_tokens // workload.n_texts
+    too_long = embeds & (length > context)
+    if too_long.any() and oversize == "error":
+        row = int(np.flatnonzero(too_long)[0])
+        raise SloBenchError(
+            f"{int(too_long.sum())} embedding requests have texts that are too long: those of "
+            f"request {row} have {length[row]} tokens, {embedder.model.name} reads {context}; use "
+            "--oversize reject or truncate, or another embedder"
+        )
+    if too_long.any() and oversize == "truncate":
+        length = np.minimum(length, context)
+        tokens = np.where(embeds, workload.n_texts * length, workload.prompt_tokens)
+        workload = dataclasses.replace(workload, prompt_tokens=tokens)
+    shapes, at = np.unique(np.stack((workload.n_texts, length)), axis=1, return_inverse=True)
+    needed = np.array([embedder.blocks([(int(n), int(tokens))]) for n, tokens in shapes.T])
+    too_large = embeds & (needed[at.ravel()] > blocks)
+    if too_large.any() and oversize != "reject":
+        row = int(np.flatnonzero(too_large)[0])
+        raise SloBenchError(
+            f"{int(too_large.sum())} embedding requests are too large: request {row} embeds "
+            f"{workload.n_texts[row]} texts of {length[row]} tokens, whose pass takes "
+            f"{needed[at.ravel()][row]} of {blocks} blocks; use --oversize reject, fewer texts a "
+            "request or more memory"
+        )
+    refused = too_large | (too_long if oversize == "reject" else False)
+    return workload, np.flatnonzero(refused)

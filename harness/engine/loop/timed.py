@@ -1,0 +1,97 @@
+"""An instance that is told how long everything took: by executing it, or from a recording.
+
+It decides with the same code as the simulated instance, one iteration at a time. Its clock moves
+only at the end of an iteration and, while it idles, to the next arrival; a wait that takes longer
+than it should counts into the iteration after it. So decisions follow from durations alone, and a
+recording of them, replayed, gives the same decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ...core.learned_predictions import LearnedPredictions
+from ..simulator.simulated import SimulatedInstance
+from .loop import INF
+
+
+class Ran(NamedTuple):
+    """One iteration, or a pause in which blocks were only swapped. Parts of it are `swap_s` and
+    `moving_s`, in which something of the model moved elsewhere.
+    """
+
+    duration_s: float
+    swapped_blocks: int = 0
+    swap_s: float = 0.0
+    moving_s: float = 0.0
+
+
+Heard = Callable[[int, int, Sequence[tuple[int, int]], Ran], None]
+
+
+class Told:
+    """A `StepTime` of known iterations, one after the other; it knows nothing of those to come."""
+
+    def __init__(self, predictions: LearnedPredictions) -> None:
+        self._predictions = predictions
+        self.heard: Heard | None = None  # is told of every iteration
+
+    def next(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> Ran:
+        """Execute the iteration, or look it up."""
+        raise NotImplementedError
+
+    def step_s(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> float:
+        """See `StepTime`; what it took is learned at once."""
+        ran = self.next(seqs, kv_tokens, chunks)
+        self._predictions.learn(seqs, kv_tokens, chunks, ran.duration_s - ran.swap_s - ran.moving_s)
+        self._predictions.learn_swap(ran.swapped_blocks, ran.swap_s)
+        if self.heard is not None:
+            self.heard(seqs, kv_tokens, chunks, ran)
+        return ran.duration_s
+
+    def span_s(self, seqs: int, kv_tokens: int, steps: int) -> float:
+        """See `StepTime`: nothing is leapt over."""
+        return INF
+
+    def steps_within(self, seqs: int, kv_tokens: int, duration_s: float) -> int:
+        """See `StepTime`."""
+        return 0
+
+
+class Recording(Told):
+    """What an instance ran, to be replayed."""
+
+    def __init__(self, ran: Sequence[Ran], predictions: LearnedPredictions) -> None:
+        super().__init__(predictions)
+        self._ran = iter(ran)
+
+    def next(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> Ran:
+        return next(self._ran)
+
+
+class TimedInstance(SimulatedInstance):
+    """One instance whose `step_time` is a `Told`."""
+
+    __slots__ = ("_swapped",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._swapped = False
+
+    def schedule(self) -> bool:
+        runs = super().schedule()
+        # What swapping was expected to take is none of our business: it is in what we are told.
+        self._swapped = self.swap_s > 0 or self._swapped
+        self.swap_s = 0.0
+        if runs:
+            self._swapped = False
+        return runs
+
+    def _pass_time(self, horizon_s: float) -> bool:
+        if self._swapped:
+            self._swapped = False
+            self._dirty = True
+            self.now_s += self.step_time.step_s(0, 0, ())
+            return True
+        return super()._pass_time(horizon_s)

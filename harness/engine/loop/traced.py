@@ -1,0 +1,248 @@
+"""Instances that keep a log of what they do, for explanations and traces.
+
+They do the same as those they are made from, to the last bit, leaps included: every method below
+lets the original act and writes down what became of it. Nothing is paid for where nobody looks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from ...core.state import Phase, RequestState
+from ..simulator.simulated import SimulatedInstance
+from ..simulator.static import StaticInstance
+
+
+class State(Enum):
+    """Where a request stands; it waits in the queue before the first of these."""
+
+    PREFILL = "prefill"  # in the batch, its prompt not yet computed
+    RECOMPUTE = "recompute"  # likewise, for the second time
+    DECODE = "decode"
+    PREEMPTED = "preempted"  # back in the queue, its KV thrown away
+    SWAPPED = "swapped"  # its KV in host memory
+    STALLED = "stalled"  # keeps its KV, sits out
+    PADDING = "padding"  # answered, but its batch goes on
+    DONE = "done"
+
+
+class Move(NamedTuple):
+    """From `time_s` on a request is in `state`."""
+
+    time_s: float
+    state: State
+
+
+class Chunk(NamedTuple):
+    """Tokens of one prompt that a step computes."""
+
+    request: int
+    tokens: int
+
+
+class Step(NamedTuple):
+    """One iteration, or a leap over `repeats` of them that only decode.
+
+    From `begin_s` it waits for busy pipeline stages (where other lanes share them), then `swap_s`
+    for KV blocks on their way, then computes for `compute_s`, which ends at `end_s`. Without
+    prefill it would have computed for `decode_s`.
+    """
+
+    begin_s: float
+    end_s: float
+    swap_s: float
+    compute_s: float
+    decode_s: float
+    decode_seqs: int
+    kv_tokens: int
+    chunks: tuple[Chunk, ...]
+    waiting: int
+    kv_blocks: int
+    repeats: int = 1
+
+
+@dataclass
+class InstanceLog:
+    """What one instance did: steps in order of time, and the moves of each request."""
+
+    steps: list[Step] = field(default_factory=list)
+    moves: dict[int, list[Move]] = field(default_factory=dict)
+
+    def move(self, request: int, time_s: float, state: State) -> None:
+        """`request` changes its state."""
+        self.moves.setdefault(request, []).append(Move(time_s, state))
+
+
+@dataclass
+class Trace:
+    """The logs of all instances (with pipeline parallelism of all lanes), by index."""
+
+    instances: dict[int, InstanceLog] = field(default_factory=dict)
+
+    def log(self, index: int) -> InstanceLog:
+        """The log of one instance."""
+        return self.instances.setdefault(index, InstanceLog())
+
+    def where(self, request: int) -> list[int]:
+        """The instances (lanes) in whose batches a request was."""
+        return [index for index, log in self.instances.items() if request in log.moves]
+
+    def log_of(self, request: int) -> InstanceLog | None:
+        """The log in which a request occurs; None if it never entered a batch."""
+        return next((log for log in self.instances.values() if request in log.moves), None)
+
+
+_LEFT = {
+    Phase.WAITING: State.PREEMPTED,
+    Phase.RESIDENT: State.SWAPPED,
+    Phase.STALLED: State.STALLED,
+}
+
+
+class TracedInstance(SimulatedInstance):
+    """A `SimulatedInstance` that keeps a log."""
+
+    __slots__ = ("_before", "log")
+
+    def __init__(self, log: InstanceLog, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.log = log
+        self._before: tuple[float, float] = (0.0, 0.0)  # clock and swap time as a step begins
+
+    def schedule(self) -> bool:
+        runs = super().schedule()
+        self._before = (self.now_s, self.swap_s)
+        return runs
+
+    def complete(self) -> bool:
+        begin_s, swap_s = self._before
+        step_s, seqs, kv_tokens = self._step_of, self.decode_seqs, self.decode_kv_tokens
+        compute_s = step_s(seqs, kv_tokens, self.chunks)
+        swap_s = self._lim.exposed_swap_s(compute_s, swap_s)
+        alone_s = compute_s
+        if self.chunks:
+            alone_s = step_s(seqs, kv_tokens, ()) if seqs else 0.0
+        owners = zip(self.prefilling, self.chunks, strict=False)
+        chunks = tuple(Chunk(r.id, tokens) for r, (_, tokens) in owners)
+        self._note(begin_s, swap_s, compute_s, min(alone_s, compute_s), chunks)
+        return super().complete()
+
+    def _note(
+        self,
+        begin_s: float,
+        swap_s: float,
+        compute_s: float,
+        decode_s: float,
+        chunks: tuple[Chunk, ...],
+        repeats: int = 1,
+    ) -> None:
+        ledger = self.ledger
+        self.log.steps.append(
+            Step(
+                begin_s=begin_s,
+                end_s=self.now_s,
+                swap_s=swap_s,
+                compute_s=compute_s,
+                decode_s=decode_s,
+                decode_seqs=self.decode_seqs,
+                kv_tokens=self.decode_kv_tokens,
+                chunks=chunks,
+                waiting=self.waiting.live + len(self.resident) + len(self.stalled),
+                kv_blocks=ledger.total - ledger.free,
+                repeats=repeats,
+            )
+        )
+
+    def _leap(self, horizon_s: float, step_s: float) -> None:
+        begin_s, tick = self.now_s, self.tick
+        super()._leap(horizon_s, step_s)
+        if self.tick > tick:
+            span_s = self.now_s - begin_s
+            self._note(begin_s, 0.0, span_s, span_s, (), self.tick - tick)
+
+    def _pass_time(self, horizon_s: float) -> bool:
+        begin_s, swap_s = self.now_s, self.swap_s
+        goes_on = super()._pass_time(horizon_s)
+        if swap_s:
+            self._note(begin_s, swap_s, 0.0, 0.0, ())
+        return goes_on
+
+    def _enlist(self, r: RequestState) -> None:
+        super()._enlist(r)
+        if r.phase is Phase.PREFILL:
+            self.log.move(r.id, self.now_s, State.RECOMPUTE if r.recomputes else State.PREFILL)
+
+    def _start_decode(self, r: RequestState) -> None:
+        super()._start_decode(r)
+        self.log.move(r.id, self.now_s, State.DECODE)
+
+    def _preempt(self) -> None:
+        there = [*self.decoding, *self.prefilling, *self.stalled]
+        phases = [r.phase for r in there]
+        super()._preempt()
+        for r, before in zip(there, phases, strict=True):
+            if r.phase is not before:
+                self.log.move(r.id, self.now_s, _LEFT[r.phase])
+
+    def _finish(self, r: RequestState) -> None:
+        super()._finish(r)
+        self.log.move(r.id, self.now_s, State.DONE)
+
+
+class TracedStaticInstance(StaticInstance):
+    """A `StaticInstance` that keeps a log; a batch is one step of prefill and one of decoding."""
+
+    def __init__(self, log: InstanceLog, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.log = log
+
+    def _run_batch(self, batch: list[RequestState]) -> None:
+        begin_s = self.now_s
+        again = [bool(r.recomputes) for r in batch]
+        super()._run_batch(batch)
+        self._note(batch, begin_s)
+        for r, was_there in zip(batch, again, strict=True):
+            self._note_moves(r, batch, begin_s, was_there)
+
+    def _note(self, batch: Sequence[RequestState], begin_s: float) -> None:
+        first_s = self._first_s(batch)
+        prompt = max(r.prompt_tokens for r in batch)
+        moments = ((begin_s, first_s, True), (first_s, self.now_s, False))
+        for start_s, end_s, prefill in moments:
+            self.log.steps.append(
+                Step(
+                    begin_s=start_s,
+                    end_s=end_s,
+                    swap_s=0.0,
+                    compute_s=end_s - start_s,
+                    decode_s=0.0 if prefill else end_s - start_s,
+                    decode_seqs=0 if prefill else len(batch),
+                    kv_tokens=0 if prefill else len(batch) * prompt,
+                    chunks=tuple(Chunk(r.id, prompt) for r in batch) if prefill else (),
+                    waiting=self.waiting.live,
+                    kv_blocks=0,
+                    repeats=1 if prefill else max(r.output_tokens for r in batch) - 1,
+                )
+            )
+
+    def _first_s(self, batch: Sequence[RequestState]) -> float:
+        """When prefill ended: every member has its first token then, unless it had one before."""
+        return max((r.first_token_s for r in batch), default=self.now_s)
+
+    def _note_moves(
+        self, r: RequestState, batch: Sequence[RequestState], begin_s: float, again: bool
+    ) -> None:
+        move, first_s = self.log.move, self._first_s(batch)
+        move(r.id, begin_s, State.RECOMPUTE if again else State.PREFILL)
+        move(r.id, first_s, State.DECODE)
+        if r.phase is Phase.WAITING:
+            move(r.id, self.now_s, State.PREEMPTED)
+            return
+        prompt = max(member.prompt_tokens for member in batch)
+        own_s = self.step_time.span_s(len(batch), len(batch) * prompt, r.output_tokens - 1)
+        if first_s + own_s < r.finish_s and r.output_tokens < max(m.output_tokens for m in batch):
+            move(r.id, first_s + own_s, State.PADDING)
+        move(r.id, r.finish_s, State.DONE)

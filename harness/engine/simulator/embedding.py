@@ -1,0 +1,231 @@
+"""An embedder beside a language model: one pass over a batch, and its requests are done.
+
+It is an instance of its own rather than a kind of request in the iteration loop. An embedding
+request has no KV, no decode and no preemption, so the loop's bookkeeping would have nothing to
+keep; a pass of another model is a step of its own on the device, and `Device` makes instances take
+turns already. What the two models share is the ledger of memory: a pass holds the blocks of its
+activations from its beginning to its end. The language model's policy decides for both, over its
+one state, and is asked again whenever something changed here. The loop, and with it every run
+without embeddings, stays as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from ....predictors.embedder import Embedder
+from ....workloads.errors import SloBenchError
+from ...core.collocated_policy import Beside, Collocated
+from ...core.decisions import Admission, Refill, Why
+from ...core.release import Release
+from ...core.state import Phase, RequestState
+from ..loop.arrival_queue import ArrivalQueue
+from ..loop.instance import EngineStuckError
+from ..loop.loop import INF
+from ..loop.measures import Measures
+from ..loop.view import LoopView
+from .device import occupy
+from .plain import PlainInstance
+from .simulated import SimulatedInstance
+
+
+class EmbeddingInstance:
+    """Serves the embedding requests on the device of `llm`, pass by pass."""
+
+    def __init__(self, llm: SimulatedInstance | PlainInstance, embedder: Embedder) -> None:
+        self.policy = llm.policy if isinstance(llm.policy, Collocated) else Collocated()
+        self.ledger = llm.ledger
+        self.predictions = llm.predictions
+        self.stages = llm.stages
+        self.index = llm.index
+        self.measures = Measures()
+        self.now_s = 0.0
+        self.inbox: deque[RequestState] = deque()
+        self.outbox: list[Release] = []
+        self.finished: list[RequestState] = []
+        self.waiting = ArrivalQueue()
+        self.resident: list[RequestState] = []
+        self.stalled: list[RequestState] = []
+        self.prefilling: list[RequestState] = []
+        # The pass in progress, until the clock goes past its end.
+        self.decoding: dict[RequestState, None] = {}
+        self.kv_sum = self.tick = self.most_tokens = 0
+        self.policy_state = llm.policy_state
+        self.view = LoopView(self)
+        self.held_blocks = 0
+        self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
+        self.hands_over = self.tells_ends = self.tells_begun = False
+        self.llm = llm
+        self._embedder = embedder
+        self._least_pass_s = embedder.pass_s([(1, 1)])
+        self._arrived = 0
+        self._view = _View(self, embedder)
+        if isinstance(llm.policy_state, Beside):
+            llm.policy_state.embedder = self._view
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting.live or self.decoding)
+
+    @property
+    def n_requests(self) -> int:
+        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
+        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+
+    def gives_back_s(self) -> float:
+        """The end of the pass in progress, or of the shortest there can be; an arrival may be
+        rejected at once.
+        """
+        if self.decoding:
+            return self.now_s
+        arrives_s = max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+        return min(arrives_s, self.now_s + self._least_pass_s if self.waiting.live else INF)
+
+    def ready_s(self) -> float:
+        if not self.idle:
+            return self.now_s
+        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        return []
+
+    def run(self, horizon_s: float, stop_on_release: bool) -> None:
+        inbox = self.inbox
+        while True:
+            if self.decoding and self.now_s < horizon_s:
+                self._give_back()
+            if not self.decoding:
+                self._arrive()
+            if stop_on_release and self.outbox:
+                return
+            if self.idle:
+                if not inbox or inbox[0].visible_s >= horizon_s:
+                    return
+                self.measures.idle(self.now_s, inbox[0].visible_s)
+                self.now_s = inbox[0].visible_s
+                continue
+            if self.now_s >= horizon_s:
+                return
+            batch = self.policy.embed_batch(self._view)
+            if batch:
+                self._begin(batch)
+            else:
+                self._wait(horizon_s)
+
+    def _arrive(self) -> None:
+        while self.inbox and self.inbox[0].visible_s <= self.now_s:
+            r = self.inbox.popleft()
+            self._arrived += 1
+            r.seq = self._arrived
+            r.instance = self.index
+            if self.policy.embed_admit(r, self._view) is Admission.REJECT:
+                self.outbox.append(Release(r, Why.REJECT, self.now_s))
+            else:
+                self.waiting.push(r)
+            self.llm.reconsider()
+
+    def _begin(self, batch: Sequence[RequestState]) -> None:
+        """Raises SloBenchError if the policy chose who does not wait, or more than fits."""
+        blocks, waits = self._view.blocks(batch), self.waiting.live
+        self.waiting.remove_all(batch)
+        name, ledger = type(self.policy).__name__, self.ledger
+        if waits - self.waiting.live != len(batch):
+            raise SloBenchError(
+                f"{name}.embed_batch chose a request twice, or one that is not here"
+            )
+        if blocks > ledger.free:
+            raise SloBenchError(
+                f"{name}.embed_batch chose a pass of {blocks} blocks, but {ledger.free} are free"
+            )
+        ledger.free -= blocks
+        if ledger.idle_blocks > ledger.free:
+            ledger.evict()
+        self.held_blocks = blocks
+        # A step of the language model may be under way; what it frees at its end is free by then.
+        begin_s = max(self.now_s, self.stages[0].free_at_s)
+        for r in batch:
+            r.scheduled_s = begin_s
+            r.cached_tokens = 0
+            r.phase = Phase.PREFILL
+            self.decoding[r] = None
+        self.now_s = occupy(self.stages, self.now_s, self._view.pass_s(batch))
+        self.measures.steps += 1
+        self.llm.reconsider()
+
+    def _give_back(self) -> None:
+        """The pass has ended: its memory is free, and its requests are done."""
+        self.ledger.free += self.held_blocks
+        self.held_blocks = 0
+        for r in self.decoding:
+            r.finish_s = self.now_s
+            r.phase = Phase.DONE
+            self.finished.append(r)
+            if r.notify or self.tells_ends:
+                self.outbox.append(Release.finish(r))
+        self.decoding.clear()
+        self.llm.reconsider()
+
+    def _wait(self, horizon_s: float) -> None:
+        """There is no memory: let the clock go on."""
+        arrival_s = self.inbox[0].visible_s if self.inbox else INF
+        next_s = min(arrival_s, horizon_s)
+        if next_s == INF:
+            raise EngineStuckError(
+                f"embedder {self.index} is stuck at {self.now_s:.3f} s: {self.waiting.live} "
+                f"requests wait, {self.ledger.free} of {self.ledger.total} blocks are free and "
+                f"nothing runs; the policy {type(self.policy).__name__} begins none"
+            )
+        self.now_s = max(next_s, math.nextafter(self.now_s, INF))
+
+
+class _View:
+    """Implements `core.collocated.EmbedView`."""
+
+    def __init__(self, instance: EmbeddingInstance, embedder: Embedder) -> None:
+        self._instance = instance
+        self._embedder = embedder
+
+    @property
+    def now_s(self) -> float:
+        return self._instance.now_s
+
+    @property
+    def learnt(self) -> object:
+        return self._instance.policy_state
+
+    @property
+    def total_blocks(self) -> int:
+        return self._instance.ledger.total
+
+    @property
+    def free_blocks(self) -> int:
+        return self._instance.ledger.free
+
+    @property
+    def held_blocks(self) -> int:
+        return self._instance.held_blocks
+
+    @property
+    def llm_running(self) -> int:
+        return self._instance.llm.view.n_running
+
+    def waiting(self, now_s: float) -> Sequence[RequestState]:
+        on_their_way = (r for r in self._instance.inbox if r.visible_s <= now_s)
+        return [*self._instance.waiting, *on_their_way]
+
+    def running(self) -> Sequence[RequestState]:
+        return list(self._instance.decoding)
+
+    def oldest_llm_arrival_s(self) -> float:
+        llm = self._instance.llm
+        came = [r.arrival_s for r in llm.waiting]
+        came += [r.arrival_s for r in llm.inbox if r.visible_s <= self._instance.now_s]
+        return min(came, default=INF)
+
+    def blocks(self, batch: Iterable[RequestState]) -> int:
+        return self._embedder.blocks((r.texts, r.prompt_tokens // r.texts) for r in batch)
+
+    def pass_s(self, batch: Iterable[RequestState]) -> float:
+        return self._embedder.pass_s((r.texts, r.prompt_tokens // r.texts) for r in batch)

@@ -1,0 +1,254 @@
+"""Models that stand on GPUs together: they share compute, and KV memory page by page.
+
+Compute: with MPS at 100 % (Prism, §7.1) models share a GPU's units in time, and in space where it
+happens. Here those that are busy on a GPU get equal shares of it, so that together they never have
+more than one GPU's throughput; a tensor-parallel model is as slow as on its busiest GPU. Shares
+change only between iterations: an iteration that was under way when somebody joined is made up
+for in the next one.
+
+Memory: each model's ledger takes pages from the pools of its GPUs.
+
+Time: models that share a GPU, also by way of others, are an island with one clock (`SharedGpus`).
+It advances by slices in which nobody of it begins or ends being busy, and each model leaps within
+them. A slice is shorter where pages are scarce or requests wait to be let in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from ....predictors.step_time import StepTime
+from ...core.pages import PagedLedger, PagePool
+from ...core.policy import Policy
+from ...core.predictions import ModelledPredictions
+from ...core.state import RequestState
+from ..loop.loop import INF
+from ..loop.measures import Measures
+from .simulated import SimulatedInstance
+
+Gpus = tuple[int, ...]
+_SCARCE_SHARE = 0.03  # of a GPU's pages: below it slices are short
+_SCARCE_SLICE_S = 0.25
+
+
+class SharedStepTime:
+    """A step-time model whose steps take `slowdown` times as long."""
+
+    __slots__ = ("base", "slowdown")
+
+    def __init__(self, base: StepTime) -> None:
+        self.base = base
+        self.slowdown = 1.0
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        return self.base.step_s(decode_seqs, decode_kv_tokens, chunks) * self.slowdown
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        return self.base.span_s(decode_seqs, decode_kv_tokens, steps) * self.slowdown
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        return self.base.steps_within(decode_seqs, decode_kv_tokens, duration_s / self.slowdown)
+
+
+class Tenant:
+    """A model on its GPUs: weights, engine, KV pages. It can serve from `ready_s` on."""
+
+    def __init__(
+        self,
+        model: int,
+        gpus: Gpus,
+        weight_pages: int,
+        ledger: PagedLedger,
+        policy: Policy,
+        step_time: StepTime,
+        *,
+        ready_s: float,
+        sample_s: float = INF,
+    ) -> None:
+        self.model = model
+        self.gpus = gpus
+        self.weight_pages = weight_pages  # on each GPU
+        self.ledger = ledger
+        self.ready_s = self.started_s = ready_s
+        self.idle_since_s = ready_s
+        self.leaving = False  # its successor serves: it goes when its last request has ended
+        self.times = SharedStepTime(step_time)
+        self.instance = SimulatedInstance(
+            policy,
+            ledger,
+            ModelledPredictions(step_time, 0.0),
+            self.times,
+            (),
+            Measures(sample_s),
+            gpus[0],
+        )
+        self.instance.now_s = ready_s
+        self._least_step_s = step_time.step_s(1, 1, ())
+
+    @property
+    def busy(self) -> bool:
+        """Does it have requests (those on their way included)?"""
+        return bool(self.instance.inbox) or not self.instance.idle
+
+    @property
+    def blocked(self) -> bool:
+        """Did it find no memory for anybody when it last looked?"""
+        return self.instance.blocked_till_s > self.instance.now_s
+
+    @property
+    def unbegun_tokens(self) -> int:
+        """Prompt tokens that are here and not computed."""
+        instance = self.instance
+        waiting = sum(r.target_tokens for r in instance.waiting) if instance.waiting.live else 0
+        coming = sum(r.target_tokens for r in instance.inbox)
+        return instance.prefill_pending + waiting + coming
+
+    @property
+    def coming_pages(self) -> int:
+        """Pages that requests on their way here will take."""
+        blocks = sum(self.ledger.blocks(r.target_tokens) for r in self.instance.inbox)
+        return self.ledger.pages_for(blocks)
+
+    def receive(self, r: RequestState, now_s: float) -> None:
+        """`r` is here; it is looked at as soon as the model is ready."""
+        r.visible_s = max(now_s, self.ready_s)
+        self.instance.inbox.append(r)
+
+    def begins_s(self, now_s: float) -> float:
+        """When it computes next; infinite if never."""
+        instance = self.instance
+        if not instance.idle:
+            return max(now_s, instance.now_s)
+        return max(now_s, instance.inbox[0].visible_s) if instance.inbox else INF
+
+    def changes_s(self, now_s: float) -> float:
+        """Nobody begins or ends a prefill, or ends, before this."""
+        instance = self.instance
+        if instance.prefilling or instance.waiting.live or instance.inbox or not instance.decoding:
+            return self.begins_s(now_s)
+        steps = instance.next_end_tick() - instance.tick
+        span_s = self.times.span_s(len(instance.decoding), instance.kv_sum, steps)
+        return max(now_s, instance.now_s) + span_s
+
+    def busy_until_s(self, now_s: float) -> float:
+        """It is busy until then at least: the longest answer, at the speed of one alone."""
+        instance = self.instance
+        begins_s = self.begins_s(now_s)
+        if not instance.decoding:
+            return begins_s
+        last = max(end for end, _, version, r in instance.ends if version == r.version)
+        return begins_s + (last - instance.tick) * self._least_step_s * self.times.slowdown
+
+    def share(self, slowdown: float, now_s: float) -> None:
+        """From now on steps take so many times as long as alone."""
+        instance, before = self.instance, self.times.slowdown
+        if slowdown > before and instance.now_s > now_s and not instance.idle:
+            # The rest of the step under way was counted at too high a speed.
+            instance.now_s += (instance.now_s - now_s) * (slowdown / before - 1)
+        self.times.slowdown = slowdown
+
+
+class Backlog(Protocol):
+    """Requests that wait before they get to any model's engine."""
+
+    def waits(self, gpus: Iterable[int]) -> bool:
+        """Does anybody wait for these GPUs?"""
+        ...
+
+    def admit(self, gpus: Iterable[int], now_s: float) -> None:
+        """Let in whom there is room for."""
+        ...
+
+    def next_s(self, gpus: Iterable[int], now_s: float) -> float:
+        """When to ask again though nothing has changed; infinite if never."""
+        ...
+
+
+class SharedGpus:
+    """GPUs that models connect, and these models, up to `now_s`."""
+
+    def __init__(
+        self,
+        gpus: Gpus,
+        tenants: list[Tenant],
+        pools: Sequence[PagePool],
+        now_s: float,
+        ended: Callable[[Tenant], None],
+        backlog: Backlog | None = None,
+    ) -> None:
+        """`ended` is told of a tenant some of whose requests have ended."""
+        self.gpus = gpus
+        self.tenants = tenants
+        self.now_s = now_s
+        self._pools = pools
+        self._ended = ended
+        self._backlog = backlog
+
+    def advance(self, to_s: float) -> None:
+        """Serve until then."""
+        backlog, gpus = self._backlog, self.gpus
+        while self.now_s < to_s:
+            waits = backlog is not None and backlog.waits(gpus)
+            if waits:
+                assert backlog is not None
+                backlog.admit(gpus, self.now_s)
+                waits = backlog.waits(gpus)
+            # Who found no memory looks first: at what is there now, not at what others free later.
+            busy = sorted((t for t in self.tenants if t.busy), key=lambda t: not t.blocked)
+            end_s = to_s
+            if waits:
+                assert backlog is not None
+                end_s = min(end_s, max(backlog.next_s(gpus, self.now_s), _after(self.now_s)))
+            if busy:
+                end_s = self._slice_end_s(busy, end_s, waits)
+                for tenant in busy:
+                    tenant.instance.run(end_s, False)
+                    self._collect(tenant)
+            self.now_s = end_s
+
+    def _slice_end_s(self, busy: Sequence[Tenant], most_s: float, waits: bool) -> float:
+        """Shares the GPUs out, and says until when that holds."""
+        now_s = self.now_s
+        begins = [tenant.begins_s(now_s) for tenant in busy]
+        working: dict[int, int] = {}
+        computing = []
+        later_s = most_s
+        waits = waits or busy[0].blocked
+        for tenant, begins_s in zip(busy, begins, strict=True):
+            if tenant.blocked:
+                continue
+            if tenant.instance.idle and begins_s > now_s:
+                later_s = min(later_s, begins_s)
+                continue
+            computing.append(tenant)
+            for gpu in tenant.gpus:
+                working[gpu] = working.get(gpu, 0) + 1
+        scarce = any(
+            self._pools[gpu].free < _SCARCE_SHARE * self._pools[gpu].total for gpu in working
+        )
+        until_s = min(later_s, now_s + _SCARCE_SLICE_S) if scarce else later_s
+        for tenant in computing:
+            among = max(working[gpu] for gpu in tenant.gpus)
+            tenant.share(float(among), now_s)
+            if waits or (scarce and among > 1):
+                until_s = min(until_s, tenant.changes_s(now_s))
+            elif among > 1:
+                until_s = min(until_s, tenant.busy_until_s(now_s))
+        if computing:
+            until_s = max(until_s, _after(min(tenant.begins_s(now_s) for tenant in computing)))
+        return min(until_s, later_s)
+
+    def _collect(self, tenant: Tenant) -> None:
+        instance = tenant.instance
+        if instance.finished or instance.outbox:
+            self._ended(tenant)
+        if instance.idle and not instance.inbox:
+            tenant.idle_since_s = instance.now_s
+
+
+def _after(time_s: float) -> float:
+    return math.nextafter(time_s, INF)

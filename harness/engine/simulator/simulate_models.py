@@ -1,0 +1,210 @@
+"""One simulated cell of several models on shared GPUs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....predictors.placement import OVERHEAD_BYTES, Placement
+from ....predictors.specs import GIB
+from ....predictors.step_time import StepTime
+from ....workloads.errors import SloBenchError
+from ....workloads.request import Kind
+from ....workloads.workload import Workload
+from ...core.multi_model_policy import Hosted, SharingPolicy
+from ...core.pages import PAGE_BYTES
+from ...core.records import Result, Timeline, Told, Totals
+from ..cluster.arrivals import Arrivals
+from ..cluster.multi_model import Fleet
+from ..cluster.recorder import Recorder
+from ..loop.measures import Sample, gaps_of, summed
+
+_SAMPLES = 300
+
+
+@dataclass(frozen=True)
+class OneModel:
+    """A model as it would stand alone, and how long its steps then take."""
+
+    placement: Placement
+    step_time: StepTime
+
+
+def simulate_models(
+    workload: Workload,
+    policy: SharingPolicy,
+    models: Mapping[str, OneModel],
+    *,
+    gpus: int,
+    node_gpus: int = 8,
+    oversize: str = "error",
+    progress: Callable[[int, float], None] | None = None,
+) -> Result:
+    """Serve `workload`, whose rows name their models, with `policy` on `gpus` GPUs of one kind.
+
+    Args:
+        workload: open loop, of generation.
+        policy: the system.
+        models: by the names that the workload has for them; all on the same kind of GPU.
+        gpus: how many.
+        node_gpus: how many share a host; a model's parts stand on one.
+        oversize: `error` or `reject` for requests longer than a model's context, or than what a
+            GPU holds beside the model alone.
+        progress: called now and then with (requests ended, clock in seconds).
+
+    Raises:
+        SloBenchError: a model that is asked for is missing, needs more GPUs than there are, or the
+            workload has followers, embeddings or requests that are too long.
+    """
+    hosted = _hosted(workload, models, gpus)
+    if workload.closed:
+        raise SloBenchError(
+            "several models on shared GPUs are simulated with open arrivals only; leave sessions "
+            "and concurrency out"
+        )
+    if (workload.kind != Kind.GENERATE).any():
+        raise SloBenchError("several models on shared GPUs serve no embedding requests")
+    place = hosted[0].placement
+    pages = (place.usable_bytes_per_gpu - OVERHEAD_BYTES) // PAGE_BYTES
+    rejected = _too_long(workload, hosted, pages, oversize)
+    recorder = Recorder(len(workload), workload.arrival_s)
+    recorder.rejected(rejected)
+    fleet = Fleet(
+        hosted,
+        gpus,
+        pages,
+        policy,
+        Arrivals(workload, skip=rejected),
+        recorder,
+        workload.model_index,
+        node_gpus=node_gpus,
+        sample_s=max(workload.span_s, 1.0) / _SAMPLES,
+        progress=progress,
+    )
+    fleet.run(len(workload))
+    everyone = [*fleet.retired, *fleet.tenants]
+    for tenant in everyone:
+        tenant.instance.let_go()
+    if recorder.ended == len(workload):
+        for tenant in fleet.tenants:
+            assert not tenant.ledger.used, f"{tenant.ledger.used} KV blocks were lost"
+    records = recorder.records
+    makespan_s = float(np.nanmax(records.finish_s)) if np.isfinite(records.finish_s).any() else 0.0
+    timeline = _timeline(fleet, pages)
+    return Result(
+        records,
+        gaps_of(t.instance.measures for t in everyone),
+        timeline,
+        _totals(fleet, pages, makespan_s, timeline),
+        oversize=len(rejected),
+    )
+
+
+def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> list[Hosted]:
+    found = []
+    for index, name in enumerate(workload.model_names):
+        if name not in models:
+            known = ", ".join(models)
+            raise SloBenchError(f"the workload asks for model {name!r}, which is none of {known}")
+        one = models[name]
+        if one.placement.gpus > gpus:
+            raise SloBenchError(f"{name} needs {one.placement.gpus} GPUs but there are {gpus}")
+        mine = workload.model_index == index
+        asked = max(1, int(mine.sum()))
+        slo_s = workload.ttft_slo_s[mine]
+        finite = slo_s[np.isfinite(slo_s)]
+        found.append(
+            Hosted(
+                index,
+                name,
+                one.placement,
+                one.step_time,
+                rate_rps=float(mine.sum()) / max(workload.span_s, 1e-9),
+                prompt_tokens=float(workload.prompt_tokens[mine].sum()) / asked,
+                output_tokens=float(workload.output_tokens[mine].sum()) / asked,
+                slo_s=float(finite.mean()) if len(finite) else math.inf,
+            )
+        )
+    return found
+
+
+def _too_long(
+    workload: Workload, hosted: Sequence[Hosted], pages: int, oversize: str
+) -> NDArray[np.int64]:
+    """Rows that no engine could ever hold."""
+    limit = np.zeros(len(hosted), dtype=np.int64)
+    for model in hosted:
+        place = model.placement
+        kv_bytes = (pages - model.weight_pages) * PAGE_BYTES
+        most = int(0.95 * kv_bytes) // place.block_bytes_per_gpu * place.block_tokens
+        context = place.model.context_tokens
+        limit[model.index] = min(most, context) if context else most
+    tokens = workload.prompt_tokens + workload.output_tokens
+    rows = np.flatnonzero(tokens > limit[workload.model_index])
+    if len(rows) and oversize == "error":
+        row = int(rows[0])
+        raise SloBenchError(
+            f"{len(rows)} of {len(workload)} requests are too long: request {row} has "
+            f"{tokens[row]} tokens, {limit[workload.model_index[row]]} fit "
+            f"{workload.model_names[workload.model_index[row]]}; use --oversize reject"
+        )
+    if oversize == "truncate":
+        raise SloBenchError("several models on shared GPUs cut no requests; use --oversize reject")
+    return rows
+
+
+def _kv_pages(fleet: Fleet) -> list[tuple[int, list[Sample]]]:
+    """Samples of every tenant that ever was, in pages of one GPU."""
+    found = []
+    for tenant in [*fleet.retired, *fleet.tenants]:
+        samples = [
+            (time_s, waiting, running, tenant.ledger.pages_for(blocks) * len(tenant.gpus))
+            for time_s, waiting, running, blocks in tenant.instance.measures.samples
+        ]
+        if samples:
+            found.append((tenant.model, [*samples, (tenant.instance.now_s, 0, 0, 0)]))
+    return found
+
+
+def _timeline(fleet: Fleet, pages: int) -> Timeline:
+    """Of all tenants together, and the KV of each model."""
+    found = _kv_pages(fleet)
+    if not found:
+        nobody = np.zeros(1, dtype=np.int64)
+        return Timeline(np.zeros(1), nobody, nobody, np.zeros(1))
+    times, sums = summed([samples for _, samples in found])
+    told = list(fleet.activations)
+    for model in sorted({model for model, _ in found}):
+        own_times, own = summed([samples for of, samples in found if of == model])
+        gib = own[2] * (PAGE_BYTES / GIB)
+        told += [
+            Told(time_s, "kv_gib", fleet.models[model].name, value)
+            for time_s, value in zip(own_times.tolist(), gib.tolist(), strict=True)
+        ]
+    return Timeline(times, sums[0], sums[1], sums[2] / (pages * fleet.gpus), tuple(told))
+
+
+def _totals(fleet: Fleet, pages: int, makespan_s: float, timeline: Timeline) -> Totals:
+    everyone = [*fleet.retired, *fleet.tenants]
+    measures = [t.instance.measures for t in everyone]
+    page_s = sum(
+        t.instance.measures.kv_block_s * t.ledger.pages_for(1024) / 1024 * len(t.gpus)
+        for t in everyone
+    )
+    return Totals(
+        makespan_s=makespan_s,
+        busy_s=sum(
+            (t.instance.now_s - t.started_s - m.idle_s)
+            for t, m in zip(everyone, measures, strict=True)
+        ),
+        steps=sum(m.steps for m in measures),
+        prefill_tokens=sum(m.prefill_tokens for m in measures),
+        decode_tokens=sum(m.decode_tokens for m in measures),
+        padded_tokens=0,
+        kv_peak_share=float(timeline.kv_share.max(initial=0.0)),
+        kv_mean_share=page_s / (makespan_s * pages * fleet.gpus) if makespan_s else 0.0,
+    )

@@ -1,0 +1,334 @@
+"""The iteration loop on a virtual clock: a step-time model says how long an iteration takes.
+
+Spans of decode steps in which nothing can change are leapt over in one go. A leap ends where
+stepping would next do something else: an arrival, a finish, a request that leaves, the horizon,
+or KV blocks running out. It gives what stepping gives; `engines.plain` steps, as the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ....predictors.roofline import LengthAwareStepTime, wants_longest
+from ....predictors.step_time import StepTime
+from ...core.kv_cache_manager import BlockLedger
+from ...core.policy import Policy
+from ...core.predictions import Learner
+from ...core.view import Predictions
+from ..loop.instance import EngineStuckError
+from ..loop.loop import INF, Loop
+from ..loop.measures import Measures
+from .device import Device, free_after, occupy
+from .remote_modules import Away, SplitStepTime
+
+_ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
+
+
+class SimulatedInstance(Loop):
+    """One instance in simulated time."""
+
+    __slots__ = (
+        "_alone",
+        "_away",
+        "_began_s",
+        "_span_of",
+        "_step_of",
+        "_within_of",
+        "learner",
+        "stages",
+        "step_time",
+    )
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: BlockLedger,
+        predictions: Predictions,
+        step_time: StepTime,
+        stages: tuple[Device, ...],
+        measures: Measures,
+        index: int = 0,
+        *,
+        alone: bool = True,
+    ) -> None:
+        super().__init__(policy, ledger, predictions, measures, index)
+        self.stages = stages
+        self.learner: Learner | None = None
+        self._alone = alone  # nobody else computes on these devices
+        self._began_s = 0.0  # when the last iteration began
+        self._away: Away | None = None
+        self.compute_by(step_time)
+
+    def compute_by(self, step_time: StepTime) -> None:
+        self._away = None
+        self.step_time = step_time
+        self._step_of = step_time.step_s
+        self._span_of = step_time.span_s
+        self._within_of = step_time.steps_within
+        if wants_longest(step_time):
+            self._lengths = []
+            told = _Told(self, step_time)
+            self._step_of, self._span_of = told.step_s, told.span_s
+            self._within_of = told.steps_within
+
+    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+        self.compute_by(step_time)
+        self._away = Away(step_time, device)
+
+    def ready_s(self) -> float:
+        if not self.idle:
+            return self.now_s
+        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def steady_s(self) -> float:
+        """Until then nobody comes, goes or changes places here, whatever is not sent here by then.
+
+        An iteration that is under way counts as over: what runs until then are decode steps.
+        """
+        if self.inbox:
+            return -1.0
+        if self.prefilling or self.waiting.live or self.resident or self.stalled:
+            return self.now_s
+        if not self.decoding:
+            return INF
+        # Who learns is told of iterations, and those are the more the more often others look.
+        if self.lingering or self.learner is not None or (not self._alone and self._owes()):
+            return self.now_s
+        steps = self.next_end_tick() - self.tick - 1
+        if steps <= 0 or not self._lasts(steps):
+            return self.now_s
+        span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
+        return self.now_s + span_s * _ROUNDING
+
+    def _owes(self) -> bool:
+        return any(stage.owed_s for stage in self.stages)
+
+    def ahead(self, time_s: float) -> tuple[int, int]:
+        """Free blocks and KV tokens of decoding requests at `time_s`, `steady_s` at the latest."""
+        seqs = len(self.decoding)
+        if time_s <= self.now_s or not seqs:
+            return self.ledger.free, self.kv_sum
+        steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
+        return self.ledger.free - self._growth(steps), self.kv_sum + steps * seqs
+
+    def gives_back_s(self) -> float:
+        """No request is given back or told of before this; see `Instance`."""
+        now_s, inbox = self.now_s, self.inbox
+        tells = self.hands_over or self.tells_ends or self.tells_begun
+        earliest_s = INF
+        if inbox and (tells or self._asks_leave or self._asks_admit):
+            earliest_s = inbox[0].visible_s
+            if earliest_s <= now_s:
+                return now_s
+        if self.leavers:
+            earliest_s = min(earliest_s, max(now_s, self.next_leave_s()))
+        if self.blocked_till_s > now_s:
+            return min(earliest_s, self.blocked_till_s)
+        if tells:
+            if self.prefilling or self.waiting.live or self.resident or self.stalled:
+                return now_s
+            if self.tells_ends and self.decoding:
+                steps = self.next_end_tick() - self.tick
+                if not self._lasts(steps):
+                    return now_s  # who is preempted lengthens steps no more
+                span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
+                ends_s = now_s + span_s * _ROUNDING
+                return ends_s if ends_s < earliest_s else earliest_s
+        return earliest_s
+
+    def run(self, horizon_s: float, stop_on_release: bool) -> None:
+        self.blocked_till_s = 0.0
+        step_s, alone, ahead = self._step_of, self._alone, self._lim.ahead
+        inbox, leavers, leaves_last = self.inbox, self.leavers, self.policy.leaves_last
+        measures, ledger = self.measures, self.ledger
+        observe = None if self.learner is None else self.learner.learn
+        while True:
+            if inbox and inbox[0].visible_s <= self.now_s:
+                self.deliver(self._began_s if ahead else self.now_s)
+            if ahead and not self.decoding and self.idle:
+                # There was nothing to decide ahead: who ended is gone before anything begins, and
+                # all who have come by now enter together. Past the horizon they are not known,
+                # nor while somebody must hear of an end: an answer may bring the next request.
+                self.let_go()
+                if self.now_s < horizon_s and not (stop_on_release and self.outbox):
+                    self.deliver(self.now_s)
+            if leavers and leavers[0][0] <= self.now_s and not leaves_last:
+                self.dismiss()
+            if stop_on_release and self.outbox:
+                return
+            if self.now_s >= horizon_s:
+                return
+            if not self.decoding and self.idle:
+                if not inbox or inbox[0].visible_s >= horizon_s:
+                    return
+                measures.idle(self.now_s, inbox[0].visible_s)
+                self.now_s = inbox[0].visible_s
+                continue
+            runs = self.schedule()
+            if leaves_last and leavers and leavers[0][0] <= self.now_s:
+                self.dismiss()
+            if not runs:
+                if self.idle:
+                    continue
+                if self.lingering:
+                    self.let_go()
+                elif not self._pass_time(horizon_s):
+                    return
+                self._began_s = self.now_s
+                continue
+            chunks, seqs = self.chunks, self.decode_seqs
+            duration_s = step_s(seqs, self.decode_kv_tokens, chunks)
+            if observe is not None:
+                observe(seqs, self.decode_kv_tokens, chunks, duration_s)
+            if self.swap_s:
+                duration_s += self._lim.exposed_swap_s(duration_s, self.swap_s)
+                self.swap_s = 0.0
+            self._began_s = self.now_s
+            if self._away is not None:
+                self._away.step(seqs, self.decode_kv_tokens, chunks)
+            if alone:
+                self.now_s += duration_s
+            else:
+                self.now_s = occupy(self.stages, self.now_s, duration_s)
+                measures.waited_s += self.now_s - self._began_s - duration_s
+            measures.steps += 1
+            used = ledger.total - ledger.free
+            measures.kv_block_s += used * duration_s
+            if used > measures.kv_peak:
+                measures.kv_peak = used
+            if not (self.complete() or chunks or self._dirty):
+                self._leap(horizon_s, duration_s)
+            if self.now_s >= measures.next_sample_s:
+                self._sample()
+
+    def _sample(self) -> None:
+        measures, ledger = self.measures, self.ledger
+        running = len(self.decoding) + len(self.prefilling)
+        waiting = self.waiting.live + len(self.resident) + len(self.stalled)
+        measures.samples.append((self.now_s, waiting, running, ledger.total - ledger.free))
+        measures.next_sample_s = self.now_s + measures.sample_s
+
+    def _pass_time(self, horizon_s: float) -> bool:
+        """Nothing can run now: let the clock go on. False if the horizon comes first."""
+        self._dirty = True
+        if self.swap_s:
+            self.now_s += self.swap_s
+            self.swap_s = 0.0
+            return True
+        arrival_s = self.inbox[0].visible_s if self.inbox else INF
+        next_s = min(arrival_s, self.next_leave_s(), self.review_s)
+        if next_s >= horizon_s:
+            if horizon_s == INF:
+                raise EngineStuckError(
+                    f"instance {self.index} is stuck at {self.now_s:.3f} s: "
+                    f"{self.waiting.live} requests wait, {self.ledger.free} of "
+                    f"{self.ledger.total} KV blocks are free and nothing runs; the policy "
+                    f"{type(self.policy).__name__} admits nobody"
+                )
+            self.now_s = horizon_s
+            self.blocked_till_s = next_s
+            return False
+        self.now_s = max(self.now_s, next_s)
+        return True
+
+    def _leap(self, horizon_s: float, step_s: float) -> None:
+        """Go over decode steps like the last one, which took `step_s`, to the next moment at which
+        anything else could happen.
+        """
+        seqs, kv_sum, ledger, measures = self.decode_seqs, self.kv_sum, self.ledger, self.measures
+        span_of = self._span_of
+        steps = self.next_end_tick() - self.tick
+        until_s = min(horizon_s, measures.next_sample_s, self.review_s)
+        if self.inbox and self.inbox[0].visible_s < until_s:
+            until_s = self.inbox[0].visible_s
+        if self.leavers and self.leavers[0][0] < until_s:
+            until_s = self.leavers[0][0]
+        # Steps seldom become shorter: this tells the usual end before anything is summed up.
+        span_s = steps * step_s
+        if self.now_s + span_s < until_s:
+            span_s = span_of(seqs, kv_sum, steps)
+        if self.now_s + span_s >= until_s:
+            within = self._within_of(seqs, kv_sum, until_s - self.now_s)
+            if within < steps:
+                steps = within
+                if steps <= 0:
+                    return
+            span_s = span_of(seqs, kv_sum, steps)
+        blocks = self._growth(steps)
+        if blocks > ledger.free - self._lim.headroom_blocks:
+            steps = self._steps_before_pressure(steps)
+            if steps <= 0:
+                return
+            blocks = self._growth(steps)
+            span_s = span_of(seqs, kv_sum, steps)
+        if self._away is not None:
+            self._away.span(seqs, kv_sum, steps)
+        self.now_s += span_s
+        self.tick += steps
+        self.kv_sum = kv_sum + steps * seqs
+        used = ledger.total - ledger.free
+        ledger.free -= blocks
+        if ledger.idle_blocks > ledger.free:
+            ledger.evict()
+        measures.decode_span(self.now_s, seqs, steps, span_s, step_s)
+        measures.steps += steps
+        measures.kv_block_s += (used + 0.5 * blocks) * span_s
+        if used + blocks > measures.kv_peak:
+            measures.kv_peak = used + blocks
+        if not self._alone:
+            last_s = span_s - span_of(seqs, kv_sum, steps - 1) if steps > 1 else span_s
+            free_after(self.stages, self.now_s, last_s)
+        if self.ends[0][0] <= self.tick:
+            self.finish_due()
+
+    def _lasts(self, steps: int) -> bool:
+        """Are there blocks for so many decode steps?"""
+        room = self.ledger.free - self._lim.headroom_blocks
+        at_most = len(self.decoding) * (steps // self.ledger.block_tokens + 1)
+        return at_most <= room or self._growth(steps) <= room
+
+    def _growth(self, steps: int) -> int:
+        """Blocks that so many decode steps take."""
+        bs = self.ledger.block_tokens
+        rounds, rest = divmod(steps, bs)
+        blocks = rounds * len(self.decoding)
+        if rest:
+            begin = self.tick & (bs - 1)
+            blocks += sum(self.residues[begin : begin + rest])
+            if begin + rest > bs:
+                blocks += sum(self.residues[: begin + rest - bs])
+        return blocks
+
+    def _steps_before_pressure(self, most: int) -> int:
+        """The most steps, up to `most`, whose blocks are there."""
+        room = self.ledger.free - self._lim.headroom_blocks
+        bs = self.ledger.block_tokens
+        steps = max(0, min(most, (room // max(1, len(self.decoding)) - 1) * bs))
+        blocks = self._growth(steps)
+        while steps < most:
+            blocks += self.residues[(self.tick + steps) & (bs - 1)]
+            if blocks > room:
+                break
+            steps += 1
+        return steps
+
+
+class _Told:
+    """A step-time model that is told the longest decoding request of an instance."""
+
+    def __init__(self, loop: Loop, step_time: LengthAwareStepTime) -> None:
+        self._longest = loop.longest_kv_tokens
+        self._step_time = step_time
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        return self._step_time.step_s(decode_seqs, decode_kv_tokens, chunks, self._longest())
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        return self._step_time.span_s(decode_seqs, decode_kv_tokens, steps, self._longest())
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        return self._step_time.steps_within(
+            decode_seqs, decode_kv_tokens, duration_s, self._longest()
+        )

@@ -1,0 +1,186 @@
+"""Makes the simulated instances of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from ....predictors.placement import Placement
+from ....predictors.staged import StagedStepTime
+from ....predictors.step_time import StepTime, step_time
+from ....workloads.errors import SloBenchError
+from ....workloads.workload import Workload
+from ...core.cluster_policy import Role
+from ...core.kv_cache_manager import BlockLedger
+from ...core.policy import Policy, StaticPolicy, overrides
+from ...core.predictions import ModelledPredictions, Predicts
+from ...core.state import RequestState
+from ..cluster.instance import Site
+from ..loop.instance import Instance
+from ..loop.measures import Measures
+from ..loop.traced import Trace, TracedInstance, TracedStaticInstance
+from .device import Device
+from .plain import PlainInstance
+from .simulated import SimulatedInstance
+from .static import StaticInstance
+
+_SAMPLES = 300
+
+Made = TypeVar("Made", bound=Instance)
+
+
+class Builder:
+    """Makes instances of one role.
+
+    With pipeline parallelism an instance is `lanes` lanes over `pp` stages: so many batches are in
+    flight, each with its share of the KV blocks, and they meet at the stages, which compute one
+    step at a time.
+
+    `beside`: an embedder computes on the same devices. `step`: the plain reference engine.
+    `guess` and `longest`: what policies believe of answers' lengths; see `core.view.Predictions`.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        workload: Workload,
+        placement: Placement,
+        steps: StepTime,
+        guess: Callable[[RequestState], int],
+        *,
+        prefix_cache: bool,
+        step: bool = False,
+        trace: Trace | None = None,
+        beside: bool = False,
+        longest: Callable[[RequestState], int] | None = None,
+    ) -> None:
+        self.role = role
+        self.placement = placement = role.placement or placement
+        if placement.kv_blocks < placement.lanes:
+            raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
+        self._step = step
+        self._trace = trace
+        self._alone = placement.lanes == 1 and not beside and not role.devices
+        self._blocks = placement.kv_blocks // placement.lanes
+        self._host_blocks = placement.host_blocks // placement.lanes
+        cached = prefix_cache if role.prefix_cache is None else role.prefix_cache
+        cached = cached and workload.prefix_blocks is not None
+        self._prefix_block_tokens = workload.prefix_block_tokens if cached else 0
+        self._sample_s = max(workload.span_s, 1.0) / _SAMPLES
+        if role.step_time is not None:
+            steps = role.step_time
+        elif role.placement is not None:
+            steps = step_time(placement).model
+        self._steps = steps
+        self._guess = guess
+        self._longest = longest or guess
+        self._predictions = self._predicts(steps)
+
+    @property
+    def reserves_maximum(self) -> bool:
+        """Are blocks kept for the longest answer that a request may have?"""
+        policy = self.role.policy
+        return isinstance(policy, StaticPolicy) or overrides(policy, "commit")
+
+    def most_tokens_per_request(self) -> int:
+        """Longest prompt + answer that one instance can hold."""
+        spare = 0
+        policy = self.role.policy
+        if isinstance(policy, Policy):
+            empty = self._loop(policy, 0, ())
+            limits = policy.limits(empty.view)
+            spare = limits.watermark_blocks + limits.headroom_blocks
+        tokens = (self._blocks - spare) * self.placement.block_tokens
+        context = self.placement.model.context_tokens
+        return min(tokens, context) if context else tokens
+
+    def sites(self, first: int, number: int, devices: dict[str, tuple[Device, ...]]) -> list[Site]:
+        """All instances; the first lane is number `first`, the first instance number `number`.
+
+        `devices` has those that other roles have named, and gets those that this one names.
+        """
+        role, made = self.role, list[Site]()
+        for k in range(role.instances):
+            stages = self._stages(f"instance {number + k}")
+            if role.devices:
+                stages = devices.setdefault(role.devices[k], stages)
+            for _ in range(self.placement.lanes):
+                lane = first + len(made)
+                instance = self._instance(lane, stages)
+                instance.hands_over = role.hands_over
+                made.append(
+                    Site(
+                        instance,
+                        lane,
+                        role.name,
+                        number + k,
+                        self.placement,
+                        self._steps,
+                        up=role.start_s <= 0,
+                    )
+                )
+        return made
+
+    def _stages(self, instance: str) -> tuple[Device, ...]:
+        pp, steps = self.placement.pp, self._steps
+        shares = steps.shares() if isinstance(steps, StagedStepTime) else (1 / pp,) * pp
+        return tuple(
+            Device(f"{instance} stage {stage}", share) for stage, share in enumerate(shares)
+        )
+
+    def _instance(self, index: int, stages: tuple[Device, ...]) -> Instance:
+        policy = self.role.policy
+        if isinstance(policy, Policy):
+            return self._loop(policy, index, stages)
+        kind: Callable[..., StaticInstance] = StaticInstance
+        if self._trace is not None:
+            kind = partial(TracedStaticInstance, self._trace.log(index))
+        return self._made(kind, policy, self._predictions, stages, index)
+
+    def _loop(
+        self, policy: Policy, index: int, stages: tuple[Device, ...]
+    ) -> SimulatedInstance | PlainInstance:
+        if self._step:
+            return self._made(PlainInstance, policy, self._predictions, stages, index)
+        kind: Callable[..., SimulatedInstance] = SimulatedInstance
+        if self._trace is not None:
+            kind = partial(TracedInstance, self._trace.log(index))
+        learner = self.role.learner(self.placement) if self.role.learner else None
+        predictions = self._predictions if learner is None else self._predicts(learner)
+        kind = partial(kind, alone=self._alone)
+        instance = self._made(kind, policy, predictions, stages, index)
+        instance.learner = learner
+        return instance
+
+    def _made(
+        self,
+        kind: Callable[..., Made],
+        policy: Policy | StaticPolicy,
+        predictions: ModelledPredictions,
+        stages: tuple[Device, ...],
+        index: int,
+    ) -> Made:
+        measures = Measures(self._sample_s)
+        return kind(policy, self._ledger(), predictions, self._steps, stages, measures, index)
+
+    def _predicts(self, steps: Predicts) -> ModelledPredictions:
+        swap_s = self.placement.swap_s_per_block
+        return ModelledPredictions(steps, swap_s, self._guess, self._longest)
+
+    def _ledger(self) -> BlockLedger:
+        block_tokens = self.placement.block_tokens
+        return self.role.ledger(
+            self._blocks, block_tokens, self._host_blocks, self._prefix_block_tokens
+        )
+
+
+def sites_of(builders: Sequence[Builder]) -> list[Site]:
+    """The instances of all roles, numbered through."""
+    made: list[Site] = []
+    devices: dict[str, tuple[Device, ...]] = {}
+    number = 0
+    for builder in builders:
+        made += builder.sites(len(made), number, devices)
+        number += builder.role.instances
+    return made

@@ -1,0 +1,233 @@
+"""Static batching on a virtual clock: padded batches that run until their longest member ends.
+
+Prompts are padded to the longest of the batch and prefilled in one pass; every member then
+decodes until the longest answer is out, and all answers are given back together. Padded tokens
+are computed like any other and counted in `Measures.padded_tokens`.
+
+KV is reserved for the answers that the policy expects. Where they grow longer the reservation
+grows with them, as far as there are blocks. When there are none, members whose answer is complete
+are padded no more, and of the others the first stay and the last go back to the queue, to begin
+anew (`recomputes`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from ....predictors.step_time import StepTime
+from ....workloads.errors import SloBenchError
+from ...core.decisions import Refill
+from ...core.kv_cache_manager import BlockLedger
+from ...core.policy import StaticPolicy
+from ...core.release import Release
+from ...core.state import Phase, RequestState
+from ...core.view import Predictions
+from ..loop.arrival_queue import ArrivalQueue
+from ..loop.loop import INF
+from ..loop.measures import Measures
+from ..loop.view import LoopView
+from .device import Device, occupy
+
+
+class StaticInstance:
+    """One instance that serves one static batch after the other."""
+
+    def __init__(
+        self,
+        policy: StaticPolicy,
+        ledger: BlockLedger,
+        predictions: Predictions,
+        step_time: StepTime,
+        stages: tuple[Device, ...],
+        measures: Measures,
+        index: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.ledger = ledger
+        self.predictions = predictions
+        self.step_time = step_time
+        self.stages = stages
+        self.measures = measures
+        self.index = index
+        self.now_s = 0.0
+        self.inbox: deque[RequestState] = deque()
+        self.outbox: list[Release] = []
+        self.finished: list[RequestState] = []
+        self.waiting = ArrivalQueue()
+        self._arrived = 0
+        self.resident: list[RequestState] = []
+        self.stalled: list[RequestState] = []
+        self.prefilling: list[RequestState] = []
+        # The batch, until the clock passes its end; policies look between batches.
+        self.decoding: dict[RequestState, None] = {}
+        self.kv_sum = self.tick = self.most_tokens = 0
+        self.policy_state: Any = policy.new_state()
+        self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
+        self.hands_over = self.tells_ends = self.tells_begun = False
+        self._tells_finished = type(policy).finished is not StaticPolicy.finished
+        self.view = LoopView(self)
+
+    @property
+    def idle(self) -> bool:
+        return not (self.waiting.live or self.decoding)
+
+    @property
+    def n_requests(self) -> int:
+        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
+        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+
+    def gives_back_s(self) -> float:
+        return self.ready_s()
+
+    def ready_s(self) -> float:
+        if not self.idle:
+            return self.now_s
+        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def run(self, horizon_s: float, stop_on_release: bool) -> None:
+        inbox, waiting, measures = self.inbox, self.waiting, self.measures
+        while True:
+            while inbox and inbox[0].visible_s <= self.now_s:
+                r = inbox.popleft()
+                self._arrived += 1
+                r.seq = self._arrived
+                r.instance = self.index
+                waiting.push(r)
+            if self.decoding and self.now_s < horizon_s:
+                self._give_back()
+            if stop_on_release and self.outbox:
+                return
+            if not waiting.live:
+                if not inbox or inbox[0].visible_s >= horizon_s:
+                    return
+                arrival_s = inbox[0].visible_s
+                measures.idle_s += arrival_s - self.now_s
+                self.now_s = arrival_s
+                continue
+            if self.now_s >= horizon_s:
+                return
+            self._run_batch(self._next_batch())
+
+    def _next_batch(self) -> list[RequestState]:
+        """The policy's choice, taken out of the queue.
+
+        Raises:
+            SloBenchError: it chose nobody, somebody twice, or somebody who does not wait.
+        """
+        name, waits = type(self.policy).__name__, self.waiting.live
+        chosen = self.policy.form_batch(list(self.waiting), self.view)
+        if not chosen:
+            raise SloBenchError(f"{name}.form_batch chose nobody of {waits} waiting requests")
+        batch = self._fitting(chosen)
+        self.waiting.remove_all(batch)
+        if waits - self.waiting.live != len(batch):
+            raise SloBenchError(
+                f"{name}.form_batch chose a request twice or one that does not wait"
+            )
+        return batch
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        return []  # static batches are formed, not refilled
+
+    def _fitting(self, batch: list[RequestState]) -> list[RequestState]:
+        """The longest prefix of `batch` whose padded KV fits; the rest goes on waiting."""
+        prompt = answer = 0
+        for n, r in enumerate(batch):
+            prompt = max(prompt, r.prompt_tokens)
+            expected = self.policy.reserve_tokens(r, self.view)
+            answer = max(answer, min(expected, r.max_output_tokens))
+            if (n + 1) * self.ledger.blocks(prompt + answer) > self.ledger.total and n:
+                return batch[:n]
+        return batch
+
+    def _run_batch(self, batch: list[RequestState]) -> None:
+        measures, begin_s = self.measures, self.now_s
+        prompt = max(r.prompt_tokens for r in batch)
+        first_s = self._compute(
+            self.step_time.step_s(0, 0, [(0, prompt)] * len(batch)), len(batch), prompt
+        )
+        measures.steps += 1
+        measures.prefill_tokens += len(batch) * prompt
+        measures.padded_tokens += sum(prompt - r.prompt_tokens for r in batch)
+        running, emitted, began_anew = batch, 1, set[RequestState]()
+        while True:
+            prompt = max(r.prompt_tokens for r in running)
+            answer = max(r.output_tokens for r in running)
+            # The last token is given back without a place in the cache.
+            each = self.ledger.total // len(running) * self.ledger.block_tokens
+            upto = min(answer, each - prompt + 1)
+            if upto > emitted:
+                self._decode(running, prompt, emitted, upto)
+                emitted = upto
+            if emitted == answer:
+                break
+            running, outgrown = self._make_room(running, prompt, emitted)
+            began_anew.update(outgrown)
+        self.decoding = {r: None for r in batch if r not in began_anew}
+        for r in batch:
+            if r.scheduled_s != r.scheduled_s:  # not in a batch before
+                r.scheduled_s = begin_s
+            r.cached_tokens = 0
+        for r in self.decoding:
+            r.first_token_s = first_s
+            r.finish_s = self.now_s
+            r.emitted_tokens = r.output_tokens
+            r.phase = Phase.DONE
+        if began_anew:
+            self.waiting.push_back(began_anew)
+        if first_s >= measures.next_sample_s:
+            blocks = len(batch) * self.ledger.blocks(prompt)
+            measures.samples.append((begin_s, self.waiting.live, len(batch), blocks))
+            measures.samples.append((self.now_s, self.waiting.live, 0, 0))
+            measures.next_sample_s = self.now_s + measures.sample_s
+
+    def _compute(self, duration_s: float, requests: int, tokens: int) -> float:
+        """The clock after a computation at whose end so many tokens of each are in the cache."""
+        begin_s = self.now_s
+        self.now_s = occupy(self.stages, begin_s, duration_s)
+        self.measures.waited_s += self.now_s - begin_s - duration_s
+        blocks = requests * self.ledger.blocks(tokens)
+        self.measures.kv_block_s += blocks * (self.now_s - begin_s)
+        self.measures.kv_peak = max(self.measures.kv_peak, blocks)
+        return self.now_s
+
+    def _decode(self, running: list[RequestState], prompt: int, emitted: int, upto: int) -> None:
+        """All decode, padded, until they have `upto` tokens."""
+        measures, n, steps, begin_s = self.measures, len(running), upto - emitted, self.now_s
+        decode_s = self.step_time.span_s(n, n * (prompt + emitted - 1), steps)
+        end_s = self._compute(decode_s, n, prompt + upto - 1)
+        useful = sum(max(0, min(r.output_tokens, upto) - emitted) for r in running)
+        if useful:
+            measures.gap((end_s - begin_s) / steps, useful)
+        measures.steps += steps
+        measures.decode_tokens += n * steps
+        measures.padded_tokens += n * steps - useful
+
+    def _make_room(
+        self, running: list[RequestState], prompt: int, emitted: int
+    ) -> tuple[list[RequestState], list[RequestState]]:
+        """No block is free: those who go on, for twice as long at least, and those who leave."""
+        unfinished = [r for r in running if r.output_tokens > emitted]
+        stay = len(unfinished)
+        while stay > 1:
+            most = max(r.max_output_tokens for r in unfinished[:stay])
+            if stay * self.ledger.blocks(prompt + min(2 * emitted, most)) <= self.ledger.total:
+                break
+            stay -= 1
+        for r in unfinished[stay:]:
+            r.phase = Phase.WAITING
+            r.emitted_tokens = emitted
+            r.recomputes += 1
+            self.measures.preemptions += 1
+        return unfinished[:stay], unfinished[stay:]
+
+    def _give_back(self) -> None:
+        """The batch has ended: all its answers go out."""
+        if self._tells_finished:
+            for r in self.decoding:
+                self.policy.finished(r, self.view)
+        self.finished.extend(self.decoding)
+        told = (r for r in self.decoding if r.notify or self.tells_ends)
+        self.outbox.extend(map(Release.finish, told))
+        self.decoding.clear()

@@ -1,0 +1,105 @@
+"""One executed cell: a workload arrives at a real engine in this process, in real time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ....workloads.workload import Workload
+from ...core.decisions import Why
+from ...core.records import Result, Timeline, Totals
+from ..cluster.arrivals import INF, Arrivals
+from ..cluster.recorder import Recorder
+from ..loop.instance import Instance
+
+Progress = Callable[[int, float], None]
+
+
+def execute(
+    workload: Workload,
+    instance: Instance,
+    *,
+    rejected: np.ndarray,
+    progress: Progress | None = None,
+) -> Result:
+    """Serve `workload` with one instance whose clock is the real one and begins now.
+
+    Args:
+        workload: what arrives, every request within the limits of the instance.
+        instance: nothing may be there yet.
+        rejected: rows that were refused at the door.
+        progress: called now and then with (requests ended, clock in seconds).
+    """
+    recorder = Recorder(len(workload), workload.arrival_s)
+    recorder.rejected(rejected)
+    arrivals = Arrivals(workload, skip=rejected)
+    while True:
+        arrival_s = arrivals.next_s()
+        if arrival_s <= instance.ready_s():
+            if arrival_s == INF:
+                break
+            r = arrivals.pop()
+            r.visible_s = arrival_s
+            instance.inbox.append(r)
+            continue
+        instance.run(arrival_s, True)
+        _collect(instance, recorder, arrivals)
+        if progress is not None:
+            progress(recorder.ended, instance.now_s)
+    recorder.cancelled(arrivals.cancelled)
+    ledger = instance.ledger
+    assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
+    assert ledger.host_free == ledger.host_total, "host KV blocks were lost"
+    return Result(
+        recorder.records,
+        instance.measures.gaps(),
+        _timeline(instance),
+        _totals(instance, recorder),
+        (instance.view.state,),
+        oversize=len(rejected),
+    )
+
+
+def _collect(instance: Instance, recorder: Recorder, arrivals: Arrivals) -> None:
+    recorder.finished(instance.finished, 0, eventful=True)
+    for r in instance.finished:
+        if r.notify:
+            arrivals.ended(r.id, r.finish_s, answered=True)
+    instance.finished.clear()
+    for release in instance.outbox:
+        if release.why is not Why.FINISH:
+            recorder.gone(release)
+            if release.request.notify:
+                arrivals.ended(release.request.id, instance.now_s, answered=False)
+    instance.outbox.clear()
+
+
+def _timeline(instance: Instance) -> Timeline:
+    samples = np.array([*instance.measures.samples, (instance.now_s, 0, 0, 0)])
+    waiting, running, blocks = samples[:, 1:].T
+    return Timeline(
+        samples[:, 0],
+        waiting.astype(np.int64),
+        running.astype(np.int64),
+        blocks / instance.ledger.total,
+    )
+
+
+def _totals(instance: Instance, recorder: Recorder) -> Totals:
+    m, total = instance.measures, instance.ledger.total
+    makespan_s = float(np.max(recorder.records.finish_s, initial=0.0, where=_known(recorder)))
+    return Totals(
+        makespan_s=makespan_s,
+        busy_s=instance.now_s - m.idle_s,
+        steps=m.steps,
+        prefill_tokens=m.prefill_tokens,
+        decode_tokens=m.decode_tokens,
+        padded_tokens=m.padded_tokens,
+        kv_peak_share=m.kv_peak / total,
+        kv_mean_share=m.kv_block_s / (makespan_s * total) if makespan_s else 0.0,
+    )
+
+
+def _known(recorder: Recorder) -> np.ndarray:
+    return np.isfinite(recorder.records.finish_s)

@@ -1,0 +1,197 @@
+"""An instance that serves whoever comes: requests from other threads, one iteration at a time."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ....workloads.request import Slo
+from ...core.decisions import Why
+from ...core.policy import Policy
+from ...core.state import RequestState
+from ...core.wire import Told
+from .build import Engine
+from .clock import RealClock
+from .instance import PagedInstance
+from .kv_store_manager import PagedStoreLedger
+from .sequence import Sampling, Sequence
+
+_IDLE_S = 0.02  # how long to wait where nobody may run now
+_DIGEST = (1 << 62) - 1
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request from outside. Functions are called from the engine's thread.
+
+    `gave` gets every token; then one of `ended` (with the reason, `stop` or `length`) and `lost`
+    (why the policy let it go).
+    """
+
+    tokens: list[int]
+    max_tokens: int
+    sampling: Sampling
+    ends: frozenset[int]
+    slo: Callable[[float], Slo]  # from the moment of arrival
+    told: Told | None  # of its length
+    priority: int
+    gave: Callable[[int], None]
+    ended: Callable[[str], None]
+    lost: Callable[[Why], None]
+
+
+@dataclass
+class Counts:
+    """What has been served so far."""
+
+    requests: int = 0
+    cancelled: int = 0
+    turned_away: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class Live:
+    """Runs an instance in a thread of its own, for as long as the block lasts.
+
+    Raises:
+        Exception: on leaving the block: what ended the thread before.
+    """
+
+    def __init__(self, engine: Engine, policy: Policy) -> None:
+        self.engine = engine
+        self.counts = Counts()
+        self._clock = RealClock()
+        self._asked: dict[RequestState, Asked] = {}
+        made = engine.instance(policy, self._opens, self._clock)
+        assert isinstance(made, PagedInstance)
+        self.instance = made
+        made.gave = self._gave
+        made.ended = self._ended
+        self._new: list[RequestState] = []
+        self._unwanted: list[RequestState] = []
+        self._wake = threading.Condition()
+        self._stops = False
+        self._problem: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="paged engine", daemon=True)
+
+    def __enter__(self) -> Live:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        with self._wake:
+            self._stops = True
+            self._wake.notify()
+        self._thread.join()
+        if isinstance(self.instance.ledger, PagedStoreLedger):
+            self.instance.ledger.shared_units.flush()
+
+    @property
+    def running(self) -> bool:
+        """Does it still serve?"""
+        return self._thread.is_alive() and self._problem is None
+
+    def submit(self, asked: Asked) -> RequestState:
+        """A request arrives now."""
+        now_s = self._clock.now_s()
+        tokens = asked.tokens
+        prompt, most = len(tokens), asked.max_tokens
+        r = RequestState(
+            self.counts.requests, now_s, prompt, most, most, asked.slo(now_s), self._hashes(tokens)
+        )
+        r.priority, r.told = asked.priority, asked.told
+        with self._wake:
+            self.counts.requests += 1
+            self.counts.prompt_tokens += prompt
+            self._asked[r] = asked
+            self._new.append(r)
+            self._wake.notify()
+        return r
+
+    def cancel(self, r: RequestState) -> None:
+        """Nobody waits for it any more."""
+        with self._wake:
+            self._unwanted.append(r)
+            self._wake.notify()
+
+    def _hashes(self, tokens: list[int]) -> tuple[int, ...]:
+        """Each block's name: its tokens and all before them."""
+        size = self.engine.room.prefix_block_tokens
+        if not size:
+            return ()
+        found, last = [], 0
+        for end in range(size, len(tokens) + 1, size):
+            last = hash((last, *tokens[end - size : end])) & _DIGEST
+            found.append(last)
+        return tuple(found)
+
+    # ---------------------------------------------------------------- in the engine's thread
+
+    def _work(self) -> None:
+        try:
+            while self._took():
+                self._step()
+        except BaseException as error:
+            self._problem = error
+            for r in list(self._asked):
+                self._asked.pop(r).lost(Why.FAIL)
+            raise
+
+    def _took(self) -> bool:
+        """Take in who came and let go who left; False: stop."""
+        instance = self.instance
+        with self._wake:
+            while not (self._new or self._unwanted or self._stops) and self._is_idle():
+                self._wake.wait()
+            new, self._new = self._new, []
+            unwanted, self._unwanted = self._unwanted, []
+        for r in new:
+            # Between two iterations the clock stands at the end of the last.
+            r.visible_s = r.arrival_s if self._is_idle() else min(r.arrival_s, instance.now_s)
+            instance.inbox.append(r)
+        for r in unwanted:
+            if self._asked.pop(r, None) is not None:
+                self.counts.cancelled += 1
+                instance.cancel(r)
+        return not self._stops
+
+    def _is_idle(self) -> bool:
+        return self.instance.idle and not self.instance.inbox
+
+    def _step(self) -> None:
+        instance = self.instance
+        if self._is_idle():
+            return
+        steps = instance.measures.steps
+        begin_s = max(instance.now_s, instance.ready_s())
+        instance.run(math.nextafter(begin_s, math.inf), True)
+        for release in instance.outbox:
+            asked = self._asked.pop(release.request, None)
+            if asked is not None and release.why is not Why.FINISH:
+                self.counts.turned_away += 1
+                asked.lost(release.why)
+        instance.outbox.clear()
+        instance.finished.clear()
+        if instance.measures.steps == steps and not instance.idle:
+            with self._wake:
+                if not (self._new or self._unwanted or self._stops):
+                    self._wake.wait(_IDLE_S)
+            instance.now_s = max(instance.now_s, self._clock.now_s())
+
+    def _opens(self, r: RequestState) -> Sequence:
+        asked = self._asked[r]
+        return Sequence(list(asked.tokens), asked.sampling, asked.ends)
+
+    def _gave(self, r: RequestState, token: int) -> None:
+        self.counts.output_tokens += 1
+        asked = self._asked.get(r)
+        if asked is not None:
+            asked.gave(token)
+
+    def _ended(self, r: RequestState, sequence: Sequence) -> None:
+        asked = self._asked.pop(r, None)
+        if asked is not None:
+            asked.ended("stop" if sequence.tokens[-1] in asked.ends else "length")

@@ -1,0 +1,280 @@
+"""A profile of the paged engine on this machine: measured, kept row by row, fitted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....predictors.profiles.link_fit import fit_links
+from ....predictors.profiles.profile import Device, Profile, Source, table_of, write_profile
+from ....predictors.profiles.whole_steps import LEAST_STEPS, Step, profile_of_steps
+from ....predictors.specs import models
+from ....workloads.errors import SloBenchError
+from ..loop.gc_control import heap_frozen
+from .timing import Timing
+
+if TYPE_CHECKING:
+    from .decoder import Decoder
+    from .distributed import Move
+    from .measure import Shape
+
+BUDGET_S = 540.0
+_BLOCK_TOKENS = 16
+_MOST_BLOCKS = 8192  # KV blocks that are made for measuring
+_HOST_BLOCKS = 2048
+
+Tell = Callable[[int, int], None]  # rows done, rows in all
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure. `gpu` is the catalogue's name of the device; by default the device's own."""
+
+    model: Path
+    out: Path
+    device: str = "cpu"
+    gpu: str | None = None
+    name: str | None = None  # of the model, in the profile; by default the folder's
+    most_sequences: int = 64
+    budget_s: float = BUDGET_S
+    moves: bool = True  # measure migrations to a worker process too
+
+    @property
+    def model_name(self) -> str:
+        """In the profile."""
+        return self.name or self.model.resolve().name
+
+    @property
+    def rows_file(self) -> Path:
+        """Beside the profile: a line a measurement, from which an interrupted run goes on."""
+        return self.out.with_name(f"{self.out.stem}.rows.jsonl")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The profile and where it is; `left` batches of the grid were not measured in time, and
+    `steadiness` says how steady the machine was (empty: nobody can tell).
+    """
+
+    profile: Profile
+    header: Path
+    left: int
+    host_s: float
+    steadiness: str = ""
+
+
+def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measured:
+    """Measure what the rows' file lacks, fit, and write the profile.
+
+    Raises:
+        SloBenchError: the model cannot be loaded, the rows are of something else, or the time did
+            not suffice for a fit.
+    """
+    from . import measure
+    from .build import Engine, Room, kv_blocks
+    from .load import load_decoder
+
+    decoder = load_decoder(asked.model, asked.device)
+    blocks = min(_MOST_BLOCKS, kv_blocks(decoder, _BLOCK_TOKENS))
+    swapped = min(_HOST_BLOCKS, blocks)
+    engine = Engine(decoder, Room(blocks, _BLOCK_TOKENS, swapped))
+    steps = [
+        shape
+        for shape in measure.grid(decoder.config.context, asked.most_sequences)
+        if shape.kv_blocks(_BLOCK_TOKENS) <= blocks
+    ]
+    # Copies are few and quick; they come first.
+    wanted = [*measure.swaps(swapped // 4), *steps]
+    about = {
+        "model": str(asked.model.resolve()),
+        "device": asked.device,
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+    }
+    if measure.by_cpu_time(decoder.device):
+        about["clock"] = "CPU time of one thread"
+    rows = _Rows(asked.rows_file, about)
+    begin_s, meter = time.monotonic(), measure.Meter(engine)
+    rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in wanted]
+    with heap_frozen():
+        for done, (number, shape) in enumerate(rounds):
+            if rows.rounds(shape) > number:
+                continue
+            if time.monotonic() - begin_s > asked.budget_s:
+                break
+            tell(done, len(rounds))
+            rows.add(shape, meter.timed(shape))
+        host_s = measure.host_s(engine, steps[:40])
+    profile = _profile(asked, rows, wanted, host_s, str(decoder.dtype), engine.cache.block_bytes)
+    moved = asked.moves and decoder.device.type == "cpu"  # where workers compute
+    profile = _with_links(profile, _moves(decoder) if moved else [])
+    if asked.gpu is None:
+        figures = measure.device_figures(decoder.device, decoder.dtype)
+        kv_bytes = kv_blocks(decoder, _BLOCK_TOKENS) * engine.cache.block_bytes
+        profile = dataclasses.replace(
+            profile, device=Device(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
+        )
+    left = sum(rows.time_s(shape) is None for shape in wanted)
+    header = write_profile(with_shape(profile, asked), asked.out)
+    return Measured(profile, header, left, host_s, rows.steadiness())
+
+
+def _moves(decoder: Decoder) -> list[Move]:
+    from .measure_moves import measured_moves
+    from .workers import Workers
+
+    with Workers(1) as workers:
+        return list(measured_moves(decoder, workers, _BLOCK_TOKENS))
+
+
+def _with_links(profile: Profile, moves: Sequence[Move]) -> Profile:
+    tables = dict(profile.tables)
+    if moves:
+        quickest: dict[tuple[str, int, int], Move] = {}
+        for move in moves:  # anything else that runs makes them longer
+            key = (move.what, move.target, move.moved_bytes)
+            if key not in quickest or move.seconds < quickest[key].seconds:
+                quickest[key] = move
+        rows = [(m.what, m.moved_bytes, 1e6 * m.seconds) for m in quickest.values()]
+        tables["moves"] = table_of("moves", rows)
+    return dataclasses.replace(profile, tables=tables, links=fit_links(tables))
+
+
+def with_shape(profile: Profile, asked: Asked) -> Profile:
+    """The model's configuration beside the profile, unless the catalogue knows the model."""
+    if asked.model_name in models():
+        return profile
+    file = asked.out.with_name(f"{asked.model_name}.json")
+    file.write_bytes((asked.model / "config.json").read_bytes())
+    return dataclasses.replace(profile, model_file=str(file))
+
+
+def _profile(
+    asked: Asked,
+    rows: _Rows,
+    wanted: Sequence[Shape],
+    host_s: float,
+    dtype: str,
+    block_bytes: int,
+) -> Profile:
+    timed = [(shape, rows.time_s(shape)) for shape in wanted]
+    steps = [
+        Step(
+            s.sequences,
+            s.sequences * s.kv_tokens,
+            [(s.before, s.tokens)] * s.chunks,
+            seconds,
+        )
+        for s, seconds in timed
+        if seconds is not None and not s.blocks
+    ]
+    if len(steps) < LEAST_STEPS:
+        raise SloBenchError(
+            f"{len(steps)} steps were measured in {asked.budget_s:g} s, too few to fit "
+            f"({LEAST_STEPS} are needed); go on with the same command, or raise --budget"
+        )
+    source = Source(
+        "slo-bench profile run",
+        str(asked.model.name),
+        note=f"backend paged on {asked.device}, {dtype}; putting a batch together takes "
+        f"{1e6 * host_s:.0f} µs of each step; times are {rows.clock}, of moves real time; "
+        f"{rows.steadiness()}",
+    )
+    device = asked.gpu or asked.device
+    profile = profile_of_steps(steps, model=asked.model_name, gpu=device, source=source)
+    copies = [
+        (s.direction, s.blocks * block_bytes, 1e6 * seconds)
+        for s, seconds in timed
+        if seconds is not None and s.blocks
+    ]
+    tables = {**profile.tables, "transfers": table_of("transfers", copies)}
+    kind = _DTYPES[dtype]
+    return dataclasses.replace(profile, tables=tables, weight_dtype=kind, kv_dtype=kind)
+
+
+_DTYPES = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
+
+
+class _Rows:
+    """Measurements in a file, a line each, flushed as they are made."""
+
+    def __init__(self, path: Path, about: dict[str, Any]) -> None:
+        self._path = path
+        self.clock = about.get("clock", "real time")
+        self._known: dict[tuple[Any, ...], list[Timing]] = {}
+        if path.is_file():
+            self._read(about)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(about) + "\n", "utf-8")
+
+    def _read(self, about: dict[str, Any]) -> None:
+        first, *lines = self._path.read_text("utf-8").splitlines()
+        if json.loads(first) != about:
+            raise SloBenchError(
+                f"{self._path} holds measurements of something else ({first}); choose another "
+                "--out, or remove it"
+            )
+        for line in lines:
+            try:
+                key, seconds, reference_s = json.loads(line)
+            except ValueError:
+                continue  # cut off when a run was interrupted
+            self._known.setdefault(tuple(key), []).append(Timing(seconds, reference_s))
+
+    def rounds(self, shape: Shape) -> int:
+        """In how many it was measured."""
+        return len(self._known.get(tuple(shape.key), ()))
+
+    def time_s(self, shape: Shape) -> float | None:
+        """Seconds, if measured.
+
+        Of a step the median over rounds, at the speed that the machine usually has: each round's
+        time is divided by what the reference took beside it, and multiplied by what that takes in
+        the median of all. Of a copy the least.
+        """
+        found = self._known.get(tuple(shape.key))
+        if found is None:
+            return None
+        ratios = _ratios(found)
+        if not ratios:
+            return min(timing.seconds for timing in found)
+        return statistics.median(self._references()) * statistics.median(ratios)
+
+    def _references(self) -> list[float]:
+        timings = (timing for found in self._known.values() for timing in found)
+        return [timing.reference_s for timing in timings if timing.reference_s is not None]
+
+    def steadiness(self) -> str:
+        """How far the reference wandered, and rows in relation to it."""
+        deciles = statistics.quantiles(self._references(), n=10)
+        apart = [
+            max(ratios) / min(ratios) - 1
+            for found in self._known.values()
+            if len(ratios := _ratios(found)) > 1
+        ]
+        said = (
+            f"a batch that never changes took {1e3 * deciles[0]:.2f} to {1e3 * deciles[-1]:.2f} ms "
+            "(first to last decile), and its median is the speed that all steps are reduced to"
+        )
+        if not apart:
+            return said
+        return (
+            f"{said}; reduced so, a step differs by {statistics.median(apart):.1%} between rounds"
+        )
+
+    def add(self, shape: Shape, timing: Timing) -> None:
+        """Measured."""
+        self._known.setdefault(tuple(shape.key), []).append(timing)
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps([shape.key, timing.seconds, timing.reference_s]) + "\n")
+
+
+def _ratios(found: Sequence[Timing]) -> list[float]:
+    """What the speed of the machine in each round has less to do with."""
+    return [t.seconds / t.reference_s for t in found if t.reference_s is not None]

@@ -1,0 +1,149 @@
+"""A worker process: layers with their KV, and KV heads of others' layers, that moved here.
+
+    python -m slo_bench.harness.engine.torch.worker STORE RANK SIZE TIMEOUT_S
+
+It does what rank 0 says until that says stop, or is gone.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import wire
+from .attention import Partial
+from .batch import Batch, Decodes
+from .cache import KvCache, copy_blocks
+from .config import DecoderConfig
+from .decoder import Decoder, store
+from .errors import WorkerError
+from .packed import InUse, LayerKv, Packed, packed, unpacked
+from .pipeline import Pipeline, Traffic
+from .weights import Layer, Weights
+
+
+class Worker:
+    """Answers each message with another; see `spread` for who asks what."""
+
+    def begin(self, config: DecoderConfig) -> None:
+        """Nothing of this model is here yet, and of none before it any more."""
+        nothing = torch.empty(0)
+        weights = Weights(nothing, None, [], (nothing, None), nothing)
+        self._config = config
+        self._decoder = Decoder(config, weights)
+        self._layers: dict[int, tuple[Layer, LayerKv]] = {}
+        self._heads: dict[int, tuple[Decoder, LayerKv]] = {}
+        self._lent: list[Tensor] = []  # a tensor a layer, as in a cache
+        self._carriers = (
+            Pipeline(lambda n: self._layers[n][1].kv, lambda: sorted(self._layers)),
+            Pipeline(lambda n: self._heads[n][1].kv, lambda: sorted(self._heads), last=True),
+        )
+
+    def prefetch(self, traffic: Traffic) -> None:
+        """An iteration begins; what lives here loads its part of it."""
+        for carrier in self._carriers:
+            carrier.begin(traffic)
+
+    def drain(self) -> None:
+        """Answers when its part is stored."""
+        for carrier in self._carriers:
+            carrier.drain()
+
+    def take_layer(self, number: int, layer: Layer, kv: Packed) -> None:
+        """A layer lives here from now on."""
+        self._layers[number] = (layer, unpacked(kv))
+
+    def give_layer(self, number: int, in_use: InUse | None) -> tuple[Layer, Packed]:
+        """It leaves again."""
+        layer, held = self._layers.pop(number)
+        return layer, packed(held, in_use)
+
+    def swap(self, out: bool, blocks: list[int], host_blocks: list[int]) -> None:
+        """Blocks of all that lives here go to host memory, or come back."""
+        for _, held in (*self._layers.values(), *self._heads.values()):
+            if out:
+                copy_blocks(held.kv, blocks, held.host, host_blocks)
+            else:
+                copy_blocks(held.host, host_blocks, held.kv, blocks)
+
+    def busy_s(self) -> float:
+        """CPU seconds of this process since it began."""
+        return time.process_time()
+
+    def run(self, numbers: list[int], x: Tensor, batch: Batch) -> Tensor:
+        """[rows, hidden] through layers that live here, in their order."""
+        turn = self._decoder.turn(batch)
+        for number in numbers:
+            layer, held = self._layers[number]
+            self._carriers[0].ready(number)
+            x = self._decoder.layer(x, layer, held.kv, batch, turn)
+            self._carriers[0].computed(number)
+        return x
+
+    def take_heads(self, number: int, kv: Packed) -> None:
+        """The last KV heads of a layer live here from now on."""
+        count = kv.kv.shape[2]
+        mine = replace(self._config, kv_heads=count, heads=count * self._config.group)
+        self._heads[number] = (Decoder(mine, self._decoder.weights), unpacked(kv))
+
+    def give_heads(self, number: int, in_use: InUse | None) -> Packed:
+        """They leave again."""
+        return packed(self._heads.pop(number)[1], in_use)
+
+    def attend(
+        self, number: int, queries: Tensor, keys: Tensor, values: Tensor, batch: Batch
+    ) -> Tensor:
+        """Attention of those heads, [rows, heads, head_dim]; their new KV stays here."""
+        decoder, (kv, _) = self._heads[number]
+        self._carriers[1].ready(number)
+        store(kv, keys, values, batch)
+        self._carriers[1].computed(number)
+        return decoder.attention(queries, keys, values, kv, batch)
+
+    # ---------------------------------------------------------------- parts of sequences
+
+    def room(self, blocks: int, block_tokens: int, dtype: torch.dtype) -> None:
+        """Room for so many blocks of sequences that are split."""
+        made = KvCache(self._config, blocks, block_tokens, dtype, torch.device("cpu"))
+        self._lent = made.layers
+
+    def take_blocks(self, blocks: list[int], kv: list[Tensor]) -> None:
+        """These blocks live here from now on; a tensor a layer."""
+        for held, coming in zip(self._lent, kv, strict=True):
+            held.index_copy_(1, torch.tensor(blocks), coming)
+
+    def give_blocks(self, blocks: list[int]) -> list[Tensor]:
+        """They leave again."""
+        return [held.index_select(1, torch.tensor(blocks)) for held in self._lent]
+
+    def attend_part(self, number: int, queries: Tensor, to: Decodes) -> Partial:
+        """Of decoding sequences, over their blocks that live here."""
+        return self._decoder.decoded(queries, self._lent[number], to)
+
+
+def main() -> None:
+    """See the module."""
+    place, rank, size, timeout_s = sys.argv[1:]
+    torch.set_num_threads(1)
+    try:
+        wire.join(Path(place), int(rank), int(size), float(timeout_s))
+        worker = Worker()
+        with torch.inference_mode():
+            while (asked := wire.receive(0)) is not None:
+                what, arguments = asked
+                answer: Any = getattr(worker, what)(*arguments)
+                wire.send(0, answer)
+    except WorkerError:
+        pass  # rank 0 is gone
+    finally:
+        wire.leave()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""What executes an instance: the simulator, and its plain reference."""

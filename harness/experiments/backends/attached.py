@@ -1,0 +1,326 @@
+"""Servers that somebody else has started: `--backend http --base-url URL`.
+
+Launched servers are measured in the same way: their backend makes an `Attached` of their addresses.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import io
+import ipaddress
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ....predictors.specs import gpu
+from ....workloads.errors import SloBenchError
+from ....workloads.workload import Workload
+from ...load_generator.client_health import Client
+from ...load_generator.http.columns import FAULTS
+from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.http.faults import Fault
+from ...load_generator.routed_load import HttpResult, measure
+from ...load_generator.send_job import Senders
+from ...results.csv_columns import Choice, Column, gzip_csv
+from ...results.metrics import Hardware
+from ...results.run_folder import Value, write_whole
+from ...servers.launch.nvml import Gpu, visible_gpus
+from ..config.client_schema import ClientSchema
+from ..execution.cells import CellSpec
+from .base import Measured, Progress
+from .gpu_watch import GpuWatch, watching
+from .vllm_json import write_vllm_json
+
+SERVED = "served"  # as a model's name: whatever the server serves first
+UNKNOWN_GPU = "unknown"
+_ANSWER_S = 10.0
+_UNKNOWN_HARDWARE = Hardware(gpus=0, parameters=float("nan"), peak_flops=0.0)
+
+
+@dataclass(frozen=True)
+class HttpBackend:
+    """Attaches to running servers; nothing is started or stopped."""
+
+    client: ClientSchema
+    name: str = "http"
+    senders: Senders | None = None
+
+    def check(self, spec: CellSpec) -> None:
+        """See `Backend`."""
+        if not self.client.base_urls:
+            raise SloBenchError(
+                "backend http needs the address of a server: --base-url http://127.0.0.1:8000"
+            )
+        _hardware(spec)
+        if spec.knobs:
+            raise SloBenchError(
+                f"an attached server decides for itself: knobs cannot be set for {spec.system}"
+            )
+
+    def configuration(self, spec: CellSpec) -> Hashable:
+        """See `Backend`: it is always the same servers."""
+        return None
+
+    def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
+        """See `Backend`: such servers tell nothing of their steps."""
+        return None
+
+    @contextlib.contextmanager
+    def started(self, spec: CellSpec, folder: Path) -> Iterator[Attached]:
+        """See `Backend`."""
+        endpoints = [Endpoint.parse(url) for url in self.client.base_urls]
+        headers = self.client.options(model="", salt="").header_lines()
+        models = [first_model(endpoint, headers) for endpoint in endpoints]
+        asked = spec.placement.model
+        yield Attached(
+            endpoints,
+            self.client,
+            model=models[0] if asked == SERVED else asked,
+            gpu=spec.placement.gpu,
+            hardware=_hardware(spec),
+            senders=self.senders,
+        )
+
+
+@dataclass(frozen=True)
+class Attached:
+    """Servers that answer. `values_field`: where they take what a policy is told of a request;
+    `senders`: where requests are sent from, None: this machine.
+    """
+
+    endpoints: Sequence[Endpoint]
+    client: ClientSchema
+    model: str
+    gpu: str
+    values_field: str | None = None
+    hardware: Hardware = _UNKNOWN_HARDWARE
+    senders: Senders | None = None
+
+    def measure_cell(
+        self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
+    ) -> Measured:
+        """See `Deployment`."""
+        options = self.client.options(
+            model=self.model, salt=spec.cell, values_field=self.values_field
+        )
+        if spec.length_predictor != "oracle":
+            options = dataclasses.replace(
+                options,
+                length_predictor=spec.length_predictor,
+                length_seed=spec.seed,
+                lengths_folder=folder / "lengths" / spec.cell,
+            )
+        with watching(self._gpus()) as watch:
+            found = measure(
+                workload,
+                self.endpoints,
+                options,
+                router=spec.router or "round-robin",
+                progress=progress,
+                senders=self.senders,
+            )
+        if len(found.clients) > 1 or self.senders is not None:
+            _write_clients(folder / "clients" / f"{spec.cell}.csv", found.clients)
+        if watch.samples:
+            watch.write(folder / "servers" / f"{spec.cell}.gpus.csv", found.start_s)
+        if self.client.token_times:
+            _write_token_times(folder / "token_times" / f"{spec.cell}.csv.gz", found)
+        if "vllm" in self.client.export:
+            path = folder / "vllm" / f"{spec.cell}.json"
+            write_vllm_json(path, workload, found, model=self.model, rate_rps=spec.rate_rps)
+        return Measured(
+            found.result,
+            invalid_because=found.invalid_because,
+            columns=_columns(found),
+            figures={
+                **_figures(workload, found),
+                **_gpu_figures(watch, found),
+                **_lengths_figures(found),
+                **_machines_figures(found.clients),
+            },
+        )
+
+    def _gpus(self) -> Sequence[Gpu]:
+        """Whose doings tell of the servers: this machine's, if all of them run here, on GPUs."""
+        if self.gpu == "cpu" or not all(_is_here(endpoint) for endpoint in self.endpoints):
+            return ()
+        return visible_gpus()
+
+
+def _is_here(endpoint: Endpoint) -> bool:
+    try:
+        return ipaddress.ip_address(endpoint.host).is_loopback
+    except ValueError:
+        return endpoint.host == "localhost"
+
+
+def _gpu_figures(watch: GpuWatch, found: HttpResult) -> Mapping[str, Value]:
+    """Over the level: from its time zero to its last answer."""
+    ended_s = found.columns.ended_s[np.isfinite(found.columns.ended_s)]
+    return watch.figures(found.start_s, found.start_s + float(ended_s.max(initial=0.0)))
+
+
+def _lengths_figures(found: HttpResult) -> Mapping[str, Value]:
+    """Of a predictor that followed: how often it has learnt."""
+    told = found.result.timeline.told
+    if not any(one.what == "lengths" for one in told):
+        return {}
+    return {"length_updates": sum(one.what == "taught" for one in told)}
+
+
+def _machines_figures(clients: Sequence[Client]) -> Mapping[str, Value]:
+    """Of a load that was sent from other machines."""
+    machines = {client.machine for client in clients}
+    if machines == {""}:
+        return {}
+    return {
+        "client_machines": len(machines),
+        "clock_error_s": _rounded(max(client.clock_error_s for client in clients)),
+    }
+
+
+def _write_clients(path: Path, clients: Sequence[Client]) -> None:
+    """A line for each process that sent."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    names = [field.name for field in dataclasses.fields(Client)]
+    table.writerow(["client", *names])
+    for number, client in enumerate(clients, 1):
+        values = (getattr(client, name) for name in names)
+        shown = (_rounded(v) if isinstance(v, float) else v for v in values)
+        table.writerow([number, *("" if value != value else value for value in shown)])
+    write_whole(path, [text.getvalue().encode()])
+
+
+def _hardware(spec: CellSpec) -> Hardware:
+    """What it costs, where we are told what it is.
+
+    Raises:
+        UnknownNameError: of a GPU that no catalogue holds.
+    """
+    place = spec.placement
+    if place.gpu == UNKNOWN_GPU:
+        return _UNKNOWN_HARDWARE
+    return Hardware(
+        gpus=spec.instances * place.tp * place.pp,
+        parameters=float("nan"),
+        peak_flops=0.0,
+        usd_per_gpu_hour=gpu(place.gpu).price_per_hour_usd or None,
+    )
+
+
+def _columns(found: HttpResult) -> dict[str, Column]:
+    columns = found.columns
+    texts = ["", *dict.fromkeys(found.details.values())]
+    place = {text: k for k, text in enumerate(texts)}
+    detail = np.zeros(len(columns.fault), dtype=np.int64)
+    for row, text in found.details.items():
+        detail[row] = place[text]
+    return {
+        "sent_s": columns.sent_s,
+        "first_byte_s": columns.first_byte_s,
+        "ended_s": columns.ended_s,
+        "status": columns.status,
+        "fault": Choice(columns.fault, [fault.value for fault in FAULTS]),
+        "detail": Choice(detail, texts),
+        "connections": columns.connections,
+        "chunks": columns.chunks,
+        "server_prompt_tokens": columns.prompt_tokens,
+        "server_output_tokens": columns.completion_tokens,
+    }
+
+
+def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
+    client, columns = found.client, found.columns
+    chunks = int(columns.chunks.sum())
+    tokens = int(columns.tokens_out.sum())
+    sent_ttft = columns.first_token_s - columns.sent_s
+    answered = sent_ttft[np.isfinite(sent_ttft)]
+    figures: dict[str, Value] = {
+        # What only the server knows.
+        "preemptions_swap": None,
+        "preemptions_recompute": None,
+        "prefix_hit_rate": _prefix_hit_rate(found),
+        "invalid_because": found.invalid_because,
+        "ttft_from_send_p50_s": _rounded(np.median(answered)) if len(answered) else None,
+        "tokens_per_chunk": _rounded(tokens / chunks) if chunks else None,
+        "short_answers": _short_answers(workload, found),
+        "sent_rps": _rounded(client.sent_rps),
+        "late_p50_s": _rounded(client.late_p50_s),
+        "late_p99_s": _rounded(client.late_p99_s),
+        "lag_p99_s": _rounded(client.lag_p99_s),
+        "client_cpu_s": _rounded(client.cpu_s),
+        "client_processes": client.processes,
+    }
+    counts = found.faults()
+    figures |= {
+        f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0) for fault in Fault if fault
+    }
+    return figures
+
+
+def _rounded(value: float) -> float:
+    return round(float(value), 6)
+
+
+def _prefix_hit_rate(found: HttpResult) -> float | None:
+    columns = found.columns
+    known = (columns.cached_tokens >= 0) & (columns.prompt_tokens > 0)
+    if not known.any():
+        return None
+    return _rounded(columns.cached_tokens[known].sum() / columns.prompt_tokens[known].sum())
+
+
+def _short_answers(workload: Workload, found: HttpResult) -> int:
+    """Whole answers with fewer tokens than the workload has."""
+    whole = found.columns.fault == FAULTS.index(Fault.NONE)
+    generated = whole & (found.columns.tokens_out > 0)
+    return int((generated & (found.columns.tokens_out < workload.output_tokens)).sum())
+
+
+def _write_token_times(path: Path, found: HttpResult) -> None:
+    rows = np.arange(len(found.columns.tokens_out))
+    columns: Mapping[str, Column] = {
+        "id": np.repeat(rows, found.columns.tokens_out),
+        "token_s": found.token_s,
+    }
+    write_whole(path, gzip_csv(columns))
+
+
+def first_model(endpoint: Endpoint, headers: bytes = b"") -> str:
+    """What the server serves, by its own word; empty if it does not say.
+
+    Raises:
+        SloBenchError: nobody answers, or it does not let us in.
+    """
+    request = urllib.request.Request(f"{endpoint.url}/v1/models")
+    for line in headers.decode("latin-1").splitlines():
+        name, _, value = line.partition(": ")
+        request.add_header(name, value)
+    # Straight to the server, as the requests will go: no proxy.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_ANSWER_S) as answer:
+            found: Any = json.load(answer)
+    except urllib.error.HTTPError as error:
+        if error.code in (401, 403):
+            raise SloBenchError(
+                f"{endpoint.url} refuses us with status {error.code}: it wants a key; "
+                "--api-key-env names the environment variable that holds it"
+            ) from None
+        return ""
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        raise SloBenchError(
+            f"no OpenAI-compatible server answers at {endpoint.url}: {reason}"
+        ) from None
+    models = found.get("data") if isinstance(found, dict) else None
+    return str(models[0].get("id", "")) if models else ""

@@ -1,0 +1,324 @@
+"""Servers that we start and stop: `--backend vllm` and `--backend sglang`.
+
+servers/<system>[-N].log          what each server said
+servers/<system>[-N].steps.jsonl  its steps, where asked for
+servers/<cell>[-N].metrics        its own metrics before and after the cell
+servers/<cell>.meta.json          how it was set up, and which part of its steps is the cell's
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import math
+import os
+import re
+import shutil
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ....workloads.errors import SloBenchError
+from ....workloads.workload import Workload
+from ...load_generator.http.endpoint import Endpoint
+from ...policies.routers import router as router_by_name
+from ...results.engine_logs import meta_path, profiling_cell
+from ...results.metrics import Hardware
+from ...results.run_folder import Value, write_whole
+from ...servers.gateway import serving_apart
+from ...servers.gateway.split import transfer_of
+from ...servers.launch.environments import environment, home
+from ...servers.launch.serve import Serve
+from ...servers.launch.server_process import Server, ServerError
+from ..config.client_schema import ClientSchema
+from ..config.server_schema import ServerSchema
+from ..execution.cells import CellSpec, PlacementSpec, workload_of
+from . import plugin_counters as tally
+from .attached import Attached
+from .base import Measured, Progress
+
+_BLOCK_TOKENS = 16  # an experiment's default: the server then chooses itself
+_TP = {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}
+_PP = {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size"}
+# The servers' own counters, summed over labels: their growth over a cell goes into its row.
+_COUNTERS = {
+    "server_preemptions": ("vllm:num_preemptions_total", "sglang:num_retracted_requests_total"),
+    "server_prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
+    "server_output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
+}
+# Prompts whose KV a prefill instance gave up before it was fetched: their answers are of other KV.
+_EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
+_CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
+_PROFILING_REQUESTS = 200
+_PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
+_SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class LaunchedBackend:
+    """Starts what a cell asks for. The system of the server's own name is the server unpatched."""
+
+    name: str
+    client: ClientSchema = field(default_factory=ClientSchema)
+    server: ServerSchema = field(default_factory=ServerSchema)
+
+    def check(self, spec: CellSpec) -> None:
+        """See `Backend`."""
+        self._wanted(spec).check(spec.instances)
+        if self.server.validated and self._wanted(spec).gateway:
+            raise SloBenchError(
+                f"{spec.system} cannot be validated: its servers do different things"
+            )
+
+    def configuration(self, spec: CellSpec) -> Hashable:
+        """See `Backend`."""
+        knobs = tuple(sorted(spec.knobs.items()))
+        return spec.system, knobs, spec.placement, spec.instances, self._through_gateway(spec)
+
+    def _through_gateway(self, spec: CellSpec) -> bool:
+        """Or does our client choose among the servers itself?"""
+        wanted = self._wanted(spec)
+        return wanted.gateway or router_by_name(spec.router or wanted.router).measures
+
+    def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
+        """See `Backend`: of a single cell, with other draws and no more requests than needed."""
+        if not self.server.validated or len(group) > 1:
+            return None
+        spec = group[0]
+        requests = min(len(workload_of(spec)), _PROFILING_REQUESTS)
+        seed = spec.seed + _PROFILING_SEEDS
+        # Its name salts the prompts: none of them is in the prefix cache afterwards.
+        cell = profiling_cell(spec.cell)
+        return replace(spec, cell=cell, seed=seed, requests=requests, duration_s=None)
+
+    @contextlib.contextmanager
+    def started(self, spec: CellSpec, folder: Path) -> Iterator[Launched]:
+        """See `Backend`."""
+        wanted = self._wanted(spec)
+        log = _unused(folder / "servers" / f"{wanted.label}.log")
+        if self.server.step_log or self.server.validated:
+            wanted = replace(wanted, step_log=log.with_suffix(".steps.jsonl"))
+        with contextlib.ExitStack() as stack:
+            with _kept_logs(log.parent):
+                servers = wanted.start(stack, log, instances=spec.instances)
+            device = environment(wanted.backend).device
+            urls = [server.url for server in servers]
+            if self._through_gateway(spec):
+                urls = [stack.enter_context(serving_apart(wanted.behind(servers, spec.router)))]
+            attached = Attached(
+                [Endpoint.parse(url) for url in urls],
+                self._client_for(spec.placement.model),
+                model=_served_name(spec.placement.model),
+                gpu="cpu" if device == "cpu" else "unknown",
+                values_field=wanted.values_field if wanted.patched else None,
+                hardware=Hardware(
+                    gpus=0 if device == "cpu" else len(servers) * _devices(spec.placement),
+                    parameters=math.nan,
+                    peak_flops=math.nan,
+                ),
+            )
+            yield Launched(attached, servers, wanted.step_logs(spec.instances), wanted)
+
+    def _wanted(self, spec: CellSpec) -> Serve:
+        place = spec.placement
+        args = list(self.server.args)
+        for flags, size in ((_TP, place.tp), (_PP, place.pp)):
+            if size > 1:
+                args += [flags[self.name], str(size)]
+        own_blocks = place.kv_blocks is not None or place.block_tokens != _BLOCK_TOKENS
+        version = self.server.version
+        return Serve(
+            backend=self.name if version is None else f"{self.name}=={version}",
+            model=place.model,
+            system=spec.system,
+            knobs=spec.knobs,
+            served_name=_served_name(place.model),
+            kv_blocks=place.kv_blocks,
+            block_tokens=place.block_tokens if own_blocks else None,
+            max_model_tokens=self.server.max_model_tokens,
+            host_blocks=place.host_blocks,
+            server_args=tuple(args),
+            ready_s=self.server.ready_s,
+            transfer=transfer_of(self.server.kv_transfer),
+            kvcached=self.server.kvcached,
+        )
+
+    def _client_for(self, model: str) -> ClientSchema:
+        """Prompts are made of tokens that this model has, if its tokenizer is at hand."""
+        known = (Path(model) / "tokenizer.json").is_file()
+        if self.client.tokenizer is None and known:
+            return self.client.model_copy(update={"tokenizer": model})
+        return self.client
+
+
+@dataclass(frozen=True)
+class Launched:
+    """Servers of ours that are up."""
+
+    attached: Attached
+    servers: Sequence[Server]
+    step_logs: Sequence[Path]
+    wanted: Serve
+    model: str = field(init=False)
+    gpu: str = field(init=False)
+    hardware: Hardware = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("model", "gpu", "hardware"):
+            object.__setattr__(self, name, getattr(self.attached, name))
+
+    def measure_cell(
+        self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
+    ) -> Measured:
+        """See `Deployment`. A server that dies meanwhile makes the level invalid, and so do swaps
+        that were decided and not executed, and KV that was given up before it was fetched.
+
+        Raises:
+            ServerError: one has died before.
+        """
+        before = [server.metrics() for server in self.servers]
+        tallies = [server.tally() for server in self.servers]
+        begins = [_size(log) for log in self.step_logs]
+        alone = len(self.attached.endpoints) == 1  # or a gateway, which has the router
+        seen = replace(spec, router=None) if alone else spec
+        measured = self.attached.measure_cell(seen, workload, folder, progress)
+        self._write_meta(spec, folder, begins, before[0])
+        try:
+            after = [server.metrics() for server in self.servers]
+        except ServerError as error:
+            return replace(measured, invalid_because=str(error).partition("\n")[0])
+        for number, (old, new) in enumerate(zip(before, after, strict=True), 1):
+            suffix = f"-{number}" if len(self.servers) > 1 else ""
+            text = f"# before the cell\n{old}\n# after the cell\n{new}\n"
+            write_whole(folder / "servers" / f"{spec.cell}{suffix}.metrics", [text.encode()])
+        counted = tally.growth(tallies, [server.tally() for server in self.servers])
+        grown = {**_grown(before, after), **tally.figures(counted)}
+        problems = (
+            measured.invalid_because,
+            tally.swap_problem(counted),
+            _expired_problem(before, after),
+        )
+        reasons = "; ".join(filter(None, problems))
+        measured = replace(measured, invalid_because=reasons or None)
+        return replace(measured, figures={**measured.figures, **grown})
+
+    def _write_meta(
+        self, spec: CellSpec, folder: Path, begins: Sequence[int], metrics: str
+    ) -> None:
+        """What a simulation of the cell must know."""
+        own = self.servers[0].handshake
+        meta: dict[str, object] = {
+            "server": environment(self.wanted.backend).backend,
+            "model": self.model,
+            "gpu": self.gpu,
+            "system": spec.system,
+            "knobs": dict(spec.knobs),
+            "instances": len(self.servers),
+            "router": spec.router or "round-robin",
+            "engine_kwargs": own.get("engine_kwargs") or _asked_settings(self.wanted, spec),
+            "kv_cache": own.get("kv_cache") or _told_settings(metrics),
+        }
+        if version := own.get("version"):
+            meta["version"] = version
+            if meta["server"] == "vllm":
+                meta["vllm_version"] = version
+        if self.step_logs:
+            meta["steps"] = [
+                {"file": os.path.relpath(log, folder), "begin": begin, "end": _size(log)}
+                for log, begin in zip(self.step_logs, begins, strict=True)
+            ]
+        write_whole(meta_path(folder, spec.cell), [json.dumps(meta, indent=1).encode()])
+
+
+def _devices(place: PlacementSpec) -> int:
+    """Of one instance."""
+    return place.tp * place.pp
+
+
+def _size(log: Path) -> int:
+    return log.stat().st_size if log.is_file() else 0
+
+
+def _asked_settings(wanted: Serve, spec: CellSpec) -> dict[str, Value]:
+    """What a server without our plugin was told to be; the rest are its own defaults."""
+    found: dict[str, Value] = {"tensor_parallel_size": spec.placement.tp}
+    if wanted.max_model_tokens is not None:
+        found["max_model_len"] = wanted.max_model_tokens
+    names = {
+        "max_num_seqs": "max_num_seqs",
+        "max_num_batched_tokens": "max_num_batched_tokens",
+        "max_running_requests": "max_num_seqs",
+        "chunked_prefill_tokens": "max_num_batched_tokens",
+    }
+    return found | {names[k]: v for k, v in wanted.knobs.items() if k in names}
+
+
+def _told_settings(metrics: str) -> dict[str, Value]:
+    """The KV cache as vLLM's metrics describe it."""
+    line = _CACHE.search(metrics)
+    if line is None:
+        return {}
+    labels = dict(_LABEL.findall(line[1]))
+    found: dict[str, Value] = {
+        name: int(labels[name])
+        for name in ("num_gpu_blocks", "block_size")
+        if labels.get(name, "").isdecimal()
+    }
+    caching = labels.get("enable_prefix_caching")
+    return found if caching is None else {**found, "enable_prefix_caching": caching == "True"}
+
+
+def _grown(before: Sequence[str], after: Sequence[str]) -> Mapping[str, Value]:
+    """By how much each counter has grown, all servers together; None where there is none."""
+    olds = [_sums(text) for text in before]
+    news = [_sums(text) for text in after]
+    found: dict[str, Value] = {}
+    for figure, names in _COUNTERS.items():
+        known = [name for name in names if any(name in sums for sums in news)]
+        found[figure] = None
+        if known:
+            now, then = (sum(s.get(known[0], 0.0) for s in side) for side in (news, olds))
+            found[figure] = int(now - then)
+    return found
+
+
+def _expired_problem(before: Sequence[str], after: Sequence[str]) -> str | None:
+    now, then = (sum(_sums(text).get(_EXPIRED, 0.0) for text in side) for side in (after, before))
+    if now == then:
+        return None
+    return f"the KV of {now - then:.0f} prompts expired before a decode instance fetched it"
+
+
+def _sums(text: str) -> dict[str, float]:
+    sums: dict[str, float] = {}
+    for name, value in _SAMPLE.findall(text):
+        with contextlib.suppress(ValueError):
+            sums[name] = sums.get(name, 0.0) + float(value)
+    return sums
+
+
+@contextlib.contextmanager
+def _kept_logs(folder: Path) -> Iterator[None]:
+    """A run folder without a finished cell is removed; logs of a failed start are kept elsewhere.
+
+    Raises:
+        ServerError: what was raised within, with the place where the log is kept.
+    """
+    try:
+        yield
+    except ServerError as error:
+        kept = home() / "logs" / datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+        shutil.copytree(folder, kept, dirs_exist_ok=True)
+        raise ServerError(str(error).replace(str(folder), str(kept))) from error
+
+
+def _served_name(model: str) -> str:
+    return model.rstrip("/").rpartition("/")[2]
+
+
+def _unused(path: Path) -> Path:
+    """The path, or with a number if another start of the same system has used it."""
+    candidates = [path, *(path.with_stem(f"{path.stem}.{number}") for number in range(2, 1000))]
+    return next(one for one in candidates if not one.exists())

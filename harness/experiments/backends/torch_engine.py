@@ -1,0 +1,404 @@
+"""`--backend paged`: our own small engine, in this process. See `engines.paged`.
+
+Requests arrive inside the process, on the engine's clock: there is no client and no network in the
+figures. `model` is a folder, or the name of the tiny random Llama; `gpu` is the device: `cpu`,
+`cuda` or `cuda:N`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....predictors.specs import GIB
+from ....workloads.errors import SloBenchError
+from ....workloads.request import Kind
+from ....workloads.workload import Workload
+from ...core.learned_predictions import Guess
+from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
+from ...core.state import RequestState
+from ...engine.loop.gc_control import collections_off, heap_frozen
+from ...engine.loop.instance import Instance
+from ...engine.loop.overlong_requests import fit
+from ...engine.loop.timed import Ran, TimedInstance, Told
+from ...engine.torch.errors import need_torch
+from ...engine.torch.execute import execute
+from ...engine.torch.migrating import Migrator, rule_of
+from ...load_generator.http.prompts import PromptMaker
+from ...load_generator.http.tokenizer import Vocabulary
+from ...policies.banaserve.controller import BanaServe
+from ...results.engine_logs import meta_path, profiling_cell
+from ...results.metrics import Hardware
+from ...results.run_folder import Value, write_whole
+from ...servers.launch.compatibility import check as check_system
+from ...servers.launch.environments import home
+from ..config.server_schema import ServerSchema
+from ..execution.cells import CellSpec, configured, longest_output_tokens, predicted_output_tokens
+from .base import Measured, Progress
+
+if TYPE_CHECKING:
+    from ...engine.torch.build import Engine, Room
+    from ...engine.torch.decoder import Decoder
+    from ...engine.torch.tiers import TierFolder
+    from ...engine.torch.workers import Workers
+
+PAGED = "paged"  # as the matrix names it
+TINY = "tiny-llama"
+_SAMPLES = 300
+_WARM_TOKENS = 64
+PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
+
+
+@dataclass(frozen=True)
+class PagedBackend:
+    """One instance on one device. Cells of one model share its loading.
+
+    With `server.validated` the steps of every cell are logged, for its simulation afterwards.
+    """
+
+    name: str = PAGED
+    server: ServerSchema = field(default_factory=ServerSchema)
+
+    def check(self, spec: CellSpec) -> None:
+        """See `Backend`."""
+        need_torch()
+        place = spec.placement
+        if place.tp * place.pp * spec.instances > 1:
+            raise SloBenchError(
+                "backend paged runs one instance on one device; leave tp, pp and instances at 1"
+            )
+        if place.embedder is not None:
+            raise SloBenchError("backend paged runs no embedder beside the language model")
+        check_system(configured(spec.system, spec.knobs), PAGED)
+        rule_of(self.server.moving)
+        if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
+            raise SloBenchError("layers move between iterations, and static batches have none")
+        if self.server.clock == "cpu" and (self.server.workers or place.gpu != "cpu"):
+            raise SloBenchError(
+                "server.clock cpu is the time of one thread: gpu must be cpu, server.workers 0"
+            )
+        if self.server.workers and place.gpu != "cpu":
+            raise SloBenchError("server.workers compute on the CPU; leave gpu at cpu")
+        if self.server.kv_store:
+            self._check_store(spec)
+
+    def _check_store(self, spec: CellSpec) -> None:
+        from ...engine.torch.tiers import TierFolder
+
+        for tier in self.server.kv_store:
+            TierFolder.parse(tier)
+        if not configured(spec.system, spec.knobs).prefix_cache:
+            raise SloBenchError(
+                f"{spec.system} looks for no prefixes: there is nothing to keep in server.kv_store"
+            )
+        if self.server.clock == "cpu":
+            raise SloBenchError(
+                "server.clock cpu is the time of one thread; server.kv_store has threads of its own"
+            )
+        if self.server.validated:
+            raise SloBenchError(
+                "a run with server.kv_store cannot be validated: no log says what the store holds"
+            )
+
+    def configuration(self, spec: CellSpec) -> Hashable:
+        """See `Backend`: the model is loaded once for all cells that are set up alike."""
+        return spec.system, tuple(sorted(spec.knobs.items())), spec.placement
+
+    def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
+        """See `Backend`: of a single cell, with other draws."""
+        if not self.server.validated or len(group) > 1:
+            return None
+        spec = group[0]
+        cell = profiling_cell(spec.cell)
+        return replace(spec, cell=cell, seed=spec.seed + PROFILING_SEEDS)
+
+    @contextlib.contextmanager
+    def started(self, spec: CellSpec, folder: Path) -> Iterator[Loaded]:
+        """See `Backend`."""
+        from ...engine.torch.load import load_decoder
+        from ...engine.torch.workers import Workers
+
+        place = spec.placement
+        model = model_folder(place.model)
+        logged = self.server.step_log or self.server.validated
+        decoder = load_decoder(model, place.gpu)
+        store = self.server.kv_store
+        if not self.server.workers:
+            yield Loaded(decoder, model, logged, clock=self.server.clock, store=store)
+            return
+        with Workers(self.server.workers) as workers:
+            rule = rule_of(self.server.moving)
+            yield Loaded(decoder, model, logged, workers, rule, store=store)
+
+
+def model_folder(model: str) -> Path:
+    """The folder of that name; that of the tiny random Llama is made where there is none yet."""
+    if model != TINY or Path(model).is_dir():
+        return Path(model)
+    from ...engine.torch.tiny import make_tiny
+
+    folder = home() / "models" / TINY
+    return folder if (folder / "tokenizer_config.json").is_file() else make_tiny(folder)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model in memory. With `workers`, layers and heads move to them by `rule`. `store`: tiers
+    beyond the device, of which each cell has some of its own while it is measured.
+    """
+
+    decoder: Decoder
+    folder: Path
+    logged: bool = False  # keep a log of every step
+    workers: Workers | None = None
+    rule: BanaServe | None = None
+    clock: str = "real"
+    store: tuple[str, ...] = ()
+    model: str = field(init=False)
+    gpu: str = field(init=False)
+    hardware: Hardware = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = self.decoder.device
+        object.__setattr__(self, "model", self.folder.name)
+        object.__setattr__(self, "gpu", str(device))
+        gpus = int(device.type == "cuda")
+        object.__setattr__(self, "hardware", Hardware(gpus, math.nan, math.nan))
+
+    def measure_cell(
+        self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
+    ) -> Measured:
+        """See `Deployment`.
+
+        Raises:
+            SloBenchError: no room for the KV blocks, embedding requests, or a request that is too
+                long under `oversize = "error"`.
+        """
+        if (workload.kind == Kind.EMBED).any():
+            raise SloBenchError(f"{workload.name} has embedding requests; backend paged has none")
+        system = configured(spec.system, spec.knobs)
+        cached = system.prefix_cache and workload.prefix_blocks is not None
+        if self.store and not cached:
+            raise SloBenchError(
+                f"no requests of {workload.name} share a prefix: there is nothing to keep in "
+                "server.kv_store"
+            )
+        unit = workload.prefix_block_tokens if cached else 0
+        with _own_tiers(self.store) as tiers:
+            room = replace(self._room(spec, system.policy, unit), store=tiers)
+            return self._measured(spec, workload, folder, progress, system.policy, room)
+
+    def _measured(
+        self,
+        spec: CellSpec,
+        workload: Workload,
+        folder: Path,
+        progress: Progress | None,
+        policy: AnyPolicy,
+        room: Room,
+    ) -> Measured:
+        import torch
+
+        from ...engine.torch.build import Engine
+        from ...engine.torch.clock import CpuClock, RealClock
+        from ...engine.torch.sequence import Sequence as Tokens
+
+        engine = Engine(self.decoder, room, self.workers)
+        most_tokens = self._most_tokens(engine, policy)
+        workload, rejected = fit(
+            workload,
+            most_tokens,
+            spec.oversize,
+            reserved=isinstance(policy, StaticPolicy) or overrides(policy, "commit"),
+        )
+        told = predicted_output_tokens(spec, workload)
+        lengths = workload.output_tokens if told is None else told
+        longest = longest_output_tokens(spec, workload)
+        longest = lengths if longest is None else longest
+        prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_tokens, spec.cell)
+        self._warm_up(engine)
+        if self.clock == "cpu" and torch.get_num_threads() != 1:
+            raise SloBenchError(
+                f"server.clock cpu is the time of one thread, but torch computes with "
+                f"{torch.get_num_threads()}: set OMP_NUM_THREADS=1"
+            )
+        clock = RealClock() if self.clock == "real" else CpuClock()
+        instance = engine.instance(
+            policy,
+            lambda r: Tokens(prompts.token_ids(workload[r.id])),
+            clock,
+            predictions=Guess(lambda r: int(lengths[r.id]), lambda r: int(longest[r.id])),
+            sample_s=max(workload.span_s, 1.0) / _SAMPLES,
+        )
+        migrator = self._migrator(engine, instance)
+        lines: list[str] = []
+        if self.logged and isinstance(instance, TimedInstance):
+            _log_steps(instance, lines)
+        with heap_frozen(), collections_off():
+            clock.begin()
+            result = execute(workload, instance, rejected=rejected, progress=progress)
+        if migrator is not None:
+            log = "".join(f"{moved.line()}\n" for moved in migrator.history)
+            write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
+        if self.logged:
+            _keep_log(folder, spec, self, engine, lines, most_tokens)
+        return Measured(result, figures=_store_figures(engine, instance))
+
+    def _migrator(self, engine: Engine, instance: Instance) -> Migrator | None:
+        from ...engine.torch.execution import Execution
+
+        if engine.spread is None or self.rule is None or not isinstance(instance, TimedInstance):
+            return None
+        execution, ledger = instance.step_time, instance.ledger
+        assert isinstance(execution, Execution)
+        migrator = Migrator(
+            engine.spread,
+            lambda: ledger.total - ledger.free,
+            self.rule,
+            execution.clock.now_s,
+        )
+        execution.between = migrator.look
+        return migrator
+
+    def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_tokens: int) -> Room:
+        from ...engine.torch.build import Room, kv_blocks, swaps
+        from ...engine.torch.load import kv_bytes
+
+        place = spec.placement
+        blocks = place.kv_blocks
+        if blocks is None:
+            blocks = kv_blocks(self.decoder, place.block_tokens, place.memory_share)
+        host_blocks = 0
+        if swaps(policy):
+            each = kv_bytes(self.decoder.config, self.decoder.dtype, place.block_tokens)
+            room = int(place.host_memory_gib * GIB) // each
+            host_blocks = room if place.host_blocks is None else place.host_blocks
+        return Room(blocks, place.block_tokens, host_blocks, prefix_block_tokens)
+
+    def _most_tokens(self, engine: Engine, policy: AnyPolicy) -> int:
+        """Longest prompt + answer that the instance can hold."""
+        from ...engine.torch.clock import RealClock
+
+        spare = 0
+        if isinstance(policy, Policy):
+            empty = engine.instance(policy, _nothing, RealClock())
+            limits = policy.limits(empty.view)
+            spare = limits.watermark_blocks + limits.headroom_blocks
+        tokens = (engine.room.blocks - spare) * engine.room.block_tokens
+        return min(tokens, self.decoder.config.context)
+
+    def _warm_up(self, engine: Engine) -> None:
+        """One prompt and one token: what torch sets up only once is no step of the cell."""
+        from ...engine.torch.batch import Piece
+        from ...engine.torch.sequence import Sequence as Tokens
+
+        size = min(_WARM_TOKENS, engine.room.blocks * engine.room.block_tokens - 1)
+        blocks = list(range(-(-(size + 1) // engine.room.block_tokens)))
+        one = Tokens([1] * size, blocks=blocks)
+        one.tokens += engine.runner.run([], [Piece(one, 0, size)])
+        engine.runner.run([one], [])
+
+
+def _log_steps(instance: TimedInstance, lines: list[str]) -> None:
+    """As the plugin inside a server logs them."""
+
+    def heard(seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]], ran: Ran) -> None:
+        begin_s = instance.now_s
+        batch = {"decode_seqs": seqs, "decode_kv_tokens": kv_tokens, "chunks": list(chunks)}
+        lines.append(json.dumps({"event": "step", "time_s": begin_s, **batch}))
+        end_s = begin_s + ran.duration_s
+        lines.append(json.dumps({"event": "done", "time_s": end_s, "left": 0, "ran": ran}))
+
+    told = instance.step_time
+    assert isinstance(told, Told)
+    told.heard = heard
+
+
+def _keep_log(
+    folder: Path,
+    spec: CellSpec,
+    loaded: Loaded,
+    engine: Engine,
+    lines: Sequence[str],
+    most_tokens: int,
+) -> None:
+    """The steps of a cell, and what a simulation of it must know."""
+    log = folder / "servers" / f"{spec.cell}.steps.jsonl"
+    text = "".join(f"{line}\n" for line in lines).encode()
+    write_whole(log, [text])
+    room = engine.room
+    cache = {
+        "num_gpu_blocks": room.blocks + 1,  # as vLLM counts them, with one for itself
+        "block_size": room.block_tokens,
+        "enable_prefix_caching": bool(room.prefix_block_tokens),
+    }
+    meta = {
+        "server": PAGED,
+        "clock": loaded.clock,
+        "model": loaded.model,
+        "gpu": loaded.gpu,
+        "system": spec.system,
+        "knobs": dict(spec.knobs),
+        "instances": 1,
+        "router": "round-robin",
+        "engine_kwargs": {
+            "max_model_len": loaded.decoder.config.context,
+            "async_scheduling": False,
+        },
+        "kv_cache": cache,
+        "room": {
+            "blocks": room.blocks,
+            "block_tokens": room.block_tokens,
+            "host_blocks": room.host_blocks,
+            "prefix_block_tokens": room.prefix_block_tokens,
+            "most_tokens": most_tokens,
+        },
+        "steps": [{"file": f"servers/{log.name}", "begin": 0, "end": len(text)}],
+    }
+    write_whole(meta_path(folder, spec.cell), [json.dumps(meta, indent=1).encode()])
+
+
+@contextlib.contextmanager
+def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
+    """Empty folders in those that are named, for as long as the block lasts: what an earlier cell
+    has left would tell of its prompts, and of nothing that this one measures.
+
+    Raises:
+        SloBenchError: a folder cannot be made.
+    """
+    from ...engine.torch.tiers import TierFolder
+
+    with contextlib.ExitStack() as stack:
+        tiers = []
+        for tier in map(TierFolder.parse, store):
+            try:
+                tier.folder.mkdir(parents=True, exist_ok=True)
+                made = tempfile.TemporaryDirectory(dir=tier.folder, prefix="cell-")
+            except OSError as error:
+                raise SloBenchError(f"the KV store cannot be made: {error}") from None
+            tiers.append(replace(tier, folder=Path(stack.enter_context(made))))
+        yield tuple(tiers)
+
+
+def _store_figures(engine: Engine, instance: Instance) -> Mapping[str, Value]:
+    from ...engine.torch.kv_store_manager import PagedStoreLedger
+
+    if not isinstance(instance.ledger, PagedStoreLedger):
+        return {}
+    instance.ledger.shared_units.flush()
+    carried = engine.runner.carrier.carried
+    return {
+        "kv_store_loaded_bytes": carried.loaded_bytes,
+        "kv_store_stored_bytes": carried.stored_bytes,
+        "kv_store_waited_s": carried.waited_s,
+    }
+
+
+def _nothing(r: RequestState) -> Any:
+    raise AssertionError("nobody arrives")

@@ -1,0 +1,112 @@
+"""What a cell is called: the columns that say which it is, and the name of its files."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ....predictors.specs import model
+from ....workloads.models import parse_models
+from ...results.run_folder import Value
+from ..execution.cells import CellSpec, WorkloadSpec, source
+from .choices import AXES
+from .load import Level
+from .schema import SIMULATED, ExperimentSchema
+
+NAMED = ("workload", "model", "gpu", "gpus")  # these columns are always there
+_LONGEST_NAME = 150  # of a cell, which is a file's name
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which settings have a column, and what they call workloads and models there."""
+
+    swept: tuple[str, ...]
+    workload: Mapping[str, str]
+    model: Mapping[str, str]
+    backend: str
+
+    @classmethod
+    def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> Columns:
+        """Settings with several values have one; names stand for texts where they are distinct."""
+        names = {spec.workload: source(spec).name for spec in workloads}
+        return cls(
+            tuple(name for name in AXES if len(getattr(asked, name)) > 1),
+            _if_distinct(names),
+            _if_distinct({text: _model_name(text, asked.backend) for text in asked.model}),
+            asked.backend,
+        )
+
+    def model_of(self, values: Mapping[str, Any]) -> str:
+        """What is served, in the column of the model."""
+        models = values["models"]
+        if models is None:
+            return self.model[values["model"]]
+        return f"{len(parse_models(models).names)} models"
+
+
+def _model_name(text: str, backend: str) -> str:
+    """A served model may be none that we know: then it is called as its folder is."""
+    return model(text).name if backend == SIMULATED else text.rstrip("/").rpartition("/")[2]
+
+
+def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
+    """Short names, where they tell the texts they stand for apart; else the texts."""
+    return names if len(set(names.values())) == len(names) else {text: text for text in names}
+
+
+def offered(level: Level, natural_rate_rps: float | None) -> dict[str, Value]:
+    """The columns of the load; a rate that only the run can tell is None here."""
+    if level.load is not None:
+        return {"rate_rps": level.rate_rps, "speed": level.speed, "load": level.load}
+    if level.speed is None or natural_rate_rps is None:
+        return {"rate_rps": level.rate_rps, "speed": level.speed}
+    return {"rate_rps": round(natural_rate_rps * level.speed, 9), "speed": level.speed}
+
+
+def column(value: object) -> Value:
+    """A setting as it stands in its column."""
+    if isinstance(value, Mapping):
+        return _slo_text(value)
+    assert value is None or isinstance(value, str | int | float)
+    return value
+
+
+def _slo_text(table: Mapping[str, Any]) -> str:
+    """A table of SLOs in the short form: `ttft=1,tpot=0.15; chat:ttft=0.5`."""
+
+    def bounds(of: Mapping[str, Any]) -> str:
+        return ",".join(
+            f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in of.items()
+        )
+
+    for_all = {name: value for name, value in table.items() if not isinstance(value, Mapping)}
+    pieces = [bounds(for_all)] if for_all else []
+    pieces += [f"{name}:{bounds(of)}" for name, of in table.items() if isinstance(of, Mapping)]
+    return "; ".join(pieces)
+
+
+def part(name: str, value: object) -> str:
+    """A setting as it stands in a cell's name."""
+    text = f"{value:g}" if isinstance(value, float) else str(column(value))
+    return text if name in ("workload", "model", "gpu") else f"{name}-{text}"
+
+
+def file_name(parts: Iterable[str]) -> str:
+    """The parts as one name that every file system takes."""
+    plain = (re.sub(r"[^A-Za-z0-9.+-]+", "-", part.rpartition("/")[2]) for part in parts)
+    return "_".join(part.strip("-.") for part in plain)[:_LONGEST_NAME]
+
+
+def distinct(cells: Iterable[CellSpec]) -> Iterator[CellSpec]:
+    """Cells whose names came out equal get numbers."""
+    taken: set[str] = set()
+    for spec in cells:
+        name, number = spec.cell, 2
+        while name.lower() in taken:  # some file systems know no case
+            name, number = f"{spec.cell}_{number}", number + 1
+        taken.add(name.lower())
+        yield replace(spec, cell=name, columns={"cell": name, **spec.columns})

@@ -1,0 +1,216 @@
+"""What an experiment chooses between: systems with their knobs, and combinations of all else."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ....predictors.device_map import read_device_map
+from ....predictors.placement import smallest_tp
+from ....predictors.specs import gpu, model
+from ....workloads.errors import SloBenchError
+from ...policies.systems import System
+from ...results.run_folder import Value
+from ..execution.cells import PlacementSpec, WorkloadSpec, configured, placed
+from .schema import SIMULATED, ExperimentSchema
+
+_PLACED = (
+    "weight_dtype",
+    "kv_dtype",
+    "memory_share",
+    "block_tokens",
+    "host_memory_gib",
+    "kv_blocks",
+    "host_blocks",
+    "host_s",
+    "profile",
+    "embedder",
+    "device_map",
+)
+_WORKLOAD = (
+    "workload",
+    "arrivals",
+    "redraw_arrivals",
+    "prompt_tokens",
+    "output_tokens",
+    "sessions",
+    "models",
+)
+AXES = (
+    *_WORKLOAD,
+    "model",
+    "gpu",
+    "tp",
+    "pp",
+    "instances",
+    "gpus",
+    "embed_instances",
+    "router",
+    "failures",
+    *_PLACED,
+    "requests",
+    "duration_s",
+    "warmup_s",
+    "warmup_share",
+    "max_output_tokens",
+    "slo",
+    "slo_scale",
+    "length_predictor",
+    "oversize",
+    "objective",
+)
+
+
+@dataclass(frozen=True)
+class SystemChoice:
+    """A system with one value for each of its knobs."""
+
+    asked: str
+    label: str
+    knobs: Mapping[str, Any]
+    swept: tuple[str, ...]  # knobs that have several values in the experiment
+    each: int = 1  # servers that make one, where their roles differ
+    system: System | None = None  # None: servers that run already
+
+    @property
+    def decides_itself(self) -> bool:
+        """Does it take no router?"""
+        return self.system is not None and self.system.cluster is not None
+
+    @property
+    def turned(self) -> dict[str, Value]:
+        """Its knobs that have several values, as columns."""
+        return {f"{self.label}.{knob}": self.knobs[knob] for knob in self.swept}
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One value for every axis but the load and the system, and what follows from them."""
+
+    values: Mapping[str, Any]
+    workload: WorkloadSpec
+    place: PlacementSpec
+    instances: int
+    asked: bool  # somebody said how many instances
+
+    def instances_of(self, system: System | None) -> int:
+        """How many a system gets: as many as it is made of, if nobody said how many."""
+        if self.asked or system is None or system.cluster is None:
+            return self.instances
+        return system.least_instances
+
+    def generating(self, system: System | None) -> int:
+        """Those of them that do not only embed."""
+        return self.instances_of(system) - int(self.values["embed_instances"])
+
+    def gpus_of(self, system: System | None) -> int:
+        """How many GPUs a system gets."""
+        return self.instances_of(system) * self.place.tp * self.place.pp
+
+
+def systems_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
+    """Every system with every combination of its knobs.
+
+    Raises:
+        SloBenchError: an unknown system or knob, or a value out of its bounds.
+    """
+    for name in asked.systems:
+        choices = asked.knobs.get(name, {})
+        swept = tuple(knob for knob, values in choices.items() if len(values) > 1)
+        for values in itertools.product(*choices.values()):
+            knobs = dict(zip(choices, values, strict=True))
+            found = configured(name, knobs)
+            each = found.least_instances if asked.backend != SIMULATED else 1
+            yield SystemChoice(name, found.name, knobs, swept, each, found)
+
+
+def attached_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
+    """Servers that run already: a system is no more than a name for them."""
+    if len(asked.systems) > 1 or asked.knobs:
+        raise SloBenchError(
+            "backend http measures servers that run already: it takes one system, as a name for "
+            "them, and no knobs"
+        )
+    yield SystemChoice(asked.systems[0], asked.systems[0], {}, ())
+
+
+def combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: int) -> Combination:
+    """Settle GPUs = instances × tp × pp, and check that the model fits (a server checks itself)."""
+    simulated = asked.backend == SIMULATED
+    if asked.client.base_urls:
+        values = {**values, "instances": values["instances"] or len(asked.client.base_urls)}
+    if values["device_map"] is not None:
+        values = _mapped(values, simulated)
+    pp, gpus, instances = values["pp"], values["gpus"], values["instances"]
+    numbers = {name: values[name] for name in ("weight_dtype", "kv_dtype", "memory_share")}
+    tp = values["tp"] or 1
+    if values["models"] is not None:
+        return _several(values, asked)
+    if simulated and values["tp"] is None:
+        tp = smallest_tp(model(values["model"]), gpu(values["gpu"]), pp=pp, **numbers)
+    each = tp * pp
+    place = PlacementSpec(
+        model=values["model"],
+        gpu=values["gpu"],
+        tp=tp,
+        pp=pp,
+        **{name: values[name] for name in _PLACED},
+    )
+    if simulated:
+        placed(place)
+    workload = WorkloadSpec(
+        **{name: values[name] for name in _WORKLOAD}, trace_format=asked.trace_format
+    )
+    shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
+    if gpus is None:
+        asked_for = instances is not None or not simulated
+        return Combination(values, workload, place, instances or least, asked_for)
+    if instances is not None and gpus != instances * each:
+        raise SloBenchError(
+            f"gpus = {gpus} contradicts {instances} instances × {shape} = {instances * each} GPUs; "
+            "leave one of them out"
+        )
+    if gpus % each:
+        raise SloBenchError(
+            f"{gpus} GPUs cannot be shared out to instances of {shape} = {each} GPUs; "
+            f"use {max(1, gpus // each) * each} or another tp"
+        )
+    return Combination(values, workload, place, gpus // each, asked=True)
+
+
+def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:
+    """The same, on the GPUs that a device map names."""
+    if not simulated:
+        raise SloBenchError("device_map is simulated; servers take settings that its file holds")
+    if values["tp"] not in (None, 1) or values["pp"] != 1:
+        raise SloBenchError("device_map says what is on which device; leave tp and pp out")
+    found = read_device_map(values["device_map"])
+    return {**values, "gpu": found.gpus_text, "tp": 1, "pp": len(found.stages)}
+
+
+def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
+    """Several models on `gpus` GPUs, each on the fewest that it fits on."""
+    single = ("tp", "pp", "instances", "router", "device_map", "embedder", "profile", "kv_blocks")
+    for name in single:
+        if values[name] not in (None, 1):
+            raise SloBenchError(
+                f"{name} is for one model; several share all GPUs (gpus), each on the fewest that "
+                "it fits on"
+            )
+    if asked.backend != SIMULATED:
+        raise SloBenchError(
+            f"several models on shared GPUs are simulated, not run on {asked.backend}"
+        )
+    if asked.rates is None and asked.speeds is None:
+        raise SloBenchError(
+            "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
+        )
+    place = PlacementSpec(
+        model=values["model"], gpu=values["gpu"], tp=1, **{name: values[name] for name in _PLACED}
+    )
+    workload = WorkloadSpec(
+        **{name: values[name] for name in _WORKLOAD}, trace_format=asked.trace_format
+    )
+    return Combination(values, workload, place, values["gpus"] or 1, asked=True)

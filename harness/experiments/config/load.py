@@ -1,0 +1,217 @@
+"""How hard each cell is pushed, where the experiment does not say."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from ....workloads.errors import SloBenchError
+from ....workloads.request import Kind
+from ....workloads.rows import take
+from ....workloads.workload import Workload
+from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
+from .schema import SIMULATED, ExperimentSchema
+
+DEFAULT_SPEEDS = (0.5, 1.0, 2.0)
+DEFAULT_REQUESTS = 1000
+DEFAULT_SEEDS = 3
+LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
+_MOST_SEQUENCES = 256  # in the estimate's batch
+_SAMPLE_REQUESTS = 500
+
+
+@dataclass(frozen=True)
+class Level:
+    """One offered load: a rate, a speed of the trace's own arrivals, a share of the estimated
+    capacity, or none of them (closed loop).
+    """
+
+    rate_rps: float | None = None
+    speed: float | None = None
+    load: float | None = None
+
+    @property
+    def label(self) -> str:
+        """For file names."""
+        if self.load is not None:
+            return f"load-{self.load:g}"
+        if self.rate_rps is not None:
+            return f"rate-{self.rate_rps:g}"
+        return "closed" if self.speed is None else f"speed-{self.speed:g}"
+
+
+@dataclass(frozen=True)
+class Load:
+    """The levels of an experiment, how many requests each has by default, and its seeds."""
+
+    levels: tuple[Level, ...]
+    requests: int | None  # where neither requests nor duration_s is asked
+    seeds: int
+
+
+def load_of(
+    asked: ExperimentSchema,
+    workloads: Sequence[WorkloadSpec],
+    place: PlacementSpec,
+    instances: int,
+) -> Load:
+    """Fill in the levels, the requests and the seeds.
+
+    Args:
+        asked: the experiment.
+        workloads: all of its workloads.
+        place: the placement (the first, where there are several) that a ladder is made for.
+        instances: how many of them.
+
+    Raises:
+        SloBenchError: the workloads cannot be offered so.
+    """
+    recorded = all(source(spec).has_arrivals for spec in workloads)
+    levels = _levels(asked, workloads, place, instances)
+    by_speed = levels[0].speed is not None
+    return Load(
+        levels=levels,
+        requests=None if recorded else DEFAULT_REQUESTS,
+        seeds=asked.seeds or (1 if by_speed and not _draws(asked) else DEFAULT_SEEDS),
+    )
+
+
+def _levels(
+    asked: ExperimentSchema,
+    workloads: Sequence[WorkloadSpec],
+    place: PlacementSpec,
+    instances: int,
+) -> tuple[Level, ...]:
+    closed = [source(spec).closed_loop for spec in workloads]
+    if any(closed) and not all(closed):
+        raise SloBenchError(
+            "arrivals mix concurrency(…), which has no rate, with processes that need one; "
+            "run them as two experiments"
+        )
+    recorded = all(source(spec).has_arrivals for spec in workloads)
+    if all(closed):
+        if asked.rates is not None or asked.speeds is not None or asked.loads is not None:
+            raise SloBenchError(
+                "concurrency(…) sets the load itself; leave rates, speeds and loads out, "
+                "or choose another arrival process"
+            )
+        return (Level(),)
+    if asked.speeds is not None:
+        if not recorded:
+            raise SloBenchError(
+                "speeds need a workload with arrivals of its own (a trace); give rates instead"
+            )
+        return tuple(Level(speed=speed) for speed in asked.speeds)
+    if asked.rates is not None:
+        return tuple(Level(rate_rps=rate) for rate in asked.rates)
+    if asked.loads is not None and asked.backend == SIMULATED:
+        return tuple(Level(load=load) for load in asked.loads)
+    if recorded and asked.loads is None:
+        return tuple(Level(speed=speed) for speed in DEFAULT_SPEEDS)
+    if asked.backend != SIMULATED:
+        raise SloBenchError(
+            "what a real server carries is not estimated beforehand; give rates (--rates 1,2,4)"
+        )
+    capacity_rps = estimated_capacity_rps(workloads[0], place, asked.seed) * instances
+    return tuple(Level(rate_rps=two_digits(capacity_rps * share)) for share in LADDER)
+
+
+def _draws(asked: ExperimentSchema) -> bool:
+    """Whether the SLO depends on the seed."""
+
+    def drawn(slo: object) -> bool:
+        if isinstance(slo, Mapping):
+            return any(map(drawn, slo.values()))
+        return isinstance(slo, str) and "(" in slo
+
+    return any(map(drawn, asked.slo))
+
+
+@lru_cache(maxsize=64)
+def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: int) -> float:
+    """Requests a second at which one instance's GPUs never idle, roughly.
+
+    A batch as large as the KV cache holds decodes all the time, and every prompt is computed once;
+    nothing waits. Real capacity within an SLO is lower, so a ladder up to a little above this
+    shows where attainment falls. Each embedding request adds the time of a pass of its own.
+    """
+    made = source(workload).make(rate_rps=1.0, requests=_SAMPLE_REQUESTS, seed=seed)
+    where = placed(place)
+    generates = np.flatnonzero(made.kind == Kind.GENERATE)
+    if len(generates) < len(made) and where.embedder is None:
+        raise SloBenchError(
+            f"{workload.workload} has embedding requests: say which model embeds (embedder)"
+        )
+    generated = take(made, generates, made.arrival_s[generates])
+    busy_s = _generating_s(generated, where) * len(generated) if len(generated) else 0.0
+    if where.embedder is not None:
+        busy_s += sum(
+            where.embedder.pass_s([(r.n_texts, r.prompt_tokens // r.n_texts)])
+            for r in made
+            if r.kind is Kind.EMBED
+        )
+    return len(made) / busy_s
+
+
+def _generating_s(made: Workload, where: Placed) -> float:
+    """Seconds of the GPUs that one request of `made` takes in a full batch."""
+    step_s = where.step_time.model.step_s
+    prompt = float(made.prompt_tokens.mean())
+    output = float(made.output_tokens.mean())
+    kv_tokens = prompt + output / 2
+    sequences = max(1, min(_MOST_SEQUENCES, int(where.placement.kv_tokens / kv_tokens)))
+    decode_s = output * step_s(sequences, round(sequences * kv_tokens), ()) / sequences
+    alone_s = step_s(1, round(kv_tokens), ())
+    prefill_s = max(0.0, step_s(1, round(kv_tokens), ((0, max(1, round(prompt))),)) - alone_s)
+    return decode_s + prefill_s
+
+
+def two_digits(value: float) -> float:
+    """Rounded to two significant digits: a rate that can be said aloud."""
+    return round(value, 1 - math.floor(math.log10(value)))
+
+
+def rates_text(text: str) -> tuple[float, ...]:
+    """`2,4,8`, or `2:16:2` for 2 to 16 inclusive in steps of 2, or `2:16` in steps of 1.
+
+    Raises:
+        SloBenchError: it is neither.
+    """
+    rates: list[float] = []
+    for piece in text.split(","):
+        try:
+            numbers = [float(number) for number in piece.split(":")]
+        except ValueError:
+            raise SloBenchError(f"cannot read {piece!r}; write 2,4,8 or 2:16:2") from None
+        if len(numbers) == 1:
+            rates += numbers
+            continue
+        low, high, step = [*numbers, 1.0][:3]
+        if len(numbers) > 3 or not all(map(math.isfinite, numbers)):
+            raise SloBenchError(f"cannot read {piece!r}; write low:high:step, as in 2:16:2")
+        if step <= 0 or high < low:
+            raise SloBenchError(f"{piece!r} has no values; write low:high:step, as in 2:16:2")
+        count = math.floor((high - low) / step + 1e-9) + 1
+        if count > 10_000:
+            raise SloBenchError(f"{piece!r} has {count:,} values; take larger steps")
+        rates += [round(low + step * k, 9) for k in range(count)]
+    return tuple(rates)
+
+
+def filled_in(asked: ExperimentSchema, load: Load) -> dict[str, Any]:
+    """The settings of `load`, to be written where the experiment left them open."""
+    filled: dict[str, Any] = {"seeds": load.seeds}
+    if load.levels[0].rate_rps is not None:
+        filled["rates"] = tuple(level.rate_rps for level in load.levels)
+    elif load.levels[0].load is not None:
+        filled["loads"] = tuple(level.load for level in load.levels)
+    elif load.levels[0].speed is not None:
+        filled["speeds"] = tuple(level.speed for level in load.levels)
+    if not any(asked.requests) and not any(asked.duration_s):
+        filled["requests"] = (load.requests,)
+    return filled

@@ -1,0 +1,477 @@
+"""A cell: one system under one load, with everything it needs written down in plain values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from ....predictors.device_map import read_device_map
+from ....predictors.dtypes import kv_dtype, weight_dtype
+from ....predictors.embedder import Embedder, embedder, own_weight_bytes
+from ....predictors.model_spec import ModelSpec
+from ....predictors.output_length import Ints, bucket_accuracy, length_predictor, longest_tokens
+from ....predictors.placement import Placement, smallest_tp
+from ....predictors.profiles.build import default_host
+from ....predictors.profiles.hardware import profiled_gpu
+from ....predictors.profiles.models import profiled_step_time
+from ....predictors.profiles.profile import Profile, read_profile
+from ....predictors.specs import GIB, gpu, model
+from ....predictors.staged import staged_step_time
+from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
+from ....workloads.errors import SloBenchError
+from ....workloads.fleet import shape_of
+from ....workloads.models import parse_models
+from ....workloads.slo import parse_slo
+from ....workloads.source import WorkloadSource, load_source
+from ....workloads.workload import Workload
+from ...core.multi_model_policy import SharingPolicy
+from ...core.records import Result
+from ...engine.cluster.failures import parse_failures
+from ...engine.loop.traced import Trace
+from ...engine.simulator.simulate import simulate
+from ...engine.simulator.simulate_models import OneModel, simulate_models
+from ...policies.systems import System, system
+from ...policies.uellm.length_monitor import monitor_in
+from ...results.csv_columns import Choice, Column
+from ...results.metrics import DEFAULT_OBJECTIVE, Hardware, cell_metrics, judge, parse_objective
+from ...results.run_folder import Row, Value, request_columns, write_details, write_mispredictions
+
+Progress = Callable[[int, float], None]  # requests ended, clock in seconds
+MOST_TP = 8  # of a model that shares its GPUs
+_LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
+
+
+@dataclass(frozen=True)
+class PlacementSpec:
+    """Where one instance stands, by name."""
+
+    model: str
+    gpu: str
+    tp: int
+    pp: int = 1
+    weight_dtype: str = "bf16"
+    kv_dtype: str = "bf16"
+    memory_share: float = 0.9
+    block_tokens: int = 16
+    host_memory_gib: float = 4.0
+    kv_blocks: int | None = None
+    host_blocks: int | None = None
+    host_s: float | None = None
+    profile: str | None = None  # a file of measured step times
+    embedder: str | None = None  # the model beside it
+    device_map: str | None = None  # by name or file: layers on devices, in place of gpu, tp and pp
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """Where requests come from; see `workloads.source.load_source`."""
+
+    workload: str
+    arrivals: str = "poisson"
+    prompt_tokens: str | None = None
+    output_tokens: str | None = None
+    sessions: str | None = None
+    models: str | None = None
+    redraw_arrivals: bool = False
+    trace_format: str | None = None
+
+
+@dataclass(frozen=True)
+class CellSpec:
+    """What one cell runs. Plain values only, so that it can be sent to another process."""
+
+    cell: str  # unique in the experiment, and a file name
+    columns: Mapping[str, Value]  # what identifies the row, as in cells.csv
+    system: str
+    knobs: Mapping[str, bool | int | float | str]
+    placement: PlacementSpec
+    instances: int
+    embed_instances: int  # of these
+    router: str | None
+    workload: WorkloadSpec
+    rate_rps: float | None
+    speed: float | None
+    requests: int | None
+    duration_s: float | None
+    warmup_s: float
+    max_output_tokens: int | None
+    slo: str | Mapping[str, Any]
+    slo_scale: float
+    seed: int
+    oversize: str
+    length_predictor: str = "oracle"
+    objective: str = DEFAULT_OBJECTIVE
+    failures: str | None = None  # see `clusters.failing`
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
+        """The inverse of `dataclasses.asdict`."""
+        return cls(
+            **{
+                **plain,
+                "placement": PlacementSpec(**plain["placement"]),
+                "workload": WorkloadSpec(**plain["workload"]),
+            }
+        )
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement that fits, how long its steps take, and the embedder beside it."""
+
+    placement: Placement
+    step_time: StepTimeModel = field(repr=False)
+    embedder: Embedder | None = None
+    ready_s: float = 0.0  # it begins to serve
+
+
+@lru_cache(maxsize=64)
+def placed(spec: PlacementSpec) -> Placed:
+    """Look the names up and check that the model fits.
+
+    Raises:
+        SloBenchError: a name is unknown, or the model does not fit.
+    """
+    profile = None if spec.profile is None else read_profile(spec.profile)
+    language, embeds, card = model(spec.model), None, None
+    if profile is not None and profile.gpu == spec.gpu:
+        card = profiled_gpu(profile)
+    if spec.device_map is not None:
+        card = read_device_map(spec.device_map).stages[0].gpu
+    if spec.embedder is not None:
+        embeds = model(spec.embedder)
+    placement = Placement(
+        language,
+        card or gpu(spec.gpu),
+        tp=spec.tp,
+        pp=spec.pp,
+        weight_dtype=spec.weight_dtype,
+        kv_dtype=spec.kv_dtype,
+        memory_share=spec.memory_share,
+        block_tokens=spec.block_tokens,
+        host_memory_bytes=round(spec.host_memory_gib * GIB),
+        fixed_kv_blocks=spec.kv_blocks or _own_blocks(profile, language, spec),
+        fixed_host_blocks=spec.host_blocks,
+        beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
+    )
+    if spec.device_map is not None:
+        return _mapped(spec, placement)
+    placement.check()
+    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
+    beside = embedder(embeds, placement, host_s=host_s) if embeds else None
+    if profile is not None:
+        made = _profiled(spec.profile, profile, placement, spec.host_s)
+        return Placed(placement, made, beside)
+    return Placed(placement, step_time(placement, host_s=host_s), beside)
+
+
+def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpec) -> int | None:
+    """KV blocks of the engine that was measured, where the catalogue does not know its device."""
+    if profile is None or profile.device is None:
+        return None
+    width = 2 * language.layers * language.kv_heads * language.head_dim
+    block_bytes = width * kv_dtype(spec.kv_dtype).bytes * spec.block_tokens
+    return max(1, int(profile.device.kv_bytes / block_bytes))
+
+
+def _mapped(spec: PlacementSpec, even: Placement) -> Placed:
+    """The same model where a device map puts it."""
+    assert spec.device_map is not None
+    mapped = read_device_map(spec.device_map)
+    if model(mapped.model) != even.model:
+        raise SloBenchError(
+            f"the device map {spec.device_map} is for {mapped.model}, but model is {spec.model}"
+        )
+    if spec.profile is not None or spec.embedder is not None:
+        raise SloBenchError("device_map goes with neither profile nor embedder; leave them out")
+    placement = dataclasses.replace(even, split=mapped.stages, fixed_lanes=mapped.lanes)
+    placement.check()
+    host_s = DEFAULT_HOST_S if spec.host_s is None else spec.host_s
+    return Placed(placement, staged_step_time(placement, host_s), ready_s=mapped.ready_s)
+
+
+def _profiled(
+    file: str | None, profile: Profile, placement: Placement, host_s: float | None
+) -> StepTimeModel:
+    for name, here, there in (
+        ("model", placement.model.name, profile.model),
+        ("gpu", placement.gpu.name, profile.gpu),
+        ("tp", placement.tp, profile.tp),
+        ("weight_dtype", placement.weight_dtype, profile.weight_dtype),
+        ("kv_dtype", placement.kv_dtype, profile.kv_dtype),
+    ):
+        if here != there:
+            raise SloBenchError(
+                f"the profile {file} is for {name} {there}, but {name} is {here}; use another "
+                f"profile, or set {name} to {there}"
+            )
+    return profiled_step_time(profile, default_host(host_s))
+
+
+@lru_cache(maxsize=8)
+def source(spec: WorkloadSpec) -> WorkloadSource:
+    """The source, read once for all cells that use it.
+
+    Raises:
+        SloBenchError: a name is unknown or a file cannot be read.
+    """
+    return load_source(
+        spec.workload,
+        arrivals=spec.arrivals,
+        prompt_tokens=spec.prompt_tokens,
+        output_tokens=spec.output_tokens,
+        sessions=spec.sessions,
+        models=spec.models,
+        format=spec.trace_format,
+        redraw_arrivals=spec.redraw_arrivals,
+    )
+
+
+def configured(name: str, knobs: Mapping[str, Any]) -> System:
+    """A system with its knobs set."""
+    return system(name).with_knobs(**knobs) if knobs else system(name)
+
+
+def workload_of(spec: CellSpec) -> Workload:
+    """What arrives in a cell; the same for every system."""
+    made = source(spec.workload).make(
+        rate_rps=spec.rate_rps,
+        speed=spec.speed,
+        requests=spec.requests,
+        duration_s=spec.duration_s,
+        seed=spec.seed,
+        slo=parse_slo(spec.slo, spec.slo_scale),
+    )
+    if spec.max_output_tokens is None:
+        return made
+    declared = np.maximum(made.output_tokens, spec.max_output_tokens)
+    return dataclasses.replace(made, max_output_tokens=declared)
+
+
+def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
+    """What policies are told of the answers' lengths, alike for every system; None: the truth."""
+    if spec.length_predictor == "oracle":
+        return None
+    rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
+    return length_predictor(spec.length_predictor).predict(workload, rng)
+
+
+def longest_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
+    """What policies that reserve memory are told; None: no more than the others."""
+    rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
+    return longest_tokens(length_predictor(spec.length_predictor), workload, rng)
+
+
+def run_cell(
+    spec: CellSpec, folder: Path, *, records: str = "csv", progress: Progress | None = None
+) -> Row:
+    """Simulate a cell, put its details into `folder` and return its row of `cells.csv`.
+
+    Raises:
+        SloBenchError: the cell cannot be run as asked.
+    """
+    workload = workload_of(spec)
+    predicted = predicted_output_tokens(spec, workload)
+    result = simulated(spec, workload, predicted, progress=progress)
+    if records != "none":
+        write_mispredictions(folder, spec.cell, filter(None, map(monitor_in, result.learned)))
+    row = simulated_row(spec, workload, result, folder, records=records)
+    if predicted is not None and spec.workload.models is None:
+        row["length_bucket_accuracy"] = round(bucket_accuracy(predicted, workload.output_tokens), 9)
+    return row
+
+
+def simulated(
+    spec: CellSpec,
+    workload: Workload,
+    predicted: Ints | None,
+    *,
+    progress: Progress | None = None,
+    trace: Trace | None = None,
+) -> Result:
+    """What comes of a cell.
+
+    Args:
+        spec: the cell.
+        workload: as `workload_of` makes it.
+        predicted: as `predicted_output_tokens` says; nobody asks for it where several models share
+            GPUs.
+        progress: called now and then with (requests ended, clock in seconds).
+        trace: is filled with everything that instances of one model do.
+
+    Raises:
+        SloBenchError: the cell cannot be run as asked.
+    """
+    chosen = configured(spec.system, spec.knobs)
+    if chosen.sharing is not None:
+        return simulate_models(
+            workload,
+            chosen.sharing,
+            _sharing_models(spec, chosen.sharing),
+            gpus=spec.instances,
+            oversize=spec.oversize,
+            progress=progress,
+        )
+    place = placed(spec.placement)
+    return simulate(
+        workload,
+        chosen,
+        place.placement,
+        place.step_time.model,
+        instances=spec.instances,
+        router=spec.router,
+        oversize=spec.oversize,
+        embedder=place.embedder,
+        embed_instances=spec.embed_instances,
+        predicted_output_tokens=predicted,
+        longest_output_tokens=longest_output_tokens(spec, workload),
+        ready_s=place.ready_s,
+        failures=parse_failures(spec.failures) if spec.failures else (),
+        progress=progress,
+        trace=trace,
+    )
+
+
+def simulated_row(
+    spec: CellSpec, workload: Workload, result: Result, folder: Path, *, records: str
+) -> Row:
+    """The row of a simulated cell, whose details are then in `folder`; see `kept_cell`."""
+    sharing = configured(spec.system, spec.knobs).sharing
+    if sharing is not None:
+        hardware, fitted = _shared_hardware(spec, workload, sharing), False
+    else:
+        place = placed(spec.placement)
+        hardware = hardware_of(place.placement, spec.instances)
+        fitted = place.step_time.fitted
+    return kept_cell(
+        spec,
+        workload,
+        result,
+        hardware,
+        folder,
+        records=records,
+        step_time="fitted" if fitted else "unfitted",
+        columns=_roles(result),
+    )
+
+
+def models_of(
+    spec: PlacementSpec, workload: WorkloadSpec, gpus: int, batched_tokens: int = 2048
+) -> dict[str, OneModel]:
+    """Every model that a workload names, on the fewest GPUs of which it leaves half to others.
+
+    Raises:
+        SloBenchError: one is unknown, fits nowhere, or needs more GPUs than there are.
+    """
+    assert workload.models is not None
+    numbers = {name: getattr(spec, name) for name in ("weight_dtype", "kv_dtype", "memory_share")}
+    found = {}
+    for name in parse_models(workload.models).names:
+        shape = shape_of(name)
+        tp = smallest_tp(model(shape), gpu(spec.gpu), **numbers)
+        one = placed(dataclasses.replace(spec, model=shape, tp=tp))
+        while not _leaves_half(one.placement) and tp < MOST_TP:
+            tp *= 2
+            one = placed(dataclasses.replace(spec, model=shape, tp=tp))
+        if tp > gpus:
+            raise SloBenchError(f"{name} needs {tp} GPUs of {spec.gpu} but there are {gpus}")
+        place = dataclasses.replace(one.placement, batched_tokens=batched_tokens)
+        found[name] = OneModel(place, one.step_time.model)
+    return found
+
+
+def _leaves_half(place: Placement) -> bool:
+    return place.weight_bytes_per_gpu <= 0.5 * place.usable_bytes_per_gpu
+
+
+def _sharing_models(spec: CellSpec, sharing: SharingPolicy) -> dict[str, OneModel]:
+    """The models of a cell on `spec.instances` shared GPUs."""
+    return models_of(spec.placement, spec.workload, spec.instances, sharing.max_num_batched_tokens)
+
+
+def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy) -> Hardware:
+    """The GPUs of all models; parameters are a mean, weighed by the tokens asked of each."""
+    models = _sharing_models(spec, sharing)
+    tokens = workload.prompt_tokens + workload.output_tokens
+    asked = np.bincount(workload.model_index, weights=tokens, minlength=len(workload.model_names))
+    sizes = [models[name].placement.model.parameters for name in workload.model_names]
+    one = hardware_of(next(iter(models.values())).placement, 1)
+    return dataclasses.replace(
+        one, gpus=spec.instances, parameters=float(np.average(sizes, weights=asked))
+    )
+
+
+def _roles(result: Result) -> dict[str, Column]:
+    """What the instance of each request is there for, where they differ."""
+    names = [instance.role for instance in result.instances]
+    if not any(names):
+        return {}
+    kinds = ["", *dict.fromkeys(names)]
+    of_instance = np.array([*map(kinds.index, names), 0])  # nobody's: the last
+    return {
+        "role": Choice(of_instance[result.records.instance], kinds),
+        "queued_s": result.records.queued_s,
+    }
+
+
+def kept_cell(
+    spec: CellSpec,
+    workload: Workload,
+    result: Result,
+    hardware: Hardware,
+    folder: Path,
+    *,
+    records: str,
+    step_time: str,
+    columns: Mapping[str, Column] | None = None,
+) -> Row:
+    """Judge what came of a cell, put its details into `folder` and return its row.
+
+    `columns` go beside those that every per-request table has; `step_time` says where times come
+    from: `fitted`, `unfitted` or `measured`.
+    """
+    judged = judge(workload, result.records)
+    metrics = cell_metrics(
+        workload,
+        result,
+        hardware,
+        judged=judged,
+        warmup_s=spec.warmup_s,
+        objective=parse_objective(spec.objective),
+    )
+    row: Row = dict(spec.columns)
+    if row["rate_rps"] is None:
+        row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
+    for name, value in metrics.items():
+        # A nanosecond is beyond any model's truth; fewer digits are easier to read.
+        row[name] = round(value, 9) if isinstance(value, float) else value
+        if name == "valid":
+            row["step_time"] = step_time
+    requests = request_columns(workload, result.records, judged) | dict(columns or {})
+    write_details(folder, spec.cell, requests, result.timeline, records=records)
+    return row
+
+
+def hardware_of(placement: Placement, instances: int) -> Hardware:
+    """What so many instances run on; figures of one GPU are means over unlike stages."""
+    bits = weight_dtype(placement.weight_dtype).compute_bits
+    gpus = [stage.gpu for stage in placement.stages]
+    return Hardware(
+        gpus=placement.gpus * instances,
+        parameters=placement.model.parameters,
+        peak_flops=fmean(gpu.flops(bits) for gpu in gpus),
+        usd_per_gpu_hour=fmean(gpu.price_per_hour_usd for gpu in gpus) or None,
+    )
+
+
+def _arrival_rate_rps(arrival_s: np.ndarray[Any, np.dtype[np.float64]]) -> float:
+    known = arrival_s[np.isfinite(arrival_s)]
+    span_s = float(known.max() - known.min()) if len(known) else 0.0
+    return round((len(known) - 1) / span_s, 9) if span_s > 0 else float("nan")

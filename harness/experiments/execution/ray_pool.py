@@ -1,0 +1,195 @@
+"""Cells and other pieces of work on the machines of a Ray cluster.
+
+Ray runs a task again whose machine was lost; what it answers is put into this machine's run folder,
+so that nothing tells which machine ran which cell. Ray is an extra: `pip install slo-bench[ray]`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future, as_completed
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from .... import __version__
+from ....workloads.errors import SloBenchError
+from ...load_generator.ray_senders import RaySenders
+from ...results.run_folder import Row
+from .cells import CellSpec, run_cell
+from .workers import Answer, CellDone, Event, NotDoneError, packed, unpack
+
+_PATIENCE_S = 10
+_TRIES = 5  # work that takes its machine down each time is given up
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """An `Executor` on a Ray cluster, every cell on a core.
+
+    `address` is that of the cluster's head, as in `10.0.0.1:6379`, or `auto` for the one that this
+    machine is part of; without it one is started here and stopped at the end.
+    """
+
+    address: str | None = None
+
+    def run(
+        self,
+        specs: Sequence[CellSpec],
+        folder: Path,
+        *,
+        records: str,
+        tell: Callable[[Event], None],
+    ) -> None:
+        """See `Executor`.
+
+        Raises:
+            SloBenchError: there is no Ray or no cluster, a machine has another version, a cell
+                failed, or was lost again and again.
+        """
+        with self.pool() as pool:
+            begun = {pool.begin(_cell, asdict(spec), records): spec.cell for spec in specs}
+            for done in as_completed(begun):
+                cell = begun.pop(done)
+                row, files = done.result()
+                unpack(files, folder)
+                tell(CellDone(cell, row))
+
+    @contextlib.contextmanager
+    def pool(self) -> Iterator[RayPool]:
+        """The cluster's machines as a `Pool`, every piece of work on a core.
+
+        Raises:
+            SloBenchError: there is no Ray or no cluster.
+        """
+        with self.connected() as ray:
+            pool = RayPool(ray)
+            try:
+                yield pool
+            finally:
+                pool.stop()
+
+    @contextlib.contextmanager
+    def senders(self) -> Iterator[RaySenders]:
+        """The cluster's machines, to send a load from all of them.
+
+        Raises:
+            SloBenchError: there is no Ray or no cluster.
+        """
+        with self.connected() as ray:
+            yield RaySenders(ray)
+
+    @contextlib.contextmanager
+    def connected(self) -> Iterator[Any]:
+        """The module `ray`, connected to the cluster for as long as the block lasts.
+
+        Raises:
+            SloBenchError: there is no Ray or no cluster.
+        """
+        if find_spec("ray") is None:
+            raise SloBenchError("--executor ray needs Ray: pip install 'slo-bench[ray]'")
+        import ray
+
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        own: dict[str, Any] = {"include_dashboard": False} if self.address is None else {}
+        where = self.address or "local"
+        _reach(where)
+        try:
+            ray.init(address=where, log_to_driver=False, logging_level="ERROR", **own)
+        except (ConnectionError, ValueError) as error:
+            raise SloBenchError(f"no Ray cluster at {where}: {error}") from None
+        try:
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def _reach(where: str) -> None:
+    """Raise SloBenchError unless somebody listens there; Ray itself would go on trying."""
+    host, colon, port = where.rpartition(":")
+    if not colon or not port.isdecimal():
+        return  # Ray looks for it on this machine
+    try:
+        socket.create_connection((host, int(port)), timeout=_PATIENCE_S).close()
+    except (OSError, OverflowError) as error:
+        raise SloBenchError(f"no Ray cluster at {where}: {error}") from None
+
+
+class RayPool:
+    """See `Pool`."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._task = ray.remote(num_cpus=1, max_retries=_TRIES)(_done)
+        self._pending: set[Future[Any]] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+
+    @property
+    def at_once(self) -> int:
+        """As many as the cluster has cores now."""
+        return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
+
+    def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
+        """See `Pool`."""
+        future: Future[Answer] = Future()
+        with self._lock:
+            if self._stopped:
+                raise CancelledError
+            self._pending.add(future)
+        task = self._task.remote(__version__, work.__module__, work.__name__, given)
+        task.future().add_done_callback(lambda done: self._tell(done, future))
+        return future
+
+    def _tell(self, done: Future[Any], future: Future[Any]) -> None:
+        with self._lock:
+            if future not in self._pending:
+                return
+            self._pending.remove(future)
+        error = done.exception()
+        if error is None:
+            future.set_result(done.result())
+        else:
+            future.set_exception(self._explained(error))
+
+    def _explained(self, error: BaseException) -> BaseException:
+        known = self._ray.exceptions
+        cause = error.cause if isinstance(error, known.RayTaskError) else None
+        if isinstance(cause, SloBenchError):
+            return (NotDoneError if isinstance(cause, NotDoneError) else SloBenchError)(str(cause))
+        if isinstance(error, known.RayTaskError) or not isinstance(error, known.RayError):
+            return error
+        why = str(error).partition("\n")[0]
+        return NotDoneError(f"work was lost {_TRIES + 1} times with the machine that did it: {why}")
+
+    def stop(self) -> None:
+        """See `Pool`."""
+        with self._lock:
+            self._stopped = True
+            pending, self._pending = self._pending, set()
+        for future in pending:
+            future.cancel()
+
+
+def _done(version: str, module: str, name: str, given: Sequence[Any]) -> Any:
+    """A piece of work, on whichever machine."""
+    if version != __version__:
+        raise NotDoneError(
+            f"a machine of the cluster has slo-bench {__version__}, the one that asks {version}; "
+            "install the same everywhere"
+        )
+    return getattr(importlib.import_module(module), name)(*given)
+
+
+def _cell(plain: Mapping[str, Any], records: str) -> tuple[Row, dict[str, bytes]]:
+    """One cell: its row, and its details by their names."""
+    with tempfile.TemporaryDirectory(prefix="slo-bench-") as made:
+        row = run_cell(CellSpec.from_plain(plain), Path(made), records=records)
+        return row, packed(Path(made))

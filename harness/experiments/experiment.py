@@ -1,0 +1,254 @@
+"""An experiment: read it, run it, look at what it found."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ..load_generator.machine import cores
+from ..results.run_folder import (
+    CHECKSUMS,
+    PLANNED,
+    RunFolder,
+    check_files,
+    open_run_folder,
+    read_rows,
+)
+from .config.schema import SIMULATED, ExperimentSchema
+from .execution.plan import Plan, plan
+from .execution.workers import CellDone, CellProgress, Event, Executor, SideBySide
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SUITES = Path(__file__).parent / "suites"
+_REPORTED_PACKAGES = ("numpy", "pandas", "pyarrow", "pydantic")
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is. `running` is what the cells in the works have done, in requests."""
+
+    finished: int
+    cells: int
+    running: Mapping[str, int]
+
+
+class Experiment(ExperimentSchema):
+    """What is run, on what, under which load; see `ExperimentSchema` for the settings.
+
+    >>> result = Experiment(systems=["vllm", "sarathi"], rates=[2, 4, 8]).run()  # doctest: +SKIP
+    >>> result.cells[["system", "rate_rps", "attainment"]]  # doctest: +SKIP
+
+    Raises:
+        SloBenchError: a setting is unknown, has no sensible value, or contradicts another.
+    """
+
+    @classmethod
+    def suite(cls, name: str, **changes: object) -> Experiment:
+        """One of the experiments that come with the package.
+
+        Raises:
+            UnknownNameError: there is none of that name.
+        """
+        known = suites()
+        if name not in known:
+            raise UnknownNameError("suite", name, known)
+        return cls.load(known[name], **changes)
+
+    def plan(self) -> Plan:
+        """All cells, and the experiment with nothing left open; checked, not run.
+
+        Raises:
+            SloBenchError: a name is unknown, a model does not fit, a file cannot be read.
+        """
+        return plan(self)
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        *,
+        jobs: int | None = None,
+        executor: Executor | None = None,
+        resume: bool = False,
+        progress: Callable[[Progress], None] | None = None,
+        command: Sequence[str] = (),
+    ) -> RunResult:
+        """Run every cell and keep everything in a folder.
+
+        Args:
+            out: the folder, empty or new; by default a new one under `runs`.
+            jobs: processes; by default one per processor core. With one, cells run in this one.
+                Cells on real servers never run side by side.
+            executor: where simulated cells run instead, and from where the load of servers that run
+                already is sent, as in `on_ray.OnRay()`.
+            resume: finish what an interrupted run of this experiment left in `out`.
+            progress: called as the run goes on.
+            command: what was typed, for `environment.json`.
+
+        Raises:
+            SloBenchError: the experiment or the folder cannot be used. Cells that finished before
+                stay; a folder made for this run and still without any is removed.
+        """
+        planned = self.plan()
+        if jobs is not None and jobs < 1:
+            raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
+        folder = Path(out) if out is not None else new_folder(self.name)
+        with open_run_folder(
+            folder,
+            cells=[spec.cell for spec in planned.cells],
+            experiment_toml=planned.resolved.to_toml(),
+            environment={**environment(planned, command), PLANNED: len(planned.cells)},
+            resume=resume,
+        ) as held:
+            _run_missing(planned, held, executor, jobs or cores(), progress)
+        return RunResult(folder)
+
+
+def _run_missing(
+    planned: Plan,
+    held: RunFolder,
+    executor: Executor | None,
+    jobs: int,
+    progress: Callable[[Progress], None] | None,
+) -> None:
+    missing = set(held.missing)
+    todo = [spec for spec in planned.cells if spec.cell in missing]
+    running: dict[str, int] = {}
+
+    def tell(event: Event) -> None:
+        if isinstance(event, CellDone):
+            running.pop(event.cell, None)
+            held.add(event.cell, event.row)
+        else:
+            running[event.cell] = event.requests
+        if progress is not None:
+            progress(Progress(len(held.finished), len(held.cells), running))
+
+    records = planned.resolved.records
+    if planned.resolved.backend == SIMULATED:
+        (executor or SideBySide(jobs)).run(todo, held.path, records=records, tell=tell)
+        return
+    from .backends.choose import backend_of
+    from .backends.measuring import measure_cells
+
+    with nullcontext() if executor is None else executor.senders() as senders:
+        measure_cells(
+            backend_of(planned.resolved, senders),
+            todo,
+            held.path,
+            records=records,
+            repetitions=planned.resolved.server.repetitions,
+            progress=lambda cell, requests: tell(CellProgress(cell, requests)),
+            done=lambda cell, row: tell(CellDone(cell, row)),
+        )
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """A finished run, on disk at `folder`."""
+
+    folder: Path
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of `cells.csv`, numbers as numbers, None where a cell has no value."""
+        return list(read_rows(self.folder / "cells.csv"))
+
+    @cached_property
+    def cells(self) -> pd.DataFrame:
+        """One row for each cell."""
+        import pandas as pd
+
+        return pd.read_csv(self.folder / "cells.csv")
+
+    def requests(self, cell: str) -> pd.DataFrame:
+        """What happened to every request of a cell (its name stands in `cells["cell"]`).
+
+        Raises:
+            UnknownNameError: there is no such cell, or it was run without records.
+            FileFormatError: the file is damaged.
+        """
+        return self._details("requests", cell)
+
+    def timeline(self, cell: str) -> pd.DataFrame:
+        """Queue, batch and KV use of a cell over time.
+
+        Raises:
+            UnknownNameError: there is no such cell.
+            FileFormatError: the file is damaged.
+        """
+        return self._details("timelines", cell)
+
+    def _details(self, kind: str, cell: str) -> pd.DataFrame:
+        import pandas as pd
+
+        for row in self.rows():
+            if row["cell"] == cell:
+                check_files(self.folder, cell, row.get(CHECKSUMS))
+        folder = self.folder / kind
+        readers: dict[str, Callable[[Path], pd.DataFrame]] = {
+            f"{cell}.csv.gz": pd.read_csv,
+            f"{cell}.parquet": pd.read_parquet,
+        }
+        for path, read in ((folder / name, read) for name, read in readers.items()):
+            if path.is_file():
+                try:
+                    return read(path)
+                except (ValueError, OSError, EOFError, zlib.error) as error:
+                    raise FileFormatError(path, None, f"cannot be read: {error}") from error
+        known = {path.name.split(".csv.gz")[0] for path in (self.folder / kind).glob("*.csv.gz")}
+        known |= {path.stem for path in (self.folder / kind).glob("*.parquet")}
+        raise UnknownNameError(f"cell with {kind}", cell, known)
+
+
+def suites() -> dict[str, Path]:
+    """The experiments that come with the package, by name."""
+    return {path.stem: path for path in sorted(SUITES.glob("*.toml"))}
+
+
+def new_folder(name: str, under: Path = Path("runs")) -> Path:
+    """A folder for a run that does not exist yet."""
+    stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    plain = "".join(c if c.isalnum() or c in "-." else "-" for c in name)
+
+    def candidates() -> Iterator[Path]:
+        yield under / f"{plain}-{stamp}"
+        for number in range(2, 1000):
+            yield under / f"{plain}-{stamp}-{number}"
+
+    return next(path for path in candidates() if not path.exists())
+
+
+def environment(
+    planned: Plan, command: Sequence[str], results: str | None = None
+) -> dict[str, object]:
+    """What a reader must know to judge or repeat the run, beside the experiment itself.
+
+    `results` is a file that the folder has besides those of every run.
+    """
+    return {
+        **({} if results is None else {"results": results}),
+        "slo_bench": _version("slo-bench"),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **{name: _version(name) for name in _REPORTED_PACKAGES},
+        "command": list(command),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "step_time": planned.step_times(),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,325 @@
+"""Sends every request when it is due and follows each to its end; one event loop, one process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import resource
+import ssl
+import sys
+from array import array
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from time import perf_counter, process_time
+from typing import Any, Protocol
+
+from ....workloads.errors import SloBenchError
+from ...core.records import Outcome
+from ...core.state import RequestState
+from ...core.wire import Told
+from ...engine.loop.gc_control import collections_off, heap_frozen
+from ..machine import allow_many_sockets
+from .answers import Raw, read_answer
+from .connection import Pool
+from .endpoint import Endpoint
+from .exchange import Exchange
+from .faults import Fault
+from .length_prediction import AT_ONCE, Foretells
+from .spool import Spool
+
+Progress = Callable[[int, float], None]
+_TICK_S = 0.02
+# The loop's timers count whole milliseconds: waiting for less would be spinning. So a request may
+# leave this much early; on average it is then neither early nor late.
+_EARLY_S = 0.0005
+_SWEEP_TICKS = 25
+
+
+class Due(Protocol):
+    """Says who comes next; see `clusters.arrivals.Arrivals`."""
+
+    cancelled: list[int]
+
+    def next_s(self) -> float:
+        """When the next request arrives; infinite if none is known."""
+        ...
+
+    def pop(self) -> RequestState:
+        """The next request."""
+        ...
+
+    def ended(self, row: int, end_s: float, answered: bool) -> None:
+        """A request has ended: whoever waited for it may come."""
+        ...
+
+
+class Route(Protocol):
+    """Chooses the server of a request."""
+
+    def choose(self, r: RequestState) -> int:
+        """The index of the endpoint that gets it."""
+        ...
+
+    def ended(self, endpoint: int) -> None:
+        """A request there has ended."""
+        ...
+
+
+class Requests(Protocol):
+    """What goes over the wire."""
+
+    def of(self, endpoint: int, row: int) -> list[bytes]:
+        """Head and body."""
+        ...
+
+    def tell(self, row: int, told: Told) -> None:
+        """Say in it how long its answer will be, as predicted."""
+        ...
+
+    def embeds(self, row: int) -> bool:
+        """Whether it asks for an embedding."""
+        ...
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When we give up; see `HttpOptions`."""
+
+    time_s: float
+    connect_s: float
+    stall_s: float
+
+
+@dataclass
+class Driven:
+    """Everything that was sent, and how well we did it. Times are `time.perf_counter`'s."""
+
+    start_s: float  # the workload's time zero
+    exchanges: list[Exchange]
+    spool: Spool
+    lag_s: array[float]  # of the event loop, some 50 times a second
+    cpu_s: float
+    peak_rss_bytes: int
+
+
+class Driver:
+    """One run. `start_s` is the moment, by `perf_counter`, of the workload's time zero."""
+
+    def __init__(
+        self,
+        due: Due,
+        route: Route,
+        requests: Requests,
+        endpoints: Sequence[Endpoint],
+        limits: Limits,
+        tls: ssl.SSLContext | None,
+        progress: Progress | None = None,
+        foretells: Foretells | None = None,
+    ) -> None:
+        self._foretells = foretells
+        self._unread: list[Exchange] = []  # due, and not foretold yet
+        self._reads = False
+        self._due = due
+        self._route = route
+        self._requests = requests
+        self._endpoints = endpoints
+        self._limits = limits
+        self._tls = tls
+        self._progress = progress
+        self._spool = Spool()
+        self._exchanges: list[Exchange] = []
+        self._in_flight = 0
+        self._dispatching = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._start_s = 0.0
+        self._over = False
+        self._lag_s: array[float] = array("d")
+        self._error: BaseException | None = None
+
+    def run(self, start_s: Callable[[], float]) -> Driven:
+        """Run to the end; `start_s` is asked when all is ready to go.
+
+        Raises:
+            SloBenchError: a host does not exist.
+        """
+        allow_many_sockets()
+        try:
+            with heap_frozen(), collections_off():  # one would stop the reading of clocks
+                return _run(self._run(start_s))
+        except BaseException:
+            self._spool.close()
+            raise
+
+    async def _run(self, start_s: Callable[[], float]) -> Driven:
+        loop = self._loop = asyncio.get_running_loop()
+        self._finished: asyncio.Future[None] = loop.create_future()
+        loop.set_exception_handler(self._on_error)
+        self._pools = [self._pool(index) for index in range(len(self._endpoints))]
+        for pool in self._pools:
+            try:
+                await pool.resolve()
+            except OSError as error:
+                raise SloBenchError(f"cannot find {pool.endpoint.host}: {error}") from error
+        cpu_before_s = process_time()
+        self._start_s = start_s()
+        self._tick_due_s = perf_counter() + _TICK_S
+        loop.call_later(_TICK_S, self._tick, 0)
+        self._dispatch()
+        try:
+            await self._finished
+        finally:
+            self._over = True
+            for pool in self._pools:
+                await pool.close()
+        return Driven(
+            self._start_s,
+            self._exchanges,
+            self._spool,
+            self._lag_s,
+            process_time() - cpu_before_s,
+            _peak_rss_bytes(),
+        )
+
+    def _pool(self, index: int) -> Pool:
+        endpoint = self._endpoints[index]
+        return Pool(
+            endpoint,
+            lambda row: self._requests.of(index, row),
+            self._ended,
+            connect_limit_s=self._limits.connect_s,
+            tls=self._tls if endpoint.tls else None,
+        )
+
+    def _on_error(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback of ours raised: that must not look like a slow server."""
+        if not self._finished.done():
+            error = context.get("exception") or RuntimeError(str(context.get("message")))
+            self._finished.set_exception(error)
+
+    def _dispatch(self) -> None:
+        """Send whatever is due, and sleep until the next is."""
+        if self._dispatching or self._over:  # called back from a request that ended at once
+            return
+        self._dispatching = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        try:
+            while True:
+                next_s = self._due.next_s()
+                if next_s == math.inf:
+                    self._finish_if_done()
+                    return
+                wait_s = self._start_s + next_s - perf_counter()
+                if wait_s > _EARLY_S:
+                    self._timer = self._loop.call_later(wait_s, self._dispatch)
+                    return
+                self._send(self._due.pop())
+        finally:
+            self._dispatching = False
+
+    def _send(self, r: RequestState) -> None:
+        endpoint = self._route.choose(r)
+        exchange = Exchange(r.id, endpoint, r.arrival_s, r.notify)
+        exchange.started_s = perf_counter()
+        self._exchanges.append(exchange)
+        self._in_flight += 1
+        if self._foretells is None:
+            self._pools[endpoint].send(exchange)
+        else:
+            self._unread.append(exchange)
+            self._foretell(self._foretells)
+
+    def _foretell(self, foretells: Foretells) -> None:
+        """Have those read that have come since, unless others are being read."""
+        if self._reads or not self._unread:
+            return
+        now, self._unread = self._unread[:AT_ONCE], self._unread[AT_ONCE:]
+        self._reads = True
+
+        def told(done: asyncio.Future[list[Told]]) -> None:
+            self._reads = False
+            for exchange, one in zip(now, done.result(), strict=True):
+                self._requests.tell(exchange.row, one)
+                self._pools[exchange.endpoint].send(exchange)
+            if self._over:
+                self._give_up()
+            self._foretell(foretells)
+
+        rows = [exchange.row for exchange in now]
+        self._loop.run_in_executor(None, foretells.of, rows).add_done_callback(told)
+
+    def _ended(self, exchange: Exchange) -> None:
+        self._in_flight -= 1
+        self._route.ended(exchange.endpoint)
+        self._spool.keep(exchange)
+        if self._foretells is not None and self._foretells.hears:
+            self._foretells.heard(exchange.row, self._raw(exchange))
+        if exchange.waited_for:
+            answered = self._answered(exchange)
+            self._due.ended(exchange.row, exchange.end_s - self._start_s, answered)
+            self._dispatch()
+        elif self._in_flight == 0:
+            self._finish_if_done()
+
+    def _answered(self, exchange: Exchange) -> bool:
+        return read_answer(self._raw(exchange)).outcome is Outcome.FINISHED
+
+    def _raw(self, exchange: Exchange) -> Raw:
+        return self._spool.raw(exchange, embeds=self._requests.embeds(exchange.row))
+
+    def _finish_if_done(self) -> None:
+        over = self._over or self._due.next_s() == math.inf
+        if over and self._in_flight == 0 and not self._finished.done():
+            self._finished.set_result(None)
+
+    def _give_up(self) -> None:
+        for pool in self._pools:
+            pool.give_up(Fault.TIME_LIMIT, f"not ended after {self._limits.time_s:g} s")
+
+    def _tick(self, number: int) -> None:
+        """Now and then: how late the loop is, what stalls, whether time is up."""
+        if self._over:
+            return
+        now_s = perf_counter()
+        self._lag_s.append(max(0.0, now_s - self._tick_due_s))
+        if self._progress is not None:
+            ended = len(self._exchanges) - self._in_flight
+            self._progress(ended, max(0.0, now_s - self._start_s))
+        if number % _SWEEP_TICKS == 0:
+            limit_s = self._limits.stall_s
+            for pool in self._pools:
+                for connection in pool.stalled(now_s - limit_s):
+                    connection.break_off(Fault.STALLED, f"nothing came for {limit_s:g} s")
+        if now_s - self._start_s >= self._limits.time_s:
+            self._over = True
+            self._give_up()
+            self._finish_if_done()
+            return
+        self._tick_due_s = perf_counter() + _TICK_S
+        self._loop.call_later(_TICK_S, self._tick, number + 1)
+
+
+def _run(main: Coroutine[Any, Any, Driven]) -> Driven:
+    """Run on a loop of its own: of this thread or, if it has one already, of another."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run_here(main)
+    with ThreadPoolExecutor(1) as other:  # a notebook's cell
+        return other.submit(_run_here, main).result()
+
+
+def _run_here(main: Coroutine[Any, Any, Driven]) -> Driven:
+    if sys.platform == "win32":
+        return asyncio.run(main)
+    import uvloop
+
+    driven: Driven = uvloop.run(main)
+    return driven
+
+
+def _peak_rss_bytes() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,218 @@
+"""A load sent from several machines on one schedule.
+
+A `Station` stands on each machine and starts its sending processes. Arrivals were drawn once; every
+process takes its share of the rows, and all count time from one moment, which each station is told
+by its own clock. Requests that are due at some moment leave then, whoever sends them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Protocol
+
+from ...workloads.errors import SloBenchError
+from .clocks import Offset, error_over, read_offset
+from .http.columns import Part
+from .http.drive import Progress
+from .send_job import Order, Processes, Sent
+from .shares import Share, rows_of
+
+_AHEAD_S = 1.0  # between "all is ready" and the workload's time zero: everybody must have heard
+_ANSWER_S = 10.0
+_PREPARED_S = 120.0
+_GRACE_S = 240.0  # after the time limit, to read what came and bring it here
+_LOOK_EVERY_S = 0.5
+
+Files = Mapping[str, bytes]
+
+
+class LostError(SloBenchError):
+    """A station does not answer any more."""
+
+
+class Station:
+    """Sending processes of one machine, for others to call."""
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._folder = Path()
+        self._processes: Processes | None = None
+        self._ended = 0
+
+    def prepare(self, files: Files, shares: Sequence[int]) -> None:
+        """Be ready to send these shares.
+
+        Raises:
+            SloBenchError: that cannot be done here.
+        """
+        made = tempfile.TemporaryDirectory(prefix="slo-bench-")
+        self._folder = Path(self._stack.enter_context(made))
+        for name, content in files.items():
+            (self._folder / name).write_bytes(content)
+        self._processes = self._stack.enter_context(Processes(self._folder, shares))
+
+    def clock(self) -> float:
+        """By which `send` is told when."""
+        return perf_counter()
+
+    def send(self, start_s: float, time_s: float) -> dict[int, Files]:
+        """See `Processes.send`; parts as files, by share."""
+        assert self._processes is not None
+
+        def told(ended: int) -> None:
+            self._ended = ended
+
+        sent = self._processes.send(start_s, time_s, told)
+        return {
+            share: {path.name: path.read_bytes() for path in self._folder.glob(f"part-{share}.*")}
+            for share in sent
+        }
+
+    def ended(self) -> int:
+        """Requests that have ended so far."""
+        return self._ended
+
+    def close(self) -> None:
+        """Stop what is running."""
+        self._stack.close()
+
+
+class RemoteStation(Protocol):
+    """A `Station` on a machine of that name."""
+
+    @property
+    def machine(self) -> str:
+        """For people."""
+        ...
+
+    def call(self, method: str, *given: object) -> Future[Any]:
+        """Call a method there; its answer is LostError if the machine is gone."""
+        ...
+
+
+def send_from(
+    stations: Sequence[RemoteStation], order: Order, progress: Progress | None
+) -> list[Sent]:
+    """Send a workload from stations, which are left closed.
+
+    Raises:
+        SloBenchError: a machine cannot send.
+    """
+    level = _Level(stations, order)
+    try:
+        return level.sent(progress)
+    finally:
+        closing = [station.call("close") for station in stations]
+        wait(closing, timeout=_ANSWER_S)
+
+
+class _Level:
+    def __init__(self, stations: Sequence[RemoteStation], order: Order) -> None:
+        self._order = order
+        self._shares: dict[RemoteStation, range] = {
+            station: range(place, order.count, len(stations))
+            for place, station in enumerate(stations)
+        }
+
+    def sent(self, progress: Progress | None) -> list[Sent]:
+        found = {share: Sent(None) for share in range(self._order.count)}
+        for station, shares in self._shares.items():
+            found |= {share: Sent(None, station.machine) for share in shares}
+        ready = self._prepared()
+        before = self._clocks(ready)
+        start_s = perf_counter() + _AHEAD_S
+        limit_s = self._order.limits.time_s
+        begun = {
+            station: station.call("send", start_s + offset.offset_s, limit_s)
+            for station, offset in before.items()
+        }
+        self._follow(begun, start_s, start_s + limit_s + _GRACE_S, progress)
+        parts = _answers(begun)
+        for station, offset in self._clocks(list(parts)).items():
+            error_s = error_over(before[station], offset)
+            for share, files in parts[station].items():
+                part = replace(_part(files), start_s=start_s)
+                found[share] = Sent(part, station.machine, before[station].offset_s, error_s)
+        return [found[share] for share in range(self._order.count)]
+
+    def _prepared(self) -> list[RemoteStation]:
+        """Those that are ready to send."""
+        order = self._order
+        common = order.files()
+        preparing = {}
+        for station, shares in self._shares.items():
+            rows = [rows_of(order.workload, Share(share, order.count)) for share in shares]
+            files = {**common, **order.bodies.files_of(set().union(*rows))}
+            preparing[station] = station.call("prepare", files, list(shares))
+        _, waiting = wait(preparing.values(), timeout=_PREPARED_S)
+        silent = [station.machine for station, one in preparing.items() if one in waiting]
+        if silent:
+            raise SloBenchError(
+                f"{silent[0]} has no core free to send from, or does not answer, for "
+                f"{_PREPARED_S:g} s"
+            )
+        return list(_answers(preparing))
+
+    def _clocks(self, stations: Sequence[RemoteStation]) -> dict[RemoteStation, Offset]:
+        found = {}
+        for station in stations:
+            with contextlib.suppress(LostError, TimeoutError):
+                found[station] = read_offset(partial(_clock, station))
+        return found
+
+    def _follow(
+        self,
+        begun: Mapping[RemoteStation, Future[Any]],
+        start_s: float,
+        until_s: float,
+        progress: Progress | None,
+    ) -> None:
+        """Until all have answered, or will not any more."""
+        ended = dict.fromkeys(begun, 0)
+        while perf_counter() < until_s:
+            _, running = wait(begun.values(), timeout=_LOOK_EVERY_S)
+            if not running:
+                return
+            asked = {s: s.call("ended") for s, future in begun.items() if future in running}
+            wait(asked.values(), timeout=_ANSWER_S)
+            for station, answer in asked.items():
+                if answer.done() and answer.exception() is None:
+                    ended[station] = answer.result()
+            if progress is not None:
+                progress(sum(ended.values()), max(0.0, perf_counter() - start_s))
+
+
+def _clock(station: RemoteStation) -> float:
+    read_s: float = station.call("clock").result(timeout=_ANSWER_S)
+    return read_s
+
+
+def _answers(futures: Mapping[RemoteStation, Future[Any]]) -> dict[RemoteStation, Any]:
+    """What those say by now that are not lost.
+
+    Raises:
+        SloBenchError: what is wrong there.
+    """
+    found = {}
+    for station, future in futures.items():
+        try:
+            found[station] = future.result(timeout=0)
+        except (LostError, TimeoutError):
+            continue
+        except SloBenchError as error:
+            raise SloBenchError(f"{station.machine}: {error}") from error
+    return found
+
+
+def _part(files: Files) -> Part:
+    with tempfile.TemporaryDirectory(prefix="slo-bench-") as made:
+        for name, content in files.items():
+            (Path(made) / name).write_bytes(content)
+        return Part.load(next(Path(made).glob("*.npz")))

@@ -1,0 +1,216 @@
+"""Several real servers behind one router: a workload sent to them, and what became of it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.errors import SloBenchError
+from ...workloads.workload import Workload
+from ..core.records import Gaps, Outcome, Records, Result, Timeline, Totals
+from ..policies.routers import router as router_by_name
+from .client_health import Client, clients_of, untrusted_because
+from .http.bodies import Bodies
+from .http.columns import FAULTS, Columns, Part, joined_columns, joined_gaps
+from .http.drive import Progress
+from .http.endpoint import Endpoint
+from .http.faults import Fault
+from .http.options import HttpOptions
+from .http.validity import ClientFigures, client_figures, invalid_because
+from .send_job import Order, Senders, Sent, ThisMachine
+from .sender import limits_of, send_share
+from .shares import Share
+
+_SAMPLES = 300
+_UNKNOWN = float("nan")
+
+
+@dataclass(frozen=True)
+class HttpResult:
+    """One measured level.
+
+    `result` is as the simulator's, where the client can see it: what happens inside the server
+    (batches, KV use, preemptions) is NaN or zero. `columns` has what only a client knows.
+    `clients` are the processes that sent.
+    `start_s` is the moment, by `time.perf_counter`, of the workload's time zero.
+    `details` says what is known of a fault and `texts` what was answered, both by row; `token_s`
+    holds the times of all tokens, request after request, where `HttpOptions` asks for them.
+    """
+
+    result: Result
+    columns: Columns
+    client: ClientFigures
+    clients: tuple[Client, ...]
+    invalid_because: str | None
+    details: Mapping[int, str]
+    texts: Mapping[int, str]
+    token_s: NDArray[np.float64]
+    start_s: float
+
+    def faults(self) -> dict[Fault, int]:
+        """How many requests suffered each."""
+        found = Counter(self.columns.fault.tolist())
+        return {fault: found[k] for k, fault in enumerate(FAULTS) if k in found and fault}
+
+
+def measure(
+    workload: Workload,
+    endpoints: Sequence[Endpoint],
+    options: HttpOptions | None = None,
+    *,
+    router: str = "round-robin",
+    progress: Progress | None = None,
+    senders: Senders | None = None,
+) -> HttpResult:
+    """Send every request when it is due, follow each to its end, and read what came.
+
+    Open loop: nothing holds a request back, however many are under way. Requests that follow
+    others, and those of a workload with a concurrency, wait for real answers.
+
+    Args:
+        workload: what arrives; its clock starts when the first connection could be made.
+        endpoints: the servers.
+        options: how requests are worded, and when we give up.
+        router: name of the router that chooses among the servers.
+        progress: called now and then with (requests ended, clock in seconds).
+        senders: where requests are sent from; by default this machine.
+
+    Raises:
+        SloBenchError: nothing can be sent: no endpoint, an unknown host, a missing key, a
+            prompt that cannot be made. What single requests suffer is their outcome.
+    """
+    options = options or HttpOptions()
+    if not endpoints:
+        raise SloBenchError("no server to measure; give its address with --base-url")
+    limits = limits_of(workload, options)
+    if router_by_name(router).measures:
+        raise SloBenchError(
+            f"{router} needs what the servers say of their load, and a client does not ask them: "
+            f"put a gateway before them (slo-bench serve, --router {router}) and measure that"
+        )
+    options.header_lines()
+    whence = senders or ThisMachine()
+    processes = options.processes or (1 if options.length_predictor else whence.count(workload))
+    if workload.concurrency is not None:
+        processes = min(processes, workload.concurrency)
+    if senders is not None and options.length_predictor:
+        raise SloBenchError("lengths are predicted on this machine alone: leave --executor out")
+    if processes > 1 and options.length_predictor:
+        raise SloBenchError(
+            f"lengths are predicted in one process, but {processes} were asked for; leave "
+            "--processes out"
+        )
+    with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
+        path = Path(folder) / "bodies"
+        bodies = Bodies.write(workload, options, path)
+        try:
+            if processes == 1 and senders is None:
+                share = Share(0, 1)
+                part = send_share(
+                    workload, endpoints, options, router, share, bodies, progress=progress
+                )
+                sent = [Sent(part)]
+            else:
+                order = Order(workload, endpoints, options, router, processes, bodies, limits)
+                sent = whence.send(order, progress)
+        finally:
+            bodies.close()
+    return _joined(workload, sent, options)
+
+
+def _joined(workload: Workload, sent: Sequence[Sent], options: HttpOptions) -> HttpResult:
+    parts = [one.part for one in sent if one.part is not None]
+    if not parts:
+        raise SloBenchError("every process that sent has died, and nothing is known of the level")
+    clients = clients_of(workload, sent)
+    columns = joined_columns(parts, len(workload))
+    gaps = joined_gaps(part.gaps for part in parts)
+    begun = ~np.isnan(columns.started_s)
+    client = client_figures(
+        columns.arrival_s[begun],
+        columns.started_s[begun],
+        np.concatenate([part.lag_s for part in parts]),
+        cpu_s=sum(part.cpu_s for part in parts),
+        peak_rss_bytes=max(part.peak_rss_bytes for part in parts),
+        processes=len(sent),
+        own_faults=int((columns.fault == FAULTS.index(Fault.CLIENT)).sum()),
+    )
+    timeline = replace(_timeline(columns), told=tuple(t for part in parts for t in part.told))
+    return HttpResult(
+        result=Result(_records(columns), gaps, timeline, _totals(columns, gaps)),
+        columns=columns,
+        client=client,
+        clients=clients,
+        invalid_because=untrusted_because(clients, late_limit_s=options.late_limit_s)
+        or invalid_because(
+            client,
+            int(begun.sum()),
+            late_limit_s=options.late_limit_s,
+            rate_limit_share=options.rate_limit_share,
+        ),
+        details={row: text for part in parts for row, text in part.details.items()},
+        texts={row: text for part in parts for row, text in part.texts.items()},
+        token_s=_in_row_order(parts),
+        start_s=parts[0].start_s,
+    )
+
+
+def _in_row_order(parts: Sequence[Part]) -> NDArray[np.float64]:
+    """The token times of all requests, by row."""
+    rows = np.concatenate([np.repeat(p.rows, p.columns.tokens_out) for p in parts])
+    token_s = np.concatenate([p.token_s for p in parts])
+    return token_s[np.argsort(rows, kind="stable")] if len(token_s) else token_s
+
+
+def _records(columns: Columns) -> Records:
+    records = Records.empty(len(columns.arrival_s))
+    finished = columns.outcome == Outcome.FINISHED
+    records.arrival_s[:] = columns.arrival_s
+    records.first_token_s[:] = columns.first_token_s
+    records.finish_s[:] = np.where(finished, columns.last_token_s, np.nan)
+    records.outcome[:] = columns.outcome
+    records.tokens_out[:] = columns.tokens_out
+    records.cached_tokens[:] = columns.cached_tokens
+    records.instance[:] = columns.endpoint
+    return records
+
+
+def _timeline(columns: Columns) -> Timeline:
+    """What is under way, as the client sees it: waiting for a first token, or receiving."""
+    sent = ~np.isnan(columns.started_s)
+    begin = np.sort(columns.started_s[sent])
+    if not len(begin):
+        nothing = np.zeros(0, dtype=np.int64)
+        return Timeline(np.empty(0), nothing, nothing, np.empty(0))
+    first = np.fmin(columns.first_token_s, columns.ended_s)[sent]
+    first = np.sort(np.where(np.isnan(first), np.inf, first))
+    ends = columns.ended_s[sent]
+    ends = np.sort(np.where(np.isnan(ends), np.inf, ends))
+    last = ends[np.isfinite(ends)].max(initial=begin[-1])
+    time_s = np.linspace(min(0.0, begin[0]), last, _SAMPLES)
+
+    def until(moments: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.searchsorted(moments, time_s, side="right")
+
+    begun = until(first)
+    return Timeline(time_s, until(begin) - begun, begun - until(ends), np.full(_SAMPLES, _UNKNOWN))
+
+
+def _totals(columns: Columns, gaps: Gaps) -> Totals:
+    finish_s = columns.last_token_s[columns.outcome == Outcome.FINISHED]
+    return Totals(
+        makespan_s=float(finish_s.max(initial=0.0)),
+        busy_s=_UNKNOWN,
+        steps=0,
+        prefill_tokens=int(np.maximum(columns.prompt_tokens, 0).sum()),
+        decode_tokens=int(columns.tokens_out.sum()),
+        padded_tokens=0,
+        kv_peak_share=_UNKNOWN,
+        kv_mean_share=_UNKNOWN,
+    )

@@ -1,0 +1,128 @@
+"""Ascendra's low-priority instance: prompts out of order, by value, within three budgets.
+
+Source: Ascendra (see docs/papers.md), Algorithm 1 (out-of-order scheduling), §5.2 (value
+functions), §5.3 (offload), §5.4 (decodes first), §6.3 (dropping under overload).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from ...core.decisions import Leave, Limits, Why
+from ...core.policy import Key, Policy, knob
+from ...core.queue import Queue
+from ...core.room_queue import RoomQueue
+from ...core.state import RequestState
+from ...core.view import View
+from ..edf import due_s
+
+
+@dataclass(frozen=True)
+class AscendraLp(Policy):
+    """Algorithm 1 on one instance: all decodes, then prompts of most value while budgets last.
+
+    `value` is the paper's function, the largest value first: `edf` (its default) the nearest
+    moment that the SLO names, `sjf` the fewest tokens to prefill, `ljf` the most, `fcfs` the first
+    arrival. The budgets: `step_budget_s` is C, the time that an iteration may take as predicted
+    (the TBT SLO of its Table 2); `token_budget` is N, decodes included; M are the free KV blocks
+    above `watermark`. `max_num_seqs` is §6.2's batch of an LP instance.
+
+    Where the text is silent or wrong:
+
+    - `misfit`: the `break` of Algorithm 1 has lost its indentation. `skip` passes over who does
+      not fit in memory, `stop` ends the selection there. Skipping can starve long prompts.
+      Blocks that decodes take in this very step count as free when it is decided whom to skip.
+    - Line 7 wants whole prompts within C and N. Prompts are split here, as in Sarathi-Serve on
+      which the paper builds: C and N bound the chunk, and no prompt is too long for them.
+    - A prompt that is begun goes on before others are, also before those of more value.
+    - C reckons a chunk as if its prompt began with it, and finds the longest that fits on the
+      straight line between the predicted times of none and of N tokens, which lies above a time
+      that bends upwards. A chunk of one block passes where nobody decodes, so that work goes on
+      under any budget.
+    - `overdue = "drop"` is §6.3: who has not begun when its TTFT has passed is dropped.
+
+    What the engine predicts step times by is the paper's regression model or the true one.
+
+    `worst_batch_tokens`, the largest batch of a high-priority instance, is set by the controller;
+    0: there is none. A request then leaves for one when its slack, the time left until its TTFT,
+    falls below `threshold` × (that batch, which it may have to wait for, + its own prefill, alone).
+    The batch that is formed at that moment may still take it: Fig. 1 executes D and offloads C.
+    """
+
+    order: ClassVar[Literal["entry", "cache", "time", "view"]] = "view"
+    limits_vary: ClassVar[bool] = True
+    leaves_last: ClassVar[bool] = True
+
+    value: str = knob("edf", choices=("edf", "sjf", "ljf", "fcfs"))
+    misfit: str = knob("skip", choices=("skip", "stop"))
+    step_budget_s: float = knob(0.15, 0.001, 60.0, log=True)
+    token_budget: int = knob(2048, 16, 131072, log=True)
+    max_num_seqs: int = knob(128, 1, 8192, log=True)
+    watermark: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
+    overdue: str = knob("keep", choices=("keep", "drop"))
+    threshold: float = knob(1.0, 0.0, 20.0)
+    worst_batch_tokens: int = 0
+
+    def new_state(self) -> dict[int, Limits]:
+        return {}  # by tokens: made once, asked for all the time
+
+    def limits(self, view: View) -> Limits:
+        tokens = self.token_budget
+        if view.n_waiting or view.n_prefilling:
+            tokens = self._batch_tokens(view)
+        made: dict[int, Limits] = view.state
+        if tokens not in made:
+            watermark_blocks = self._watermark_blocks(view)
+            made[tokens] = Limits(tokens, self.max_num_seqs, watermark_blocks=watermark_blocks)
+        return made[tokens]
+
+    def _watermark_blocks(self, view: View) -> int:
+        return int(self.watermark * view.total_blocks)
+
+    def _batch_tokens(self, view: View) -> int:
+        """The decodes, and the longest chunk beside them within C and N; see the class."""
+        seqs, kv_tokens, step_s = view.n_decoding, view.decode_kv_tokens, view.predict.step_s
+        most = self.token_budget - seqs
+        if most <= 0:
+            return seqs
+        over_s = step_s(seqs, kv_tokens, ((0, most),)) - self.step_budget_s
+        if over_s > 0:
+            spare_s = max(0.0, self.step_budget_s - step_s(seqs, kv_tokens, ()))
+            most = int(most * spare_s / (spare_s + over_s) + 1e-6)
+        return seqs + most if seqs else max(most, view.block_tokens)
+
+    def urgency(self, r: RequestState, view: View) -> Key:
+        if self.misfit == "stop":
+            return self._worth(r)
+        blocks = -(-r.target_tokens // view.block_tokens)
+        return (blocks > view.free_blocks - self._watermark_blocks(view), self._worth(r))
+
+    def queue(self, view: View) -> Queue:
+        if self.misfit == "stop":
+            return RoomQueue(self._worth, lambda r: 0, lambda: 0)
+        tokens, watermark = view.block_tokens, self._watermark_blocks(view)
+        return RoomQueue(
+            self._worth,
+            lambda r: -(-r.target_tokens // tokens),
+            lambda: view.free_blocks - watermark,
+        )
+
+    def _worth(self, r: RequestState) -> float:
+        """The value, negated: smaller goes first."""
+        if self.value == "edf":
+            return due_s(r)
+        if self.value == "fcfs":
+            return r.arrival_s
+        return r.target_tokens if self.value == "sjf" else -r.target_tokens
+
+    def leave(self, r: RequestState, view: View) -> Leave | None:
+        if r.slo.ttft_s == float("inf"):
+            return None
+        due = r.arrival_s + r.slo.ttft_s
+        if self.worst_batch_tokens:
+            step_s = view.predict.step_s
+            worst_s = step_s(0, 0, ((0, self.worst_batch_tokens),))
+            own_s = step_s(0, 0, ((0, r.prompt_tokens),))
+            return Leave(due - self.threshold * (worst_s + own_s), Why.OFFLOAD)
+        return None if self.overdue == "keep" else Leave(due, Why.DROP)

@@ -1,0 +1,36 @@
+"""First come, first served over one queue of generation and embedding requests.
+
+Source: the FIFO baseline of "SLO-Aware KV Cache Management for Collocated LLM-Embedding Services"
+(§3.4; see docs/papers.md), with vLLM's iterations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.collocated_policy import Beside, Collocated, EmbedView
+from ...core.decisions import Refill
+from ...core.state import RequestState
+from ...core.view import View
+from ..vllm import Vllm
+
+
+@dataclass(frozen=True)
+class CollocatedFcfs(Collocated, Vllm):
+    """Nobody begins before whoever came earlier, of either kind; memory goes to who begins."""
+
+    def refill(self, view: View) -> Refill:
+        state: Beside = view.state
+        if state.embedder is not None:
+            embeds = state.embedder.waiting(view.now_s)
+            first_s = min((r.arrival_s for r in view.waiting()), default=math.inf)
+            if embeds and embeds[0].arrival_s < first_s:
+                return Refill.NEITHER
+        return super().refill(view)
+
+    def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
+        before_s = embedder.oldest_llm_arrival_s()
+        batch = self.first_come(embedder, embedder.free_blocks)
+        return [r for r in batch if r.arrival_s <= before_s]

@@ -1,0 +1,30 @@
+"""Collocation with least-recently-used eviction in place of its Algorithm 3.
+
+Source: the LRU baseline of "SLO-Aware KV Cache Management for Collocated LLM-Embedding Services"
+(§3.4; see docs/papers.md).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.policy import Key
+from ...core.state import RequestState
+from ...core.view import View
+from .policy import Collocation
+
+
+@dataclass(frozen=True)
+class CollocationLru(Collocation):
+    """Every decode step touches all KV of the batch, so that recency is the moment of entry: who
+    entered first is evicted first, and nobody is spared.
+    """
+
+    def keep(self, r: RequestState, view: View) -> Key:
+        return r.scheduled_s
+
+    def protected(self, r: RequestState, view: View) -> bool:
+        return False
+
+    def eviction_cost_s(self, r: RequestState, view: View) -> float:
+        return r.scheduled_s

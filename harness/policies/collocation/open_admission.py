@@ -1,0 +1,31 @@
+"""Collocation without admission control: quota and eviction alone.
+
+Source: "SLO-Aware KV Cache Management for Collocated LLM-Embedding Services" (see docs/papers.md)
+without its Algorithm 1 and without its reservation for high priority.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...core.decisions import Leave
+from ...core.state import RequestState
+from ...core.view import View
+from .policy import Collocation
+
+
+@dataclass(frozen=True)
+class CollocationOpen(Collocation):
+    """A request enters if its prompt fits beside the embedder's quota; nobody is rejected."""
+
+    def fits(self, r: RequestState, view: View) -> bool:
+        return True
+
+    def _lacking(self, r: RequestState, view: View) -> float:
+        return 0.0
+
+    def _victims(self, view: View, lacking: float) -> list[RequestState]:
+        return []  # nobody is preempted to admit another
+
+    def leave(self, r: RequestState, view: View) -> Leave | None:
+        return None

@@ -1,0 +1,489 @@
+"""SLO-aware memory for a language model and an embedder on one GPU.
+
+Source: "SLO-Aware KV Cache Management for Collocated LLM-Embedding Services" (see docs/papers.md),
+Algorithms 1 (admission), 2 (quota) and 3 (eviction), §3.1 (speculative reservation). A proposal
+without published results; docs/papers.md lists its errata and what each changes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import ClassVar
+
+from ....predictors.load_forecaster import LoadForecaster
+from ....workloads.errors import SloBenchError
+from ...core.collocated_policy import Beside, Collocated, EmbedView
+from ...core.decisions import Admission, Leave, Limits, Why
+from ...core.policy import Key, knob
+from ...core.state import RequestState
+from ...core.view import View
+from ..edf import due_s
+from ..vllm import Vllm
+
+INF = math.inf
+
+
+class Decision(Enum):
+    """What Algorithm 1 answers."""
+
+    ADMIT = "admit"
+    ADMIT_WITH_PREEMPTION = "admit with preemption"
+    DEFER = "defer"
+    REJECT = "reject"
+
+
+@dataclass
+class Learnt(Beside):
+    """What the policy knows on one instance."""
+
+    embeds: LoadForecaster = field(default_factory=lambda: LoadForecaster(30.0))
+    urgent: LoadForecaster = field(default_factory=lambda: LoadForecaster(30.0))
+    total_blocks: dict[RequestState, int] = field(default_factory=dict)  # predicted, at the end
+    most_blocks: int = 0  # of all that were ever predicted
+    own: dict[RequestState, tuple[int, float]] = field(default_factory=dict)  # blocks, pass_s
+    last_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the running
+    entry_due_s: dict[RequestState, float] = field(default_factory=dict)  # of the waiting
+    step: tuple[float, float] = (-1.0, 0.0)  # when it was predicted, seconds of a decode step
+    llm_quota_blocks: float = -1.0  # not set yet
+    adjusted_s: float = 0.0
+    preempting: bool = False  # for somebody urgent, so that the urgent are spared
+
+
+@dataclass(frozen=True)
+class Collocation(Collocated, Vllm):
+    """vLLM's iterations; one policy decides on the memory of both models.
+
+    Admission (Alg. 1): a request enters if what all in the batch will need by their predicted ends,
+    what it needs itself, the embedder's forecast and a margin fit together. Else a high-priority
+    one enters if enough low-priority ones can be preempted; else it waits (at the head of the
+    queue) and is rejected once its deadline is `defer_threshold_s` away. With nobody in the batch
+    whoever is next enters, or nobody ever would.
+    Quota (Alg. 2): the memory is split by the urgency of both queues, within minimum shares, at
+    most `change_per_s` of it a second. Decodes that would grow into the embedder's share make
+    room by eviction. The embedder's share is never below its next request.
+    Eviction (Alg. 3): who costs least goes, by recomputation. Cost in seconds = priority x
+    slack_weight / (slack + epsilon) + recompute_weight x time to prefill prompt and answer.
+    Who will end within `completion_tokens` is spared, unless memory is exhausted.
+
+    Deviations, each with the letter as an option: `counts` reservations, not the KV held now;
+    `slack` is clamped at 0; recomputation includes the prompt (`recompute`); a late request's
+    urgency is capped at `hopeless_s` and begins where a critical one's ends (`lateness`); passes of
+    the embedder run one after the other, so that the largest counts, not their sum (`forecast_as`).
+    The printed memory formulas lack factors: `kv_scale` and `embed_scale` say how far they are off.
+    Ours where the paper is silent: high priority first, then order of arrival; smooth_adjust is a
+    bound on the rate of change; deadlines are what TTFT, TPOT, latency and deadline bounds imply.
+    """
+
+    limits_vary: ClassVar[bool] = True
+    reads_lengths: ClassVar[bool] = True
+
+    # Algorithm 1
+    safety_ratio: float = knob(0.1, 0.0, 0.9)
+    defer_threshold_s: float = knob(0.0, 0.0, 3600.0)
+    counts: str = knob("reserved", choices=("reserved", "current"))
+    forecast: str = knob("queue+arrivals", choices=("queue+arrivals", "queue", "none"))
+    forecast_as: str = knob("peak", choices=("peak", "sum"))
+    horizon_s: float = knob(1.0, 0.0, 60.0)  # of the arrival forecast
+    window_s: float = knob(30.0, 0.1, 3600.0, log=True)  # that rates are measured over
+    speculative_share: float = knob(0.05, 0.0, 0.9)  # most memory kept for high priority
+    kv_scale: float = knob(1.0, 0.001, 10.0, log=True)
+    embed_scale: float = knob(1.0, 0.001, 10.0, log=True)
+    # Algorithm 2
+    quota: str = knob("dynamic", choices=("dynamic", "static"))
+    min_llm_share: float = knob(0.5, 0.0, 0.95)
+    min_embed_share: float = knob(0.01, 0.0, 0.5)
+    default_llm_share: float = knob(0.9, 0.0, 1.0)
+    change_per_s: float = knob(0.2, 0.001, 100.0, log=True)  # of the memory
+    period_s: float = knob(0.5, 0.0, 60.0)
+    violation_weight: float = knob(1.0, 0.0, 1000.0)  # per second late
+    critical_weight: float = knob(1.0, 0.0, 1000.0)  # at slack 0; over (slack + 1 s)
+    critical_s: float = knob(1.0, 0.0, 3600.0)
+    hopeless_s: float = knob(10.0, 0.0, 3600.0)
+    lateness: str = knob("capped", choices=("capped", "letter"))
+    # Algorithm 3
+    completion_tokens: int = knob(16, 0, 8192)
+    high_priority_weight: float = knob(4.0, 1.0, 1000.0)
+    slack_weight: float = knob(1.0, 0.0, 1000.0)  # s²
+    epsilon_s: float = knob(0.1, 0.0001, 60.0)
+    recompute_weight: float = knob(1.0, 0.0, 1000.0)
+    slack: str = knob("clamped", choices=("clamped", "letter"))
+    recompute: str = knob("sequence", choices=("sequence", "answer"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        least = self.min_llm_share + self.min_embed_share
+        if least > 1:
+            raise SloBenchError(
+                f"Collocation.min_llm_share + min_embed_share must be at most 1 but are {least:g}"
+            )
+
+    def new_state(self) -> Learnt:
+        window_s = self.window_s
+        return Learnt(embeds=LoadForecaster(window_s), urgent=LoadForecaster(window_s))
+
+    # ---------------------------------------------------------------- what is predicted
+
+    def _predicted_blocks(self, r: RequestState, view: View) -> int:
+        answer = view.predict.longest_output_tokens(r)  # memory is reserved for it
+        tokens = (r.prompt_tokens + answer) * self.kv_scale
+        return math.ceil(tokens / view.block_tokens)
+
+    def _remaining_tokens(self, r: RequestState, view: View) -> int:
+        emitted = view.emitted_tokens(r)
+        left = view.predict.output_tokens(r) - emitted
+        # One that has outgrown what was expected is not about to end.
+        return left if left > 0 else max(1, view.predict.longest_output_tokens(r) - emitted)
+
+    def _step_s(self, view: View) -> float:
+        """Predicted time of a decode step of the present batch."""
+        state: Learnt = view.state
+        if state.step[0] != view.now_s:
+            step_s = view.predict.step_s(view.n_decoding, view.decode_kv_tokens, ())
+            state.step = view.now_s, step_s
+        return state.step[1]
+
+    def slack_s(self, r: RequestState, view: View) -> float:
+        """Seconds to spare before the last token of a running request is due."""
+        due = view.state.last_due_s.get(r)
+        if due is None:
+            due = self._last_due_s(r, view)
+        return float(due - view.now_s - self._step_s(view) * self._remaining_tokens(r, view))
+
+    def _slacks_s(self, view: View, state: Learnt) -> list[float]:
+        """`slack_s` of all that run."""
+        now_s, step_s = view.now_s, self._step_s(view)
+        known = state.last_due_s
+        slacks_s = []
+        for r in view.running():
+            due = known.get(r)
+            if due is None:
+                due = self._last_due_s(r, view)
+            slacks_s.append(due - now_s - step_s * self._remaining_tokens(r, view))
+        return slacks_s
+
+    def _last_due_s(self, r: RequestState, view: View) -> float:
+        slo, tokens, first_s = r.slo, view.predict.output_tokens(r), r.first_token_s
+        out = first_s == first_s
+        if not out:  # it may come when it is due
+            first_s = r.arrival_s + slo.ttft_s
+        due = min(r.arrival_s + slo.e2e_s, slo.deadline_s)
+        if slo.tpot_s < INF:
+            due = min(due, first_s + slo.tpot_s * (tokens - 1))
+        elif tokens <= 1:
+            due = min(due, first_s)
+        if out:
+            view.state.last_due_s[r] = due  # stands from now on
+        return due
+
+    def _entry_due_s(self, r: RequestState, view: View) -> float:
+        """When a waiting request must begin to be in time."""
+        if r.emitted_tokens:  # evicted: its first token is out
+            return view.now_s + self.slack_s(r, view)
+        known: dict[RequestState, float] = view.state.entry_due_s
+        due = known.get(r)
+        if due is None:
+            due = due_s(r)
+            if due < INF:
+                due -= view.predict.step_s(0, 0, ((0, r.target_tokens),))
+            known[r] = due
+        return due
+
+    def embed_forecast(self, view: View, window_s: float) -> float:
+        """Alg. 1, lines 5 to 10: blocks that the embedder will need at once within `window_s`."""
+        state: Learnt = view.state
+        embedder = state.embedder
+        if embedder is None or self.forecast == "none":
+            return 0.0
+        waiting = embedder.waiting(view.now_s)
+        arriving = 0.0
+        if self.forecast == "queue+arrivals":
+            arriving = state.embeds.blocks_within(view.now_s, min(self.horizon_s, window_s))
+        if self.forecast_as == "sum":
+            known = sum(self._own(r, embedder, state)[0] for r in waiting)
+            return (known + embedder.held_blocks + arriving) * self.embed_scale
+        batch = self._by_texts(waiting)
+        left = max(0, self.batch_texts - sum(r.texts for r in batch))
+        known = embedder.blocks(batch) if batch else 0
+        coming = known + min(arriving, left * state.embeds.blocks_per_text())
+        return max(embedder.held_blocks, coming * self.embed_scale)
+
+    def _own(self, r: RequestState, embedder: EmbedView, state: Learnt) -> tuple[int, float]:
+        """Blocks and seconds of a pass with nobody but `r`."""
+        found = state.own.get(r)
+        if found is None:
+            found = state.own[r] = embedder.blocks((r,)), embedder.pass_s((r,))
+        return found
+
+    # ---------------------------------------------------------------- Algorithm 1: admission
+
+    def admit(self, r: RequestState, view: View) -> Admission:
+        state: Learnt = view.state
+        self._forget_gone(view, state)
+        blocks = state.total_blocks[r] = self._predicted_blocks(r, view)
+        state.most_blocks = max(state.most_blocks, blocks)
+        if r.priority > 0:
+            state.urgent.saw(view.now_s, blocks)
+        return Admission.ADMIT
+
+    def _forget_gone(self, view: View, state: Learnt) -> None:
+        """Those who left without ending are told to nobody."""
+        known = state.total_blocks
+        if len(known) > 1024 and len(known) > 4 * (view.n_waiting + view.n_running):
+            here = {*view.waiting(), *view.running()}
+            state.total_blocks = {r: blocks for r, blocks in known.items() if r in here}
+            state.entry_due_s = {r: due for r, due in state.entry_due_s.items() if r in here}
+
+    def fits(self, r: RequestState, view: View) -> bool:
+        """Alg. 1, line 15."""
+        return self._lacking(r, view) <= 0
+
+    def _lacking(self, r: RequestState, view: View) -> float:
+        """Blocks that are missing for `r` to be admitted."""
+        state: Learnt = view.state
+        total, known = view.total_blocks, state.total_blocks
+        if self.counts == "current":
+            current = total - view.free_blocks
+        else:
+            current = sum(map(known.__getitem__, view.running()))
+        required = known[r] + self.safety_ratio * total
+        if state.embedder is not None:
+            required += self.embed_forecast(view, self._completion_s(r, view))
+        if r.priority <= 0 and self.speculative_share and state.urgent.any:
+            expected = state.urgent.blocks_within(view.now_s, self.horizon_s)
+            required += min(expected, self.speculative_share * total)
+        return current + required - total
+
+    def _completion_s(self, r: RequestState, view: View) -> float:
+        """How long `r` will take if it begins now (Alg. 1, line 6)."""
+        predict = view.predict
+        kv_tokens = view.decode_kv_tokens + r.target_tokens
+        step_s = predict.step_s(view.n_decoding + 1, kv_tokens, ())
+        return predict.step_s(0, 0, ((0, r.target_tokens),)) + step_s * predict.output_tokens(r)
+
+    def decide(self, r: RequestState, view: View) -> Decision:
+        """Algorithm 1."""
+        lacking = self._lacking(r, view)
+        if lacking <= 0 or not view.n_running:
+            return Decision.ADMIT
+        if r.priority > 0 and self._victims(view, lacking):
+            return Decision.ADMIT_WITH_PREEMPTION
+        if due_s(r) - view.now_s > self.defer_threshold_s:
+            return Decision.DEFER
+        return Decision.REJECT
+
+    def urgency(self, r: RequestState, view: View) -> Key:
+        return (0.0 if r.priority > 0 else 1.0, r.arrival_s)
+
+    def reserve(self, r: RequestState, view: View) -> int:
+        if not view.n_running or self.fits(r, view):
+            return 0
+        return view.total_blocks + 1  # not now
+
+    def leave(self, r: RequestState, view: View) -> Leave | None:
+        due = due_s(r)
+        if due == INF:
+            return None
+        reject_s = due - self.defer_threshold_s
+        if reject_s <= view.now_s and (not view.n_running or self.fits(r, view)):
+            reject_s = due  # admitted by line 15, whatever the threshold
+        return Leave(reject_s, Why.REJECT)
+
+    def _victims(self, view: View, lacking: float) -> list[RequestState]:
+        """Low-priority requests whose eviction makes up for what is lacking; empty if they cannot.
+
+        By what they were promised, or hold, whichever is counted.
+        """
+        state: Learnt = view.state
+        low = [r for r in view.running() if r.priority <= 0]
+        worth = view.held_blocks if self.counts == "current" else state.total_blocks.__getitem__
+        if sum(map(worth, low)) < lacking:
+            return []
+        victims: list[RequestState] = []
+        low = [r for r in low if not self.protected(r, view)]
+        for r in sorted(low, key=lambda r: self.eviction_cost_s(r, view)):
+            victims.append(r)
+            lacking -= worth(r)
+            if lacking <= 0:
+                return victims
+        return []
+
+    # ---------------------------------------------------------------- Algorithm 2: quota
+
+    def urgency_score(self, slacks_s: Iterable[float]) -> float:
+        """compute_urgency of Alg. 2 over the slacks of a queue."""
+        score = 0.0
+        for slack_s in slacks_s:
+            if slack_s < 0:
+                if self.lateness == "letter":
+                    score -= self.violation_weight * slack_s
+                else:
+                    late_s = min(-slack_s, self.hopeless_s)
+                    score += self.critical_weight + self.violation_weight * late_s
+            elif slack_s < self.critical_s:
+                score += self.critical_weight / (slack_s + 1.0)
+        return score
+
+    def target_llm_share(self, llm_urgency: float, embed_urgency: float) -> float:
+        """Alg. 2, lines 6 to 15, before smoothing; a share of all memory."""
+        flexible = 1.0 - self.min_llm_share - self.min_embed_share
+        both = llm_urgency + embed_urgency
+        share = llm_urgency / both if both > 0 else self.default_llm_share
+        return self.min_llm_share + flexible * share
+
+    def _adjust(self, view: View, state: Learnt, embedder: EmbedView) -> None:
+        """Alg. 2: a step towards the target, as far as the time since the last allows."""
+        total, now_s = view.total_blocks, view.now_s
+        if state.llm_quota_blocks < 0:
+            state.llm_quota_blocks = self.target_llm_share(0.0, 0.0) * total
+            state.adjusted_s = now_s
+        elapsed_s = now_s - state.adjusted_s
+        if self.quota == "static" or elapsed_s < self.period_s or not elapsed_s:
+            return
+        llm = self.urgency_score(self._slacks_s(view, state))
+        llm += self.urgency_score(self._entry_due_s(r, view) - now_s for r in view.waiting())
+        embeds = [*embedder.running(), *embedder.waiting(now_s)]
+        embed = self.urgency_score(
+            due_s(r) - now_s - self._own(r, embedder, state)[1] for r in embeds
+        )
+        state.llm_quota_blocks = smooth_adjust(
+            state.llm_quota_blocks,
+            self.target_llm_share(llm, embed) * total,
+            self.change_per_s * elapsed_s * total,
+        )
+        state.adjusted_s = now_s
+
+    def _embed_quota(self, total: int, state: Learnt, embedder: EmbedView, now_s: float) -> int:
+        """The embedder's share, or what its next request needs, if that is more."""
+        waiting = embedder.waiting(now_s)
+        least = self._own(waiting[0], embedder, state)[0] if waiting else 0
+        if state.llm_quota_blocks < 0:
+            return max(least, round((1 - self.target_llm_share(0.0, 0.0)) * total))
+        return max(least, total - round(state.llm_quota_blocks))
+
+    def limits(self, view: View) -> Limits:
+        state: Learnt = view.state
+        embedder = state.embedder
+        state.preempting = False
+        if embedder is None and not view.n_waiting:
+            return self._nothing_kept
+        kept = 0
+        if embedder is not None:
+            self._adjust(view, state, embedder)
+            quota = self._embed_quota(view.total_blocks, state, embedder, view.now_s)
+            kept = max(0, quota - embedder.held_blocks)
+        if not view.n_running:
+            kept = 0  # or a request larger than the quota would wait for ever
+        headroom = self._headroom(kept, view, state)
+        if not (kept or headroom):
+            return self._nothing_kept
+        return self._keeping(kept, headroom)
+
+    @cached_property
+    def _nothing_kept(self) -> Limits:
+        return self._keeping(0, 0)
+
+    def _keeping(self, watermark_blocks: int, headroom_blocks: int) -> Limits:
+        return Limits(
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            by_chunk=True,
+            watermark_blocks=watermark_blocks,
+            headroom_blocks=headroom_blocks,
+            ahead=self.async_scheduling,
+        )
+
+    def _headroom(self, kept: int, view: View, state: Learnt) -> int:
+        """Blocks that eviction keeps free: `kept`, and room for somebody urgent (Alg. 1, line 17).
+
+        Never so many that one about to finish would have to go before the policy is asked again.
+        """
+        free, want = view.free_blocks, kept
+        if view.n_waiting and view.n_running:
+            urgent = [r for r in view.waiting() if r.priority > 0]
+            if urgent:
+                first = min(urgent, key=lambda r: (r.arrival_s, r.seq))
+                lacking = self._lacking(first, view)
+                need = -(-first.target_tokens // view.block_tokens)
+                lacking = max(lacking, need + kept + view.n_running - free)
+                victims = self._victims(view, lacking) if lacking > 0 else []
+                if victims:
+                    state.preempting = True
+                    want = max(want, free + sum(map(view.held_blocks, victims[:-1])) + 1)
+        if not want:
+            return 0
+        held = view.total_blocks - free
+        if state.embedder is not None:
+            held -= state.embedder.held_blocks
+        if free - (view.n_running * state.most_blocks - held) >= want:
+            return want  # as below, whoever they are
+        running = view.running()
+        total = sum(map(state.total_blocks.__getitem__, running))
+        if free - (total - held) >= want:
+            return want  # whatever the batch may still grow to leaves that much
+        remaining = [self._remaining_tokens(r, view) for r in running]
+        until_asked = min(remaining, default=0)  # somebody ends then, at the latest
+        spared = self.completion_tokens + until_asked
+        blocks = [
+            view.held_blocks(r) for r, left in zip(running, remaining, strict=True) if left > spared
+        ]
+        growth = len(remaining) * (until_asked // view.block_tokens + 1)
+        return max(0, min(want, free + sum(blocks) - growth))
+
+    # ---------------------------------------------------------------- Algorithm 3: eviction
+
+    def protected(self, r: RequestState, view: View) -> bool:
+        """Alg. 3, line 27: `r` is about to finish."""
+        return self._remaining_tokens(r, view) < self.completion_tokens
+
+    def eviction_cost_s(self, r: RequestState, view: View) -> float:
+        """Alg. 3, lines 4 to 14, in seconds: what evicting `r` costs."""
+        slack_s = self.slack_s(r, view)
+        if self.slack == "clamped":
+            slack_s = max(0.0, slack_s)
+        over_s = slack_s + self.epsilon_s
+        factor = self.high_priority_weight if r.priority > 0 else 1.0
+        hurry_s = factor * self.slack_weight / over_s if over_s else INF
+        emitted = view.emitted_tokens(r)
+        again = emitted if self.recompute == "answer" else r.prompt_tokens + emitted
+        if not again:
+            return hurry_s
+        return hurry_s + self.recompute_weight * view.predict.step_s(0, 0, ((0, again),))
+
+    def keep(self, r: RequestState, view: View) -> Key:
+        spared = self.protected(r, view)
+        urgent = view.state.preempting and r.priority > 0
+        return (float(spared or urgent), self.eviction_cost_s(r, view))
+
+    def finished(self, r: RequestState, view: View) -> None:
+        state: Learnt = view.state
+        for known in (state.total_blocks, state.last_due_s, state.entry_due_s):
+            known.pop(r, None)
+
+    # ---------------------------------------------------------------- the embedder
+
+    def embed_admit(self, r: RequestState, embedder: EmbedView) -> Admission:
+        state = embedder.learnt
+        assert isinstance(state, Learnt)
+        state.embeds.saw(r.arrival_s, self._own(r, embedder, state)[0], r.texts)
+        return Admission.ADMIT
+
+    def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
+        state = embedder.learnt
+        assert isinstance(state, Learnt)
+        room = embedder.free_blocks
+        if embedder.llm_running:
+            total = embedder.total_blocks
+            room = min(room, self._embed_quota(total, state, embedder, embedder.now_s))
+        batch = self.first_come(embedder, room)
+        for r in batch:
+            state.own.pop(r, None)
+        return batch
+
+
+def smooth_adjust(current: float, target: float, most: float) -> float:
+    """`current`, moved towards `target` by at most `most` (Alg. 2, line 16)."""
+    return current + min(most, max(-most, target - current))

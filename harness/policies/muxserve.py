@@ -1,0 +1,32 @@
+"""Models stay where they stand and share the rest of the GPU's memory.
+
+Source: Duan et al., "MuxServe" (ICML 2024), as Prism (see docs/papers.md) ports it: MuxServe++ has
+on-demand allocation in place of MuxServe's quotas, and evicts no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..core.policy import knob
+from ..engine.cluster.multi_model import Fleet
+from .static_partition import StaticPartition
+
+
+@dataclass(frozen=True)
+class MuxServe(StaticPartition):
+    """`memory = "on-demand"` is MuxServe++: any model may take any free page of its GPU.
+
+    `quota` is MuxServe: a part by `shares`, here by demand, for as long as the server runs (it
+    adapts its quotas from time to time; that is not built). Requests go to the engines as they
+    come, first come first served.
+    """
+
+    shares: str = knob("demand", choices=("equal", "demand"))
+    memory: str = knob("on-demand", choices=("on-demand", "quota"))
+
+    def begin(self, fleet: Fleet) -> None:
+        super().begin(fleet)
+        if self.memory == "on-demand":
+            for tenant in fleet.tenants:
+                tenant.ledger.quota_blocks = None

@@ -1,0 +1,219 @@
+"""Which model stands on which GPU: the least KV pressure on the GPU that has most of it.
+
+Source: Prism (see docs/papers.md), Algorithm 1 and appendix A.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ....workloads.errors import SloBenchError
+
+Gpus = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What a model asks of its GPUs. `gpus` are those it stands on, part by part; empty: none.
+
+    `part_bytes` are the weights (and workspace) of one of its `tp` parts.
+    """
+
+    model: int
+    rate_rps: float
+    slo_s: float
+    part_bytes: int
+    tp: int = 1
+    gpus: Gpus = ()
+
+    def __post_init__(self) -> None:
+        if not self.slo_s > 0 or self.rate_rps < 0 or self.part_bytes < 0 or self.tp < 1:
+            raise SloBenchError(
+                "a model needs a positive SLO, one part at least, and no negative rate or weight"
+            )
+
+    @property
+    def part_weight(self) -> float:
+        """What one part adds to the weighted request rate of its GPU: d = (r / tp) / s."""
+        return self.rate_rps / self.tp / self.slo_s
+
+
+@dataclass
+class Loads:
+    """W and S of every GPU: weighted request rate, and bytes that are left for KV."""
+
+    weighted_rate: list[float]
+    kv_bytes: list[int]
+
+    @classmethod
+    def empty(cls, gpus: int, capacity_bytes: int) -> Loads:
+        """GPUs on which nothing stands."""
+        return cls([0.0] * gpus, [capacity_bytes] * gpus)
+
+    def pressure_with(self, gpu: int, demand: Demand) -> float | None:
+        """(W + d) / (S - w) once a part stands there too; None where its weights do not fit.
+
+        The printed ratio W / S is that before the model is added: on empty GPUs all of them are
+        zero, and a model may go where its weights do not fit.
+        """
+        left = self.kv_bytes[gpu] - demand.part_bytes
+        return (self.weighted_rate[gpu] + demand.part_weight) / left if left > 0 else None
+
+    def add(self, gpu: int, demand: Demand) -> None:
+        """A part stands there from now on."""
+        self.weighted_rate[gpu] += demand.part_weight
+        self.kv_bytes[gpu] -= demand.part_bytes
+
+    def remove(self, gpu: int, demand: Demand) -> None:
+        """The inverse of `add`."""
+        self.weighted_rate[gpu] -= demand.part_weight
+        self.kv_bytes[gpu] += demand.part_bytes
+
+    def pressure(self, gpu: int) -> float:
+        """W / S of one GPU."""
+        return self.weighted_rate[gpu] / self.kv_bytes[gpu]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where every model goes, and what that makes of the GPUs. `unplaced`: for these no room."""
+
+    gpus: Mapping[int, Gpus]
+    loads: Loads
+    unplaced: tuple[int, ...] = field(default=())
+
+    @property
+    def most_pressure(self) -> float:
+        """KVPR of the GPU with the highest."""
+        return max(map(self.loads.pressure, range(len(self.loads.kv_bytes))))
+
+
+def best_gpus(demand: Demand, loads: Loads, node_gpus: int) -> Gpus:
+    """The GPUs of least pressure for the parts of a model; empty if they fit nowhere.
+
+    Parts go on different GPUs of one node (`node_gpus` each), for their all-reduces need its
+    links; of the nodes the one whose worst part is under the least pressure.
+    """
+    best: tuple[float, Gpus] | None = None
+    gpus = len(loads.kv_bytes)
+    for begin in range(0, gpus, node_gpus):
+        ratios = []
+        for gpu in range(begin, min(begin + node_gpus, gpus)):
+            ratio = loads.pressure_with(gpu, demand)
+            if ratio is not None:
+                ratios.append((ratio, gpu))
+        if len(ratios) >= demand.tp:
+            chosen = sorted(ratios)[: demand.tp]
+            if best is None or chosen[-1][0] < best[0]:
+                best = chosen[-1][0], tuple(gpu for _, gpu in chosen)
+    return best[1] if best is not None else ()
+
+
+def place(
+    demands: Sequence[Demand],
+    loads: Loads,
+    *,
+    threshold: float = 0.0,
+    node_gpus: int = 8,
+) -> Assignment:
+    """Algorithm 1: by falling r / s, each where it leaves the least KV pressure ratio.
+
+    A model stays where it stands unless the ratio elsewhere is smaller by more than `threshold`,
+    as a share of the ratio here: τ, which the paper leaves without a unit. `loads` is filled.
+    """
+    assigned: dict[int, Gpus] = {}
+    unplaced = []
+    for demand in sorted(demands, key=lambda d: -d.part_weight):
+        chosen = best_gpus(demand, loads, node_gpus)
+        if demand.gpus and demand.gpus != chosen:
+            here = _worst(demand, demand.gpus, loads)
+            if here is not None and here - (_worst(demand, chosen, loads) or 0.0) <= (
+                threshold * here
+            ):
+                chosen = demand.gpus
+        if not chosen:
+            unplaced.append(demand.model)
+            continue
+        for gpu in chosen:
+            loads.add(gpu, demand)
+        assigned[demand.model] = chosen
+    return Assignment(assigned, loads, tuple(unplaced))
+
+
+def swapped(
+    found: Assignment, demands: Sequence[Demand], *, swaps: int, node_gpus: int = 8
+) -> Assignment:
+    """`found` after at most so many steps of local search, which the paper does not have.
+
+    A step takes a model off the GPU under most pressure: it goes where Algorithm 1 would put it
+    now, or changes places with a model of as many parts. The step that lowers the pressures most is
+    made, the highest first, then the next; without one that does the search ends. Who has no room
+    stays without.
+    """
+    of = {demand.model: demand for demand in demands}
+    gpus, loads = dict(found.gpus), found.loads
+    for _ in range(swaps):
+        best, better = _pressures(loads), None
+        worst = max(range(len(loads.kv_bytes)), key=loads.pressure)
+        for change in _changes(worst, gpus, of, loads, node_gpus):
+            _carry_out(change, gpus, of, loads)
+            after = _pressures(loads)
+            if after < best:
+                best, better = after, change
+            _carry_out({model: gpus[model] for model in change}, change, of, loads)
+        if better is None:
+            break
+        _carry_out(better, gpus, of, loads)
+        gpus |= better
+    return Assignment(gpus, loads, found.unplaced)
+
+
+Change = Mapping[int, Gpus]
+
+
+def _changes(
+    worst: int, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads, node_gpus: int
+) -> Iterator[Change]:
+    """What could be done for this GPU, by the models that go elsewhere; all of it fits."""
+    for model in [m for m, there in gpus.items() if worst in there]:
+        one = of[model]
+        for gpu in gpus[model]:
+            loads.remove(gpu, one)
+        there = best_gpus(one, loads, node_gpus)
+        for gpu in gpus[model]:
+            loads.add(gpu, one)
+        if there and there != gpus[model]:
+            yield {model: there}
+        for other, theirs in gpus.items():
+            apart = of[other].tp == one.tp and not set(theirs) & set(gpus[model])
+            more = one.part_bytes - of[other].part_bytes
+            if (
+                apart
+                and all(loads.kv_bytes[gpu] > more for gpu in theirs)
+                and all(loads.kv_bytes[gpu] > -more for gpu in gpus[model])
+            ):
+                yield {model: theirs, other: gpus[model]}
+
+
+def _carry_out(
+    change: Change, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads
+) -> None:
+    """The models of `change` go to its GPUs from where `gpus` says."""
+    for model, there in change.items():
+        for gpu in gpus[model]:
+            loads.remove(gpu, of[model])
+        for gpu in there:
+            loads.add(gpu, of[model])
+
+
+def _pressures(loads: Loads) -> list[float]:
+    """Of all GPUs, the highest first; sums in another order differ by less than is kept."""
+    found = sorted(map(loads.pressure, range(len(loads.kv_bytes))), reverse=True)
+    return [float(f"{pressure:.12g}") for pressure in found]
+
+
+def _worst(demand: Demand, gpus: Gpus, loads: Loads) -> float | None:
+    ratios = [loads.pressure_with(gpu, demand) for gpu in gpus]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return max(known) if known and len(known) == len(ratios) else None

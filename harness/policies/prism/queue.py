@@ -1,0 +1,136 @@
+"""Prism's queue on one instance: Moore-Hodgson order, so that most first tokens are in time.
+
+Source: Prism (see docs/papers.md), Algorithm 2 and §6.3 (local scheduling).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from ...core.decisions import Leave, Limits, Why
+from ...core.policy import Key, knob
+from ...core.queue import Queue
+from ...core.state import RequestState
+from ...core.view import View
+from ..edf import due_s
+from ..shared.moore_hodgson import InTimeQueue, Job, in_time
+from ..shared.slack_victim import Pace, keep_key
+from ..vllm import Vllm
+
+
+@dataclass
+class Known:
+    """What one instance holds of its last plan, for engines that ask request by request."""
+
+    pace: Pace = field(default_factory=Pace)
+    planned_at: tuple[float, int] | None = None
+    jobs: dict[int, Job] = field(default_factory=dict)  # by order of arrival, as the keys
+    keys: dict[int, Key] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prism(Vllm):
+    """Algorithm 2: sorted by deadline a + s; where one would be late the longest so far goes out.
+
+    The work of a prefill is e = p / c: its tokens over the speed of chunked prefill, which is
+    `max_num_batched_tokens` over the predicted time of a step that prefills so many. `caution`
+    scales it: above 1 allows for decodes beside the chunks, which c does not know; 0 leaves out
+    only whose deadline has passed. The clock starts where the prefills now in the batch will have
+    ended. `buffer` is the memory that the paper keeps free on each engine; it gives no size.
+
+    Where the text is silent:
+
+    - Whom Algorithm 2 leaves out waits behind the others, by deadline (`late = "wait"`), and comes
+      back if there is time; `drop` lets it go when even an empty server would be too late.
+    - Requests that were preempted after their first token go first, as they came: their TTFT is
+      met or lost, and only going on helps.
+    - Requests without an SLO go after all that can be in time.
+    - `victim`: under KV pressure the `newest` goes, as in the engine the paper builds on, or by
+      `slack` who is lost anyway, then who can best wait; never one with at most
+      `nearly_done_tokens` to go while there are others. Not in the paper.
+
+    Cached prefixes are not looked at: e counts the whole prompt. Several models sharing a GPU,
+    placement and eviction of models are not part of this.
+    """
+
+    order: ClassVar[Literal["entry", "cache", "time", "view"]] = "view"
+    reads_lengths: ClassVar[bool] = True
+
+    caution: float = knob(1.0, 0.0, 10.0)
+    buffer: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
+    late: str = knob("wait", choices=("wait", "drop"))
+    victim: str = knob("newest", choices=("newest", "slack"))
+    nearly_done_tokens: int = knob(8, 0, 4096)
+
+    def new_state(self) -> Known:
+        return Known()
+
+    def limits(self, view: View) -> Limits:
+        return Limits(
+            self.max_num_batched_tokens,
+            self.max_num_seqs,
+            by_chunk=True,
+            watermark_blocks=int(self.buffer * view.total_blocks),
+            ahead=self.async_scheduling,
+        )
+
+    @staticmethod
+    def _job(r: RequestState, emitted_tokens: int) -> Job:
+        """What Algorithm 2 knows of `r`."""
+        return Job(-math.inf if emitted_tokens else due_s(r), r.seq, r.target_tokens, r)
+
+    def s_per_token(self, view: View) -> float:
+        """1 / c, scaled by `caution`."""
+        tokens = self.max_num_batched_tokens
+        return self.caution * view.predict.step_s(0, 0, ((0, tokens),)) / tokens
+
+    def queue(self, view: View) -> Queue:
+        return InTimeQueue(
+            view, lambda r: self._job(r, r.emitted_tokens), lambda: self.s_per_token(view)
+        )
+
+    def urgency(self, r: RequestState, view: View) -> Key:
+        known: Known = view.state
+        now = view.now_s, view.n_waiting
+        if known.planned_at != now or r.seq not in known.keys:
+            known.planned_at = now
+            self._plan(r, view, known)
+        return known.keys[r.seq]
+
+    def _plan(self, r: RequestState, view: View, known: Known) -> None:
+        """Keys of all who wait: under way, in time, the others."""
+        jobs = []
+        for w in {*view.waiting(), r}:
+            job = known.jobs.get(w.seq)
+            if job is None or job.tokens != w.target_tokens or w.recomputes:
+                job = self._job(w, view.emitted_tokens(w))
+            jobs.append(job)
+        jobs.sort()
+        known.jobs = {job.seq: job for job in jobs}
+        begin, end = bisect_right(jobs, (-math.inf, math.inf)), bisect_left(jobs, (math.inf,))
+        rate = self.s_per_token(view)
+        tokens = view.unfilled_tokens + sum(job.tokens for job in jobs[:begin])
+        kept = in_time(jobs[begin:end], view.now_s + rate * tokens, rate)
+        known.keys = {job.seq: (2, job.due_s) for job in jobs[begin:end]}
+        known.keys.update({job.seq: (1, job.due_s) for job in kept})
+        known.keys.update({job.seq: (1, job.due_s) for job in jobs[end:]})
+        known.keys.update({job.seq: (0, job.seq) for job in jobs[:begin]})
+
+    def keep(self, r: RequestState, view: View) -> Key:
+        if self.victim == "newest":
+            return -r.arrival_s
+        pace: Pace = view.state.pace
+        pace.look(view, self.max_num_batched_tokens)
+        return keep_key(r, view, pace, self.nearly_done_tokens)
+
+    def leave(self, r: RequestState, view: View) -> Leave | None:
+        if self.late == "wait":
+            return None
+        due = due_s(r)
+        if due == math.inf:
+            return None
+        prefill_s = view.predict.step_s(0, 0, ((0, r.prompt_tokens),)) if self.caution else 0.0
+        return Leave(due - self.caution * prefill_s, Why.DROP)

@@ -1,0 +1,1 @@
+"""What several systems decide by."""

@@ -1,0 +1,192 @@
+"""S3: static batches packed by predicted length so that the least is padded, within memory.
+
+Source: Jin et al., S³, NeurIPS 2023, as UELLM describes it: Eq. 2-2 (padding to minimise), §2.2.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import ClassVar
+
+from ...core.policy import StaticPolicy, knob
+from ...core.state import RequestState
+from ...core.view import View
+from .length_monitor import LengthMonitor
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """A request to pack: predicted answer, and what it makes a batch reserve."""
+
+    request: RequestState
+    output_tokens: int
+    prompt_tokens: int
+    reserved_tokens: int
+
+
+Batch = Sequence[Item]
+
+
+@dataclass(frozen=True)
+class Room:
+    """What one batch may hold: so many requests, and their padded KV in so many blocks."""
+
+    max_batch: int
+    blocks: int
+    block_tokens: int
+
+    def holds(self, requests: int, prompt_tokens: int, reserved_tokens: int) -> bool:
+        """Does a batch fit whose longest prompt and answer are these? One alone always does."""
+        if requests == 1:
+            return True
+        each = -(-(prompt_tokens + reserved_tokens) // self.block_tokens)
+        return requests <= self.max_batch and requests * each <= self.blocks
+
+
+@dataclass(frozen=True)
+class S3(StaticPolicy):
+    """Bin packing of what waits; deadlines are not looked at.
+
+    Eq. 2-2 alone is least with batches of one. Here: the fewest batches into which the requests,
+    sorted by predicted answer, can be cut, and of those cuts the one with the least padding; where
+    first-fit in order of arrival pads less, its batches. `first` says which batch runs now: the
+    one with the `oldest` request, or that of the `shortest` answers (both are silent about it).
+    Packed are the oldest `window` requests.
+    """
+
+    reads_lengths: ClassVar[bool] = True
+
+    max_batch: int = knob(32, 1, 4096, log=True)
+    first: str = knob("oldest", choices=("oldest", "shortest"))
+    window: int = knob(256, 1, 100_000, log=True)
+
+    def new_state(self) -> LengthMonitor:
+        return LengthMonitor()
+
+    def finished(self, r: RequestState, view: View) -> None:
+        view.state.observe(r, view)
+
+    def reserve_tokens(self, r: RequestState, view: View) -> int:
+        tokens: int = view.state.reserve_tokens(r, view)
+        return tokens
+
+    def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
+        expected_tokens = view.state.expected_tokens
+        reserve_of = view.state.reserve_of
+        items = []
+        for r in waiting[: self.window]:
+            tokens = expected_tokens(r, view)
+            items.append(Item(r, tokens, r.prompt_tokens, reserve_of(r, tokens, view)))
+        room = Room(self.max_batch, view.total_blocks, view.block_tokens)
+        batches = pack(items, room)
+        if self.first == "oldest":
+            oldest = items[0]
+            chosen = next(batch for batch in batches if oldest in batch)
+        else:
+            chosen = min(batches, key=lambda batch: max(item.output_tokens for item in batch))
+        return [item.request for item in chosen]
+
+
+def padding_tokens(batches: Sequence[Batch]) -> int:
+    """Eq. 2-2."""
+    return sum(
+        max(item.output_tokens for item in batch) * len(batch)
+        - sum(item.output_tokens for item in batch)
+        for batch in batches
+    )
+
+
+def pack(items: Sequence[Item], room: Room) -> list[Batch]:
+    """Batches of all items (in order of arrival), each within `room`; see `S3`."""
+    cut = cut_sorted(sorted(items, key=lambda item: -item.output_tokens), room)
+    plain = first_fit(items, room)
+    return cut if padding_tokens(cut) <= padding_tokens(plain) else plain
+
+
+def first_fit(items: Sequence[Item], room: Room) -> list[Batch]:
+    """Each item into the first batch that still has room for it."""
+    batches: list[list[Item]] = []
+    longest: list[tuple[int, int]] = []  # prompt and reservation of each batch
+    not_full: list[int] = []
+    for item in items:
+        for at in not_full:
+            prompt, reserved = longest[at]
+            grown = max(prompt, item.prompt_tokens), max(reserved, item.reserved_tokens)
+            if room.holds(len(batches[at]) + 1, *grown):
+                batches[at].append(item)
+                longest[at] = grown
+                if len(batches[at]) == room.max_batch:
+                    not_full.remove(at)
+                break
+        else:
+            if room.max_batch > 1:
+                not_full.append(len(batches))
+            batches.append([item])
+            longest.append((item.prompt_tokens, item.reserved_tokens))
+    return list(batches)
+
+
+def cut_sorted(items: Sequence[Item], room: Room) -> list[Batch]:
+    """Items, longest answer first, cut into the fewest batches that fit; of those the least padded.
+
+    What fits still fits without some of it, so the fewest batches before and behind each place are
+    those of cutting as late and as early as possible. Dynamic program over the places that some
+    fewest cut goes through; there are no more of them than empty seats in each batch.
+    """
+    n = len(items)
+    first = _first_starts(items, room)
+    before = [0] * (n + 1)  # fewest batches of the first items
+    for end in range(1, n + 1):
+        before[end] = before[first[end]] + 1
+    behind = [0] * (n + 1)  # fewest batches of the others
+    last = n
+    for start in range(n - 1, -1, -1):
+        while first[last] > start:
+            last -= 1
+        behind[start] = behind[last] + 1
+    answers = [0, *accumulate(item.output_tokens for item in items)]
+    padding = [0] * (n + 1)
+    begin = [0] * (n + 1)  # where the last batch of the first items begins
+    starts, ends = [0], list[int]()
+    for end in range(1, n + 1):
+        if before[end] + behind[end] > before[n]:
+            continue
+        if before[end] > before[starts[0]] + 1:
+            starts, ends = ends, []
+        least = -1
+        for start in reversed(starts):
+            if start >= first[end]:
+                here = padding[start] + answers[start] + items[start].output_tokens * (end - start)
+                if least < 0 or here < least:
+                    least, begin[end] = here, start
+        padding[end] = least - answers[end]
+        ends.append(end)
+    batches_found: list[Batch] = []
+    end = n
+    while end:
+        batches_found.append(items[begin[end] : end])
+        end = begin[end]
+    return batches_found
+
+
+def _first_starts(items: Sequence[Item], room: Room) -> list[int]:
+    """Where the longest batch begins that ends at each place and fits."""
+    n = len(items)
+    most_prompt = max((item.prompt_tokens for item in items), default=0)
+    most_reserved = max((item.reserved_tokens for item in items), default=0)
+    if room.holds(min(n, room.max_batch), most_prompt, most_reserved):
+        return [max(0, end - room.max_batch) for end in range(n + 1)]
+    first = [0]
+    for end in range(1, n + 1):
+        start, prompt, reserved = end, 0, 0
+        while start > first[-1]:
+            item = items[start - 1]
+            prompt = max(prompt, item.prompt_tokens)
+            reserved = max(reserved, item.reserved_tokens)
+            if not room.holds(end - start + 1, prompt, reserved):
+                break
+            start -= 1
+        first.append(start)
+    return first

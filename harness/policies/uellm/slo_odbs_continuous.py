@@ -1,0 +1,120 @@
+"""SLO-ODBS on a server that batches continuously: its order, and the size of its batch.
+
+Source: UELLM (see docs/papers.md), Algorithm 3-1, on iterations of vLLM (Kwon et al., SOSP 2023).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ...core.decisions import Limits
+from ...core.policy import Key, knob
+from ...core.state import WAITING, RequestState
+from ...core.view import View
+from ..vllm import Vllm
+from .length_monitor import LengthMonitor
+from .odbs_rule import BatchRule, OpenBatch
+from .slo_odbs import stated_slo_s
+
+_Place = tuple[float, int, int, RequestState]  # order, seq, how often it began anew
+
+
+class Known:
+    """What one instance has learnt of lengths, the profiles of who is here, and who waits."""
+
+    def __init__(self) -> None:
+        self.lengths = LengthMonitor()
+        self.profiles: dict[int, tuple[int, int, float]] = {}  # recomputed, answer, SLO (s)
+        self.line: list[_Place] = []
+
+
+@dataclass(frozen=True)
+class SloOdbsContinuous(BatchRule, Vllm):
+    """Requests enter in the order of Algorithm 3-1 while its batch, those who run, stays open.
+
+    The batch is who runs: when one of them ends, the rule is asked again with those who are left,
+    and nobody waits for the longest answer. No answer is padded, and KV is not reserved by
+    predicted lengths. Batches that are built and wait their turn do not exist here, so that phase
+    three, the order of batches, falls away. SLOs count as stated.
+
+    With `output_weight` 0 it is SLO-DBS; with `slo_weight` 0 and `sort_by` weighted it is ODBS.
+    """
+
+    limits_vary: ClassVar[bool] = True
+    reads_lengths: ClassVar[bool] = True
+
+    sort_by: str = knob("slo", choices=("slo", "weighted"))
+
+    def new_state(self) -> Known:
+        return Known()
+
+    def limits(self, view: View) -> Limits:
+        limits = super().limits(view)
+        most = self._size(view) if view.n_waiting else self.max_batch
+        return dataclasses.replace(limits, max_seqs=min(limits.max_seqs, most))
+
+    def _size(self, view: View) -> int:
+        """Of the batch that runs, with all who may join it now."""
+        batch = OpenBatch(self)
+        for r in view.running():
+            batch.add(*self._profile(r, view))
+        for r in self._in_line(view):
+            profile = self._profile(r, view)
+            if not batch.takes(*profile):
+                break
+            batch.add(*profile)
+        return max(1, batch.size)
+
+    def _in_line(self, view: View) -> Iterator[RequestState]:
+        """Those who wait, in their order; kept sorted, since who enters leaves at the front."""
+        line: list[_Place] = view.state.line
+        entered = 0
+        for _, _, recomputed, r in line:
+            if r.phase is WAITING and r.recomputes == recomputed:
+                break
+            entered += 1
+        del line[:entered]
+        if len(line) != view.n_waiting:  # somebody left from the middle, or has not been asked for
+            line[:] = sorted((self._place(r, view) for r in view.waiting()), key=_first)
+        return (place[3] for place in line)
+
+    def _place(self, r: RequestState, view: View) -> _Place:
+        return self._order(*self._profile(r, view)), r.seq, r.recomputes, r
+
+    def urgency(self, r: RequestState, view: View) -> Key:
+        known: Known = view.state
+        noted = known.profiles.get(r.id)
+        place = self._place(r, view)
+        if noted is None or noted[0] != r.recomputes:
+            insort(known.line, place, key=_first)
+        return place[0]
+
+    def _order(self, output_tokens: int, slo_s: float) -> float:
+        """Line 1, or as the authors' code sorts."""
+        if self.sort_by == "slo":
+            return slo_s
+        return (self.slo_weight * slo_s if self.slo_weight else 0.0) + (
+            self.output_weight * output_tokens
+        )
+
+    def _profile(self, r: RequestState, view: View) -> tuple[int, float]:
+        """Predicted answer (tokens) and SLO (s), noted when `r` comes or begins anew."""
+        known: Known = view.state
+        noted = known.profiles.get(r.id)
+        if noted is None or noted[0] != r.recomputes:
+            tokens = known.lengths.expected_tokens(r, view)
+            noted = r.recomputes, tokens, stated_slo_s(r, tokens)
+            known.profiles[r.id] = noted
+        return noted[1], noted[2]
+
+    def finished(self, r: RequestState, view: View) -> None:
+        view.state.lengths.observe(r, view)
+        view.state.profiles.pop(r.id, None)
+
+
+def _first(place: _Place) -> tuple[float, int]:
+    return place[0], place[1]

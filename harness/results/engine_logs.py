@@ -1,0 +1,413 @@
+"""Logs of real engines: what arrived when, and when its first and last token came.
+
+Two kinds are read. A JSONL file, a request a line, as LLMServingSim's benchmark writes it, with a
+`meta.json` beside it that says how the engine was configured. And our own run folders, or one of
+their request files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...predictors.profiles.profile import read_parquet
+from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
+from .run_folder import CHECKSUMS, check_files, read_rows
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# What a field may be called. Engines stamp `queued` when their core takes a request in.
+_NAMES = {
+    "arrival": ("arrival_time", "arrival_s", "arrived_at"),
+    "queued": ("queued_ts", "queued_s"),
+    "prompt": ("input_toks", "prompt_tokens", "input_tokens", "num_prompt_tokens"),
+    "output": ("output_toks", "tokens_out", "output_tokens", "completion_tokens"),
+    "first": ("first_token_ts", "first_token_s"),
+    "last": ("last_token_ts", "finish_s", "last_token_s"),
+}
+PROFILING = "profiling"  # folder in a run folder: levels that were measured for a profile alone
+REPEATED = "repeated"  # the same: levels that were measured again
+_SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "outcome")
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """How the engine was configured; None: the log does not say."""
+
+    model: str | None = None
+    tp: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    kv_blocks: int | None = None  # as the engine counts them
+    block_tokens: int | None = None
+    prefix_caching: bool | None = None
+    async_scheduling: bool | None = None
+    eager: bool | None = None
+    version: str | None = None
+    server: str | None = None  # vllm, sglang
+    system: str | None = None  # which of ours decided
+    context_tokens: int | None = None  # prompt and answer together
+    instances: int | None = None
+    router: str | None = None
+
+
+@dataclass(frozen=True)
+class RealLog:
+    """Requests in order of arrival. Times are seconds from the first arrival.
+
+    Latencies count from `begin_s`: where the engine took the request in, if it says so, else the
+    arrival (in our own runs on real servers: when our client had sent it). `unfinished` requests
+    had no tokens to compare and are left out.
+    """
+
+    name: str
+    arrival_s: Floats
+    begin_s: Floats
+    prompt_tokens: Ints
+    output_tokens: Ints
+    first_s: Floats
+    last_s: Floats
+    engine: EngineSettings
+    unfinished: int = 0
+    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache, where it is told
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+
+def read_log(path: str | Path, cell: str | None = None) -> RealLog:
+    """The log at `path`: a JSONL file, a run folder (`cell` names one of several) or one of its
+    request files.
+
+    Raises:
+        FileFormatError: it cannot be read, a field is missing, or its clocks do not agree.
+        SloBenchError: the folder has several cells and none was named.
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _from_run_folder(path, cell)
+    if cell is not None:
+        raise SloBenchError(f"--cell is for run folders, but {path} is a file")
+    if path.name.endswith(_SUFFIXES):
+        return _from_columns(path, _read_requests(path), EngineSettings())
+    return _from_columns(path, _read_lines(path), read_settings(path.parent / "meta.json"))
+
+
+# -------------------------------------------------------------------- JSONL
+
+
+def _read_lines(path: Path) -> dict[str, list[Any]]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = f"cannot be read: {getattr(error, 'strerror', None) or error}"
+        raise FileFormatError(path, None, problem) from None
+    rows: list[Mapping[str, Any]] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = parse_json(line)
+        except json.JSONDecodeError as error:
+            raise FileFormatError(path, number, f"is not JSON: {error.msg}") from None
+        if not isinstance(row, dict):
+            raise FileFormatError(path, number, "must be a JSON object, a request a line")
+        rows.append(row)
+    if not rows:
+        raise FileFormatError(path, None, "has no requests")
+    return {
+        name: [row.get(name) for row in rows] for name in dict.fromkeys(k for r in rows for k in r)
+    }
+
+
+def meta_path(folder: Path, cell: str) -> Path:
+    """Where a run folder keeps how the server of a cell was set up."""
+    return folder / "servers" / f"{cell}.meta.json"
+
+
+def profiling_cell(cell: str) -> str:
+    """The name of the level that was measured first, for a profile, where `cell` is alone."""
+    return f"profiling-{cell}"
+
+
+def repeated_cell(cell: str, number: int) -> str:
+    """The name of the `number`th time that a level was measured, from 2 on.
+
+    A name of its own salts the prompts: lengths and arrivals are the same, and nothing of them is
+    in the prefix cache.
+    """
+    return f"repeated-{number}-{cell}"
+
+
+def read_settings(path: Path) -> EngineSettings:
+    """What `meta.json` says; nothing where there is none.
+
+    Raises:
+        FileFormatError: it cannot be read, or a value is not of its kind.
+    """
+    if not path.is_file():
+        return EngineSettings()
+    meta = read_meta(path)
+    engine, cache = (_object(path, meta, name) for name in ("engine_kwargs", "kv_cache"))
+
+    def count(table: Mapping[str, Any], name: str) -> int | None:
+        value = table.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise FileFormatError(
+                path, None, f"{name} must be a whole number above 0 but is {value!r}"
+            )
+        return value
+
+    def flag(name: str, *tables: Mapping[str, Any]) -> bool | None:
+        value = next((t[name] for t in tables if t.get(name) is not None), None)
+        if value is not None and not isinstance(value, bool):
+            raise FileFormatError(path, None, f"{name} must be true or false but is {value!r}")
+        return value
+
+    model = meta.get("model") or engine.get("model")
+    version = meta.get("vllm_version")
+    return EngineSettings(
+        model=str(model) if model else None,
+        tp=count(engine, "tensor_parallel_size"),
+        max_num_seqs=count(engine, "max_num_seqs"),
+        max_num_batched_tokens=count(engine, "max_num_batched_tokens"),
+        kv_blocks=count(cache, "num_gpu_blocks") or count(engine, "num_gpu_blocks_override"),
+        block_tokens=count(cache, "block_size") or count(engine, "block_size"),
+        prefix_caching=flag("enable_prefix_caching", cache, engine),
+        async_scheduling=flag("async_scheduling", engine),
+        eager=flag("enforce_eager", engine),
+        version=str(version) if version else None,
+        server=_text(meta.get("server")),
+        system=_text(meta.get("system")),
+        context_tokens=count(engine, "max_model_len"),
+        instances=count(meta, "instances"),
+        router=_text(meta.get("router")),
+    )
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """A `meta.json` as it is.
+
+    Raises:
+        FileFormatError: it cannot be read or holds no object.
+    """
+    try:
+        meta = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(path, None, f"cannot be read as JSON: {error}") from None
+    if not isinstance(meta, dict):
+        raise FileFormatError(path, None, "must hold a JSON object")
+    return meta
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _object(path: Path, meta: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    value = meta.get(name) or {}
+    if not isinstance(value, dict):
+        raise FileFormatError(path, None, f"{name} must be a JSON object")
+    return value
+
+
+# -------------------------------------------------------------------- run folders
+
+
+def read_cell(folder: Path, cell: str) -> RealLog:
+    """The requests of one cell, whatever the table of cells says of it.
+
+    Raises:
+        FileFormatError: they were not kept, or cannot be read.
+    """
+    suffixes = (".csv.gz", ".parquet", ".csv")
+    files = [folder / "requests" / f"{cell}{suffix}" for suffix in suffixes]
+    there = [file for file in files if file.is_file()]
+    if not there:
+        raise FileFormatError(folder, None, f"keeps no requests of cell {cell!r}")
+    settings = read_settings(meta_path(folder, cell))
+    return _from_columns(there[0], _read_requests(there[0]), settings)
+
+
+def _from_run_folder(path: Path, cell: str | None) -> RealLog:
+    table = path / "cells.csv"
+    if not table.is_file():
+        raise FileFormatError(path, None, "is not a run folder: it has no cells.csv")
+    rows = {str(row["cell"]): row for row in read_rows(table)}
+    if cell is None and len(rows) != 1:
+        raise SloBenchError(
+            f"{path} has {len(rows)} cells; name one with --cell: {', '.join(rows) or 'none'}"
+        )
+    chosen = next(iter(rows)) if cell is None else cell
+    if chosen not in rows:
+        raise SloBenchError(f"{path} has no cell {chosen!r}; it has {', '.join(rows)}")
+    check_files(path, chosen, rows[chosen].get(CHECKSUMS))
+    found = read_cell(path, chosen)
+    if meta_path(path, chosen).is_file():
+        return found
+    return dataclasses.replace(found, engine=_settings_of_row(rows[chosen]))
+
+
+def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
+    """What the table of cells tells, where nobody has written down how the server was set up."""
+    blocks, system = _whole(row.get("kv_blocks")), row.get("system")
+    return EngineSettings(
+        model=_text(row.get("model") or None),
+        tp=_whole(row.get("tp")),
+        max_num_seqs=_whole(row.get("max_num_seqs", row.get(f"{system}.max_num_seqs"))),
+        max_num_batched_tokens=_whole(
+            row.get("max_num_batched_tokens", row.get(f"{system}.max_num_batched_tokens"))
+        ),
+        kv_blocks=None if blocks is None else blocks + 1,  # we count without vLLM's placeholder
+        block_tokens=_whole(row.get("block_tokens")),
+    )
+
+
+def _whole(value: object) -> int | None:
+    return int(value) if isinstance(value, int | float) and value == value else None
+
+
+def _read_requests(path: Path) -> dict[str, list[Any]]:
+    wanted = ("arrival_s", "prompt_tokens", "tokens_out", "first_token_s", "finish_s")
+    if path.suffix == ".parquet":
+        columns = read_parquet(path, wanted)
+        for name in _OF_REAL_SERVERS:
+            with contextlib.suppress(FileFormatError):
+                columns |= read_parquet(path, (name,))
+    else:
+        columns = _read_text_columns(path, wanted)
+    if "sent_s" in columns:  # our client may have been late; the server cannot know
+        columns["arrival_s"] = columns.pop("sent_s")
+    if "server_prompt_tokens" in columns:  # what the server has made of the prompt
+        ours, theirs = columns["prompt_tokens"], columns["server_prompt_tokens"]
+        columns["prompt_tokens"] = [
+            own if told is None or _below_one(told) else told
+            for own, told in zip(ours, theirs, strict=True)
+        ]
+    if "outcome" in columns:
+        ended = [str(outcome) == "finished" for outcome in columns["outcome"]]
+        columns["finish_s"] = [
+            value if whole else None
+            for value, whole in zip(columns["finish_s"], ended, strict=True)
+        ]
+    return columns
+
+
+def _read_text_columns(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
+    except (OSError, EOFError, zlib.error, UnicodeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from None
+    reader = csv.DictReader(io.StringIO(text))
+    try:
+        there, rows = reader.fieldnames or (), list(reader)
+    except csv.Error as error:
+        raise FileFormatError(path, reader.line_num, f"not readable as CSV: {error}") from None
+    missing = [name for name in wanted if name not in there]
+    if missing:
+        raise FileFormatError(path, 1, f"has no column {missing[0]!r}")
+    names = [*wanted, *(name for name in _OF_REAL_SERVERS if name in there)]
+    return {name: [row[name] or None for row in rows] for name in names}
+
+
+# -------------------------------------------------------------------- columns
+
+
+def _from_columns(
+    path: Path, columns: Mapping[str, Sequence[Any]], settings: EngineSettings
+) -> RealLog:
+    found = {field: _column(path, columns, field) for field in _NAMES}
+    found["arrival"] = found["queued"] if found["arrival"] is None else found["arrival"]
+    found["queued"] = found["arrival"] if found["queued"] is None else found["queued"]
+    there: dict[str, Floats] = {}
+    for field, column in found.items():
+        if column is None:
+            names = _NAMES[field]
+            if field in ("arrival", "queued"):
+                names = (*_NAMES["arrival"], *_NAMES["queued"])
+            raise FileFormatError(
+                path, None, f"has no {' or '.join(names)}; each request needs one"
+            )
+        there[field] = column
+    arrival, begin, prompt, output, first, last = (
+        there[field] for field in ("arrival", "queued", "prompt", "output", "first", "last")
+    )
+    cached = _floats(path, "cached_tokens", columns.get("cached_tokens", ()))
+    known = np.isfinite(np.stack([arrival, begin, prompt, output, first, last])).all(axis=0)
+    known &= (prompt >= 1) & (output >= 1) & (prompt <= 2**53) & (output <= 2**53)
+    if not known.any():
+        raise FileFormatError(path, None, "has no request with a first and a last token")
+    unfinished = int((~known).sum())
+    arrival, begin, prompt, output, first, last = (
+        column[known] for column in (arrival, begin, prompt, output, first, last)
+    )
+    # Clients and engines stamp by clocks of their own; the quickest hand-over took no time.
+    arrival = np.minimum(begin, arrival + (begin - arrival).min())
+    early = (first < begin) | (last < first)
+    if early.any():
+        row = int(np.flatnonzero(early)[0])
+        raise FileFormatError(
+            path,
+            None,
+            f"request {row} has its first token {first[row] - begin[row]:.3f} s after its arrival "
+            f"and its last {last[row] - first[row]:.3f} s after its first; are these times of one "
+            "clock?",
+        )
+    order = np.argsort(arrival, kind="stable")
+    zero = arrival[order[0]]
+    return RealLog(
+        name=str(path),
+        arrival_s=(arrival - zero)[order],
+        begin_s=(begin - zero)[order],
+        prompt_tokens=prompt[order].astype(np.int64),
+        output_tokens=output[order].astype(np.int64),
+        first_s=(first - zero)[order],
+        last_s=(last - zero)[order],
+        engine=settings,
+        unfinished=unfinished,
+        cached_tokens=int(np.clip(cached[np.isfinite(cached)], 0.0, 2**40).sum()),
+    )
+
+
+def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Floats | None:
+    name = next((name for name in _NAMES[field] if name in columns), None)
+    if name is None:
+        return None
+    return _floats(path, name, columns[name])
+
+
+def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:
+    """NaN where there is nothing."""
+    try:
+        return np.array(
+            [np.nan if value is None else float(value) for value in values],
+            dtype=np.float64,
+        )
+    except (TypeError, ValueError, OverflowError) as error:
+        raise FileFormatError(path, None, f"{name}: {error}") from None
+
+
+def _below_one(told: object) -> bool:
+    """Whether a count tells nothing; what is no number is named when the column is read."""
+    try:
+        return not float(str(told)) >= 1
+    except ValueError:
+        return False

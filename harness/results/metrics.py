@@ -1,0 +1,328 @@
+"""From what happened to every request to the figures of a cell.
+
+All latencies count from the scheduled arrival. A request meets its SLO when it finished and every
+bound it has holds; whatever was rejected, dropped, cancelled, failed or left unfinished is a miss.
+Attainment = met / all that arrived in the measured window, goodput = met / the window's length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.call_parser import number, parse_values
+from ...workloads.errors import SloBenchError
+from ...workloads.request import Kind
+from ...workloads.workload import Workload
+from ..core.records import Outcome, Records, Result
+from ..policies.banaserve.objective import Objective as Placed
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+# Sums of floating-point times may pass a bound by rounding alone: a nanosecond is not late.
+TOLERANCE_S = 1e-9
+NOT_A_NUMBER = float("nan")
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Which requests met their SLO, and which bound the others missed.
+
+    The `late_…` columns speak of finished requests only; one request may miss several bounds.
+    """
+
+    met: Mask
+    late_ttft: Mask
+    late_tpot: Mask
+    late_e2e: Mask
+    late_deadline: Mask
+
+
+def judge(workload: Workload, records: Records) -> Judged:
+    """Hold every request against its own bounds."""
+    finished = records.outcome == Outcome.FINISHED
+
+    def late(seconds: Floats, bound_s: Floats) -> Mask:
+        # NaN (one token has no TPOT) is greater than nothing: such a bound is met.
+        with np.errstate(invalid="ignore"):
+            missed: Mask = finished & (seconds > bound_s + TOLERANCE_S)
+        return missed
+
+    late_ttft = late(records.ttft_s, workload.ttft_slo_s)
+    late_tpot = late(records.tpot_s, workload.tpot_slo_s)
+    late_e2e = late(records.e2e_s, workload.e2e_slo_s)
+    late_deadline = late(records.finish_s, workload.deadline_s)
+    met = finished & ~(late_ttft | late_tpot | late_e2e | late_deadline)
+    return Judged(met, late_ttft, late_tpot, late_e2e, late_deadline)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Mean and quantiles of one latency in seconds; NaN where nothing was measured."""
+
+    mean_s: float
+    p50_s: float
+    p90_s: float
+    p99_s: float
+
+
+def summarise(seconds: Floats) -> Summary:
+    """Quantiles by linear interpolation, as numpy's and pandas' default, NaN left out."""
+    known = seconds[np.isfinite(seconds)]
+    if not len(known):
+        return Summary(NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER)
+    p50, p90, p99 = np.quantile(known, (0.5, 0.9, 0.99))
+    return Summary(float(known.mean()), float(p50), float(p90), float(p99))
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What a cell ran on, for utilisation and cost."""
+
+    gpus: int
+    parameters: float  # of the model, whole
+    peak_flops: float  # of one GPU, per second, dense at the precision computed in
+    usd_per_gpu_hour: float | None = None
+
+
+def measured_window(records: Records, warmup_s: float) -> Mask:
+    """The requests that count: all, or those that arrive from `warmup_s` on.
+
+    A follow-up that never arrived, because what it waits for was never answered, counts (missed).
+
+    Raises:
+        SloBenchError: the warm-up leaves nothing to measure.
+    """
+    if warmup_s <= 0:
+        return np.ones(len(records), dtype=np.bool_)
+    counted: Mask = ~(records.arrival_s < warmup_s)
+    if not counted.any():
+        raise SloBenchError(
+            f"warmup_s = {warmup_s:g} leaves no request to measure: "
+            f"the last one arrives after {np.nanmax(records.arrival_s):g} s"
+        )
+    return counted
+
+
+DEFAULT_OBJECTIVE = "alpha=1,beta=1,gamma=1"
+
+
+@dataclass(frozen=True)
+class Objective:
+    """alpha · attainment of generation + beta · attainment of embedding + gamma · throughput, the
+    throughput as a share of the offered rate.
+
+    Source: LLM-embedding collocation (see docs/papers.md), §2.2.
+    """
+
+    alpha: float = 1.0
+    beta: float = 1.0
+    gamma: float = 1.0
+
+
+def parse_objective(text: str) -> Objective:
+    """Read `alpha=1,beta=1,gamma=0.5`; what is left out is 1.
+
+    Raises:
+        SloBenchError: another form, a weight below 0, or none above it.
+    """
+    positional, named = parse_values(text)
+    strangers = set(named) - {"alpha", "beta", "gamma"}
+    if positional or strangers:
+        raise SloBenchError(f"cannot read objective {text!r}; write {DEFAULT_OBJECTIVE}")
+    weights = {name: number(value, f"objective {name}") for name, value in named.items()}
+    for name, weight in weights.items():
+        if weight < 0:
+            raise SloBenchError(f"objective {name} must not be negative but is {weight:g}")
+    objective = Objective(**weights)
+    if not (objective.alpha or objective.beta or objective.gamma):
+        raise SloBenchError(f"objective {text!r} weighs nothing; write {DEFAULT_OBJECTIVE}")
+    return objective
+
+
+def cell_metrics(
+    workload: Workload,
+    result: Result,
+    hardware: Hardware,
+    *,
+    judged: Judged,
+    warmup_s: float = 0.0,
+    objective: Objective = Objective(),
+) -> dict[str, float | int | bool]:
+    """The figures of one cell, in the order of the columns of `cells.csv`.
+
+    The window runs from the first counted arrival to the last finish (or last arrival, where that
+    is later), so that neither an overloaded system that drains its queue for minutes nor one that
+    throws requests away looks faster than it is; `makespan_s` is its length. Utilisation, KV use,
+    gaps and preemptions are those of the whole run:
+    compute_utilisation = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), known as
+    MFU, where padding and prompt tokens found in a cache do not count as computed;
+    gpu_busy = share of the time for which GPUs compute, averaged over them (host time of their
+    iterations counted), as a GPU's own counter of utilisation has it;
+    memory_utilisation = share of the KV blocks in use, averaged over time;
+    padding_waste = padded tokens / all tokens computed (only static batches are padded);
+    banaserve_objective = BanaServe's Eq. 4-15 with all weights 1
+    (`clusters.banaserve_objective`), of compute_utilisation, mean TTFT and TPOT in seconds, and
+    a thousand output tokens a second.
+    """
+    records, totals = result.records, result.totals
+    counted = measured_window(records, warmup_s)
+    finished = counted & (records.outcome == Outcome.FINISHED)
+    met = int((counted & judged.met).sum())
+    requests = int(counted.sum())
+    makespan_s = _window_s(records, counted)
+    ttft, tpot, e2e = (
+        summarise(np.where(counted, seconds, np.nan))
+        for seconds in (records.ttft_s, records.tpot_s, records.e2e_s)
+    )
+    all_tokens = totals.prefill_tokens + totals.decode_tokens
+    computed = all_tokens - totals.padded_tokens
+    able_flops = hardware.peak_flops * hardware.gpus * totals.makespan_s
+    utilisation = NOT_A_NUMBER
+    if able_flops > 0:
+        utilisation = 2 * hardware.parameters * computed / able_flops
+    output_tokens_per_s = _per_second(int(records.tokens_out[counted].sum()), makespan_s)
+    began = ~np.isnan(records.scheduled_s)
+    generates = workload.kind == Kind.GENERATE
+    prompt_tokens = int(workload.prompt_tokens[began & generates].sum())
+
+    def outcomes(*kinds: Outcome) -> int:
+        return int((counted & np.isin(records.outcome, kinds)).sum())
+
+    row: dict[str, float | int | bool] = {
+        "requests": requests,
+        "attainment": met / requests,
+        "goodput_rps": _per_second(met, makespan_s),
+        "ttft_p50_s": ttft.p50_s,
+        "ttft_p90_s": ttft.p90_s,
+        "ttft_p99_s": ttft.p99_s,
+        "ttft_mean_s": ttft.mean_s,
+        "tpot_p50_s": tpot.p50_s,
+        "tpot_p90_s": tpot.p90_s,
+        "tpot_p99_s": tpot.p99_s,
+        "tpot_mean_s": tpot.mean_s,
+        "itl_p99_s": result.gaps.quantile_s(0.99),
+        "itl_mean_s": result.gaps.mean_s(),
+        "e2e_p50_s": e2e.p50_s,
+        "e2e_p99_s": e2e.p99_s,
+        "e2e_mean_s": e2e.mean_s,
+        "weighted_turnaround": weighted_turnaround(records, finished),
+        "makespan_s": makespan_s,
+        "throughput_rps": _per_second(int(finished.sum()), makespan_s),
+        "output_tokens_per_s": output_tokens_per_s,
+        "compute_utilisation": utilisation,
+        "gpu_busy": totals.gpu_busy_s / (hardware.gpus * totals.makespan_s)
+        if hardware.gpus and totals.makespan_s > 0
+        else NOT_A_NUMBER,
+        "memory_utilisation": totals.kv_mean_share,
+        "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
+        if prompt_tokens
+        else 0.0,
+        "preemptions_swap": int(records.preemptions_swap.sum()),
+        "preemptions_recompute": int(records.preemptions_recompute.sum()),
+        "kv_peak": totals.kv_peak_share,
+        "iterations": totals.steps,
+        "padded_tokens": totals.padded_tokens,
+        "padding_waste": totals.padded_tokens / all_tokens if all_tokens else 0.0,
+        "valid": True,  # a simulated client is never late
+        "cost_usd_per_hour": NOT_A_NUMBER
+        if hardware.usd_per_gpu_hour is None
+        else hardware.usd_per_gpu_hour * hardware.gpus,
+        "banaserve_objective": Placed(
+            utilisation, ttft.mean_s, float(np.nan_to_num(tpot.mean_s)), output_tokens_per_s
+        ).value,
+        "finished": int(finished.sum()),
+        "rejected": outcomes(Outcome.REJECTED),
+        "oversize": result.oversize,
+        "dropped": outcomes(Outcome.DROPPED),
+        "unfinished": outcomes(Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED),
+        "missed_ttft": int((counted & judged.late_ttft).sum()),
+        "missed_tpot": int((counted & judged.late_tpot).sum()),
+        "missed_e2e": int((counted & judged.late_e2e).sum()),
+        "missed_deadline": int((counted & judged.late_deadline).sum()),
+    }
+    if warmup_s > 0:
+        row["warmup_s"] = warmup_s
+    row.update(_by_kind(workload, records, counted, judged.met, objective))
+    row.update(_by_class(workload, counted, judged.met))
+    return row
+
+
+def _by_kind(
+    workload: Workload, records: Records, counted: Mask, met: Mask, objective: Objective
+) -> dict[str, float]:
+    """Generation and embedding apart, and what both are worth together; {} without embeddings."""
+    embeds = counted & (workload.kind == Kind.EMBED)
+    if not embeds.any():
+        return {}
+    generates = counted & ~embeds
+    latency = summarise(np.where(embeds, records.e2e_s, np.nan))
+    by_priority = [
+        float(met[generates & high].mean())
+        for high in (workload.priority > 0, workload.priority <= 0)
+        if (generates & high).any()
+    ]
+    llm = float(met[generates].mean()) if generates.any() else NOT_A_NUMBER
+    embed = float(met[embeds].mean())
+    finished = counted & (records.outcome == Outcome.FINISHED)
+    window_s = _window_s(records, counted)
+    offered_s = float(np.nanmax(records.arrival_s[counted]) - np.nanmin(records.arrival_s[counted]))
+    kept_up = offered_s / window_s if window_s > 0 else NOT_A_NUMBER
+    throughput = float(finished.sum() / counted.sum()) * kept_up
+    value = objective.alpha * (llm if generates.any() else 0.0)
+    value += objective.beta * embed + objective.gamma * throughput
+    return {
+        "llm_attainment": llm,
+        "embed_attainment": embed,
+        "embed_p50_s": latency.p50_s,
+        "embed_p99_s": latency.p99_s,
+        "priority_spread": max(by_priority) - min(by_priority) if by_priority else 0.0,
+        "objective": value,
+    }
+
+
+def weighted_turnaround(records: Records, of: Mask) -> float:
+    """Mean of (finish - arrival) / (finish - first scheduled) of the requests `of`; NaN if none.
+
+    1 where nobody ever waits; a request that waits as long as it is then served counts 2. `of`
+    holds finished requests only.
+
+    Source: AdaptiveLLM (see docs/papers.md), Eq. 5.
+    """
+    turnaround_s = records.e2e_s[of]
+    processing_s = (records.finish_s - records.scheduled_s)[of]
+    served = processing_s > 0
+    if not served.any():
+        return NOT_A_NUMBER
+    return float((turnaround_s[served] / processing_s[served]).mean())
+
+
+def _window_s(records: Records, counted: Mask) -> float:
+    arrivals = records.arrival_s[counted]
+    ends = records.finish_s[counted]
+    known_ends = ends[np.isfinite(ends)]
+    known_arrivals = arrivals[np.isfinite(arrivals)]
+    if not len(known_arrivals):
+        return 0.0
+    last = max(float(known_arrivals.max()), float(known_ends.max(initial=0.0)))
+    return last - float(known_arrivals.min())
+
+
+def _per_second(count: int, seconds: float) -> float:
+    return count / seconds if seconds > 0 else NOT_A_NUMBER
+
+
+def _by_class(workload: Workload, counted: Mask, met: Mask) -> dict[str, float]:
+    """Attainment of every class with a request in the window, and largest less smallest."""
+    if len(workload.class_names) < 2:
+        return {}
+    shares: dict[str, float] = {}
+    for index, name in enumerate(workload.class_names):
+        members = counted & (workload.class_index == index)
+        if members.any():
+            shares[f"attainment_{name or 'none'}"] = float(met[members].mean())
+    spread = max(shares.values()) - min(shares.values())
+    return {**shares, "attainment_spread": spread}

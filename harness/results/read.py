@@ -1,0 +1,293 @@
+"""A run folder, read and checked. What cannot be read is named, with its line where that shows."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ...workloads.checksums import unsealed
+from ...workloads.csv_text import unguarded
+from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
+from .folder_kinds import not_a_run
+from .run_folder import CHECKSUMS, EXPERIMENT, PLANNED, check_files, check_row
+
+TEXT_COLUMNS = ("cell", "system", "backend", "workload", "model", "gpu", "step_time")
+"""Columns of cells.csv that hold words. Sweep axes are kept as the words in the file, too."""
+
+REASON_COLUMN = "invalid_because"
+"""Why a measured cell must not be used; only cells on real servers have it."""
+
+NUMBER_COLUMNS = (
+    "gpus",
+    "rate_rps",
+    "seed",
+    "requests",
+    "attainment",
+    "goodput_rps",
+    "ttft_p50_s",
+    "ttft_p90_s",
+    "ttft_p99_s",
+    "ttft_mean_s",
+    "tpot_p50_s",
+    "tpot_p90_s",
+    "tpot_p99_s",
+    "tpot_mean_s",
+    "makespan_s",
+    "throughput_rps",
+    "output_tokens_per_s",
+    "cost_usd_per_hour",
+)
+"""Number columns the report cannot do without; any other that parses as numbers is welcome."""
+
+LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "speed", "load", "seed")
+"""What stands before `requests`; any other column there is a sweep axis."""
+
+REQUEST_COLUMNS = (
+    "arrival_s",
+    "ttft_slo_s",
+    "tpot_slo_s",
+    "e2e_slo_s",
+    "deadline_s",
+    "scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "outcome",
+    "tokens_out",
+    "met",
+)
+"""The columns of a request file that the report needs; the others are never parsed."""
+
+KIND_COLUMN = "kind"
+"""1 for a request that embeds texts, and has no first token; runs without such lack the column."""
+
+OPTIONAL_COLUMNS: Mapping[str, float | str] = {
+    KIND_COLUMN: 0.0,
+    "role": "",
+    "queued_s": float("nan"),
+}
+"""Only runs that need them have these; `role` is that of the instance that served, `queued_s` when
+the request had come to the instance where it first entered a batch: by default when it arrived."""
+
+MECHANISM_COLUMNS = ("time_s", "what", "of", "value")
+
+TIMELINE_COLUMNS = ("time_s", "waiting", "running", "kv_share")
+
+_NO_VALUE = ["", "nan", "NaN", "None"]
+_UNREADABLE = (ValueError, OSError, EOFError, zlib.error, UnicodeError)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """What one experiment left on disk. `axes` are the sweep axes' column names in `cells`."""
+
+    path: Path
+    name: str
+    experiment_toml: str
+    environment: Mapping[str, Any]
+    cells: pd.DataFrame
+    axes: tuple[str, ...]
+
+    @property
+    def keeps_requests(self) -> bool:
+        """False where the run was told to keep no per-request records."""
+        return (self.path / "requests").is_dir()
+
+    @property
+    def unfinished(self) -> str:
+        """What is missing, in words: rows of cells that were planned. Empty where nothing is."""
+        planned = self.environment.get(PLANNED)
+        if not isinstance(planned, int) or len(self.cells) >= planned:
+            return ""
+        return (
+            f"{self.name} has {len(self.cells)} of {planned} cells: it was interrupted, or rows of "
+            f"cells.csv are lost; go on with slo-bench run --resume --out {self.path}"
+        )
+
+
+def read_run(path: Path) -> RunFolder:
+    """The run folder at `path`; SloBenchError names the file that is missing or malformed."""
+    path = Path(path)
+    if not path.is_dir():
+        raise SloBenchError(f"{path} is not a run folder: there is no such directory")
+    if (told := not_a_run(path)) is not None:
+        raise SloBenchError(told)
+    experiment_toml = _read_text(_existing(path / "experiment.toml"))
+    environment = _read_environment(_existing(path / "environment.json"))
+    cells, axes = _read_cells(_existing(path / "cells.csv"))
+    if results := environment.get("results"):
+        # Imported here: few runs are searches, and the tuner takes longer than many a report.
+        from ...tuner.capacity.checkpoint import check_rows
+
+        _existing(path / str(results))
+        check_rows(path, len(cells))
+    return RunFolder(
+        path=path,
+        name=path.resolve().name,
+        experiment_toml=experiment_toml,
+        environment=environment,
+        cells=cells,
+        axes=axes,
+    )
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunFolder]:
+    """Several run folders, in order; each may be given once, and their names become distinct."""
+    if not paths:
+        raise SloBenchError("no run folder given; a report needs at least one")
+    resolved = [Path(path).resolve() for path in paths]
+    for path in resolved:
+        if resolved.count(path) > 1:
+            raise SloBenchError(f"{path} is given twice; a report takes each run folder once")
+    runs = [read_run(Path(path)) for path in paths]
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return runs
+    return [
+        RunFolder(r.path, str(r.path), r.experiment_toml, r.environment, r.cells, r.axes)
+        for r in runs
+    ]
+
+
+def read_requests(run_path: Path, cell: str) -> pd.DataFrame:
+    """The `REQUEST_COLUMNS` of one cell, and `OPTIONAL_COLUMNS`, at these values where the file has
+    none: times in s, NaN where the event never came or no bound.
+    """
+    columns = (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS)
+    read = _read_detail(run_path / "requests", cell, columns, words=("outcome", "role"))
+    missing = {c: value for c, value in OPTIONAL_COLUMNS.items() if c not in read}
+    return read.assign(**{c: _repeated(value, len(read)) for c, value in missing.items()})
+
+
+def _repeated(value: float | str, rows: int) -> float | pd.Categorical[str]:
+    """A column of one value; a word a million times over is one category."""
+    if isinstance(value, str):
+        return pd.Categorical.from_codes(np.zeros(rows, dtype=np.int8), pd.Index([value]))
+    return value
+
+
+def read_timeline(run_path: Path, cell: str) -> pd.DataFrame:
+    """Queue, batch and KV use of one cell over time."""
+    return _read_detail(run_path / "timelines", cell, TIMELINE_COLUMNS, words=())
+
+
+def read_mechanism(run_path: Path, cell: str) -> pd.DataFrame | None:
+    """What a cell tells of instances or models apart; None where it has nothing to tell."""
+    folder = run_path / "mechanism"
+    if not (folder / f"{cell}.csv.gz").is_file():
+        return None
+    return _read_detail(folder, cell, MECHANISM_COLUMNS, words=("what", "of"))
+
+
+def _read_detail(
+    folder: Path, cell: str, columns: tuple[str, ...], words: tuple[str, ...]
+) -> pd.DataFrame:
+    csv, parquet = folder / f"{cell}.csv.gz", folder / f"{cell}.parquet"
+    path = parquet if parquet.is_file() else _existing(csv)
+    try:
+        if set(OPTIONAL_COLUMNS) & set(columns):
+            there = columns_in(path)
+            columns = tuple(c for c in columns if c not in OPTIONAL_COLUMNS or c in there)
+        if path == parquet:
+            frame = pd.read_parquet(path, columns=list(columns))
+        else:
+            frame = pd.read_csv(
+                path,
+                usecols=list(columns),
+                dtype={c: "category" if c in words else "float64" for c in columns},
+                keep_default_na=False,
+                na_values={c: _NO_VALUE for c in columns if c not in words},
+            )
+    except ImportError as error:
+        raise SloBenchError(f"{path} needs pyarrow: pip install 'slo-bench[parquet]'") from error
+    except _UNREADABLE as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    return frame.astype({c: "category" if c in words else "float64" for c in columns})
+
+
+def columns_in(path: Path) -> list[str]:
+    """The columns of a table of a run folder, whichever format it has."""
+    if path.suffix != ".parquet":
+        return list(pd.read_csv(path, nrows=0).columns)
+    import pyarrow.parquet as pq
+
+    return list(pq.read_schema(path).names)
+
+
+def _read_cells(path: Path) -> tuple[pd.DataFrame, tuple[str, ...]]:
+    try:
+        written = pd.read_csv(path, dtype="str", keep_default_na=False)
+        raw = written.rename(columns=unguarded).map(unguarded)
+    except _UNREADABLE as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    names = list(raw.columns)
+    missing = [c for c in (*TEXT_COLUMNS, *NUMBER_COLUMNS, "valid") if c not in names]
+    if missing:
+        raise FileFormatError(path, 1, f"lacks the column {', '.join(missing)}")
+    if raw.empty:
+        raise FileFormatError(path, None, "holds no finished cell; run the experiment first")
+    axes = tuple(c for c in names[: names.index("requests")] if c not in LEAD_COLUMNS)
+    columns: dict[str, pd.Series[Any]] = {}
+    for column in names:
+        if column == CHECKSUMS:
+            continue
+        if column in TEXT_COLUMNS or column in axes or column == REASON_COLUMN:
+            columns[column] = raw[column]
+        elif column == "valid":
+            columns[column] = raw[column].map({"True": True, "False": False})
+            _refuse(path, raw, column, columns[column].isna(), "must be True or False")
+            columns[column] = columns[column].astype(bool)
+        else:
+            blank = raw[column].isin(_NO_VALUE)
+            numbers = pd.to_numeric(raw[column].mask(blank), errors="coerce").astype("float64")
+            _refuse(path, raw, column, numbers.isna() & ~blank, "must be a number")
+            columns[column] = numbers
+    # A single request, or one user of a closed loop, has no rate: it is shown at 0.
+    columns["rate_rps"] = columns["rate_rps"].fillna(0.0)
+    cells = pd.DataFrame(columns)
+    for column in ("rate_rps", "attainment", "requests"):
+        _refuse(path, raw, column, ~(cells[column] >= 0), "must be a number of at least 0")
+    inside = cells["cell"].map(lambda stem: stem not in ("", ".", "..") and Path(stem).name == stem)
+    _refuse(path, raw, "cell", ~inside.astype(bool), "must be a plain file stem")
+    if CHECKSUMS in names:
+        for place, fields in enumerate(written.itertuples(index=False, name=None)):
+            check_row(path, place + 2, list(written.columns), fields)
+        for cell, checksums in zip(raw["cell"], raw[CHECKSUMS], strict=True):
+            check_files(path.parent, cell, checksums)
+    return cells, axes
+
+
+def _refuse(path: Path, raw: pd.DataFrame, column: str, bad: pd.Series[bool], rule: str) -> None:
+    if bad.any():
+        row = int(bad.to_numpy().argmax())
+        raise FileFormatError(path, row + 2, f"{column} {rule} but is {raw[column].iloc[row]!r}")
+
+
+def _read_environment(path: Path) -> Mapping[str, Any]:
+    try:
+        value = parse_json(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise FileFormatError(path, error.lineno, f"is not JSON: {error.msg}") from error
+    if not isinstance(value, dict):
+        raise FileFormatError(path, 1, "must hold a JSON object")
+    return unsealed(path, value, path.with_name(EXPERIMENT))
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise SloBenchError(f"{path} is missing; is {path.parent} a whole run folder?")
+    return path
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error

@@ -1,0 +1,498 @@
+"""A run folder: whole files or none, and a table that grows by one row for each finished cell.
+
+    experiment.toml          what was asked, defaults spelt out; running it gives the same bytes
+    environment.json         versions, machine, when, and where the step times come from
+    cells.csv                one row for each cell, in the order of the experiment
+    requests/<cell>.csv.gz   what happened to every request (or .parquet)
+    timelines/<cell>.csv.gz  queue, batch and KV use over time
+    mechanism/<cell>.csv.gz  the same of instances or models apart, and what befell them
+    mispredictions/<cell>.jsonl  lengths to retrain a predictor on, where a policy watched any
+
+A cell counts as finished once its row is in `cells.csv`; its details are on disk before that. The
+row's last field, `checksums`, says what they, the experiment and the row itself are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import itertools
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, sealed
+from ...workloads.csv_text import guarded, unguarded
+from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.workload import Workload
+from ..core.records import Outcome, Records, Timeline, Told
+from ..policies.uellm.length_monitor import LengthMonitor
+from .csv_columns import Choice, Column, gzip_csv
+from .metrics import Judged
+
+if sys.platform != "win32":
+    import fcntl
+
+Value = str | int | float | bool | None
+Row = dict[str, Value]
+
+_UNFINISHED_SUFFIX = ".part"
+_FIRST_FIGURE = "requests"
+CHECKSUMS = "checksums"
+PLANNED = "planned_cells"  # in environment.json; a search does not know
+_LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
+_DETAILS = (
+    "requests/*.csv.gz",
+    "requests/*.parquet",
+    "timelines/*.csv.gz",
+    "mechanism/*.csv.gz",
+    "mispredictions/*.jsonl",
+)
+EXPERIMENT, _ROW = "experiment.toml", "row"
+
+
+def request_columns(workload: Workload, records: Records, judged: Judged) -> dict[str, Column]:
+    """The per-request table. Class, model, session and priority only where the workload has any."""
+    columns: dict[str, Column] = {
+        "id": np.arange(len(workload), dtype=np.int64),
+        "arrival_s": records.arrival_s,
+        "prompt_tokens": workload.prompt_tokens,
+        "output_tokens": workload.output_tokens,
+    }
+    if any(workload.class_names):
+        columns["class"] = Choice(workload.class_index, workload.class_names)
+    if any(workload.model_names):
+        columns["model"] = Choice(workload.model_index, workload.model_names)
+    if (workload.session >= 0).any():
+        columns["session"] = workload.session
+    if workload.priority.any():
+        columns["priority"] = workload.priority
+    if workload.kind.any():
+        columns["kind"] = workload.kind
+        columns["n_texts"] = workload.n_texts
+    return columns | {
+        "ttft_slo_s": workload.ttft_slo_s,
+        "tpot_slo_s": workload.tpot_slo_s,
+        "e2e_slo_s": workload.e2e_slo_s,
+        "deadline_s": workload.deadline_s,
+        "scheduled_s": records.scheduled_s,
+        "first_token_s": records.first_token_s,
+        "finish_s": records.finish_s,
+        "outcome": Choice(records.outcome, [outcome.name.lower() for outcome in Outcome]),
+        "tokens_out": records.tokens_out,
+        "cached_tokens": records.cached_tokens,
+        "preemptions_swap": records.preemptions_swap,
+        "preemptions_recompute": records.preemptions_recompute,
+        "instance": records.instance,
+        "met": judged.met,
+    }
+
+
+def write_details(
+    folder: Path,
+    cell: str,
+    requests: Mapping[str, Column],
+    timeline: Timeline,
+    *,
+    records: str,
+) -> None:
+    """Put the per-request table and the timeline of one cell on disk.
+
+    `records` is `csv`, `parquet` (needs pyarrow) or `none` for no per-request table.
+    """
+    if records == "csv":
+        write_whole(folder / "requests" / f"{cell}.csv.gz", gzip_csv(requests))
+    elif records == "parquet":
+        _write_parquet(folder / "requests" / f"{cell}.parquet", requests)
+    moments: dict[str, Column] = {
+        "time_s": timeline.time_s,
+        "waiting": timeline.waiting,
+        "running": timeline.running,
+        "kv_share": timeline.kv_share,
+    }
+    write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
+    if timeline.told:
+        write_whole(folder / "mechanism" / f"{cell}.csv.gz", gzip_csv(_told_columns(timeline.told)))
+
+
+def _told_columns(told: Sequence[Told]) -> dict[str, Column]:
+    time_s, what, of, value = zip(*told, strict=True)
+    return {
+        "time_s": np.array(time_s, dtype=np.float64),
+        "what": _choice(what),
+        "of": _choice(of),
+        "value": np.array(value, dtype=np.float64),
+    }
+
+
+def _choice(names: Sequence[str]) -> Choice:
+    place = {name: at for at, name in enumerate(dict.fromkeys(names))}
+    return Choice(np.array([place[name] for name in names]), list(place))
+
+
+def write_mispredictions(folder: Path, cell: str, monitors: Iterable[LengthMonitor]) -> None:
+    """Put the requests of one cell whose length was mispredicted on disk, where there are any."""
+    queued = [one for monitor in monitors for one in monitor.mispredicted]
+    if queued:
+        lines = (json.dumps(dataclasses.asdict(one)).encode() + b"\n" for one in queued)
+        write_whole(folder / "mispredictions" / f"{cell}.jsonl", lines)
+
+
+def _write_parquet(path: Path, columns: Mapping[str, Column]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = len(columns["id"])
+
+    # Arrays are made of buffers because pa.array() imports pandas, which takes longer than
+    # writing the file.
+    def array(values: NDArray[Any]) -> object:
+        kind = pa.from_numpy_dtype(values.dtype)
+        if values.dtype == np.bool_:
+            values = np.packbits(values, bitorder="little")
+        return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(np.ascontiguousarray(values))])
+
+    def names(column: Choice) -> object:
+        encoded = [name.encode() for name in column.names]
+        ends = np.cumsum([0, *map(len, encoded)], dtype=np.int32)
+        texts = pa.StringArray.from_buffers(
+            len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded))
+        )
+        return pa.DictionaryArray.from_arrays(array(column.index.astype(np.int32)), texts)
+
+    table = pa.table(
+        {
+            name: names(column) if isinstance(column, Choice) else array(column)
+            for name, column in columns.items()
+        }
+    )
+    times = [name for name, column in columns.items() if _is_time(column)]
+    with _whole_file(path) as file:
+        pq.write_table(
+            table,
+            file,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in columns if name not in times],
+            column_encoding=dict.fromkeys(times, "BYTE_STREAM_SPLIT"),
+        )
+
+
+def _is_time(column: Column) -> bool:
+    return not isinstance(column, Choice) and column.dtype.kind == "f"
+
+
+def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
+    """Write a file that is complete or absent, whatever happens meanwhile."""
+    with _whole_file(path) as file:
+        file.writelines(blocks)
+
+
+@contextlib.contextmanager
+def _whole_file(path: Path) -> Iterator[IO[bytes]]:
+    # Of this process alone: a worker whose run was killed may still write the same file.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED_SUFFIX}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise SloBenchError(f"cannot write {path}: {error.strerror or error}") from error
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+@dataclass
+class RunFolder:
+    """A folder that one run holds. Made by `open_run_folder`."""
+
+    path: Path
+    cells: Sequence[str]  # all there will be, in order
+    experiment_crc32: str
+    finished: dict[str, Row] = field(default_factory=dict)
+    damaged: dict[str, FileFormatError] = field(default_factory=dict)  # cells that were finished
+
+    @property
+    def missing(self) -> list[str]:
+        """Cells without a row, in order."""
+        return [cell for cell in self.cells if cell not in self.finished]
+
+    def rows(self) -> list[Row]:
+        """Rows of the finished cells, in order."""
+        return [self.finished[cell] for cell in self.cells if cell in self.finished]
+
+    def add(self, cell: str, row: Row) -> None:
+        """Count a cell as finished; its details must be on disk."""
+        self.keep(cell, row)
+        self.write()
+
+    def keep(self, cell: str, row: Row) -> None:
+        """The same, but for the table, which is for `write` to put on disk."""
+        files = {name: self.path / name.replace("*", cell) for name in _DETAILS}
+        said = {EXPERIMENT: self.experiment_crc32}
+        said |= {name: crc32_of_file(file) for name, file in files.items() if file.is_file()}
+        said[_ROW] = crc32_of_fields((guarded(name), _text(row[name])) for name in row)
+        texts = (f"{name}={crc}" for name, crc in said.items())
+        self.finished[cell] = row | {CHECKSUMS: " ".join(texts)}
+
+    def write(self) -> None:
+        """Put the table of finished cells on disk."""
+        write_rows(self.path / "cells.csv", self.rows())
+
+
+@contextlib.contextmanager
+def open_run_folder(
+    path: Path,
+    *,
+    cells: Sequence[str],
+    experiment_toml: str,
+    environment: Mapping[str, object],
+    resume: bool,
+) -> Iterator[RunFolder]:
+    """Hold `path` for one run of one experiment.
+
+    A folder made here is removed again when the block raises before any cell finished.
+
+    Raises:
+        SloBenchError: the folder is in use, cannot be written, holds files and `resume` is false,
+            or holds another experiment.
+    """
+    made = _make(path)
+    try:
+        with _lock(path):
+            known = path / EXPERIMENT
+            for leftover in path.glob(f".{known.name}.*{_UNFINISHED_SUFFIX}"):
+                leftover.unlink()  # of a run that was killed before it had said what it is
+            if any(path.iterdir()):
+                if not resume:
+                    raise SloBenchError(
+                        f"{path} is not empty; finish what is there with --resume, "
+                        "or choose another folder with --out"
+                    )
+                if not known.is_file():
+                    raise SloBenchError(f"{path} cannot be resumed: it has no experiment.toml")
+                _same_experiment(known, experiment_toml)
+                _clear(path)  # of a run that was killed
+            else:
+                write_whole(known, [experiment_toml.encode()])
+            folder = RunFolder(path, cells, crc32_of_file(known))
+            folder.finished, folder.damaged = _finished_rows(path, cells)
+            if folder.missing or not (path / "environment.json").is_file():
+                told = sealed(environment, known)
+                text = json.dumps(told, indent=2, ensure_ascii=False) + "\n"
+                write_whole(path / "environment.json", [text.encode()])
+            try:
+                yield folder
+            except BaseException:
+                made = made and not folder.finished
+                _clear(path)  # of workers that were stopped
+                raise
+            made = False
+    except BaseException:
+        if made:
+            shutil.rmtree(path)
+        raise
+
+
+def _clear(path: Path) -> None:
+    for leftover in path.rglob(f".*{_UNFINISHED_SUFFIX}"):
+        leftover.unlink(missing_ok=True)
+
+
+def _make(path: Path) -> bool:
+    try:
+        existed = path.is_dir()
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(13, "no permission to write here")
+    except OSError as error:
+        raise SloBenchError(f"cannot write to {path}: {error.strerror or error}") from error
+    return not existed
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    """Keep other runs out of the folder; the system lets go when the process ends, however."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise SloBenchError(
+                f"{path} is in use by another run; wait for it or choose another folder with --out"
+            ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+def _same_experiment(path: Path, experiment_toml: str) -> None:
+    there = path.read_text(encoding="utf-8").splitlines()
+    asked = experiment_toml.splitlines()
+    if there == asked:
+        return
+    for number in range(max(len(there), len(asked))):
+        old = there[number] if number < len(there) else "(nothing)"
+        new = asked[number] if number < len(asked) else "(nothing)"
+        if old != new:
+            raise FileFormatError(
+                path,
+                number + 1,
+                "the folder holds another experiment: "
+                f"it has {old!r} where this run has {new!r}; choose another folder with --out",
+            )
+
+
+def _finished_rows(
+    path: Path, cells: Sequence[str]
+) -> tuple[dict[str, Row], dict[str, FileFormatError]]:
+    """Rows of cells whose details are as they were written, and what is wrong with the others."""
+    table = path / "cells.csv"
+    if not table.is_file():
+        return {}, {}
+    rows = {str(row["cell"]): row for row in read_rows(table)}
+    finished, damaged = {}, {}
+    for cell in cells:
+        if cell not in rows:
+            continue
+        if CHECKSUMS not in rows[cell]:
+            raise FileFormatError(table, 1, f"has no column `{CHECKSUMS}`; begin in a new folder")
+        try:
+            check_files(path, cell, rows[cell][CHECKSUMS])
+            finished[cell] = rows[cell]
+        except FileFormatError as error:
+            damaged[cell] = error
+    return finished, damaged
+
+
+def check_files(folder: Path, cell: str, checksums: object) -> None:
+    """Hold a cell's files, and the experiment, against what its row says of them.
+
+    Raises:
+        FileFormatError: one is missing, damaged, or belongs to another run.
+    """
+    said = dict(one.split("=", 1) for one in str(checksums or "").split() if "=" in one)
+    for name in (EXPERIMENT, *_DETAILS):
+        path = folder / name.replace("*", cell)
+        if name in said and crc32_of_file(path) != said[name]:
+            raise FileFormatError(
+                path,
+                None,
+                f"does not go with the row of {cell} in cells.csv: one of them was damaged or is "
+                "of another run; run --resume makes the cell anew",
+            )
+
+
+def check_row(path: Path, line: int, names: Sequence[str], fields: Sequence[str]) -> None:
+    """Hold a row of `cells.csv`, as texts in the file, against its own checksum.
+
+    Raises:
+        FileFormatError: it was changed.
+    """
+    if CHECKSUMS not in names:
+        return
+    there = dict(zip(names, fields, strict=True))
+    said = there.pop(CHECKSUMS).rpartition(f" {_ROW}=")[2]
+    if said != crc32_of_fields(there.items()):
+        raise FileFormatError(
+            path, line, f"the row {CHANGED}; take the line out, and --resume makes its cell anew"
+        )
+
+
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
+    """Rows as CSV; a column that some rows lack is empty there.
+
+    What identifies a row, knobs of other systems too, stands before its figures.
+    """
+    identity = [name for row in rows for name in itertools.takewhile(_FIRST_FIGURE.__ne__, row)]
+    columns = list(dict.fromkeys((*identity, *(name for row in rows for name in row))))
+    for last in _LAST_COLUMNS:
+        if last in columns:
+            columns.remove(last)
+            columns.append(last)
+    lines = _Lines()
+    writer = csv.writer(lines, lineterminator="\n")
+    writer.writerow(map(guarded, columns))
+    writer.writerows([[_text(row.get(name)) for name in columns] for row in rows])
+    write_whole(path, [line.encode() for line in lines.written])
+
+
+class _Lines:
+    def __init__(self) -> None:
+        self.written: list[str] = []
+
+    def write(self, line: str) -> int:
+        self.written.append(line)
+        return len(line)
+
+
+def _text(value: Value) -> str:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    if isinstance(value, str):
+        return guarded(value)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def read_rows(path: Path) -> list[Row]:
+    """What `write_rows` wrote, with numbers as numbers; an empty field is None."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(file)
+        table = list(csv.reader(lines))
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    if not table or "cell" not in table[0]:
+        raise FileFormatError(path, 1, "has no column `cell`")
+    if not lines[-1].endswith("\n"):
+        raise FileFormatError(path, len(lines), "is cut off")
+    at = table[0].index("cell")
+    for number, fields in enumerate(table, start=1):
+        if len(fields) != len(table[0]):
+            raise FileFormatError(
+                path, number, f"has {len(fields)} fields where the header has {len(table[0])}"
+            )
+        if not _is_plain(fields[at]):
+            raise FileFormatError(path, number, f"cell must be a plain name but is {fields[at]!r}")
+        if number > 1:
+            check_row(path, number, table[0], fields)
+    names = list(map(unguarded, table[0]))
+    return [dict(zip(names, map(_value, fields), strict=True)) for fields in table[1:]]
+
+
+def _is_plain(cell: str) -> bool:
+    """Whether files of that name lie in the folder that they are looked for in."""
+    return cell not in ("", ".", "..") and Path(cell).name == cell and "\0" not in cell
+
+
+def _value(text: str) -> Value:
+    if text == "":
+        return None
+    if text in ("True", "False"):
+        return text == "True"
+    kinds: tuple[Callable[[str], Value], ...] = (int, float)
+    for kind in kinds:
+        with contextlib.suppress(ValueError):
+            value = kind(text)
+            # "1_000", " 7" or "007" are names: only what reads back the same is a number.
+            if _text(value) == text:
+                return value
+    return unguarded(text)

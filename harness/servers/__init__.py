@@ -1,0 +1,1 @@
+"""Makes endpoints and takes them away; sends no load."""

@@ -1,0 +1,160 @@
+"""Servers with roles behind a controller: the simulator's own cluster policy decides.
+
+A server whose policy gives a request back before its prefill has begun (`Leave` with
+`Why.OFFLOAD`) ends it with an error that says so; its scheduler alone knows who has begun, so
+nobody is taken away from a batch. Nothing of that answer reaches the client: the request goes to
+the server that the controller names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+
+from ...core.cluster_policy import REJECT, ClusterPolicy
+from ...core.decisions import Why
+from ...core.release import Release
+from ...core.state import RequestState
+from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
+from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.real_cluster import RealCluster, RealSite
+from .health_checks import Sample, Say, Watched
+from .held import Held
+from .messages import Asked, Kept, Reply, refuse
+from .states import state_of, wire_of
+from .upstream import LostError, UnreachableError
+
+_LOOK_EVERY_S = 0.25
+_LOOK_LIMIT_S = 5.0
+_SHOWN_WINDOW_S = 1.0
+_METRICS = Asked("GET", "/metrics", [])
+
+
+class Controlled:
+    """One group of servers; a request that was lost before its answer began starts again."""
+
+    role = "serve"
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        roles: Sequence[str],
+        policy: ClusterPolicy,
+        *,
+        health_path: str = "/health",
+        say: Say = lambda line: None,
+    ) -> None:
+        """`roles`: of each server, as the policy's `layout` names them, in its order."""
+        self.groups = (self,)
+        self._cluster = RealCluster(policy, roles, time.monotonic)
+        self._servers = Watched(
+            endpoints,
+            health_path=health_path,
+            say=say,
+            leave=self._cluster.leave,
+            join=self._cluster.join,
+        )
+        self._dispatched = [0] * len(endpoints)
+        self._offloaded = [0] * len(endpoints)
+        self._taken = [0] * len(endpoints)
+        self._number = 0
+        self._looks: asyncio.Task[None] | None = None
+
+    @property
+    def any_up(self) -> bool:
+        """Whether somebody can answer."""
+        return bool(self._cluster.up)
+
+    async def work(self, asked: Asked, reply: Reply) -> None:
+        """See `Serving`. Who is sent nowhere ends with a 503 that says so."""
+        body = asked.json()
+        if body is None:
+            await self.forward(asked, reply)
+            return
+        if self._cluster.measures and self._looks is None:
+            self._looks = asyncio.get_running_loop().create_task(self._look())
+        self._number += 1
+        r = state_of(body, self._number, self._cluster.now_s)
+        to = self._cluster.dispatch(r)
+        if isinstance(to, RealSite):
+            self._dispatched[to.index] += 1
+        while isinstance(to, RealSite):
+            release = await self._at(to, r, asked, reply)
+            if release is None:
+                return
+            to = self._cluster.returned(release)
+            if isinstance(to, RealSite):
+                self._taken[to.index] += 1
+                waited_s = self._cluster.now_s - r.arrival_s
+                body = {**body, VLLM_FIELD: {**wire_of(body), WAITED_FIELD: round(waited_s, 6)}}
+                asked = asked.with_json(body)
+        refuse(reply, 503, f"{REJECTED if to is REJECT else DROPPED} by the controller")
+
+    async def _at(
+        self, site: RealSite, r: RequestState, asked: Asked, reply: Reply
+    ) -> Release | None:
+        """Let a server answer; or what became of the request there instead."""
+        servers, index = self._servers, site.index
+        held = Held(reply, lambda: site.begun(r))
+        upstream = servers.upstreams[index]
+        site.sent(r)
+        try:
+            await upstream.exchange(asked.wire(upstream.endpoint), held)
+        except (UnreachableError, LostError) as error:
+            servers.down(index, error)
+            return None if reply.begun else Release(r, Why.FAIL, self._cluster.now_s)
+        finally:
+            site.ended(r)
+        if held.given_back:
+            self._offloaded[index] += 1
+            return Release(r, Why.OFFLOAD, self._cluster.now_s)
+        servers.answers[index] += 1
+        return None
+
+    async def _look(self) -> None:
+        """At every server's metrics, again and again."""
+        while True:
+            await asyncio.gather(*(self._look_at(site) for site in self._cluster.up))
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _look_at(self, site: RealSite) -> None:
+        upstream, found = self._servers.upstreams[site.index], Kept()
+        with contextlib.suppress(UnreachableError, LostError, TimeoutError):
+            async with asyncio.timeout(_LOOK_LIMIT_S):
+                await upstream.exchange(_METRICS.wire(upstream.endpoint), found)
+        if found.status == 200:
+            site.meter.look(found.body.decode(errors="replace"), self._cluster.now_s)
+
+    async def forward(self, asked: Asked, reply: Reply) -> None:
+        """What is no work: whoever is up answers."""
+        while self._cluster.up:
+            index = self._cluster.up[0].index
+            upstream = self._servers.upstreams[index]
+            try:
+                await upstream.exchange(asked.wire(upstream.endpoint), reply)
+            except (UnreachableError, LostError) as error:
+                self._servers.down(index, error)
+                if not reply.begun:
+                    continue
+            return
+        refuse(reply, 503, "no instance is up")
+
+    def metrics(self) -> Iterator[Sample]:
+        """Name, labels and value, as Prometheus has them."""
+        for site in self._cluster.sites:
+            index = site.index
+            labels = self._servers.labels(index, site.role)
+            yield from self._servers.samples(index, labels, site.n_waiting + site.n_running)
+            yield "slo_bench_gateway_dispatched_total", labels, self._dispatched[index]
+            yield "slo_bench_gateway_offloaded_total", labels, self._offloaded[index]
+            yield "slo_bench_gateway_taken_over_total", labels, self._taken[index]
+            if self._cluster.measures:
+                yield "slo_bench_gateway_load", labels, round(site.use(_SHOWN_WINDOW_S), 6)
+
+    def close(self) -> None:
+        """Close all connections."""
+        if self._looks is not None:
+            self._looks.cancel()
+        self._servers.close()

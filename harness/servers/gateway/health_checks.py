@@ -1,0 +1,94 @@
+"""Servers by their connections: who is down and whether it came back, and what each has done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+
+from ...load_generator.http.endpoint import Endpoint
+from .messages import Asked, Kept
+from .upstream import LostError, UnreachableError, Upstream
+
+_LOOK_EVERY_S = 1.0
+_LOOK_LIMIT_S = 10.0
+
+Say = Callable[[str], None]
+Sample = tuple[str, str, float]
+
+
+class Watched:
+    """One that is down is asked again and again whether it is well.
+
+    `leave` and `join` are told the number of a server that goes down, or is up again.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        *,
+        health_path: str,
+        say: Say,
+        leave: Callable[[int], None],
+        join: Callable[[int], None],
+    ) -> None:
+        self.upstreams = [Upstream(endpoint) for endpoint in endpoints]
+        self.answers = [0] * len(endpoints)
+        self.losses = [0] * len(endpoints)
+        self._up = set(range(len(endpoints)))
+        self._health_path = health_path
+        self._say = say
+        self._leave = leave
+        self._join = join
+        self._watches: set[asyncio.Task[None]] = set()
+
+    def url(self, index: int) -> str:
+        """Its address."""
+        return self.upstreams[index].endpoint.url
+
+    def down(self, index: int, why: Exception) -> None:
+        """It refused a connection, or lost one."""
+        if isinstance(why, LostError):
+            self.losses[index] += 1
+        if index not in self._up:
+            return
+        self._up.discard(index)
+        self._leave(index)
+        self._say(f"{self.url(index)} is down: {why}")
+        watch = asyncio.get_running_loop().create_task(self._until_well(index))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _until_well(self, index: int) -> None:
+        upstream = self.upstreams[index]
+        look = Asked("GET", self._health_path, []).wire(upstream.endpoint)
+        while True:
+            found = Kept()
+            try:
+                async with asyncio.timeout(_LOOK_LIMIT_S):
+                    await upstream.exchange(look, found)
+            except (UnreachableError, LostError, TimeoutError):
+                pass
+            if found.status == 200:
+                self._up.add(index)
+                self._join(index)
+                self._say(f"{self.url(index)} is up again")
+                return
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def samples(self, index: int, labels: str, in_flight: int) -> Iterator[Sample]:
+        """Name, labels and value of one server, as Prometheus has them."""
+        yield "slo_bench_gateway_up", labels, int(index in self._up)
+        yield "slo_bench_gateway_in_flight", labels, in_flight
+        yield "slo_bench_gateway_answers_total", labels, self.answers[index]
+        yield "slo_bench_gateway_losses_total", labels, self.losses[index]
+
+    def labels(self, index: int, role: str) -> str:
+        """What tells its samples from others'."""
+        return f'{{instance="{self.url(index)}",role="{role}"}}'
+
+    def close(self) -> None:
+        """Close all connections."""
+        for watch in self._watches:
+            watch.cancel()
+        for upstream in self.upstreams:
+            upstream.close()

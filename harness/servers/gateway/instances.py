@@ -1,0 +1,119 @@
+"""Equal servers: who gets a request, what is under way, who is down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from ....workloads.request import Slo
+from ...core.state import RequestState
+from ...load_generator.http.endpoint import Endpoint
+from ...load_generator.routed_servers import RoutedServers
+from ...policies.routers import PrefixAware
+from ...policies.routers import router as router_by_name
+from .health_checks import Sample, Say, Watched
+from .messages import Asked, Reply, refuse
+from .upstream import LostError, UnreachableError
+
+_NO_SLO = Slo()
+
+
+class Instances:
+    """Servers behind a router.
+
+    One that refuses a connection, or loses one in the middle of an answer, is down until it says
+    again that it is well; meanwhile the others are chosen.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        router: str,
+        *,
+        role: str = "serve",
+        health_path: str = "/health",
+        say: Say = lambda line: None,
+    ) -> None:
+        """See `routers.router` for the names of routers.
+
+        Raises:
+            UnknownNameError: no such router.
+        """
+        self.role = role
+        self._router = router_by_name(router)
+        self._balanced = RoutedServers(len(endpoints), self._router)
+        self._servers = Watched(
+            endpoints,
+            health_path=health_path,
+            say=say,
+            leave=self._balanced.leave,
+            join=self._balanced.join,
+        )
+        self._number = 0
+
+    @property
+    def looks_at_prompts(self) -> bool:
+        """Whether the router compares prompts."""
+        return isinstance(self._router, PrefixAware)
+
+    @property
+    def any_up(self) -> bool:
+        """Whether somebody can answer."""
+        return bool(self._balanced.up)
+
+    async def forward(
+        self, asked: Asked, reply: Reply, prefix_blocks: tuple[int, ...] | None = None
+    ) -> None:
+        """Put a request to one of the servers, and pass its answer on.
+
+        With `prefix_blocks` (perhaps empty) it is work, which the router places and counts;
+        without, whoever is up answers. Where nobody could be reached the answer is a 503, and
+        where a server was lost before its answer began a 502. One that was lost later leaves
+        `reply` without its end.
+        """
+        servers = self._servers
+        for _ in range(2 * len(servers.upstreams)):
+            if not self.any_up:
+                break
+            with self._chosen(prefix_blocks) as index:
+                upstream = servers.upstreams[index]
+                try:
+                    await upstream.exchange(asked.wire(upstream.endpoint), reply)
+                except UnreachableError as error:
+                    servers.down(index, error)
+                    continue
+                except LostError as error:
+                    servers.down(index, error)
+                    if not reply.begun:
+                        url = upstream.endpoint.url
+                        refuse(reply, 502, f"the instance at {url} was lost: {error}")
+                    return
+                servers.answers[index] += prefix_blocks is not None
+                return
+        refuse(reply, 503, f"no instance is up (role: {self.role})")
+
+    @contextmanager
+    def _chosen(self, prefix_blocks: tuple[int, ...] | None) -> Iterator[int]:
+        balanced = self._balanced
+        if prefix_blocks is None:
+            yield balanced.up[0]
+            return
+        self._number += 1
+        index = balanced.choose(
+            RequestState(self._number, 0.0, 0, 0, 0, _NO_SLO, prefix_blocks=prefix_blocks)
+        )
+        try:
+            yield index
+        finally:
+            balanced.ended(index)
+
+    def metrics(self) -> Iterator[Sample]:
+        """Name, labels and value, as Prometheus has them."""
+        servers, balanced = self._servers, self._balanced
+        for index in range(len(servers.upstreams)):
+            labels = servers.labels(index, self.role)
+            yield from servers.samples(index, labels, balanced.in_flight(index))
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._servers.close()

@@ -1,0 +1,381 @@
+"""Several models' servers behind one queue: Prism's shared queue, with activation on demand.
+
+The queue and the rule of who is evicted are the simulator's (`clusters.shared_queue`,
+`clusters.idleness`). A request goes to its model's server when it would begin there at once, as on
+a simulated GPU. How long prompts take is learned from the first bytes of answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol, TypeVar
+
+from ....workloads.errors import SloBenchError
+from ...core.state import RequestState
+from ...load_generator.http.endpoint import Endpoint
+from ...policies.prism.controller import Prism
+from ...policies.prism.idleness import IdleGaps, eviction_order
+from ...policies.prism.shared_queue import SharedQueue
+from .health_checks import Sample, Say
+from .held import Held
+from .messages import Asked, Reply, refuse, say
+from .states import state_of
+from .upstream import LostError, UnreachableError, Upstream
+
+T = TypeVar("T")
+
+_NEW = 0.2  # weight of the last prompt in what is known of a model's speed
+
+
+class Standing(Protocol):
+    """Puts models on a device and takes them away; both may take long, and run in a thread."""
+
+    def activate(self, model: str) -> Endpoint:
+        """Where it answers from now on.
+
+        Raises:
+            SloBenchError: it does not come up.
+        """
+        ...
+
+    def evict(self, model: str) -> None:
+        """It has no requests, and gives its room to others."""
+        ...
+
+
+class Place(Enum):
+    """Where a model stands."""
+
+    AWAY = "away"
+    COMING = "coming"
+    HERE = "here"
+    GOING = "going"
+
+
+@dataclass
+class Model:
+    """One model: who is there, and what is known of it."""
+
+    name: str
+    index: int
+    place: Place = Place.AWAY
+    upstream: Upstream | None = None
+    unbegun: dict[RequestState, float] = field(default_factory=dict)  # since when
+    running: set[RequestState] = field(default_factory=set)
+    s_per_token: float = 0.0
+    gaps: IdleGaps = field(default_factory=IdleGaps)
+    slo_s: float = float("inf")  # TTFT, of its last request that has one
+    idle_since_s: float = 0.0
+    answers: int = 0
+    losses: int = 0
+    activations: int = 0
+    evictions: int = 0
+
+    @property
+    def busy(self) -> bool:
+        """Is anybody there?"""
+        return bool(self.unbegun or self.running)
+
+    @property
+    def unbegun_tokens(self) -> int:
+        """Prompt tokens of those without a first byte."""
+        return sum(r.prompt_tokens for r in self.unbegun)
+
+    def sent(self, r: RequestState, now_s: float) -> None:
+        """`r` goes to its server."""
+        self.unbegun[r] = now_s
+
+    def begun(self, r: RequestState, now_s: float) -> None:
+        """Its first byte is there: so long took its prompt, and those that were there with it."""
+        tokens = self.unbegun_tokens
+        each_s = (now_s - self.unbegun.pop(r)) / tokens
+        self.running.add(r)
+        self.s_per_token += (each_s - self.s_per_token) * (_NEW if self.s_per_token else 1.0)
+
+    def left(self, r: RequestState, now_s: float) -> None:
+        """It has ended, however."""
+        self.unbegun.pop(r, None)
+        self.running.discard(r)
+        if not self.busy:
+            self.idle_since_s = now_s
+
+
+@dataclass(frozen=True)
+class SharedPlan:
+    """What stands behind a gateway: models by name, no more than `awake` of them at a time."""
+
+    models: Sequence[str]
+    standing: Standing
+    policy: Prism = field(default_factory=Prism)
+    awake: int | None = None
+    clock: Callable[[], float] = time.monotonic
+
+    def check(self) -> None:
+        """Refuse what cannot be served.
+
+        Raises:
+            SloBenchError: no model, or two of one name.
+        """
+        if not self.models:
+            raise SloBenchError("a gateway needs a model behind it")
+        twice = [name for name, times in Counter(self.models).items() if times > 1]
+        if twice:
+            raise SloBenchError(f"two models are named {twice[0]}: name them apart")
+        if self.awake is not None and self.awake < 1:
+            raise SloBenchError(f"awake must be at least 1 but is {self.awake}")
+
+    def made(self, say: Say) -> SharedModels:
+        """The servers behind their queue."""
+        return SharedModels(self, say)
+
+
+class SharedModels:
+    """See the module. Implements `Serving`, and is its own group."""
+
+    role = "serve"
+    any_up = True  # who is away comes when it is asked for
+
+    def __init__(self, plan: SharedPlan, say: Say) -> None:
+        self.groups = (self,)
+        self._models = {name: Model(name, k) for k, name in enumerate(plan.models)}
+        self._places = len(self._models) if plan.awake is None else plan.awake
+        self._standing = plan.standing
+        self._policy = plan.policy
+        self._clock = plan.clock
+        self._say = say
+        self._queue = SharedQueue()
+        self._waiting: dict[RequestState, tuple[Model, asyncio.Future[str]]] = {}
+        self._number = 0
+        self._last: int | None = None  # who may go on while a model lacks a place; None: all
+
+    # ---------------------------------------------------------------- requests
+
+    async def work(self, asked: Asked, reply: Reply) -> None:
+        """See `Serving`."""
+        body = asked.json()
+        if body is None:
+            refuse(reply, 400, "the body is no JSON object")
+            return
+        model = self._models.get(str(body.get("model")))
+        if model is None:
+            known = ", ".join(self._models)
+            refuse(reply, 404, f"there is no model {body.get('model')!r} here, but {known}")
+            return
+        now_s = self._clock()
+        self._number += 1
+        r = state_of(body, self._number, now_s)
+        if not (model.busy or self._wanted(model)):
+            model.gaps.add(now_s - model.idle_since_s)
+        if r.slo.ttft_s < float("inf"):
+            model.slo_s = r.slo.ttft_s
+        go: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._waiting[r] = model, go
+        self._queue.push(r, model.s_per_token * r.prompt_tokens)
+        try:
+            self._admit()
+            problem = await go
+            if problem:
+                refuse(reply, 503, problem)
+            else:
+                await self._serve(model, r, asked, reply)
+        finally:
+            if r in self._waiting:
+                self._queue.remove(r)
+                del self._waiting[r]
+            model.left(r, self._clock())
+            self._admit()
+
+    async def _serve(self, model: Model, r: RequestState, asked: Asked, reply: Reply) -> None:
+        upstream = model.upstream
+        assert upstream is not None
+        held = Held(reply, lambda: model.begun(r, self._clock()))
+        try:
+            await upstream.exchange(asked.wire(upstream.endpoint), held)
+        except (UnreachableError, LostError) as error:
+            model.losses += 1
+            self._lost(model, upstream, error)
+            if not reply.begun:
+                refuse(reply, 502, f"the server of {model.name} was lost: {error}")
+            return
+        model.answers += 1
+
+    def _lost(self, model: Model, upstream: Upstream, why: Exception) -> None:
+        """Its server is gone: who asks next has it started again."""
+        if model.upstream is upstream and model.place is Place.HERE:
+            self._say(f"{model.name} is lost: {why}")
+            self._go(model)
+
+    def _passes(self, r: RequestState) -> bool:
+        """May it go on, although somebody waits for a place for a model?"""
+        return self._last is None or r.id <= self._last
+
+    def _wanted(self, model: Model) -> bool:
+        """Does anybody wait for it who may go on?"""
+        return any(one is model and self._passes(r) for r, (one, _) in self._waiting.items())
+
+    def _admit(self) -> None:
+        """In the queue's order, whoever would begin at once.
+
+        Where a model has no place and nobody is idle in its way, whoever has come by now still
+        goes on, and who comes later waits: so those who stand in its way become idle, and a change
+        serves many.
+        """
+        now_s = self._clock()
+        lacks = False
+        for r in self._queue.ordered(now_s):
+            model, go = self._waiting[r]
+            if model.place is not Place.HERE:
+                if model.place is Place.AWAY and not self._makes_room(model, now_s):
+                    lacks = True
+                    if self._last is None and not self._any(Place.COMING):
+                        self._last = self._number
+            elif self._passes(r) and self._begins_at_once(model):
+                self._queue.remove(r)
+                del self._waiting[r]
+                model.sent(r, now_s)
+                go.set_result("")
+        if not lacks:
+            self._last = None
+
+    def _begins_at_once(self, model: Model) -> bool:
+        """Is there room in the next iteration of its engine?"""
+        policy = self._policy
+        if not self._policy.local_queue:
+            return True
+        there = len(model.unbegun) + len(model.running)
+        room = model.unbegun_tokens < policy.max_num_batched_tokens
+        return there < policy.max_num_seqs and room
+
+    # ---------------------------------------------------------------- coming and going
+
+    def _makes_room(self, model: Model, now_s: float) -> bool:
+        """Does it come, or does somebody go for it? False: all who are here have requests."""
+        models = self._models.values()
+        if sum(one.place is not Place.AWAY for one in models) < self._places:
+            self._come(model)
+            return True
+        if self._any(Place.GOING):
+            return True
+        policy = self._policy
+        idle = [
+            one for one in models if one.place is Place.HERE and not (one.busy or self._wanted(one))
+        ]
+        order = eviction_order(
+            (
+                one.index,
+                one.slo_s if one.slo_s < float("inf") else 1.0,
+                now_s - one.idle_since_s,
+                one.gaps.threshold_s(policy.worth_s, policy.worth_share, policy.default_idle_s),
+            )
+            for one in idle
+        )
+        for index in order[:1]:
+            self._go(next(one for one in idle if one.index == index))
+        return bool(order)
+
+    def _any(self, place: Place) -> bool:
+        return any(one.place is place for one in self._models.values())
+
+    def _come(self, model: Model) -> None:
+        model.place = Place.COMING
+        begin_s = self._clock()
+
+        def came(endpoint: Endpoint | None, problem: str) -> None:
+            if endpoint is None:
+                model.place = Place.AWAY
+                self._say(f"{model.name} does not come up: {problem}")
+                for r in [r for r, (one, _) in self._waiting.items() if one is model]:
+                    self._queue.remove(r)
+                    self._waiting.pop(r)[1].set_result(f"{model.name} does not come up")
+            else:
+                now_s = self._clock()
+                model.place, model.upstream = Place.HERE, Upstream(endpoint)
+                model.idle_since_s = now_s
+                model.activations += 1
+                self._say(f"{model.name} is at {endpoint.url}: {now_s - begin_s:.1f} s")
+            self._admit()
+
+        _in_thread(lambda: self._standing.activate(model.name), came)
+
+    def _go(self, model: Model) -> None:
+        model.place = Place.GOING
+
+        def went(_: None, problem: str) -> None:
+            if problem:
+                self._say(f"{model.name} does not go: {problem}")
+            if model.upstream is not None:
+                model.upstream.close()
+            model.place, model.upstream = Place.AWAY, None
+            model.evictions += 1
+            self._say(f"{model.name} has left")
+            self._admit()
+
+        _in_thread(lambda: self._standing.evict(model.name), went)
+
+    # ---------------------------------------------------------------- all else
+
+    async def forward(self, asked: Asked, reply: Reply) -> None:
+        """What is no work: the models are listed here; else the one that is named answers."""
+        if asked.path == "/health":
+            say(reply, 200, "OK", b"", "text/plain")
+            return
+        if asked.path == "/v1/models":
+            data = [{"id": name, "object": "model"} for name in self._models]
+            content = json.dumps({"object": "list", "data": data}).encode()
+            say(reply, 200, "OK", content, "application/json")
+            return
+        model = self._models.get(str((asked.json() or {}).get("model")))
+        if model is None or model.upstream is None or model.place is not Place.HERE:
+            refuse(reply, 503, "the model that should answer is away, or none is named")
+            return
+        await model.upstream.exchange(asked.wire(model.upstream.endpoint), reply)
+
+    def metrics(self) -> Iterator[Sample]:
+        """Name, labels and value, as Prometheus has them."""
+        for model in self._models.values():
+            labels = f'{{model="{model.name}"}}'
+            waiting = sum(one is model for one, _ in self._waiting.values())
+            yield "slo_bench_gateway_up", labels, int(model.place is Place.HERE)
+            yield "slo_bench_gateway_queued", labels, waiting
+            yield (
+                "slo_bench_gateway_in_flight",
+                labels,
+                len(model.unbegun) + len(model.running),
+            )
+            yield "slo_bench_gateway_answers_total", labels, model.answers
+            yield "slo_bench_gateway_losses_total", labels, model.losses
+            yield "slo_bench_gateway_activations_total", labels, model.activations
+            yield "slo_bench_gateway_evictions_total", labels, model.evictions
+
+    def close(self) -> None:
+        """Close all connections; servers are whoever's who started them."""
+        for model in self._models.values():
+            if model.upstream is not None:
+                model.upstream.close()
+
+
+def _in_thread(act: Callable[[], T], then: Callable[[T | None, str], None]) -> None:
+    """`act` where it holds nobody up; `then` here, with what it gave or why it failed.
+
+    The thread is a daemon: leaving in the middle of a start must not wait for it.
+    """
+    loop = asyncio.get_running_loop()
+
+    def work() -> None:
+        found, problem = None, ""
+        try:
+            found = act()
+        except SloBenchError as error:
+            problem = str(error)
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            loop.call_soon_threadsafe(then, found, problem)
+
+    threading.Thread(target=work, daemon=True).start()

@@ -1,0 +1,121 @@
+"""What becomes of a request: work is placed by the router, all else goes to whoever is up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from .health_checks import Sample
+from .instances import Instances
+from .messages import Asked, Reply, refuse, say
+from .prefixes import prefix_blocks
+
+_ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
+_KINDS = {
+    "slo_bench_gateway_up": "gauge",
+    "slo_bench_gateway_in_flight": "gauge",
+    "slo_bench_gateway_answers_total": "counter",
+    "slo_bench_gateway_losses_total": "counter",
+    "slo_bench_gateway_dispatched_total": "counter",  # sent there on arrival, by a controller
+    "slo_bench_gateway_offloaded_total": "counter",  # given back before their prefill had begun
+    "slo_bench_gateway_queued": "gauge",
+    "slo_bench_gateway_load": "gauge",  # U, where the router measures it
+    "slo_bench_gateway_activations_total": "counter",
+    "slo_bench_gateway_evictions_total": "counter",
+    "slo_bench_gateway_taken_over_total": "counter",  # sent there after that, or after a loss
+    "slo_bench_gateway_lengths_requests_total": "counter",
+    "slo_bench_gateway_lengths_batches_total": "counter",  # prompts that were read together
+    "slo_bench_gateway_lengths_seconds_total": "counter",  # that requests waited for it
+    "slo_bench_gateway_lengths_seconds": "gauge",  # of the last 1,000 requests
+    "slo_bench_gateway_lengths_generation": "gauge",
+    "slo_bench_gateway_lengths_updates_total": "counter",
+    "slo_bench_gateway_lengths_window_exact": "gauge",  # of the last 50 answers, as told
+    "slo_bench_gateway_lengths_window_plain": "gauge",  # without the correction
+    "slo_bench_gateway_lengths_window_within_one": "gauge",
+    "slo_bench_gateway_lengths_window_ratio": "gauge",  # what came over what was told
+}
+
+
+class Group(Protocol):
+    """Servers that can stand in for each other."""
+
+    @property
+    def role(self) -> str:
+        """What they do."""
+        ...
+
+    @property
+    def any_up(self) -> bool:
+        """Whether somebody can answer."""
+        ...
+
+    async def forward(self, asked: Asked, reply: Reply) -> None:
+        """Let whoever is up answer what is no work."""
+        ...
+
+    def metrics(self) -> Iterator[Sample]:
+        """Name, labels and value, as Prometheus has them."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections."""
+        ...
+
+
+class Serving(Protocol):
+    """Servers, and how a request passes through them."""
+
+    @property
+    def groups(self) -> Sequence[Group]:
+        """All of them; each group must have somebody up."""
+        ...
+
+    async def work(self, asked: Asked, reply: Reply) -> None:
+        """Answer what the router should place."""
+        ...
+
+
+class Whole:
+    """Every instance serves a request from its prompt to its last token."""
+
+    def __init__(self, instances: Instances) -> None:
+        self._instances = instances
+        self.groups = (instances,)
+
+    async def work(self, asked: Asked, reply: Reply) -> None:
+        """See `Serving`."""
+        await self._instances.forward(asked, reply, blocks_for(self._instances, asked))
+
+
+def blocks_for(instances: Instances, asked: Asked) -> tuple[int, ...]:
+    """The prompt's blocks, where the router compares them."""
+    if not instances.looks_at_prompts:
+        return ()
+    body = asked.json()
+    return prefix_blocks(body) if body is not None else ()
+
+
+async def answer(serving: Serving, asked: Asked, reply: Reply) -> None:
+    """Answer one request.
+
+    `/metrics` is the gateway's own: which instance is up, what it has answered, what is under
+    way. Each instance has its own at its own address.
+    """
+    dead = [group.role for group in serving.groups if not group.any_up]
+    if asked.path == "/metrics":
+        say(reply, 200, "OK", _metrics(serving).encode(), "text/plain; version=0.0.4")
+    elif dead:
+        refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
+    elif asked.method == "POST" and not asked.path.endswith(_ASIDE):
+        await serving.work(asked, reply)
+    else:
+        await serving.groups[0].forward(asked, reply)
+
+
+def _metrics(serving: Serving) -> str:
+    samples = [sample for group in serving.groups for sample in group.metrics()]
+    lines = []
+    for name, kind in _KINDS.items():
+        own = [f"{n}{labels} {value}" for n, labels, value in samples if n == name]
+        lines += [f"# TYPE {name} {kind}", *own] if own else []
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,102 @@
+"""Prefill and decode on servers of their own: each request passes through one of either.
+
+A prefill server computes the prompt and one token, its KV goes over to a decode server by a KV
+connector of vLLM's, and that server gives the whole answer (it computes the prompt's last tokens
+again, as vLLM's own proxies have it, so the first token is the decode server's).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+from ....workloads.errors import UnknownNameError
+from ...core.wire import LOAD_KV, STORE_KV
+from .instances import Instances
+from .messages import Asked, Kept, Reply, refuse
+from .routes import blocks_for
+
+_GENERATES = ("/v1/completions", "/v1/chat/completions")
+
+
+class Transfer(StrEnum):
+    """How KV comes from a prefill server to a decode server."""
+
+    FILES = "files"  # through a shared folder
+    NIXL = "nixl"  # straight from memory to memory; the prefill server's answer says from where
+
+
+def transfer_of(name: str) -> Transfer:
+    """A transfer by name.
+
+    Raises:
+        UnknownNameError: no such transfer.
+    """
+    names = [transfer.value for transfer in Transfer]
+    if name not in names:
+        raise UnknownNameError("KV transfer", name, names)
+    return Transfer(name)
+
+
+# What asks a server with vLLM's NixlConnector to keep a prompt's KV until somebody fetches it.
+KEEP_FOR_OTHERS = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+_OF_THE_ANSWER = (
+    "stream_options",
+    "min_tokens",
+    "n",
+    "best_of",
+    "echo",
+    "logprobs",
+    "top_logprobs",
+)
+
+
+def prefill_body(body: Mapping[str, Any], kv_transfer_params: object) -> dict[str, Any]:
+    """The same prompt, but one token and no stream."""
+    found = {name: value for name, value in body.items() if name not in _OF_THE_ANSWER}
+    found |= {"max_tokens": 1, "stream": False, "kv_transfer_params": kv_transfer_params}
+    if "max_completion_tokens" in found:
+        found["max_completion_tokens"] = 1
+    return found
+
+
+class Split:
+    """See the module."""
+
+    def __init__(self, prefill: Instances, decode: Instances, transfer: Transfer) -> None:
+        self._prefill = prefill
+        self._decode = decode
+        self._transfer = transfer
+        self.groups = (prefill, decode)
+
+    async def work(self, asked: Asked, reply: Reply) -> None:
+        """See `Serving`. What a prefill server refuses is the answer."""
+        if not asked.path.endswith(_GENERATES):
+            await self._prefill.forward(asked, reply, ())
+            return
+        body = asked.json()
+        if body is None:
+            refuse(reply, 400, "the body is no JSON object")
+            return
+        blocks = blocks_for(self._prefill, asked)
+        name = uuid.uuid4().hex
+        by_files = self._transfer is Transfer.FILES
+        keep = {STORE_KV: name} if by_files else KEEP_FOR_OTHERS
+        first = Kept()
+        await self._prefill.forward(asked.with_json(prefill_body(body, keep)), first, blocks)
+        if first.status != 200:
+            first.pass_on(reply)
+            return
+        body["kv_transfer_params"] = (
+            {LOAD_KV: name} if by_files else first.json().get("kv_transfer_params")
+        )
+        await self._decode.forward(asked.with_json(body), reply, blocks)

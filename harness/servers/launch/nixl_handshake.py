@@ -1,0 +1,66 @@
+"""Servers that hand over KV by NIXL meet before anybody is measured.
+
+With the first prompt from a prefill server, a decode server asks it where its KV lies. vLLM's
+connector waits 5 s for the answer, which is no setting, and else fails the request: on a busy
+machine the first request would be lost, and on any it would pay for the meeting.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+from ..gateway.split import KEEP_FOR_OTHERS, prefill_body
+from .server_process import Say, Server, ServerError, with_log
+
+_PROMPT = [1, 1]  # any vocabulary has it
+_AGAIN_S = 1.0
+
+
+def introduce(prefill: Server, decode: Server, model: str, within_s: float, say: Say) -> None:
+    """Let one short prompt pass from `prefill` to `decode`, again until it does.
+
+    Args:
+        prefill: computes the prompt and keeps its KV.
+        decode: fetches that and answers.
+        model: the name that both serve it under.
+        within_s: how long to try, seconds.
+        say: told of each failure.
+
+    Raises:
+        ServerError: they have not met in time, or one has died.
+    """
+    begin_s = time.monotonic()
+    body = {"model": model, "prompt": _PROMPT, "max_tokens": 2, "ignore_eos": True}
+    while True:
+        left_s = max(_AGAIN_S, within_s - (time.monotonic() - begin_s))
+        try:
+            kept = _ask(prefill, prefill_body(body, KEEP_FOR_OTHERS), left_s)
+            _ask(decode, {**body, "kv_transfer_params": kept.get("kv_transfer_params")}, left_s)
+            return
+        except urllib.error.HTTPError as error:
+            error.close()
+            failed = str(error)
+        except OSError as error:  # refused or timed out
+            failed = str(error)
+        for server in (prefill, decode):
+            server.check()
+        if time.monotonic() - begin_s > within_s:
+            problem = f"no KV came from {prefill.name} to {decode.name} within {within_s:.0f} s"
+            raise ServerError(with_log(f"{problem} ({failed})", decode.log))
+        say(f"no KV came from {prefill.name} to {decode.name} ({failed}); once more")
+        time.sleep(_AGAIN_S)
+
+
+def _ask(server: Server, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    asked = urllib.request.Request(
+        f"{server.url}/v1/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
+    )
+    with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found

@@ -1,0 +1,111 @@
+"""How one server is installed and started, as data; `recipes.py` has the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...core.policy import AnyPolicy
+from ...policies.systems import system as system_by_name
+
+# What switches kvcached on in a server in whose environment it is installed: KV pages are then
+# mapped on demand, and servers on one GPU share its memory.
+KVCACHED = {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
+
+TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One call of the installer. `index` is asked beside the configured one."""
+
+    packages: tuple[str, ...]
+    dependencies: bool = True
+    index: str | None = None
+
+
+@dataclass(frozen=True)
+class Build:
+    """One version of a server for one kind of device.
+
+    The tests run on `version`, and on those in `also_tested` where plugins are to fit them too.
+    `steps` are made for a version; `without` are packages that come as dependencies, have no
+    build that fits, and are not needed. `finish` gets the site-packages folder and the version
+    and adds what the packages lack. `probe` is Python that proves the environment works and
+    prints the server's version as its last line. KV blocks must hold a multiple of
+    `block_tokens_multiple` tokens.
+    """
+
+    version: str
+    steps: Callable[[str], Sequence[Step]]
+    probe: str
+    oldest_python: tuple[int, int]
+    newest_python: tuple[int, int]
+    without: tuple[str, ...] = ()
+    finish: Callable[[Path, str], None] | None = None
+    block_tokens_multiple: int = 1
+    also_tested: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class KvTransfer:
+    """How a server gives KV to another, or gets it: through files in `folder`, or by NIXL, whose
+    other side asks at `port`. `prefills`: it gives.
+    """
+
+    prefills: bool
+    folder: Path | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What is to be served, and where."""
+
+    model: str
+    port: int
+    host: str = "127.0.0.1"
+    served_name: str | None = None  # the model's name for clients; by default its path
+    kv_blocks: int | None = None
+    block_tokens: int | None = None
+    max_model_tokens: int | None = None
+    system: str | None = None  # None: the server as it is, unpatched
+    knobs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    role: AnyPolicy | None = None  # what decides inside, where the system's instances differ
+    step_log: Path | None = None
+    handshake: Path | None = None  # where hooks that are in place say so
+    host_blocks: int | None = None  # KV blocks of host memory for swapping
+    server_args: tuple[str, ...] = ()
+    transfer: KvTransfer | None = None
+    gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all
+    kvcached: bool = False
+    sleeps: bool = False  # it can be told to give its memory back, and to take it again
+
+    @property
+    def policy(self) -> AnyPolicy | None:
+        """What decides inside; None: the server itself."""
+        if self.system is None or self.role is not None:
+            return self.role
+        return system_by_name(self.system).with_knobs(**self.knobs).policy
+
+    @property
+    def plugged(self) -> bool:
+        """Does our plugin run inside, to decide or to log steps?"""
+        return self.system is not None or self.step_log is not None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A server: its builds by device, and how it is started.
+
+    `argv` gets the environment's folder of programs; `environ` what is set beside the present
+    environment (what the user has set already wins, but for PYTHONPATH, which is prepended).
+    """
+
+    backend: str
+    builds: Mapping[str, Build]
+    argv: Callable[[Path, str, Launch], Sequence[str]]  # bin folder, device, launch
+    environ: Callable[[str, Launch], Mapping[str, str]]  # device, launch
+    health_path: str = "/health"
+    metrics_path: str = "/metrics"

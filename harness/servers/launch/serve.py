@@ -1,0 +1,351 @@
+"""From what a user asks for to servers that answer."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ....workloads.errors import SloBenchError
+from ...core.policy import AnyPolicy, Policy, overrides
+from ...core.wire import SGLANG_FIELD, VLLM_FIELD
+from ...load_generator.http.endpoint import Endpoint
+from ...policies.ascendra.controller import Ascendra
+from ...policies.ascendra.low_priority import AscendraLp
+from ...policies.systems import Split, System
+from ...policies.systems import system as system_by_name
+from ..gateway.running import Plan
+from ..gateway.split import Transfer
+from .compatibility import check
+from .environments import Environment, environment
+from .gpu_shares import gpus_each, shares
+from .nixl_handshake import introduce
+from .nvml import visible_gpus
+from .recipe import KvTransfer, Launch
+from .recipes import recipe
+from .server_process import READY_S, Server, free_low_port, free_port, serving
+
+HOST_BLOCKS = 1024  # for swapping, where nothing is said
+OWN_OPTIONS = {
+    "vllm": {
+        "max_num_batched_tokens": "--max-num-batched-tokens",
+        "max_num_seqs": "--max-num-seqs",
+    },
+    "sglang": {
+        "chunked_prefill_tokens": "--chunked-prefill-size",
+        "max_running_requests": "--max-running-requests",
+    },
+}
+VALUES_FIELD = {"vllm": VLLM_FIELD, "sglang": SGLANG_FIELD}
+_OF_A_SPLIT = ("prefill_instances", "decode_instances")
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the servers of a system.
+
+    `name` is what it adds to the names of files, `role` what it is there for, and `policy` what
+    decides inside where that is not what decides in all.
+    """
+
+    name: str
+    role: str = ""
+    policy: AnyPolicy | None = None
+
+
+# Importing it would ask for a GPU.
+_HAS_KVCACHED = "import importlib.util as u, sys; sys.exit(u.find_spec('kvcached') is None)"
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Serve:
+    """A server with a policy inside.
+
+    With no `system`, or the one of the server's own name, it is the server as it is, unpatched;
+    knobs are then options of its own. A step log is then written by a plugin that only watches.
+    So it is with a system that splits prefill and decode: each instance is the server unpatched,
+    and KV goes from one to the other as `transfer` says. A system with a controller says what
+    decides inside each of its instances.
+
+    Raises:
+        SloBenchError: on `check`: the server is not installed, there is no such system, or it
+            cannot run in this server; says why.
+    """
+
+    backend: str
+    model: str
+    system: str | None = None
+    knobs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    served_name: str | None = None
+    kv_blocks: int | None = None
+    block_tokens: int | None = None
+    max_model_tokens: int | None = None
+    host_blocks: int | None = None
+    server_args: tuple[str, ...] = ()
+    step_log: Path | None = None
+    ready_s: float = READY_S
+    transfer: Transfer = Transfer.FILES
+    kvcached: bool = False
+    sleeps: bool = False
+
+    @property
+    def label(self) -> str:
+        """For file names."""
+        name = Path(self.system).stem if self.system else self.backend
+        return re.sub(r"[^\w.-]+", "-", name)
+
+    @property
+    def patched(self) -> bool:
+        """Does a policy of ours run inside?"""
+        own = self.system is None or self.system == environment(self.backend).backend
+        return not own and self.split is None
+
+    @property
+    def split(self) -> Split | None:
+        """Instances by what they do, if none does all."""
+        return None if self.system is None else self.found().split
+
+    @property
+    def controller(self) -> Ascendra | None:
+        """What decides across its instances in place of a router."""
+        return None if self.system is None else self.found().controller
+
+    @property
+    def values_field(self) -> str:
+        """Where the server takes what a policy is told of a request."""
+        return VALUES_FIELD[environment(self.backend).backend]
+
+    @property
+    def gateway(self) -> bool:
+        """Is there more before its servers than a router?"""
+        return self.split is not None or self.controller is not None
+
+    @property
+    def router(self) -> str:
+        """The one that the system asks for."""
+        return "round-robin" if self.system is None else self.found().router
+
+    def check(self, instances: int = 1) -> None:
+        """Refuse what cannot be started, before anything is."""
+        self._parts(instances)
+        found = environment(self.backend)
+        name = found.backend
+        multiple = recipe(name).builds[found.device].block_tokens_multiple
+        if self.block_tokens is not None and self.block_tokens % multiple:
+            raise SloBenchError(
+                f"{name} on {found.device} needs block_tokens that are a multiple of {multiple}, "
+                f"but they are {self.block_tokens}"
+            )
+        if self.patched or self.split is not None:
+            check(self.found(), name)
+        if self.split is not None and self.transfer is Transfer.NIXL:
+            _check_nixl(found)
+        if self.kvcached:
+            self._check_kvcached(found)
+        if not self.patched:
+            self._own_options(name)
+        for what in ("kv_blocks", "block_tokens", "max_model_tokens"):
+            value = getattr(self, what)
+            if value is not None and value < 1:
+                raise SloBenchError(f"{what} must be at least 1 but is {value}")
+
+    def start(
+        self,
+        stack: ExitStack,
+        log: Path,
+        *,
+        instances: int = 1,
+        port: int | None = None,
+        say: Say = lambda line: None,
+    ) -> list[Server]:
+        """Start one server after the other; closing `stack` stops them.
+
+        With several, `-1`, `-2`, … (with roles `-prefill-1`, …) is added to the name of the log.
+        `port` is for the only one.
+
+        Raises:
+            SloBenchError: what `check` refuses, or a server that does not come up.
+        """
+        self.check(instances)
+        parts = self._parts(instances)
+        transfers = self._transfers(stack, instances)
+        step_logs: Sequence[Path | None] = self.step_logs(instances) or [None] * len(parts)
+        own_gpus = self._gpus(len(parts))
+        servers = []
+        for part, transfer, step_log, gpus in zip(
+            parts, transfers, step_logs, own_gpus, strict=True
+        ):
+            own_log = log.with_stem(f"{log.stem}{part.name}")
+            launch = self._launch(free_port() if port is None else port, step_log)
+            launch = replace(launch, transfer=transfer, role=part.policy, gpus=gpus)
+            say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
+            found = environment(self.backend)
+            server = serving(
+                recipe(found.backend), found, launch, log=own_log, ready_s=self.ready_s, say=say
+            )
+            servers.append(stack.enter_context(server))
+        if self.split is not None and self.transfer is Transfer.NIXL:
+            model = self.served_name or self.model
+            for prefill in servers[: self.split.prefill]:
+                for decode in servers[self.split.prefill :]:
+                    introduce(prefill, decode, model, self.ready_s, say)
+        return servers
+
+    def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
+        """Which GPUs each may use; nothing is said where one server may use them all."""
+        visible = [gpu.uuid for gpu in visible_gpus()]
+        if servers == 1 or not visible or environment(self.backend).device != "cuda":
+            return [()] * servers
+        return shares(servers, gpus_each(self.server_args), visible)
+
+    def step_logs(self, instances: int = 1) -> list[Path]:
+        """Those of the servers that `start` starts, in their order; none if none is asked for."""
+        log = self.step_log
+        if log is None:
+            return []
+        return [log.with_stem(f"{log.stem}{part.name}") for part in self._parts(instances)]
+
+    def _parts(self, instances: int) -> list[_Part]:
+        """The servers, in the order in which they are started."""
+        split, controller = self.split, self.controller
+        if not self.gateway:
+            names = [f"-{k + 1}" for k in range(instances)] if instances > 1 else [""]
+            return [_Part(name) for name in names]
+        if instances > 1:
+            knobs = _OF_A_SPLIT if controller is None else ("n_lp", "n_hp")
+            raise SloBenchError(
+                f"{self.system} says itself how many instances there are: leave instances out, "
+                f"and set its knobs {knobs[0]} and {knobs[1]}"
+            )
+        if controller is not None:
+            policy = self.found().policy
+            assert isinstance(policy, AscendraLp)
+            return [
+                _Part(f"-{role.name}-{k + 1}", role.name, role.policy)
+                for role in controller.roles(policy)
+                for k in range(role.instances)
+            ]
+        assert split is not None
+        if not split.decode:
+            raise SloBenchError(
+                f"{self.system} on servers must be told how many decode: set its knob "
+                "decode_instances to 1 or more"
+            )
+        roles = (("prefill", split.prefill), ("decode", split.decode))
+        return [_Part(f"-{role}-{k + 1}", role) for role, n in roles for k in range(n)]
+
+    def _transfers(self, stack: ExitStack, instances: int) -> Sequence[KvTransfer | None]:
+        """How KV comes and goes at each server; it does not without a split."""
+        split = self.split
+        if split is None:
+            return [None] * len(self._parts(instances))
+        prefills = [True] * split.prefill + [False] * split.decode
+        if self.transfer is Transfer.NIXL:
+            return [KvTransfer(one, port=free_low_port()) for one in prefills]
+        made = tempfile.TemporaryDirectory(prefix="slo-bench-kv-", ignore_cleanup_errors=True)
+        folder = Path(stack.enter_context(made))
+        return [KvTransfer(one, folder=folder) for one in prefills]
+
+    def behind(self, servers: Sequence[Server], router: str | None = None) -> Plan:
+        """What a gateway before these servers of `start` does; by default with our own router."""
+        endpoints = [Endpoint.parse(server.url) for server in servers]
+        health_path = recipe(environment(self.backend).backend).health_path
+        if self.controller is not None:
+            roles = [part.role for part in self._parts(1)]
+            return Plan(endpoints, health_path=health_path, controller=self.controller, roles=roles)
+        prefills = 0 if self.split is None else self.split.prefill
+        return Plan(
+            endpoints[prefills:],
+            router or self.router,
+            prefill=endpoints[:prefills],
+            transfer=self.transfer,
+            health_path=health_path,
+        )
+
+    def stand_ins(self, servers: Sequence[Server]) -> list[Sequence[Server]]:
+        """Servers by what they do: who is lost can be replaced by others of the same group."""
+        prefills = 0 if self.split is None else self.split.prefill
+        return [group for group in (servers[:prefills], servers[prefills:]) if group]
+
+    def _check_kvcached(self, found: Environment) -> None:
+        """Raise SloBenchError if its servers cannot have kvcached."""
+        if found.device != "cuda":
+            raise SloBenchError(
+                f"kvcached maps the memory of GPUs: it needs a CUDA build, and {found.name} is "
+                f"for {found.device}"
+            )
+        if self.patched or self.split is not None:
+            raise SloBenchError(
+                "kvcached replaces the KV blocks that our policies count and our connectors move: "
+                "use it with the server as it is (the system of its own name, or prism)"
+            )
+        if self.kv_blocks is not None:
+            raise SloBenchError("kvcached has as many KV blocks as memory holds: leave them out")
+        done = subprocess.run([found.python, "-c", _HAS_KVCACHED], capture_output=True, check=False)
+        if done.returncode:
+            raise SloBenchError(
+                f"kvcached is not installed in {found.name}; add it with: {found.python} -m pip "
+                "install kvcached --no-build-isolation"
+            )
+
+    def found(self) -> System:
+        """The system with its knobs."""
+        assert self.system is not None
+        return system_by_name(self.system).with_knobs(**self.knobs)
+
+    def _own_options(self, backend: str) -> tuple[str, ...]:
+        """The knobs of the unpatched server, as its own options."""
+        if self.system is not None:
+            self.found()  # checks names and bounds
+        options = OWN_OPTIONS.get(backend, {})
+        knobs = {name: value for name, value in self.knobs.items() if name not in _OF_A_SPLIT}
+        strangers = set(knobs) - set(options)
+        if strangers:
+            raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")
+        return tuple(word for k, v in knobs.items() for word in (options[k], str(v)))
+
+    def _launch(self, port: int, step_log: Path | None) -> Launch:
+        launch = Launch(
+            model=self.model,
+            port=port,
+            served_name=self.served_name,
+            kv_blocks=self.kv_blocks,
+            block_tokens=self.block_tokens,
+            max_model_tokens=self.max_model_tokens,
+            server_args=self.server_args,
+            kvcached=self.kvcached,
+            sleeps=self.sleeps,
+        )
+        if not self.patched:
+            options = self._own_options(environment(self.backend).backend)
+            args = (*options, *self.server_args)
+            return replace(launch, server_args=args, step_log=step_log)
+        policy = self.found().policy
+        host_blocks = None
+        if isinstance(policy, Policy) and overrides(policy, "preempt_by"):
+            host_blocks = HOST_BLOCKS if self.host_blocks is None else self.host_blocks
+        return replace(
+            launch,
+            system=self.system,
+            knobs=self.knobs,
+            step_log=step_log,
+            host_blocks=host_blocks,
+        )
+
+
+def _check_nixl(found: Environment) -> None:
+    """Raise SloBenchError if the server's environment has no NIXL."""
+    done = subprocess.run([found.python, "-c", "import nixl"], capture_output=True, check=False)
+    if done.returncode:
+        cpu = " --cpu" if found.device == "cpu" else ""
+        raise SloBenchError(
+            f"NIXL is not installed in {found.name}; add it with: slo-bench backends "
+            f"install {found.backend}{cpu} --version {found.version} --with nixl "
+            "(or let KV go through files)"
+        )

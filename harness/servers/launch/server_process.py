@@ -1,0 +1,267 @@
+"""A server process: started, waited for, watched, and stopped with everything it started.
+
+with serving(recipe, environment, launch, log=folder / "servers" / "edf.log") as server:
+    ...  # server.url answers; leaving the block stops it, whatever happened
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....workloads.errors import SloBenchError
+from ..plugins.contract import (
+    HANDSHAKE_VARIABLE,
+    HOST_BLOCKS_VARIABLE,
+    POLICY_VARIABLE,
+    STEP_LOG_VARIABLE,
+    PolicySpec,
+    tally_file,
+)
+from .environments import Environment, home
+from .plugin_folder import plugin_folder
+from .recipe import Launch, Recipe
+
+READY_S = 300.0
+_GRACE_S = 20.0
+_LOOK_EVERY_S = 0.2
+_LOW_PORTS = range(20_000, 32_000)
+_GUARD = Path(__file__).with_name("guard.py")
+_OURS = (POLICY_VARIABLE, HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, HOST_BLOCKS_VARIABLE)
+
+Say = Callable[[str], None]
+
+
+class ServerError(SloBenchError):
+    """A server that did not start, lost its hooks or died; the message has the end of its log."""
+
+
+@dataclass
+class Server:
+    """A server that is up. `handshake` is what the plugin inside said; empty if unpatched."""
+
+    name: str
+    url: str
+    log: Path
+    metrics_url: str
+    handshake: Mapping[str, object] = field(default_factory=dict)
+    tally_file: Path | None = None
+    _process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Has it not ended?"""
+        return self._process is not None and self._process.poll() is None
+
+    def check(self) -> None:
+        """Raise ServerError if it has ended."""
+        if not self.running:
+            code = None if self._process is None else self._process.returncode
+            raise ServerError(with_log(f"{self.name} ended with exit code {code}", self.log))
+
+    def wait(self) -> int:
+        """Until it ends; its exit code."""
+        assert self._process is not None
+        return self._process.wait()
+
+    def metrics(self) -> str:
+        """What the server says of itself, in Prometheus' text format.
+
+        Raises:
+            ServerError: it does not answer.
+        """
+        try:
+            with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
+                text: str = answer.read().decode("utf-8")
+        except (OSError, urllib.error.URLError) as error:
+            self.check()
+            raise ServerError(f"{self.metrics_url} does not answer: {error}") from error
+        return text
+
+    def tally(self) -> Mapping[str, int]:
+        """What the plugin has counted so far; empty if there is none."""
+        if self.tally_file is None or not self.tally_file.is_file():
+            return {}
+        found: dict[str, int] = json.loads(self.tally_file.read_text("utf-8"))
+        return found
+
+    def stop(self) -> None:
+        """Stop it and everything it started; returns when nothing is left."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()  # the guard's sign
+        try:
+            self._process.wait(_GRACE_S + 15)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # and with the guard, by PR_SET_PDEATHSIG, the server
+            self._process.wait()
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that is free now."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def free_low_port(host: str = "127.0.0.1") -> int:
+    """A free port below those that systems give to clients: it is still free when it is bound late.
+
+    Raises:
+        SloBenchError: none was found.
+    """
+    for port in random.sample(_LOW_PORTS, 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind((host, port))
+            return port
+    raise SloBenchError(f"no port from {_LOW_PORTS.start} to {_LOW_PORTS.stop - 1} is free")
+
+
+def check_port(port: int, host: str = "127.0.0.1") -> None:
+    """Raise SloBenchError if nobody can listen there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            raise SloBenchError(f"--port {port} cannot be listened at: {error}") from error
+
+
+@contextlib.contextmanager
+def serving(
+    recipe: Recipe,
+    environment: Environment,
+    launch: Launch,
+    *,
+    log: Path,
+    ready_s: float = READY_S,
+    say: Say = lambda line: None,
+) -> Iterator[Server]:
+    """A server that answers, for as long as the block lasts.
+
+    Args:
+        recipe: how it is started.
+        environment: where it is installed.
+        launch: what is served. With a system, its policy runs inside the server, and the server
+            counts as started only when the plugin has said that every hook is in place.
+        log: where its output goes.
+        ready_s: how long it may take.
+        say: told now and then that it is still starting.
+
+    Raises:
+        ServerError: it ended, took too long, or runs without the hooks.
+    """
+    name = f"{environment.name} ({launch.system or 'unpatched'})"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="slo-bench-") as scratch:
+        if launch.plugged and launch.handshake is None:
+            launch = dataclasses.replace(launch, handshake=Path(scratch) / "handshake.json")
+        argv = recipe.argv(environment.programs, environment.device, launch)
+        environ = _environ(recipe, environment, launch)
+        base = f"http://{launch.host}:{launch.port}"
+        server = Server(name, base, log, base + recipe.metrics_path)
+        try:
+            server._process = _start(argv, environ, log)
+            _wait_until_ready(server, base + recipe.health_path, ready_s, say)
+            server.handshake = _handshake(server, launch)
+            server.tally_file = launch.handshake and tally_file(launch.handshake)
+            yield server
+        finally:
+            server.stop()
+
+
+def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[str, str]:
+    """The present environment without what is ours alone, and with what the recipe adds."""
+    present = dict(os.environ)
+    for name in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", *_OURS):
+        present.pop(name, None)
+    environ = {**recipe.environ(environment.device, launch), **present}
+    environ["PATH"] = f"{environment.programs}{os.pathsep}{present.get('PATH', os.defpath)}"
+    environ["PYTHONUNBUFFERED"] = "1"
+    if launch.gpus:
+        environ["CUDA_VISIBLE_DEVICES"] = ",".join(launch.gpus)
+    if launch.plugged or launch.transfer is not None:
+        environ["PYTHONPATH"] = str(plugin_folder(home()))
+    if launch.plugged:
+        environ[HANDSHAKE_VARIABLE] = str(launch.handshake)
+    if launch.step_log is not None:
+        environ[STEP_LOG_VARIABLE] = str(launch.step_log.absolute())
+    if launch.system is not None and launch.policy is not None:
+        environ[POLICY_VARIABLE] = PolicySpec.of(launch.system, launch.policy).to_json()
+        environ[HOST_BLOCKS_VARIABLE] = str(launch.host_blocks or 0)
+    return environ
+
+
+def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:
+    with log.open("ab") as output:
+        output.write(f"$ {' '.join(argv)}\n".encode())
+        output.flush()
+        return subprocess.Popen(
+            [sys.executable, "-S", "-E", str(_GUARD), str(_GRACE_S), *argv],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environ,
+            start_new_session=True,
+        )
+
+
+def _wait_until_ready(server: Server, health_url: str, ready_s: float, say: Say) -> None:
+    begin_s = time.monotonic()
+    said_s = begin_s
+    while True:
+        server.check()
+        with contextlib.suppress(OSError), urllib.request.urlopen(health_url, timeout=5) as answer:
+            if answer.status == 200:
+                return
+        now_s = time.monotonic()
+        if now_s - begin_s > ready_s:
+            problem = f"{server.name} was not ready within {ready_s:.0f} s"
+            raise ServerError(with_log(problem, server.log))
+        if now_s - said_s > 15:
+            said_s = now_s
+            say(f"{server.name} is starting ({now_s - begin_s:.0f} s)")
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _handshake(server: Server, launch: Launch) -> Mapping[str, object]:
+    """What the plugin said; without a word from it, it does not run in this server."""
+    if not launch.plugged:
+        return {}
+    assert launch.handshake is not None
+    if not launch.handshake.is_file():
+        what = f"the policy {launch.system}" if launch.system else "the log of its steps"
+        raise ServerError(
+            with_log(
+                f"{server.name} came up, but {what} is not in it: its hooks "
+                "never said that they are in place (does the server's version fit?)",
+                server.log,
+            )
+        )
+    said: dict[str, object] = json.loads(launch.handshake.read_text("utf-8"))
+    return said
+
+
+def with_log(problem: str, log: Path) -> str:
+    """The problem, where the log is, and what it says of errors or last."""
+    lines = log.read_text("utf-8", "replace").splitlines() if log.is_file() else []
+    errors = [line for line in lines if "Error" in line and "Traceback" not in line]
+    shown = [*errors[-3:], *lines[-5:]] if errors else lines[-8:]
+    end = "".join(f"\n    {line[:300]}" for line in dict.fromkeys(shown))
+    return f"{problem}; its log is {log}, which ends with:{end}"

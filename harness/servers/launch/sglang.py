@@ -1,0 +1,168 @@
+"""SGLang: how it is installed and started."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ....workloads.errors import SloBenchError
+from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, Launch, Recipe, Step
+
+_VERSION = "0.5.23"
+_TORCH = "torch==2.13.0+cpu"
+
+# What SGLang needs beside its kernels. The package itself asks for CUDA builds of everything, so
+# on CPU it is installed without dependencies, and those of its version are listed here.
+_CPU_NEEDS = (
+    "aiohttp",
+    "anthropic>=0.20.0",
+    "apache-tvm-ffi==0.1.11",
+    "blobfile==3.0.0",
+    "compressed-tensors==0.18.0",
+    "datasets",
+    "distro",
+    "easydict",
+    "einops",
+    "fastapi",
+    "gguf",
+    "interegular",
+    "IPython",
+    "kernels>=0.14.1,<0.15",
+    "llguidance>=1.7.6,<2.0.0",
+    "mistral_common>=1.11.5",
+    "msgspec",
+    "ninja",
+    "numba==0.65.1",
+    "numpy",
+    "nvidia-ml-py",
+    "openai==2.8.0",
+    "openai-harmony==0.0.4",
+    "orjson",
+    "outlines==0.1.11",
+    "packaging",
+    "partial_json_parser",
+    "pillow",
+    "prometheus-client>=0.20.0",
+    "psutil",
+    "pybase64",
+    "pydantic",
+    "python-dateutil<3",
+    "python-multipart",
+    "pyzmq>=25.1.2",
+    "regex",
+    "requests",
+    "scipy",
+    "sentencepiece==0.2.1",
+    "setproctitle",
+    "setuptools",
+    "soundfile==0.13.1",
+    "tiktoken",
+    "tokenizers==0.23.2",
+    "tqdm",
+    "transformers==5.19.0",
+    "triton",
+    "uvicorn>=0.51",
+    "uvloop",
+    "watchfiles",
+    "xgrammar==0.2.7",
+    "xxhash",
+    "zstandard",
+)
+_STAND_INS = Path(__file__).with_name("sglang_cpu")
+
+
+def _cpu_steps(version: str) -> Sequence[Step]:
+    if version != _VERSION:
+        raise SloBenchError(
+            f"SGLang {version} has no recipe for CPU: it is put together from parts, and those of "
+            f"{_VERSION} are known; leave --version out"
+        )
+    return (
+        # Alone: PyTorch's CPU index is then asked for nothing else.
+        Step((_TORCH,), dependencies=False, index=TORCH_CPU_INDEX),
+        Step((f"sglang=={version}", "torchvision==0.28.0"), dependencies=False),
+        Step((_TORCH, *_CPU_NEEDS)),  # torch again, so that nothing replaces it
+    )
+
+
+def _cuda_steps(version: str) -> Sequence[Step]:
+    return (Step((f"sglang=={version}",)),)
+
+
+def _add_stand_ins(site_packages: Path, version: str) -> None:
+    """What has no CPU build: a `sgl_kernel` of names only, operators of torchvision."""
+    kernels = site_packages / "sgl_kernel"
+    kernels.mkdir(exist_ok=True)
+    shutil.copyfile(_STAND_INS / "sgl_kernel.py", kernels / "__init__.py")
+    name = "slo_bench_torchvision"
+    shutil.copyfile(_STAND_INS / f"{name}.py", site_packages / f"{name}.py")
+    (site_packages / f"{name}.pth").write_text(f"import {name}\n", "utf-8")
+
+
+_PROBE = (
+    "import sglang.srt.entrypoints.http_server, sglang.srt.managers.scheduler, "
+    "importlib.metadata as m; "
+    "print(m.version('sglang'))"
+)
+
+
+def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
+    argv = [
+        *(str(programs / "python"), "-m", "sglang.launch_server", "--model-path", launch.model),
+        *("--host", launch.host, "--port", str(launch.port), "--enable-metrics"),
+    ]
+    if launch.served_name is not None:
+        argv += ["--served-model-name", launch.served_name]
+    block_tokens = launch.block_tokens or 1
+    if launch.block_tokens is not None:
+        argv += ["--page-size", str(block_tokens)]
+    if launch.kv_blocks is not None:
+        argv += ["--max-total-tokens", str(launch.kv_blocks * block_tokens)]
+    if launch.max_model_tokens is not None:
+        argv += ["--context-length", str(launch.max_model_tokens)]
+    if device == "cpu":
+        argv += [
+            *("--device", "cpu", "--attention-backend", "torch_native", "--disable-cuda-graph"),
+            *("--grammar-backend", "none", "--skip-server-warmup", "--mem-fraction-static", "0.2"),
+        ]
+    return [*argv, *launch.server_args]
+
+
+def _environ(device: str, launch: Launch) -> Mapping[str, str]:
+    found = {
+        "HF_HUB_OFFLINE": "1" if Path(launch.model).exists() else "0",
+        # Being stopped looks like a crash to SGLang: without this it waits 5 s to look into it.
+        "SGLANG_PYSPY_DUMP_BEFORE_CRASH": "0",
+    }
+    if launch.kvcached:
+        found |= KVCACHED
+    if device == "cpu":
+        found |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+    return found
+
+
+SGLANG = Recipe(
+    backend="sglang",
+    builds={
+        "cpu": Build(
+            version=_VERSION,
+            steps=_cpu_steps,
+            probe=_PROBE,
+            oldest_python=(3, 11),
+            newest_python=(3, 12),
+            finish=_add_stand_ins,
+        ),
+        # Not tried: what the project's own instructions say.
+        "cuda": Build(
+            version=_VERSION,
+            steps=_cuda_steps,
+            probe=_PROBE,
+            oldest_python=(3, 11),
+            newest_python=(3, 12),
+        ),
+    },
+    argv=_argv,
+    environ=_environ,
+    health_path="/model_info",  # /health generates a token, which would count as load
+)

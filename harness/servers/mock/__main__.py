@@ -1,0 +1,67 @@
+"""`python -m slo_bench.harness.servers.mock`."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+
+from ....workloads.errors import SloBenchError
+from .config import Fault, MockConfig
+from .running import serve_as_asked
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m slo_bench.harness.servers.mock",
+        description="An OpenAI-compatible server with known times. Prints its address.",
+    )
+    default = MockConfig()
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="default: any that is free")
+    parser.add_argument("--ttft", type=float, default=default.ttft_s, help="seconds")
+    parser.add_argument("--itl", type=float, default=default.itl_s, help="seconds")
+    parser.add_argument("--slots", type=int, help="served at once; default: all")
+    parser.add_argument("--service", type=float, help="seconds that any answer takes in its slot")
+    parser.add_argument("--tokens-per-chunk", type=int, default=1)
+    parser.add_argument("--model", default=default.model, help="the name it gives itself")
+    parser.add_argument("--fault", choices=[fault.value for fault in Fault])
+    parser.add_argument("--fault-every", type=int, default=1, help="which requests it happens to")
+    parser.add_argument("--fault-after", type=int, default=default.fault_after, help="tokens")
+    parser.add_argument("--config", help=argparse.SUPPRESS)
+    parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
+    return parser
+
+
+def _config(asked: argparse.Namespace) -> MockConfig:
+    if asked.config is not None:
+        settings = json.loads(asked.config)
+        fault = settings.pop("fault")
+        return MockConfig(**settings, fault=None if fault is None else Fault(fault))
+    return MockConfig(
+        ttft_s=asked.ttft,
+        itl_s=asked.itl,
+        slots=asked.slots,
+        service_s=asked.service,
+        tokens_per_chunk=asked.tokens_per_chunk,
+        model=asked.model,
+        fault=None if asked.fault is None else Fault(asked.fault),
+        fault_every=asked.fault_every,
+        fault_after=asked.fault_after,
+    )
+
+
+def main() -> None:
+    """Serve until interrupted."""
+    asked = _parser().parse_args()
+    try:
+        config = _config(asked)
+        with contextlib.suppress(KeyboardInterrupt):
+            serve_as_asked(config, asked.host, asked.port, until_eof=asked.until_eof)
+    except (SloBenchError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

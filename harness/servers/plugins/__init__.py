@@ -1,0 +1,1 @@
+"""Policies inside vLLM and SGLang. Imports `core`, `policies` and this folder alone."""

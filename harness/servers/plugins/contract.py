@@ -1,0 +1,176 @@
+"""What a policy inside a server's process is told, and how it says that it is in place.
+
+Our side starts a server with these variables set; the plugin inside reads them. It is inert
+where neither `SLO_BENCH_POLICY` nor `SLO_BENCH_STEP_LOG` is set; with the log alone it watches, and
+leaves all decisions as they are.
+
+    SLO_BENCH_POLICY       a `PolicySpec` as JSON
+    SLO_BENCH_HANDSHAKE    file that the plugin writes once all its hooks are in place
+    SLO_BENCH_STEP_LOG     file for a line of JSON for each step (batch, duration); may be unset
+    SLO_BENCH_HOST_BLOCKS  KV blocks of host memory for swapping; unset: none
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ....workloads.errors import SloBenchError
+from ...core.policy import AnyPolicy, Knobs, Policy, StaticPolicy
+
+POLICY_VARIABLE = "SLO_BENCH_POLICY"
+HANDSHAKE_VARIABLE = "SLO_BENCH_HANDSHAKE"
+STEP_LOG_VARIABLE = "SLO_BENCH_STEP_LOG"
+HOST_BLOCKS_VARIABLE = "SLO_BENCH_HOST_BLOCKS"
+
+
+@dataclass(frozen=True)
+class PolicySpec:
+    """A policy by where its class is found, and the values of all its knobs.
+
+    `given`: its fields that are no knobs, which a controller over several instances sets.
+    """
+
+    system: str
+    module: str
+    class_name: str
+    file: str | None = None  # of a module that no package holds
+    knobs: Mapping[str, Any] = field(default_factory=dict)
+    given: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, system: str, policy: Knobs) -> PolicySpec:
+        """The spec of a policy object."""
+        kind = type(policy)
+        module = sys.modules[kind.__module__]
+        own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
+        file = None if own else getattr(module, "__file__", None)
+        knobs = {name: getattr(policy, name) for name in policy.bounds()}
+        names = {one.name for one in dataclasses.fields(policy)} - set(knobs)
+        given = {name: getattr(policy, name) for name in names}
+        return cls(system, kind.__module__, kind.__qualname__, file, knobs, given)
+
+    def to_json(self) -> str:
+        """For the environment variable."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> PolicySpec:
+        """What `to_json` gave.
+
+        Raises:
+            SloBenchError: it is something else.
+        """
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as error:
+            raise SloBenchError(f"{POLICY_VARIABLE} cannot be read: {error}") from error
+
+    def load(self) -> AnyPolicy:
+        """The policy object.
+
+        Raises:
+            SloBenchError: its module or class is not there, or the knobs are not its own.
+        """
+        made = self.made()
+        if not isinstance(made, Policy | StaticPolicy):
+            raise SloBenchError(f"{self.module}.{self.class_name} decides on no instance")
+        return made
+
+    def made(self) -> Knobs:
+        """The policy object, also one that decides across instances.
+
+        Raises:
+            SloBenchError: its module or class is not there, or the knobs are not its own.
+        """
+        kind = getattr(self._module(), self.class_name, None)
+        if not (isinstance(kind, type) and issubclass(kind, Knobs)):
+            raise SloBenchError(f"{self.module} has no policy {self.class_name}")
+        found: Knobs = dataclasses.replace(kind().with_knobs(**self.knobs), **self.given)
+        return found
+
+    def _module(self) -> Any:
+        if self.file is None:
+            return importlib.import_module(self.module)
+        if self.module in sys.modules:
+            return sys.modules[self.module]
+        spec = importlib.util.spec_from_file_location(self.module, self.file)
+        if spec is None or spec.loader is None or not Path(self.file).is_file():
+            raise SloBenchError(f"{self.file} cannot be loaded as Python")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[self.module] = module
+        spec.loader.exec_module(module)
+        return module
+
+
+def asked_for() -> PolicySpec | None:
+    """The policy that this process shall run; None: leave the server as it is."""
+    text = os.environ.get(POLICY_VARIABLE)
+    return PolicySpec.from_json(text) if text else None
+
+
+def announce(server: str, version: str, hooks: Sequence[str], **more: Any) -> None:
+    """Say that every hook is in place; whoever started the server reads it.
+
+    Call it last, when nothing can fail any more.
+    """
+    path = os.environ.get(HANDSHAKE_VARIABLE)
+    if not path:
+        return
+    said = {"server": server, "version": version, "hooks": list(hooks), "pid": os.getpid(), **more}
+    part = Path(f"{path}.{os.getpid()}")
+    part.write_text(json.dumps(said) + "\n", "utf-8")
+    part.replace(path)
+
+
+def tally_file(handshake: Path) -> Path:
+    """Where the plugin that wrote this handshake keeps its totals."""
+    return handshake.with_suffix(".tally.json")
+
+
+class Tally:
+    """What has been decided and done so far; whoever started the server reads it at any time."""
+
+    def __init__(self) -> None:
+        handshake = os.environ.get(HANDSHAKE_VARIABLE)
+        self._path = tally_file(Path(handshake)) if handshake else None
+        self._written: dict[str, int] = {}
+
+    def write(self, **totals: int) -> None:
+        """Whole, and only if anything changed."""
+        if self._path is not None and totals != self._written:
+            part = self._path.with_suffix(f".{os.getpid()}")
+            part.write_text(json.dumps(totals), "utf-8")
+            part.replace(self._path)
+            self._written = totals
+
+
+def host_blocks() -> int:
+    """KV blocks of host memory for swapping."""
+    return int(os.environ.get(HOST_BLOCKS_VARIABLE) or 0)
+
+
+class StepLog:
+    """A line of JSON for each step, if anybody asked for it."""
+
+    def __init__(self) -> None:
+        path = os.environ.get(STEP_LOG_VARIABLE)
+        self._file = Path(path).open("a", buffering=1, encoding="utf-8") if path else None  # noqa: SIM115
+
+    @property
+    def wanted(self) -> bool:
+        """Does anybody read it?"""
+        return self._file is not None
+
+    def write(self, event: str, **values: Any) -> None:
+        """One line."""
+        if self._file is not None:
+            self._file.write(json.dumps({"event": event, **values}) + "\n")

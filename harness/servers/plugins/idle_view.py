@@ -1,0 +1,48 @@
+"""A view of an instance on which nothing is: for what is asked before a server is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ...core.decisions import Refill
+from ...core.learned_predictions import LearnedPredictions
+from ...core.policy import Policy
+from ...core.state import RequestState
+from ...core.view import Predictions
+
+
+class IdleView:
+    """Implements `harness.core.view.View` with nobody there."""
+
+    now_s = 0.0
+    host_free_blocks = 0
+    n_waiting = n_resident = n_prefilling = n_decoding = n_running = 0
+    decode_kv_tokens = future_tokens = unfilled_tokens = 0
+
+    def __init__(self, policy: Policy, kv_blocks: int = 10_000, block_tokens: int = 16) -> None:
+        self.predict: Predictions = LearnedPredictions()
+        self.state: Any = policy.new_state()
+        self.total_blocks = self.free_blocks = kv_blocks
+        self.block_tokens = block_tokens
+
+    def waiting(self) -> Iterable[RequestState]:
+        return ()
+
+    def running(self) -> Iterable[RequestState]:
+        return ()
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        return []
+
+    def kv_tokens(self, r: RequestState) -> int:
+        return 0
+
+    def emitted_tokens(self, r: RequestState) -> int:
+        return 0
+
+    def held_blocks(self, r: RequestState) -> int:
+        return 0
+
+    def cached_tokens(self, r: RequestState) -> int:
+        return 0

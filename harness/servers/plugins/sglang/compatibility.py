@@ -1,0 +1,38 @@
+"""Which policies SGLang can run, and why the others not. Needs no SGLang."""
+
+from __future__ import annotations
+
+from ....core.decisions import Limits
+from ....core.policy import AnyPolicy, Policy, overrides
+from ....policies.sglang import Sglang
+from ..idle_view import IdleView
+
+_NOT_OFFERED = {
+    "preempt_by": "SGLang takes KV from a request only by throwing it away (no swap, no stall)",
+    "refill": "SGLang knows one waiting queue, and nobody waits with KV elsewhere",
+    "reserve": "SGLang reserves room by its own estimate of output lengths",
+    "commit": "SGLang promises no blocks for life",
+}
+
+
+def refusal(policy: AnyPolicy) -> str:
+    """Why this policy cannot run inside SGLang; empty if it can."""
+    if not isinstance(policy, Policy):
+        return "it forms static batches, which SGLang does not"
+    if isinstance(policy, Sglang):
+        return "it is what SGLang does by itself: run the server unpatched"
+    for hook, reason in _NOT_OFFERED.items():
+        if overrides(policy, hook):
+            return f"it decides {hook}: {reason}"
+    if policy.limits_vary:
+        return "its limits change as it runs; SGLang's are set at the start"
+    return refusal_of(policy.limits(IdleView(policy)))
+
+
+def refusal_of(limits: Limits) -> str:
+    """Why these limits cannot be kept in SGLang; empty if they can."""
+    if not limits.chunked:
+        return "it never splits a prompt; SGLang decides itself what it splits"
+    if limits.watermark_blocks or limits.headroom_blocks:
+        return "it keeps blocks free as a watermark, which SGLang does not"
+    return ""

@@ -1,0 +1,184 @@
+"""A policy of ours deciding inside SGLang's scheduler.
+
+SGLang executes: it keeps blocks, batches and outputs. What the policy decides is put where SGLang
+asks for it: who enters next into the order of its waiting queue, who loses its KV into the order
+of retraction; who is rejected or leaves is taken from the queue and told so. Limits are those of
+the policy, within those that the server was started with.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from http import HTTPStatus
+from typing import Any
+
+from sglang.srt.managers.scheduler import _make_abort_req
+from sglang.srt.managers.utils import is_health_check_generate_req
+
+from ....core.decisions import Admission, Why
+from ....core.learned_predictions import LearnedPredictions
+from ....core.policy import Key, Policy, overrides
+from ....core.queues import REKEY_AT_MOST
+from ....core.state import Phase
+from ....core.wire import DROPPED, REJECTED
+from ..contract import StepLog
+from .compatibility import refusal_of
+from .steps import Steps, requests_left
+from .view import SglangRequest, SglangView, all_ours, ours
+
+
+class Decider:
+    """One for each scheduler; the hooks call it."""
+
+    clock: Callable[[], float] = staticmethod(time.perf_counter)  # as SGLang's own times
+
+    def __init__(self, scheduler: Any, policy: Policy) -> None:
+        self._scheduler = scheduler
+        self._policy = policy
+        predictions = LearnedPredictions()
+        self.steps = Steps(predictions, StepLog())
+        self.view = SglangView(scheduler, predictions, policy.new_state())
+        self._arrived = 0
+        self._leavers: list[tuple[float, int, SglangRequest, Why]] = []
+        self._asks_admit = overrides(policy, "admit")
+        self._asks_leave = overrides(policy, "leave")
+        self._limit()
+
+    def _limit(self) -> None:
+        scheduler = self._scheduler
+        limits = self._policy.limits(self.view)
+        if reason := refusal_of(limits):
+            raise RuntimeError(f"SGLang cannot run this policy: {reason}")
+        self._max_seqs = limits.max_seqs
+        page = self.view.block_tokens
+        budget = max(page, limits.token_budget // page * page)
+        scheduler.max_prefill_tokens = min(scheduler.max_prefill_tokens, budget)
+        if scheduler.chunked_prefill_size is not None:
+            scheduler.chunked_prefill_size = min(scheduler.chunked_prefill_size, budget)
+
+    def room(self, allocatable: int, running: int) -> int:
+        """How many may enter: what SGLang has room for, within the policy's `max_seqs`."""
+        return min(allocatable, self._max_seqs - running)
+
+    # ---------------------------------------------------------------- coming and going
+
+    def comes(self, req: Any) -> bool:
+        """`req` is about to enter the queue, anew or again; False: it has been turned away."""
+        self.view.look(type(self).clock())
+        r = ours(req)
+        if r is not None:  # retracted
+            r.phase = Phase.WAITING
+            r.recomputes += 1
+            self._place(r)
+            self.steps.log.write("preempted", time_s=self.view.now_s, id=str(req.rid))
+            return True
+        if is_health_check_generate_req(req) or req.to_finish is not None:
+            return True  # none of the policy's: it would be wrong to let it wait or go
+        self._arrived += 1
+        received_s = float(getattr(req.time_stats, "scheduler_recv_time", 0.0)) or self.view.now_s
+        r = SglangRequest(req, self._arrived, min(received_s, self.view.now_s))
+        if self._asks_admit and self._policy.admit(r, self.view) is Admission.REJECT:
+            self._send_away(req, Why.REJECT)
+            return False
+        self._place(r)
+        if self._asks_leave and (leave := self._policy.leave(r, self.view)) is not None:
+            heappush(self._leavers, (leave.time_s, r.seq, r, leave.why))
+        return True
+
+    def _place(self, r: SglangRequest) -> None:
+        if self._policy.order == "time":
+            r.line = self._policy.urgency_line(r, self.view)
+        elif self._policy.order == "entry":
+            r.key = self._policy.urgency(r, self.view)
+
+    def dismiss(self, batches: Iterable[Any]) -> None:
+        """Those whose time to leave has come and who have not begun; `batches` run now."""
+        running = [batch.reqs for batch in batches if batch is not None]
+        self.view.look(type(self).clock(), running)
+        while self._leavers and self._leavers[0][0] <= self.view.now_s:
+            _, _, r, why = heappop(self._leavers)
+            req, queue = r.req, self._scheduler.waiting_queue
+            if req is None or not math.isnan(r.scheduled_s):
+                continue
+            at = next((i for i, other in enumerate(queue) if other is req), None)
+            if at is not None:
+                del queue[at]
+                self._send_away(req, why)
+
+    def _send_away(self, req: Any, why: Why) -> None:
+        scheduler = self._scheduler
+        message = REJECTED if why is Why.REJECT else DROPPED
+        scheduler._release_aborted_request(req)
+        scheduler.beam_coordinator.retire_group(req)
+        reason = {
+            "type": "abort",
+            "status_code": HTTPStatus.SERVICE_UNAVAILABLE,
+            "message": f"{message} by the policy",
+        }
+        scheduler.send_abort_output(_make_abort_req(req, finished_reason=reason), req)
+        self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), why=message)
+
+    # ---------------------------------------------------------------- who goes first, who goes
+
+    def order(self, queue: list[Any], running: Any) -> None:
+        """Sort the waiting queue in place."""
+        self.view.look(type(self).clock(), [] if running is None else [running.reqs])
+        if self._policy.order == "cache":
+            by_arrival = len(queue) > REKEY_AT_MOST
+            for r in all_ours(queue):
+                r.key = r.arrival_s if by_arrival else self._policy.urgency(r, self.view)
+        elif self._policy.order == "view":
+            for r in all_ours(queue):
+                r.key = self._policy.urgency(r, self.view)
+        queue.sort(key=self._rank)
+
+    def _rank(self, req: Any) -> tuple[bool, Key, int]:
+        r = ours(req)
+        if r is None:
+            return (False, 0.0, 0)  # health checks and the like go first
+        return (True, r.key if r.line is None else r.line.at(self.view.now_s), r.seq)
+
+    def victims(self, reqs: list[Any]) -> list[int]:
+        """Places in `reqs`: the last one is retracted first; of equals the later comer."""
+        self.view.look(type(self).clock(), [reqs])
+        keys: list[tuple[bool, Key, int]] = []
+        for req in reqs:
+            r = ours(req)
+            if r is None:
+                keys.append((True, 0.0, 0))  # health checks and the like stay
+            else:
+                keys.append((False, self._policy.keep(r, self.view), -r.seq))
+        return sorted(range(len(reqs)), key=keys.__getitem__, reverse=True)
+
+    # ---------------------------------------------------------------- steps
+
+    def begins(self, batch: Any) -> None:
+        """SGLang runs this batch."""
+        now_s = type(self).clock()
+        self.view.look(now_s)
+        prefill = batch.forward_mode.is_extend()
+        for r in all_ours(batch.reqs):
+            r.phase = Phase.PREFILL if prefill else Phase.DECODE
+            if math.isnan(r.scheduled_s):
+                r.scheduled_s = now_s
+        free_blocks = self.view.free_blocks if self.steps.log.wanted else 0
+        self.steps.begin(batch, now_s, waiting=self.view.n_waiting, free_blocks=free_blocks)
+
+    def ended(self, batch: Any) -> None:
+        """Its result has been processed: who is done?"""
+        now_s = type(self).clock()
+        left = requests_left(self._scheduler, batch) if self.steps.log.wanted else 0
+        self.steps.done(now_s, left)
+        self.view.look(now_s)
+        for r in all_ours(batch.reqs):
+            req = r.req
+            if r.phase is Phase.DONE or not req.finished():
+                continue
+            r.phase = Phase.DONE
+            r.finish_s = now_s
+            r.emitted_tokens = r.output_tokens = len(req.output_ids)
+            if req.finished_reason.to_json().get("type") != "abort":
+                self._policy.finished(r, self.view)

@@ -1,0 +1,582 @@
+"""vLLM's scheduler, with a policy of ours deciding.
+
+vLLM executes: it keeps blocks, batches and outputs. What the policy decides is put where vLLM
+looks for it before each step: limits into its limits, the order into its waiting queue. Who must
+go is preempted before the step, as far as the need for blocks can be foreseen; for what cannot
+(speculative tokens, say), the victims' ranks stand in `request.priority`, of which vLLM's PRIORITY
+mode preempts the largest. Positions in `running` only say who is served first: decodes, then
+prefills in the order in which they came in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any, ClassVar
+
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
+from vllm.v1.request import Request, RequestStatus
+
+from ....core.decisions import Admission, PreemptBy, Refill, Why
+from ....core.learned_predictions import LearnedPredictions
+from ....core.policy import Policy, overrides
+from ....core.state import Phase, RequestState
+from ....core.wire import DROPPED, OFFLOADED, REJECTED, slo_from_wire, told_from_wire, waited_s
+from ..contract import StepLog, Tally, announce, asked_for, host_blocks
+from .hooks import HOOKS, vllm_version
+from .queue import PolicyQueue
+from .steps import Composition, engine_settings
+from .view import VllmView
+
+_GOODBYES = {Why.REJECT: REJECTED, Why.DROP: DROPPED, Why.OFFLOAD: OFFLOADED}
+
+
+class PolicyScheduler(Scheduler):
+    """For `--scheduler-cls`. The policy comes from the environment (`engines.plugin_contract`)."""
+
+    clock: ClassVar[Callable[[], float]] = time.time  # as vLLM's own arrival times
+
+    running: list[Any]  # of vLLM's requests
+    max_num_scheduled_tokens: int
+    max_num_running_reqs: int
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        spec = asked_for()
+        if spec is None:
+            raise RuntimeError("SLO_BENCH_POLICY is not set; start the server with slo-bench serve")
+        policy = spec.load()
+        if not isinstance(policy, Policy):
+            raise RuntimeError(f"{spec.system} forms static batches, which vLLM does not")
+        self.slo_policy = policy
+        self.policy_state = policy.new_state()
+        self.predictions = LearnedPredictions()
+        self.step_log = StepLog()
+        self.tally = Tally()
+        self.executed_out = self.executed_in = 0  # swaps, by the workers' own count
+        self._ended: list[str] = []  # since the last step
+        self._victims = {PreemptBy.SWAP: 0, PreemptBy.RECOMPUTE: 0}
+        self.now_s = type(self).clock()
+        self.states: dict[str, RequestState] = {}
+        self._apart: list[Request] = []  # in the batch, but not in `running` at this moment
+        self.host_blocks = self._checked_host_blocks()
+        self._requests: dict[int, Request] = {}  # by the number of their state
+        self._arrived = 0
+        self._promised_blocks = 0
+        self._leavers: list[tuple[float, int, str, Why]] = []
+        self._goodbyes: list[tuple[int, EngineCoreOutput]] = []
+        self._own_limits = (self.max_num_scheduled_tokens, self.max_num_running_reqs)
+        self._decode_next = False
+        self._changed = True  # since the policy was last asked who enters
+        self._heads: list[str] = []  # of the queue's groups when the policy was last asked
+        self._seen_free: int | None = None
+        self._preempted: list[dict[str, Any]] = []
+        self._began: tuple[float, Composition] | None = None
+        self._asks_room = any(overrides(policy, h) for h in ("reserve", "commit"))
+        self._asks_refill = overrides(policy, "refill")
+        self._asks_leave = overrides(policy, "leave")
+        # Answers that change while requests decode are taken when something happened.
+        self._answers_drift = policy.order == "view" or self._asks_refill
+
+        self.policy = SchedulingPolicy.PRIORITY
+        self.waiting = PolicyQueue(
+            self._key,
+            lambda r: r.request_id in self.swapped,
+            hangs_on_view=policy.order == "view",
+        )
+        self.view = VllmView(self)
+        self._limits = policy.limits(self.view)
+        self._apply_limits()
+        announce(
+            "vllm",
+            vllm_version(),
+            HOOKS,
+            system=spec.system,
+            host_blocks=self.host_blocks,
+            **engine_settings(self),
+        )
+
+    def _checked_host_blocks(self) -> int:
+        blocks = host_blocks()
+        if not blocks:
+            return 0
+        if not hasattr(self.connector, "swap_out"):
+            raise RuntimeError("host blocks need the swap connector; start with slo-bench serve")
+        groups = len(self.kv_cache_config.kv_cache_groups)
+        if groups != 1:
+            raise RuntimeError(f"swapping needs one KV cache group, but this model has {groups}")
+        return blocks
+
+    # ---------------------------------------------------------------- what the view asks
+
+    @property
+    def swapped(self) -> dict[str, int]:
+        """Request id to tokens in host memory."""
+        found: dict[str, int] = getattr(self.connector, "swapped", {})
+        return found
+
+    @property
+    def batch(self) -> list[Request]:
+        """All in the batch, also those that sit out a step."""
+        return [*self._apart, *self.running]
+
+    @property
+    def n_running(self) -> int:
+        """How many are in the batch; asked for each of them, where they are ranked."""
+        return len(self._apart) + len(self.running)
+
+    def request_of(self, r: RequestState) -> Request:
+        """The request of vLLM that this state belongs to."""
+        return self._requests[r.id]
+
+    def prefills(self, request: Request) -> bool:
+        """Does it lack more than the token that it decodes next?"""
+        lacks = bool(request.num_computed_tokens < request.num_tokens - 1)
+        chunk = getattr(request, "is_prefill_chunk", None)
+        if chunk is None:
+            return lacks
+        return bool(chunk) or lacks or request.num_output_tokens == 0
+
+    def cached_tokens(self, request: Request) -> int:
+        """Leading tokens in the prefix cache."""
+        if not self.cache_config.enable_prefix_caching:
+            return 0
+        return int(self.kv_cache_manager.get_computed_blocks(request)[1])
+
+    # ---------------------------------------------------------------- coming and going
+
+    def add_request(self, request: Request) -> None:
+        if request.request_id in self.requests:  # the next input of a streaming session
+            super().add_request(request)
+            return
+        self.now_s = type(self).clock()
+        self._changed = True
+        r = self._state_of(request)
+        self.states[request.request_id] = r
+        self._requests[r.id] = request
+        policy = self.slo_policy
+        if overrides(policy, "admit") and policy.admit(r, self.view) is Admission.REJECT:
+            super().add_request(request)
+            self._send_away(request, Why.REJECT)
+            return
+        super().add_request(request)
+        if self._asks_leave:
+            leave = policy.leave(r, self.view)
+            if leave is not None:
+                heappush(self._leavers, (leave.time_s, r.seq, request.request_id, leave.why))
+
+    def _state_of(self, request: Request) -> RequestState:
+        params = request.sampling_params or request.pooling_params
+        wire = getattr(params, "extra_args", None) or getattr(params, "extra_kwargs", None) or {}
+        arrival_s = min(float(request.arrival_time), self.now_s) - waited_s(wire)
+        output = int(request.max_tokens)
+        self._arrived += 1
+        r = RequestState(
+            self._arrived,
+            arrival_s,
+            int(request.num_prompt_tokens),
+            output,
+            int(wire.get("max_output_tokens", output)),
+            slo_from_wire(wire, arrival_s),
+        )
+        r.seq = self._arrived
+        r.told = told_from_wire(wire)
+        return r
+
+    def _dismiss(self) -> None:
+        """Those whose time to leave has come and who have not begun."""
+        while self._leavers and self._leavers[0][0] <= self.now_s:
+            _, _, request_id, why = heappop(self._leavers)
+            request = self.requests.get(request_id)
+            if request is not None and request.status == RequestStatus.WAITING:
+                self._send_away(request, why)
+
+    def _send_away(self, request: Request, why: Why) -> None:
+        output = EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=[],
+            finish_reason=RequestStatus.get_finished_reason(RequestStatus.FINISHED_ABORTED),
+            stop_reason=_GOODBYES[why],
+        )
+        self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
+        self._goodbyes.append((request.client_index, output))
+
+    def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
+        self._changed = True
+        r = self.states.get(request.request_id)
+        if r is not None:
+            self._promised_blocks -= r.promised_blocks
+            r.phase = Phase.DONE
+            r.finish_s = type(self).clock()
+            r.kv_tokens = request.num_computed_tokens
+            r.emitted_tokens = r.output_tokens = request.num_output_tokens
+            stopped = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
+            if request.status in stopped:
+                self.slo_policy.finished(r, self.view)
+            del self.states[request.request_id], self._requests[r.id]
+            if self.step_log.wanted:
+                self._ended.append(request.request_id)
+        return super()._free_request(request, *args, **kwargs)
+
+    # ---------------------------------------------------------------- one step
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        self.now_s = type(self).clock()
+        self._preempted.clear()
+        if not self.slo_policy.leaves_last:
+            self._dismiss()
+        if self.slo_policy.order != "entry":
+            self.waiting.rekey()
+        overtaken = self.slo_policy.order == "time" and self.waiting.heads() != self._heads
+        changed = self._changed or overtaken or not self.running
+        asked = changed or not self._answers_drift
+        if self.slo_policy.limits_vary and asked:
+            self._limits = self.slo_policy.limits(self.view)
+            self._apply_limits()
+        self._rank()
+        preempted = self._make_room()
+        if preempted and self.slo_policy.order != "entry":
+            self.waiting.rekey()  # there is more room, and somebody else waits
+        closed = not asked or (preempted and bool(self._decoding()))
+        which = Refill.NEITHER if closed else self._who_enters()
+        sitting_out = self._sitting_out(which)
+        if not self._limits.chunked:
+            self.max_num_scheduled_tokens = self._budget_for_whole_prompts()
+        self._seen_free = self.free_blocks()
+        self.waiting.opened(which, self._fits, self._enters)
+        try:
+            if sitting_out:
+                output = self._schedule_without(sitting_out, args, kwargs)
+            else:
+                output = super().schedule(*args, **kwargs)
+        finally:
+            self.waiting.closed()
+            self._seen_free = None
+        moved = self._prompts_moved(output.num_scheduled_tokens)
+        self._changed = preempted or moved or (asked and self._others_next(which, output))
+        if asked:
+            self._heads = self.waiting.heads()
+        self._decode_next = bool(sitting_out) and not output.num_scheduled_tokens
+        self._note(output)
+        if self.slo_policy.leaves_last:
+            self._dismiss()
+        return output
+
+    def free_blocks(self) -> int:
+        """Blocks that nobody has or, where prompts take theirs at entry, is still to get."""
+        free = int(self.kv_cache_manager.block_pool.get_num_free_blocks())
+        if self._limits.by_chunk or not self._limits.chunked:
+            return free
+        blocks_of = self.kv_cache_manager.get_block_ids
+        for request in self.batch:
+            if self.prefills(request):
+                wanted = -(-request.num_tokens // self.block_size)
+                free -= wanted - len(blocks_of(request.request_id)[0])
+        return free
+
+    def seen_free_blocks(self) -> int:
+        """`free_blocks`; while a batch is filled as at its beginning, without those who entered."""
+        return self.free_blocks() if self._seen_free is None else self._seen_free
+
+    def _enters(self, request: Request) -> None:
+        if self._seen_free is not None and not self._limits.by_chunk:
+            self._seen_free -= -(-request.num_tokens // self.block_size)
+
+    def _prompts_moved(self, scheduled: dict[str, int]) -> bool:
+        """Is the policy to be asked again in the next step, because of the prompts in this one?
+
+        One is complete, so that there is budget for others (or a limit that hangs on what is in
+        the batch moves), or only the token budget kept others out.
+        """
+        if not (len(self.waiting) or self.slo_policy.limits_vary):
+            return False
+        pending = decodes = 0
+        for request in self.batch:
+            tokens = scheduled.get(request.request_id, 0)
+            left = request.num_tokens - request.num_computed_tokens
+            if left + tokens <= 1 and request.num_output_tokens:
+                decodes += 1
+            elif not left:
+                return True
+            else:
+                pending += left + tokens
+        budget = self._limits.token_budget - (decodes if self._limits.mix else 0)
+        return len(self.waiting) > 0 and pending >= budget
+
+    def _others_next(self, which: Refill, output: Any) -> bool:
+        """Did some enter beside the swapped, so that it may be the turn of others?"""
+        cached = output.scheduled_cached_reqs
+        entered = bool(output.scheduled_new_reqs or _resumed(cached))
+        return entered and (which is Refill.RESIDENT or bool(self.waiting.resident))
+
+    def _apply_limits(self) -> None:
+        """The policy's limits, within those that the server was started with."""
+        tokens, seqs = self._own_limits
+        self.max_num_scheduled_tokens = min(tokens, self._limits.token_budget)
+        seqs = min(seqs, self._limits.max_seqs)
+        if hasattr(self, "max_num_active_reqs"):
+            self.max_num_active_reqs = seqs
+        else:
+            self.max_num_running_reqs = seqs
+
+    def _budget_for_whole_prompts(self) -> int:
+        """A prompt that is larger than the budget goes alone, since nothing may split it."""
+        tokens, limits = self._own_limits[0], self._limits
+        head = self.waiting.head()
+        needed = 0 if head is None else head.num_tokens
+        if limits.mix:
+            needed += len(self._decoding())
+        return min(tokens, max(limits.token_budget, needed))
+
+    def _rank(self) -> None:
+        """Who goes first under pressure, and who is served first."""
+        keep, view, states = self.slo_policy.keep, self.view, self.states
+        running = self.running
+        ranked = sorted(
+            running,
+            key=lambda r: (keep(s := states[r.request_id], view), -s.seq),
+            reverse=True,
+        )
+        for rank, request in enumerate(ranked):
+            request.priority = rank
+        running.sort(key=lambda r: (1, 0) if self.prefills(r) else (0, r.priority))
+
+    def _make_room(self) -> bool:
+        """Preempt until the blocks are there that this step takes; True if anybody had to go.
+
+        vLLM would do it in the middle of its pass over the batch, and those behind the victim
+        would then sit out the step, or get chunks cut for a victim that is gone.
+        """
+        preempted = False
+        while self.running:
+            decoding = self._decoding()
+            need = self._growth(decoding)
+            if self._limits.by_chunk:
+                need += self._chunk_growth(len(decoding))
+            free = self.free_blocks()
+            if free - self._limits.headroom_blocks >= need:
+                break
+            if len(decoding) == len(self.running) == 1 and free >= need:
+                break  # the headroom is for others, and there are none
+            victim = max(self.running, key=lambda r: r.priority)
+            self.running.remove(victim)
+            self._preempt_request(victim, time.monotonic())
+            preempted = True
+        return preempted
+
+    def _decoding(self) -> list[Request]:
+        return [r for r in self.running if not self.prefills(r)]
+
+    def _growth(self, decoding: list[Request]) -> int:
+        """Blocks that their next tokens take."""
+        return sum(r.num_computed_tokens % self.block_size == 0 for r in decoding)
+
+    def _chunk_growth(self, decoding: int) -> int:
+        """Blocks that the chunks beside so many decodes take."""
+        room = self.max_num_scheduled_tokens - decoding
+        growth = 0
+        for request in self.running:
+            if room > 0 and self.prefills(request):
+                before = request.num_computed_tokens
+                chunk = min(request.num_tokens - before, room)
+                room -= chunk
+                growth += -(-(before + chunk) // self.block_size) - -(-before // self.block_size)
+        return growth
+
+    def _who_enters(self) -> Refill:
+        queue = self.waiting
+        if not (queue.resident or self._asks_refill):
+            return Refill.WAITING
+        if not len(queue):
+            return Refill.WAITING
+        return self.slo_policy.refill(self.view)
+
+    def _fits(self, request: Request) -> bool:
+        """May the head of the queue enter? vLLM checks its own limits and blocks besides."""
+        limits, policy = self._limits, self.slo_policy
+        if not (self._asks_room or limits.watermark_blocks):
+            return True
+        r = self.states[request.request_id]
+        need = -(-request.num_tokens // self.block_size) + limits.watermark_blocks
+        need += policy.reserve(r, self.view)
+        if need > self.free_blocks():
+            return False
+        promise = 0 if r.promised_blocks else policy.commit(r, self.view)
+        return self._promised_blocks + promise <= self.view.total_blocks
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        """Those of a group, in their order, for whom there is room now."""
+        queue, limits = self.waiting, self._limits
+        entries = queue.resident if group is Refill.RESIDENT else queue.waiting
+        decoding = self._decoding()
+        free = self.free_blocks()
+        if limits.mix or group is Refill.RESIDENT:
+            free -= self._growth(decoding)
+        room = limits.token_budget - (len(decoding) if limits.mix else 0)
+        pending = sum(r.num_tokens - r.num_computed_tokens for r in self.batch if self.prefills(r))
+        most = min(self._own_limits[1], limits.max_seqs) - len(self.running)
+        fitting: list[RequestState] = []
+        for entry in entries[: max(0, most)]:
+            r, tokens = self.states[entry[2]], entry[3].num_tokens
+            free -= -(-tokens // self.block_size)
+            if free < limits.watermark_blocks + self.slo_policy.reserve(r, self.view):
+                break
+            if group is Refill.RESIDENT:
+                if limits.mix and pending >= room:
+                    break
+                pending += 1
+            else:
+                over = pending + tokens > room and not limits.chunked
+                if pending >= room or (pending and over):
+                    break
+                pending += tokens
+            fitting.append(r)
+        return fitting
+
+    def _sitting_out(self, which: Refill) -> list[Request]:
+        """Who decodes in no step in which somebody prefills, if the policy does not mix."""
+        if self._limits.mix:
+            return []
+        decoding = self._decoding()
+        if len(decoding) < len(self.running):
+            return decoding  # a prompt is under way
+        head = self.waiting.head() if which is Refill.WAITING else None
+        if head is None or self._decode_next:
+            return []
+        blocks = -(-head.num_tokens // self.block_size)
+        room = len(decoding) < min(self._own_limits[1], self._limits.max_seqs)
+        enters = room and blocks <= self.free_blocks() and self._fits(head)
+        return decoding if enters else []
+
+    def _schedule_without(
+        self, sitting_out: list[Request], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """A step in which these keep their place and their blocks but get no token."""
+        limit = (
+            "max_num_active_reqs"
+            if hasattr(self, "max_num_active_reqs")
+            else ("max_num_running_reqs")
+        )
+        seqs = getattr(self, limit)
+        out = set(sitting_out)
+        self.running = [r for r in self.running if r not in out]
+        self._apart = sitting_out
+        setattr(self, limit, seqs - len(out))
+        try:
+            return super().schedule(*args, **kwargs)
+        finally:
+            self.running = [*sitting_out, *self.running]
+            self._apart = []
+            setattr(self, limit, seqs)
+
+    def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        r = self.states[request.request_id]
+        tokens = request.num_computed_tokens
+        how = PreemptBy.RECOMPUTE
+        if not self.prefills(request):
+            self._apart = [request]  # vLLM has taken it out already
+            how = self.slo_policy.preempt_by(r, self.view)
+            self._apart = []
+        blocks = -(-tokens // self.block_size)
+        if how is PreemptBy.SWAP and blocks <= self.view.host_free_blocks:
+            if getattr(request, "num_in_flight_tokens", 0):
+                raise RuntimeError("a victim's token is in flight: use --no-async-scheduling")
+            ids = self.kv_cache_manager.get_block_ids(request.request_id)[0]
+            self.connector.swap_out(request.request_id, ids[:blocks], tokens)
+            r.swaps += 1
+            r.phase = Phase.RESIDENT
+        else:
+            how = PreemptBy.RECOMPUTE  # also of a swap for which host memory has no room
+            r.recomputes += 1
+            r.phase = Phase.WAITING
+            r.target_tokens = request.num_tokens
+        self._victims[how] += 1
+        self._preempted.append({"id": request.request_id, "by": how.value, "kv_tokens": tokens})
+        super()._preempt_request(request, *args, **kwargs)
+
+    def _key(self, request: Request) -> tuple[Any, int]:
+        r = self.states[request.request_id]
+        return self.slo_policy.urgency(r, self.view), r.seq
+
+    def _note(self, output: Any) -> None:
+        """Who entered; what is in this step, for the log and to learn from."""
+        resumed = _resumed(output.scheduled_cached_reqs)
+        entered = [*(new.req_id for new in output.scheduled_new_reqs), *resumed]
+        for request_id in entered:
+            r = self.states[request_id]
+            r.phase = Phase.PREFILL
+            if r.scheduled_s != r.scheduled_s:  # not yet
+                r.scheduled_s = self.now_s
+            if self._asks_room and not r.promised_blocks:
+                r.promised_blocks = self.slo_policy.commit(r, self.view)
+                self._promised_blocks += r.promised_blocks
+        found = Composition.of(output.num_scheduled_tokens, self.requests)
+        self._began = (type(self).clock(), found)
+        if self.step_log.wanted and (output.num_scheduled_tokens or self._preempted):
+            self.step_log.write(
+                "step",
+                time_s=self.now_s,
+                decode_seqs=found.decode_seqs,
+                decode_kv_tokens=found.decode_kv_tokens,
+                chunks=found.chunks,
+                waiting=len(self.waiting.waiting),
+                swapped=len(self.waiting.resident),
+                free_blocks=self.view.free_blocks,
+                entered=entered,
+                preempted=list(self._preempted),
+                ended=list(self._ended),
+            )
+            self._ended.clear()
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        now_s = type(self).clock()
+        duration_s: float | None = None
+        if self._began is not None:
+            begin_s, found = self._began
+            self._began = None
+            if found.decode_seqs or found.chunks:
+                duration_s = now_s - begin_s
+                decodes = found.decode_seqs, found.decode_kv_tokens
+                self.predictions.learn(*decodes, found.chunks, duration_s)
+        self._note_moved(model_runner_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if duration_s is not None and self.step_log.wanted:
+            left = int(self.get_num_unfinished_requests())
+            self.step_log.write("done", time_s=now_s, duration_s=duration_s, left=left)
+        for client, goodbye in self._goodbyes:
+            if client not in outputs:
+                outputs[client] = EngineCoreOutputs()
+            outputs[client].outputs.append(goodbye)
+            self.step_log.write("away", id=goodbye.request_id, why=goodbye.stop_reason)
+        self._goodbyes.clear()
+        return outputs
+
+    def _note_moved(self, model_runner_output: Any) -> None:
+        """What the workers have swapped; vLLM need not log what is only ours."""
+        report: Any = getattr(model_runner_output, "kv_connector_output", None)
+        moved = getattr(report, "kv_connector_stats", None)
+        if moved is not None and self.host_blocks:
+            report.kv_connector_stats = None
+            self.executed_out += moved.swaps_out
+            self.executed_in += moved.swaps_in
+            self.predictions.learn_swap(moved.blocks, moved.duration_s)
+        self.tally.write(
+            preempted_swap=self._victims[PreemptBy.SWAP],
+            preempted_recompute=self._victims[PreemptBy.RECOMPUTE],
+            decided_out=getattr(self.connector, "swaps_out", 0),
+            decided_in=getattr(self.connector, "swaps_in", 0),
+            executed_out=self.executed_out,
+            executed_in=self.executed_in,
+        )
+
+
+def _resumed(cached: Any) -> list[str]:
+    """Ids of the preempted that came back; releases name them differently."""
+    ids = getattr(cached, "resumed_req_ids", None)
+    if ids is not None:
+        return list(ids)
+    flags = cached.resumed_from_preemption
+    return [request_id for request_id, flag in zip(cached.req_ids, flags, strict=True) if flag]

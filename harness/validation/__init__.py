@@ -1,0 +1,1 @@
+"""Compares a simulation with recorded reality; the only folder above `experiments`."""

@@ -1,0 +1,84 @@
+"""SLOs from what each model does on GPUs of its own.
+
+Source: Prism (see docs/papers.md), §7.1: every model's own requests on a dedicated GPU, the 95th
+percentile of their TTFT and TPOT; a scale then multiplies them all (`slo_scale`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from ...workloads.errors import SloBenchError
+from ...workloads.fleet import shape_of
+from ...workloads.rows import take
+from ...workloads.workload import Workload
+from ..engine.simulator.simulate_models import OneModel, simulate_models
+from ..policies.static_partition import StaticPartition
+
+QUANTILE = 0.95
+
+
+def dedicated_slos(
+    workload: Workload, models: Mapping[str, OneModel], quantile: float = QUANTILE
+) -> dict[str, dict[str, float]]:
+    """TTFT and TPOT by model, as `parse_slo` takes them; models that nobody asks for left out.
+
+    Raises:
+        SloBenchError: a model is missing, or no request of one can be served.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for index, name in enumerate(workload.model_names):
+        rows = np.flatnonzero(workload.model_index == index)
+        if not len(rows):
+            continue
+        mine = dataclasses.replace(
+            take(workload, rows, workload.arrival_s[rows]),
+            model_index=np.zeros(1, dtype=np.int64),
+            model_names=(name,),
+        )
+        if name not in models:
+            raise SloBenchError(f"the workload asks for model {name!r}, of which nothing is known")
+        result = simulate_models(
+            mine,
+            StaticPartition(),
+            {name: models[name]},
+            gpus=models[name].placement.gpus,
+            oversize="reject",
+        )
+        ttft_s, tpot_s = result.records.ttft_s, result.records.tpot_s
+        if np.isnan(ttft_s).all() or np.isnan(tpot_s).all():
+            raise SloBenchError(f"{name} serves no request on GPUs of its own")
+        found[name] = {
+            "ttft": _three_digits(float(np.nanquantile(ttft_s, quantile))),
+            "tpot": _three_digits(float(np.nanquantile(tpot_s, quantile))),
+        }
+    return found
+
+
+def by_shape(slos: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """The medians over the copies of each shape."""
+    of_shape: dict[str, list[Mapping[str, float]]] = {}
+    for name, bounds in slos.items():
+        of_shape.setdefault(shape_of(name), []).append(bounds)
+    return {
+        shape: {
+            bound: _three_digits(float(np.median([one[bound] for one in copies])))
+            for bound in copies[0]
+        }
+        for shape, copies in of_shape.items()
+    }
+
+
+def slo_text(slos: Mapping[str, Mapping[str, float]]) -> str:
+    """As `parse_slo` reads it."""
+    return "; ".join(
+        f"{name}:" + ",".join(f"{bound}={seconds:g}" for bound, seconds in bounds.items())
+        for name, bounds in slos.items()
+    )
+
+
+def _three_digits(seconds: float) -> float:
+    return float(f"{seconds:.3g}")

@@ -1,0 +1,51 @@
+"""A run folder as prompts with the lengths of their answers, for a predictor to learn from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.labelled_prompts import Answered, AnsweredData
+from ..experiments.execution.cells import workload_of
+from ..experiments.experiment import Experiment, RunResult
+
+
+def read_run(folder: Path, *, model: str | None = None) -> AnsweredData:
+    """Finished requests of all cells whose prompts have texts, each prompt and length once.
+
+    Lengths are those that came out: of a simulation the workload's own, of a real server what it
+    sent. `model` is who answered; by default the workload's name for it, else the run's model.
+
+    Raises:
+        SloBenchError: it is no run folder, keeps no requests, or its workload has no texts.
+    """
+    file = folder / "experiment.toml"
+    if not file.is_file():
+        raise SloBenchError(f"{folder} is no run folder: it has no experiment.toml")
+    result = RunResult(folder)
+    found: dict[tuple[str, str, int], Answered] = {}
+    for spec in Experiment.load(file).plan().cells:
+        workload = workload_of(spec)
+        if workload.texts is None:
+            continue
+        try:
+            requests = result.requests(spec.cell)
+        except UnknownNameError:
+            continue  # not run yet, or kept no requests
+        for row, outcome, tokens in zip(
+            requests["id"], requests["outcome"], requests["tokens_out"], strict=True
+        ):
+            text = workload.texts[int(row)]
+            if text is None or outcome != "finished" or tokens < 1:
+                continue
+            named = workload.model_names[workload.model_index[int(row)]]
+            who = model or named or spec.placement.model
+            found[who, text, int(tokens)] = Answered(
+                text, int(workload.prompt_tokens[int(row)]), int(tokens), who, folder.name
+            )
+    if not found:
+        raise SloBenchError(
+            f"{folder} has no finished request with a text: run a workload that has texts, and "
+            "keep --records"
+        )
+    return AnsweredData(folder.name, tuple(found.values()), "tokens that came out")

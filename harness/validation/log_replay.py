@@ -1,0 +1,371 @@
+"""Fidelity: a real engine's log replayed through the simulator, and how far off that is."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...predictors.placement import Placement
+from ...predictors.profiles.build import GRAPH_TOKENS, LAUNCH_S
+from ...predictors.profiles.models import is_whole, profiled_step_time
+from ...predictors.profiles.names import recognise
+from ...predictors.profiles.profile import Profile
+from ...predictors.profiles.table import Host
+from ...predictors.specs import GIB, GpuSpec, ModelSpec, gpu, model
+from ...predictors.step_time import DEFAULT_HOST_S
+from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.prefixes import PrefixRows
+from ...workloads.workload import Workload
+from ..core.policy import Policy
+from ..core.policy import overrides as overrides_hook
+from ..core.records import Outcome, Records
+from ..engine.simulator.simulate import simulate
+from ..policies.systems import System, system
+from ..results.engine_logs import EngineSettings, RealLog
+from ..results.metrics import summarise
+
+Floats = NDArray[np.float64]
+
+METRICS = ("ttft", "tpot", "e2e")
+STATISTICS = ("mean", "p50", "p90", "p99", "mape")
+# vLLM's own defaults, for what a log does not say.
+_DEFAULTS = EngineSettings(
+    max_num_seqs=256, max_num_batched_tokens=2048, block_tokens=16, prefix_caching=True, eager=False
+)
+TOLERANCE = 0.05  # of an error, where the machine itself is steadier than that
+_ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead by default
+
+
+@dataclass(frozen=True)
+class ErrorRow:
+    """One figure of the log beside that of the simulation.
+
+    `error` = simulated / real - 1. For `mape` it is the mean over requests of |error|, and there
+    are no two times to show. `spread`, where the level was measured several times: by how much the
+    largest of these figures exceeds the smallest. `replayed`: the error where every step takes what
+    it took in the run. NaN: not known.
+    """
+
+    metric: str
+    statistic: str
+    real_s: float
+    simulated_s: float
+    error: float
+    spread: float = math.nan
+    replayed: float = math.nan
+
+    def beside(self, real_s: float) -> ErrorRow:
+        """The same simulated figure, beside another real one."""
+        error = self.simulated_s / real_s - 1 if real_s else math.nan
+        return dataclasses.replace(self, real_s=real_s, error=error)
+
+    @property
+    def within(self) -> bool | None:
+        """Is the error at most `TOLERANCE`, or the spread where that is larger? None: not known."""
+        if math.isnan(self.spread) or math.isnan(self.error):
+            return None
+        return abs(self.error) <= max(TOLERANCE, self.spread)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A log and its simulation, request by request."""
+
+    log: RealLog
+    engine: str
+    settings: EngineSettings  # as simulated, nothing left open
+    host: Host
+    step_time: str  # where the step times come from
+    real: dict[str, Floats]  # seconds by metric; NaN: a request without (one token has no TPOT)
+    simulated: dict[str, Floats]
+    preemptions: int
+    notes: tuple[str, ...]
+    client_s: float = 0.0  # between client and engine, added to every simulated first token
+
+    def rows(self) -> list[ErrorRow]:
+        """The error table."""
+        return [
+            row
+            for metric in METRICS
+            for row in _rows(metric, self.real[metric], self.simulated[metric])
+        ]
+
+
+def validate(
+    log: RealLog,
+    profile: Profile,
+    engine: str = "vllm",
+    *,
+    knobs: Mapping[str, bool | int | float | str] | None = None,
+    overrides: EngineSettings | None = None,
+    host_s: float | None = None,
+    client_s: float = 0.0,
+) -> Validation:
+    """Replay `log` on `engine`, a system by name, with the profile's step times.
+
+    Args:
+        log: what a real engine did.
+        profile: step times of its model on its GPU.
+        engine: the system that stands for it.
+        knobs: of that system; the engine's settings win over them.
+        overrides: settings that win over the log's own.
+        host_s: seconds that the host adds to a step that is launched kernel by kernel; None: the
+            stated constant (`predictors.profiles.build.LAUNCH_S`). Nothing is added to step times
+            that were fitted to whole steps.
+        client_s: seconds that a request and its answer spend between client and engine, which the
+            simulation knows nothing of; added to its first and last tokens.
+
+    Raises:
+        SloBenchError: an unknown system, model or GPU, or a log that cannot be served so.
+    """
+    notes: list[str] = []
+    if log.unfinished:
+        notes.append(f"{log.unfinished} requests of the log did not finish and are left out")
+    served = system(engine).with_knobs(**(knobs or {}))
+    settings = _merged(_merged(_DEFAULTS, log.engine), overrides or EngineSettings())
+    ahead = settings.async_scheduling
+    if ahead is None:
+        ahead = _version(settings.version) >= _ASYNCHRONOUS_FROM
+    settings = dataclasses.replace(settings, async_scheduling=ahead)
+    placement, settings = _placed(profile, settings, notes)
+    served = _configured(served, settings)
+    host = Host() if is_whole(profile) else _host(settings, host_s)
+    step_time = profiled_step_time(profile, host)
+    if log.cached_tokens:
+        notes.append(
+            f"{log.cached_tokens:,} prompt tokens of the log came from the prefix cache; which "
+            "requests share a prefix is not told, and the simulation finds none of them"
+        )
+    if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preempt_by"):
+        notes.append("the time of swapping is the catalogue's, not measured")
+    workload = _workload(log, settings)
+    records = simulate(
+        workload,
+        served,
+        placement,
+        step_time.model,
+        instances=settings.instances or 1,
+        router=settings.router,
+        oversize="error",
+    ).records
+    simulated = _measured(log, records, client_s)
+    real = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
+    return Validation(
+        log=log,
+        engine=served.name,
+        settings=settings,
+        host=host,
+        step_time=step_time.provenance,
+        real=real,
+        simulated=simulated,
+        preemptions=int((records.preemptions_recompute + records.preemptions_swap).sum()),
+        notes=tuple(notes),
+        client_s=client_s,
+    )
+
+
+def _merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
+    said = {k: v for k, v in dataclasses.asdict(winner).items() if v is not None}
+    return dataclasses.replace(base, **said)
+
+
+def _version(text: str | None) -> tuple[int, ...]:
+    """Major and minor; a version that is not told counts as today's."""
+    parts = (text or "").split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return _ASYNCHRONOUS_FROM
+    return int(parts[0]), int(parts[1])
+
+
+def _placed(
+    profile: Profile, settings: EngineSettings, notes: list[str]
+) -> tuple[Placement, EngineSettings]:
+    """Where it ran; the profile's where the log says nothing, with a note where they differ."""
+    tp = settings.tp or profile.tp
+    if tp != profile.tp:
+        notes.append(
+            f"the log is of tp {tp}, the profile of tp {profile.tp}: its step times are not those "
+            "of the log"
+        )
+    if settings.model and not _same_model(settings.model, profile.model):
+        notes.append(f"the log is of {settings.model}, the profile of {profile.model}")
+    whole = is_whole(profile)
+    placement = Placement(
+        _shape(profile.model, settings.context_tokens) if whole else model(profile.model),
+        _hardware(profile.gpu) if whole else gpu(profile.gpu),
+        tp=tp,
+        weight_dtype=profile.weight_dtype,
+        kv_dtype=profile.kv_dtype,
+        block_tokens=settings.block_tokens or 16,
+        batched_tokens=settings.max_num_batched_tokens or 2048,
+        sampled_sequences=settings.max_num_seqs or 256,
+    )
+    if settings.kv_blocks is None:
+        if _ANY in (placement.gpu.origin, placement.model.origin):
+            raise SloBenchError(
+                "the log does not say how many KV blocks there were, and model or GPU are none of "
+                "the catalogue's, by which it could be estimated; say it with --kv-blocks"
+            )
+        estimated = placement.kv_blocks
+        if estimated < 2:
+            placement.check()
+        notes.append(
+            f"the log does not say how many KV blocks there were; {estimated:,} is an estimate "
+            "(--kv-blocks)"
+        )
+        settings = dataclasses.replace(settings, kv_blocks=estimated)
+    # One of vLLM's blocks is a placeholder that holds nothing.
+    placeholders = 0 if settings.server == "sglang" else 1
+    usable = max(1, (settings.kv_blocks or 2) - placeholders)
+    return dataclasses.replace(placement, fixed_kv_blocks=usable), settings
+
+
+# Where step times are whole and KV blocks are told, neither model nor GPU decide anything else.
+_ANY = "stand-in"
+_ANY_GPU = GpuSpec(
+    name="any",
+    memory_bytes=GIB,
+    bandwidth_bytes_per_s=1e12,
+    flops_16bit=1e15,
+    flops_8bit=0.0,
+    flops_4bit=0.0,
+    host_link="pcie4-x16",
+    peer_link="pcie4-x16",
+    power_w=1.0,
+    price_per_hour_usd=0.0,
+    origin=_ANY,
+)
+
+
+def _hardware(name: str) -> GpuSpec:
+    try:
+        return gpu(name)
+    except UnknownNameError:
+        return _ANY_GPU
+
+
+def _shape(name: str, context_tokens: int | None) -> ModelSpec:
+    try:
+        return model(name)
+    except UnknownNameError:
+        return ModelSpec(
+            name=name,
+            family="llama",
+            layers=1,
+            hidden=1,
+            heads=1,
+            kv_heads=1,
+            head_dim=1,
+            intermediate=1,
+            vocab=1,
+            context_tokens=context_tokens or 0,
+            tied_embeddings=False,
+            origin=_ANY,
+        )
+
+
+def _same_model(said: str, name: str) -> bool:
+    if said == name:
+        return True
+    try:
+        return recognise("models", said) == name
+    except SloBenchError:
+        return False
+
+
+def _configured(served: System, settings: EngineSettings) -> System:
+    """With the engine's settings, as far as the system has such knobs."""
+    names = {
+        "max_num_seqs": settings.max_num_seqs,
+        "max_num_batched_tokens": settings.max_num_batched_tokens,
+        "async_scheduling": settings.async_scheduling,
+        # SGLang's words for the first two.
+        "max_running_requests": settings.max_num_seqs,
+        "chunked_prefill_tokens": settings.max_num_batched_tokens,
+    }
+    knobs = {name: value for name, value in names.items() if name in served.knobs()}
+    return served.with_knobs(**knobs)
+
+
+def _host(settings: EngineSettings, host_s: float | None) -> Host:
+    """Scheduling ahead hides the host's work behind the GPU's, but for launching kernels."""
+    if host_s is not None and not (math.isfinite(host_s) and host_s >= 0):
+        raise SloBenchError(f"host_s must be a time from 0 on but is {host_s}")
+    graphs = 0 if settings.eager else min(2 * (settings.max_num_seqs or 256), GRAPH_TOKENS)
+    return Host(
+        step_s=0.0 if settings.async_scheduling else DEFAULT_HOST_S,
+        launch_s=LAUNCH_S if host_s is None else host_s,
+        graph_tokens=graphs,
+    )
+
+
+def _workload(log: RealLog, settings: EngineSettings) -> Workload:
+    tokens = log.prompt_tokens + log.output_tokens
+    block_tokens = settings.block_tokens or 16
+    return Workload(
+        log.arrival_s,
+        log.prompt_tokens,
+        log.output_tokens,
+        prefix_blocks=_OwnBlocks(tokens // block_tokens) if settings.prefix_caching else None,
+        prefix_block_tokens=block_tokens,
+        name=log.name,
+    )
+
+
+@dataclass(frozen=True)
+class _OwnBlocks(PrefixRows):
+    """Prefix hashes where no request shares any: each finds only what itself has computed.
+
+    With prefix caching a preempted request comes back to those of its blocks that are still
+    there. A log has no texts, so what requests have in common is not known.
+    """
+
+    blocks: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.blocks)
+
+    def row(self, row: int) -> tuple[int, ...]:
+        begin = row << 32
+        return tuple(range(begin, begin + int(self.blocks[row])))
+
+
+def _measured(log: RealLog, records: Records, client_s: float) -> dict[str, Floats]:
+    lost = int((records.outcome != Outcome.FINISHED).sum())
+    if lost:
+        raise SloBenchError(f"{lost} of {len(log)} requests did not finish in the simulation")
+    first_s, finish_s = records.first_token_s + client_s, records.finish_s + client_s
+    return latencies(log.begin_s, first_s, finish_s, log.output_tokens)
+
+
+def latencies(
+    begin_s: Floats, first_s: Floats, last_s: Floats, tokens: NDArray[np.int64]
+) -> dict[str, Floats]:
+    """Seconds of each request by metric; NaN for the TPOT of a single token."""
+    gaps = tokens - 1
+    tpot_s = np.where(gaps > 0, (last_s - first_s) / np.maximum(gaps, 1), np.nan)
+    return {"ttft": first_s - begin_s, "tpot": tpot_s, "e2e": last_s - begin_s}
+
+
+def statistics(seconds: Floats) -> dict[str, float]:
+    """Mean and quantiles, by name."""
+    found = summarise(seconds)
+    return {name: getattr(found, f"{name}_s") for name in STATISTICS[:-1]}
+
+
+def _rows(metric: str, real: Floats, simulated: Floats) -> list[ErrorRow]:
+    of_simulated = statistics(simulated)
+    rows = []
+    for statistic, real_s in statistics(real).items():
+        row = ErrorRow(metric, statistic, real_s, of_simulated[statistic], math.nan)
+        rows.append(row.beside(real_s))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        each = np.abs(simulated / real - 1)
+    known = each[np.isfinite(each)]
+    mape = float(known.mean()) if len(known) else math.nan
+    return [*rows, ErrorRow(metric, STATISTICS[-1], math.nan, math.nan, mape)]

@@ -1,0 +1,353 @@
+"""A run on real servers beside its simulation, with step times fitted to the servers' own steps.
+
+No level is judged by a profile that has seen it: the profile of a level is fitted to the steps of
+all other levels on a server of the same settings. Where there are none, a short level was measured
+first for that purpose. Where levels were measured several times, the spread of their figures says
+what the machine itself makes of them, and errors are held against it.
+
+    validation.json           the error table of every level, and to what its profile is fitted
+    validation.csv            the same as rows
+    validation/<cell>.toml    the profile
+    validation/<cell>.csv.gz  every request, real and simulated
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import glob
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...predictors.profiles.names import recognise
+from ...predictors.profiles.profile import Profile, Source, write_profile
+from ...predictors.profiles.whole_steps import Step, profile_of_steps
+from ...workloads.csv_text import guarded
+from ...workloads.errors import SloBenchError
+from ..experiments.execution.cells import CellSpec
+from ..experiments.experiment import Experiment
+from ..policies.systems import system
+from ..results.csv_columns import Column, gzip_csv
+from ..results.engine_logs import (
+    PROFILING,
+    REPEATED,
+    RealLog,
+    meta_path,
+    profiling_cell,
+    read_cell,
+    read_meta,
+    repeated_cell,
+)
+from ..results.run_folder import read_rows, write_whole
+from .log_replay import METRICS, ErrorRow, Validation, latencies, statistics, validate
+from .step_log import read_steps
+from .step_replay import Replayed, ReplayError, replay
+
+Floats = NDArray[np.float64]
+
+FOLDER = "validation"
+TABLE = "validation.json"
+_CLIENT_LEVELS = 3  # from so many levels is learned what lies between client and engine
+_IDENTITY = ("system", "workload", "rate_rps", "speed", "seed")
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level, real and simulated.
+
+    `fitted_on` names the levels whose steps the profile was fitted to, and is empty where the
+    profile was given. `identity` are its columns in the table of cells. `again` are the same
+    requests, each measured once more. `replayed`: with the steps' own durations, where that can be.
+    """
+
+    cell: str
+    identity: Mapping[str, Any]
+    profile: Profile
+    fitted_on: tuple[str, ...]
+    found: Validation
+    again: tuple[RealLog, ...] = ()
+    replayed: Replayed | None = None
+
+    def noting(self, note: str) -> Level:
+        """With one note more."""
+        found = dataclasses.replace(self.found, notes=(*self.found.notes, note))
+        return dataclasses.replace(self, found=found)
+
+    def errors(self) -> list[ErrorRow]:
+        """The error table, with what the machine's spread and a replay say of each figure.
+
+        Where the level was measured several times, a real figure is the median of theirs: one
+        measurement alone tells as much of the minute it was made in as of the level.
+        """
+        middles, spreads, replays = self._middles(), self._spreads(), self._replays()
+        found = []
+        for row in self.found.rows():
+            key = row.metric, row.statistic
+            spread, replayed = spreads.get(key, math.nan), replays.get(key, math.nan)
+            row = dataclasses.replace(row, spread=spread, replayed=replayed)
+            found.append(row.beside(middles[key]) if key in middles else row)
+        return found
+
+    def _measured(self) -> dict[tuple[str, str], list[float]]:
+        """Each figure, of every measurement."""
+        tables = [_figures(self.found.real), *(_figures(_latencies(log)) for log in self.again)]
+        return {key: [table[key] for table in tables] for key in tables[0]}
+
+    def _middles(self) -> dict[tuple[str, str], float]:
+        return {key: float(np.median(values)) for key, values in self._measured().items()}
+
+    def _spreads(self) -> dict[tuple[str, str], float]:
+        if not self.again:
+            return {}
+        measured = self._measured().items()
+        return {key: max(each) / min(each) - 1 for key, each in measured if min(each) > 0}
+
+    def _replays(self) -> dict[tuple[str, str], float]:
+        if self.replayed is None:
+            return {}
+        again, real = _figures(self.replayed.latencies), _figures(self.found.real)
+        return {key: again[key] / value - 1 for key, value in real.items() if value}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The error table as plain values; what does not exist is None."""
+
+        def known(value: float) -> float | None:
+            return value if math.isfinite(value) else None
+
+        return [
+            {
+                "cell": self.cell,
+                **self.identity,
+                "metric": row.metric,
+                "statistic": row.statistic,
+                "real_s": known(row.real_s),
+                "simulated_s": known(row.simulated_s),
+                "error": known(row.error),
+                "spread": known(row.spread),
+                "within": row.within,
+                "replayed_error": known(row.replayed),
+            }
+            for row in self.errors()
+        ]
+
+
+def _figures(seconds: Mapping[str, Floats]) -> dict[tuple[str, str], float]:
+    return {
+        (metric, name): value
+        for metric in METRICS
+        for name, value in statistics(seconds[metric]).items()
+    }
+
+
+def _latencies(log: RealLog) -> dict[str, Floats]:
+    return latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
+
+
+def validate_run(folder: Path, profile: Profile | None = None) -> list[Level]:
+    """Replay every level of a run on real servers, and keep the errors in its folder.
+
+    Args:
+        folder: the run folder.
+        profile: step times to judge; by default they are fitted to the servers' step logs.
+
+    Raises:
+        SloBenchError: there is nothing to judge, a level has no step log or too few steps, or
+            files cannot be read or written.
+    """
+    rows = [row for row in read_rows(folder / "cells.csv") if row.get("backend") != "simulated"]
+    if not rows:
+        raise SloBenchError(f"{folder} has no level of a real server; there is nothing to validate")
+    measured = [_Measured.read(folder, str(row["cell"])) for row in rows]
+    specs = _specs(folder) if any("room" in level.meta for level in measured) else {}
+    levels = []
+    for row, level in zip(rows, measured, strict=True):
+        others = [one for one in measured if one.comparable(level)] or _profiling(folder, level)
+        identity = {name: row[name] for name in _IDENTITY if row.get(name) is not None}
+        judged = _judged(level, identity, others, profile)
+        judged = dataclasses.replace(judged, again=tuple(one.log for one in level.again()))
+        judged = _with_replay(judged, level, specs.get(level.cell))
+        if not row.get("valid"):
+            judged = judged.noting(f"the level is not valid: {row.get('invalid_because') or '?'}")
+        levels.append(judged)
+    _keep(folder, levels)
+    return levels
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What is on disk of a level."""
+
+    cell: str
+    root: Path  # the folder that holds its files
+    log: RealLog
+    meta: Mapping[str, Any]
+
+    @classmethod
+    def read(cls, root: Path, cell: str) -> _Measured:
+        path = meta_path(root, cell)
+        return cls(cell, root, read_cell(root, cell), read_meta(path) if path.is_file() else {})
+
+    def again(self) -> list[_Measured]:
+        """Its other measurements."""
+        found: list[_Measured] = []
+        folder = self.root / REPEATED
+        while True:
+            name = repeated_cell(self.cell, len(found) + 2)
+            if not any((folder / "requests").glob(f"{glob.escape(name)}.*")):
+                return found
+            found.append(_Measured.read(folder, name))
+
+    @property
+    def _server(self) -> Mapping[str, Any]:
+        return {name: value for name, value in self.meta.items() if name != "steps"}
+
+    def comparable(self, other: _Measured) -> bool:
+        """Another level of a server with the same settings."""
+        return self is not other and bool(self.meta) and self._server == other._server
+
+    def steps(self) -> list[Step]:
+        """Of all its measurements."""
+        return [step for one in (self, *self.again()) for step in one._own_steps()]
+
+    def _own_steps(self) -> list[Step]:
+        parts = self.meta.get("steps") or []
+        return [
+            step
+            for part in parts
+            for step in read_steps(self.root / part["file"], part["begin"], part["end"])
+        ]
+
+
+def _specs(folder: Path) -> dict[str, CellSpec]:
+    """The levels as they were asked for; none where what they were made of is gone."""
+    with contextlib.suppress(SloBenchError):
+        return {s.cell: s for s in Experiment.load(folder / "experiment.toml").plan().cells}
+    return {}
+
+
+def _with_replay(judged: Level, level: _Measured, spec: CellSpec | None) -> Level:
+    room = level.meta.get("room")
+    if room is None or spec is None:
+        return judged
+    (part,) = level.meta["steps"]
+    try:
+        found = replay(spec, level.root / part["file"], room)
+    except ReplayError as error:
+        return judged.noting(f"not replayed with its own step times: {error}")
+    return dataclasses.replace(judged, replayed=found)
+
+
+def _profiling(folder: Path, level: _Measured) -> list[_Measured]:
+    name = profiling_cell(level.cell)
+    there = meta_path(folder / PROFILING, name).is_file()
+    return [_Measured.read(folder / PROFILING, name)] if there else []
+
+
+def _judged(
+    level: _Measured,
+    identity: Mapping[str, Any],
+    others: Sequence[_Measured],
+    profile: Profile | None,
+) -> Level:
+    if profile is not None:
+        return Level(level.cell, identity, profile, (), _replayed(level, profile))
+    steps = [step for other in others for step in other.steps()]
+    if not steps:
+        raise SloBenchError(
+            f"{level.cell} has no other level with a step log on the same server, to which step "
+            "times could be fitted; measure with `slo-bench run --validate`, or give --profile FILE"
+        )
+    names = tuple(other.cell for other in others)
+    fitted = profile_of_steps(
+        steps,
+        model=_catalogue_name(str(level.meta["model"])),
+        gpu=str(level.meta["gpu"]),
+        tp=level.log.engine.tp or 1,
+        source=Source(
+            project=f"{level.meta['server']}'s own step log",
+            path=f"{len(names)} levels" if len(names) > 1 else names[0],
+            version=str(level.meta.get("version", "")),
+            note=f"whole steps; {level.cell}, which is judged by it, is not among them",
+        ),
+    )
+    client_s = _client_s(others, fitted)
+    return Level(level.cell, identity, fitted, names, _replayed(level, fitted, client_s))
+
+
+def _catalogue_name(served: str) -> str:
+    """The catalogue's name of a served model, so that `run --profile` knows it; else its own."""
+    try:
+        return recognise("models", served)
+    except SloBenchError:
+        return served
+
+
+def _replayed(level: _Measured, profile: Profile, client_s: float = 0.0) -> Validation:
+    engine, knobs = str(level.meta.get("system") or "vllm"), level.meta.get("knobs") or {}
+    own = system(engine).knobs()
+    return validate(
+        level.log,
+        profile,
+        engine,
+        knobs={name: value for name, value in knobs.items() if name in own},
+        client_s=client_s,
+    )
+
+
+def _client_s(others: Sequence[_Measured], profile: Profile) -> float:
+    """Seconds between client and engine: by how much first tokens come later than simulated, in
+    the median, at that of the other levels where this is least (there queues tell least).
+    """
+    late = []
+    for other in others[:_CLIENT_LEVELS]:
+        found = _replayed(other, profile)
+        late.append(float(np.nanmedian(found.real["ttft"] - found.simulated["ttft"])))
+    return max(0.0, min(late))
+
+
+def _keep(folder: Path, levels: Sequence[Level]) -> None:
+    for level in levels:
+        found = level.found
+        write_profile(level.profile, folder / FOLDER / f"{level.cell}.toml")
+        columns: dict[str, Column] = {
+            "prompt_tokens": found.log.prompt_tokens,
+            "output_tokens": found.log.output_tokens,
+        }
+        times: dict[str, Column] = {
+            f"{metric}_{name}_s": values[metric]
+            for metric in METRICS
+            for name, values in (("real", found.real), ("simulated", found.simulated))
+        }
+        write_whole(folder / FOLDER / f"{level.cell}.csv.gz", gzip_csv(columns | times))
+    rows = [row for level in levels for row in level.rows()]
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)))
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({k: guarded(v) if isinstance(v, str) else v for k, v in row.items()})
+    write_whole(folder / "validation.csv", [text.getvalue().encode()])
+    table = [
+        {
+            "cell": level.cell,
+            **level.identity,
+            "requests": len(level.found.log),
+            "fitted_on": list(level.fitted_on),
+            "measured": 1 + len(level.again),
+            "replayed_iterations": level.replayed.iterations if level.replayed else None,
+            "step_time": level.found.step_time,
+            "client_s": level.found.client_s,
+            "notes": list(level.found.notes),
+            "rows": level.rows(),
+        }
+        for level in levels
+    ]
+    write_whole(folder / TABLE, [json.dumps(table, indent=1, allow_nan=False).encode()])

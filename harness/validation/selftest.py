@@ -1,0 +1,201 @@
+"""How truly this machine measures: our load generator against a server that knows the truth.
+
+The mock server stamps every token as it leaves; client and mock read the same clock, so that what
+we add to a measured time can be told from what the server took. The mock shares the machine with
+the client: a load generator that has it for itself does no worse.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...workloads.workload import Workload
+from ..core.records import Outcome
+from ..load_generator.http.endpoint import Endpoint
+from ..load_generator.http.heads import REQUEST_ID
+from ..load_generator.http.options import HttpOptions
+from ..load_generator.http.validity import quantile
+from ..load_generator.routed_load import HttpResult, measure
+from ..servers.mock import MockConfig, serving_apart
+from ..servers.mock.service import Truth
+
+Floats = NDArray[np.float64]
+RATES_RPS = (50.0, 200.0)
+TOKENS = 64
+PROMPT_TOKENS = 128
+MOCK = MockConfig(ttft_s=0.05, itl_s=0.01)
+TTFT_P50_LIMIT_S = 0.001
+TTFT_P99_LIMIT_S = 0.01
+_MOST_RPS = 6400.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """One rate. Errors are measured minus true; what a level costs is the client's CPU time.
+
+    `ttft_error_…` compares the time from send to first token; `arrival_error_…` the time from the
+    scheduled arrival with the true one from there; `token_error_…` the moments at which all
+    tokens were seen with those at which they left.
+    """
+
+    rate_rps: float
+    requests: int
+    tokens: int  # of each answer
+    processes: int
+    finished: int
+    ttft_error_p50_s: float
+    ttft_error_p99_s: float
+    arrival_error_p50_s: float
+    token_error_p50_s: float
+    token_error_p99_s: float
+    late_p50_s: float
+    late_p99_s: float
+    lag_p99_s: float
+    cpu_per_request_s: float
+    peak_rss_bytes: int
+    problem: str | None  # why a level like this must not be trusted
+
+    @property
+    def truthful(self) -> bool:
+        """Whether it may be trusted."""
+        return self.problem is None
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """All levels in the order they were run, and what follows."""
+
+    levels: tuple[Level, ...]
+    token_cpu_s: float
+    request_cpu_s: float  # beside its tokens
+    highest_rps: float | None  # of `TOKENS` tokens an answer; None: not even the lowest
+
+    @property
+    def at_the_end(self) -> bool:
+        """Whether no higher rate was tried, so that the machine may do more."""
+        return self.highest_rps == _MOST_RPS
+
+
+def self_test(
+    *,
+    rates_rps: Sequence[float] = RATES_RPS,
+    seconds: float = 4.0,
+    search: bool = True,
+    done: Callable[[Level], None] = lambda level: None,
+) -> SelfTest:
+    """Run levels of `seconds` each: the given rates, then ever higher ones until one fails.
+
+    Args:
+        rates_rps: rates of Poisson arrivals.
+        seconds: how long requests arrive at each.
+        search: look for the highest truthful rate.
+        done: hears of each level.
+    """
+    levels: list[Level] = []
+
+    def run(rate_rps: float, tokens: int = TOKENS) -> Level:
+        level = run_level(rate_rps, tokens=tokens, seconds=seconds)
+        levels.append(level)
+        done(level)
+        return level
+
+    run(rates_rps[0], tokens=1)
+    for rate_rps in rates_rps:
+        run(rate_rps)
+    if search:
+        _search(run, levels)
+    one, many = levels[0], levels[1]
+    token_cpu_s = (many.cpu_per_request_s - one.cpu_per_request_s) / (TOKENS - 1)
+    truthful = [level.rate_rps for level in levels[1:] if level.truthful]
+    return SelfTest(
+        tuple(levels),
+        token_cpu_s=token_cpu_s,
+        request_cpu_s=one.cpu_per_request_s - token_cpu_s,
+        highest_rps=max(truthful, default=None),
+    )
+
+
+def _search(run: Callable[[float], Level], levels: Sequence[Level]) -> None:
+    """Double the rate until a level fails, then try once between."""
+    last = levels[-1]
+    while last.truthful and last.rate_rps < _MOST_RPS:
+        last = run(min(2 * last.rate_rps, _MOST_RPS))
+    if not last.truthful and len(levels) > 2:
+        run(0.75 * last.rate_rps)
+
+
+def run_level(
+    rate_rps: float, *, tokens: int = TOKENS, seconds: float = 4.0, processes: int | None = None
+) -> Level:
+    """One rate against a mock of its own."""
+    rng = np.random.default_rng(0)
+    n = max(20, round(rate_rps * seconds))
+    workload = Workload(
+        np.cumsum(rng.exponential(1 / rate_rps, n)), np.full(n, PROMPT_TOKENS), np.full(n, tokens)
+    )
+    options = HttpOptions(model=MOCK.model, processes=processes, keep_token_times=True)
+    with serving_apart(MOCK) as server:
+        found = measure(workload, [Endpoint.parse(server.url)], options)
+        truths = {int(t.request_id.removeprefix(REQUEST_ID)): t for t in server.truths()}
+    return _level(rate_rps, tokens, found, truths)
+
+
+def _level(rate_rps: float, tokens: int, found: HttpResult, truths: dict[int, Truth]) -> Level:
+    columns, client = found.columns, found.client
+    whole = np.flatnonzero(columns.outcome == Outcome.FINISHED)
+    known = [truths[row] for row in whole.tolist()]
+    zero_s = found.start_s
+    received_s = np.array([t.received_s for t in known]) - zero_s
+    left_s = np.array([t.first_token_s for t in known]) - zero_s
+    first_s = columns.first_token_s[whole]
+    ttft_error_s = (first_s - columns.sent_s[whole]) - (left_s - received_s)
+    late_s = first_s - left_s  # the clock is one: what is seen later than it left is our error
+    sent_late_s = received_s - columns.arrival_s[whole]
+    token_error_s = _token_errors(found, whole, known)
+    level = Level(
+        rate_rps=rate_rps,
+        requests=len(columns.outcome),
+        tokens=tokens,
+        processes=client.processes,
+        finished=len(whole),
+        ttft_error_p50_s=quantile(ttft_error_s, 0.5),
+        ttft_error_p99_s=quantile(ttft_error_s, 0.99),
+        arrival_error_p50_s=quantile(late_s + sent_late_s, 0.5),
+        token_error_p50_s=quantile(token_error_s, 0.5),
+        token_error_p99_s=quantile(token_error_s, 0.99),
+        late_p50_s=client.late_p50_s,
+        late_p99_s=client.late_p99_s,
+        lag_p99_s=client.lag_p99_s,
+        cpu_per_request_s=client.cpu_s / len(columns.outcome),
+        peak_rss_bytes=client.peak_rss_bytes,
+        problem=None,
+    )
+    return Level(**{**vars(level), "problem": found.invalid_because or _problem(level)})
+
+
+def _token_errors(found: HttpResult, rows: NDArray[np.intp], known: Sequence[Truth]) -> Floats:
+    ends = np.cumsum(found.columns.tokens_out)
+    seen = np.split(found.token_s, ends[:-1])
+    return np.concatenate(
+        [
+            np.empty(0),
+            *(
+                seen[row] - (np.array(truth.token_s) - found.start_s)
+                for row, truth in zip(rows.tolist(), known, strict=True)
+            ),
+        ]
+    )
+
+
+def _problem(level: Level) -> str | None:
+    if level.finished < level.requests:
+        return f"{level.requests - level.finished} of {level.requests} requests failed"
+    if level.ttft_error_p50_s > TTFT_P50_LIMIT_S:
+        return f"TTFT is {level.ttft_error_p50_s * 1e3:.1f} ms too long at the median"
+    if level.ttft_error_p99_s > TTFT_P99_LIMIT_S:
+        return f"TTFT is {level.ttft_error_p99_s * 1e3:.1f} ms too long at p99"
+    return None

@@ -1,0 +1,71 @@
+"""The step log that our plugin writes inside a server, read back.
+
+A line `step` says what is in a batch, when it was formed; a line `done` that the tokens of the
+oldest such batch are there, and how many requests are `left`. What took how long follows from
+both: while requests are left, steps follow on each other, and what lies between two results (the
+scheduler, the sampler, with asynchronous scheduling nothing) belongs to the later one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...predictors.profiles.whole_steps import Step
+from ...workloads.errors import FileFormatError
+from ...workloads.parsing import parse_json
+
+
+def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Step]:
+    """The steps that began and ended between two places of the file, in bytes.
+
+    Raises:
+        FileFormatError: it cannot be read, or a line is not one of a step log.
+    """
+    steps: list[Step] = []
+    begun: deque[dict[str, Any]] = deque()
+    last_s: float | None = None  # when the last result was there, if requests were left
+    for line in _lines(path, begin, end):
+        event = line.get("event")
+        try:
+            if event == "step" and (line["decode_seqs"] or line["chunks"]):
+                begun.append(line)
+            elif event == "done" and begun:
+                step = begun.popleft()
+                since_s = float(step["time_s"])
+                if last_s is not None:
+                    since_s = last_s
+                steps.append(_step(step, float(line["time_s"]) - since_s))
+                last_s = float(line["time_s"]) if line["left"] else None
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            raise FileFormatError(path, None, f"is no step log: {error} in {line}") from None
+    return [step for step in steps if step.duration_s > 0]
+
+
+def _step(line: dict[str, Any], duration_s: float) -> Step:
+    return Step(
+        int(line["decode_seqs"]),
+        int(line["decode_kv_tokens"]),
+        [(int(before), int(tokens)) for before, tokens in line["chunks"]],
+        duration_s,
+    )
+
+
+def _lines(path: Path, begin: int, end: int | None) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            file.seek(begin)
+            content = file.read() if end is None else file.read(max(0, end - begin))
+    except OSError as error:
+        raise FileFormatError(path, None, f"cannot be read: {error.strerror}") from None
+    for number, text in enumerate(content.splitlines(), start=1):
+        try:
+            line = parse_json(text)
+        except ValueError:
+            if number == content.count(b"\n") + 1:
+                return  # the end of the part fell into a line
+            raise FileFormatError(path, None, f"is no step log: {text[:60]!r}") from None
+        if isinstance(line, dict):
+            yield line

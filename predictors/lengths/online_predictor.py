@@ -1,0 +1,294 @@
+"""A predictor at work before real servers: read by who sends, corrected and taught by what comes.
+
+Source: UELLM, §3.3.3; see `online` for what an update is. Requests wait for the reading of their
+prompts alone. What came of them corrects the next at once, lies in a queue on disk, and is taught
+by a process of its own (`teacher`); what that one accepts takes the place of what is read with.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import monotonic, perf_counter
+from typing import IO
+
+import numpy as np
+import torch
+
+from ...workloads.errors import SloBenchError
+from ...workloads.labelled_prompts import Answered
+from .config import PredictorConfig
+from .distribution import Floats, buckets_in
+from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
+from .predictor import Prompt, TrainedPredictor, find_base
+from .trainer_process import Taught, Teacher
+
+if sys.platform != "win32":
+    import fcntl
+
+WINDOW = 50  # answers, of which is said how right they were told
+_MOST_QUEUED = 2_000  # the newest stay, where nothing is accepted
+_MOST_WINDOWS = 10_000
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Said:
+    """What was said of an answer before it came: tokens that half of such answers do not exceed,
+    and nine in ten. `probabilities` are those of the buckets as the network has them.
+    """
+
+    prompt: Prompt
+    half: int
+    most: int
+    probabilities: Floats
+    named: int  # the bucket, corrected
+    named_plain: int  # as the network has it
+
+
+@dataclass(frozen=True)
+class Window:
+    """So many answers, in the order in which they came.
+
+    `exact`, `within_one`: the share of them in the bucket that was named, or next to it; `plain`:
+    in the one that the network alone would have named. `ratio`: the geometric mean of what came
+    over what was told. `end_s` by `time.perf_counter`.
+    """
+
+    end_s: float
+    answers: int
+    generation: int
+    exact: float
+    plain: float
+    within_one: float
+    ratio: float
+
+
+class Follower:
+    """Reads prompts, and follows what comes of them where `online` says every how many answers.
+
+    Safe to use from several threads; `came` returns at once. With `online` the folder is its own:
+    the queue and what is learnt lie in it.
+
+    Raises:
+        SloBenchError: there is no predictor, another base, too few answers to be taught by, or
+            somebody else follows with this folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        base: str | None = None,
+        online: int = 0,
+        device: str = "auto",
+        say: Say = lambda line: None,
+    ) -> None:
+        if online and online < FEWEST:
+            raise SloBenchError(f"online must be at least {FEWEST} answers but is {online}")
+        torch.set_num_threads(1)
+        self._folder = folder
+        self._base = find_base(base, folder, PredictorConfig.load(folder))
+        self._device = device
+        self._say = say
+        self.online = online
+        self._lock = threading.RLock()
+        self._held: IO[str] | None = _hold(folder) if online else None
+        self._predictor = self._loaded()
+        self._prior = PriorCorrection(len(self.config.shape.edges))
+        self._lately: deque[tuple[Said, Answered, int]] = deque(maxlen=RECENT)
+        self._window: list[tuple[Said, int, int]] = []
+        self.windows: deque[Window] = deque(maxlen=_MOST_WINDOWS)
+        self.taught: list[tuple[float, Taught]] = []  # with the moment, by `time.perf_counter`
+        self.failures = 0  # lessons of which nothing came
+        self._teacher = Teacher(folder, self._base) if online else None
+        self._teaches = False
+        self._fresh: list[Answered] = []
+        self._since = 0  # answers since the last lesson began
+        if online:
+            self._begin()
+
+    @property
+    def config(self) -> PredictorConfig:
+        """Of the predictor as it is now."""
+        return self._predictor.config
+
+    def _loaded(self) -> TrainedPredictor:
+        found = TrainedPredictor.load(self._folder, base=self._base, device=self._device)
+        found.lengths([Prompt("warm", 1)])  # the first takes longer than any
+        return found
+
+    def _begin(self) -> None:
+        """Go on where the last one ended."""
+        path = self._folder / QUEUE
+        if path.exists():
+            self._fresh = read_queue(path)[-_MOST_QUEUED:]
+            rows = self._fresh[-RECENT:]
+            prompts = [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
+            for row, said in zip(rows, self.read(prompts) if rows else [], strict=True):
+                self._observe(said, row)
+            self._since = len(self._fresh)
+            write_queue(path, self._fresh)  # without what was cut off
+        self._queue = path.open("a", encoding="utf-8")
+
+    # ---------------------------------------------------------------- before the answer
+
+    def read(self, prompts: Sequence[Prompt]) -> list[Said]:
+        """What is said of their answers, in order; takes its time."""
+        predictor = self._predictor
+        worth = predictor.config.neighbours
+        plain = predictor.lengths(prompts)
+        with self._lock:
+            weights = np.array([self._prior.weights((p.model, "")) for p in prompts])
+        told = plain if (weights == 1).all() else plain.reweighted(weights)
+        columns = (
+            prompts,
+            told.median_tokens().tolist(),
+            told.longest_tokens().tolist(),
+            plain.bucket_probabilities(),
+            told.buckets(worth).tolist(),
+            plain.buckets(worth).tolist(),
+        )
+        return [Said(*one) for one in zip(*columns, strict=True)]
+
+    # ---------------------------------------------------------------- after it
+
+    def came(self, said: Said, output_tokens: int) -> None:
+        """An answer had so many tokens; nothing follows where nobody asked for it."""
+        if not self.online or output_tokens < 1:
+            return
+        prompt = said.prompt
+        row = Answered(prompt.text, prompt.tokens, output_tokens, prompt.model, "followed")
+        with self._lock:
+            self._observe(said, row)
+            self._count(said, row)
+            self._queue.write(json.dumps({**asdict(row), "answer": None}) + "\n")
+            self._queue.flush()
+            self._fresh.append(row)
+            self._since += 1
+            if self._since >= self.online and not self._teaches:
+                self._teach()
+
+    def _observe(self, said: Said, row: Answered) -> None:
+        bucket = self._bucket(row)
+        self._prior.observe((row.model, ""), said.probabilities, bucket)
+        self._lately.append((said, row, bucket))
+
+    def _bucket(self, row: Answered) -> int:
+        return int(buckets_in(self.config.shape.edges, np.array([row.output_tokens]))[0])
+
+    def _count(self, said: Said, row: Answered) -> None:
+        self._window.append((said, self._bucket(row), row.output_tokens))
+        if len(self._window) < WINDOW:
+            return
+        self.windows.append(self._counted())
+        self._window = []
+
+    def _counted(self) -> Window:
+        window = self._window
+        true = np.array([bucket for _, bucket, _ in window])
+        off = np.abs(true - [said.named for said, _, _ in window])
+        plain = true == [said.named_plain for said, _, _ in window]
+        ratio = np.log([tokens / said.half for said, _, tokens in window])
+        return Window(
+            perf_counter(),
+            len(window),
+            self.config.generation,
+            float((off == 0).mean()),
+            float(plain.mean()),
+            float((off <= 1).mean()),
+            float(np.exp(ratio.mean())),
+        )
+
+    def all_windows(self) -> list[Window]:
+        """With what came since the last whole one."""
+        with self._lock:
+            return [*self.windows, *([self._counted()] if self._window else [])]
+
+    # ---------------------------------------------------------------- lessons
+
+    def _teach(self) -> None:
+        """Have the queue taught; the lock is held."""
+        self._since = 0
+        assert self._teacher is not None
+        self._teaches = True
+        lately, new = list(self._lately), list(self._fresh)
+
+        def then(found: Taught | SloBenchError) -> None:
+            try:
+                if isinstance(found, SloBenchError):
+                    raise found
+                self._take(found, lately, len(new))
+            except SloBenchError as error:
+                self.failures += 1
+                self._say(str(error))
+            finally:
+                self._teaches = False
+
+        self._teacher.teach(new, [row for _, row, _ in lately], then)
+
+    def _take(
+        self, found: Taught, lately: Sequence[tuple[Said, Answered, int]], given: int
+    ) -> None:
+        """A lesson is over, of the first `given` answers in the queue."""
+        predictor = self._predictor if found.said is None else self._loaded()
+        with self._lock:
+            if found.said is not None:
+                self._predictor = predictor
+                self._prior.forget()
+                again = {id(one): said for one, said in zip(lately, found.said, strict=True)}
+                for one in list(self._lately):
+                    said, row, bucket = one
+                    probabilities = again.get(id(one), said.probabilities)
+                    self._prior.observe((row.model, ""), probabilities, bucket)
+            self._fresh = self._fresh[given if found.said is not None else 0 :][-_MOST_QUEUED:]
+            self._queue.close()
+            write_queue(self._folder / QUEUE, self._fresh)
+            self._queue = (self._folder / QUEUE).open("a", encoding="utf-8")
+            self.taught.append((perf_counter(), found))
+        self._say(found.told)
+
+    @property
+    def teaches(self) -> bool:
+        """Is a lesson under way?"""
+        return self._teaches
+
+    def settle(self, limit_s: float) -> None:
+        """Wait for the lesson that is under way, at most so long."""
+        end_s = monotonic() + limit_s
+        pause = threading.Event()
+        while self._teaches and monotonic() < end_s:
+            pause.wait(0.05)
+
+    def close(self) -> None:
+        """End the teacher and let the folder go; the queue stays for who comes next."""
+        if self._teacher is None:
+            return
+        self._teacher.close()
+        with self._lock:
+            self._queue.close()
+        if self._held is not None:
+            self._held.close()
+
+
+def _hold(folder: Path) -> IO[str]:
+    """Keep others from following with this folder, for as long as the file is open."""
+    file = (folder / ".followed").open("w")
+    if sys.platform != "win32":
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            raise SloBenchError(
+                f"another process follows with the predictor in {folder}; give this one a copy"
+            ) from error
+    return file
+
+
+__all__ = ["Follower", "Prompt", "Said", "Window"]

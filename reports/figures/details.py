@@ -1,0 +1,272 @@
+"""Request files to a few hundred numbers per level; one cell's requests are held at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ...harness.results.read import (
+    KIND_COLUMN,
+    RunFolder,
+    read_mechanism,
+    read_requests,
+    read_timeline,
+)
+from .mechanism import Mechanism, mechanism
+
+Floats = NDArray[np.float64]
+
+CAUSES = (
+    "rejected",
+    "dropped",
+    "unfinished",
+    "TTFT",
+    "TTFT and TPOT",
+    "TPOT",
+    "end to end or deadline",
+)
+"""Why a request missed; every miss has exactly one. A finished request that broke the TTFT or the
+TPOT bound counts there, whatever else it broke; `unfinished` holds failed and cancelled too."""
+
+PHASES = ("waiting", "prefill", "decode")
+"""Arrival to first batch, to first token, to last token; preemptions lie in the latter two."""
+
+SHARES: Floats = np.concatenate(
+    [np.linspace(0.0, 0.9, 46), np.linspace(0.9, 0.99, 19)[1:], [0.992, 0.994, 0.996, 0.998, 0.999]]
+)
+"""The shares at which a distribution is kept."""
+
+TIMELINE_POINTS = 96
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """`share[i]` of all requests took at most `value_s[i]`; it ends where no more ever came."""
+
+    value_s: Floats
+    share: Floats
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The finite SLO bounds that requests carried, in seconds; equal where all have the same."""
+
+    low_s: float
+    high_s: float
+
+
+@dataclass(frozen=True)
+class TimelineMeans:
+    """State over time in at most `TIMELINE_POINTS` equal spans, each the mean of its samples."""
+
+    time_s: Floats
+    waiting: Floats
+    running: Floats
+    kv_share: Floats
+
+
+@dataclass(frozen=True)
+class LevelDetail:
+    """All seeds of one series of a facet at one rate; `cost_*` in dollars per million tokens.
+
+    Where a run kept no records of its requests, `requests` is 0 and only `timeline` says anything.
+    """
+
+    facet: str
+    series: str
+    rate_rps: float
+    requests: int
+    ttft: Distribution
+    tpot: Distribution
+    missed: dict[str, int]  # by CAUSES
+    missed_phase_s: dict[str, float]  # by PHASES: mean over finished requests that missed
+    bounds: dict[str, Bound]  # by ttft, tpot, e2e; absent where nobody asked
+    cost: float
+    cost_low: float
+    cost_high: float
+    timeline: TimelineMeans
+    waits: dict[str, Distribution] = field(default_factory=dict)  # until the first batch, by role
+    mechanism: Mechanism = field(default_factory=Mechanism)
+
+
+@dataclass(frozen=True)
+class _Named:
+    facet: str
+    series: str
+    rate_rps: float
+
+
+@dataclass
+class _Level:
+    """What accumulates over the seeds of a level."""
+
+    requests: int = 0
+    ttft_s: list[Floats] = field(default_factory=list)
+    tpot_s: list[Floats] = field(default_factory=list)
+    missed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
+    missed_phases_s: list[Floats] = field(default_factory=list)  # rows of PHASES
+    bounds: dict[str, Bound] = field(default_factory=dict)
+    dollars: list[float] = field(default_factory=list)
+    tokens_in_slo: list[float] = field(default_factory=list)
+    wait_s: dict[str, list[Floats]] = field(default_factory=dict)
+
+    def add(self, requests: pd.DataFrame, hours: float, dollars_per_hour: float) -> None:
+        met = requests["met"].to_numpy() == 1
+        finished = (requests["outcome"] == "finished").to_numpy()
+        ttft_s, tpot_s = _latencies(requests)
+        self.requests += len(requests)
+        generates = requests[KIND_COLUMN].to_numpy() != 1
+        self.ttft_s.append(ttft_s[generates])
+        self.tpot_s.append(tpot_s[generates & ~(finished & np.isnan(tpot_s))])
+        for cause, count in _causes(requests, ttft_s, tpot_s).items():
+            self.missed[cause] += count
+        queued_s = requests["queued_s"].fillna(requests["arrival_s"])
+        wait_s = (requests["scheduled_s"] - queued_s).to_numpy()
+        for role in sorted(requests["role"].unique()):
+            of_role = (requests["role"] == role).to_numpy() & generates
+            self.wait_s.setdefault(str(role), []).append(wait_s[of_role])
+        phases = _phases(requests[finished & ~met])
+        self.missed_phases_s.append(phases[~np.isnan(phases).any(axis=1)])
+        for name in ("ttft", "tpot", "e2e"):
+            self._widen(name, requests[f"{name}_slo_s"].to_numpy())
+        self.dollars.append(hours * dollars_per_hour)
+        self.tokens_in_slo.append(float(np.nansum(requests["tokens_out"].to_numpy()[met])))
+
+    def _widen(self, name: str, bound_s: Floats) -> None:
+        finite = bound_s[np.isfinite(bound_s)]
+        if len(finite):
+            old = self.bounds.get(name, Bound(np.inf, -np.inf))
+            self.bounds[name] = Bound(
+                min(old.low_s, float(finite.min())), max(old.high_s, float(finite.max()))
+            )
+
+    def missed_phase_s(self) -> dict[str, float]:
+        rows = np.concatenate([*self.missed_phases_s, np.empty((0, len(PHASES)))])
+        means = rows.mean(axis=0) if len(rows) else np.full(len(PHASES), np.nan)
+        return dict(zip(PHASES, means.tolist(), strict=True))
+
+
+def level_details(runs: Sequence[RunFolder], cells: pd.DataFrame) -> Iterator[LevelDetail]:
+    """One detail per facet, series and rate of the valid `cells` (as from `levels.combine`)."""
+    valid = cells[cells["valid"]]
+    for (facet, series, rate), rows in valid.groupby(["facet", "series", "level_rps"]):
+        level = _Level()
+        rows = rows.sort_values("seed", kind="stable")
+        for _, row in rows.iterrows():
+            run = runs[int(row["folder"])]
+            if run.keeps_requests:
+                requests = _counted(read_requests(run.path, str(row["cell"])), int(row["requests"]))
+                hours = float(row["makespan_s"]) / 3600
+                level.add(requests, hours, float(row["cost_usd_per_hour"]))
+        first = rows.iloc[0]
+        timeline = read_timeline(runs[int(first["folder"])].path, str(first["cell"]))
+        named = _Named(str(facet), str(series), float(str(rate)))
+        told = read_mechanism(runs[int(first["folder"])].path, str(first["cell"]))
+        yield _finish(level, named, timeline_means(timeline), mechanism(told))
+
+
+def _finish(level: _Level, named: _Named, timeline: TimelineMeans, told: Mechanism) -> LevelDetail:
+    per_cell = [
+        dollars_per_million(dollars, tokens)
+        for dollars, tokens in zip(level.dollars, level.tokens_in_slo, strict=True)
+    ]
+    return LevelDetail(
+        facet=named.facet,
+        series=named.series,
+        rate_rps=named.rate_rps,
+        requests=level.requests,
+        ttft=distribution(np.concatenate([*level.ttft_s, np.empty(0)])),
+        tpot=distribution(np.concatenate([*level.tpot_s, np.empty(0)])),
+        missed=level.missed,
+        missed_phase_s=level.missed_phase_s(),
+        bounds=level.bounds,
+        cost=dollars_per_million(sum(level.dollars), sum(level.tokens_in_slo)),
+        cost_low=min(per_cell, default=float("inf")),
+        cost_high=max(per_cell, default=float("inf")),
+        timeline=timeline,
+        waits={role: distribution(np.concatenate(of)) for role, of in level.wait_s.items()},
+        mechanism=told,
+    )
+
+
+def dollars_per_million(dollars: float, tokens: float) -> float:
+    """Dollars per million tokens; infinite where money bought no token in SLO."""
+    return dollars / tokens * 1e6 if tokens else float("inf")
+
+
+def distribution(values_s: Floats) -> Distribution:
+    """The empirical distribution at `SHARES` and at its end; NaN is a value that never came."""
+    came = np.sort(values_s[~np.isnan(values_s)])
+    if not len(came):
+        return Distribution(np.empty(0), np.empty(0))
+    total = len(values_s)
+    end = len(came) / total
+    below_end = np.less(SHARES, end - 1e-12)
+    shares = np.append(SHARES[below_end], end)
+    places = np.clip(np.ceil(shares * total - 1e-9).astype(int) - 1, 0, len(came) - 1)
+    return Distribution(came[places], shares)
+
+
+def timeline_means(timeline: pd.DataFrame) -> TimelineMeans:
+    """At most `TIMELINE_POINTS` means over equal spans of time."""
+    time_s = timeline["time_s"].to_numpy()
+    if len(time_s) > TIMELINE_POINTS:
+        start, end = float(time_s.min()), float(time_s.max())
+        width = (end - start) / TIMELINE_POINTS or 1.0
+        span = np.minimum((time_s - start) // width, TIMELINE_POINTS - 1)
+        timeline = timeline.groupby(span).mean()
+    columns = (timeline[c].to_numpy(dtype=np.float64) for c in ("waiting", "running", "kv_share"))
+    return TimelineMeans(timeline["time_s"].to_numpy(dtype=np.float64), *columns)
+
+
+def _counted(requests: pd.DataFrame, count: int) -> pd.DataFrame:
+    """The `count` requests that the cell's figures speak of: all but the earliest, its warm-up."""
+    if len(requests) <= count:
+        return requests
+    latest_first = requests["arrival_s"].sort_values(
+        ascending=False, kind="stable", na_position="first"
+    )
+    return requests.loc[latest_first.index[:count]]
+
+
+def _latencies(requests: pd.DataFrame) -> tuple[Floats, Floats]:
+    """TTFT from the scheduled arrival; TPOT = (last - first token) / (tokens - 1)."""
+    first_s = requests["first_token_s"].to_numpy()
+    gaps = requests["tokens_out"].to_numpy() - 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot_s = (requests["finish_s"].to_numpy() - first_s) / gaps
+    tpot_s = np.where((gaps > 0) & (requests["outcome"] == "finished"), tpot_s, np.nan)
+    return first_s - requests["arrival_s"].to_numpy(), tpot_s
+
+
+def _causes(requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats) -> dict[str, int]:
+    missed = requests["met"].to_numpy() != 1
+    outcome = requests["outcome"]
+    rejected, dropped, finished = (
+        (outcome == name).to_numpy() for name in ("rejected", "dropped", "finished")
+    )
+    # Times are rounded to microseconds on disk; of a request that missed, a bound that was all
+    # but reached is the one that it broke.
+    late_first = ttft_s > requests["ttft_slo_s"].to_numpy() - 2e-6
+    slow = tpot_s > requests["tpot_slo_s"].to_numpy() - 2e-6
+    masks = {
+        "rejected": rejected,
+        "dropped": dropped,
+        "unfinished": ~(finished | rejected | dropped),
+        "TTFT": finished & late_first & ~slow,
+        "TTFT and TPOT": finished & late_first & slow,
+        "TPOT": finished & ~late_first & slow,
+        "end to end or deadline": finished & ~late_first & ~slow,
+    }
+    return {cause: int((masks[cause] & missed).sum()) for cause in CAUSES}
+
+
+def _phases(requests: pd.DataFrame) -> Floats:
+    marks = [
+        requests[c].to_numpy() for c in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
+    ]
+    return np.diff(np.column_stack(marks), axis=1)

@@ -1,0 +1,196 @@
+"""What stands side by side in a figure, and what has a figure of its own.
+
+Systems, and the setups somebody chooses between (knobs, parallelism, routers, GPUs), are compared:
+each is a series. Conditions they are compared under (workload, model, lengths, SLO) are facets:
+figures show the series of one. Where a facet would hold one series only, there are none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+from ...harness.results.read import LEAD_COLUMNS
+from .labels import is_letter, labels
+
+IDENTITY = ("backend", "workload", "model", "gpu", "gpus")
+"""Columns besides the system and the sweep axes in which rows may differ."""
+
+SETUP = frozenset(
+    {
+        "backend",
+        "gpu",
+        "gpus",
+        "tp",
+        "pp",
+        "instances",
+        "embed_instances",
+        "router",
+        "weight_dtype",
+        "kv_dtype",
+        "memory_share",
+        "block_tokens",
+        "host_memory_gib",
+        "kv_blocks",
+        "host_blocks",
+        "host_s",
+        "profile",
+        "device_map",
+        "length_predictor",
+    }
+)
+"""Axes of which somebody who runs a system has the choice; knobs (`system.knob`) are such, too."""
+
+MOST_SERIES = 8
+"""Of a facet, as many as there are colours; where there are more, setups become facets as well."""
+
+_BARE = ("backend", "workload", "model", "gpu")  # values that speak for themselves
+
+
+@dataclass(frozen=True)
+class Division:
+    """The columns in which rows differ: those that make facets, and those that make series."""
+
+    facets: tuple[str, ...]
+    series: tuple[str, ...]
+
+
+def axes_of(cells: pd.DataFrame) -> tuple[str, ...]:
+    """The sweep axes of a cells frame: the columns before `requests` that are not always there."""
+    names = list(cells.columns)
+    before = names[: names.index("requests")]
+    return tuple(c for c in before if c not in LEAD_COLUMNS)
+
+
+def division(cells: pd.DataFrame) -> Division:
+    """Which columns of a cells frame make facets, and which series."""
+    columns = [c for c in (*IDENTITY, *axes_of(cells)) if c in cells.columns]
+    varying = [c for c in columns if cells[c].nunique(dropna=False) > 1]
+    if _follows("gpus", ["system", *(c for c in varying if c != "gpus")], cells):
+        varying = [c for c in varying if c != "gpus"]
+    series = [c for c in varying if c in SETUP or _is_knob(c)]
+    facets = [c for c in varying if c not in series]
+    if facets and _series_in_a_facet(cells, facets, series) < 2:
+        return Division((), tuple(varying))
+    series = [c for c in series if c == "backend" or not _follows(c, facets, cells)]
+    for column in [c for c in series if c != "backend" and not _is_knob(c)]:
+        if _series_in_a_facet(cells, facets, series) <= MOST_SERIES:
+            break
+        fewer = [c for c in series if c != column]
+        if _series_in_a_facet(cells, [*facets, column], fewer) > 1:
+            facets, series = [*facets, column], fewer
+    return Division(tuple(facets), tuple(series))
+
+
+def _is_knob(column: str) -> bool:
+    return "." in column
+
+
+def _follows(column: str, others: Sequence[str], cells: pd.DataFrame) -> bool:
+    """Whether the other columns settle this one."""
+    if not others:
+        return False
+    settled = cells.groupby(list(others), dropna=False)[column].nunique(dropna=False)
+    return bool((settled == 1).all())
+
+
+def _series_in_a_facet(cells: pd.DataFrame, facets: Sequence[str], series: Sequence[str]) -> int:
+    """How many the fullest facet holds."""
+    distinct = cells[["system", *facets, *series]].drop_duplicates()
+    if not facets:
+        return len(distinct)
+    return int(distinct.groupby(list(facets), dropna=False).size().max())
+
+
+def with_facets(cells: pd.DataFrame) -> pd.DataFrame:
+    """`cells` with their `facet` (empty where there is one only) and their `series` in it, facets
+    in the order of their settings, the first setting outermost.
+    """
+    of = division(cells)
+    if of.facets:
+        ranks = pd.DataFrame({c: pd.factorize(cells[c])[0] for c in of.facets})
+        cells = cells.iloc[ranks.sort_values(list(of.facets), kind="stable").index]
+    cells = cells.reset_index(drop=True)
+    facet = pd.Series("", index=cells.index, dtype="str")
+    for column in of.facets:
+        part = cells[column].map(_texts(column, cells))
+        facet = facet + part.where(facet == "", " · " + part)
+    series = cells["system"].astype("str")
+    for column in of.series:
+        own = column.rpartition(".")[0]
+        part = " · " + cells[column].map(_texts(column, cells)).astype("str")
+        if _is_knob(column):
+            part = part.where(cells["system"] == own, "")
+        series = series + part.where(~_blank(cells[column]), "")
+    if "run" in cells.columns and _shared_between_runs(cells, facet, series):
+        series = series + " · " + cells["run"]
+    return cells.assign(facet=facet, series=series)
+
+
+def _shared_between_runs(
+    cells: pd.DataFrame, facet: pd.Series[str], series: pd.Series[str]
+) -> bool:
+    return bool((cells["run"].groupby([facet, series]).nunique() > 1).any())
+
+
+def _blank(values: pd.Series) -> pd.Series[bool]:
+    return values.isna() | (values == "")
+
+
+def _texts(column: str, cells: pd.DataFrame) -> Callable[[object], str]:
+    """What a value of a column is called in names."""
+    known = _labels(column, cells)
+
+    def text(value: object) -> str:
+        if value is None or value == "" or value != value:
+            return f"no {column}"
+        label = known[_full(value)]
+        if column in _BARE and not is_letter(label):
+            return label
+        return f"{column.rpartition('.')[2]} {label}"
+
+    return text
+
+
+def _labels(column: str, cells: pd.DataFrame) -> dict[str, str]:
+    values = cells.loc[~_blank(cells[column]), column].unique()
+    return labels([_full(value) for value in values])
+
+
+def _full(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def abbreviated(cells: pd.DataFrame) -> dict[str, str]:
+    """What the names of facets and series shorten: the part of the name → the setting in full."""
+    of = division(cells)
+    found = {}
+    for column in (*of.facets, *of.series):
+        name = _texts(column, cells)
+        for value in cells.loc[~_blank(cells[column]), column].unique():
+            if _labels(column, cells)[_full(value)] != _full(value):
+                found[name(value)] = _full(value)
+    return found
+
+
+def facet_noun(cells: pd.DataFrame) -> str:
+    """What a facet is: `workload`, `model`, else `case`."""
+    of = division(cells).facets
+    return of[0] if of in (("workload",), ("model",)) else "case"
+
+
+def facets_of(cells: pd.DataFrame) -> list[str]:
+    """The facets, in order."""
+    return list(dict.fromkeys(cells["facet"]))
+
+
+def full_names(cells: pd.DataFrame) -> pd.Series[str]:
+    """Facet and series in one, for where all stand together."""
+    return cells["series"].where(cells["facet"] == "", cells["facet"] + " · " + cells["series"])
+
+
+def by_facet(rows: pd.DataFrame, facets: Sequence[str]) -> Mapping[str, pd.DataFrame]:
+    """The rows of each facet."""
+    return {facet: rows[rows["facet"] == facet] for facet in facets}

@@ -1,0 +1,175 @@
+"""Cells to curves: which rows form one series, and what its seeds say at every offered rate."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import pandas as pd
+
+from ...harness.results.read import LEAD_COLUMNS, RunFolder
+from ...workloads.parsing import parse_toml
+from .facets import with_facets
+
+Load = Literal["several rates", "one rate", "at once"]
+
+TARGETS = (0.9, 0.99)
+"""The attainments whose highest rate every summary names."""
+
+
+@dataclass(frozen=True)
+class HighestRate:
+    """The highest tested rate whose mean attainment over seeds is at least `target`.
+
+    `rate_rps` and `attainment` are None where no tested rate reaches the target. `at_end` says
+    that the highest tested rate still reaches it, so that the system may carry more; `lowest_rps`
+    and `top_rps` are the ends of what was tested.
+    """
+
+    target: float
+    rate_rps: float | None
+    attainment: float | None
+    at_end: bool
+    lowest_rps: float
+    top_rps: float
+
+
+def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
+    """What one system carries; `cells` are its rows, of which invalid ones do not count."""
+    valid = cells[cells["valid"]]
+    if valid.empty:
+        rates = cells["rate_rps"]
+        low, top = (float(rates.min()), float(rates.max())) if len(rates) else (0.0, 0.0)
+        return HighestRate(target, None, None, False, low, top)
+    means = valid.groupby(level_rates(valid))["attainment"].mean()
+    low, top = float(means.index.min()), float(means.index.max())
+    # A mean of three 0.9 is a hair below 0.9 in binary.
+    passing = means[means >= target - 1e-12]
+    if passing.empty:
+        return HighestRate(target, None, None, False, low, top)
+    rate = float(passing.index.max())
+    return HighestRate(target, rate, float(passing.loc[rate]), rate == top, low, top)
+
+
+def level_rates(cells: pd.DataFrame) -> pd.Series[float]:
+    """The rate of every row's level: `cells` of one series, or with `level_rps` from before.
+
+    Rates equal to four significant digits are one level. Where no two seeds share a rate, as in a
+    closed loop, whose rate is only known afterwards, the lowest rates of all seeds are one level,
+    the next lowest another, at their mean, as long as they are alike.
+    """
+    if "level_rps" in cells.columns:
+        return cells["level_rps"]
+    rates = cells["rate_rps"].map(_four_digits)
+    seeds = cells["seed"]
+    if seeds.nunique() < 2 or (seeds.groupby(rates).nunique() > 1).any():
+        return rates
+    levels_of_seeds = rates.groupby(rates.groupby(seeds).rank("dense"))
+    alike = levels_of_seeds.max() <= 1.25 * levels_of_seeds.min()
+    return levels_of_seeds.transform("mean").map(_four_digits) if alike.all() else rates
+
+
+def _four_digits(rate_rps: float) -> float:
+    return float(f"{rate_rps:.4g}")
+
+
+def with_series(cells: pd.DataFrame) -> pd.DataFrame:
+    """`cells` with `facet` and `series` (see `facets`) and `level_rps` (see `level_rates`)."""
+    cells = with_facets(cells)
+    rates = [level_rates(rows) for _, rows in cells.groupby(["facet", "series"], sort=False)]
+    return cells.assign(level_rps=pd.concat(rates).reindex(cells.index))
+
+
+def combine(runs: Sequence[RunFolder]) -> pd.DataFrame:
+    """The cells of all runs, with `run` (name), `folder` (its place in `runs`), `facet`, `series`
+    and `level_rps`.
+    """
+    axes = list(dict.fromkeys(axis for run in runs for axis in run.axes))
+    frames = [run.cells.assign(**_slo(run), run=run.name, folder=at) for at, run in enumerate(runs)]
+    cells = pd.concat(frames, ignore_index=True)
+    for axis in axes:
+        cells[axis] = cells[axis].where(cells[axis].notna(), "")
+    lead = [c for c in cells.columns if c in LEAD_COLUMNS]
+    rest = [c for c in cells.columns if c not in (*lead, *axes)]
+    return with_series(cells[[*lead, *axes, *rest]])
+
+
+def _slo(run: RunFolder) -> dict[str, str]:
+    """The SLO that all cells of a run had, as a column; none where it is an axis."""
+    if "slo" in run.axes:
+        return {}
+    try:
+        return {"slo": str(parse_toml(run.experiment_toml).get("slo", "unknown"))}
+    except tomllib.TOMLDecodeError:
+        return {"slo": "unknown"}  # the report shows the file as it is
+
+
+def has_slo(cells: pd.DataFrame) -> bool:
+    """Whether requests had anything to meet but to finish."""
+    if "slo" in cells.columns and (cells["slo"] != "").any():
+        return True
+    finished = cells["finished"] if "finished" in cells.columns else cells["requests"]
+    return bool((cells["attainment"] * cells["requests"] < finished - 0.5).any())
+
+
+def series_names(cells: pd.DataFrame) -> list[str]:
+    """The series, best first: by their mean place in the facets that they are in."""
+    places: dict[str, list[int]] = {}
+    for _, of_facet in cells.groupby("facet", sort=False):
+        for place, name in enumerate(_by_merit(of_facet)):
+            places.setdefault(name, []).append(place)
+    return sorted(places, key=lambda name: sum(places[name]) / len(places[name]))
+
+
+def _by_merit(cells: pd.DataFrame) -> list[str]:
+    """The series of one facet: by the highest rate at 90 %, then at 99 %, then mean attainment;
+    by finished requests per second where all requests arrive at once.
+    """
+    at_once = offered(cells) == "at once"
+
+    def merit(item: tuple[int, str]) -> tuple[float, ...]:
+        place, name = item
+        rows = cells[cells["series"] == name]
+        carried = [highest_rate(rows, target).rate_rps or 0.0 for target in TARGETS]
+        column = "throughput_rps" if at_once else "attainment"
+        return (*(-rate for rate in carried), -float(rows[column].mean()), place)
+
+    in_order = list(dict.fromkeys(cells["series"]))
+    return [name for _, name in sorted(enumerate(in_order), key=merit)]
+
+
+def offered(cells: pd.DataFrame) -> Load:
+    """How requests come: at several rates, each series at one, or all at once."""
+    if (cells["level_rps"] == 0).all():
+        return "at once"
+    rates = cells.groupby(["facet", "series"])["level_rps"].nunique()
+    return "several rates" if rates.max() > 1 else "one rate"
+
+
+def levels(cells: pd.DataFrame) -> pd.DataFrame:
+    """One row per facet, series and rate, over the valid seeds.
+
+    Columns `facet`, `series`, `rate_rps`, `seeds`, and of each number column its mean under its own
+    name, its lowest and its highest value as `<name>_lo` and `<name>_hi`.
+    """
+    valid = cells[cells["valid"]]
+    keys = [valid["facet"], valid["series"], valid["level_rps"].rename("rate_rps")]
+    dropped = {"rate_rps", "level_rps", "seed", "folder", "valid", "speed", "load"}
+    numbers = [c for c in valid.select_dtypes("number").columns if c not in dropped]
+    grouped = valid[numbers].groupby(keys, sort=True)
+    parts = [
+        grouped.size().rename("seeds").to_frame(),
+        grouped.mean(),
+        grouped.min().add_suffix("_lo"),
+        grouped.max().add_suffix("_hi"),
+    ]
+    return pd.concat(parts, axis=1).reset_index()
+
+
+def knee_rps(level_rows: pd.DataFrame) -> float:
+    """The lowest rate at which the median system is under 90 %; the highest where none is."""
+    medians = level_rows.groupby("rate_rps")["attainment"].median()
+    under = medians[medians < TARGETS[0]]
+    return float(under.index.min() if len(under) else medians.index.max())

@@ -1,0 +1,168 @@
+"""The figures of a tuning run's page: its history, the Pareto front, what mattered, the proof."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from ...tuner.search.objectives import OBJECTIVES, Objective
+from ..pages.tuning import DEFAULT, FINISHED, FRONT, LOST, TUNED, Plain, objectives_of
+from .figure import ONLY, Axis, Figure, Format, View
+
+
+def _axis(objective: Objective) -> Axis:
+    forms: dict[bool, Format] = {True: "rate", False: "seconds"}
+    form: Format = forms[objective.maximise]
+    if objective.name == "attainment":
+        form = "percent"
+    if objective.name == "cost":
+        form = "number"
+    return Axis(objective.label, form)
+
+
+def _known(found: Plain, place: int) -> list[tuple[Plain, float]]:
+    """Trials with their value of one objective."""
+    return [
+        (row, row["values"][place])
+        for row in found["trials"]
+        if row["values"] is not None and row["values"][place] is not None
+    ]
+
+
+def history(found: Plain, names: Sequence[str]) -> Figure:
+    """Values of the first objective, trial after trial, and the best so far."""
+    objective = objectives_of(found)[0]
+    known = _known(found, 0)
+
+    def points(state: str, series: str) -> View:
+        of = [(row, value) for row, value in known if row["state"] == state]
+        return {
+            "s": names.index(series),
+            "x": [float(row["number"]) for row, _ in of],
+            "y": [value for _, value in of],
+            "labels": [f"trial {row['number']}" for row, _ in of],
+        }
+
+    finished = [(row["number"], value) for row, value in known if row["state"] == FINISHED]
+    best = list(
+        itertools.accumulate((value for _, value in finished), max if objective.maximise else min)
+    )
+    line = {"s": names.index(TUNED), "x": [float(n) for n, _ in finished], "y": best}
+    every = [points(FINISHED, FINISHED), points("lost", LOST)]
+    return Figure(
+        id="history",
+        kind="lines",
+        title="History",
+        note="Trials in their order. Raced out: given up at the best one's rate; the value is an "
+        "estimate from how many met their SLO there.",
+        x=Axis("trial", "number"),
+        y=_axis(objective),
+        views={
+            "all": {"series": [p for p in every if p["x"]], "lines": [], "scatter": True},
+            "best": {"series": [line] if best else [], "lines": []},
+        },
+        picker="local",
+        options=[["all", "all trials"], ["best", "best so far"]],
+        hover="point",
+    )
+
+
+def front(found: Plain, names: Sequence[str]) -> list[Figure]:
+    """Trials by two objectives, the Pareto front apart; none where there is one objective."""
+    if len(found["objectives"]) < 2:
+        return []
+    first, second = objectives_of(found)[:2]
+    rows = [row for row in found["trials"] if row["values"] is not None]
+
+    def points(of: Sequence[Plain], series: str) -> View:
+        return {
+            "s": names.index(series),
+            "x": [row["values"][1] for row in of],
+            "y": [row["values"][0] for row in of],
+            "labels": [f"trial {row['number']}" for row in of],
+        }
+
+    front = [row for row in rows if row["number"] in found["best"]]
+    others = [row for row in rows if row["number"] not in found["best"]]
+    series = [points(of, name) for of, name in ((front, FRONT), (others, FINISHED)) if of]
+    return [
+        Figure(
+            id="front",
+            kind="lines",
+            title="Pareto front",
+            note="On the front none is better in one objective without being worse in another.",
+            x=_axis(second),
+            y=_axis(first),
+            views={ONLY: {"series": series, "lines": [], "scatter": True}},
+            hover="point",
+        )
+    ]
+
+
+def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
+    """A bar for each knob or setting; none where nothing could be told."""
+    views = {}
+    for name, shares in found["importances"].items():
+        ordered = sorted(shares.items(), key=lambda item: -item[1])
+        bars = [
+            {"s": names.index(one), "parts": [share], "lo": share, "hi": share}
+            for one, share in ordered
+        ]
+        if bars:
+            views[name] = {"series": bars, "lines": []}
+    if not views:
+        return []
+    return [
+        Figure(
+            id="importances",
+            kind="bars",
+            title="What mattered",
+            note="Share of what tells the best trials from the others (PED-ANOVA).",
+            x=Axis("importance", "percent"),
+            y=Axis("", "number"),
+            views=views,
+            picker="local",
+            options=[[name, OBJECTIVES[name].label] for name in views],
+        )
+    ]
+
+
+def compared(found: Plain, names: Sequence[str]) -> list[Figure]:
+    """Default and the first winner, a bar each, by workload."""
+    figures = []
+    for objective in objectives_of(found):
+        if objective.name == "cost":
+            continue
+        views, options = {}, []
+        for key, of in itertools.groupby(
+            (row for row in found["confirmed"] if row["objective"] == objective.name),
+            key=lambda row: (row["backend"], row["workload"]),
+        ):
+            bars = []
+            for series, row in zip((DEFAULT, TUNED), of, strict=False):
+                if row["value"] is None:
+                    continue
+                low = row["value"] if row["low"] is None else row["low"]
+                high = row["value"] if row["high"] is None else row["high"]
+                bars.append(
+                    {"s": names.index(series), "parts": [row["value"]], "lo": low, "hi": high}
+                )
+            if bars:
+                name = " on ".join((key[1], key[0]))
+                views[name] = {"series": bars, "lines": []}
+                options.append([name, name])
+        if views:
+            figures.append(
+                Figure(
+                    id=f"compared-{objective.name}",
+                    kind="bars",
+                    title=f"Default against tuned: {objective.label}",
+                    note="On seeds that nobody was tuned on. Line: 95 % interval.",
+                    x=_axis(objective),
+                    y=Axis("", "number"),
+                    views=views,
+                    picker="local",
+                    options=options,
+                )
+            )
+    return figures

@@ -1,0 +1,281 @@
+"""Where one request's time went, in words and numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...harness.core.records import Outcome
+from ...harness.results.metrics import judge
+from ...harness.validation.latency_breakdown import MEANING, Part, Stay, stays, totals_s
+from ...harness.validation.measured_trace import MeasuredCell
+from ...harness.validation.trace import CellTrace
+from ...workloads.errors import SloBenchError
+from ...workloads.request import Kind
+from ..compare.run_results import read_requests
+from ..figures.numbers import seconds_text
+
+MOST_EPISODES = 40  # shown in text; every single stay is in the JSON
+SLOWEST = "slowest"
+_IN_TURNS = frozenset({Part.DECODE, Part.BEHIND_PREFILL, Part.SWAP, Part.PIPELINE})
+_PASSING = frozenset({Part.SWAP, Part.PIPELINE})  # belong to whatever they interrupt
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """One request: what was asked, what became of it, and every stretch of its time."""
+
+    cell: str
+    request: int
+    prompt_tokens: int
+    output_tokens: int
+    cached_tokens: int
+    outcome: str
+    arrival_s: float
+    ttft_s: float
+    tpot_s: float
+    e2e_s: float
+    met: bool
+    missed: tuple[str, ...]
+    preemptions: int
+    stays: Sequence[Stay]
+
+    @property
+    def parts_s(self) -> dict[Part, float]:
+        """Seconds by part, largest first."""
+        return totals_s(list(self.stays))
+
+
+def chosen_request(cell: CellTrace | MeasuredCell, text: str) -> int:
+    """A request by its number (`id` in the records), or the slowest that finished.
+
+    Raises:
+        SloBenchError: there is no such request.
+    """
+    if isinstance(cell, MeasuredCell):
+        table = cell.requests
+        whole = (table["outcome"] == "finished").to_numpy()
+        e2e_s = np.where(whole, (table["finish_s"] - table["arrival_s"]).to_numpy(), np.nan)
+        name = cell.cell
+    else:
+        e2e_s, name = cell.result.records.e2e_s, cell.spec.cell
+    n = len(e2e_s)
+    if text == SLOWEST:
+        if not np.isfinite(e2e_s).any():
+            raise SloBenchError(f"no request of {name} finished")
+        return int(np.nanargmax(e2e_s))
+    if not text.isdecimal() or int(text) >= n:
+        raise SloBenchError(
+            f"REQUEST must be a number from 0 to {n - 1}, or {SLOWEST}, but is {text!r}"
+        )
+    return int(text)
+
+
+def explain(cell: CellTrace, request: int) -> Explanation:
+    """Explain one request of a cell that was watched.
+
+    Raises:
+        SloBenchError: it did not finish, and so has no time to explain.
+    """
+    records, workload = cell.result.records, cell.workload
+    outcome = Outcome(int(records.outcome[request]))
+    log = cell.trace.log_of(request)
+    if outcome is Outcome.FINISHED and log is None and workload.kind[request] == Kind.EMBED:
+        waited_s = records.scheduled_s[request] - records.arrival_s[request]
+        pass_s = records.finish_s[request] - records.scheduled_s[request]
+        raise SloBenchError(
+            f"request {request} of {cell.spec.cell} embeds: it waited {waited_s:.3f} s and took "
+            f"one pass of {pass_s:.3f} s; only generation is explained step by step"
+        )
+    if outcome is not Outcome.FINISHED or log is None:
+        raise SloBenchError(
+            f"request {request} of {cell.spec.cell} was {outcome.name.lower()}, not served; "
+            "there is no time to explain"
+        )
+    if len(cell.trace.where(request)) > 1:
+        raise SloBenchError(
+            f"request {request} of {cell.spec.cell} went from one instance to another "
+            f"({', '.join(map(str, cell.trace.where(request)))}); only the time of requests that "
+            "stay on one is explained"
+        )
+    judged = judge(workload, records)
+    late = {
+        "ttft": judged.late_ttft,
+        "tpot": judged.late_tpot,
+        "e2e": judged.late_e2e,
+        "deadline": judged.late_deadline,
+    }
+    arrival_s = float(records.arrival_s[request])
+    return Explanation(
+        cell=cell.spec.cell,
+        request=request,
+        prompt_tokens=int(workload.prompt_tokens[request]),
+        output_tokens=int(workload.output_tokens[request]),
+        cached_tokens=int(records.cached_tokens[request]),
+        outcome=outcome.name.lower(),
+        arrival_s=arrival_s,
+        ttft_s=float(records.ttft_s[request]),
+        tpot_s=float(records.tpot_s[request]),
+        e2e_s=float(records.e2e_s[request]),
+        met=bool(judged.met[request]),
+        missed=tuple(name for name, missed in late.items() if missed[request]),
+        preemptions=int(records.preemptions_swap[request] + records.preemptions_recompute[request]),
+        stays=stays(log, request, arrival_s),
+    )
+
+
+def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
+    """Explain one request of a real server, as far as its client knows.
+
+    Raises:
+        SloBenchError: it did not finish.
+    """
+    row = cell.requests.iloc[request]
+    outcome = str(row["outcome"])
+    if outcome != "finished":
+        fault = f" ({row['fault']})" if isinstance(row.get("fault"), str) else ""
+        raise SloBenchError(
+            f"request {request} of {cell.cell} was {outcome}{fault}, not served; there is no time "
+            "to explain"
+        )
+    arrival_s, first_s, finish_s = (
+        float(row[name]) for name in ("arrival_s", "first_token_s", "finish_s")
+    )
+    tokens = int(row["tokens_out"])
+    tpot_s = (finish_s - first_s) / (tokens - 1) if tokens > 1 else math.nan
+    took_s = {"ttft": first_s - arrival_s, "tpot": tpot_s, "e2e": finish_s - arrival_s}
+    late = [name for name, seconds in took_s.items() if seconds > float(row[f"{name}_slo_s"])]
+    late += ["deadline"] if finish_s > float(row["deadline_s"]) else []
+    return Explanation(
+        cell=cell.cell,
+        request=request,
+        prompt_tokens=int(row["prompt_tokens"]),
+        output_tokens=tokens,
+        cached_tokens=int(row["cached_tokens"]),
+        outcome=outcome,
+        arrival_s=arrival_s,
+        ttft_s=took_s["ttft"],
+        tpot_s=tpot_s,
+        e2e_s=took_s["e2e"],
+        met=bool(row["met"]),
+        missed=tuple(late),
+        preemptions=0,
+        stays=cell.stays(request),
+    )
+
+
+def differs_from_record(folder: Path, cell: CellTrace) -> str | None:
+    """What is wrong where running the cell again gave other times than the run folder holds."""
+    kept = folder / "requests"
+    name = cell.spec.cell
+    if not any((kept / f"{name}{suffix}").is_file() for suffix in (".csv.gz", ".parquet")):
+        return None
+    then_s = read_requests(folder, name).finish_s
+    now_s = cell.result.records.finish_s
+    if len(then_s) == len(now_s) and np.allclose(then_s, now_s, rtol=0, atol=1e-6, equal_nan=True):
+        return None
+    return (
+        f"{name} comes out differently now than in {folder}, which another version of slo-bench, "
+        "of a policy or of a trace file must have made; this explains the run of now"
+    )
+
+
+def explanation_text(explanation: Explanation) -> RenderableType:
+    """Three lines, the parts, and the stays one after the other."""
+    e = explanation
+    missed = f"missed its SLO: {', '.join(m.upper() for m in e.missed)}"
+    first = (
+        f"Request {e.request} of {e.cell}: {e.prompt_tokens:,} prompt tokens"
+        f"{f' ({e.cached_tokens:,} cached)' if e.cached_tokens > 0 else ''}, "
+        f"{e.output_tokens:,} output tokens."
+    )
+    second = (
+        f"Arrived at {e.arrival_s:.3f} s. TTFT {seconds_text(e.ttft_s)}, "
+        f"TPOT {seconds_text(e.tpot_s)}, end to end {seconds_text(e.e2e_s)}; "
+        f"{'met its SLO' if e.met else missed}"
+        f"{f'; preempted {e.preemptions} times' if e.preemptions else ''}."
+    )
+    return Group(Text(first, style="bold"), Text(second), _parts_table(e), _stays_table(e))
+
+
+def _parts_table(e: Explanation) -> Table:
+    table = Table(
+        title=Text("Where the time went"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
+    )
+    table.add_column("part", no_wrap=True)
+    for head in ("time", "share"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("")
+    for part, seconds in e.parts_s.items():
+        share = seconds / e.e2e_s if e.e2e_s else 0.0
+        told = Text(MEANING[part], style="dim")
+        table.add_row(part.value, seconds_text(seconds), f"{share:.1%}", told)
+    return table
+
+
+def _episodes(of: Sequence[Stay]) -> list[list[Stay]]:
+    """Stays in the batch that take turns, step by step, together; all others one by one."""
+    groups: list[list[Stay]] = []
+    for stay in of:
+        last = groups[-1][-1].part if groups else None
+        together = last in _IN_TURNS and stay.part in _IN_TURNS
+        if together or (groups and stay.part in _PASSING):
+            groups[-1].append(stay)
+        else:
+            groups.append([stay])
+    return groups
+
+
+def _stays_table(e: Explanation) -> Table:
+    title = "One after the other, from its arrival"
+    shown = _episodes(e.stays)
+    if len(shown) > MOST_EPISODES:
+        title += f" (the first {MOST_EPISODES} of {len(shown)})"
+        shown = shown[:MOST_EPISODES]
+    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
+    for head in ("from", "to", "time"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("")
+    for episode in shown:
+        begin_s, end_s = episode[0].begin_s, episode[-1].end_s
+        parts = ", ".join(
+            f"{part.value} {seconds_text(seconds)}" for part, seconds in totals_s(episode).items()
+        )
+        table.add_row(
+            f"{begin_s - e.arrival_s:.3f} s",
+            f"{end_s - e.arrival_s:.3f} s",
+            seconds_text(end_s - begin_s),
+            parts if len({stay.part for stay in episode}) > 1 else episode[0].part.value,
+        )
+    return table
+
+
+def explanation_json(explanation: Explanation) -> dict[str, Any]:
+    """All of it as plain values; times are seconds on the workload's clock."""
+    e = explanation
+    return {
+        "cell": e.cell,
+        "request": e.request,
+        "prompt_tokens": e.prompt_tokens,
+        "output_tokens": e.output_tokens,
+        "cached_tokens": max(0, e.cached_tokens),
+        "outcome": e.outcome,
+        "arrival_s": e.arrival_s,
+        "ttft_s": e.ttft_s,
+        "tpot_s": None if math.isnan(e.tpot_s) else e.tpot_s,
+        "e2e_s": e.e2e_s,
+        "met": e.met,
+        "missed": list(e.missed),
+        "preemptions": e.preemptions,
+        "parts_s": {part.value: seconds for part, seconds in e.parts_s.items()},
+        "stays": [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in e.stays],
+    }

@@ -1,0 +1,79 @@
+"""Plans as a table for the terminal, and as rows for machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ...tuner.planning import Carried, Planned
+
+
+def plan_rows(planned: Planned) -> list[dict[str, Any]]:
+    """One row for each plan, the cheapest first; rates in requests per second."""
+    return [
+        {
+            "system": one.offer.system,
+            "gpu": one.offer.gpu,
+            "gpus": one.gpus,
+            "instances": one.instances,
+            "tp": one.offer.tp,
+            "pp": one.offer.pp,
+            "knobs": dict(one.knobs),
+            "usd_per_hour": round(one.usd_per_hour, 6),
+            "rate_rps": planned.wanted.rate_rps,
+            "headroom": planned.wanted.headroom,
+            "target": planned.wanted.target,
+            "attainment": one.attainment,
+            "attainment_low": one.low,
+            "attainment_high": one.high,
+            **_capacity(one),
+            "step_time": "fitted" if one.fitted else "unfitted",
+            "simulated": True,
+        }
+        for one in planned.plans
+    ]
+
+
+def _capacity(one: Carried) -> dict[str, float | None]:
+    found = one.capacity
+    if found is None:
+        return {"capacity_rps": None, "low_rps": None, "high_rps": None}
+    high = found.high_rps if math.isfinite(found.high_rps) else None
+    return {"capacity_rps": found.capacity_rps, "low_rps": found.low_rps, "high_rps": high}
+
+
+def plan_table(rows: Iterable[dict[str, Any]]) -> Table:
+    """Plans side by side, the cheapest first."""
+    table = Table(title="cheapest plans (simulated; rates in req/s)", title_justify="left")
+    table.add_column("plan", no_wrap=True)
+    for name in ("USD per h", "in SLO %", "carries", "spare"):
+        table.add_column(name, justify="right")
+    for row in rows:
+        spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
+        star = "" if row["step_time"] == "fitted" else " *"
+        knobs = "".join(f"\n  {name}={value}" for name, value in row["knobs"].items())
+        shape = f"{row['gpus']} × {row['gpu']}{star}, {row['instances']} × {spread}"
+        table.add_row(
+            f"{shape}: {row['system']}{knobs}",
+            f"{row['usd_per_hour']:.2f}",
+            f"{row['attainment']:.1%}".rstrip("%"),
+            _interval(row),
+            _spare(row),
+        )
+    return table
+
+
+def _interval(row: dict[str, Any]) -> str:
+    if row["capacity_rps"] is None:
+        return "" if row["low_rps"] is None else f"over {row['low_rps']:.3g}"
+    high = "" if row["high_rps"] is None else f"{row['high_rps']:.3g}"
+    return f"{row['capacity_rps']:.3g} [{row['low_rps']:.3g}, {high}]"
+
+
+def _spare(row: dict[str, Any]) -> str:
+    most = row["capacity_rps"] or row["low_rps"]
+    return "" if most is None else f"{most / row['rate_rps'] - 1:+.0%}"

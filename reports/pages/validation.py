@@ -1,0 +1,241 @@
+"""A validation as table, plain values and a page with scatters: a log beside its simulation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from rich import box
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from ...harness.validation.log_replay import METRICS, STATISTICS, ErrorRow, Validation
+from ...harness.validation.run_replay import Level
+from ..figures.figure import ONLY, Axis, Figure, View, as_json
+from ..figures.numbers import seconds_text
+from ..figures.scatters import BADGE, TITLES, scatter_of, scatter_view, short_error, spread_text
+from . import sections
+from .document import page, table, write_page
+from .verdicts import verdict
+
+
+def headline(found: Validation) -> str:
+    """The largest errors of all, in a sentence."""
+    rows = [row for row in found.rows() if math.isfinite(row.error)]
+    means = [abs(row.error) for row in rows if row.statistic == "mean"]
+    shown = [abs(row.error) for row in rows if row.statistic != "mape"]
+    if not shown:
+        return "There is nothing to compare."
+    return (
+        f"{len(found.log):,} requests of {found.engine} replayed: means within "
+        f"{max(means):.1%}, means and quantiles within {max(shown):.1%}."
+    )
+
+
+def error_text(row: ErrorRow) -> str:
+    """`+1.23 %`; the mean of absolute errors has no sign."""
+    if not math.isfinite(row.error):
+        return "–"
+    return f"{100 * row.error:.2f} %" if row.statistic == "mape" else f"{100 * row.error:+.2f} %"
+
+
+def _cells(row: ErrorRow, more: Sequence[str] = ()) -> list[str]:
+    def time(seconds: float) -> str:
+        return seconds_text(seconds) if math.isfinite(seconds) else ""
+
+    known = [spread_text(getattr(row, name)) for name in more]
+    return [row.statistic, time(row.real_s), time(row.simulated_s), error_text(row), *known]
+
+
+# What a level adds to its error table, where it is known: attribute and heading.
+_MORE = {"spread": "run to run", "replayed": "own step times"}
+
+
+def assumptions(found: Validation) -> list[str]:
+    """What was simulated, and what was assumed, line by line."""
+    settings, host = found.settings, found.host
+    added = []
+    if host.launch_s:
+        added.append(f"{1e3 * host.launch_s:g} ms of host overhead for a step without a CUDA graph")
+    if host.step_s:
+        added.append(f"{1e3 * host.step_s:g} ms of host overhead for every step")
+    if found.client_s:
+        added.append(f"{1e3 * found.client_s:.3g} ms between client and engine")
+    graphs = f", CUDA graphs up to {host.graph_tokens} tokens" if host.graph_tokens else ""
+    blocks = f"{settings.kv_blocks:,}" if settings.kv_blocks else "?"
+    return [
+        f"{found.engine}: max_num_seqs {settings.max_num_seqs}, max_num_batched_tokens "
+        f"{settings.max_num_batched_tokens}, {blocks} KV blocks of {settings.block_tokens} tokens, "
+        f"prefix caching {'on' if settings.prefix_caching else 'off'}, "
+        f"{'asynchronous' if settings.async_scheduling else 'synchronous'} scheduling{graphs}; "
+        f"{found.preemptions} preemptions in the simulation.",
+        f"Step times: {found.step_time}; added: {' and '.join(added) or 'nothing'}.",
+        *(f"Note: {note}." for note in found.notes),
+    ]
+
+
+def validation_text(found: Validation, level: Level | None = None) -> RenderableType:
+    """Headline, error table, assumptions. With `level`, what that knows beyond the errors."""
+    rows = found.rows() if level is None else level.errors()
+    more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("metric", no_wrap=True)
+    table.add_column("")
+    for name in ("real", "simulated", "error", *(_MORE[name] for name in more)):
+        table.add_column(name, justify="right", no_wrap=True)
+    last = ""
+    for row in rows:
+        if last and row.metric != last:
+            table.add_section()
+        table.add_row(row.metric if row.metric != last else "", *_cells(row, more))
+        last = row.metric
+    lines = [Text(line, style="dim") for line in assumptions(found)]
+    return Group(Text(headline(found), style="bold"), table, *lines)
+
+
+def levels_text(levels: Sequence[Level]) -> RenderableType:
+    """The levels of a run: one in full, several with a line for each of their metrics."""
+    if len(levels) == 1:
+        told = [Text(line) for line in verdict(levels[0].errors())]
+        fitted = Text(fitted_text(levels[0]), style="dim")
+        return Group(validation_text(levels[0].found, levels[0]), *told, fitted)
+    parts: list[RenderableType] = [Text("Real against simulated", style="bold")]
+    for level in levels:
+        parts += [
+            Text(f"\n{level.cell}"),
+            _level_table(level),
+            *(Text(line) for line in verdict(level.errors())),
+            Text(fitted_text(level), style="dim"),
+        ]
+        parts += [Text(f"Note: {note}.", style="dim") for note in level.found.notes]
+    return Group(*parts, Text(f"\n{assumptions(levels[0].found)[0]}", style="dim"))
+
+
+def _level_table(level: Level) -> Table:
+    """A line for each metric: both means, then the errors of all statistics. Below it by how much
+    the level differs from run to run, and the errors with its own step times.
+    """
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("", no_wrap=True)
+    for name in ("real", "simulated", *STATISTICS):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = {(row.metric, row.statistic): row for row in level.errors()}
+    for metric in METRICS:
+        own = [rows[metric, statistic] for statistic in STATISTICS]
+        table.add_row(metric, *_cells(own[0])[1:3], *(short_error(row) for row in own))
+        for name, heading in _MORE.items():
+            known = [getattr(row, name) for row in own]
+            if any(math.isfinite(share) for share in known):
+                texts = (spread_text(share) for share in known)
+                table.add_row("", Text(heading, style="dim"), "", *texts, style="dim")
+    return table
+
+
+def fitted_text(level: Level) -> str:
+    """What a level's step times were fitted to."""
+    if not level.fitted_on:
+        return "Step times as given; none were fitted to this run."
+    steps = len(level.profile.tables["steps"])
+    fit = level.profile.fits[level.profile.best]
+    held = f", {fit.held_out_percent:.1f} % off on steps kept out of the fit"
+    which = level.fitted_on[0] if len(level.fitted_on) == 1 else f"{len(level.fitted_on)} levels"
+    return (
+        f"Step times of {level.cell}: fitted to {steps:,} steps of {which} on the same server"
+        f"{held if math.isfinite(fit.held_out_percent) else ''}; its own steps were not used."
+    )
+
+
+def validation_json(found: Validation) -> list[dict[str, Any]]:
+    """The rows of the error table as plain values; what does not exist is null."""
+
+    def known(value: float) -> float | None:
+        return value if math.isfinite(value) else None
+
+    return [
+        {
+            "metric": row.metric,
+            "statistic": row.statistic,
+            "real_s": known(row.real_s),
+            "simulated_s": known(row.simulated_s),
+            "error": known(row.error),
+        }
+        for row in found.rows()
+    ]
+
+
+def scatter(found: Validation, metric: str) -> Figure:
+    """A point a request: what the engine took against what the simulation says."""
+    view = scatter_view(found.real[metric], found.simulated[metric], 0)
+    return scatter_of(metric, {ONLY: view}, [])
+
+
+def quantiles(found: Validation) -> Figure:
+    """Both distributions of each latency."""
+    shares = np.linspace(0, 1, 101)
+
+    def curve(place: int, seconds: NDArray[np.float64]) -> View:
+        known = seconds[np.isfinite(seconds)]
+        values = np.quantile(known, shares) if len(known) else np.zeros(0)
+        return {"s": place, "x": values.tolist(), "y": shares[: len(values)].tolist()}
+
+    return Figure(
+        id="distribution",
+        kind="lines",
+        title="Share of requests within a time",
+        note="Real against simulated.",
+        x=Axis("seconds", "seconds"),
+        y=Axis("requests", "percent", top=1.0),
+        views={
+            metric: {
+                "series": [curve(0, found.simulated[metric]), curve(1, found.real[metric])],
+                "lines": [],
+            }
+            for metric in METRICS
+        },
+        picker="local",
+        options=[[metric, TITLES[metric]] for metric in METRICS],
+        hover="interpolate",
+        markers=False,
+    )
+
+
+def write_validation(found: Validation, out: Path) -> Path:
+    """Write the page, whole or not at all, and return where it is.
+
+    Raises:
+        SloBenchError: it cannot be written.
+    """
+    drawn = [*(scatter(found, metric) for metric in METRICS), quantiles(found)]
+    title = f"{found.engine}: a real log and its simulation"
+    figures = "".join(sections.figure(figure, BADGE) for figure in drawn)
+    told = "".join(f"<p>{escape(line)}</p>" for line in assumptions(found))
+    body = f"""
+<header class="top">
+<p class="eyebrow">Validation by slo-bench</p>
+<h1>{escape(title)}</h1>
+</header>
+<main>
+<p class="answer">{escape(headline(found))}</p>
+<noscript><div class="notice">The figures need JavaScript; the table does not.</div></noscript>
+<section><h2>Errors</h2>{_table_html(found.rows())}</section>
+<section><h2>Request by request</h2><div class="grid">{figures}</div></section>
+<section><h2>What was assumed</h2>{told}</section>
+</main>
+<footer>{escape(found.log.name)}</footer>"""
+    data = {
+        "series": ["simulated", "real"],
+        "origin": "simulated",
+        **as_json(drawn),
+    }
+    return write_page(page(f"{title} – validation", body, data), out)
+
+
+def _table_html(rows: Sequence[ErrorRow]) -> str:
+    heads = ("Metric", "", "Real", "Simulated", "Error")
+    return table("All errors", heads, [[row.metric, *_cells(row)] for row in rows])

@@ -1,0 +1,81 @@
+"""Links carry one transfer at a time; memory is never booked twice."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.network import Link, Memory, Network, send
+from slo_bench.predictors.specs import LinkSpec
+from slo_bench.workloads.errors import SloBenchError
+
+TEN = LinkSpec("ten", bandwidth_bytes_per_s=10.0, latency_s=0.5)
+SLOW = LinkSpec("slow", bandwidth_bytes_per_s=4.0, latency_s=0.25)
+
+
+def test_one_after_the_other():
+    link = Link(TEN)
+    first, second = send([link], 20, 1.0), send([link], 10, 2.0)
+    assert (first.begin_s, first.end_s) == (1.0, 3.5)
+    assert (second.begin_s, second.end_s) == (3.0, 4.5)  # latency does not hold the link
+    assert send([link], 10, 9.0).begin_s == 9.0
+    assert link.carried_bytes == 40
+    assert link.busy_s == 4.0
+
+
+def test_a_path_goes_at_the_pace_of_its_slowest_link_and_holds_all_of_it():
+    fast, slow = Link(TEN), Link(SLOW)
+    send([fast], 30, 0.0)  # until 3
+    both = send([fast, slow], 8, 1.0)
+    assert (both.begin_s, both.end_s) == (3.0, 5.75)
+    assert fast.free_at_s == slow.free_at_s == 5.0
+
+
+def test_nothing_to_move_is_there_at_once_and_less_is_an_error():
+    link = Link(TEN)
+    send([link], 100, 0.0)
+    assert send([link], 0, 1.0).end_s == 1.0
+    with pytest.raises(SloBenchError, match="at least 0 bytes but has -1"):
+        send([link], -1, 0.0)
+
+
+def test_two_senders_to_one_receiver_share_its_link():
+    network = Network(TEN)
+    one, two = network.send(0, 2, 10, 0.0), network.send(1, 2, 10, 0.0)
+    assert (one.end_s, two.end_s) == (1.5, 2.5)  # one latency a hop
+    assert network.send(2, 2, 10, 0.0).end_s == 0.0
+    assert network.send(2, 0, 10, 0.0).end_s == 1.5  # the other direction is free
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 3), st.integers(0, 50), st.integers(0, 5)),
+        max_size=30,
+    )
+)
+def test_bytes_and_bandwidth_are_conserved(asked):
+    network = Network(TEN)
+    now_s = last_s = 0.0
+    for source, target, size, pause in asked:
+        now_s += pause
+        last_s = max(last_s, network.send(source, target, size, now_s).end_s)
+    assert network.sent_bytes == network.received_bytes
+    assert network.sent_bytes == sum(n for a, b, n, _ in asked if a != b)
+    for k in range(4):
+        for link in (network.out(k), network.into(k)):
+            assert link.busy_s == pytest.approx(link.carried_bytes / 10)
+            assert link.busy_s <= last_s + 1e-9
+
+
+def test_memory_by_hand():
+    memory = Memory("GPU 0", 10)
+    memory.take(7)
+    memory.give_back(4)
+    assert (memory.used_bytes, memory.free_bytes, memory.peak_bytes) == (3, 7, 7)
+    with pytest.raises(SloBenchError, match="GPU 0 has 7 of 10 bytes free; 8 cannot"):
+        memory.take(8)
+    with pytest.raises(SloBenchError, match="3 bytes booked; 4 cannot"):
+        memory.give_back(4)
+    with pytest.raises(SloBenchError, match="at least 0 bytes"):
+        Memory("GPU 1", -1)

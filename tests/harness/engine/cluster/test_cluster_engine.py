@@ -1,0 +1,475 @@
+"""Requests between instances: offloaded, handed over, held, migrated, lost with their instance."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.cluster_policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Role
+from slo_bench.harness.core.decisions import Leave, PreemptBy, Why
+from slo_bench.harness.core.policy import knob
+from slo_bench.harness.core.records import Outcome, Records
+from slo_bench.harness.core.state import RequestState
+from slo_bench.harness.engine.cluster.instance import Site
+from slo_bench.harness.engine.loop.instance import EngineStuckError
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.fifo import Fifo
+from slo_bench.harness.policies.routers import least_loaded
+from slo_bench.harness.policies.sarathi import Sarathi
+from slo_bench.harness.policies.systems import SYSTEMS, System
+from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.harness.policies.vllm_v0 import VllmV0
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
+
+PLACEMENT = Placement(model("llama-3-8b"), gpu("a100-80g"))
+STEP_TIME = step_time(PLACEMENT).model
+
+
+@dataclass(frozen=True)
+class OffloadsLate(Vllm):
+    """Gives back who has not begun after `patience_s`."""
+
+    patience_s: float = 0.3
+
+    def leave(self, r, view):
+        return Leave(r.arrival_s + self.patience_s, Why.OFFLOAD)
+
+
+@dataclass(frozen=True)
+class DropsLate(VllmV0):
+    def leave(self, r, view):
+        return Leave(r.arrival_s + 5.0, Why.DROP)
+
+
+@dataclass(frozen=True)
+class Swaps(Vllm):
+    def preempt_by(self, r, view):
+        return PreemptBy.SWAP
+
+
+@dataclass(frozen=True)
+class Offload(ClusterPolicy):
+    """All begin in one pool; who waits too long goes to the other, or is dropped."""
+
+    batch: int = 4
+    sink: Vllm = Vllm()  # noqa: RUF009
+    drops: bool = False
+
+    def layout(self, policy, placement, instances):
+        first = OffloadsLate(max_num_seqs=self.batch, max_num_batched_tokens=128)
+        return (Role("first", first, instances), Role("second", self.sink, instances))
+
+    def dispatch(self, r, cluster):
+        sites = cluster.role("first") or cluster.up
+        return sites[r.id % len(sites)] if sites else REJECT
+
+    def returned(self, release, cluster):
+        sites = cluster.role("second")
+        return DROP if self.drops or not sites else least_loaded(sites)
+
+
+@dataclass
+class Wire:
+    """One transfer at a time on each source; `per_token_s` for each token."""
+
+    per_token_s: float
+    free_s: dict[int, float] = field(default_factory=dict)
+    sent: list[tuple[int, int, int, float, float]] = field(default_factory=list)
+
+    def ends_s(self, source, target, kv_tokens, now_s):
+        begin_s = max(now_s, self.free_s.get(source.index, 0.0))
+        end_s = begin_s + kv_tokens * self.per_token_s
+        self.free_s[source.index] = end_s
+        self.sent.append((source.index, target.index, kv_tokens, begin_s, end_s))
+        return end_s
+
+
+@dataclass(frozen=True)
+class Disaggregated(ClusterPolicy):
+    """Prefill on some, decode on others; with `most`, KV waits at its source for a place."""
+
+    decode: Vllm = Vllm()  # noqa: RUF009
+    most: int = 1 << 30
+    per_token_s: float = 1e-5
+
+    def layout(self, policy, placement, instances):
+        return (
+            Role("prefill", policy, instances, hands_over=True),
+            Role("decode", self.decode, instances),
+        )
+
+    def links(self, sites):
+        return Wire(self.per_token_s)
+
+    def dispatch(self, r, cluster):
+        sites = cluster.role("prefill") or cluster.up
+        return least_loaded(sites) if sites else REJECT
+
+    def hand_over(self, r, source, cluster):
+        sites = [s for s in cluster.role("decode") if s.n_requests < self.most]
+        return least_loaded(sites) if sites else (HOLD if cluster.role("decode") else source)
+
+    def returned(self, release, cluster):
+        return least_loaded(cluster.up) if cluster.up else DROP
+
+
+@dataclass(frozen=True)
+class SharedQueue(ClusterPolicy):
+    """Instances ask for work; the controller keeps what they have no place for."""
+
+    most: int = 2
+
+    def dispatch(self, r, cluster):
+        free = [s for s in cluster.up if s.n_requests < self.most]
+        return least_loaded(free) if free else HOLD
+
+    def emptied(self, site, cluster):
+        return cluster.held[0] if site.n_requests < self.most else None
+
+    def returned(self, release, cluster):
+        return HOLD
+
+
+@dataclass(frozen=True)
+class MigrateRequest:
+    """`request` leaves `source` between two iterations and goes on at `target`."""
+
+    request: RequestState
+    source: Site
+    target: Site
+
+    def carry_out(self, cluster):
+        cluster.migrate(self.request, self.source, self.target)
+
+
+@dataclass(frozen=True)
+class SendHeld:
+    """A request from the controller's own queue goes to `target`."""
+
+    request: RequestState
+    target: Site
+
+    def carry_out(self, cluster):
+        cluster.send(self.request, self.target)
+
+
+@dataclass(frozen=True)
+class Rebalance(ClusterPolicy):
+    """Everybody to the first; a review takes one from the fullest to the emptiest."""
+
+    every_s: float = 0.2
+
+    def links(self, sites):
+        return Wire(1e-5)
+
+    def dispatch(self, r, cluster):
+        return HOLD if r.id % 5 == 4 else cluster.up[0]
+
+    def returned(self, release, cluster):
+        return least_loaded(cluster.up) if cluster.up else DROP
+
+    @property
+    def review_s(self):
+        return self.every_s
+
+    def review(self, cluster):
+        actions = [SendHeld(r, least_loaded(cluster.up)) for r in cluster.held[:1]]
+        full, empty = max(cluster.up, key=lambda site: site.n_requests), least_loaded(cluster.up)
+        if full.n_requests > empty.n_requests + 1:
+            there = [*full.view.running(), *full.view.waiting(), *full.instance.resident]
+            r = min(there, key=lambda r: (r.id * 7919) % 101, default=None)
+            if r is not None:
+                actions.append(MigrateRequest(r, full, empty))
+        return actions
+
+
+def system(across: ClusterPolicy, policy=None, **columns) -> System:
+    return System("own", policy or Vllm(max_num_batched_tokens=128), cluster=across, **columns)
+
+
+CASES = {
+    "offload": lambda n: system(Offload(batch=n)),
+    "offload-swap": lambda n: system(Offload(batch=n, sink=Swaps(max_num_seqs=8))),
+    "offload-drop": lambda n: system(Offload(batch=n, sink=DropsLate(), drops=n == 7)),
+    "hand-over": lambda n: system(Disaggregated(), Vllm(max_num_seqs=n)),
+    "hand-over-sarathi": lambda n: system(
+        Disaggregated(decode=Sarathi(chunk_tokens=64, max_num_seqs=n)), VllmV0()
+    ),
+    "hand-over-swap": lambda n: system(Disaggregated(decode=Swaps()), Sarathi(chunk_tokens=64)),
+    "hand-over-held": lambda n: system(
+        Disaggregated(most=n), Vllm(max_num_seqs=n), prefix_cache=True
+    ),
+    "hand-over-slow": lambda n: system(Disaggregated(per_token_s=1e-3), prefix_cache=True),
+    "ascendra": lambda n: SYSTEMS["ascendra"].with_knobs(
+        n_lp=1, max_num_seqs=n, hp_batch_tokens=128, performance_model="given"
+    ),
+    "ascendra-drop": lambda n: SYSTEMS["ascendra"].with_knobs(
+        n_lp=1,
+        n_hp=2,
+        value="sjf",
+        overdue="drop",
+        elastic=False,
+        hp_batch=n,
+        token_budget=96,
+        threshold=3.0,
+        performance_model="given",
+    ),
+    "ascendra-no-tickets": lambda n: SYSTEMS["ascendra"].with_knobs(
+        n_lp=2, tickets=False, max_num_seqs=n, token_budget=64, performance_model="given"
+    ),
+    "shared-queue": lambda n: system(SharedQueue(most=n)),
+    "rebalance": lambda n: system(Rebalance(), Swaps(max_num_seqs=n, max_num_batched_tokens=128)),
+    "rebalance-cached": lambda n: system(Rebalance(every_s=0.05), prefix_cache=True),
+}
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    n = draw(st.integers(1, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rate = draw(st.sampled_from([2.0, 10.0, 40.0, 1000.0]))
+    longest = draw(st.sampled_from([30, 200, 600]))
+    prompts = rng.integers(1, longest, n)
+    outputs = rng.integers(1, draw(st.sampled_from([3, 60, 300])), n)
+    follows = np.full(n, -1)
+    prefixes = None
+    if draw(st.booleans()):
+        prefixes = []
+        for row in range(n):
+            parent = int(rng.integers(max(0, row - 6), row)) if row and rng.random() < 0.6 else -1
+            shared = prefixes[parent] if parent >= 0 else ()
+            prompts[row] = min(longest, len(shared) * 16 + prompts[row] % 40 + 1)
+            blocks = (prompts[row] + outputs[row]) // 16
+            fresh = tuple(int(h) for h in rng.integers(1, 2**62, blocks))
+            prefixes.append((*shared[:blocks], *fresh[len(shared) :]))
+            if parent >= 0 and rng.random() < 0.5:
+                follows[row] = parent
+    return Workload(
+        np.cumsum(rng.exponential(1 / rate, n)),
+        prompts,
+        outputs,
+        max_output_tokens=outputs + rng.integers(0, 40, n),
+        ttft_slo_s=rng.uniform(0.05, 3, n),
+        follows=follows,
+        think_s=rng.uniform(0, 2, n),
+        prefix_blocks=prefixes,
+        concurrency=draw(st.sampled_from([None, None, None, 3])) if prefixes is None else None,
+    )
+
+
+def assert_same(a: Records, b: Records) -> None:
+    for f in dataclasses.fields(Records):
+        x, y = getattr(a, f.name), getattr(b, f.name)
+        if f.name.endswith("_s"):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9, err_msg=f.name)
+        else:
+            np.testing.assert_array_equal(x, y, err_msg=f.name)
+
+
+def assert_nobody_lost(workload: Workload, records: Records) -> None:
+    done = records.outcome == Outcome.FINISHED
+    assert (records.outcome != Outcome.UNFINISHED).all()
+    np.testing.assert_array_equal(records.tokens_out[done], workload.output_tokens[done])
+    assert (records.scheduled_s[done] >= records.arrival_s[done]).all()
+    assert (records.first_token_s[done] > records.scheduled_s[done]).all()
+    assert (records.finish_s[done] >= records.first_token_s[done]).all()
+    assert np.isnan(records.finish_s[~done]).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    workload=workloads(),
+    blocks=st.sampled_from([70, 90, 130, 400]),
+    host_blocks=st.sampled_from([0, 20, 400]),
+    batch=st.sampled_from([2, 7, 64]),
+    instances=st.sampled_from([1, 2, 3]),
+    failures=st.lists(
+        st.builds(
+            Failure, st.integers(0, 2), st.floats(0.01, 4), st.sampled_from([4.1, 9.0, np.inf])
+        ),
+        max_size=2,
+        unique_by=lambda f: f.instance,
+    ),
+)
+def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, instances, failures):
+    """Blocks are conserved (`simulate` checks), nobody is lost, the same seed gives the same."""
+    if case in ("rebalance", "rebalance-cached", "shared-queue"):
+        failures = [f for f in failures if f.back_s < np.inf or f.instance >= instances]
+        if case != "shared-queue":
+            failures = [f for f in failures if f.instance > 0]
+    if case.startswith("ascendra"):
+        instances *= CASES[case](batch).least_instances
+    place = dataclasses.replace(PLACEMENT, fixed_kv_blocks=blocks, fixed_host_blocks=host_blocks)
+    results = [
+        simulate(
+            workload,
+            CASES[case](batch),
+            place,
+            STEP_TIME,
+            instances=instances,
+            oversize="reject",
+            failures=failures,
+            step=step,
+        )
+        for step in (False, True, False)
+    ]
+    leapt, stepped, again = (r.records for r in results)
+    assert_same(leapt, stepped)
+    for f in dataclasses.fields(Records):
+        assert getattr(leapt, f.name).tobytes() == getattr(again, f.name).tobytes()
+    assert_nobody_lost(workload, leapt)
+    gaps = [r.gaps for r in results]
+    assert gaps[0].count.sum() == gaps[1].count.sum()
+
+
+@dataclass(frozen=True)
+class Watches(ClusterPolicy):
+    """Looks at everybody at each arrival, first without letting them run, then with."""
+
+    def dispatch(self, r, cluster):
+        for site in cluster.up:
+            said = (site.n_requests, site.roster.n_running, site.queue, *site.lengths())
+            view = site.view
+            there = view.n_waiting + len(site.instance.inbox)
+            held = there + view.n_resident + len(site.instance.stalled) + view.n_running
+            found = (held, view.n_running, there, view.free_blocks, view.decode_kv_tokens)
+            assert said == found
+        return least_loaded(cluster.up)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    workload=workloads(),
+    blocks=st.sampled_from([70, 130, 400]),
+    batch=st.sampled_from([2, 7, 64]),
+    policy=st.sampled_from([Vllm, Swaps, VllmV0, OffloadsLate]),
+    ahead=st.booleans(),
+)
+def test_what_is_foreseen_of_an_instance_comes(workload, blocks, batch, policy, ahead):
+    place = dataclasses.replace(PLACEMENT, fixed_kv_blocks=blocks)
+    knobs = {"async_scheduling": ahead} if policy is Vllm else {}
+    of = system(Watches(), policy(max_num_seqs=batch, **knobs), prefix_cache=True)
+    simulate(workload, of, place, STEP_TIME, instances=3, oversize="reject")
+
+
+def one_by_one(across, policy=None, **columns):
+    return system(across, policy or Vllm(max_num_seqs=1), **columns)
+
+
+def test_an_offloaded_request_is_served_and_not_dropped(serve_each_way, requests):
+    """The second request waits behind the first and goes over after 0.3 s, at a step's end."""
+    workload = requests((0, 10, 5), (0, 10, 2))
+    across = Offload(batch=1)
+    records = serve_each_way(workload, one_by_one(across), instances=1).records
+    assert records.instance.tolist() == [0, 1]
+    assert records.queued_s.tolist() == [0, 1]  # what it waits there is not what it waited here
+    assert records.scheduled_s.tolist() == [0, 1]
+    assert records.finish_s.tolist() == [5, 3]
+
+
+def test_a_hand_over_waits_for_its_link(serve_each_way, requests):
+    """Prefill ends at 1 and at 2; 10 tokens take 0.5 s each on the wire."""
+    workload = requests((0, 10, 3), (0, 10, 3))
+    across = Disaggregated(per_token_s=0.05)
+    result = serve_each_way(workload, one_by_one(across), instances=1).result
+    records = result.records
+    assert records.first_token_s.tolist() == [1, 2]
+    assert records.instance.tolist() == [1, 1]
+    assert records.finish_s.tolist() == [3.5, 4.5]  # together from 2.5 on
+    assert [i.role for i in result.instances] == ["prefill", "decode"]
+
+
+def test_kv_of_a_hand_over_is_kept_until_the_transfer_ends(serve_each_way, requests):
+    """One block of 16 tokens: the second prompt finds it free only when the first has left."""
+    workload = requests((0, 10, 3), (0, 10, 3))
+    across = Disaggregated(per_token_s=0.15)
+    served = serve_each_way(workload, one_by_one(across), instances=1, kv_blocks=1)
+    assert served.records.scheduled_s.tolist() == [0, 2.5]
+
+
+@dataclass(frozen=True)
+class StartsLate(Offload):
+    def layout(self, policy, placement, instances):
+        return (Role("first", policy, instances, start_s=4.0),)
+
+    def dispatch(self, r, cluster):
+        sites = cluster.role("first")
+        return sites[0] if sites else HOLD
+
+
+def test_held_requests_go_to_an_instance_that_starts(serve_each_way, requests):
+    records = serve_each_way(
+        requests((0, 10, 2), (1, 10, 2)), one_by_one(StartsLate()), instances=1
+    ).records
+    assert records.scheduled_s.tolist() == [4, 6]
+
+
+@pytest.mark.parametrize("reroutes", [True, False])
+def test_requests_of_an_instance_that_fails(serve_each_way, requests, reroutes):
+    """They begin again elsewhere, with the tokens they have; or are reported as failed."""
+    workload = requests((0, 10, 6), (0, 10, 6), (0, 10, 6))
+    across = Offload(batch=1, drops=not reroutes)
+    records = serve_each_way(
+        workload,
+        one_by_one(across),
+        instances=3,
+        failures=[Failure(1, 2.5)],
+    ).records
+    if reroutes:
+        # Three tokens by 3, when its step ends; then the prompt and they again, at the fourth.
+        assert records.instance.tolist() == [0, 3, 2]
+        assert records.finish_s.tolist() == [6, 6, 6]
+        assert records.preemptions_recompute.tolist() == [0, 1, 0]
+    else:
+        assert records.outcome.tolist() == [Outcome.FINISHED, Outcome.FAILED, Outcome.FINISHED]
+
+
+@dataclass(frozen=True)
+class HoldsAll(ClusterPolicy):
+    def dispatch(self, r, cluster):
+        return HOLD
+
+
+def test_who_is_held_for_ever_is_an_error(serve_each_way, requests):
+    with pytest.raises(EngineStuckError, match="HoldsAll holds 1 requests"):
+        serve_each_way(requests((0, 10, 1)), one_by_one(HoldsAll()))
+
+
+def test_a_cluster_takes_no_router(serve, requests):
+    with pytest.raises(SloBenchError, match="leave router out"):
+        serve(requests((0, 10, 1)), one_by_one(SharedQueue()), router="least-loaded")
+
+
+def test_static_batches_cannot_be_moved(serve, requests):
+    with pytest.raises(SloBenchError, match="batch by batch"):
+        serve(
+            requests((0, 10, 50), (0, 10, 5)),
+            one_by_one(SharedQueue(), Fifo()),
+            failures=[Failure(0, 1.0)],
+        )
+
+
+def test_knobs_of_both(serve, requests):
+    both = one_by_one(Knobbed())
+    assert both.knobs()["patience"] == 3
+    changed = both.with_knobs(patience=5, max_num_seqs=7)
+    assert (changed.cluster.patience, changed.policy.max_num_seqs) == (5, 7)
+    with pytest.raises(SloBenchError, match="must be from 1 to 9"):
+        both.with_knobs(patience=10)
+    with pytest.raises(SloBenchError, match="did you mean patience"):
+        both.with_knobs(patienc=1)
+
+
+@dataclass(frozen=True)
+class Knobbed(ClusterPolicy):
+    patience: int = knob(3, 1, 9)

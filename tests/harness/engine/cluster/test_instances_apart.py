@@ -1,0 +1,297 @@
+"""Systems that hand requests over between instances: nothing is lost, and leaping is stepping."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.cluster_policy import Failure
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.banaserve.controller import BanaServe
+from slo_bench.harness.policies.distserve import DistServe
+from slo_bench.harness.policies.llumnix import Llumnix
+from slo_bench.harness.policies.memserve import MemServe
+from slo_bench.harness.policies.mooncake import Mooncake
+from slo_bench.harness.policies.shared.disaggregated import KvNetwork
+from slo_bench.harness.policies.splitwise import Splitwise
+from slo_bench.harness.policies.systems import System
+from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
+
+PLACEMENT = Placement(model("llama-13b"), gpu("a100-80g"))
+STEP_TIME = step_time(PLACEMENT).model
+EAGER = {"rise": 0.02, "fall": 0.01, "large_gap": 0.05, "efficiency": 0.0, "review_every_s": 0.2}
+CLUSTERS = {
+    "distserve": DistServe(prefill_instances=1, decode_instances=0),
+    "distserve over a slow network": DistServe(2, 2, 0.5),
+    "splitwise": Splitwise(prefill_instances=2, decode_instances=0),
+    "mooncake": Mooncake(1, 1, store_cpu_gib=0.05, store_ssd_gib=0.1),
+    "memserve": MemServe(prefill_instances=2, decode_instances=0, store_cpu_gib=0.1),
+    "llumnix": Llumnix(low=400, high=450, review_every_s=0.1),
+    "banaserve": BanaServe(prefill_instances=1, decode_instances=0),
+    "banaserve, eager": BanaServe(2, 2, **EAGER),
+    "banaserve, eager, layers": BanaServe(1, 3, head_moves=False, store=False, **EAGER),
+    "banaserve, eager, heads": BanaServe(1, 3, layer_moves=False, load_aware=False, **EAGER),
+    "banaserve, no moves": BanaServe(1, 1, layer_moves=False, head_moves=False),
+}
+
+
+def system(name: str, policy: Vllm | None = None, **knobs: object) -> System:
+    policy = policy or Vllm(max_num_batched_tokens=256, max_num_seqs=16)
+    return System(name, policy, prefix_cache=True, cluster=CLUSTERS[name].with_knobs(**knobs))
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    n = draw(st.integers(1, 50))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rate = draw(st.sampled_from([3.0, 30.0, 300.0]))
+    prompts = rng.integers(1, draw(st.sampled_from([40, 400])), n)
+    outputs = rng.integers(1, draw(st.sampled_from([3, 100, 250])), n)
+    family = rng.integers(0, 4, n)
+    prefixes = [
+        tuple(int(f) * 1000 + k for k in range(p // 16 + 1))
+        for f, p in zip(family, prompts, strict=True)
+    ]
+    return Workload(
+        arrival_s=np.cumsum(rng.exponential(1 / rate, n)),
+        prompt_tokens=prompts,
+        output_tokens=outputs,
+        prefix_blocks=prefixes if draw(st.booleans()) else None,
+        prefix_block_tokens=16,
+    )
+
+
+RELAXED = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+@RELAXED
+@given(workload=workloads(), kv_blocks=st.sampled_from([45, 70, 400]))
+def test_all_are_served_where_memory_is_short(name, workload, kv_blocks):
+    placement = dataclasses.replace(PLACEMENT, fixed_kv_blocks=kv_blocks)
+    for step in (False, True):
+        ran = simulate(workload, system(name), placement, STEP_TIME, instances=4, step=step)
+        assert (ran.records.outcome == Outcome.FINISHED).all()
+        assert (ran.records.tokens_out == workload.output_tokens).all()
+
+
+STILL = [n for n, c in CLUSTERS.items() if not isinstance(c, BanaServe) or n.endswith("no moves")]
+
+
+def assert_leaping_is_stepping(name, workload, kv_blocks):
+    placement = dataclasses.replace(PLACEMENT, fixed_kv_blocks=kv_blocks)
+    of = system(name)
+    ways = [
+        simulate(workload, of, placement, STEP_TIME, instances=4, step=step)
+        for step in (False, False, True)
+    ]
+    records = ways[0].records
+    assert records.finish_s.tobytes() == ways[1].records.finish_s.tobytes()
+    assert (records.outcome == Outcome.FINISHED).all()
+    for other in ways[1:]:
+        for column in dataclasses.fields(records):
+            ours, theirs = (getattr(w.records, column.name) for w in (ways[0], other))
+            # Sums of many steps against the same steps in a row.
+            np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-9, err_msg=column.name)
+
+
+@pytest.mark.parametrize("name", STILL)
+@RELAXED
+@given(workload=workloads(), kv_blocks=st.sampled_from([800, 3000]))
+def test_leaping_is_stepping(name, workload, kv_blocks):
+    assert_leaping_is_stepping(name, workload, kv_blocks)
+
+
+@pytest.mark.parametrize("name", [n for n in STILL if n.startswith(("distserve", "splitwise"))])
+@RELAXED
+@given(workload=workloads(), kv_blocks=st.sampled_from([45, 70]))
+def test_parked_kv_that_blocks_prefill_blocks_it_until_it_has_gone(name, workload, kv_blocks):
+    """Not those with a shared store: what is put there in iterations that overlap has no order."""
+    assert_leaping_is_stepping(name, workload, kv_blocks)
+
+
+@RELAXED
+@given(workload=workloads(), name=st.sampled_from([n for n in CLUSTERS if n != "llumnix"]))
+def test_kv_that_leaves_arrives(name, workload):
+    seen = []
+
+    def links(self, sites):
+        made = type(CLUSTERS[name]).links(self, sites)
+        seen.append(made)
+        return made
+
+    watched = type("Watched", (type(CLUSTERS[name]),), {"links": links})
+    of = dataclasses.replace(system(name), cluster=watched(**_knobs(CLUSTERS[name])))
+    result = simulate(workload, of, PLACEMENT, STEP_TIME, instances=4)
+    (made,) = seen
+    assert isinstance(made, KvNetwork)
+    assert made.network.sent_bytes == made.network.received_bytes
+    if not name.startswith("banaserve"):
+        moved = workload.prompt_tokens[workload.output_tokens > 1].sum()
+        assert made.network.sent_bytes == moved * PLACEMENT.kv_bytes_per_token
+    assert (result.records.outcome == Outcome.FINISHED).all()
+
+
+@pytest.mark.parametrize("name", [n for n in CLUSTERS if n not in STILL])
+def test_with_modules_away_a_leap_books_its_span_at_once(name):
+    """So that the host may wait a step earlier or later for it than when both are stepped."""
+    workload = busy(prefill=False)
+    ways = [
+        simulate(workload, system(name, Vllm()), PLACEMENT, STEP_TIME, instances=4, step=step)
+        for step in (False, True)
+    ]
+    assert ways[0].cluster.modules.history or name == "banaserve"
+    means = [np.mean(way.records.finish_s - workload.arrival_s) for way in ways]
+    assert means[0] == pytest.approx(means[1], rel=0.02)
+
+
+def _knobs(cluster):
+    return {name: getattr(cluster, name) for name in cluster.bounds()}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_failed_instance_loses_nobody(name):
+    rng = np.random.default_rng(1)
+    workload = Workload(
+        arrival_s=np.cumsum(rng.exponential(0.05, 80)),
+        prompt_tokens=rng.integers(1, 400, 80),
+        output_tokens=rng.integers(1, 200, 80),
+    )
+    for instance in range(4):
+        failures = [Failure(instance, 1.0, 2.5)]
+        result = simulate(
+            workload, system(name), PLACEMENT, STEP_TIME, instances=4, failures=failures
+        )
+        ended = np.isin(result.records.outcome, [Outcome.FINISHED, Outcome.FAILED])
+        assert ended.all()
+
+
+def test_how_many_of_each():
+    assert DistServe(1, 3).counts(8) == (2, 6)
+    assert DistServe(3, 0).counts(8) == (3, 5)
+    assert DistServe(2, 1).least_instances == 3
+    with pytest.raises(SloBenchError, match="4 instances are no multiple of prefill_instances 1"):
+        DistServe(1, 2).counts(4)
+    with pytest.raises(SloBenchError, match="4 instances with prefill_instances 4 leave none"):
+        DistServe(4, 0).counts(4)
+
+
+def one(prompt: int, output: int, n: int = 1, gap_s: float = 100.0) -> Workload:
+    return Workload(
+        arrival_s=np.arange(n) * gap_s,
+        prompt_tokens=np.full(n, prompt),
+        output_tokens=np.full(n, output),
+    )
+
+
+def test_a_hand_over_by_hand():
+    """One prompt of 1,000 tokens: prefill, 819.2 MB over 10 GB/s, then four decode steps."""
+    of = system("distserve", Vllm(), network_gb_per_s=10.0, decode_instances=1)
+    records = simulate(one(1000, 5), of, PLACEMENT, STEP_TIME, instances=2).records
+    first_s = STEP_TIME.step_s(0, 0, ((0, 1000),))
+    assert records.first_token_s[0] == pytest.approx(first_s)
+    transfer_s = 1000 * PLACEMENT.kv_bytes_per_token / 10e9 + 10e-6
+    decode_s = STEP_TIME.span_s(1, 1000, 4)
+    assert records.finish_s[0] == pytest.approx(first_s + transfer_s + decode_s)
+    assert records.instance[0] == 1
+
+
+def test_layer_by_layer_only_the_last_layer_is_waited_for():
+    of = system("splitwise", Vllm(), network_gb_per_s=10.0, prefill_instances=1)
+    records = simulate(one(1000, 5), of, PLACEMENT, STEP_TIME, instances=2).records
+    transfer_s = 1000 * PLACEMENT.kv_bytes_per_token / 10e9 / 40 + 10e-6
+    decode_s = STEP_TIME.span_s(1, 1000, 4)
+    assert records.finish_s[0] == pytest.approx(records.first_token_s[0] + transfer_s + decode_s)
+
+
+def test_full_decode_instances_hold_prompts_back():
+    """Room for one: the second waits where it was prefilled until the first has ended."""
+    placement = dataclasses.replace(PLACEMENT, fixed_kv_blocks=40)
+    workload = one(400, 100, n=2, gap_s=0.0)
+    of = system("distserve", decode_instances=1)
+    records = simulate(workload, of, placement, STEP_TIME, instances=2).records
+    first, second = np.argsort(records.finish_s)
+    alone_s = STEP_TIME.span_s(1, 400, 99)
+    assert records.finish_s[second] - records.finish_s[first] >= alone_s
+    assert records.preemptions_recompute.sum() == 0
+
+
+def conversation(turns: int) -> Workload:
+    """One user whose every prompt holds all that was said before."""
+    prompts = 320 * np.arange(1, turns + 1)
+    return Workload(
+        arrival_s=20.0 * np.arange(turns),
+        prompt_tokens=prompts,
+        output_tokens=np.full(turns, 160),
+        prefix_blocks=[tuple(range((p + 160) // 16)) for p in prompts.tolist()],
+        prefix_block_tokens=16,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "cached"), [("distserve", 320), ("memserve", 464), ("banaserve, no moves", 464)]
+)
+def test_answers_are_found_where_the_next_prompt_is_computed(name, cached):
+    """Prompt 320 + answer 160, of whose KV the last token is never computed: 479, or 29 blocks."""
+    of = system(name, prefill_instances=1, decode_instances=1)
+    if name == "memserve":
+        of = of.with_knobs(store_cpu_gib=64.0)
+    records = simulate(conversation(2), of, PLACEMENT, STEP_TIME, instances=2).records
+    assert records.cached_tokens.tolist() == [0, cached]
+
+
+def test_the_store_serves_every_prefill_instance():
+    """Two prompts with one prefix go to two instances."""
+    workload = Workload(
+        arrival_s=np.array([0.0, 5.0, 5.0]),
+        prompt_tokens=np.full(3, 640),
+        output_tokens=np.full(3, 2),
+        prefix_blocks=[tuple(range(40))] * 3,
+        prefix_block_tokens=16,
+    )
+    found = {}
+    for name in ("distserve over a slow network", "banaserve, eager", "mooncake"):
+        of = system(name, prefill_instances=2, decode_instances=2)
+        found[name] = simulate(
+            workload, of, PLACEMENT, STEP_TIME, instances=4
+        ).records.cached_tokens.tolist()
+    assert sorted(found["distserve over a slow network"]) == [0, 0, 624]
+    assert found["banaserve, eager"] == found["mooncake"] == [0, 624, 624]
+
+
+def busy(prefill: bool) -> Workload:
+    rng = np.random.default_rng(0)
+    n = 400
+    return Workload(
+        arrival_s=np.cumsum(rng.exponential(1 / 12, n)),
+        prompt_tokens=rng.integers(500, 1500, n) if prefill else rng.integers(4, 50, n),
+        output_tokens=rng.integers(2, 100, n) if prefill else rng.integers(200, 500, n),
+    )
+
+
+def test_layers_move_to_where_compute_is_free_and_prompts_gain():
+    workload = busy(prefill=True)
+    moving = simulate(workload, system("banaserve", Vllm()), PLACEMENT, STEP_TIME, instances=4)
+    history = moving.cluster.modules.history
+    first = history[0].move
+    assert (first.module.value, first.source) == ("layers", 0)
+    assert first.units > 0
+    still = simulate(
+        workload,
+        system("banaserve", Vllm(), layer_moves=False, head_moves=False),
+        PLACEMENT,
+        STEP_TIME,
+        instances=4,
+    )
+    waits = [np.mean(r.records.first_token_s - workload.arrival_s) for r in (moving, still)]
+    assert waits[0] < 0.8 * waits[1]

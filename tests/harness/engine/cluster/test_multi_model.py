@@ -1,0 +1,225 @@
+"""Several models on shared GPUs: nothing is lost, nobody computes more than a GPU can."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.multi_model_policy import SharingPolicy
+from slo_bench.harness.core.records import Outcome, Result
+from slo_bench.harness.core.state import RequestState
+from slo_bench.harness.engine.cluster.multi_model import Fleet
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.engine.simulator.simulate_models import OneModel, simulate_models
+from slo_bench.harness.policies.muxserve import MuxServe
+from slo_bench.harness.policies.prism.queue.controller import Prism
+from slo_bench.harness.policies.qlm import Qlm
+from slo_bench.harness.policies.static_partition import StaticPartition
+from slo_bench.harness.policies.systems import system
+from slo_bench.harness.validation.derived_slo import dedicated_slos
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.rows import take
+from slo_bench.workloads.source import load_source
+from slo_bench.workloads.workload import Workload
+
+POLICIES: list[SharingPolicy] = [
+    Prism(),
+    Prism(local_queue=False, global_placement=False),
+    Prism(activation="naive"),
+    Prism(evicts=False),
+    MuxServe(),
+    MuxServe(memory="quota"),
+    StaticPartition(),
+    Qlm(),
+]
+
+
+def hosted(names: tuple[str, ...], tp: int = 1, gpu_name: str = "h100-80g") -> dict[str, OneModel]:
+    found = {}
+    for name in names:
+        place = Placement(model(name.partition("#")[0]), gpu(gpu_name), tp=tp, batched_tokens=2048)
+        found[name] = OneModel(place, step_time(place).model)
+    return found
+
+
+def workload(models: str, rate_rps: float, duration_s: float, seed: int = 0) -> Workload:
+    made = load_source("azure-conv", models=models).make(
+        rate_rps=rate_rps, duration_s=duration_s, seed=seed
+    )
+    return dataclasses.replace(made, ttft_slo_s=np.full(len(made), 0.5))
+
+
+def check(made: Workload, fleets: list[Fleet], result: Result) -> None:
+    """Everyone has ended, once; pages are where they were; links are free."""
+    records = result.records
+    assert (records.outcome != Outcome.UNFINISHED).all()
+    done = records.outcome == Outcome.FINISHED
+    assert (records.tokens_out[done] == made.output_tokens[done]).all()
+    assert (records.first_token_s[done] > made.arrival_s[done]).all()
+    assert (records.finish_s[done] >= records.first_token_s[done]).all()
+    assert result.gaps.count.sum() == (made.output_tokens[done] - 1).sum()
+    for fleet in fleets:
+        for index, pool in enumerate(fleet.pools):
+            weights = sum(t.weight_pages for t in fleet.on(index))
+            assert pool.free == pool.total - weights
+
+
+@pytest.fixture
+def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Fleet]:
+    seen: list[Fleet] = []
+    run = Fleet.run
+
+    def kept(self: Fleet, requests: int) -> None:
+        seen.append(self)
+        run(self, requests)
+
+    monkeypatch.setattr(Fleet, "run", kept)
+    return seen
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=repr)
+@pytest.mark.parametrize("rate_rps", [2.0, 14.0])
+def test_nothing_is_lost(policy: SharingPolicy, rate_rps: float, fleets: list[Fleet]) -> None:
+    """Six models of 8B on two GPUs, where memory is short; on one, where not all fit."""
+    models = "fleet(llama-3.1-8b*2, qwen3-8b*2, mistral-7b*2, active_s=20, idle_s=20)"
+    made = workload(models, rate_rps, 60.0)
+    result = simulate_models(made, policy, hosted(made.model_names), gpus=2, oversize="reject")
+    check(made, fleets, result)
+    assert (result.records.outcome == Outcome.FINISHED).mean() > 0.95
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.sampled_from(POLICIES),
+    st.integers(1, 3),
+    st.integers(1, 5),
+    st.floats(0.5, 40.0),
+    st.integers(0, 1000),
+)
+def test_nothing_is_lost_whatever_comes(
+    policy: SharingPolicy, gpus: int, models: int, rate_rps: float, seed: int
+) -> None:
+    text = f"fleet(llama-3.1-8b*{models}, active_s=5, idle_s=5, swing_s=5)"
+    try:
+        made = workload(text, rate_rps, 12.0, seed)
+    except SloBenchError:  # all are idle all the time
+        reject()
+    result = simulate_models(made, policy, hosted(made.model_names), gpus=gpus, oversize="reject")
+    check(made, [], result)
+    again = simulate_models(made, policy, hosted(made.model_names), gpus=gpus, oversize="reject")
+    np.testing.assert_array_equal(result.records.finish_s, again.records.finish_s)
+
+
+def test_tensor_parallel_models_beside_others(fleets: list[Fleet]) -> None:
+    text = "fleet(llama-3.1-8b*3, llama-3.1-70b, exponent=0, active_s=20, idle_s=20)"
+    made = workload(text, 4.0, 60.0)
+    models = hosted(made.model_names[1:]) | hosted(("llama-3.1-70b",), tp=4)
+    for policy in (Prism(), MuxServe(), Qlm()):
+        result = simulate_models(made, policy, models, gpus=4, oversize="reject")
+        check(made, fleets, result)
+        parts = {len(t.gpus) for t in fleets[-1].tenants if t.model == 0}
+        assert parts <= {4}
+
+
+def test_a_model_alone_is_served_as_by_one_instance() -> None:
+    """Nothing is shared: the times are those of the plain simulator."""
+    made = workload("fleet(llama-3.1-8b)", 4.0, 60.0)
+    one = hosted(("llama-3.1-8b",))
+    shared = simulate_models(made, StaticPartition(), one, gpus=1, oversize="reject")
+    place = one["llama-3.1-8b"]
+    plain = dataclasses.replace(system("vllm"), prefix_cache=False)
+    alone = simulate(made, plain, place.placement, place.step_time)
+    np.testing.assert_allclose(shared.records.finish_s, alone.records.finish_s, rtol=1e-9)
+    np.testing.assert_allclose(shared.records.first_token_s, alone.records.first_token_s, rtol=1e-9)
+
+
+def test_models_together_get_no_more_than_a_gpu() -> None:
+    """Work done until the last end, at the speed of a GPU alone, fits into the time there was."""
+    made = workload("fleet(llama-3.1-8b*3, idle_s=0, swing=1)", 12.0, 60.0)
+    models = hosted(made.model_names)
+    together = simulate_models(made, MuxServe(), models, gpus=1, oversize="reject")
+    makespan_s = together.totals.makespan_s
+    apart = 0.0
+    for index, name in enumerate(made.model_names):
+        rows = np.flatnonzero(made.model_index == index)
+        mine = Workload(np.zeros(len(rows)), made.prompt_tokens[rows], made.output_tokens[rows])
+        one = simulate_models(
+            dataclasses.replace(mine, model_names=(name,)),
+            MuxServe(),
+            {name: models[name]},
+            gpus=1,
+            oversize="reject",
+        )  # all at once: the largest batches, hence the least work that the answers can take
+        apart += one.totals.makespan_s
+    assert makespan_s > 0.9 * apart
+
+
+@dataclasses.dataclass(frozen=True)
+class Moving(SharingPolicy):
+    """Moves its one model to the other GPU at the first review, and evicts one of both copies."""
+
+    evicted: str = "old"
+
+    def begin(self, fleet: Fleet) -> None:
+        fleet.activate(fleet.models[0], (0,), loaded=True)
+
+    def arrived(self, r: RequestState, model: int, fleet: Fleet) -> None:
+        tenant = fleet.serving[model]
+        assert tenant is not None
+        assert tenant in fleet.tenants
+        fleet.send(r, tenant)
+
+    def review(self, fleet: Fleet) -> None:
+        if not fleet.migrations:
+            old = fleet.serving[0]
+            assert old is not None
+            new = fleet.activate(fleet.models[0], (1,))
+            fleet.evict(old if self.evicted == "old" else new)
+
+
+@pytest.mark.parametrize("evicted", ["old", "new"])
+def test_one_of_two_copies_is_evicted_in_the_midst_of_a_move(
+    evicted: str, fleets: list[Fleet]
+) -> None:
+    made = dataclasses.replace(
+        workload("fleet(llama-3.1-8b, idle_s=0)", 5.0, 30.0),
+    )
+    rows = np.flatnonzero((made.arrival_s > 5) & (made.arrival_s < 5.5) | (made.arrival_s > 9))
+    made = take(made, rows, made.arrival_s[rows])
+    result = simulate_models(
+        made, Moving(evicted=evicted), hosted(made.model_names), gpus=2, oversize="reject"
+    )
+    check(made, fleets, result)
+    assert [t.gpus for t in fleets[0].tenants] == [(1,) if evicted == "old" else (0,)]
+    if evicted == "old":  # the first wait for the weights, 0.7 s
+        assert result.records.first_token_s[0] > 5.7
+
+
+def test_slos_of_dedicated_gpus() -> None:
+    made = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 300.0)
+    slos = dedicated_slos(made, hosted(made.model_names))
+    assert list(slos) == ["llama-3.1-8b", "llama-3.2-1b"]
+    assert 0.04 < slos["llama-3.1-8b"]["ttft"] < 0.13  # the range that Prism reports
+    assert 0.0052 < slos["llama-3.1-8b"]["tpot"] < 0.0509
+    assert slos["llama-3.2-1b"]["ttft"] < slos["llama-3.1-8b"]["ttft"]
+
+
+def test_what_it_does_not_serve() -> None:
+    made = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 30.0)
+    with pytest.raises(SloBenchError, match=r"llama-3\.2-1b"):
+        simulate_models(made, Prism(), hosted(("llama-3.1-8b",)), gpus=1)
+    closed = dataclasses.replace(made, concurrency=4)
+    with pytest.raises(SloBenchError, match="open arrivals"):
+        simulate_models(closed, Prism(), hosted(made.model_names), gpus=1)
+    long = dataclasses.replace(made, prompt_tokens=np.full(len(made), 10**6))
+    with pytest.raises(SloBenchError, match="too long"):
+        simulate_models(long, Prism(), hosted(made.model_names), gpus=1)
+    refused = simulate_models(long, Prism(), hosted(made.model_names), gpus=1, oversize="reject")
+    assert refused.oversize == len(made)

@@ -1,0 +1,122 @@
+"""Load-aware routing: by what servers say of themselves, and by what simulated instances do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.cluster_policy import Routed
+from slo_bench.harness.core.state import RequestState
+from slo_bench.harness.load_generator.real_cluster import RealCluster
+from slo_bench.harness.load_generator.server_load import Fastest, Meter
+from slo_bench.harness.policies.load_aware import LoadAware
+from slo_bench.harness.policies.routers import ROUTERS
+from slo_bench.workloads.request import Slo
+
+
+def metrics(prompts: float, answers: float, kv: float, *, cached: float = 0.0) -> str:
+    labels = 'engine="0",model_name="m"'
+    return f"""
+# TYPE vllm:prompt_tokens_total counter
+vllm:prompt_tokens_total{{{labels}}} {prompts + cached}
+vllm:prompt_tokens_by_source_total{{{labels},source="local_compute"}} {prompts}
+vllm:prompt_tokens_by_source_total{{{labels},source="local_cache_hit"}} {cached}
+vllm:generation_tokens_total{{{labels}}} {answers}
+vllm:kv_cache_usage_perc{{{labels}}} {kv}
+vllm:cache_config_info{{block_size="16",num_gpu_blocks="100",x="None"}} 1.0
+"""
+
+
+def request(number: int, tokens: int) -> RequestState:
+    return RequestState(number, 0.0, tokens, 10, 10, Slo())
+
+
+def test_a_meter_reads_rates_and_shares():
+    fastest = Fastest()
+    meter = Meter(fastest)
+    meter.look(metrics(100, 10, 0.25, cached=1000), 5.0)
+    assert (meter.kv_share, meter.kv_tokens, meter.s_per_token) == (0.25, 1600, 0.0)
+    meter.look(metrics(500, 30, 0.5, cached=9000), 7.0)
+    assert meter.answer_tokens_per_s == 10.0
+    assert fastest.tokens_per_s == 210.0  # what was found in the cache was not computed
+    meter.look(metrics(501, 30, 0.5), 9.0)
+    assert meter.answer_tokens_per_s == 0.0
+    assert fastest.tokens_per_s == 210.0
+    meter.look(metrics(3, 1, 0.0), 10.0)  # it has begun anew
+    assert fastest.tokens_per_s == 210.0
+
+
+def test_sglang_says_it_in_other_words():
+    meter = Meter(Fastest())
+    for moment, tokens in ((0.0, 0), (1.0, 80)):
+        meter.look(
+            f"sglang:prompt_tokens_total {tokens}\nsglang:generation_tokens_total {tokens}\n"
+            "sglang:token_usage 0.3\nsglang:max_total_num_tokens 4096\n",
+            moment,
+        )
+    assert (meter.kv_share, meter.kv_tokens, meter.s_per_token) == (0.3, 4096, 1 / 160)
+
+
+@pytest.fixture
+def cluster() -> RealCluster:
+    found = RealCluster(Routed(router=LoadAware()), ["serve"] * 3, lambda: 0.0)
+    for site in found.sites:
+        site.meter.look(metrics(0, 0, 0.0), 0.0)
+    found.sites[2].meter.look(metrics(900, 100, 0.0), 1.0)  # 1000 tokens a second
+    found.sites[2].meter.look(metrics(900, 100, 0.0), 2.0)
+    return found
+
+
+def test_real_servers_are_chosen_by_measured_load(cluster):
+    first, second, third = cluster.sites
+    assert cluster.measures
+    assert cluster.dispatch(request(1, 50)) is first
+    first.meter.look(metrics(0, 0, 0.4), 1.0)
+    second.meter.look(metrics(0, 300, 0.0), 1.0)  # decodes with 300 of 1000 tokens a second
+    assert [site.use(1.0) for site in cluster.sites] == pytest.approx([0.4, 0.3, 0.0])
+    assert cluster.dispatch(request(2, 50)) is third
+    third.sent(request(3, 350))  # a prompt of 0.35 s
+    assert third.use(1.0) == pytest.approx(0.35)
+    assert cluster.dispatch(request(4, 50)) is second
+    assert second.adds(request(5, 160), 1.0) == pytest.approx(0.16 + 0.1)
+
+
+def test_past_the_threshold_the_shortest_queue_gets_it(cluster):
+    for site, prompts in zip(cluster.sites, ((900, 900), (5000,), (900, 900, 900)), strict=True):
+        for k, tokens in enumerate(prompts):
+            site.sent(request(k, tokens))
+        site.meter.look(metrics(0, 0, 0.6), 3.0)
+    assert all(site.use(1.0) >= 1.2 for site in cluster.sites)
+    assert cluster.dispatch(request(9, 10)) is cluster.sites[1]
+
+
+def test_who_is_down_is_not_chosen_and_a_router_is_asked_again(cluster):
+    cluster.leave(0)
+    chosen = {cluster.dispatch(request(k, 10)).index for k in range(4)}
+    assert 0 not in chosen
+    cluster.join(0)
+    assert cluster.dispatch(request(9, 10)) is cluster.sites[0]
+
+
+def test_it_is_a_router_like_others():
+    assert isinstance(ROUTERS["load-aware"](), LoadAware)
+    assert [name for name, made in ROUTERS.items() if made().measures] == ["load-aware"]
+
+
+def test_simulated_instances_are_balanced(tmp_path):
+    from slo_bench.harness.experiments.experiment import Experiment
+
+    run = Experiment(
+        systems="vllm",
+        workload="sharegpt",
+        rates=30,
+        requests=200,
+        seeds=1,
+        instances=3,
+        router=("round-robin", "load-aware"),
+    ).run(tmp_path / "run")
+    for row in run.rows():
+        counts = np.bincount(run.requests(row["cell"])["instance"])
+        assert counts.sum() == 200
+        assert counts.min() > 40
+    assert {row["router"] for row in run.rows()} == {"round-robin", "load-aware"}

@@ -1,0 +1,286 @@
+"""Leaping and stepping give identical records, for every stock system, under KV pressure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.decisions import Admission, Leave, PreemptBy, Refill, Why
+from slo_bench.harness.core.policy import Policy
+from slo_bench.harness.core.records import Outcome, Records
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.sarathi import Sarathi
+from slo_bench.harness.policies.systems import SYSTEMS, System
+from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.specs import gpu, link, model
+from slo_bench.predictors.staged import staged_step_time
+from slo_bench.predictors.stages import Stage
+from slo_bench.predictors.step_time import step_time
+from slo_bench.workloads.workload import Workload
+
+PLACEMENT = Placement(model("llama-3-8b"), gpu("a100-80g"))
+STEP_TIME = step_time(PLACEMENT).model
+
+
+@dataclass(frozen=True)
+class SmallMemory:
+    """A placement with as few blocks as the test wants; everything else is Llama on an A100."""
+
+    kv_blocks: int
+    host_blocks: int = 32
+    pp: int = 1
+    block_tokens: int = 16
+    swap_s_per_block: float = 0.0004
+    model: object = dataclasses.field(default_factory=lambda: PLACEMENT.model)
+    tp: int = 1
+
+    @property
+    def lanes(self):
+        return self.pp
+
+
+@dataclass(frozen=True)
+class Deadlines(Policy):
+    """Earliest TTFT deadline first; drops who is late; turns away what is long."""
+
+    def admit(self, r, view):
+        return Admission.REJECT if r.prompt_tokens > 500 else Admission.ADMIT
+
+    def urgency(self, r, view):
+        return r.arrival_s + r.slo.ttft_s
+
+    def keep(self, r, view):
+        return -(r.arrival_s + r.slo.ttft_s)
+
+    def leave(self, r, view):
+        return Leave(r.arrival_s + r.slo.ttft_s, Why.DROP)
+
+
+@dataclass(frozen=True)
+class SwapInBatches(Vllm):
+    """Swaps, and brings the swapped back only when nobody runs."""
+
+    def preempt_by(self, r, view):
+        return PreemptBy.SWAP
+
+    def refill(self, view):
+        if view.n_resident and view.n_decoding < 2:
+            return Refill.RESIDENT
+        return Refill.NEITHER if view.n_resident else Refill.WAITING
+
+
+def stock(name: str) -> Callable[[int], System]:
+    def small(batch: int) -> System:
+        system = SYSTEMS[name]
+        values = {k: batch for k in system.knobs() if k.startswith("max_") and "tokens" not in k}
+        if name == "sarathi":
+            values["chunk_tokens"] = 64
+        if name == "vllm":
+            values["max_num_batched_tokens"] = 128
+        if name == "sglang":
+            values["chunked_prefill_tokens"] = 128
+        if name == "prism-queue":
+            values["max_num_batched_tokens"] = 128
+        if name == "ascendra-lp":
+            values |= {"token_budget": 64, "step_budget_s": 0.02}
+        return system.with_knobs(**values)
+
+    return small
+
+
+CONTINUOUS = [
+    n for n, s in SYSTEMS.items() if isinstance(s.policy, Policy) and not (s.sharing or s.cluster)
+]
+CASES = {name: stock(name) for name in CONTINUOUS}
+for way in ("recompute", "stall"):
+    CASES[f"vllm-swap-{way}"] = lambda n, way=way: SYSTEMS["vllm-swap"].with_knobs(
+        max_num_seqs=n, host_full=way
+    )
+for name, knobs in (
+    ("vllm-swap", {"overlap_swap": True}),
+    ("adaptivellm", {"overlap_swap": True}),
+    ("adaptivellm", {"chunk_tokens": 96}),
+    ("adaptivellm", {"chunk_tokens": 96, "overlap_swap": True}),
+):
+    CASES[f"{name}-{'-'.join(knobs)}"] = lambda n, name=name, knobs=knobs: SYSTEMS[name].with_knobs(
+        max_num_seqs=n, **knobs
+    )
+CASES["adaptivellm-by-the-letter"] = lambda n: SYSTEMS["adaptivellm"].with_knobs(
+    max_num_seqs=n, groups="mean-priority"
+)
+CASES["ascendra-lp-drop"] = lambda n: SYSTEMS["ascendra-lp"].with_knobs(
+    max_num_seqs=n, value="ljf", overdue="drop", step_budget_s=0.005
+)
+CASES["ascendra-lp-stop"] = lambda n: SYSTEMS["ascendra-lp"].with_knobs(
+    max_num_seqs=n, value="sjf", misfit="stop"
+)
+CASES["prism-slack"] = lambda n: SYSTEMS["prism-queue"].with_knobs(
+    max_num_seqs=n, max_num_batched_tokens=64, victim="slack", caution=2.0, buffer=0.0
+)
+CASES["prism-drop"] = lambda n: SYSTEMS["prism-queue"].with_knobs(max_num_seqs=n, late="drop")
+CASES["deadlines"] = lambda n: System("deadlines", Deadlines())
+CASES["swap-in-batches"] = lambda n: System("swap", SwapInBatches(max_num_seqs=n))
+CASES["vllm-ahead"] = lambda n: System(
+    "vllm", Vllm(max_num_batched_tokens=128, max_num_seqs=n, async_scheduling=True)
+)
+CASES["vllm-ahead-cached"] = lambda n: dataclasses.replace(
+    CASES["vllm-ahead"](n), prefix_cache=True
+)
+CASES["sarathi-cached"] = lambda n: System(
+    "sarathi", Sarathi(chunk_tokens=64, max_num_seqs=n), prefix_cache=True
+)
+
+
+@st.composite
+def workloads(draw: st.DrawFn) -> Workload:
+    n = draw(st.integers(1, 60))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    rate = draw(st.sampled_from([2.0, 10.0, 40.0, 1000.0]))
+    longest = draw(st.sampled_from([30, 200, 600]))
+    prompts = rng.integers(1, longest, n)
+    outputs = rng.integers(1, draw(st.sampled_from([3, 60, 300])), n)
+    follows = np.full(n, -1)
+    prefixes = None
+    if draw(st.booleans()):
+        # Conversations: each request continues one of the last few, sharing its whole context.
+        prefixes = []
+        for row in range(n):
+            parent = int(rng.integers(max(0, row - 6), row)) if row and rng.random() < 0.6 else -1
+            shared = prefixes[parent] if parent >= 0 else ()
+            prompts[row] = min(longest, len(shared) * 16 + prompts[row] % 40 + 1)
+            blocks = (prompts[row] + outputs[row]) // 16
+            fresh = tuple(int(h) for h in rng.integers(1, 2**62, blocks))
+            prefixes.append((*shared[:blocks], *fresh[len(shared) :]))
+            if parent >= 0 and rng.random() < 0.5:
+                follows[row] = parent
+    return Workload(
+        np.cumsum(rng.exponential(1 / rate, n)),
+        prompts,
+        outputs,
+        max_output_tokens=outputs + rng.integers(0, 40, n),
+        ttft_slo_s=rng.uniform(0.05, 3, n),
+        follows=follows,
+        think_s=rng.uniform(0, 2, n),
+        prefix_blocks=prefixes,
+        concurrency=draw(st.sampled_from([None, None, None, 3])) if prefixes is None else None,
+    )
+
+
+def assert_same(a: Records, b: Records) -> None:
+    for field in dataclasses.fields(Records):
+        x, y = getattr(a, field.name), getattr(b, field.name)
+        if field.name.endswith("_s"):
+            np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-9, err_msg=field.name)
+        else:
+            np.testing.assert_array_equal(x, y, err_msg=field.name)
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    workload=workloads(),
+    blocks=st.sampled_from([70, 90, 130, 400]),
+    host_blocks=st.sampled_from([0, 20, 400]),
+    batch=st.sampled_from([2, 7, 64]),
+    instances=st.sampled_from([1, 1, 2]),
+    pp=st.sampled_from([1, 1, 1, 2]),
+)
+def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, instances, pp):
+    system = CASES[case](batch)
+    placement = SmallMemory(blocks * pp, host_blocks * pp, pp)
+    router = "least-loaded" if instances > 1 else None
+    results = [
+        simulate(
+            workload,
+            system,
+            placement,
+            STEP_TIME,
+            instances=instances,
+            router=router,
+            oversize="reject",
+            step=step,
+        )
+        for step in (False, True)
+    ]
+    leapt, stepped = (r.records for r in results)
+    assert_same(leapt, stepped)
+    assert_lossless(workload, leapt)
+    gaps = [r.gaps for r in results]
+    assert gaps[0].count.sum() == gaps[1].count.sum()
+    if len(gaps[1].gap_s):
+        assert gaps[0].mean_s() == pytest.approx(gaps[1].mean_s())
+        assert gaps[0].quantile_s(0.99) == pytest.approx(gaps[1].quantile_s(0.99), rel=0.01)
+
+
+UNLIKE = Placement(
+    PLACEMENT.model,
+    gpu("a100-80g"),
+    pp=3,
+    split=(
+        Stage(gpu("a100-80g"), 20, link("node")),
+        Stage(gpu("l4"), 4, link("sys"), layer_extra_s=0.0002),
+        Stage(gpu("a100-40g"), 8),
+    ),
+)
+
+
+@pytest.mark.parametrize("case", ["vllm", "sarathi"])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    workload=workloads(),
+    blocks=st.sampled_from([70, 130, 400]),
+    lanes=st.sampled_from([1, 2, 3]),
+    batch=st.sampled_from([2, 7, 64]),
+)
+def test_leaping_equals_stepping_on_stages_that_are_not_alike(case, workload, blocks, lanes, batch):
+    placement = dataclasses.replace(UNLIKE, fixed_kv_blocks=blocks * lanes, fixed_lanes=lanes)
+    steps = staged_step_time(placement).model
+    system = CASES[case](batch)
+    results = [
+        simulate(workload, system, placement, steps, oversize="reject", step=step)
+        for step in (False, True)
+    ]
+    assert_same(*(r.records for r in results))
+    assert_lossless(workload, results[0].records)
+    totals = results[0].totals
+    assert 0 < totals.gpu_busy_s <= lanes * totals.makespan_s * (1 + 1e-9)
+
+
+def assert_lossless(workload: Workload, records: Records) -> None:
+    """Every request ends once, gives what was asked, and time goes forward."""
+    done = records.outcome == Outcome.FINISHED
+    gone = np.isin(records.outcome, [Outcome.REJECTED, Outcome.DROPPED, Outcome.CANCELLED])
+    assert (done | gone).all()
+    np.testing.assert_array_equal(records.tokens_out[done], workload.output_tokens[done])
+    assert (records.tokens_out[gone] == 0).all()
+    assert (records.scheduled_s[done] >= records.arrival_s[done]).all()
+    assert (records.first_token_s[done] > records.scheduled_s[done]).all()
+    assert (records.finish_s[done] >= records.first_token_s[done]).all()
+
+
+def test_pressure_is_real():
+    """The cases above do preempt, swap, stall and share prefixes (else they prove little)."""
+    rng = np.random.default_rng(3)
+    n = 60
+    workload = Workload(
+        np.cumsum(rng.exponential(0.01, n)), rng.integers(50, 200, n), rng.integers(50, 300, n)
+    )
+    seen = {}
+    for case in ("vllm", "vllm-v0", "vllm-swap", "sarathi", "sglang"):
+        placement = SmallMemory(90, 40)
+        records = simulate(workload, CASES[case](64), placement, STEP_TIME).records
+        seen[case] = (
+            int(records.preemptions_swap.sum()),
+            int(records.preemptions_recompute.sum()),
+        )
+    swapped = {case: swaps for case, (swaps, _) in seen.items() if swaps}
+    assert list(swapped) == ["vllm-swap"]
+    assert swapped["vllm-swap"] > 10
+    assert all(recomputed > 10 for case, (_, recomputed) in seen.items() if case not in swapped)

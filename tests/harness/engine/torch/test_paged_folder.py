@@ -1,0 +1,127 @@
+"""Folders that hold no model this engine can run: a clear word, no traceback."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+from safetensors.torch import load_file, save_file
+
+from slo_bench.harness.engine.torch import load
+from slo_bench.harness.engine.torch.errors import DoesNotFitError, ModelError
+from slo_bench.harness.engine.torch.load import load_decoder
+
+pytestmark = pytest.mark.torch
+
+
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(model_folder: Callable[[str], Path], tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model_folder("llama"), tmp_path / "model"))
+
+
+def change(folder: Path, **fields: Any) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "word"),
+    [
+        ({"model_type": "gpt2"}, "generates with llama"),
+        ({"quantization_config": {"bits": 4}}, "quantized"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"hidden_act": "mish"}, "mish"),
+        ({"num_key_value_heads": 3}, "is no decoder"),
+        ({"use_sliding_window": True}, "windows"),
+        ({"dtype": "float8_e4m3fn"}, "float8"),
+        ({"intermediate_size": 96}, "has the shape"),
+        ({"num_hidden_layers": 3}, "has no weight 'model.layers.2"),
+        ({"num_hidden_layers": 1}, "has no use for"),
+    ],
+)
+def test_configurations(folder: Path, fields: dict[str, Any], word: str) -> None:
+    change(folder, **fields)
+    with pytest.raises(ModelError, match=word):
+        load_decoder(folder)
+
+
+def test_a_field_is_missing(folder: Path) -> None:
+    fields = json.loads((folder / "config.json").read_text())
+    del fields["hidden_size"]
+    (folder / "config.json").write_text(json.dumps(fields))
+    with pytest.raises(ModelError, match="lacks the field 'hidden_size'"):
+        load_decoder(folder)
+
+
+def test_no_folder_of_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        load_decoder(tmp_path)
+
+
+def test_a_weight_is_missing(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    del tensors["model.layers.1.self_attn.k_proj.weight"]
+    save_file(tensors, folder / WEIGHTS)
+    with pytest.raises(ModelError, match=r"has no weight 'model.layers.1.self_attn.k_proj.weight'"):
+        load_decoder(folder)
+
+
+@pytest.mark.parametrize("kept", [0, 100, 0.5, 0.999])
+def test_a_file_is_cut_short(folder: Path, kept: float) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    end = round(kept * len(content)) if isinstance(kept, float) else kept
+    (folder / WEIGHTS).write_bytes(content[:end])
+    with pytest.raises(ModelError, match="damaged or cut short"):
+        load_decoder(folder)
+
+
+def test_pickles_are_not_read(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "pytorch_model.bin")
+    with pytest.raises(ModelError, match="is a pickle"):
+        load_decoder(folder)
+
+
+def test_shards(save_model: Callable[..., Path]) -> None:
+    folder = save_model("qwen3", max_shard_size="60KB")
+    shards = sorted(folder.glob("*.safetensors"))
+    kept = shards[1].read_bytes()
+    shards[1].unlink()
+    with pytest.raises(ModelError, match=f"lacks the shard {shards[1].name}"):
+        load_decoder(folder)
+    shutil.copy(shards[0], shards[1])
+    with pytest.raises(ModelError, match="does not hold"):
+        load_decoder(folder)
+    shards[1].write_bytes(kept)
+    index = folder / "model.safetensors.index.json"
+    index.write_text("{}")
+    with pytest.raises(ModelError, match="no index of shards"):
+        load_decoder(folder)
+
+
+def test_it_does_not_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "free_bytes", lambda device: 1000)
+    with pytest.raises(DoesNotFitError, match=r"the weights of model take .* cpu has"):
+        load_decoder(folder)
+
+
+@pytest.mark.parametrize("device", ["tpu", "mps", "cuda:99", "nonsense:x"])
+def test_devices_that_are_not_there(folder: Path, device: str) -> None:
+    with pytest.raises(ModelError, match=r"device must be|there is no"):
+        load_decoder(folder, device)
+
+
+def test_other_dtypes(folder: Path) -> None:
+    assert str(load_decoder(folder, dtype="bfloat16").dtype) == "torch.bfloat16"
+    with pytest.raises(ModelError, match="dtype must be one of"):
+        load_decoder(folder, dtype="int8")

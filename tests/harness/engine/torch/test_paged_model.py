@@ -1,0 +1,202 @@
+"""The model alone: its tokens are those of transformers, however a batch is put together."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
+from slo_bench.harness.engine.torch.cache import KvCache, Swapper, stretches  # noqa: E402
+from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
+from slo_bench.harness.engine.torch.sequence import Sampling, Sequence  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+Greedy = Callable[[str, list[int], int], list[int]]
+Folder = Callable[[str], Path]
+FAMILIES = ("llama", "llama-biased", "llama-tied", "mistral", "qwen2", "qwen3", "opt")
+BLOCKS = 96
+DEVICE = os.environ.get("SLO_BENCH_TEST_DEVICE", "cpu")  # cuda:0 on a machine that has one
+
+
+class Bench:
+    """A runner whose blocks are given out by hand, in any order."""
+
+    def __init__(self, folder: Path, block_tokens: int = 8, draw: random.Random | None = None):
+        decoder = load_decoder(folder, DEVICE, "float32")
+        self.cache = KvCache(decoder.config, BLOCKS, block_tokens, decoder.dtype, decoder.device)
+        self.runner = Runner(decoder, self.cache)
+        self.free = list(range(BLOCKS))
+        if draw is not None:
+            draw.shuffle(self.free)
+
+    def grow(self, sequence: Sequence, tokens: int) -> None:
+        while len(sequence.blocks) * self.cache.block_tokens < tokens:
+            sequence.blocks.append(self.free.pop())
+
+    def step(self, decodes: list[Sequence], pieces: list[Piece]) -> None:
+        for sequence in decodes:
+            self.grow(sequence, len(sequence.tokens))
+        for piece in pieces:
+            self.grow(piece.sequence, piece.before + piece.tokens)
+        tokens = self.runner.run(decodes, pieces)
+        asked = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
+        for sequence, token in zip(asked, tokens, strict=True):
+            sequence.tokens.append(token)
+
+    def answer(self, sequence: Sequence, tokens: int) -> list[int]:
+        self.step([], [Piece(sequence, 0, len(sequence.tokens))])
+        for _ in range(tokens - 1):
+            self.step([sequence], [])
+        return sequence.tokens
+
+
+def prompt(draw: random.Random, tokens: int) -> list[int]:
+    return [draw.randrange(3, 160) for _ in range(tokens)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("scattered", [False, True])
+def test_mixed_batches_of_chunks_and_decodes(
+    family: str, scattered: bool, model_folder: Folder, generated: Greedy
+) -> None:
+    draw = random.Random(3)
+    bench = Bench(model_folder(family), draw=draw if scattered else None)
+    prompts = [prompt(draw, tokens) for tokens in (1, 7, 8, 33, 61)]
+    wanted = [generated(family, one, 24) for one in prompts]
+    assert len({token for one in wanted for token in one}) > 40  # not always the same answer
+    sequences = [Sequence(list(one)) for one in prompts]
+    computed = [0] * len(sequences)
+    while any(len(s.tokens) < len(w) for s, w in zip(sequences, wanted, strict=True)):
+        decodes, pieces = [], []
+        for k, sequence in enumerate(sequences):
+            missing = len(prompts[k]) - computed[k]
+            if missing and draw.random() < 0.6:
+                tokens = draw.randint(1, missing)
+                pieces.append(Piece(sequence, computed[k], tokens))
+                computed[k] += tokens
+            elif not missing and len(sequence.tokens) < len(wanted[k]):
+                decodes.append(sequence)
+        if decodes or pieces:
+            bench.step(decodes, pieces)
+    assert [s.tokens for s in sequences] == wanted
+
+
+@pytest.mark.parametrize("family", ["llama", "opt"])
+def test_a_prefix_in_the_cache_is_not_computed_again(
+    family: str, model_folder: Folder, generated: Greedy
+) -> None:
+    draw = random.Random(4)
+    bench = Bench(model_folder(family))
+    common = prompt(draw, 32)
+    first = Sequence(common + prompt(draw, 3))
+    bench.answer(first, 2)
+    second = Sequence(common + prompt(draw, 9), blocks=first.blocks[:4])
+    bench.step([first], [Piece(second, 32, 9)])
+    for _ in range(10):
+        bench.step([second, first], [])
+    for sequence, length in ((first, 35), (second, 41)):
+        own = sequence.tokens[:length]
+        assert sequence.tokens == generated(family, own, len(sequence.tokens) - length)
+
+
+def test_blocks_that_were_in_host_memory(model_folder: Folder, generated: Greedy) -> None:
+    draw = random.Random(5)
+    bench = Bench(model_folder("qwen3"), draw=draw)
+    decoder = bench.runner.decoder
+    host = KvCache(decoder.config, 8, 8, decoder.dtype, torch.device("cpu"), pinned=True)
+    swapper = Swapper(bench.cache, host)
+    own = prompt(draw, 21)
+    moved, other = Sequence(list(own)), Sequence(prompt(draw, 40))
+    bench.answer(moved, 5)
+    held = moved.blocks
+    swapper.out(held, [6, 2, 5, 1][: len(held)])
+    for layer in bench.cache.layers:
+        layer[:, held] = 77.0
+    bench.answer(other, 5)
+    moved.blocks = [bench.free.pop() for _ in held]
+    swapper.into([6, 2, 5, 1][: len(held)], moved.blocks)
+    swapper.wait()
+    for _ in range(12):
+        bench.step([moved], [])
+    assert moved.tokens == generated("qwen3", own, 17)
+
+
+@given(st.lists(st.integers(0, 15), min_size=1, max_size=16, unique=True))
+def test_copies_that_lie_in_one_piece(host_blocks: list[int]) -> None:
+    """As few as there are, and every block to its place."""
+    host = torch.zeros(2, 16, 2, 4, 3)
+    staged = torch.randn(2, len(host_blocks), 2, 4, 3)
+    pairs = list(stretches(host_blocks, host, staged))
+    for there, here in pairs:
+        assert there.is_contiguous()
+        assert here.is_contiguous()
+        there.copy_(here)
+    assert torch.equal(host[:, host_blocks], staged)
+    breaks = sum(b != a + 1 for a, b in pairwise(host_blocks))
+    assert len(pairs) == 2 * (1 + breaks)
+
+
+def test_shards_hold_the_same_model(save_model: Callable[..., Path], generated: Greedy) -> None:
+    folder = save_model("llama", max_shard_size="60KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
+    own = prompt(random.Random(6), 12)
+    assert Bench(folder).answer(Sequence(list(own)), 16) == generated("llama", own, 16)
+
+
+def test_linear_scaling_of_positions(save_model: Callable[..., Path]) -> None:
+    transformers = pytest.importorskip("transformers")
+    scaling = {"rope_type": "linear", "factor": 4.0, "rope_theta": 5000.0}
+    folder = save_model("llama", rope_parameters=scaling)
+    own = prompt(random.Random(8), 30)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    asked = torch.tensor([own])
+    settings = {"do_sample": False, "eos_token_id": None, "max_new_tokens": 16}
+    found = model.generate(asked, attention_mask=torch.ones_like(asked), **settings)
+    assert Bench(folder).answer(Sequence(list(own)), 16) == found[0].tolist()
+
+
+def test_tokens_are_drawn_by_seed_and_place(model_folder: Folder, generated: Greedy) -> None:
+    own = prompt(random.Random(9), 10)
+
+    def answer(sampling: Sampling) -> list[int]:
+        return Bench(model_folder("llama")).answer(Sequence(list(own), sampling), 20)
+
+    hot = Sampling(temperature=1.5, seed=3)
+    assert answer(hot) == answer(hot)
+    assert answer(hot) != answer(Sampling(temperature=1.5, seed=4))
+    greedy = generated("llama", own, 20)
+    assert answer(hot) != greedy
+    assert answer(Sampling(temperature=1.5, top_k=1)) == greedy
+    assert answer(Sampling(temperature=1.5, top_p=1e-6)) == greedy
+
+
+def test_draws_follow_the_chances() -> None:
+    from slo_bench.harness.engine.torch.sampling import next_tokens
+
+    chances = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0])
+    rows = 2000
+
+    def shares(**how: float) -> list[float]:
+        sequences = [
+            Sequence([0] * 3, Sampling(temperature=1.0, seed=s, **how))  # type: ignore[arg-type]
+            for s in range(rows)
+        ]
+        drawn = torch.tensor(next_tokens(chances.log().expand(rows, -1), sequences))
+        return [float((drawn == token).float().mean()) for token in range(5)]
+
+    assert shares() == pytest.approx([0.5, 0.25, 0.125, 0.125, 0], abs=0.04)
+    assert shares(top_k=2) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], abs=0.04)
+    assert shares(top_p=0.7) == pytest.approx([2 / 3, 1 / 3, 0, 0, 0], abs=0.04)

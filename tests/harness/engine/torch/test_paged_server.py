@@ -1,0 +1,227 @@
+"""The paged engine as a server on 127.0.0.1, asked by plain clients and our load generator."""
+
+from __future__ import annotations
+
+import csv
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+pytest.importorskip("tokenizers", reason="tokenizers is not installed")
+pytest.importorskip("jinja2", reason="jinja2 is not installed")
+
+from slo_bench.harness.servers.torch_server import serving_model  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+Greedy = Callable[[str, list[int], int], list[int]]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(scope="module")
+def url(home: Path) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLO_BENCH_HOME", str(home))
+        with serving_model("vllm", {}, "tiny-llama", kv_blocks=600) as found:
+            yield found
+
+
+def metrics(url: str) -> dict[str, float]:
+    lines = httpx.get(f"{url}/metrics").text.splitlines()
+    pairs = (line.split() for line in lines if not line.startswith("#"))
+    return {name.removeprefix("slo_bench_paged_"): float(value) for name, value in pairs}
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    data = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert data[-1] == "[DONE]"
+    return [json.loads(one) for one in data[:-1]]
+
+
+ASK = {"prompt": "once upon a time", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
+
+
+def test_what_it_says_of_itself(url: str) -> None:
+    assert httpx.get(f"{url}/health").status_code == 200
+    (model,) = httpx.get(f"{url}/v1/models").json()["data"]
+    assert model["id"] == "tiny-llama"
+    assert metrics(url)["kv_blocks"] == 600
+
+
+def test_a_stream_says_what_a_whole_answer_says(url: str) -> None:
+    whole = httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).json()
+    assert whole["usage"] == {"prompt_tokens": 16, "completion_tokens": 12, "total_tokens": 28}
+    assert whole["choices"][0]["finish_reason"] == "length"
+    told = {**ASK, "stream": True, "stream_options": {"include_usage": True}}
+    parts = events(httpx.post(f"{url}/v1/completions", json=told, timeout=60).text)
+    assert parts[-1]["usage"] == whole["usage"]
+    choices = [choice for part in parts for choice in part["choices"]]
+    assert "".join(choice["text"] for choice in choices) == whole["choices"][0]["text"]
+    ids = [token for choice in choices for token in choice.get("token_ids", [])]
+    assert ids == whole["choices"][0]["token_ids"]
+
+
+def test_its_tokens_are_those_of_the_model(
+    model_folder: Callable[[str], Path], generated: Greedy
+) -> None:
+    own = list(range(10, 40))
+    with serving_model("sglang", {}, str(model_folder("llama")), kv_blocks=40) as url:
+        ask = {"prompt": own, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+        for _ in range(2):  # the second time from the prefix cache
+            answer = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()
+            assert own + answer["choices"][0]["token_ids"] == generated("llama", own, 9)
+        chat = {"messages": [{"role": "user", "content": "hi"}]}
+        refused = httpx.post(f"{url}/v1/chat/completions", json=chat)
+        assert refused.status_code == 400
+        assert "no chat template" in refused.json()["error"]["message"]
+
+
+def test_its_policy_hears_what_a_client_predicts(model_folder: Callable[[str], Path]) -> None:
+    policy = Path(__file__).parents[3] / "backends" / "long_answers_away.py"
+    with serving_model(str(policy), {}, str(model_folder("llama")), kv_blocks=40) as url:
+        ask = {"prompt": [10, 11, 12], "max_tokens": 201, "ignore_eos": True}
+        statuses = []
+        for tokens in (201, 200):
+            told = {**ask, "vllm_xargs": {"predicted_output_tokens": tokens}}
+            statuses.append(httpx.post(f"{url}/v1/completions", json=told, timeout=60).status_code)
+        assert statuses == [503, 200]
+
+
+def test_servers_that_name_the_same_store_share_it(
+    model_folder: Callable[[str], Path], generated: Greedy, tmp_path: Path
+) -> None:
+    own = list(range(10, 60))
+    ask = {"prompt": own, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
+    tiers = [f"{tmp_path}/memory=0.001", f"{tmp_path}/disk=0.1"]
+    counts = []
+    for _ in range(2):
+        model = str(model_folder("llama"))
+        with serving_model("vllm", {}, model, kv_blocks=40, kv_store=tiers) as url:
+            answer = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()
+            assert own + answer["choices"][0]["token_ids"] == generated("llama", own, 9)
+            counts.append(metrics(url))
+    loaded = [int(one["kv_store_loaded_bytes_total"]) for one in counts]
+    assert loaded[0] == 0
+    assert loaded[1] == counts[0]["kv_store_stored_bytes_total"] > 0
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["fifo", "--backend", "paged", "--kv-store", "kv=1"], "static batches"),
+        (["orca", "--backend", "paged", "--kv-store", "kv=1"], "looks for no prefixes"),
+        (["vllm", "--backend", "paged", "--kv-store", "kv"], "a folder and its size in GiB"),
+        (["vllm", "--backend", "vllm", "--kv-store", "kv=1"], "--kv-store goes with"),
+        (["vllm", "--backend", "vllm", "--device", "cpu"], "--device goes with"),
+        (["vllm", "--backend", "paged", "--device", "cuda:99"], "there is no cuda:99"),
+    ],
+)
+def test_what_cannot_be_served(words: list[str], problem: str) -> None:
+    refused = CliRunner().invoke(app, ["serve", *words])
+    assert refused.exit_code == 1
+    assert problem in str(refused.exception)
+
+
+def test_a_conversation(url: str) -> None:
+    ask = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 5, "seed": 3}
+    whole = httpx.post(f"{url}/v1/chat/completions", json=ask, timeout=60).json()
+    assert whole["choices"][0]["message"]["role"] == "assistant"
+    prompt = "user: hello\nassistant: "
+    assert whole["usage"]["prompt_tokens"] == len(prompt)
+    told = {**ask, "stream": True}
+    parts = events(httpx.post(f"{url}/v1/chat/completions", json=told, timeout=60).text)
+    assert parts[0]["choices"][0]["delta"] == {"role": "assistant"}
+    text = "".join(part["choices"][0]["delta"].get("content", "") for part in parts)
+    assert text == whole["choices"][0]["message"]["content"]
+
+
+def test_a_stop_text_ends_an_answer(url: str) -> None:
+    whole = httpx.post(f"{url}/v1/completions", json={**ASK, "max_tokens": 60}, timeout=60).json()
+    text = whole["choices"][0]["text"]
+    stop = text[10:12]
+    ask = {**ASK, "max_tokens": 60, "stop": [stop]}
+    cut = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()["choices"][0]
+    assert cut["text"] == text[: text.find(stop)]
+    assert cut["finish_reason"] == "stop"
+
+
+def test_embeddings_beside_generation(url: str, home: Path, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"vocab_size": 90, "hidden_size": 24, "num_hidden_layers": 1, "intermediate_size": 32}
+    config = transformers.BertConfig(**sizes, num_attention_heads=2)
+    transformers.BertModel(config).save_pretrained(tmp_path)
+    assert url  # which made it
+    tiny = str(home / "models" / "tiny-llama")
+    with serving_model("vllm", {}, tiny, kv_blocks=60, embedder=str(tmp_path)) as url:
+        two = {"input": [[5, 6, 7], [8, 9]]}
+        found = httpx.post(f"{url}/v1/embeddings", json=two, timeout=60).json()
+        assert found["usage"]["prompt_tokens"] == 5
+        one = httpx.post(f"{url}/v1/embeddings", json={"input": [8, 9]}, timeout=60).json()
+        second = found["data"][1]["embedding"]
+        assert len(second) == 24
+        assert one["data"][0]["embedding"] == pytest.approx(second, abs=1e-5)
+        assert httpx.post(f"{url}/v1/completions", json=ASK, timeout=60).status_code == 200
+        for bad in (None, [], [900], "a text without a tokenizer"):
+            refused = httpx.post(f"{url}/v1/embeddings", json={"input": bad}, timeout=60)
+            assert refused.status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"prompt": []}, "prompt must be"),
+        ({"prompt": [99999]}, "prompt must be"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 100_000}, "more than the"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"n": 2}, "must be 1"),
+        ({"stop": 3}, "stop"),
+    ],
+)
+def test_bad_requests(url: str, change: dict[str, Any], word: str) -> None:
+    answer = httpx.post(f"{url}/v1/completions", json={**ASK, **change}, timeout=60)
+    assert answer.status_code == 400
+    assert word in answer.json()["error"]["message"]
+
+
+def test_a_client_that_goes_away_gives_its_blocks_back(url: str) -> None:
+    ask = {**ASK, "max_tokens": 4000, "stream": True}
+    before = metrics(url)["requests_cancelled_total"]
+    with httpx.stream("POST", f"{url}/v1/completions", json=ask, timeout=60) as stream:
+        next(stream.iter_lines())
+    for _ in range(500):
+        found = metrics(url)
+        if found["requests_cancelled_total"] > before and not found["num_requests_running"]:
+            break
+        time.sleep(0.02)
+    assert found["requests_cancelled_total"] == before + 1
+    assert found["num_requests_running"] == 0
+
+
+def test_the_load_generator_measures_it(url: str, home: Path, tmp_path: Path) -> None:
+    before = metrics(url)
+    words = ["run", "--base-url", url, "--rates", "20", "--requests", "15", "--seeds", "1"]
+    words += ["--workload", "alpaca", "--tokenizer", str(home / "models" / "tiny-llama")]
+    done = CliRunner().invoke(app, [*words, "--no-report", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    with (tmp_path / "run" / "cells.csv").open() as file:
+        (row,) = csv.DictReader(file)
+    assert row["finished"] == "15"
+    after = metrics(url)
+    assert after["requests_total"] - before["requests_total"] >= 15
+    assert after["generation_tokens_total"] > before["generation_tokens_total"]

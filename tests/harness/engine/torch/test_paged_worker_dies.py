@@ -1,0 +1,106 @@
+"""A worker that dies while a model is spread over it: an error, no hang, no orphan."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+pytest.importorskip("safetensors", reason="safetensors is not installed")
+
+from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
+from slo_bench.harness.engine.torch.cache import KvCache  # noqa: E402
+from slo_bench.harness.engine.torch.distributed import Spread  # noqa: E402
+from slo_bench.harness.engine.torch.errors import WorkerError  # noqa: E402
+from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
+from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
+from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
+from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("during", ["a step", "a move", "a split step", "a rejoining"])
+def test_a_worker_that_dies(during: str, model_folder: Callable[[str], Path]) -> None:
+    draw = random.Random(1)
+    decoder = load_decoder(model_folder("llama"))
+    cache = KvCache(decoder.config, 8, 8, decoder.dtype, decoder.device)
+    one = Sequence([draw.randrange(3, 160) for _ in range(9)], blocks=[0, 1, 2])
+    with Workers(1, timeout_s=60.0) as workers:
+        (process,) = workers.processes
+        spread = Spread(decoder, cache, workers)
+        runner = Runner(spread, cache)
+        if during in ("a step", "a move"):
+            spread.move_layers([1], 1)
+        one.tokens += runner.run([], [Piece(one, 0, 9)])
+        if during in ("a split step", "a rejoining"):
+            spread.lend_room(1, 2)
+            spread.split(one, 1, 1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        ask = partial(runner.run, [one], [])
+        if during == "a move":
+            ask = partial(spread.move_layers, [1], 0)
+        if during == "a rejoining":
+            ask = partial(spread.rejoin, one, [3])
+        said = r"worker 1 (has ended with exit code -9|does not|can)"
+        with pytest.raises(WorkerError, match=said):
+            ask()
+    assert process.poll() is not None
+
+
+MOVES: dict[str, Callable[[Spread, Sequence], object]] = {
+    "layers out": lambda spread, one: spread.move_layers([0], 1),
+    "layers back": lambda spread, one: spread.move_layers([1], 0),
+    "layers on": lambda spread, one: spread.move_layers([1], 2),
+    "heads out": lambda spread, one: spread.move_heads(0, 1, 1),
+    "heads back": lambda spread, one: spread.return_heads(0),
+    "split": lambda spread, one: spread.split(one, 1, 1),
+    "rejoin": lambda spread, one: spread.rejoin(one, [3]),
+}
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_worker_that_dies_in_the_midst_of_a_move(
+    move: str, model_folder: Callable[[str], Path]
+) -> None:
+    """It stands still when the move begins, and is killed while that waits for it."""
+    draw = random.Random(2)
+    decoder = load_decoder(model_folder("llama"))
+    cache = KvCache(decoder.config, 8, 8, decoder.dtype, decoder.device)
+    one = Sequence([draw.randrange(3, 160) for _ in range(9)], blocks=[0, 1, 2])
+    with Workers(2, timeout_s=60.0) as workers:
+        processes = list(workers.processes)
+        spread = Spread(decoder, cache, workers)
+        if move in ("layers back", "layers on"):
+            spread.move_layers([1], 1)
+        if move == "heads back":
+            spread.move_heads(0, 1, 1)
+        one.tokens += Runner(spread, cache).run([], [Piece(one, 0, 9)])
+        if move in ("split", "rejoin"):
+            spread.lend_room(1, 2)
+        if move == "rejoin":
+            spread.split(one, 1, 1)
+        moves = list(spread.moves)
+        processes[0].send_signal(signal.SIGSTOP)
+        death = threading.Timer(0.3, processes[0].kill)
+        death.start()
+        with pytest.raises(WorkerError, match="worker 1 "):
+            MOVES[move](spread, one)
+        death.join()
+        assert spread.moves == moves  # nothing moved
+    assert all(process.poll() is not None for process in processes)
+
+
+def test_workers_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/bin/false")
+    workers = Workers(1, timeout_s=2.0)
+    with pytest.raises(WorkerError, match="found no others"), workers:
+        pass
+    assert all(process.poll() is not None for process in workers.processes)

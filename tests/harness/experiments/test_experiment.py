@@ -1,0 +1,279 @@
+import filecmp
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.experiments.execution.workers import SideBySide
+from slo_bench.harness.experiments.experiment import new_folder, suites
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
+
+SMALL = {"systems": ["vllm", "fifo"], "rates": [2, 4], "seeds": 2, "requests": 20}
+
+
+def small(**changes):
+    return Experiment(**{**SMALL, "records": "csv", **changes})
+
+
+def same_files(left, right, *, but=("environment.json",)):
+    names = sorted(p.relative_to(left) for p in left.rglob("*") if p.is_file())
+    assert names == sorted(p.relative_to(right) for p in right.rglob("*") if p.is_file())
+    names = [str(name) for name in names if name.name not in but]
+    _, different, unreadable = filecmp.cmpfiles(left, right, names, shallow=False)
+    assert (different, unreadable) == ([], [])
+
+
+def test_a_run_leaves_a_row_and_details_for_every_cell(tmp_path):
+    result = small().run(tmp_path / "run", jobs=1)
+    cells = result.cells
+    assert cells["cell"].tolist()[:2] == ["vllm_rate-2_seed-0", "vllm_rate-2_seed-1"]
+    assert len(cells) == 8
+    assert set(cells["backend"]) == {"simulated"}
+    assert cells["attainment"].between(0, 1).all()
+    requests = result.requests("vllm_rate-4_seed-1")
+    assert len(requests) == 20
+    row = cells[cells["cell"] == "vllm_rate-4_seed-1"].iloc[0]
+    assert requests["met"].mean() == pytest.approx(row["attainment"])
+    ttft = (requests["first_token_s"] - requests["arrival_s"]).mean()
+    assert ttft == pytest.approx(row["ttft_mean_s"], abs=2e-6)
+    assert result.timeline("fifo_rate-2_seed-0")["running"].max() > 0
+    assert result.rows()[0]["system"] == "vllm"
+    with pytest.raises(SloBenchError, match="vllm_rate-4_seed-1"):
+        result.requests("vllm_rate-4_seed-9")
+
+
+def test_the_resolved_experiment_gives_the_same_bytes_on_any_number_of_processes(tmp_path):
+    small().run(tmp_path / "one", jobs=1)
+    again = Experiment.load(tmp_path / "one" / "experiment.toml")
+    again.run(tmp_path / "two", jobs=3)
+    same_files(tmp_path / "one", tmp_path / "two")
+
+
+def test_what_was_left_open_is_written_down(tmp_path):
+    Experiment(systems="vllm", requests=10, seeds=1).run(tmp_path, jobs=1)
+    resolved = Experiment.load(tmp_path / "experiment.toml")
+    assert resolved.tp == (1,)
+    assert resolved.instances == (1,)
+    assert len(resolved.rates) == 6
+    assert resolved.records != "auto"
+    assert resolved.plan().resolved == resolved
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["step_time"]["llama-3.1-8b on a100-80g tp1"]["fitted"] is True
+
+
+def test_resume_runs_only_what_is_missing(tmp_path):
+    class EnoughError(Exception):
+        pass
+
+    def stop_after_three(progress):
+        if progress.finished == 3:
+            raise EnoughError
+
+    with pytest.raises(EnoughError):
+        small().run(tmp_path / "run", jobs=1, progress=stop_after_three)
+    ran = []
+
+    class Watched(SideBySide):
+        def run(self, specs, folder, **more):
+            ran.extend(spec.cell for spec in specs)
+            super().run(specs, folder, **more)
+
+    small().run(tmp_path / "run", executor=Watched(1), resume=True)
+    assert len(ran) == 5
+    small().run(tmp_path / "whole", jobs=1)
+    same_files(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_worker_process_stops_with_the_run(tmp_path):
+    class EnoughError(Exception):
+        pass
+
+    def stop_soon(progress):
+        if progress.finished == 1:
+            raise EnoughError
+
+    many = small(seeds=8)
+    with pytest.raises(EnoughError):
+        many.run(tmp_path / "run", jobs=2, progress=stop_soon)
+    rows = (tmp_path / "run" / "cells.csv").read_text().splitlines()
+    assert 2 <= len(rows) < 32
+
+
+def test_a_failing_cell_says_why_and_leaves_nothing(tmp_path):
+    trace = tmp_path / "long.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,900000,10\n")
+    for jobs in (1, 2):
+        run = Experiment(systems=["vllm", "fifo"], workload=str(trace), oversize="error")
+        with pytest.raises(SloBenchError, match="1 of 2 requests are too long"):
+            run.run(tmp_path / "run", jobs=jobs)
+        assert not (tmp_path / "run").exists()
+    done = Experiment(systems="vllm", workload=str(trace), speeds=1)
+    (row,) = done.run(tmp_path / "run", jobs=1).rows()
+    assert (row["attainment"], row["rejected"], row["oversize"]) == (0.5, 1, 1)
+
+
+def test_a_trace_alone_runs_at_three_speeds_once(tmp_path):
+    trace = tmp_path / "trace.csv"
+    lines = [f"{k * 0.5},100,10" for k in range(11)]
+    trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n")
+    rows = Experiment(systems="vllm", workload=str(trace)).run(tmp_path / "a", jobs=1).rows()
+    assert [(row["speed"], row["rate_rps"], row["seed"]) for row in rows] == [
+        (0.5, 1.0, 0),
+        (1.0, 2.0, 0),
+        (2.0, 4.0, 0),
+    ]
+    assert {row["requests"] for row in rows} == {11}
+    assert {row["workload"] for row in rows} == {"trace.csv"}
+    at_rate = Experiment(systems="vllm", workload=str(trace), rates=4, seeds=1)
+    (row,) = at_rate.run(tmp_path / "b", jobs=1).rows()
+    assert row["ttft_mean_s"] == rows[2]["ttft_mean_s"]
+
+
+def test_files_in_an_experiment_lie_beside_it(tmp_path, monkeypatch):
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (folder / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n")
+    (folder / "study.toml").write_text(
+        'systems = "vllm"\nworkload = "trace.csv"\nspeeds = 1\nslo = { ttft = 1 }\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    Experiment.load("study/study.toml").run("out", jobs=1)
+    monkeypatch.chdir("/")
+    again = Experiment.load(tmp_path / "out" / "experiment.toml")
+    again.run(tmp_path / "again", jobs=1)
+    same_files(tmp_path / "out", tmp_path / "again")
+
+
+def test_a_closed_loop_has_the_rate_it_came_to(tmp_path):
+    closed = Experiment(systems="vllm", arrivals="concurrency(4)", requests=40, seeds=1)
+    (row,) = closed.run(tmp_path, jobs=1).rows()
+    assert row["cell"] == "vllm_closed_seed-0"
+    assert 0.5 * row["throughput_rps"] < row["rate_rps"] < 2 * row["throughput_rps"]
+    with pytest.raises(SloBenchError, match="sets the load itself"):
+        Experiment(arrivals="concurrency(4)", rates=2).plan()
+
+
+def test_a_script_without_a_main_guard_may_use_several_processes(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            from slo_bench import Experiment
+            print("once")
+            r = Experiment(systems="vllm", rates=[2, 4], seeds=1, requests=10).run("out", jobs=2)
+            print(len(r.rows()))
+            """
+        )
+    )
+    done = subprocess.run(
+        [sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["once", "2"]
+
+
+OWN_SYSTEM = """
+from dataclasses import dataclass
+from slo_bench.harness.core.policy import Policy
+
+print("a policy may print")
+
+@dataclass(frozen=True)
+class Newest(Policy):
+    '''Last come, first served.'''
+
+    def urgency(self, r, view):
+        return -r.arrival_s
+"""
+
+
+def test_a_system_of_the_users_own_runs_in_workers_too(tmp_path, monkeypatch):
+    (tmp_path / "newest.py").write_text(OWN_SYSTEM)
+    monkeypatch.chdir(tmp_path)
+    result = Experiment(systems=["newest.py", "vllm"], rates=[3, 4], seeds=1, requests=100).run(
+        "out", jobs=2
+    )
+    rows = result.rows()
+    assert [row["system"] for row in rows] == ["newest", "newest", "vllm", "vllm"]
+    assert rows[1]["ttft_p99_s"] != rows[3]["ttft_p99_s"]
+    own = str(tmp_path / "newest.py")
+    assert Experiment.load("out/experiment.toml").systems == (own, "vllm")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ratse = [1]\n", r"unknown setting 'ratse'; did you mean rates.*x\.toml, line 1"),
+        ("\nrates = [1, -3]\n", r"rates must be greater than 0 but is -3.*x\.toml, line 2"),
+        ("rates = [nan]\n", "rates must be a finite number but is nan"),
+        ("rates = []\n", "rates must have at least one value"),
+        ("tp = [1, 1]\n", "tp has 1 twice"),
+        ("rates = 1\nspeeds = 1\n", "rates and speeds contradict"),
+        ("requests = 5\nduration_s = 5\n", "requests and duration_s contradict"),
+        ('oversize = "drop"\n', "oversize must be 'error', 'reject' or 'truncate' but is 'drop'"),
+        ("[knobs.vlm]\nmax_num_seqs = 1\n", r"knobs are set for 'vlm', .* not among the systems"),
+        ("a = = 1\n", r"is not TOML.*line 1"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_its_line(tmp_path, text, message):
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=message):
+        Experiment.load(path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"systems": "vlm"}, "unknown system 'vlm'; did you mean vllm"),
+        ({"model": "llama-3-9b"}, "unknown model"),
+        ({"gpu": "a100"}, "unknown GPU"),
+        ({"workload": "sharegp"}, "unknown workload 'sharegp'; did you mean sharegpt"),
+        ({"router": "robin"}, "unknown router"),
+        ({"slo": "tfft=1"}, "unknown SLO"),
+        ({"model": "llama-3-70b", "tp": 1}, "llama-3-70b needs .* use tp"),
+        ({"tp": 2, "gpus": 3}, "3 GPUs cannot be shared out to instances of tp 2"),
+        ({"gpus": 4, "instances": 3}, "gpus = 4 contradicts 3 instances"),
+        ({"speeds": 2}, "speeds need a workload with arrivals of its own"),
+        ({"arrivals": ["poisson", "concurrency(2)"]}, "run them as two experiments"),
+        ({"knobs": {"vllm": {"max_num_seq": 1}}, "systems": "vllm"}, "did you mean max_num_seqs"),
+        ({"knobs": {"vllm": {"max_num_seqs": 0}}, "systems": "vllm"}, "max_num_seqs must be from"),
+    ],
+)
+def test_what_cannot_be_run_is_refused_before_anything_is_written(settings, message):
+    with pytest.raises(SloBenchError, match=message):
+        Experiment(**settings).plan()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="folder permissions")
+def test_default_folders_do_not_collide(tmp_path):
+    first = new_folder("night/run", tmp_path)
+    first.mkdir()
+    second = new_folder("night/run", tmp_path)
+    assert first != second
+    assert first.parent == second.parent == tmp_path
+
+
+@pytest.mark.parametrize("name", suites())
+def test_suites_can_be_planned(name):
+    planned = Experiment.suite(name).plan()
+    assert len(planned.cells) == len({cell.cell for cell in planned.cells})
+    first_line = Path(suites()[name]).read_text().splitlines()[0]
+    assert first_line.startswith("# ")
+
+
+def test_an_unknown_suite():
+    with pytest.raises(SloBenchError, match="did you mean quickstart"):
+        Experiment.suite("quickstrat")
+
+
+def test_the_library_writes_the_report_too(tmp_path):
+    from slo_bench import write_report
+
+    result = small().run(tmp_path / "run", jobs=1)
+    page = write_report([result.folder], result.folder / "report.html")
+    assert "simulated" in page.read_text()

@@ -1,0 +1,159 @@
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.experiments.config.load import DEFAULT_REQUESTS, rates_text, two_digits
+from slo_bench.harness.experiments.execution.cells import CellSpec, placed
+from slo_bench.workloads.errors import SloBenchError
+
+
+def cells(**settings):
+    return Experiment(**{"systems": "vllm", "rates": 1, "seeds": 1, **settings}).plan().cells
+
+
+def test_every_combination_is_a_cell_and_every_axis_a_column():
+    found = cells(systems=["vllm", "orca"], tp=[1, 2], rates=[1, 2], seeds=2, slo_scale=[1, 0.5])
+    assert len(found) == 2 * 2 * 2 * 2 * 2
+    assert found[0].cell == "vllm_tp-1_slo-scale-1_rate-1_seed-0"
+    assert list(found[0].columns)[8:] == ["speed", "seed", "tp", "slo_scale"]
+    assert {(c.columns["tp"], c.columns["gpus"]) for c in found} == {(1, 1), (2, 2)}
+
+
+def test_one_value_is_no_axis():
+    (cell,) = cells(tp=2, router="least-loaded", instances=2)
+    assert "tp" not in cell.columns
+    assert cell.columns["gpus"] == 4
+    assert cell.router == "least-loaded"
+
+
+def test_kv_blocks_and_host_blocks_are_settings_and_axes():
+    found = cells(kv_blocks=[128, 256], host_blocks=[0, 64])
+    assert [(c.columns["kv_blocks"], c.columns["host_blocks"]) for c in found] == [
+        (128, 0),
+        (128, 64),
+        (256, 0),
+        (256, 64),
+    ]
+    places = [placed(c.placement).placement for c in found]
+    assert {(p.kv_blocks, p.host_blocks) for p in places} == {
+        (128, 0),
+        (128, 64),
+        (256, 0),
+        (256, 64),
+    }
+    (cell,) = cells(kv_blocks=128)
+    assert "kv_blocks" not in cell.columns
+    assert placed(cell.placement).placement.host_blocks == 2048  # 4 GiB, as without the setting
+
+
+def test_kv_blocks_and_host_blocks_survive_the_file(tmp_path):
+    path = tmp_path / "few.toml"
+    asked = Experiment(systems="vllm", kv_blocks=128, host_blocks=[32, 64])
+    path.write_text(asked.to_toml())
+    assert Experiment.load(path) == asked
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"kv_blocks": 0}, "kv_blocks must be greater than or equal to 1 but is 0"),
+        ({"host_blocks": -1}, "host_blocks must be greater than or equal to 0 but is -1"),
+        ({"kv_blocks": 10**7}, "10,000,000 KV blocks of 16 tokens do not fit"),
+    ],
+)
+def test_impossible_blocks(settings, complaint):
+    with pytest.raises(SloBenchError, match=complaint):
+        cells(**settings)
+
+
+def test_knobs_are_swept_for_their_own_system_only():
+    found = cells(
+        systems=["vllm", "sarathi"],
+        knobs={"sarathi": {"chunk_tokens": [256, 512], "max_num_seqs": 64}},
+    )
+    assert [(c.system, dict(c.knobs)) for c in found] == [
+        ("vllm", {}),
+        ("sarathi", {"chunk_tokens": 256, "max_num_seqs": 64}),
+        ("sarathi", {"chunk_tokens": 512, "max_num_seqs": 64}),
+    ]
+    assert found[1].columns["sarathi.chunk_tokens"] == 256
+    assert found[1].cell == "sarathi_chunk-tokens-256_rate-1_seed-0"
+    assert "sarathi.max_num_seqs" not in found[1].columns
+
+
+def test_parallelism_settles_itself():
+    (cell,) = cells(model="llama-3-70b", gpu="a100-80g", gpus=8)
+    assert cell.placement.tp * cell.instances == 8
+    assert cell.placement.tp > 1
+    (cell,) = cells(gpus=4)
+    assert (cell.placement.tp, cell.instances) == (1, 4)
+    (cell,) = cells(tp=2, pp=2)
+    assert cell.columns["gpus"] == 4
+
+
+def test_tables_of_slos_have_readable_columns():
+    found = cells(slo=[{"ttft": 1, "tpot": 0.1, "chat": {"ttft": 0.5}}, "e2e=10"])
+    assert [c.columns["slo"] for c in found] == ["ttft=1,tpot=0.1; chat:ttft=0.5", "e2e=10"]
+
+
+def test_names_of_cells_are_file_names_and_differ():
+    found = cells(slo=["ttft=1", "ttft=1;", "ttft=2"])
+    names = [c.cell for c in found]
+    assert len(set(names)) == 3
+    assert not any("/" in name or "=" in name for name in names)
+
+
+def test_levels_by_default_straddle_the_capacity():
+    planned = Experiment(systems="vllm").plan()
+    rates = planned.resolved.rates
+    assert len(rates) == 6
+    assert rates[-1] / rates[0] == pytest.approx(6, rel=0.1)
+    assert {c.requests for c in planned.cells} == {DEFAULT_REQUESTS}
+    twice = Experiment(systems="vllm", instances=2).plan().resolved.rates
+    assert twice[0] == pytest.approx(2 * rates[0], rel=0.1)
+    assert planned.resolved.seeds == 3
+
+
+def test_a_cell_survives_as_plain_values():
+    import dataclasses
+    import json
+
+    (cell,) = cells(slo={"ttft": 1})
+    plain = json.loads(json.dumps(dataclasses.asdict(cell)))
+    assert CellSpec.from_plain(plain) == cell
+
+
+@pytest.mark.parametrize(
+    ("text", "rates"),
+    [
+        ("2", (2,)),
+        ("2,4,8", (2, 4, 8)),
+        ("2:8:2", (2, 4, 6, 8)),
+        ("0.1:0.3:0.1", (0.1, 0.2, 0.3)),
+        ("1:3", (1, 2, 3)),
+        ("0.5,2:4", (0.5, 2, 3, 4)),
+    ],
+)
+def test_rates_as_written(text, rates):
+    assert rates_text(text) == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("text", ["", "a", "1,,2", "4:2", "1:2:0", "1:2:3:4", "1:inf", "0:1:1e-9"])
+def test_rates_that_cannot_be_read(text):
+    with pytest.raises(SloBenchError):
+        rates_text(text)
+
+
+@pytest.mark.parametrize(
+    ("value", "rounded"), [(3.4313, 3.4), (0.0567, 0.057), (123.4, 120), (1.0, 1.0)]
+)
+def test_rates_one_can_say_aloud(value, rounded):
+    assert two_digits(value) == pytest.approx(rounded)
+
+
+def test_a_share_of_the_requests_warms_up():
+    asked = Experiment(
+        systems="vllm", workload="alpaca", rates=[2.0, 4.0], requests=100, warmup_share=0.2
+    )
+    assert {c.rate_rps: c.warmup_s for c in asked.plan().cells} == {2.0: 10.0, 4.0: 5.0}
+    with pytest.raises(SloBenchError, match="warmup_share needs rates or loads"):
+        Experiment(workload="alpaca", arrivals="concurrency(8)", warmup_share=0.2).plan()

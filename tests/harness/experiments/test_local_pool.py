@@ -1,0 +1,92 @@
+"""Processes of this machine that do pieces of work: answers, errors, deaths, and no orphans."""
+
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import CancelledError
+from pathlib import Path
+
+import pytest
+
+from slo_bench.harness.experiments.execution.local_pool import PoolHere
+from slo_bench.harness.experiments.execution.workers import NotDoneError
+from slo_bench.predictors.specs import gpu
+from slo_bench.workloads.errors import SloBenchError
+
+PATIENCE_S = 60
+
+
+def test_answers_come_from_other_processes():
+    with PoolHere(2) as pool:
+        begun = [pool.begin(math.factorial, number) for number in range(20)]
+        assert [one.result(PATIENCE_S) for one in begun] == [math.factorial(n) for n in range(20)]
+        assert pool.begin(os.getpid).result(PATIENCE_S) != os.getpid()
+        assert pool.at_once == 2
+
+
+def test_what_work_raises_is_raised_here():
+    with PoolHere(1) as pool:
+        with pytest.raises(SloBenchError, match="did you mean"):
+            pool.begin(gpu, "a100-80gg").result(PATIENCE_S)
+        assert pool.begin(abs, -1).result(PATIENCE_S) == 1  # the same process goes on
+
+
+def test_a_process_that_dies_is_told_and_replaced():
+    with PoolHere(1) as pool:
+        with pytest.raises(NotDoneError, match="failed with code 3"):
+            pool.begin(os._exit, 3).result(PATIENCE_S)
+        with pytest.raises(NotDoneError, match=r"killed \(signal 9\); if memory ran out"):
+            pool.begin(signal.raise_signal, signal.SIGKILL).result(PATIENCE_S)
+        assert pool.begin(abs, -1).result(PATIENCE_S) == 1
+
+
+def test_a_pool_that_stops_leaves_nobody_waiting():
+    pool = PoolHere(1)
+    begun = [pool.begin(time.sleep, 600), pool.begin(time.sleep, 600)]
+    pool.stop()
+    for one in begun:
+        with pytest.raises((CancelledError, NotDoneError)):
+            one.result(PATIENCE_S)
+    with pytest.raises(CancelledError):
+        pool.begin(abs, -1)
+    pool.stop()
+
+
+def test_at_least_one_job():
+    with pytest.raises(SloBenchError, match="at least 1 but is 0"):
+        PoolHere(0)
+
+
+ORPHANS = """
+import os, sys, time
+from slo_bench.harness.experiments.execution.local_pool import PoolHere
+pool = PoolHere(2)
+begun = [pool.begin(os.getpid) for _ in range(8)]
+print(*{one.result() for one in begun}, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells who is alive")
+def test_processes_end_with_the_one_that_began_them():
+    parent = subprocess.Popen([sys.executable, "-c", ORPHANS], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    with parent.stdout:
+        workers = [int(word) for word in parent.stdout.readline().split()]
+    assert workers
+    parent.kill()
+    parent.wait()
+    end_s = time.monotonic() + PATIENCE_S
+    while any(_alive(pid) for pid in workers):
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def _alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,41 @@
+"""A small workload, and servers to send it to. Times are never asserted: machines are busy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
+from slo_bench.harness.load_generator.routed_load import measure
+from slo_bench.harness.servers.mock import MockConfig, serving
+from slo_bench.workloads.workload import Workload
+
+
+@pytest.fixture
+def workload():
+    """`n` requests, `gap_s` apart, of 8 prompt and `tokens` output tokens."""
+
+    def make(n=6, *, gap_s=0.01, tokens=5, **columns):
+        return Workload(np.arange(n) * gap_s, np.full(n, 8), np.full(n, tokens), **columns)
+
+    return make
+
+
+@pytest.fixture
+def run():
+    """Measure a workload on one mock; the result, and what the mock says happened, by row."""
+
+    def run_it(workload, config=None, *, router="round-robin", **options):
+        # A late client is another matter, and has its own tests.
+        options = {"late_limit_s": 60.0, "rate_limit_share": 1.0, "processes": 1, **options}
+        with serving(config or MockConfig(ttft_s=0.005, itl_s=0.002)) as server:
+            found = measure(
+                workload, [Endpoint.parse(server.url)], HttpOptions(**options), router=router
+            )
+            try:
+                truths = server.truths()
+            except OSError:  # it died, as it was told to
+                truths = []
+        return found, {int(t.request_id.removeprefix("slo-bench-")): t for t in truths}
+
+    return run_it

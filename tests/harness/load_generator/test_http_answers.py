@@ -1,0 +1,200 @@
+import json
+from array import array
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.load_generator.http.answers import Raw, read_answer
+from slo_bench.harness.load_generator.http.chunks import unchunk
+from slo_bench.harness.load_generator.http.faults import Fault
+
+DONE = b"data: [DONE]\n\n"
+
+
+def event(text=None, *, finish=None, usage=None, **more):
+    choices = [] if text is None else [{"index": 0, "text": text, "finish_reason": finish, **more}]
+    body = {"id": "x", "choices": choices}
+    if usage is not None:
+        body["usage"] = usage
+    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
+
+
+def delta(finish=None, **fields):
+    choice = {"index": 0, "delta": fields, "finish_reason": finish}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def usage(tokens, prompt=3, **more):
+    return {"prompt_tokens": prompt, "completion_tokens": tokens, **more}
+
+
+def raw(*pieces, status=200, fault=Fault.NONE, detail="", embeds=False):
+    """Each piece came a second after the one before."""
+    return Raw(
+        status,
+        fault,
+        detail,
+        array("d", range(1, len(pieces) + 1)),
+        array("I", map(len, pieces)),
+        b"".join(pieces),
+        embeds,
+    )
+
+
+def read(*pieces, **options):
+    return read_answer(raw(*pieces, **options))
+
+
+def test_one_token_an_event():
+    answer = read(event(" a"), event(" b"), event(" c", finish="length"), DONE)
+    assert answer.outcome is Outcome.FINISHED
+    assert list(answer.token_s) == [1, 2, 3]
+    assert (answer.chunks, answer.completion_tokens, answer.prompt_tokens) == (3, -1, -1)
+
+
+def test_an_event_counts_when_its_last_byte_is_there():
+    first, second = event(" a"), event(" b", finish="stop")
+    answer = read(first + second[:10], second[10:20], second[20:] + DONE)
+    assert list(answer.token_s) == [1, 3]
+
+
+def test_usage_says_how_many_tokens_a_chunk_brought():
+    pieces = [event(" a b c"), event(" d e", finish="length"), event(usage=usage(6)), DONE]
+    answer = read(*pieces)
+    assert list(answer.token_s) == [1, 1, 1, 2, 2, 2]
+    assert (answer.chunks, answer.completion_tokens, answer.prompt_tokens) == (2, 6, 3)
+
+
+def test_running_usage_is_exact():
+    answer = read(
+        event(" a", usage=usage(1)), event(" b c d", usage=usage(4), finish="length"), DONE
+    )
+    assert list(answer.token_s) == [1, 2, 2, 2]
+
+
+def test_events_without_text_had_tokens_if_the_usage_says_so():
+    pieces = [event(""), event(""), event(" é"), event(" b", finish="length")]
+    assert list(read(*pieces, event(usage=usage(4)), DONE).token_s) == [1, 2, 3, 4]
+    assert list(read(*pieces, event(usage=usage(2)), DONE).token_s) == [3, 4]
+    assert list(read(*pieces, DONE).token_s) == [3, 4]
+
+
+def test_a_role_is_no_token():
+    answer = read(
+        delta(role="assistant", content=""),
+        delta(content="hi"),
+        delta(reasoning_content="hm"),
+        delta(finish="stop"),
+        event(usage=usage(2, prompt_tokens_details={"cached_tokens": 2})),
+        DONE,
+    )
+    assert list(answer.token_s) == [2, 3]
+    assert answer.cached_tokens == 2
+
+
+def test_texts_with_quotes_and_escapes_are_tokens_like_others():
+    texts = [" a", '"', "\\", "\n", '"text":""', "é", " b"]
+    answer = read_answer(raw(*[event(t) for t in texts], event(" z", finish="stop"), DONE))
+    assert list(answer.token_s) == [1, 2, 3, 4, 5, 6, 7, 8]
+    kept = read_answer(raw(*[event(t) for t in texts], DONE), keep_text=True)
+    assert kept.text == "".join(texts)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "options", "fault", "outcome"),
+    [
+        ([b'{"error": "busy"}'], {"status": 429}, Fault.STATUS, Outcome.REJECTED),
+        ([b"oops"], {"status": 500}, Fault.STATUS, Outcome.FAILED),
+        ([event(" a"), b"data: {no\n\n", DONE], {}, Fault.MALFORMED, Outcome.FAILED),
+        ([b'data: {"error": {"message": "no"}}\n\n'], {}, Fault.ERROR_EVENT, Outcome.FAILED),
+        ([event(" a")], {}, Fault.CUT, Outcome.FAILED),
+        ([DONE], {}, Fault.EMPTY, Outcome.FAILED),
+        ([], {}, Fault.CUT, Outcome.FAILED),
+        ([event(" a"), event("", finish="abort"), DONE], {}, Fault.ABORTED, Outcome.DROPPED),
+        ([event(" a")], {"fault": Fault.RESET}, Fault.RESET, Outcome.FAILED),
+        ([], {"fault": Fault.TIME_LIMIT}, Fault.TIME_LIMIT, Outcome.UNFINISHED),
+        ([b"{"], {}, Fault.MALFORMED, Outcome.FAILED),
+        ([b'{"data": []}'], {"embeds": True}, Fault.EMPTY, Outcome.FAILED),
+    ],
+)
+def test_what_is_no_whole_answer(pieces, options, fault, outcome):
+    answer = read(*pieces, **options)
+    assert (answer.fault, answer.outcome) == (fault, outcome)
+
+
+def test_a_policy_says_that_it_rejected():
+    end = event("", finish="abort", stop_reason="slo_bench: rejected")
+    assert read(end, DONE).outcome is Outcome.REJECTED
+    end = event("", finish="abort", stop_reason="slo_bench: dropped")
+    assert read(event(" a"), end, DONE).outcome is Outcome.DROPPED
+
+
+@pytest.mark.parametrize(
+    ("says", "outcome"),
+    [("rejected", Outcome.REJECTED), ("dropped", Outcome.DROPPED)],
+)
+def test_a_policy_inside_a_server_says_so_by_an_error(says, outcome):
+    message = f"slo_bench: {says} by the policy"
+    body = {"object": "error", "message": message, "type": "ServiceUnavailable", "code": 503}
+    streamed = b"data: " + json.dumps({"error": body}).encode() + b"\n\n"
+    whole = json.dumps(body).encode()
+    for answer in (read(event(" a"), streamed, DONE), read(streamed), read(whole, status=503)):
+        assert (answer.fault, answer.outcome, answer.detail) == (Fault.ABORTED, outcome, message)
+
+
+def test_a_server_that_is_too_busy_is_no_policy():
+    body = json.dumps({"message": "queue full, not slo_bench: dropped", "code": 503}).encode()
+    answer = read(body, status=503)
+    assert (answer.fault, answer.outcome) == (Fault.STATUS, Outcome.REJECTED)
+    assert answer.detail.startswith("503: queue full")
+
+
+def test_a_server_that_does_not_stream():
+    choice = {"text": "a b", "finish_reason": "length"}
+    body = json.dumps({"choices": [choice], "usage": usage(2)}).encode()
+    answer = read(body[:9], body[9:])
+    assert (answer.outcome, list(answer.token_s)) == (Outcome.FINISHED, [2, 2])
+    embedding = json.dumps({"data": [{"embedding": [0.0]}], "usage": {"prompt_tokens": 4}})
+    answer = read(embedding.encode(), embeds=True)
+    assert (answer.outcome, answer.prompt_tokens) == (Outcome.FINISHED, 4)
+
+
+@given(st.text(max_size=8).map(lambda t: t or "x"), st.data())
+def test_reads_torn_anywhere_bring_the_same_tokens(text, data):
+    events = [event(text), event(text), event(" z", finish="length"), event(usage=usage(3)), DONE]
+    stream = b"".join(events)
+    ends = data.draw(st.lists(st.integers(1, len(stream) - 1), unique=True).map(sorted))
+    pieces = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
+    answer = read(*pieces)
+    assert answer.outcome is Outcome.FINISHED
+    last = [sum(len(e) for e in events[: k + 1]) - 2 for k in range(3)]  # bytes, the newlines aside
+    expected = [1 + sum(end < at for end in ends) for at in last]
+    assert list(answer.token_s) == expected
+
+
+def chunk(body):
+    return b"%x\r\n%b\r\n" % (len(body), body)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=40), max_size=6), st.data())
+def test_chunks_torn_anywhere(bodies, data):
+    stream = b"".join(map(chunk, bodies)) + b"0\r\n\r\n"
+    ends = data.draw(st.lists(st.integers(1, len(stream) - 1), unique=True).map(sorted))
+    reads = [stream[a:b] for a, b in zip([0, *ends], [*ends, len(stream)], strict=True)]
+    stamps = array("d", range(len(reads)))
+    found = unchunk(reads, stamps)
+    assert found.complete
+    assert found.pieces == bodies
+    assert list(found.stamps) == sorted(found.stamps)
+    part = unchunk(reads[:-1], stamps)
+    assert b"".join(bodies).startswith(b"".join(part.pieces))
+    if len(reads[-1]) > 1 or not reads[:-1]:
+        assert not part.complete
+
+
+def test_what_is_no_chunk_is_told():
+    found = unchunk([b"3\r\nabc\r\nxyz\r\n"], array("d", [0.0]))
+    assert found.pieces == [b"abc"]
+    assert "xyz" in found.problem

@@ -1,0 +1,167 @@
+import socket
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.load_generator.http import Api, Endpoint, Fault, HttpOptions
+from slo_bench.harness.load_generator.routed_load import measure
+from slo_bench.harness.servers.mock import Fault as MockFault
+from slo_bench.harness.servers.mock import MockConfig
+from slo_bench.workloads.errors import SloBenchError
+
+EXPECTED = {
+    MockFault.TOO_MANY: (Fault.STATUS, Outcome.REJECTED, 0),
+    MockFault.BROKEN: (Fault.STATUS, Outcome.FAILED, 0),
+    MockFault.REFUSED_IN_STREAM: (Fault.ERROR_EVENT, Outcome.FAILED, 0),
+    MockFault.RESET: (Fault.RESET, Outcome.FAILED, 2),
+    MockFault.CUT: (Fault.CUT, Outcome.FAILED, 2),
+    MockFault.STALL: (Fault.STALLED, Outcome.FAILED, 2),
+    MockFault.MALFORMED: (Fault.MALFORMED, Outcome.FAILED, 2),
+    MockFault.EMPTY_FIRST: (Fault.NONE, Outcome.FINISHED, 5),
+    MockFault.NO_DONE: (Fault.NONE, Outcome.FINISHED, 5),
+}
+
+
+@pytest.mark.parametrize("api", [Api.COMPLETIONS, Api.CHAT])
+@pytest.mark.parametrize("mock_fault", EXPECTED)
+def test_each_is_recorded_as_what_it_was(workload, run, mock_fault, api):
+    config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=mock_fault, fault_every=3)
+    # One after another: the server's third request is ours.
+    found, _ = run(workload(concurrency=1), config, api=api, stall_limit_s=0.2)
+    fault, outcome, tokens = EXPECTED[mock_fault]
+    records = found.result.records
+    assert records.outcome.tolist() == [1, 1, outcome, 1, 1, outcome]
+    assert records.tokens_out.tolist() == [5, 5, tokens, 5, 5, tokens]
+    assert found.faults() == ({} if fault is Fault.NONE else {fault: 2})
+    assert set(found.details) == (set() if fault is Fault.NONE else {2, 5})
+    assert np.isnan(records.finish_s).tolist() == (records.outcome != Outcome.FINISHED).tolist()
+
+
+def test_the_time_limit_ends_what_is_under_way(workload, run):
+    config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=MockFault.SILENT, fault_every=3)
+    found, _ = run(workload(concurrency=1), config, time_limit_s=0.5)
+    outcomes = [Outcome.FINISHED] * 2 + [Outcome.UNFINISHED] + [Outcome.CANCELLED] * 3
+    assert found.result.records.outcome.tolist() == outcomes
+    assert found.faults() == {Fault.TIME_LIMIT: 1}
+
+
+def test_a_server_that_dies(workload, run):
+    config = MockConfig(ttft_s=0.005, itl_s=0.002, fault=MockFault.DIE, fault_every=3)
+    found, _ = run(workload(10, concurrency=1), config)
+    outcomes = [Outcome.FINISHED] * 2 + [Outcome.FAILED] * 8
+    assert found.result.records.outcome.tolist() == outcomes
+    assert found.faults() == {Fault.RESET: 1, Fault.CONNECT: 7}
+
+
+def test_nobody_listens(workload):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
+        found = measure(workload(), [endpoint], HttpOptions(processes=1))
+    assert found.faults() == {Fault.CONNECT: 6}
+    assert "refused" in found.details[0]
+    assert found.result.totals.decode_tokens == 0
+
+
+def test_nobody_accepts(workload):
+    with socket.socket() as full:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        address = full.getsockname()
+        waiting = [socket.socket() for _ in range(4)]
+        for one in waiting:  # fills the backlog: further connections hang
+            one.setblocking(False)
+            one.connect_ex(address)
+        options = HttpOptions(processes=1, connect_limit_s=0.2)
+        found = measure(workload(3), [Endpoint(*address)], options)
+        for one in waiting:
+            one.close()
+    assert found.faults() == {Fault.CONNECT_TIMEOUT: 3}
+
+
+def test_what_speaks_no_http(workload):
+    import threading
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def talk():
+            for _ in range(2):
+                peer, _ = listening.accept()
+                with peer:
+                    peer.recv(1 << 16)
+                    peer.sendall(b"SSH-2.0-OpenSSH\r\n\r\n")
+                    peer.recv(1)
+
+        thread = threading.Thread(target=talk)
+        thread.start()
+        found = measure(workload(2), [Endpoint(*listening.getsockname())], HttpOptions(processes=1))
+        thread.join()
+    assert found.faults() == {Fault.MALFORMED: 2}
+
+
+def test_no_such_host(workload):
+    with pytest.raises(SloBenchError, match=r"cannot find no-such-host\.invalid"):
+        measure(workload(), [Endpoint("no-such-host.invalid", 80)], HttpOptions(processes=1))
+
+
+def test_followers_of_an_unanswered_request_never_come(workload, run):
+    config = MockConfig(ttft_s=0.001, itl_s=0.001, fault=MockFault.RESET, fault_every=2)
+    found, truths = run(workload(4, follows=np.array([-1, 0, 1, 2])), config)
+    assert found.result.records.outcome.tolist() == [
+        Outcome.FINISHED,
+        Outcome.FAILED,
+        Outcome.CANCELLED,
+        Outcome.CANCELLED,
+    ]
+    assert set(truths) == {0, 1}
+    assert np.isnan(found.result.records.arrival_s).tolist() == [False, False, True, True]
+
+
+def test_a_closed_loop_goes_on_after_faults(workload, run):
+    config = MockConfig(ttft_s=0.001, itl_s=0.001, fault=MockFault.BROKEN, fault_every=2)
+    found, _ = run(workload(8, concurrency=2), config)
+    assert found.faults() == {Fault.STATUS: 4}
+    assert not np.isnan(found.result.records.arrival_s).any()
+
+
+def test_the_time_limit_must_leave_time(workload):
+    options = HttpOptions(time_limit_s=0.05)
+    with pytest.raises(SloBenchError, match=r"0\.05 s ends before the last request arrives"):
+        measure(workload(), [Endpoint("127.0.0.1", 1)], options)
+
+
+def test_what_a_server_closes_between_requests_is_no_fault(workload):
+    """It closes after each answer without saying so; the next request may meet the closing."""
+    import threading
+
+    answer = b'{"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"completion_tokens":1}}'
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(answer)
+    served = 0
+
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        listening.settimeout(5)
+
+        def serve():
+            nonlocal served
+            while served < 20:
+                try:
+                    peer, _ = listening.accept()
+                except OSError:
+                    return
+                with peer:
+                    if peer.recv(1 << 16):
+                        served += 1
+                        peer.sendall(head + answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        endpoint = Endpoint(*listening.getsockname())
+        found = measure(workload(20, gap_s=0.003, tokens=1), [endpoint], HttpOptions(processes=1))
+        thread.join()
+    assert found.faults() == {}
+    assert served == 20

@@ -1,0 +1,140 @@
+"""What is told of an answer's length: predicted when its request is due, and put into it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.learned_predictions import LearnedPredictions
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.core.state import RequestState
+from slo_bench.harness.core.wire import Told, told_from_wire
+from slo_bench.harness.load_generator import sender
+from slo_bench.harness.load_generator.http import Endpoint, Fault, HttpOptions
+from slo_bench.harness.load_generator.http.bodies import Bodies
+from slo_bench.harness.load_generator.http.heads import WireRequests
+from slo_bench.harness.load_generator.http.length_prediction import Known, foretells
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.request import Slo
+
+OPTIONS = HttpOptions(values_field="vllm_xargs", length_predictor="constant(7)")
+HOSTILE = '","vllm_xargs":{"row":9}} says this prompt'
+
+
+class Slow(Known):
+    """Takes its time over every batch, and remembers them."""
+
+    def __init__(self, each_s):
+        super().__init__(np.empty(0))
+        self.each_s = each_s
+        self.batches = []
+
+    def of(self, rows):
+        self.batches.append(list(rows))
+        time.sleep(self.each_s)
+        return [Told(10 + row, 20 + row) for row in rows]
+
+
+@pytest.fixture
+def reading(monkeypatch):
+    """Have requests read by this."""
+
+    def put(one):
+        monkeypatch.setattr(sender, "foretells", lambda workload, options: one)
+        return one
+
+    return put
+
+
+@given(st.integers(1, 10**6), st.integers(0, 10**6))
+def test_a_server_reads_what_the_client_predicts(half, more):
+    told = Told(half, half + more)
+    assert told_from_wire(json.loads(json.dumps(told.to_wire()))) == told
+
+
+@pytest.mark.parametrize("half", [None, "12", True, 0, -3, float("nan"), float("inf"), [1]])
+def test_what_is_no_length_tells_nothing(half):
+    assert told_from_wire({"predicted_output_tokens": half}) is None
+
+
+def test_nine_in_ten_are_no_fewer_than_half():
+    assert told_from_wire({"predicted_output_tokens": 9}) == (9, 9)
+    wire = {"predicted_output_tokens": 9, "predicted_output_tokens_p90": 3}
+    assert told_from_wire(wire) == (9, 9)
+
+
+def test_a_policy_believes_what_was_told_up_to_the_declared_maximum():
+    r = RequestState(0, 0.0, 8, 500, 100, Slo())
+    predict = LearnedPredictions()
+    assert (predict.output_tokens(r), predict.longest_output_tokens(r)) == (100, 100)
+    r.told = Told(30, 300)
+    assert (predict.output_tokens(r), predict.longest_output_tokens(r)) == (30, 100)
+
+
+def test_it_stands_among_the_values_of_its_request(workload, tmp_path):
+    asked = workload(3, texts=[HOSTILE, "b", "c"])
+    bodies = Bodies.write(asked, OPTIONS, tmp_path / "bodies")
+    requests = WireRequests(asked, [Endpoint("h", 1)], OPTIONS, bodies)
+    before = [json.loads(requests.of(0, row)[1]) for row in range(3)]
+    requests.tell(0, Told(5, 50))
+    requests.tell(2, Told(6, 60))
+    for row, told in ((0, (5, 50)), (1, None), (2, (6, 60))):
+        head, body = requests.of(0, row)
+        assert f"content-length: {len(body)}\r\n".encode() in head
+        now = json.loads(body)
+        assert told_from_wire(now["vllm_xargs"]) == told
+        for name in ("predicted_output_tokens", "predicted_output_tokens_p90"):
+            now["vllm_xargs"].pop(name, None)
+        assert now == before[row]
+    bodies.close()
+
+
+def test_who_comes_while_others_are_read_is_read_at_once(workload, run, reading):
+    slow = reading(Slow(0.3))
+    found, _ = run(workload(8, gap_s=0.002), values_field="vllm_xargs")
+    assert slow.batches[0][0] == 0
+    assert sorted(row for rows in slow.batches for row in rows) == list(range(8))
+    assert len(slow.batches) < 8
+    assert (found.result.records.outcome == Outcome.FINISHED).all()
+    # Their clocks run meanwhile, and we are not called late.
+    assert (found.columns.sent_s - found.columns.arrival_s > 0.29).all()
+    assert (found.result.records.first_token_s > found.columns.sent_s).all()
+
+
+def test_time_is_up_while_they_are_read(workload, run, reading):
+    reading(Slow(1.0))
+    found, _ = run(workload(3, gap_s=0.001), values_field="vllm_xargs", time_limit_s=0.2)
+    assert found.faults() == {Fault.TIME_LIMIT: 3}
+
+
+def test_a_predictor_that_fails_ends_the_run(workload, run, reading):
+    class Broken(Known):
+        def of(self, rows):
+            raise SloBenchError("no such thing")
+
+    reading(Broken(np.empty(0)))
+    with pytest.raises(SloBenchError, match="no such thing"):
+        run(workload(3), values_field="vllm_xargs")
+
+
+def test_what_needs_no_prompt_is_known_beforehand(workload):
+    asked = workload(4, tokens=40)
+    assert foretells(asked, OPTIONS).of([2, 0]) == [(7, 7), (7, 7)]
+    noisy = HttpOptions(values_field="x", length_predictor="noisy(accuracy=1)")
+    assert foretells(asked, noisy).of([1]) == [(48, 48)]
+    # Nobody asks, or nobody would hear it.
+    assert foretells(asked, HttpOptions(values_field="x")) is None
+    assert foretells(asked, HttpOptions(length_predictor="constant(7)")) is None
+
+
+def test_one_process_predicts(workload, run):
+    with pytest.raises(SloBenchError, match="predicted in one process, but 2"):
+        run(workload(), values_field="x", length_predictor="constant(7)", processes=2)
+    found, _ = run(workload(), values_field="x", length_predictor="constant(7)", processes=None)
+    assert found.client.processes == 1
+    assert np.isfinite(found.result.records.finish_s).all()

@@ -1,0 +1,262 @@
+import asyncio
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions
+from slo_bench.harness.load_generator.routed_load import measure
+from slo_bench.harness.load_generator.shares import Share, processes_for, rows_elsewhere
+from slo_bench.harness.servers.mock import Fault, MockConfig, serving
+from slo_bench.workloads.errors import SloBenchError, UnknownNameError
+from slo_bench.workloads.request import Kind
+from slo_bench.workloads.workload import Workload
+
+
+def most_at_once(truths):
+    """From when a request was received until its last token left."""
+    moves = [(t.received_s, 1) for t in truths] + [(t.last_token_s, -1) for t in truths]
+    at_once = most = 0
+    for _, move in sorted(moves):
+        at_once += move
+        most = max(most, at_once)
+    return most
+
+
+def test_times_are_those_of_the_server(workload, run):
+    found, truths = run(workload(), keep_token_times=True)
+    columns, records = found.columns, found.result.records
+    np.testing.assert_array_equal(records.arrival_s, np.arange(6) * 0.01)
+    assert records.tokens_out.tolist() == [5] * 6
+    assert columns.prompt_tokens.tolist() == [8] * 6
+    # Both processes read the same clock: nothing is seen before it left, nor sent after it came.
+    zero_s = truths[0].received_s - columns.sent_s[0]
+    token_s = found.token_s.reshape(6, 5)
+    for row, truth in truths.items():
+        left = np.array(truth.token_s) - zero_s
+        assert (token_s[row] - left > -2e-3).all()
+    assert (columns.arrival_s <= columns.started_s + 1e-3).all()
+    assert (columns.started_s <= columns.sent_s).all()
+    assert (columns.sent_s < columns.first_byte_s).all()
+    assert (columns.first_byte_s <= records.first_token_s).all()
+    assert (records.first_token_s < records.finish_s).all()
+    np.testing.assert_array_equal(token_s[:, 0], records.first_token_s)
+    np.testing.assert_array_equal(token_s[:, -1], records.finish_s)
+    assert found.result.gaps.count.sum() == 24
+    assert found.invalid_because is None
+
+
+def test_nothing_holds_an_open_loop_back(workload, run):
+    """Ten arrive before the first is answered; all are there at once."""
+    found, truths = run(workload(10, gap_s=0.001), MockConfig(ttft_s=0.5, itl_s=0))
+    assert most_at_once(truths.values()) == 10
+    assert (found.result.records.outcome == Outcome.FINISHED).all()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_closed_loop_keeps_so_many_in_flight(workload, run, processes):
+    found, truths = run(workload(20, concurrency=4), processes=processes)
+    assert len(truths) == 20
+    assert most_at_once(truths.values()) <= 4
+    assert (found.result.records.outcome == Outcome.FINISHED).all()
+
+
+def test_sessions_wait_for_the_answer_and_think(run):
+    turns = Workload(
+        np.array([0.0, 0.0, 0.01, 0.01]),
+        np.full(4, 8),
+        np.full(4, 3),
+        follows=np.array([-1, 0, -1, 2]),
+        think_s=np.array([0.0, 0.05, 0.0, 0.1]),
+    )
+    found, truths = run(turns)
+    ended = found.columns.ended_s
+    arrival = found.result.records.arrival_s
+    assert arrival[1] == pytest.approx(ended[0] + 0.05)
+    assert arrival[3] == pytest.approx(ended[2] + 0.1)
+    assert truths[1].received_s - truths[0].last_token_s > 0.049
+
+
+def test_several_processes_send_everything_once(workload, run):
+    blocks = [(row % 3, row) for row in range(12)]
+    follows = np.array([-1] * 11 + [2])
+    asked = workload(12, follows=follows, prefix_blocks=blocks, class_names=("a",))
+    found, truths = run(asked, processes=3, keep_token_times=True)
+    assert sorted(truths) == list(range(12))
+    assert found.client.processes == 3
+    assert found.result.records.tokens_out.tolist() == [5] * 12
+    assert len(found.token_s) == 60
+    np.testing.assert_array_equal(found.token_s[::5], found.result.records.first_token_s)
+
+
+def test_an_error_in_a_sending_process_is_told(workload):
+    with pytest.raises(SloBenchError, match="cannot find no-such-host"):
+        measure(workload(), [Endpoint("no-such-host.invalid", 80)], HttpOptions(processes=2))
+
+
+def test_shares_are_whole_and_keep_sessions_together(workload):
+    asked = workload(9, follows=np.array([-1, -1, 0, 2, -1, 1, -1, 6, -1]))
+    own = [set(range(9)) - set(rows_elsewhere(asked, Share(k, 2)).tolist()) for k in range(2)]
+    assert own[0] | own[1] == set(range(9))
+    assert not own[0] & own[1]
+    assert {0, 2, 3} <= own[0]
+    assert {1, 5} <= own[1]
+    assert [Share(k, 3).of(workload(9, concurrency=7)).concurrency for k in range(3)] == [3, 2, 2]
+
+
+def test_processes_follow_the_load(workload, monkeypatch):
+    monkeypatch.setattr("slo_bench.harness.load_generator.shares.cores", lambda: 8)
+    assert processes_for(workload(100, gap_s=1.0, tokens=64)) == 1
+    assert processes_for(workload(1000, gap_s=0.001, tokens=64)) == 3
+    assert processes_for(workload(1000, gap_s=0.0001, tokens=64)) == 8
+    assert processes_for(workload(1000, gap_s=0.0001, concurrency=4)) == 1
+    assert processes_for(workload(100, gap_s=0.0001, tokens=64)) == 1
+
+
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded"])
+def test_routers_over_servers(workload, router):
+    """Of one server's single request the answer takes long; who looks at loads spares it."""
+    slow, quick = MockConfig(ttft_s=2.0, itl_s=0), MockConfig(ttft_s=0, itl_s=0)
+    with serving(slow) as first, serving(quick) as second:
+        endpoints = [Endpoint.parse(server.url) for server in (first, second)]
+        options = HttpOptions(processes=1, late_limit_s=60)
+        found = measure(workload(8, gap_s=0.05, tokens=1), endpoints, options, router=router)
+        counts = [len(server.truths()) for server in (first, second)]
+    if router == "round-robin":
+        assert counts == [4, 4]
+    else:
+        assert 1 <= counts[0] < counts[1]
+    assert np.bincount(found.result.records.instance, minlength=2).tolist() == counts
+
+
+def test_a_prefix_goes_where_it_has_been(workload):
+    blocks = [(row % 2, 10 + row % 2) for row in range(8)]
+    asked = workload(8, gap_s=0.02, prefix_blocks=blocks)
+    with serving() as first, serving() as second:
+        endpoints = [Endpoint.parse(server.url) for server in (first, second)]
+        found = measure(asked, endpoints, HttpOptions(processes=1), router="prefix-aware")
+    instance = found.result.records.instance
+    assert len(set(instance[::2].tolist())) == 1
+    assert len(set(instance[1::2].tolist())) == 1
+
+
+def test_what_cannot_be_sent_is_told_at_once(workload):
+    with pytest.raises(SloBenchError, match="--base-url"):
+        measure(workload(), [])
+    with pytest.raises(UnknownNameError, match="least-loaded"):
+        measure(workload(), [Endpoint("127.0.0.1", 1)], router="least-load")
+
+
+def test_embeddings_come_whole(workload, run):
+    found, truths = run(workload(kind=np.full(6, Kind.EMBED)))
+    records = found.result.records
+    assert (records.outcome == Outcome.FINISHED).all()
+    assert records.tokens_out.tolist() == [0] * 6
+    np.testing.assert_array_equal(records.first_token_s, records.finish_s)
+    assert {t.prompt_tokens for t in truths.values()} == {8}
+
+
+def test_chat_and_chunks_of_several_tokens(workload, run):
+    config = MockConfig(ttft_s=0.005, itl_s=0.002, tokens_per_chunk=2)
+    found, truths = run(workload(), config, api=Api.CHAT, keep_texts=True)
+    assert found.result.records.tokens_out.tolist() == [5] * 6
+    assert found.columns.chunks.tolist() == [3] * 6
+    assert {t.prompt_tokens for t in truths.values()} == {8}
+    assert found.texts[0] == " tok" * 5
+
+
+def test_a_server_without_usage_is_counted_by_its_chunks(workload, run):
+    found, _ = run(workload(), body={"stream_options": {"include_usage": False}})
+    assert found.result.records.tokens_out.tolist() == [5] * 6
+    assert found.columns.prompt_tokens.tolist() == [-1] * 6
+
+
+def test_a_late_client_makes_a_level_invalid(workload, run):
+    found, _ = run(workload(), late_limit_s=1e-9)
+    assert "ms is the limit" in found.invalid_because
+
+
+def test_it_runs_where_a_loop_runs_already(workload, run):
+    """As in a notebook."""
+
+    async def cell():
+        return run(workload(2))
+
+    found, truths = asyncio.run(cell())
+    assert found.result.records.tokens_out.tolist() == [5, 5]
+    assert len(truths) == 2
+
+
+def test_ctrl_c_stops_it(workload):
+    """With a server that never answers; the connections are closed on the way out."""
+    silent = MockConfig(fault=Fault.SILENT)
+    with serving(silent) as server:
+        code = (
+            "import signal, sys\n"
+            "import numpy as np\n"
+            "from slo_bench.harness.load_generator.routed_load import measure\n"
+            "from slo_bench.harness.load_generator.http import Endpoint, HttpOptions\n"
+            "from slo_bench.workloads.workload import Workload\n"
+            "w = Workload(np.zeros(3), np.full(3, 8), np.full(3, 5))\n"
+            # In the background of a script, Ctrl-C is ignored from the start.
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "print('ready', flush=True)\n"
+            "e, options = Endpoint.parse(sys.argv[1]), HttpOptions(processes=int(sys.argv[2]))\n"
+            "try: measure(w, [e], options)\n"
+            "except KeyboardInterrupt: print('stopped')\n"
+        )
+        for processes in ("1", "2"):
+            with subprocess.Popen(
+                [sys.executable, "-c", code, server.url, processes],
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as child:
+                try:
+                    assert child.stdout.readline() == "ready\n"
+                    before = len(server.truths())
+                    while len(server.truths()) < before + 3:
+                        time.sleep(0.05)
+                    child.send_signal(signal.SIGINT)
+                    out, _ = child.communicate(timeout=60)
+                finally:
+                    child.kill()
+            assert out == "stopped\n"
+            assert child.returncode == 0
+
+
+def test_the_timeline_is_who_is_under_way(workload, run):
+    found, _ = run(workload(4, gap_s=0.0), MockConfig(ttft_s=0.2, itl_s=0.05))
+    timeline = found.result.timeline
+    assert timeline.waiting.max() == 4
+    assert timeline.running.max() == 4
+    assert timeline.waiting[-1] == timeline.running[-1] == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl for a certificate")
+def test_tls(workload, tmp_path, monkeypatch):
+    import ssl
+
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
+            *("-nodes", "-days", "2", "-subj", "/CN=localhost"),
+            *("-addext", "subjectAltName=DNS:localhost"),
+            *("-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with serving(MockConfig(ttft_s=0.005, itl_s=0.001), tls) as server:
+        endpoint = Endpoint.parse(server.url)
+        strangers = measure(workload(2), [endpoint], HttpOptions(processes=1))
+        monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
+        friends = measure(workload(3), [endpoint], HttpOptions(processes=1))
+    assert {fault.value for fault in strangers.faults()} == {"tls"}
+    assert friends.result.records.tokens_out.tolist() == [5] * 3

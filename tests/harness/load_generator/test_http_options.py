@@ -1,0 +1,98 @@
+import numpy as np
+import pytest
+
+from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
+from slo_bench.harness.load_generator.http.validity import client_figures, invalid_because
+from slo_bench.workloads.errors import SloBenchError
+
+
+@pytest.mark.parametrize(
+    ("url", "endpoint", "written"),
+    [
+        ("http://localhost:8000", Endpoint("localhost", 8000), "http://localhost:8000"),
+        ("localhost:8000/", Endpoint("localhost", 8000), "http://localhost:8000"),
+        ("http://h/v1", Endpoint("h", 80), "http://h"),
+        ("https://h/api/v1/", Endpoint("h", 443, True, "/api"), "https://h/api"),
+        ("http://[::1]:81", Endpoint("::1", 81), "http://[::1]:81"),
+    ],
+)
+def test_addresses(url, endpoint, written):
+    assert Endpoint.parse(url) == endpoint
+    assert endpoint.url == written
+    assert Endpoint.parse(written) == endpoint
+
+
+@pytest.mark.parametrize("url", ["ftp://h", "http://", "http://h:x", "http://h?q=1", "h:99999"])
+def test_what_is_no_address(url):
+    with pytest.raises(SloBenchError, match="should look like"):
+        Endpoint.parse(url)
+
+
+def test_passwords_are_not_repeated():
+    with pytest.raises(SloBenchError, match="api-key-env") as told:
+        Endpoint.parse("https://user:secret@h/v1")
+    assert "secret" not in str(told.value)
+
+
+def test_keys_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("A_KEY", "sesame")
+    monkeypatch.setenv("B_KEY", "open")
+    options = HttpOptions(headers={"x-api-key": "$A_KEY", "x-team": "b"}, api_key_env="B_KEY")
+    assert options.header_lines() == (
+        b"x-api-key: sesame\r\nx-team: b\r\nauthorization: Bearer open\r\n"
+    )
+    assert "sesame" not in repr(options)
+    assert "open" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"headers": {"Authorization": "Bearer x"}}, "looks like a secret"),
+        ({"headers": {"bad name": "x"}}, "is no header"),
+        ({"headers": {"x": "a\r\nb: c"}}, "is no header"),
+        ({"api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY is not set"),
+    ],
+)
+def test_what_is_no_header(options, problem, monkeypatch):
+    monkeypatch.delenv("NO_SUCH_KEY", raising=False)
+    with pytest.raises(SloBenchError, match=problem):
+        HttpOptions(**options).header_lines()
+
+
+def figures(late_s=0.0, lag_s=0.0, own_faults=0, stretch=1.0, n=100):
+    due = np.arange(n) * 0.01
+    return client_figures(
+        due,
+        due * stretch + late_s,
+        np.full(50, lag_s),
+        cpu_s=1.0,
+        peak_rss_bytes=1,
+        processes=1,
+        own_faults=own_faults,
+    )
+
+
+@pytest.mark.parametrize(
+    ("found", "reason"),
+    [
+        (figures(), None),
+        (figures(late_s=0.009), None),
+        (figures(late_s=-0.0005), None),  # the half millisecond that we may be early
+        (figures(late_s=0.011), "sent late: 11.0 ms at p99, 10 ms is the limit"),
+        (figures(lag_s=0.02), "event loop lagged 20.0 ms"),
+        (figures(own_faults=1), "1 requests failed on our side"),
+        (figures(n=1), None),
+        (figures(n=0), None),
+    ],
+)
+def test_the_gate(found, reason):
+    told = invalid_because(found, 100, late_limit_s=0.01, rate_limit_share=0.02)
+    assert (told is None) if reason is None else (reason in told)
+
+
+def test_a_rate_that_was_not_reached():
+    found = figures(stretch=1.05)
+    told = invalid_because(found, 100, late_limit_s=1.0, rate_limit_share=0.02)
+    assert told == "95.24 req/s were sent where 100 were due"
+    assert invalid_because(found, 10, late_limit_s=1.0, rate_limit_share=0.02) is None

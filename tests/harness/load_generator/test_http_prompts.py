@@ -1,0 +1,180 @@
+import json
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slo_bench.harness.core.wire import slo_from_wire, to_wire
+from slo_bench.harness.load_generator.http import Api, HttpOptions, Prompts
+from slo_bench.harness.load_generator.http.bodies import Bodies, BodyMaker
+from slo_bench.harness.load_generator.http.prompts import PromptMaker
+from slo_bench.harness.load_generator.http.tokenizer import Vocabulary
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
+from slo_bench.workloads.request import Kind, Request, Slo
+
+VOCABULARY = Vocabulary.span(1000, 30000)
+
+
+def maker(block_tokens=4, salt="", encoder=None):
+    return PromptMaker(VOCABULARY, block_tokens, salt, encoder)
+
+
+def request(tokens=10, row=0, blocks=(), **more):
+    return Request(row, 0.0, tokens, 5, 5, prefix_blocks=blocks, **more)
+
+
+hashes = st.integers(-(2**63), 2**64 - 1)
+
+
+@given(st.integers(1, 60), st.integers(0, 10**9), st.lists(hashes, max_size=20).map(tuple))
+def test_a_prompt_has_exactly_its_tokens(tokens, row, blocks):
+    ids = maker().token_ids(request(tokens, row, blocks))
+    assert len(ids) == tokens
+    assert all(1000 <= one < 30000 for one in ids)
+    assert ids == maker().token_ids(request(tokens, row, blocks))
+
+
+@given(st.lists(hashes, max_size=6), st.lists(hashes, max_size=6), st.lists(hashes, max_size=6))
+def test_shared_blocks_are_shared_tokens(common, one, other):
+    first = maker().token_ids(request(40, 1, (*common, *one)))
+    second = maker().token_ids(request(40, 2, (*common, *other)))
+    shared = 4 * len(common)
+    assert first[:shared] == second[:shared]
+
+
+def test_rows_and_salts_have_prompts_of_their_own():
+    """Another cell must not find this one's prompts in the server's cache."""
+    ids = {tuple(maker(salt=s).token_ids(request(8, row, (7,)))) for s in "ab" for row in (1, 2)}
+    assert len(ids) == 4
+    starts = {prompt[:4] for prompt in ids}
+    assert len(starts) == 2  # the shared block, once for each salt
+
+
+def test_words():
+    assert len(maker().words(request(30)).split()) == 30
+
+
+def test_words_are_made_exact_with_a_tokenizer():
+    """Of a tokenizer that takes two tokens for each word that has an `e`."""
+
+    class Encoder:
+        def encode(self, text, add_special_tokens):
+            assert not add_special_tokens
+            return SimpleNamespace(ids=[0] * sum(1 + ("e" in w) for w in text.split(" ")))
+
+    encoder = Encoder()
+    lengths = [
+        len(encoder.encode(maker(encoder=encoder).words(request(40, row)), False).ids)
+        for row in range(20)
+    ]
+    assert max(abs(n - 40) for n in lengths) <= 1
+    assert lengths.count(40) >= 10
+
+
+def test_ids_are_those_of_ordinary_tokens(tmp_path):
+    table = {
+        "model": {"vocab": {"a": 0, "b": 1, "<s>": 2, "c": 3}},
+        "added_tokens": [{"id": 2}],
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(table))
+    assert Vocabulary.read(tmp_path).ids.tolist() == [0, 1, 3]
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": [["a", 0], ["b", 1]]}}))
+    assert Vocabulary.read(tmp_path).ids.tolist() == [0, 1]
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "config.json").write_text('{"vocab_size": 6}')
+    assert Vocabulary.read(tmp_path).ids.tolist() == [3, 4, 5]
+    with pytest.raises(FileFormatError, match="neither"):
+        Vocabulary.read(tmp_path / "none")
+    with pytest.raises(SloBenchError, match="LOW:HIGH"):
+        Vocabulary.span(5, 6)
+
+
+def body(workload, row=0, **options):
+    return BodyMaker(workload, HttpOptions(**options)).body(workload[row])
+
+
+def test_a_completion_asks_for_exactly_the_tokens_of_the_trace(workload):
+    found = body(workload(max_output_tokens=np.full(6, 99)), model="m")
+    assert len(found.pop("prompt")) == 8
+    assert found == {
+        "model": "m",
+        "max_tokens": 5,
+        "min_tokens": 5,
+        "ignore_eos": True,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    found = body(workload(max_output_tokens=np.full(6, 99)), exact_output=False)
+    assert found["max_tokens"] == 99
+    assert "ignore_eos" not in found
+
+
+def test_chat_and_texts(workload):
+    asked = workload(2, texts=["Grüße", None])
+    assert body(asked, 0, api=Api.CHAT)["messages"] == [{"role": "user", "content": "Grüße"}]
+    assert body(asked, 0)["prompt"] == "Grüße"
+    (message,) = body(asked, 1, api=Api.CHAT)["messages"]
+    assert len(message["content"].split()) == 8
+    assert isinstance(body(asked, 1, prompts=Prompts.WORDS)["prompt"], str)
+    with pytest.raises(SloBenchError, match="chat API takes no token ids"):
+        body(asked, 1, api=Api.CHAT, prompts=Prompts.IDS)
+
+
+def test_embeddings(workload):
+    found = body(workload(kind=np.full(6, Kind.EMBED)), model="e")
+    assert len(found["input"]) == 8
+    assert set(found) == {"input", "model"}
+
+
+def test_what_is_known_of_a_request_goes_with_it(workload):
+    asked = workload(
+        priority=np.arange(6),
+        model_index=np.array([0, 1, 0, 0, 0, 0]),
+        model_names=("", "lora"),
+        ttft_slo_s=np.full(6, 0.5),
+        deadline_s=np.full(6, 9.0),
+    )
+    found = body(asked, 1, model="base", values_field="vllm_xargs", body={"temperature": 1, "x": 2})
+    assert (found["model"], found["priority"], found["temperature"], found["x"]) == (
+        "lora",
+        1,
+        1,
+        2,
+    )
+    assert found["vllm_xargs"] == {
+        "row": 1,
+        "max_output_tokens": 5,
+        "ttft_slo_s": 0.5,
+        "deadline_in_s": pytest.approx(8.99),
+    }
+    assert body(asked, 0, model="base")["model"] == "base"
+
+
+bounds = st.floats(0, 1e6) | st.just(float("inf"))
+
+
+@given(st.builds(Slo, bounds, bounds, bounds), st.floats(0, 1e6))
+def test_a_server_reads_the_slo_that_the_client_wrote(slo, arrival_s):
+    sent = Request(3, arrival_s, 8, 5, 9, slo=slo, class_name="chat")
+    wire = json.loads(json.dumps(to_wire(sent)))
+    assert slo_from_wire(wire, 100.0) == slo
+    assert (wire["row"], wire["max_output_tokens"], wire["class_name"]) == (3, 9, "chat")
+    assert slo_from_wire({}, 0.0) == slo_from_wire({"ttft_slo_s": "soon"}, 0.0) == Slo()
+
+
+def test_a_deadline_counts_from_the_arrival():
+    sent = Request(0, 10.0, 8, 5, 5, slo=Slo(deadline_s=25.0))
+    assert slo_from_wire(to_wire(sent), 100.0).deadline_s == 115.0
+
+
+def test_bodies_are_read_back(workload, tmp_path):
+    asked = workload(texts=["a", "", "ü" * 50, None, "b", "c"])
+    written = Bodies.write(asked, HttpOptions(), tmp_path / "bodies")
+    again = Bodies.read(tmp_path / "bodies")
+    for row in range(6):
+        assert json.loads(written[row]) == json.loads(again[row]) == body(asked, row)
+    written.close()
+    again.close()

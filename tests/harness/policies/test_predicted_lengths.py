@@ -1,0 +1,43 @@
+"""Whether a system looks at predicted lengths is what users are told: it must be true."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.policy import StaticPolicy
+from slo_bench.harness.core.predictions import ModelledPredictions
+from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.workloads.workload import Workload
+
+# What must be set for it to look.
+KNOBS = {"prism-queue": {"victim": "slack"}}
+
+
+def crowd(n=60):
+    """More than memory holds, with every kind of SLO."""
+    rng = np.random.default_rng(3)
+    return Workload(
+        np.arange(n) * 0.5,
+        rng.integers(8, 60, n),
+        rng.integers(2, 90, n),
+        e2e_slo_s=rng.uniform(20, 200, n),
+    )
+
+
+@pytest.mark.parametrize("name", [n for n, s in SYSTEMS.items() if s.sharing is None])
+def test_who_says_that_it_looks_does(name, serve, monkeypatch):
+    asked = []
+    for hook in ("output_tokens", "longest_output_tokens"):
+        told = getattr(ModelledPredictions, hook)
+        monkeypatch.setattr(
+            ModelledPredictions, hook, lambda self, r, told=told: asked.append(r) or told(self, r)
+        )
+    found = SYSTEMS[name].with_knobs(**KNOBS.get(name, {}))
+    if found.cluster is not None:
+        found = dataclasses.replace(found, cluster=None)
+    reserves = isinstance(found.policy, StaticPolicy)
+    serve(crowd(), found, kv_blocks=40 if not reserves else 200)
+    assert bool(asked) == found.policy.reads_lengths

@@ -1,0 +1,236 @@
+"""Systems by name: stock, a user's file, an installed package, and knobs that are checked."""
+
+from __future__ import annotations
+
+import textwrap
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from slo_bench.harness.core.policy import Policy, StaticPolicy
+from slo_bench.harness.policies import systems
+from slo_bench.harness.policies.systems import SYSTEMS, System, system
+from slo_bench.harness.policies.vllm import Vllm
+from slo_bench.workloads.errors import SloBenchError, UnknownNameError
+
+STOCK = (
+    "vllm", "vllm-v0", "vllm-swap", "sarathi", "orca", "fastertransformer", "fifo", "sjf", "ljf",
+    "sglang",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STOCK)
+def test_stock_systems(name):
+    found = system(name)
+    assert found is SYSTEMS[name]
+    assert found.name == name
+    assert isinstance(found.policy, Policy | StaticPolicy)
+    assert found.source
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_system_says_what_it_is(name):
+    line = SYSTEMS[name].description
+    assert 20 < len(line) < 100
+    assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("sarahti", "did you mean sarathi"),
+        ("VLLM", "did you mean vllm"),
+        ("vllm_swap", "did you mean vllm-swap"),
+        ("#", "known: .*fifo.*sglang"),
+    ],
+)
+def test_misspelt(name, hint):
+    with pytest.raises(UnknownNameError, match=f"unknown system '{name}'; {hint}"):
+        system(name)
+
+
+# ---------------------------------------------------------------- a file of the user's
+
+ONE = """
+    from dataclasses import dataclass
+    from slo_bench.harness.core.policy import Policy, knob
+    from slo_bench.harness.policies.vllm import Vllm
+
+    @dataclass(frozen=True)
+    class ShortestFirst(Policy):
+        '''Shortest prompt first.'''
+        weight: float = knob(1.0, 0.0, 10.0)
+
+        def urgency(self, r, view):
+            return self.weight * r.prompt_tokens
+"""
+TWO = (
+    ONE
+    + """
+    @dataclass(frozen=True)
+    class LongestFirst(ShortestFirst):
+        def urgency(self, r, view):
+            return -r.prompt_tokens
+"""
+)
+
+
+@pytest.fixture
+def file(tmp_path):
+    def written(text: str, name: str = "my_policy.py") -> str:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return str(path)
+
+    return written
+
+
+def test_a_file_with_one_policy(file):
+    found = system(file(ONE))
+    assert found.name == "my-policy"
+    assert type(found.policy).__name__ == "ShortestFirst"
+    assert found.knobs() == {"weight": 1.0}
+    assert found.description == "Shortest prompt first."
+
+
+def test_it_serves(file, serve, requests):
+    workload = requests((0, 30, 2), (0.1, 30, 1), (0.2, 10, 1), (0.3, 20, 1))
+    policy = system(file(ONE.replace("def urgency", "def limits(self, view):\n"
+        "            from slo_bench.harness.core.decisions import Limits\n"
+        "            return Limits(max_seqs=1)\n\n        def urgency")))  # fmt: skip
+    assert serve(workload, policy).records.scheduled_s.tolist() == [0, 4, 2, 3]
+
+
+def test_a_class_of_a_file(file):
+    path = file(TWO)
+    assert type(system(f"{path}:LongestFirst").policy).__name__ == "LongestFirst"
+    with pytest.raises(SloBenchError, match=r"found: ShortestFirst, LongestFirst\); name it as"):
+        system(path)
+    with pytest.raises(SloBenchError, match=r"my_policy.py has no Middle"):
+        system(f"{path}:Middle")
+
+
+def test_a_system_in_a_file(file):
+    path = file(
+        """
+        from slo_bench.harness.policies.vllm import Vllm
+        from slo_bench.harness.policies.systems import System
+
+        NARROW = System("narrow", Vllm(max_num_seqs=4), router="least-loaded")
+        """
+    )
+    assert system(f"{path}:NARROW") == System("narrow", Vllm(max_num_seqs=4), "least-loaded")
+
+
+def test_a_file_is_loaded_once(file):
+    path = file(ONE)
+    assert system(path) == system(path)  # of the same class
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("def broken(:", "cannot be loaded: SyntaxError"),
+        ("import no_such_module", "cannot be loaded: ModuleNotFoundError: .*no_such_module"),
+        ("1 / 0", "cannot be loaded: ZeroDivisionError"),
+        ("x = 1", r"must define one subclass of Policy or StaticPolicy \(found: none\)"),
+        # What a file imports is not its own.
+        ("from slo_bench.harness.policies.vllm import Vllm", r"\(found: none\)"),
+        (ONE.replace("1.0, 0.0, 10.0", "99.0, 0.0, 10.0"), "ShortestFirst.weight must be from"),
+        (ONE.replace("    @dataclass(frozen=True)\n", ""), "put @dataclass.* above the class"),
+        (ONE.replace(" = knob(1.0, 0.0, 10.0)", ""), "every knob needs a default"),
+    ],
+)  # fmt: skip
+def test_a_file_that_holds_no_policy(file, text, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        system(file(text))
+
+
+def test_something_else_in_a_file(file):
+    with pytest.raises(SloBenchError, match="is neither a System nor a Policy but 1"):
+        system(file("x = 1") + ":x")
+
+
+def test_no_such_file(tmp_path):
+    with pytest.raises(SloBenchError, match=r"no file .*absent.py; --system takes"):
+        system(str(tmp_path / "absent.py"))
+
+
+# ---------------------------------------------------------------- an installed package
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    def offer(**values: str) -> None:
+        found = [EntryPoint(n, v, systems.ENTRY_POINT_GROUP) for n, v in values.items()]
+        asked = {"group": systems.ENTRY_POINT_GROUP}
+        monkeypatch.setattr(systems, "entry_points", lambda **kw: found if kw == asked else [])
+
+    return offer
+
+
+def test_an_installed_system(installed):
+    installed(theirs="slo_bench.harness.policies.vllm:Vllm")
+    assert system("theirs").policy == Vllm()
+    assert system("theirs").name == "theirs"
+
+
+def test_stock_names_cannot_be_taken(installed):
+    installed(fifo="slo_bench.harness.policies.vllm:Vllm")
+    assert system("fifo") is SYSTEMS["fifo"]
+
+
+def test_installed_names_are_suggested(installed):
+    installed(theirs="slo_bench.harness.policies.vllm:Vllm")
+    with pytest.raises(UnknownNameError, match="did you mean theirs"):
+        system("their")
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        ("no_such_package:Thing", r"system theirs \(no_such_package:Thing\) cannot be loaded"),
+        ("slo_bench.harness.policies.vllm:Absent", "cannot be loaded: AttributeError"),
+        ("math:pi", "is neither a System nor a Policy but 3.14"),
+    ],
+)
+def test_an_installed_system_that_is_broken(installed, value, problem):
+    installed(theirs=value)
+    with pytest.raises(SloBenchError, match=problem):
+        system("theirs")
+
+
+# ---------------------------------------------------------------- knobs
+
+
+def test_knobs_make_another_system():
+    wide = SYSTEMS["vllm"].with_knobs(max_num_seqs=512)
+    assert wide.knobs() == {**SYSTEMS["vllm"].knobs(), "max_num_seqs": 512}
+    assert SYSTEMS["vllm"].knobs()["max_num_seqs"] == 256  # unchanged
+    assert (wide.name, wide.prefix_cache) == ("vllm", True)
+
+
+def test_whole_floats_are_whole_numbers():
+    seqs = SYSTEMS["vllm"].with_knobs(max_num_seqs=8.0).knobs()["max_num_seqs"]
+    assert seqs == 8
+    assert isinstance(seqs, int)
+
+
+@pytest.mark.parametrize(
+    ("name", "knobs", "problem"),
+    [
+        ("vllm", {"max_num_seq": 8}, "unknown knob of Vllm 'max_num_seq'; did you mean"),
+        ("vllm", {"max_num_seqs": 0}, "max_num_seqs must be from 1 to 8192 but is 0"),
+        ("vllm", {"max_num_seqs": 8.5}, "max_num_seqs must be a whole number but is 8.5"),
+        ("vllm", {"max_num_seqs": "many"}, "max_num_seqs must be a whole number but is 'many'"),
+        ("vllm", {"max_num_seqs": True}, "max_num_seqs must be a number from 1 to 8192"),
+        ("vllm", {"max_num_seqs": float("nan")}, "max_num_seqs must be a whole number but is nan"),
+        ("sarathi", {"watermark": -0.1}, "watermark must be from 0.0 to 0.5 but is -0.1"),
+        ("sarathi", {"watermark": float("nan")}, "watermark must be from 0.0 to 0.5 but is nan"),
+        ("sarathi", {"watermark": "low"}, "watermark must be a number from 0.0 to 0.5"),
+        ("vllm-swap", {"host_full": "wait"}, "host_full must be one of admit-none, stall"),
+    ],
+)
+def test_knobs_that_cannot_be(name, knobs, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        SYSTEMS[name].with_knobs(**knobs)

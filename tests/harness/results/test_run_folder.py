@@ -1,0 +1,219 @@
+import contextlib
+import gzip
+import math
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.records import Outcome, Records, Timeline
+from slo_bench.harness.results.metrics import judge
+from slo_bench.harness.results.run_folder import (
+    open_run_folder,
+    read_rows,
+    request_columns,
+    write_details,
+    write_rows,
+    write_whole,
+)
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
+
+TOML = 'name = "a"\nseed = 0\n'
+
+
+def opened(path, *, toml=TOML, resume=False, cells=("a", "b", "c")):
+    return open_run_folder(
+        path, cells=cells, experiment_toml=toml, environment={"python": "3"}, resume=resume
+    )
+
+
+def table(path):
+    """The figures, without the checksums behind them."""
+    lines = (path / "cells.csv").read_text().splitlines(keepends=True)
+    return "".join(line.rpartition(",")[0] + "\n" for line in lines)
+
+
+def test_rows_stand_in_the_order_of_the_experiment(tmp_path):
+    with opened(tmp_path / "run") as folder:
+        folder.add("c", {"cell": "c", "n": 3})
+        folder.add("a", {"cell": "a", "n": 1})
+        assert folder.missing == ["b"]
+    assert table(tmp_path / "run") == "cell,n\na,1\nc,3\n"
+    assert (tmp_path / "run" / "experiment.toml").read_text() == TOML
+
+
+def test_values_come_back_as_they_went(tmp_path):
+    rows = [
+        {"cell": "a", "x": 0.1, "n": 3, "ok": True, "word": "1e3x", "none": None, "nan": math.nan},
+        {"cell": "b", "x": math.inf, "n": -1, "ok": False, "word": "a,b", "more": 1e-9},
+    ]
+    write_rows(tmp_path / "cells.csv", rows)
+    first, second = read_rows(tmp_path / "cells.csv")
+    assert first == rows[0] | {"nan": None, "more": None}
+    assert second == rows[1] | {"none": None, "nan": None}
+    write_rows(tmp_path / "again.csv", [first, second])
+    assert (tmp_path / "again.csv").read_text() == (tmp_path / "cells.csv").read_text()
+
+
+def test_the_spread_over_classes_stands_last(tmp_path):
+    write_rows(
+        tmp_path / "cells.csv",
+        [
+            {"cell": "a", "attainment_x": 1.0, "attainment_spread": 0.0},
+            {"cell": "b", "attainment_y": 1.0, "attainment_spread": 0.0},
+        ],
+    )
+    header = (tmp_path / "cells.csv").read_text().splitlines()[0]
+    assert header == "cell,attainment_x,attainment_y,attainment_spread"
+
+
+def test_knobs_of_some_systems_stand_before_the_figures(tmp_path):
+    rows = [
+        {"cell": "a", "system": "fifo", "requests": 5, "attainment": 1.0},
+        {"cell": "b", "system": "s3", "s3.first": "oldest", "requests": 5, "attainment": 0.5},
+    ]
+    write_rows(tmp_path / "cells.csv", rows)
+    lines = (tmp_path / "cells.csv").read_text().splitlines()
+    assert lines[0] == "cell,system,s3.first,requests,attainment"
+    assert lines[1] == "a,fifo,,5,1.0"
+
+
+def test_a_folder_with_files_needs_resume(tmp_path):
+    (tmp_path / "letter.txt").write_text("mine")
+    with pytest.raises(SloBenchError, match=r"not empty.*--resume"), opened(tmp_path):
+        pass
+    with pytest.raises(SloBenchError, match=r"no experiment\.toml"), opened(tmp_path, resume=True):
+        pass
+    assert [p.name for p in tmp_path.iterdir()] == ["letter.txt"]
+
+
+def test_resume_knows_what_is_finished(tmp_path):
+    run = tmp_path / "run"
+    with contextlib.suppress(KeyboardInterrupt), opened(run) as folder:
+        folder.add("b", {"cell": "b", "n": 2})
+        raise KeyboardInterrupt
+    (run / "requests").mkdir()
+    (run / "requests" / ".c.csv.gz.part").write_text("torn")
+    with opened(run, resume=True) as folder:
+        assert folder.missing == ["a", "c"]
+        folder.add("a", {"cell": "a", "n": 1})
+    assert table(run) == "cell,n\na,1\nb,2\n"
+    assert list((run / "requests").iterdir()) == []
+
+
+def test_resume_refuses_another_experiment(tmp_path):
+    run = tmp_path / "run"
+    with opened(run):
+        pass
+    with (
+        pytest.raises(SloBenchError, match=r"another experiment.*'seed = 0'.*'seed = 1'.*line 2"),
+        opened(run, toml=TOML.replace("0", "1"), resume=True),
+    ):
+        pass
+
+
+def test_a_failure_before_the_first_cell_leaves_nothing(tmp_path):
+    with pytest.raises(SloBenchError, match="too long"), opened(tmp_path / "deep" / "run"):
+        raise SloBenchError("too long")
+    assert not (tmp_path / "deep" / "run").exists()
+
+
+def test_a_folder_that_was_there_stays(tmp_path):
+    with pytest.raises(SloBenchError, match="too long"), opened(tmp_path):
+        raise SloBenchError("too long")
+    assert tmp_path.is_dir()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no flock")
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    run = tmp_path / "run"
+    with (
+        opened(run),
+        pytest.raises(SloBenchError, match="in use by another run"),
+        opened(run, resume=True),
+    ):
+        pass
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(SloBenchError, match=r"cannot write to .*file"), opened(tmp_path / "file/x"):
+        pass
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may write anywhere")
+def test_a_folder_without_permission(tmp_path):
+    tmp_path.chmod(0o500)
+    with pytest.raises(SloBenchError, match="cannot write to"), opened(tmp_path / "run"):
+        pass
+
+
+def test_a_torn_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "file"
+    write_whole(path, [b"old"])
+
+    def blocks():
+        yield b"new, but"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, blocks())
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def two_requests():
+    workload = Workload(
+        arrival_s=np.array([0.0, 1.0]),
+        prompt_tokens=np.array([10, 20]),
+        output_tokens=np.array([2, 3]),
+        ttft_slo_s=np.array([0.5]),
+    )
+    records = Records.empty(2)
+    records.arrival_s[:] = workload.arrival_s
+    records.scheduled_s[0], records.first_token_s[0], records.finish_s[0] = 0.0, 0.25, 0.75
+    records.tokens_out[0] = 2
+    records.instance[0] = 0
+    records.outcome[:] = [Outcome.FINISHED, Outcome.REJECTED]
+    return request_columns(workload, records, judge(workload, records))
+
+
+TIMELINE = Timeline(
+    np.array([0.0, 1.0]), np.array([0, 1]), np.array([1, 0]), np.array([0.5, 0.125])
+)
+
+
+def test_details_as_csv(tmp_path):
+    write_details(tmp_path, "a", two_requests(), TIMELINE, records="csv")
+    lines = gzip.decompress((tmp_path / "requests/a.csv.gz").read_bytes()).decode().splitlines()
+    assert lines == [
+        "id,arrival_s,prompt_tokens,output_tokens,ttft_slo_s,tpot_slo_s,e2e_slo_s,deadline_s,"
+        "scheduled_s,first_token_s,finish_s,outcome,tokens_out,cached_tokens,preemptions_swap,"
+        "preemptions_recompute,instance,met",
+        "0,0.000000,10,2,0.500000,inf,inf,inf,0.000000,0.250000,0.750000,finished,2,0,0,0,0,1",
+        "1,1.000000,20,3,0.500000,inf,inf,inf,,,,rejected,0,0,0,0,-1,0",
+    ]
+    timeline = gzip.decompress((tmp_path / "timelines/a.csv.gz").read_bytes()).decode()
+    assert timeline == (
+        "time_s,waiting,running,kv_share\n0.000000,0,1,0.500000\n1.000000,1,0,0.125000\n"
+    )
+
+
+def test_details_as_parquet_say_the_same(tmp_path):
+    pd = pytest.importorskip("pandas")
+    pytest.importorskip("pyarrow")
+    write_details(tmp_path, "a", two_requests(), TIMELINE, records="parquet")
+    write_details(tmp_path, "a", two_requests(), TIMELINE, records="csv")
+    binary = pd.read_parquet(tmp_path / "requests/a.parquet")
+    text = pd.read_csv(tmp_path / "requests/a.csv.gz")
+    assert list(binary.columns) == list(text.columns)
+    for name in text.columns:
+        left, right = binary[name].tolist(), text[name].tolist()
+        assert left == right or np.allclose(left, right, equal_nan=True)
+
+
+def test_no_records_but_the_timeline(tmp_path):
+    write_details(tmp_path, "a", two_requests(), TIMELINE, records="none")
+    assert [p.name for p in tmp_path.iterdir()] == ["timelines"]

@@ -1,0 +1,417 @@
+"""Several servers behind one address: streams, headers, errors, losses, disconnects, routing."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import queue
+import socket
+import socketserver
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import ClassVar
+from urllib.parse import urlsplit
+
+import pytest
+
+from slo_bench.harness.load_generator.http.endpoint import Endpoint
+from slo_bench.harness.servers.gateway import Plan, serving, serving_apart
+from slo_bench.harness.servers.mock import MockConfig
+from slo_bench.harness.servers.mock import serving as mock
+from slo_bench.workloads.errors import SloBenchError
+
+PATIENCE_S = 30
+QUICK = MockConfig(ttft_s=0.002, itl_s=0.001)
+
+
+class Client:
+    """One connection to the gateway; open until the test ends."""
+
+    made: ClassVar[list[Client]] = []
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self.wire = http.client.HTTPConnection(parts.hostname, parts.port, timeout=PATIENCE_S)
+        self.made.append(self)
+
+    def get(self, path: str) -> tuple[int, bytes]:
+        self.wire.request("GET", path)
+        answer = self.wire.getresponse()
+        return answer.status, answer.read()
+
+    def post(
+        self, path: str, body: object, **headers: str
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        self.wire.request("POST", path, json.dumps(body), headers)
+        answer = self.wire.getresponse()
+        return answer, answer.read()
+
+    def complete(self, **fields: object) -> int:
+        answer, _ = self.post("/v1/completions", {"prompt": "a b", "max_tokens": 2, **fields})
+        return answer.status
+
+
+@pytest.fixture(autouse=True)
+def closed_clients() -> Iterator[None]:
+    yield
+    while Client.made:
+        Client.made.pop().wire.close()
+
+
+@pytest.fixture
+def gateway() -> Iterator[Callable[..., str]]:
+    """The address of a gateway before some addresses."""
+    with contextlib.ExitStack() as stack:
+
+        def up(*urls: str, **plan: object) -> str:
+            endpoints = [Endpoint.parse(url) for url in urls]
+            return stack.enter_context(serving(Plan(endpoints, **plan)))
+
+        yield up
+
+
+@pytest.fixture
+def mocks() -> Iterator[Callable[..., list]]:
+    with contextlib.ExitStack() as stack:
+
+        def up(n: int, config: MockConfig = QUICK) -> list:
+            return [stack.enter_context(mock(config)) for _ in range(n)]
+
+        yield up
+
+
+def served(server) -> int:
+    return len(server.truths())
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def raw_server(answer: Callable[[socket.socket], None]) -> contextlib.AbstractContextManager[str]:
+    """A server of a few lines; `answer` has the connection after the request's head."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                got = self.request.recv(65536)
+                if not got:
+                    return
+                head += got
+            answer(self.request)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        allow_reuse_address = True
+
+    @contextlib.contextmanager
+    def up() -> Iterator[str]:
+        with Server(("127.0.0.1", 0), Handler) as server:
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            try:
+                yield f"http://127.0.0.1:{server.server_address[1]}"
+            finally:
+                server.shutdown()
+                thread.join()
+
+    return up()
+
+
+def test_one_address_serves_what_the_servers_serve(gateway, mocks):
+    client = Client(gateway(*(m.url for m in mocks(2))))
+    assert json.loads(client.get("/v1/models")[1])["data"][0]["id"] == "mock"
+    assert client.get("/health") == (200, b"")
+    answer, body = client.post("/v1/chat/completions", {"messages": [], "max_tokens": 3})
+    assert json.loads(body)["usage"]["completion_tokens"] == 3
+    assert answer.headers["server"] == "slo-bench-mock"
+    _, body = client.post("/v1/embeddings", {"input": ["a b", "c"]})
+    assert len(json.loads(body)["data"]) == 2
+
+
+def test_what_a_server_refuses_is_passed_on(gateway, mocks):
+    client = Client(gateway(*(m.url for m in mocks(1))))
+    assert client.get("/nowhere")[0] == 404
+    answer, body = client.post("/v1/completions", ["no object"])
+    assert answer.status == 400
+    assert "no JSON object" in json.loads(body)["error"]["message"]
+    assert client.complete() == 200  # on the same connection
+
+
+def test_a_router_spreads_the_work_but_not_what_is_asked_beside_it(gateway, mocks):
+    servers = mocks(2)
+    client = Client(gateway(*(m.url for m in servers)))
+    for _ in range(3):
+        client.get("/v1/models")
+        client.post("/tokenize", {"prompt": "a"})
+        assert client.complete() == 200
+        assert client.complete() == 200
+    assert [served(m) for m in servers] == [3, 3]
+    text = client.get("/metrics")[1].decode()
+    for server in servers:
+        assert f'answers_total{{instance="{server.url}",role="serve"}} 3' in text
+    assert "slo_bench_gateway_in_flight" in text
+
+
+def test_what_shares_a_prefix_goes_to_one_instance(gateway, mocks):
+    servers = mocks(3)
+    client = Client(gateway(*(m.url for m in servers), router="prefix-aware"))
+    for turn in range(1, 5):
+        for name in ("one", "two"):
+            said = f"{name} " * 100
+            messages = [{"role": "user", "content": said}] * turn
+            client.post("/v1/chat/completions", {"messages": messages, "max_tokens": 1})
+    ids = list(range(64))
+    for k in range(4):
+        assert client.complete(prompt=[*ids, *range(k, k + 20)]) == 200
+    counts = sorted(served(m) for m in servers)
+    assert sum(counts) == 12
+    assert all(count % 4 == 0 for count in counts)
+
+
+def test_least_loaded_counts_what_is_under_way(gateway, mocks):
+    servers = mocks(2, MockConfig(ttft_s=0.5))
+    url = gateway(*(m.url for m in servers), router="least-loaded")
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(lambda _: Client(url).complete(), range(6))) == {200}
+    assert [served(m) for m in servers] == [3, 3]
+
+
+def test_a_stream_passes_as_it_comes(gateway):
+    go_on: queue.Queue[bytes] = queue.Queue()
+
+    def answer(wire: socket.socket) -> None:
+        wire.sendall(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nx-odd: yes\r\n")
+        wire.sendall(b"Transfer-Encoding: chunked\r\nconnection: x-hop\r\nx-hop: 1\r\n\r\n")
+        while piece := go_on.get(timeout=PATIENCE_S):
+            wire.sendall(b"%x\r\n%b\r\n" % (len(piece), piece))
+        wire.sendall(b"0\r\n\r\n")
+
+    with raw_server(answer) as url:
+        client = Client(gateway(url)).wire
+        client.request("POST", "/v1/completions", b"{}")
+        found = client.getresponse()
+        assert found.headers["x-odd"] == "yes"
+        assert "x-hop" not in found.headers
+        for piece in (b"data: one\n\n", b"data: t", b"wo\n\ndata: three\n\n"):
+            go_on.put(piece)
+            assert found.read1() == piece  # before the next one exists
+        go_on.put(b"")
+        assert found.read() == b""
+
+
+def test_headers_and_query_reach_the_server(gateway):
+    heads: queue.Queue[bytes] = queue.Queue()
+
+    class Keeps(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            lines = list(iter(self.rfile.readline, b"\r\n"))
+            heads.put(b"".join(lines))
+            self.wfile.write(b"HTTP/1.1 204 No Content\r\n\r\n")
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Keeps) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        port = server.server_address[1]
+        client = Client(gateway(f"http://127.0.0.1:{port}"))
+        answer, _ = client.post(
+            "/v1/completions?a=b", {}, Authorization="Bearer k", **{"Proxy-Authorization": "no"}
+        )
+        server.shutdown()
+        thread.join()
+    assert answer.status == 204
+    head = heads.get(timeout=PATIENCE_S)
+    assert head.startswith(b"POST /v1/completions?a=b HTTP/1.1\r\n")
+    assert b"Authorization: Bearer k\r\n" in head
+    assert f"host: 127.0.0.1:{port}\r\n".encode() in head
+    assert b"Proxy" not in head
+    assert head.lower().count(b"host:") == head.lower().count(b"content-length:") == 1
+
+
+def test_a_dead_instance_is_chosen_no_longer(gateway, mocks):
+    servers = mocks(3)
+    client = Client(gateway(*(m.url for m in servers)))
+    assert [client.complete() for _ in range(3)] == [200] * 3
+    servers[1].stop()
+    assert [client.complete() for _ in range(8)] == [200] * 8
+    assert f'up{{instance="{servers[1].url}",role="serve"}} 0' in client.get("/metrics")[1].decode()
+    servers[0].stop()
+    servers[2].stop()
+    eventually(lambda: client.complete() == 503)
+    answer, body = client.post("/v1/completions", {"prompt": "a"})
+    assert answer.status == 503
+    assert "no instance is up" in json.loads(body)["error"]["message"]
+    assert client.get("/health")[0] == 503
+
+
+def test_an_instance_that_comes_back_is_chosen_again(gateway):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    client = Client(gateway(f"http://127.0.0.1:{port}"))
+    assert client.complete() == 503
+    ok = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
+
+    class Well(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            while self.rfile.readline() not in (b"\r\n", b""):
+                pass
+            self.wfile.write(ok)
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = allow_reuse_address = True
+
+    with Server(("127.0.0.1", port), Well) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        eventually(lambda: client.complete() == 200)
+        server.shutdown()
+        thread.join()
+
+
+def test_a_server_lost_before_its_answer_is_a_bad_gateway(gateway):
+    with raw_server(lambda wire: None) as url:
+        answer, body = Client(gateway(url)).post("/v1/completions", {})
+        assert answer.status == 502
+        assert url in json.loads(body)["error"]["message"]
+
+
+@pytest.mark.parametrize("framing", [b"content-length: 100", b"transfer-encoding: chunked"])
+def test_an_answer_cut_off_is_cut_off_for_the_client_too(gateway, framing):
+    def answer(wire: socket.socket) -> None:
+        wire.sendall(b"HTTP/1.1 200 OK\r\n" + framing + b"\r\n\r\n5\r\nhello\r\n")
+
+    with raw_server(answer) as url:
+        client = Client(gateway(url)).wire
+        client.request("POST", "/v1/completions", b"{}")
+        found = client.getresponse()
+        assert found.status == 200
+        with pytest.raises(http.client.IncompleteRead):
+            found.read()
+
+
+def test_an_answer_that_closing_ends_is_whole(gateway):
+    with raw_server(lambda wire: wire.sendall(b"HTTP/1.0 200 OK\r\n\r\nall of it")) as url:
+        assert Client(gateway(url)).post("/v1/completions", {})[1] == b"all of it"
+
+
+def test_who_goes_away_is_served_no_longer(gateway, mocks):
+    [server] = mocks(1, MockConfig(ttft_s=0.01, itl_s=0.05))
+    client = Client(gateway(server.url)).wire
+    body = {"prompt": "a", "max_tokens": 10_000, "stream": True}
+    client.request("POST", "/v1/completions", json.dumps(body))
+    found = client.getresponse()
+    assert found.read1().startswith(b"data: ")
+    running = f"{server.url}/metrics"
+
+    def count() -> bytes:
+        with urllib.request.urlopen(running) as answer:
+            return answer.read().split(b"\n")[0]
+
+    assert count() == b"vllm:num_requests_running 1.0"
+    found.close()
+    client.close()
+    eventually(lambda: count() == b"vllm:num_requests_running 0.0")
+
+
+def test_a_slow_reader_holds_the_server_back(gateway):
+    sent = 0
+
+    def answer(wire: socket.socket) -> None:
+        nonlocal sent
+        wire.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % (120 << 20))
+        for _ in range(120):
+            wire.sendall(bytes(1 << 20))
+            sent += 1
+
+    with raw_server(answer) as url:
+        client = Client(gateway(url)).wire
+        client.request("POST", "/v1/completions", b"{}")
+        found = client.getresponse()
+        before = -1
+        while sent != before:  # until nothing moves any more
+            before = sent
+            time.sleep(0.5)
+        assert sent < 60  # of 120: what sockets and buffers hold
+        total = 0
+        while piece := found.read(1 << 20):
+            total += len(piece)
+        assert total == 120 << 20
+
+
+def test_old_clients_and_those_in_a_hurry(gateway, mocks):
+    [server] = mocks(1)
+    parts = urlsplit(gateway(server.url))
+    body = b'{"prompt": "a", "max_tokens": 2, "stream": true}'
+    ask = b"POST /v1/completions HTTP/1.%d\r\ncontent-length: %d\r\n\r\n%b"
+    with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
+        wire.sendall(ask % (0, len(body), body))
+        found = b"".join(iter(lambda: wire.recv(65536), b""))
+    assert b"chunked" not in found
+    assert found.endswith(b"data: [DONE]\n\n")
+    with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
+        wire.sendall((ask % (1, len(body), body)) * 3 + b"HEAD /v1/models HTTP/1.1\r\n\r\n")
+        found = b""
+        while found.count(b"HTTP/1.1 200 OK") < 4 or not found.endswith(b"\r\n\r\n"):
+            found += wire.recv(65536)
+    assert found.count(b"[DONE]") == 3
+    assert b"object" not in found[found.rindex(b"HTTP/1.1") :]
+
+
+def test_what_is_no_http_is_told_so_and_an_upgrade_is_passed_over(gateway, mocks):
+    parts = urlsplit(gateway(*(m.url for m in mocks(1))))
+    for said, status in (
+        (b"nonsense\r\n\r\n", b"400"),
+        (b"OPTIONS * HTTP/1.1\r\n\r\n", b"400"),
+        (b"GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n", b"200"),
+    ):
+        with socket.create_connection((parts.hostname, parts.port), PATIENCE_S) as wire:
+            wire.sendall(said)
+            found = b"".join(iter(lambda: wire.recv(65536), b""))
+        assert found.split()[1] == status
+
+
+def test_leaving_closes_everything(mocks):
+    [server] = mocks(1, MockConfig(ttft_s=PATIENCE_S))
+    with serving(Plan([Endpoint.parse(server.url)])) as url:
+        client = Client(url).wire
+        client.request("POST", "/v1/completions", b'{"prompt": "a"}')
+        eventually(lambda: served(server) == 1)
+    with pytest.raises((ConnectionError, http.client.RemoteDisconnected)):
+        client.getresponse()
+    with pytest.raises(ConnectionRefusedError):
+        Client(url).get("/health")
+    assert not [thread for thread in threading.enumerate() if thread.name == "gateway"]
+
+
+def test_what_cannot_be_served_is_refused(mocks):
+    [server] = mocks(1)
+    endpoint = Endpoint.parse(server.url)
+    with pytest.raises(SloBenchError, match="sideways"), serving(Plan([endpoint], "sideways")):
+        pass
+    with pytest.raises(SloBenchError, match="needs a server"), serving(Plan([])):
+        pass
+    with (
+        pytest.raises(SloBenchError, match=f"no gateway at 127.0.0.1:{endpoint.port}.*in use"),
+        serving(Plan([endpoint]), port=endpoint.port),
+    ):
+        pass
+
+
+def test_a_process_of_its_own_serves_and_goes(mocks):
+    servers = mocks(2)
+    plan = Plan(tuple(Endpoint.parse(m.url) for m in servers), "least-loaded")
+    assert Plan.from_json(plan.to_json()) == plan
+    with serving_apart(plan) as url:
+        assert [Client(url).complete() for _ in range(3)] == [200] * 3
+    with pytest.raises(ConnectionRefusedError):
+        Client(url).get("/health")

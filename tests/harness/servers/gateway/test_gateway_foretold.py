@@ -1,0 +1,226 @@
+"""A gateway that says how long answers will be: what is predicted, told, heard and counted."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import re
+import socketserver
+import threading
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from slo_bench.harness.core.wire import Told, told_from_wire
+from slo_bench.harness.load_generator.http.endpoint import Endpoint
+from slo_bench.harness.servers.gateway import Plan, serving
+from slo_bench.harness.servers.gateway.length_prediction import Always, ForetoldPlan, foretells
+from slo_bench.harness.servers.gateway.states import last_said
+from slo_bench.workloads.errors import SloBenchError
+
+PATIENCE_S = 20
+FIELD = "vllm_xargs"
+
+
+class Server(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """Keeps what it is asked; answers with as many tokens as `tokens` says."""
+
+    daemon_threads = True
+    finish = "stop"
+    tokens = 5
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked = []
+        self.lock = threading.Lock()
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *words):
+        pass
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        with self.server.lock:
+            self.server.asked.append(body)
+        usage = {"prompt_tokens": 3, "completion_tokens": self.server.tokens}
+        if body.get("stream"):
+            events = [{"choices": [{"index": 0, "text": "x"}]}] * self.server.tokens
+            events.append({"choices": [{"text": "", "finish_reason": self.server.finish}]})
+            said = "".join(f"data: {json.dumps(one)}\n\n" for one in events) + "data: [DONE]\n\n"
+            kind = "text/event-stream"
+        else:
+            choice = {"index": 0, "text": "x", "finish_reason": self.server.finish}
+            said, kind = json.dumps({"choices": [choice], "usage": usage}), "application/json"
+        self.send_response(200)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(said)))
+        self.end_headers()
+        self.wfile.write(said.encode())
+
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+
+class Words(Always):
+    """Says a token for each character; keeps what it is asked and what it hears."""
+
+    hears = True
+
+    def __init__(self, each_s=0.0):
+        super().__init__(1)
+        self.each_s = each_s
+        self.batches = []
+        self.heard = []
+
+    def read(self, asked):
+        self.batches.append(list(asked))
+        time.sleep(self.each_s)
+        if any(one.text == "broken" for one in asked):
+            raise SloBenchError("cannot read this")
+        return [(Told(len(one.text), 2 * len(one.text)), one.text) for one in asked]
+
+    def came(self, said, output_tokens):
+        self.heard.append((said, output_tokens))
+
+    def samples(self):
+        yield "slo_bench_gateway_lengths_generation", "", 7
+
+
+@pytest.fixture
+def up():
+    """A gateway with a predictor before a server: its address and the server."""
+    with contextlib.ExitStack() as stack:
+
+        def made(predictor):
+            server = stack.enter_context(Server())
+            stack.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+            plan = ForetoldPlan(Plan([Endpoint.parse(server.url)]), FIELD, predictor)
+            return stack.enter_context(serving(plan)), server
+
+        yield made
+
+
+def ask(url, path="/v1/completions", **body):
+    request = urllib.request.Request(
+        url + path, json.dumps(body).encode(), {"content-type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        return answer.read()
+
+
+def counts(url):
+    with urllib.request.urlopen(f"{url}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    found = re.findall(r'lengths_requests_total{outcome="(\w+)"} (\d+)', text)
+    return {name: int(n) for name, n in found if int(n)}, text
+
+
+def eventually(holds):
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_the_server_is_told_and_the_rest_stays_as_it_was(up):
+    url, server = up(Words())
+    asked = {"prompt": "four", "max_tokens": 9, FIELD: {"e2e_slo_s": 3.5}, "seed": 1}
+    ask(url, **asked)
+    [got] = server.asked
+    assert told_from_wire(got[FIELD]) == (4, 8)
+    assert got.pop(FIELD)["e2e_slo_s"] == asked.pop(FIELD)["e2e_slo_s"]
+    assert got == asked
+    found, text = counts(url)
+    assert found == {"predicted": 1}
+    assert "slo_bench_gateway_lengths_batches_total 1" in text
+    assert "slo_bench_gateway_lengths_generation 7" in text
+    assert float(re.search(r'lengths_seconds{quantile="0.99"} (\S+)', text)[1]) > 0
+
+
+def test_who_was_told_already_is_not_read(up):
+    words = Words()
+    url, server = up(words)
+    values = Told(30, 40).to_wire()
+    ask(url, prompt="four", **{FIELD: values})
+    assert server.asked[0][FIELD] == values
+    assert not words.batches
+    assert counts(url)[0] == {"told_already": 1}
+
+
+def test_what_has_no_text_goes_on_as_it_is(up):
+    words = Words()
+    url, server = up(words)
+    ask(url, prompt=[1, 2, 3])
+    ask(url, "/v1/embeddings", input="a")
+    assert server.asked == [{"prompt": [1, 2, 3]}, {"input": "a"}]
+    assert not words.batches
+    assert counts(url)[0] == {"without_text": 1}
+
+
+def test_who_comes_while_others_are_read_is_read_together(up):
+    words = Words(each_s=0.3)
+    url, server = up(words)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: ask(url, prompt="x" * (n + 1)), range(8)))
+    sizes = [len(batch) for batch in words.batches]
+    assert sum(sizes) == 8
+    assert len(sizes) < 8
+    told = {len(got["prompt"]): told_from_wire(got[FIELD]) for got in server.asked}
+    assert told == {n: (n, 2 * n) for n in range(1, 9)}
+
+
+def test_a_predictor_that_fails_does_not_stop_the_serving(up):
+    url, server = up(Words())
+    ask(url, prompt="broken")
+    ask(url, prompt="four")
+    assert FIELD not in server.asked[0]
+    assert told_from_wire(server.asked[1][FIELD]) == (4, 8)
+    assert counts(url)[0] == {"failed": 1, "predicted": 1}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_it_hears_how_long_answers_were(up, stream):
+    words = Words()
+    url, server = up(words)
+    ask(url, prompt="four", stream=stream)
+    server.finish = "length"  # cut off: nobody knows how long it would have been
+    ask(url, prompt="cut", stream=stream)
+    ask(url, prompt="exact", stream=stream, ignore_eos=True)
+    eventually(lambda: len(words.heard) == 2)
+    assert words.heard == [("four", 5), ("exact", 5)]
+    assert counts(url)[0] == {"predicted": 3, "cut_off": 1}
+
+
+def test_one_number_for_all(up):
+    url, server = up(foretells("constant(64)", lambda line: None))
+    ask(url, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
+    assert told_from_wire(server.asked[0][FIELD]) == (64, 64)
+
+
+@pytest.mark.parametrize("text", ["oracle", "noisy(accuracy=0.5)"])
+def test_nobody_knows_the_truth_before_real_answers(text):
+    with pytest.raises(SloBenchError, match="cannot predict before real answers"):
+        foretells(text, lambda line: None)
+
+
+def test_what_is_to_be_answered():
+    said = [{"role": "system", "content": "s"}, {"role": "user", "content": "one"}]
+    assert last_said({"messages": said}) == "one"
+    parts = [{"type": "text", "text": "two"}, {"type": "image_url"}]
+    assert last_said({"messages": [*said, {"role": "user", "content": parts}]}) == "two"
+    assert last_said({"prompt": ["three"]}) == "three"
+    assert last_said({"prompt": [[1, 2]]}) == last_said({"prompt": ["a", "b"]}) == ""
+    assert last_said({"messages": [{"role": "system", "content": "s"}]}) == last_said({}) == ""

@@ -1,0 +1,160 @@
+"""Each request passes through a prefill server, then a decode server."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from slo_bench.harness.core.wire import LOAD_KV, STORE_KV
+from slo_bench.harness.load_generator.http.endpoint import Endpoint
+from slo_bench.harness.servers.gateway import Plan, serving
+from slo_bench.harness.servers.gateway.split import Transfer, transfer_of
+from slo_bench.workloads.errors import UnknownNameError
+
+PATIENCE_S = 30
+
+
+class Recorder:
+    """A server that keeps what it was asked, and answers `given`."""
+
+    def __init__(self, name: str) -> None:
+        self.asked: list[tuple[str, dict]] = []
+        self.given: tuple[int, dict] = (200, {"from": name})
+        self.url = ""
+
+
+@contextmanager
+def recorder(name: str) -> Iterator[Recorder]:
+    found = Recorder(name)
+
+    class Answers(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            found.asked.append((self.path, json.loads(body)))
+            self.say(*found.given)
+
+        def do_GET(self) -> None:
+            self.say(200, {"from": name})
+
+        def say(self, status: int, answer: dict) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        found.url = f"http://127.0.0.1:{server.server_address[1]}"
+        yield found
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def split() -> Iterator[tuple[Recorder, Recorder]]:
+    with recorder("prefill") as prefill, recorder("decode") as decode:
+        yield prefill, decode
+
+
+@contextmanager
+def gateway(split: tuple[Recorder, Recorder], transfer: Transfer = Transfer.FILES) -> Iterator[str]:
+    prefill, decode = (Endpoint.parse(one.url) for one in split)
+    with serving(Plan([decode], prefill=[prefill], transfer=transfer)) as url:
+        yield url
+
+
+def post(url: str, body: object) -> dict:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data), timeout=PATIENCE_S) as answer:
+        return json.load(answer)
+
+
+def test_the_prompt_goes_first_and_its_files_are_named(split):
+    prefill, decode = split
+    body = {"prompt": "a b", "max_tokens": 9, "min_tokens": 9, "stream": True, "temperature": 0}
+    body["stream_options"] = {"include_usage": True}
+    with gateway(split) as url:
+        for _ in range(2):
+            assert post(f"{url}/v1/completions", body) == {"from": "decode"}
+    names = set()
+    for (path, first), (_, then) in zip(prefill.asked, decode.asked, strict=True):
+        assert path == "/v1/completions"
+        name = first.pop("kv_transfer_params")[STORE_KV]
+        assert then.pop("kv_transfer_params") == {LOAD_KV: name}
+        names.add(name)
+        assert first == {"prompt": "a b", "max_tokens": 1, "stream": False, "temperature": 0}
+        assert then == body
+    assert len(names) == 2  # no two transfers share their files
+
+
+def test_with_nixl_the_prefill_server_says_where_the_kv_is(split):
+    prefill, decode = split
+    where = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_port": 5}
+    prefill.given = (200, {"kv_transfer_params": where})
+    with gateway(split, Transfer.NIXL) as url:
+        post(f"{url}/v1/chat/completions", {"messages": [], "max_completion_tokens": 9})
+    [(_, first)] = prefill.asked
+    assert first["kv_transfer_params"]["do_remote_decode"] is True
+    assert first["max_completion_tokens"] == first["max_tokens"] == 1
+    [(_, then)] = decode.asked
+    assert then == {
+        "messages": [],
+        "max_completion_tokens": 9,
+        "kv_transfer_params": where,
+    }
+
+
+def test_what_the_prefill_server_refuses_is_the_answer(split):
+    prefill, decode = split
+    prefill.given = (400, {"error": {"message": "too long"}})
+    with gateway(split) as url:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            post(f"{url}/v1/completions", {"prompt": "a"})
+        assert refused.value.code == 400
+        assert json.load(refused.value) == prefill.given[1]
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            post(f"{url}/v1/completions", b"no JSON")
+    assert not decode.asked
+
+
+def test_what_has_no_answer_to_decode_is_for_prefill_servers(split):
+    prefill, decode = split
+    with gateway(split) as url:
+        assert post(f"{url}/v1/embeddings", {"input": "a"}) == {"from": "prefill"}
+        assert post(f"{url}/tokenize", {"prompt": "a"}) == {"from": "prefill"}
+    assert [path for path, _ in prefill.asked] == ["/v1/embeddings", "/tokenize"]
+    assert not decode.asked
+
+
+def test_without_either_kind_there_is_no_service(split):
+    prefill, _ = split
+    with recorder("gone") as gone:
+        pass
+    with gateway((prefill, gone)) as url:
+        for _ in range(2):
+            with pytest.raises(urllib.error.HTTPError, match="503"):
+                post(f"{url}/v1/completions", {"prompt": "a"})
+        with pytest.raises(urllib.error.HTTPError, match="503"):
+            urllib.request.urlopen(f"{url}/health", timeout=PATIENCE_S)
+    assert len(prefill.asked) == 1  # once it is known, nobody computes for nothing
+
+
+def test_transfers_have_names():
+    assert transfer_of("files") is Transfer.FILES
+    with pytest.raises(UnknownNameError, match="did you mean nixl"):
+        transfer_of("nix")

@@ -1,0 +1,429 @@
+"""Our policies inside a real SGLang on CPU, with a tiny random model.
+
+Orders, counts and token ids; never latency. Each server takes about a minute to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.records import Outcome
+from slo_bench.harness.core.wire import DROPPED, REJECTED, SGLANG_FIELD
+from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
+from slo_bench.harness.load_generator.http.faults import Fault
+from slo_bench.harness.load_generator.routed_load import measure
+from slo_bench.harness.policies.systems import system
+from slo_bench.harness.servers.launch.environments import environment, home
+from slo_bench.harness.servers.launch.plugin_folder import plugin_folder
+from slo_bench.harness.servers.launch.recipe import Launch
+from slo_bench.harness.servers.launch.server_process import ServerError, free_port, serving
+from slo_bench.harness.servers.launch.sglang import SGLANG
+from slo_bench.harness.servers.plugins.contract import POLICY_VARIABLE, PolicySpec
+from slo_bench.harness.servers.plugins.sglang.targets import HOOKS
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
+
+pytestmark = pytest.mark.backends
+
+HERE = Path(__file__).parent
+BLOCK_TOKENS = 16
+
+
+@pytest.fixture(scope="module")
+def sglang():
+    try:
+        return environment("sglang")
+    except SloBenchError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def model(sglang, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("sglang") / "tiny-llama"
+    subprocess.run(
+        [sglang.python, HERE / "make_tiny_model.py", folder],
+        check=True,
+        capture_output=True,
+        timeout=300,
+    )
+    return folder
+
+
+@contextlib.contextmanager
+def started(sglang, model, folder, *, kv_blocks=80, server_args=(), **launch):
+    launch = Launch(
+        model=str(model),
+        port=free_port(),
+        served_name="tiny",
+        kv_blocks=kv_blocks,
+        block_tokens=BLOCK_TOKENS,
+        max_model_tokens=1024,
+        step_log=folder / "steps.jsonl",
+        server_args=("--dtype", "float32", *server_args),
+        **launch,
+    )
+    with serving(SGLANG, sglang, launch, log=folder / "server.log") as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def stock(sglang, model, tmp_path_factory):
+    """Unpatched, one request at a time."""
+    folder = tmp_path_factory.mktemp("stock")
+    with started(sglang, model, folder, server_args=("--max-running-requests", "1")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def edf(sglang, model, tmp_path_factory):
+    """Earliest deadline first, three at a time, KV for fewer, and an SGLang that is optimistic."""
+    folder = tmp_path_factory.mktemp("edf")
+    args = ("--schedule-conservativeness", "0.1")
+    with started(
+        sglang, model, folder, server_args=args, system="edf", knobs={"max_num_seqs": 3}
+    ) as server:
+        yield Patched(server, folder / "steps.jsonl")
+
+
+@pytest.fixture(scope="module")
+def turns_away(sglang, model, tmp_path_factory):
+    """Rejects long prompts and drops who is late; one at a time."""
+    folder = tmp_path_factory.mktemp("turns-away")
+    policy = f"{HERE / 'turns_away.py'}:TurnsAway"
+    with started(
+        sglang, model, folder, system=policy, knobs={"max_num_seqs": 1, "caution": 0.0}
+    ) as server:
+        yield Patched(server, folder / "steps.jsonl")
+
+
+@dataclass
+class Patched:
+    server: object
+    step_log: Path
+
+    def events(self, kind):
+        lines = [json.loads(line) for line in self.step_log.read_text().splitlines()]
+        return [line for line in lines if line["event"] == kind]
+
+
+@dataclass
+class Ask:
+    rid: str
+    prompt_tokens: int
+    tokens: int
+    values: dict = field(default_factory=dict)
+    # SGLang takes requests that ignore the end of sequence in only if all their tokens fit; it
+    # does not have to retract anybody then. A smallest number of tokens has no such effect.
+    exact_by: str = "ignore_eos"
+
+    @property
+    def exactly(self):
+        value = True if self.exact_by == "ignore_eos" else self.tokens
+        return {"max_new_tokens": self.tokens, self.exact_by: value}
+
+    @property
+    def prompt(self):
+        draw = random.Random(self.rid)
+        return [draw.randrange(3, 2048) for _ in range(self.prompt_tokens)]
+
+
+class Client:
+    """Sends in order, and notes who was done in which order."""
+
+    def __init__(self, url):
+        self._url = url
+        self.answers = {}
+        self.done = []
+        self._tasks = []
+
+    async def __aenter__(self):
+        self._http = httpx.AsyncClient(base_url=self._url, timeout=300, trust_env=False)
+        return self
+
+    async def __aexit__(self, *error):
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._http.aclose()
+
+    async def send(self, *asks):
+        for ask in asks:
+            self._tasks.append(asyncio.create_task(self._generate(ask)))
+            await asyncio.sleep(0.05)  # so that they arrive in this order
+
+    async def block(self, *asks):
+        """Send, and wait until each has given its first token."""
+        for ask in asks:
+            first = asyncio.Event()
+            self._tasks.append(asyncio.create_task(self._generate(ask, first)))
+            await first.wait()
+
+    async def rest(self):
+        await asyncio.gather(*self._tasks)
+        return self.done
+
+    async def _generate(self, ask, first=None):
+        body = {
+            "rid": ask.rid,
+            "input_ids": ask.prompt,
+            "stream": first is not None,
+            "sampling_params": {
+                "temperature": 0,
+                **ask.exactly,
+                "custom_params": ask.values,
+            },
+        }
+        async with self._http.stream("POST", "/generate", json=body) as answer:
+            async for line in answer.aiter_lines():
+                if first is not None:
+                    first.set()
+                line = line.removeprefix("data: ")
+                if line and line != "[DONE]":
+                    self.answers[ask.rid] = (answer.status_code, json.loads(line))
+        self.done.append(ask.rid)
+
+    def output_ids(self, rid):
+        status, answer = self.answers[rid]
+        assert status == 200, answer
+        return answer["output_ids"]
+
+
+def greedy(sglang, model, asks):
+    """What Hugging Face answers."""
+    asked = {"prompts": [a.prompt for a in asks], "tokens": [a.tokens for a in asks]}
+    done = subprocess.run(
+        [sglang.python, HERE / "greedy_tokens.py", model],
+        input=json.dumps(asked),
+        capture_output=True,
+        check=True,
+        text=True,
+        timeout=300,
+    )
+    return json.loads(done.stdout)
+
+
+def waiting(first_deadline_s=100):
+    """Six that come with ever earlier deadlines."""
+    return [Ask(f"r{i}", 20, 60, {"deadline_in_s": first_deadline_s - 10 * i}) for i in range(6)]
+
+
+def test_the_hooks_fit_this_sglang(sglang):
+    code = (
+        "import json, sys; from slo_bench.harness.servers.plugins.sglang.targets import moved; "
+        "json.dump(moved(), sys.stdout)"
+    )
+    assert json.loads(_inside(sglang, code).stdout) == []
+
+
+def test_without_a_policy_nothing_is_hooked(sglang):
+    code = (
+        "from sglang.srt.plugins import load_plugins; load_plugins(); "
+        "from sglang.srt.plugins.hook_registry import HookRegistry as r; print(len(r._hooks))"
+    )
+    assert _inside(sglang, code).stdout.strip() == "0"
+
+
+def test_an_sglang_that_has_changed_does_not_start(sglang):
+    code = (
+        "from sglang.srt.managers.scheduler import Scheduler; del Scheduler.run_batch; "
+        "from sglang.srt.plugins import load_plugins; load_plugins(); print('started')"
+    )
+    done = _inside(sglang, code, system_name="edf")
+    assert done.returncode != 0
+    assert "started" not in done.stdout
+    assert "Scheduler.run_batch is gone" in done.stderr
+
+
+def test_a_policy_that_cannot_run_does_not_start(sglang):
+    code = "from sglang.srt.plugins import load_plugins; load_plugins(); print('started')"
+    done = _inside(sglang, code, system_name="vllm-swap")
+    assert done.returncode != 0
+    assert "started" not in done.stdout
+    assert "vllm-swap cannot run inside SGLang: it decides preempt_by" in done.stderr
+
+
+def _inside(sglang, code, system_name=None):
+    environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(plugin_folder(home()))}
+    environ["SGLANG_USE_CPU_ENGINE"] = "1"
+    if system_name is not None:
+        spec = PolicySpec.of(system_name, system(system_name).policy)
+        environ[POLICY_VARIABLE] = spec.to_json()
+    command = [sglang.python, "-W", "ignore", "-c", code]
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300)
+
+
+def test_unpatched_serves_in_order_of_arrival_and_answers_greedily(sglang, model, stock):
+    async def run():
+        async with Client(stock.url) as client:
+            await client.block(Ask("blocker", 20, 400))
+            await client.send(*waiting())
+            await client.rest()
+            return client
+
+    client = asyncio.run(run())
+    assert "system" not in stock.handshake  # its steps are logged, and that is all
+    assert client.done == ["blocker", *(ask.rid for ask in waiting())]
+    ids = [client.output_ids(ask.rid) for ask in waiting()]
+    assert ids == greedy(sglang, model, waiting())
+
+
+def test_edf_serves_in_order_of_deadlines(edf):
+    # The three end one after another, so that whoever enters first also ends first.
+    blockers = [Ask(f"blocker{i}", 20, 300 + 20 * i) for i in range(3)]
+
+    async def run():
+        async with Client(edf.server.url) as client:
+            await client.block(*blockers)
+            await client.send(*waiting())
+            return await client.rest()
+
+    assert edf.server.handshake["hooks"] == list(HOOKS)
+    assert edf.server.handshake["system"] == "edf"
+    done = asyncio.run(run())
+    entered = [rid for step in edf.events("step") for rid in step["entered"]]
+    by_deadline = [ask.rid for ask in reversed(waiting())]
+    assert [rid for rid in entered if rid.startswith("r")] == by_deadline
+    assert [rid for rid in done if rid.startswith("r")] == by_deadline
+
+
+def test_edf_retracts_who_is_due_last_and_answers_stay_the_same(sglang, model, edf):
+    # SGLang would retract whoever has given the fewest tokens: the urgent one, who comes last.
+    # Three cannot be held to their ends, nor two; one can.
+    asks = [
+        Ask("relaxed", 32, 700, {"deadline_in_s": 900}, "min_new_tokens"),
+        Ask("middle", 32, 700, {"deadline_in_s": 600}, "min_new_tokens"),
+        Ask("urgent", 32, 700, {"deadline_in_s": 300}, "min_new_tokens"),
+    ]
+
+    async def run():
+        async with Client(edf.server.url) as client:
+            await client.block(*asks)
+            await client.rest()
+            return client
+
+    client = asyncio.run(run())
+    victims = [line["id"] for line in edf.events("preempted")]
+    assert victims[:2] == ["relaxed", "middle"]
+    assert "urgent" not in victims
+    assert client.done[0] == "urgent"
+    retracted = {
+        rid: answer["meta_info"]["num_retractions"] for rid, (_, answer) in client.answers.items()
+    }
+    assert retracted == {rid: victims.count(rid) for rid in ("relaxed", "middle", "urgent")}
+    assert [client.output_ids(ask.rid) for ask in asks] == greedy(sglang, model, asks)
+
+
+def test_who_is_late_or_too_long_is_turned_away_and_told_so(turns_away):
+    late = {"deadline_in_s": 0.1}
+
+    async def run():
+        async with Client(turns_away.server.url) as client:
+            await client.block(Ask("blocker", 20, 600))
+            await client.send(
+                Ask("late", 20, 5, late),
+                Ask("late too", 20, 5, late),
+                Ask("long", 200, 5),
+                Ask("patient", 20, 5, {"deadline_in_s": 1000}),
+            )
+            await client.rest()
+            return client
+
+    client = asyncio.run(run())
+    status = {rid: status for rid, (status, _) in client.answers.items()}
+    assert status == {"blocker": 200, "late": 503, "late too": 503, "long": 503, "patient": 200}
+    assert "slo_bench: dropped" in json.dumps(client.answers["late"])
+    assert "slo_bench: rejected" in json.dumps(client.answers["long"])
+    away = {line["id"]: line["why"] for line in turns_away.events("away")}
+    assert away == {
+        "late": "slo_bench: dropped",
+        "late too": "slo_bench: dropped",
+        "long": "slo_bench: rejected",
+    }
+
+
+def test_a_stream_that_is_turned_away_ends_with_the_error(turns_away):
+    body = {
+        "model": "tiny",
+        "prompt": list(range(3, 203)),
+        "max_tokens": 5,
+        "stream": True,
+    }
+    answer = httpx.post(
+        turns_away.server.url + "/v1/completions", json=body, timeout=60, trust_env=False
+    )
+    events = [line for line in answer.text.splitlines() if line.startswith("data: {")]
+    error = json.loads(events[-1].removeprefix("data: "))["error"]
+    assert error["code"] == 503
+    assert error["message"].startswith("slo_bench: rejected")
+
+
+def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(turns_away):
+    workload = Workload(
+        np.arange(3) * 0.1,
+        np.array([20, 200, 20]),
+        np.full(3, 5),
+        ttft_slo_s=np.array([1000.0, 1000.0, 1e-6]),  # the last is late when it comes
+    )
+    options = HttpOptions(model="tiny", values_field=SGLANG_FIELD, token_ids=(3, 2048))
+    found = measure(workload, [Endpoint.parse(turns_away.server.url)], options)
+    wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
+    assert found.columns.outcome.tolist() == wanted, found.details
+    assert found.faults() == {Fault.ABORTED: 2}
+    assert found.details[1].startswith(REJECTED)
+    assert found.details[2].startswith(DROPPED)
+    assert found.columns.tokens_out.tolist() == [5, 0, 0]
+
+
+def test_a_server_that_is_killed_is_reported_and_leaves_nothing(sglang, model, tmp_path):
+    with started(sglang, model, tmp_path, kv_blocks=80) as server:
+        (process,) = _children(server._process.pid)
+        family = _descendants(process)
+        assert len(family) > 2  # scheduler and detokenizer are processes of their own
+
+        async def run():
+            async with Client(server.url) as client:
+                await client.block(Ask("long", 20, 900))
+                os.kill(process, signal.SIGKILL)
+                with pytest.raises(httpx.HTTPError):
+                    await client.rest()
+
+        asyncio.run(run())
+        server.wait()
+        with pytest.raises(ServerError, match="ended with exit code 137"):
+            server.check()
+    assert [pid for pid in family if _alive(pid)] == []
+
+
+def _children(pid):
+    lists = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(word) for one in lists for word in one.read_text().split()]
+
+
+def _descendants(pid):
+    return [pid, *(found for child in _children(pid) for found in _descendants(child))]
+
+
+def _alive(pid, within_s=5.0):
+    deadline_s = time.monotonic() + within_s
+    while time.monotonic() < deadline_s:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            return False
+        if state == "Z":
+            return False
+        time.sleep(0.05)
+    return True

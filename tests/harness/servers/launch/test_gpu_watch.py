@@ -1,0 +1,263 @@
+"""GPU telemetry, on a library of the kind that `ctypes.CDLL` gives."""
+
+from __future__ import annotations
+
+import csv
+import json
+import threading
+from dataclasses import dataclass, field
+from itertools import count
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.harness.experiments.backends.gpu_watch import GpuWatch, Sample, watching
+from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.harness.servers.launch import nvml
+from slo_bench.harness.servers.mock import MockConfig, serving
+
+NOT_SUPPORTED = 3
+
+
+@dataclass
+class FakeGpu:
+    uuid: str
+    name: str = "NVIDIA Test"
+    busy_percent: int = 50
+    used_bytes: int = 3 << 30
+    milliwatts: int = 200_000
+    millijoules: int = 1_000_000
+    joules_a_reading: float = 0.0  # by which the energy counter grows
+    lacks: set[str] = field(default_factory=set)
+
+
+class FakeNvml:
+    def __init__(self, *gpus: FakeGpu, init_code: int = 0) -> None:
+        self._gpus = gpus
+        self._init_code = init_code
+        self.reads = 0
+
+    def nvmlInit_v2(self):  # noqa: N802
+        return self._init_code
+
+    def nvmlSystemGetDriverVersion(self, text, length):  # noqa: N802
+        text.value = b"580.1"
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, count):  # noqa: N802
+        count._obj.value = len(self._gpus)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):  # noqa: N802
+        handle._obj.value = index.value + 1  # never NULL
+        return 0
+
+    def _of(self, handle, function):
+        gpu = self._gpus[handle.value - 1]
+        return None if function in gpu.lacks else gpu
+
+    def nvmlDeviceGetName(self, handle, text, length):  # noqa: N802
+        text.value = self._of(handle, "").name.encode()
+        return 0
+
+    def nvmlDeviceGetUUID(self, handle, text, length):  # noqa: N802
+        text.value = self._of(handle, "").uuid.encode()
+        return 0
+
+    def nvmlDeviceGetUtilizationRates(self, handle, rates):  # noqa: N802
+        if (gpu := self._of(handle, "utilisation")) is None:
+            return NOT_SUPPORTED
+        rates._obj.gpu, rates._obj.memory = gpu.busy_percent, 1
+        return 0
+
+    def nvmlDeviceGetMemoryInfo(self, handle, memory):  # noqa: N802
+        if (gpu := self._of(handle, "memory")) is None:
+            return NOT_SUPPORTED
+        memory._obj.total, memory._obj.used = 141 << 30, gpu.used_bytes
+        memory._obj.free = memory._obj.total - memory._obj.used
+        return 0
+
+    def nvmlDeviceGetPowerUsage(self, handle, milliwatts):  # noqa: N802
+        if (gpu := self._of(handle, "power")) is None:
+            return NOT_SUPPORTED
+        milliwatts._obj.value = gpu.milliwatts
+        return 0
+
+    def nvmlDeviceGetClockInfo(self, handle, which, clock):  # noqa: N802
+        clock._obj.value = {0: 1, 1: 1980, 2: 2}[which.value]
+        return 0
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle, millijoules):  # noqa: N802
+        if (gpu := self._of(handle, "energy")) is None:
+            return NOT_SUPPORTED
+        self.reads += 1
+        millijoules._obj.value = gpu.millijoules
+        gpu.millijoules += int(gpu.joules_a_reading * 1000)
+        return 0
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """A machine with these GPUs; without any, one without NVML."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+    def make(*gpus: FakeGpu, init_code: int = 0) -> FakeNvml:
+        library = FakeNvml(*gpus, init_code=init_code)
+
+        def load():
+            if not gpus:
+                raise nvml.NvmlError(f"no {nvml.LIBRARY}: no NVIDIA driver")
+            return nvml.Nvml(library)
+
+        monkeypatch.setattr(nvml, "load", load)
+        return library
+
+    return make
+
+
+def test_a_reading_is_in_our_units(machine):
+    machine(FakeGpu("GPU-a"))
+    (gpu,) = nvml.visible_gpus()
+    assert gpu.read() == nvml.Reading(0.5, 3 << 30, 200.0, 1980, 1000.0)
+    assert (gpu.index, gpu.name, gpu.uuid) == (0, "NVIDIA Test", "GPU-a")
+    assert gpu.memory_bytes == 141 << 30
+
+
+def test_what_a_gpu_does_not_tell_is_unknown(machine):
+    machine(FakeGpu("GPU-a", lacks={"utilisation", "memory", "power", "energy"}))
+    (gpu,) = nvml.visible_gpus()
+    assert gpu.read() == nvml.Reading(None, None, None, 1980, None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "indices"),
+    [(None, [0, 1, 2]), ("2, 0", [0, 2]), ("GPU-b", [1]), ("", []), ("-1", []), ("MIG-x", [])],
+)
+def test_a_server_has_the_gpus_that_cuda_shows_it(machine, monkeypatch, asked, indices):
+    machine(FakeGpu("GPU-aa"), FakeGpu("GPU-bb"), FakeGpu("GPU-cc"))
+    if asked is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
+    assert [gpu.index for gpu in nvml.visible_gpus()] == indices
+
+
+def test_a_library_without_a_driver():
+    with pytest.raises(nvml.NvmlError, match="code 9"):
+        nvml.Nvml(FakeNvml(init_code=9))
+
+
+def reading(power_w=None, energy_j=None, utilisation=None, memory_bytes=None):
+    return nvml.Reading(utilisation, memory_bytes, power_w, None, energy_j)
+
+
+def test_energy_counters_are_preferred_and_gpus_add_up():
+    watch = GpuWatch(
+        [
+            Sample(0.0, 0, reading(999.0, 50.0, 1.0, 99)),  # before the level
+            Sample(1.0, 0, reading(100.0, 100.0, 0.5, 10)),
+            Sample(1.0, 1, reading(40.0, None, 0.1, 30)),
+            Sample(3.0, 0, reading(100.0, 500.0, 0.5, 20)),
+            Sample(3.0, 1, reading(60.0, None, 0.3, 20)),
+        ]
+    )
+    figures = watch.figures(1.0, 5.0)
+    assert figures == {
+        "gpus_watched": 2,
+        "gpu_power_mean_w": 200.0 + 50.0,
+        "gpu_energy_j": 4.0 * 250.0,
+        "gpu_utilisation_mean": 0.35,
+        "gpu_memory_peak_bytes": 30,
+    }
+
+
+def test_what_no_gpu_tells_is_no_number():
+    figures = GpuWatch([Sample(0.0, 0, reading())]).figures(0.0, 1.0)
+    assert figures.pop("gpus_watched") == 1
+    assert set(figures.values()) == {None}
+    assert GpuWatch().figures(0.0, 1.0) == {}
+    assert GpuWatch([Sample(0.0, 0, reading())]).figures(0.0, float("nan")) == {}
+
+
+def test_readings_are_taken_meanwhile_and_at_both_ends(machine, tmp_path):
+    library = machine(FakeGpu("GPU-a", joules_a_reading=2.0))
+    ticks = count()
+    with watching(nvml.visible_gpus(), interval_s=0.001, clock=lambda: next(ticks)) as watch:
+        while library.reads < 5:
+            pass
+    assert [s.time_s for s in watch.samples] == list(range(len(watch.samples)))
+    assert len(watch.samples) == library.reads
+    assert watch.figures(0.0, 4.0)["gpu_power_mean_w"] == 2.0
+    watch.write(tmp_path / "servers" / "cell.gpus.csv", 1.0)
+    with (tmp_path / "servers" / "cell.gpus.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(watch.samples)
+    assert rows[0] == {
+        "time_s": "-1.000000",
+        "gpu": "0",
+        "utilisation": "0.5",
+        "memory_bytes": str(3 << 30),
+        "power_w": "200.0",
+        "sm_clock_mhz": "1980",
+        "energy_j": "1000.0",
+    }
+
+
+def test_without_nvml_nothing_is_started():
+    before = threading.active_count()
+    with watching(()) as watch:
+        assert threading.active_count() == before
+    assert watch.samples == []
+
+
+def measured(folder, **client):
+    with serving(MockConfig(ttft_s=0.002, itl_s=0.001)) as server:
+        url = server.url
+        experiment = Experiment(
+            backend="http",
+            workload="sharegpt",
+            prompt_tokens="fixed(8)",
+            output_tokens="fixed(5)",
+            requests=12,
+            rates=100.0,
+            seeds=1,
+            client={"base_urls": [url], "late_limit_s": 60.0, **client},
+        )
+        result = experiment.run(folder)
+    (row,) = result.rows()
+    return row
+
+
+def test_a_level_on_this_machines_gpus(machine, tmp_path):
+    machine(FakeGpu("GPU-a", busy_percent=25), FakeGpu("GPU-b", busy_percent=75))
+    row = measured(tmp_path / "run")
+    assert (row["gpus_watched"], row["gpu_utilisation_mean"]) == (2, 0.5)
+    assert row["gpu_memory_peak_bytes"] == 3 << 30
+    assert (tmp_path / "run" / "servers" / f"{row['cell']}.gpus.csv").is_file()
+
+
+def test_a_level_without_gpus_says_nothing_of_them(machine, tmp_path):
+    machine()
+    row = measured(tmp_path / "run")
+    said = [name for name, value in row.items() if value is not None]
+    assert not [name for name in said if name.startswith(("gpu_", "gpus_"))]
+    assert not (tmp_path / "run" / "servers").exists()
+
+
+def test_the_doctor_says_what_it_found(machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
+
+    def finding(what):
+        shown = CliRunner().invoke(app, ["doctor", "--json"]).stdout
+        return next(f for f in json.loads(shown) if f["what"] == what)
+
+    machine(FakeGpu("GPU-a"))
+    assert finding("GPU")["found"] == "NVIDIA Test, 141 GiB (driver 580.1, watched by NVML)"
+    machine()
+    assert finding("GPU")["state"] == "missing"
+    assert "no NVIDIA driver" in finding("GPU")["found"]
+    assert finding("servers")["mend"] == "slo-bench backends install vllm --cpu"
+    folder = tmp_path / "environments" / "vllm-0.9.0-cpu"
+    folder.mkdir(parents=True)
+    marker = '{"backend": "vllm", "version": "0.9.0", "device": "cpu"}'
+    (folder / "slo-bench.json").write_text(marker)
+    assert finding("servers")["found"] == "vllm-0.9.0-cpu"

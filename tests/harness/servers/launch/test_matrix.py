@@ -1,0 +1,216 @@
+"""What runs where, and how servers are told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench.harness.core.learned_predictions import LearnedPredictions
+from slo_bench.harness.core.policy import StaticPolicy
+from slo_bench.harness.experiments.config.schema import ExperimentSchema
+from slo_bench.harness.experiments.execution.plan import plan
+from slo_bench.harness.policies.systems import SYSTEMS, system
+from slo_bench.harness.servers.launch.compatibility import check, matrix, refusal
+from slo_bench.harness.servers.launch.plugin_folder import plugin_folder
+from slo_bench.harness.servers.launch.recipe import KvTransfer, Launch
+from slo_bench.harness.servers.launch.serve import Serve
+from slo_bench.harness.servers.launch.vllm import VLLM
+from slo_bench.harness.servers.plugins.contract import PolicySpec
+from slo_bench.workloads.errors import SloBenchError
+
+SWAP_ALWAYS = str(Path(__file__).with_name("swap_always.py"))
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_everything_is_simulated_and_static_batches_only_there(name):
+    found = matrix(SYSTEMS[name])
+    assert found["simulated"] is None
+    if isinstance(SYSTEMS[name].policy, StaticPolicy):
+        assert "static batches" in (found["vllm"] or "")
+        assert "static batches" in (found["sglang"] or "")
+
+
+def test_of_servers_a_split_runs_on_vllm_alone():
+    found = matrix(SYSTEMS["distserve"])
+    assert found["vllm"] is None
+    assert "vLLM alone" in (found["sglang"] or "")
+
+
+def test_servers_must_be_told_how_many_decode():
+    wanted = Serve("vllm", "m", "distserve", {"decode_instances": 0})
+    with pytest.raises(SloBenchError, match="set its knob decode_instances to 1 or more"):
+        wanted.check()
+
+
+@pytest.mark.parametrize("backend", ["simulated", "vllm"])
+def test_a_split_says_itself_how_many_it_is_made_of(backend):
+    knobs = {"distserve": {"decode_instances": (1, 2)}}
+    asked = ExperimentSchema(
+        systems=("vllm", "distserve"), knobs=knobs, backend=backend, rates=1, seeds=1, tp=1
+    )
+    found = {(c.columns["system"], c.columns["gpus"], c.instances) for c in plan(asked).cells}
+    if backend == "simulated":
+        assert found == {("vllm", 3, 3), ("distserve", 2, 2), ("distserve", 3, 3)}
+    else:
+        assert found == {("vllm", 1, 1), ("distserve", 2, 1), ("distserve", 3, 1)}
+
+
+def test_edf_runs_everywhere():
+    assert set(matrix(SYSTEMS["edf"]).values()) == {None}
+
+
+def test_victims_that_sit_out_are_refused_with_the_remedy():
+    swap = SYSTEMS["vllm-swap"].with_knobs(host_full="stall")
+    assert "host_full=recompute" in (refusal(swap, "vllm") or "")
+    assert refusal(swap.with_knobs(host_full="recompute"), "vllm") is None
+    with pytest.raises(SloBenchError, match="vllm-swap cannot run on vllm"):
+        check(swap, "vllm")
+
+
+def test_serve_refuses_before_anything_is_started(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path))
+    with pytest.raises(SloBenchError, match="backends install vllm"):
+        Serve(backend="vllm", model="m", system="edf").check()
+
+
+def argv(**options) -> list[str]:
+    return list(VLLM.argv(Path("/env/bin"), "cpu", Launch(model="m", port=1, **options)))
+
+
+def test_vllm_is_left_alone_without_a_system():
+    assert "--scheduler-cls" not in argv()
+    assert "--no-async-scheduling" not in argv()
+
+
+def connector_of(words: list[str]) -> dict[str, object]:
+    return json.loads(words[words.index("--kv-transfer-config") + 1])
+
+
+def test_only_prefill_instances_compute_prompts_whole():
+    prefill = argv(transfer=KvTransfer(True, folder=Path("/kv")), max_model_tokens=9000)
+    assert "--no-enable-chunked-prefill" in prefill
+    assert prefill[prefill.index("--max-num-batched-tokens") + 1] == "9000"
+    decode = argv(transfer=KvTransfer(False, folder=Path("/kv")))
+    assert "--no-enable-chunked-prefill" not in decode
+    assert connector_of(prefill)["kv_role"] == "kv_producer"
+    assert connector_of(decode)["kv_role"] == "kv_consumer"
+    assert connector_of(decode)["kv_connector_extra_config"] == {"shared_storage_path": "/kv"}
+    module = str(connector_of(decode)["kv_connector_module_path"])
+    assert find_spec(module) is not None
+
+
+def test_nixl_is_told_where_to_listen():
+    launch = Launch(model="m", port=1, transfer=KvTransfer(True, port=77))
+    assert VLLM.environ("cpu", launch)["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "77"
+    words = list(VLLM.argv(Path("/env/bin"), "cpu", launch))
+    assert connector_of(words)["kv_buffer_device"] == "cpu"
+    assert connector_of(words)["kv_connector_extra_config"] == {"kv_lease_duration": 3600}
+    words = list(VLLM.argv(Path("/env/bin"), "cuda", launch))
+    assert "kv_buffer_device" not in connector_of(words)
+    assert "VLLM_NIXL_SIDE_CHANNEL_PORT" not in VLLM.environ("cpu", Launch(model="m", port=1))
+
+
+def test_a_split_says_itself_how_many_there_are():
+    knobs = {"prefill_instances": 2, "decode_instances": 3}
+    wanted = Serve("vllm", "m", "distserve", knobs, step_log=Path("s.jsonl"))
+    assert [log.name for log in wanted.step_logs()] == [
+        *("s-prefill-1.jsonl", "s-prefill-2.jsonl"),
+        *("s-decode-1.jsonl", "s-decode-2.jsonl", "s-decode-3.jsonl"),
+    ]
+    with pytest.raises(SloBenchError, match="leave instances out"):
+        wanted.check(instances=2)
+    assert [log.name for log in Serve("vllm", "m", step_log=Path("s")).step_logs(2)] == [
+        "s-1",
+        "s-2",
+    ]
+
+
+def test_vllm_is_started_with_the_limits_of_the_policy():
+    words = argv(system="edf", knobs={"max_num_seqs": 7}, kv_blocks=20)
+    assert words[words.index("--max-num-seqs") + 1] == "7"
+    assert words[words.index("--max-num-batched-tokens") + 1] == "2048"
+    assert words[words.index("--num-gpu-blocks-override") + 1] == "21"  # one is vLLM's own
+    assert "--kv-transfer-config" not in words
+    assert "--kv-transfer-config" in argv(system=SWAP_ALWAYS, host_blocks=8)
+    whole = argv(system="orca", max_model_tokens=9000)
+    assert "--no-enable-chunked-prefill" in whole
+    assert int(whole[whole.index("--max-num-batched-tokens") + 1]) >= 9000
+
+
+@pytest.mark.parametrize("name", [*SYSTEMS, SWAP_ALWAYS])
+def test_policies_travel_by_name(name):
+    policy = system(name).policy
+    spec = PolicySpec.from_json(PolicySpec.of(name, policy).to_json())
+    again = spec.load()
+    assert again == policy
+    assert type(again).__name__ == type(policy).__name__
+
+
+def test_servers_find_us_without_an_installation(tmp_path):
+    folder = plugin_folder(tmp_path)
+    assert plugin_folder(tmp_path) == folder
+    code = (
+        "import importlib.metadata as m, os\n"
+        "[e] = [e for e in m.entry_points(group='vllm.general_plugins') if e.name == 'slo_bench']\n"
+        "e.load()()\n"  # without a policy it does nothing, and needs no vLLM
+        "print(os.path.realpath(__import__('slo_bench').__file__))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={"PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == str(Path(__file__).resolve().parents[4] / "__init__.py")
+
+
+def test_step_times_are_learned():
+    learned = LearnedPredictions()
+    assert learned.step_s(1, 100, []) == 0.0
+    draw = np.random.default_rng(0)
+    for _ in range(300):
+        seqs, kv, prompt = (int(n) for n in draw.integers(1, [64, 20_000, 2000]))
+        learned.learn(seqs, kv, [(0, prompt)], 0.01 + 1e-4 * seqs + 1e-7 * kv + 2e-5 * prompt)
+    expected = 0.01 + 1e-4 * 32 + 1e-7 * 5000 + 2e-5 * 100
+    assert learned.step_s(32, 5000, [(0, 100)]) == pytest.approx(expected, rel=0.05)
+
+
+def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
+    found = matrix(SYSTEMS["ascendra"])
+    assert found["vllm"] is None
+    assert "HP instances" in (found["sglang"] or "")
+    told = SYSTEMS["ascendra"].with_knobs(performance_model="given")
+    assert "performance_model=refitted" in (refusal(told, "vllm") or "")
+    knobs = {"n_lp": 2, "token_budget": 512, "hp_batch_tokens": 1024}
+    wanted = Serve("vllm", "m", "ascendra", knobs, step_log=tmp_path / "steps.jsonl")
+    assert wanted.gateway
+    names = [log.name for log in wanted.step_logs()]
+    assert names == ["steps-lp-1.jsonl", "steps-lp-2.jsonl", "steps-hp-1.jsonl"]
+    with pytest.raises(SloBenchError, match="set its knobs n_lp and n_hp"):
+        wanted.step_logs(4)
+    policies = [part.policy for part in wanted._parts(1)]
+    assert policies[0] == policies[1]
+    assert policies[0].worst_batch_tokens == 1024
+    for policy in policies:
+        spec = PolicySpec.of("ascendra", policy)
+        assert PolicySpec.from_json(spec.to_json()).load() == policy
+    lp, _, hp = (argv(system="ascendra", knobs=knobs, role=policy) for policy in policies)
+    assert lp[lp.index("--max-num-batched-tokens") + 1] == "512"
+    assert "--no-enable-chunked-prefill" in hp
+    assert hp[hp.index("--max-num-batched-tokens") + 1] == "1024"
+    assert int(hp[hp.index("--max-num-seqs") + 1]) <= 1024  # vLLM wants no more than the tokens
+
+
+def test_a_controller_is_planned_with_all_of_its_servers():
+    knobs = {"ascendra": {"n_lp": (1, 2)}}
+    asked = ExperimentSchema(
+        systems=("ascendra",), knobs=knobs, backend="vllm", rates=1, seeds=1, tp=1
+    )
+    assert {(c.columns["gpus"], c.instances) for c in plan(asked).cells} == {(2, 1), (3, 1)}

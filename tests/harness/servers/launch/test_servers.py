@@ -1,0 +1,135 @@
+"""Servers are waited for, watched, and stopped with everything they started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from slo_bench.harness.servers.launch.environments import Environment
+from slo_bench.harness.servers.launch.recipe import Launch, Recipe
+from slo_bench.harness.servers.launch.server_process import ServerError, free_port, serving
+
+FAKE = Path(__file__).with_name("fake_server.py")
+SOON_S = 30.0
+
+
+def recipe(mode: str) -> Recipe:
+    return Recipe(
+        backend="fake",
+        builds={},
+        argv=lambda programs, device, launch: [sys.executable, str(FAKE), str(launch.port), mode],
+        environ=lambda device, launch: {"FAKE": "1"},
+    )
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
+    environment = Environment(tmp_path / "fake-1-cpu", "fake", "1", "cpu")
+
+    def started(
+        mode: str,
+        ready_s: float = SOON_S,
+        system: str | None = None,
+        step_log: Path | None = None,
+    ):
+        launch = Launch(model="m", port=free_port(), system=system, step_log=step_log)
+        log = tmp_path / "servers" / "fake.log"
+        return serving(recipe(mode), environment, launch, log=log, ready_s=ready_s)
+
+    return started
+
+
+def gone(process: int) -> bool:
+    """It has ended (a dead one that nobody has fetched yet has ended too)."""
+    end_s = time.monotonic() + SOON_S
+    while time.monotonic() < end_s:
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def child_of(log: Path) -> int:
+    [line] = [line for line in log.read_text().splitlines() if line.startswith("child ")]
+    return int(line.split()[1])
+
+
+def test_answers_and_is_stopped(start):
+    with start("ready") as server:
+        assert server.metrics() == "fake:requests 1\n"
+        assert server.running
+        assert server.handshake == {}
+    assert not server.running
+    with pytest.raises(ServerError):
+        server.metrics()
+
+
+def test_death_at_the_start_shows_the_end_of_the_log(start):
+    with (
+        pytest.raises(ServerError, match=r"exit code 3.*fake\.log(?s:.*)no such model"),
+        start("dies"),
+    ):
+        pytest.fail("it must not count as started")
+
+
+def test_waits_no_longer_than_asked(start):
+    with pytest.raises(ServerError, match="not ready within 1 s"), start("never", ready_s=1):
+        pytest.fail("it must not count as started")
+
+
+def test_children_in_other_sessions_are_stopped_too(start):
+    with start("leaves") as server:
+        child = child_of(server.log)
+        os.kill(child, 0)
+    assert gone(child)
+
+
+def test_a_policy_must_say_that_it_is_there(start):
+    with start("ready", system="edf") as server:
+        assert server.handshake["hooks"] == ["one"]
+    with pytest.raises(ServerError, match="edf is not in it"), start("unhooked", system="edf"):
+        pytest.fail("it must not count as started")
+
+
+def test_a_log_of_steps_must_say_that_it_is_there(start, tmp_path):
+    log = tmp_path / "steps.jsonl"
+    with start("ready", step_log=log) as server:
+        assert server.handshake["hooks"] == ["one"]
+    problem = "the log of its steps is not in it"
+    with pytest.raises(ServerError, match=problem), start("unhooked", step_log=log):
+        pytest.fail("it must not count as started")
+
+
+def test_nothing_outlives_a_starter_that_is_killed(tmp_path):
+    log = tmp_path / "servers" / "fake.log"
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[1]); import test_servers as t\n"
+        "from pathlib import Path\n"
+        "environment = t.Environment(Path('x'), 'fake', '1', 'cpu')\n"
+        "launch = t.Launch(model='m', port=t.free_port())\n"
+        "with t.serving(t.recipe('leaves'), environment, launch, log=Path(sys.argv[2])):\n"
+        "    print('up', flush=True); time.sleep(600)\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(FAKE.parent), str(log)], stdout=subprocess.PIPE, text=True
+    ) as starter:
+        assert starter.stdout is not None
+        assert starter.stdout.readline() == "up\n"
+        guard = int(Path(f"/proc/{starter.pid}/task/{starter.pid}/children").read_text())
+        server = int(Path(f"/proc/{guard}/task/{guard}/children").read_text())
+        child = child_of(log)
+        starter.send_signal(signal.SIGKILL)
+        starter.wait()
+    assert gone(child)
+    assert gone(server)
+    assert gone(guard)

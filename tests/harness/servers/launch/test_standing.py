@@ -1,0 +1,203 @@
+"""Which models stand, which sleep, and what is refused; servers are stand-ins."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.harness.policies.prism.queue.controller import Prism
+from slo_bench.harness.servers.launch import model_lifecycle as standing
+from slo_bench.harness.servers.launch import serve as serve_module
+from slo_bench.harness.servers.launch.environments import Environment
+from slo_bench.harness.servers.launch.model_lifecycle import (
+    Stage,
+    served_names,
+    shared_policy,
+    stage_of,
+)
+from slo_bench.harness.servers.launch.recipe import KVCACHED, Launch
+from slo_bench.harness.servers.launch.serve import Serve
+from slo_bench.harness.servers.launch.server_process import ServerError
+from slo_bench.harness.servers.launch.sglang import SGLANG
+from slo_bench.harness.servers.launch.vllm import VLLM
+from slo_bench.workloads.errors import SloBenchError
+
+
+@dataclass
+class FakeServer:
+    """Keeps what it is told over HTTP."""
+
+    url: str = ""
+    running: bool = True
+    told: list[str] = field(default_factory=list)
+    status: int = 200
+
+
+@pytest.fixture
+def fakes(monkeypatch) -> Iterator[list[FakeServer]]:
+    """Every server that is started, in order."""
+    started: list[FakeServer] = []
+    with ExitStack() as open_ones:
+
+        def start(self: Serve, stack: ExitStack, log: Path, **more: object) -> list[FakeServer]:
+            found = FakeServer()
+
+            class Answers(http.server.BaseHTTPRequestHandler):
+                def do_POST(self) -> None:
+                    found.told.append(self.path)
+                    self.send_response(found.status)
+                    self.end_headers()
+
+                def log_message(self, *args: object) -> None:
+                    pass
+
+            server = open_ones.enter_context(http.server.HTTPServer(("127.0.0.1", 0), Answers))
+            thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+            thread.start()
+            open_ones.callback(thread.join)
+            open_ones.callback(server.shutdown)
+            found.url = f"http://127.0.0.1:{server.server_address[1]}"
+            stack.callback(lambda: setattr(found, "running", False))
+            started.append(found)
+            return [found]
+
+        monkeypatch.setattr(Serve, "start", start)
+        yield started
+
+
+def stage(tmp_path: Path, *, sleeps: bool) -> Stage:
+    serves = {name: Serve("vllm", name) for name in "ab"}
+    return Stage(serves, tmp_path / "log", sleeps=sleeps)
+
+
+def test_without_sleep_models_are_stopped_and_started(tmp_path, fakes):
+    one = stage(tmp_path, sleeps=False)
+    first = one.activate("a")
+    one.evict("a")
+    assert [fake.running for fake in fakes] == [False]
+    assert one.activate("a").url != first.url
+    one.activate("b")
+    assert [fake.running for fake in fakes] == [False, True, True]
+    one.close()
+    assert not any(fake.running for fake in fakes)
+    assert not any(fake.told for fake in fakes)
+    assert one.servers == []
+
+
+def test_with_sleep_models_are_started_once(tmp_path, fakes):
+    one = stage(tmp_path, sleeps=True)
+    first = one.activate("a")
+    for _ in range(2):
+        one.evict("a")
+        assert one.activate("a") == first
+    [fake] = fakes
+    assert fake.told == ["/sleep?level=1", "/wake_up"] * 2
+    assert fake.running
+    one.evict("a")
+    fake.running = False  # it died in its sleep
+    one.activate("a")
+    assert len(fakes) == 2
+    fakes[1].status = 500
+    with pytest.raises(ServerError, match="sleep"):
+        one.evict("a")
+    one.close()
+
+
+def test_what_comes_up_too_late_is_stopped(tmp_path, fakes):
+    one = stage(tmp_path, sleeps=False)
+    one.close()
+    one.activate("a")
+    assert not fakes[0].running
+
+
+@pytest.fixture
+def cuda(monkeypatch, tmp_path) -> Environment:
+    """As if vLLM's CUDA build were installed."""
+    made = Environment(tmp_path, "vllm", "0.32.0", "cuda")
+    for module in (serve_module, standing):
+        monkeypatch.setattr(module, "environment", lambda name: made)
+    return made
+
+
+def test_who_can_sleep_sleeps(cuda, tmp_path):
+    said: list[str] = []
+    common = Serve("vllm", "m")
+    stage_of(["x/a", "x/b"], common, Prism(), tmp_path / "log", say=said.append)
+    stage_of(["x/a"], common, Prism(activation="naive"), tmp_path / "log", say=said.append)
+    assert "are woken up" in said[0]
+    assert "are stopped" in said[1]
+
+
+def test_sleep_mode_is_switched_on():
+    launch = Launch(model="m", port=1, sleeps=True)
+    assert "--enable-sleep-mode" in VLLM.argv(Path("/env/bin"), "cuda", launch)
+    assert VLLM.environ("cuda", launch)["VLLM_SERVER_DEV_MODE"] == "1"
+    plain = Launch(model="m", port=1)
+    assert "--enable-sleep-mode" not in VLLM.argv(Path("/env/bin"), "cuda", plain)
+    assert "VLLM_SERVER_DEV_MODE" not in VLLM.environ("cuda", plain)
+
+
+@pytest.mark.parametrize("recipe", [VLLM, SGLANG])
+def test_kvcached_is_switched_on_by_its_environment(recipe):
+    with_it, without = (Launch(model="m", port=1, kvcached=on) for on in (True, False))
+    assert KVCACHED == {"ENABLE_KVCACHED": "true", "KVCACHED_AUTOPATCH": "1"}
+    assert KVCACHED.items() <= recipe.environ("cuda", with_it).items()
+    assert not KVCACHED.keys() & recipe.environ("cuda", without).keys()
+    words = [list(recipe.argv(Path("/env/bin"), "cuda", one)) for one in (with_it, without)]
+    assert words[0] == words[1]
+
+
+def test_kvcached_is_refused_where_it_cannot_be(cuda, monkeypatch):
+    def answers(code: int) -> None:
+        class Done:
+            returncode = code
+
+        monkeypatch.setattr(serve_module.subprocess, "run", lambda *args, **more: Done)
+
+    answers(0)
+    Serve("vllm", "m", "vllm", kvcached=True).check()
+    with pytest.raises(SloBenchError, match="leave them out"):
+        Serve("vllm", "m", "vllm", kv_blocks=10, kvcached=True).check()
+    with pytest.raises(SloBenchError, match="the server as it is"):
+        Serve("vllm", "m", "edf", kvcached=True).check()
+    answers(1)
+    with pytest.raises(SloBenchError, match="pip install kvcached --no-build-isolation"):
+        Serve("vllm", "m", "vllm", kvcached=True).check()
+    cpu = Environment(cuda.path, "vllm", "0.32.0", "cpu")
+    monkeypatch.setattr(serve_module, "environment", lambda name: cpu)
+    with pytest.raises(SloBenchError, match="needs a CUDA build"):
+        Serve("vllm", "m", "vllm", kvcached=True).check()
+
+
+def test_of_systems_for_several_models_prism_stands_before_servers():
+    assert shared_policy("vllm", {}, "vllm") is None
+    assert shared_policy("prism", {"worth_s": 3.0}, "vllm") == Prism(worth_s=3.0)
+    with pytest.raises(SloBenchError, match="simulated alone"):
+        shared_policy("muxserve", {}, "vllm")
+    with pytest.raises(SloBenchError, match="review_every_s decides nothing"):
+        shared_policy("prism", {"review_every_s": 3.0}, "vllm")
+    assert served_names(["x/a", "b/"]) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["vllm", "--model", "a", "--model", "b"], "vllm serves one model"),
+        (["vllm", "--model", "a", "--awake", "1"], "--awake goes with prism"),
+        (["prism", "--model", "a", "--instances", "2"], "leave --served-name"),
+        (["prism"], "needs --model"),
+        (["ascendra", "--model", "a", "--router", "round-robin"], "leave --router out"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(words, problem):
+    done = CliRunner().invoke(app, ["serve", *words])
+    assert isinstance(done.exception, SloBenchError)
+    assert problem in str(done.exception)

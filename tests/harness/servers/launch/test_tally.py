@@ -1,0 +1,63 @@
+"""Swaps executed must equal swaps decided; what plugins count is read by who started the server."""
+
+from __future__ import annotations
+
+import pytest
+
+from slo_bench.harness.core.learned_predictions import LearnedPredictions
+from slo_bench.harness.experiments.backends.plugin_counters import figures, growth, swap_problem
+from slo_bench.harness.servers.launch.server_process import Server
+from slo_bench.harness.servers.plugins.contract import HANDSHAKE_VARIABLE, Tally, tally_file
+
+BEFORE = {"decided_out": 3, "executed_out": 3, "decided_in": 3, "executed_in": 3}
+BEFORE |= {"preempted_swap": 3, "preempted_recompute": 1}
+
+
+def test_growth_is_over_all_servers_and_since_the_cell_began():
+    after = {name: count + 2 for name, count in BEFORE.items()}
+    grown = growth([BEFORE, {}], [after, BEFORE])
+    assert grown["preempted_swap"] == 2 + 3
+    assert figures(grown) == {"preemptions_swap": 5, "preemptions_recompute": 3}
+    assert swap_problem(grown) is None
+
+
+def test_servers_without_a_plugin_count_nothing():
+    assert figures(growth([{}], [{}])) == {}
+    assert swap_problem(growth([{}], [{}])) is None
+
+
+@pytest.mark.parametrize("way", ["out", "in"])
+def test_a_swap_that_was_decided_and_not_executed_is_told(way):
+    after = {**BEFORE, f"decided_{way}": 5, f"executed_{way}": 4}
+    expected = f"1 swaps {way} were executed, but 2 decided"
+    assert swap_problem(growth([BEFORE], [after])) == expected
+
+
+def test_totals_are_read_while_they_are_written(tmp_path, monkeypatch):
+    handshake = tmp_path / "handshake.json"
+    monkeypatch.setenv(HANDSHAKE_VARIABLE, str(handshake))
+    server = Server("one", "", tmp_path / "log", "", tally_file=tally_file(handshake))
+    assert server.tally() == {}
+    tally = Tally()
+    tally.write(decided_out=1)
+    assert server.tally() == {"decided_out": 1}
+    tally.write(decided_out=2)
+    assert server.tally() == {"decided_out": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["handshake.tally.json"]
+
+
+def test_nobody_who_listens_nothing_written(tmp_path, monkeypatch):
+    monkeypatch.delenv(HANDSHAKE_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    Tally().write(decided_out=1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_first_swap_measured_is_believed():
+    learned = LearnedPredictions()
+    assert learned.swap_s(10) == 0.0
+    learned.learn_swap(4, 0.4)
+    assert learned.swap_s(10) == pytest.approx(1.0)
+    for _ in range(50):
+        learned.learn_swap(4, 0.8)
+    assert learned.swap_s(10) == pytest.approx(2.0, rel=1e-3)

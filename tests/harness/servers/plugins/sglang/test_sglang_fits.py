@@ -1,0 +1,75 @@
+"""Which policies SGLang takes; needs no SGLang."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from slo_bench.harness.core.decisions import Limits, Refill
+from slo_bench.harness.core.policy import Policy
+from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.harness.servers.plugins.contract import POLICY_VARIABLE, PolicySpec
+from slo_bench.harness.servers.plugins.sglang.compatibility import refusal
+from slo_bench.harness.servers.plugins.sglang.plugin import register
+from slo_bench.harness.servers.plugins.sglang.targets import HOOKS, moved
+
+
+@pytest.mark.parametrize("name", ["vllm", "edf", "edf-drop"])
+def test_order_victims_and_leaving_can_be_decided(name):
+    assert refusal(SYSTEMS[name].policy) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("vllm-swap", "it decides preempt_by"),
+        ("adaptivellm", "it decides preempt_by"),
+        ("orca", "it decides commit"),
+        ("vllm-v0", "it never splits a prompt"),
+        ("sarathi", "it keeps blocks free"),
+        ("fifo", "it forms static batches"),
+        ("sglang", "run the server unpatched"),
+    ],
+)
+def test_what_sglang_does_not_offer_is_refused_with_the_reason(name, reason):
+    assert reason in refusal(SYSTEMS[name].policy)
+
+
+@dataclass(frozen=True)
+class _Groups(Policy):
+    def refill(self, view):
+        return Refill.WAITING
+
+
+@dataclass(frozen=True)
+class _Varying(Policy):
+    limits_vary = True
+
+    def limits(self, view):
+        return Limits(max_seqs=1 + view.n_waiting)
+
+
+def test_phases_and_limits_that_vary_are_refused():
+    assert "it decides refill" in refusal(_Groups())
+    assert "limits change" in refusal(_Varying())
+
+
+def test_nothing_happens_where_no_policy_is_asked_for(monkeypatch):
+    monkeypatch.delenv(POLICY_VARIABLE, raising=False)
+    register()  # would fail: there is no SGLang here
+
+
+def test_a_policy_that_does_not_fit_ends_the_process(monkeypatch):
+    spec = PolicySpec.of("orca", SYSTEMS["orca"].policy)
+    monkeypatch.setenv(POLICY_VARIABLE, spec.to_json())
+    with pytest.raises(SystemExit, match="orca cannot run inside SGLang: it decides commit"):
+        register()
+
+
+def test_an_sglang_without_the_hooks_ends_the_process(monkeypatch):
+    spec = PolicySpec.of("edf", SYSTEMS["edf"].policy)
+    monkeypatch.setenv(POLICY_VARIABLE, spec.to_json())
+    with pytest.raises(SystemExit, match=r"Scheduler\.run_batch is gone"):
+        register()
+    assert len(moved()) >= len(HOOKS)

@@ -1,0 +1,34 @@
+"""An upgrade of a server that moves what we hook into is told by name."""
+
+from slo_bench.harness.servers.plugins.plugin_targets import moved
+
+HERE = "slo_bench.harness.engine"
+
+
+def test_what_is_as_we_know_it_is_no_problem():
+    assert (
+        moved({f"{HERE}.plugin_targets.moved": ("targets",), f"{HERE}.plugin_targets:moved": ()})
+        == []
+    )
+    assert (
+        moved({f"{HERE}.learned_predictions:LearnedPredictions.step_s": ("self", "decode_seqs")})
+        == []
+    )
+    assert moved({f"{HERE}.over_http.faults:Fault.ABORTED": ()}) == []  # nothing to call
+
+
+def test_what_is_gone_or_takes_something_else_is_named():
+    learn = f"{HERE}.learned_predictions:LearnedPredictions.learn"
+    problems = moved(
+        {
+            f"{HERE}.nowhere:f": (),
+            f"{HERE}.known:f": (),
+            learn: ("self", "decode_kv_tokens"),
+        }
+    )
+    assert problems == [
+        f"{HERE}.nowhere:f is gone",
+        f"{HERE}.known:f is gone",
+        f"{learn} takes (self, decode_seqs, decode_kv_tokens, chunks, duration_s), "
+        "not (self, decode_kv_tokens, …)",
+    ]

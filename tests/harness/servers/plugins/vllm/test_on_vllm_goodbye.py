@@ -1,0 +1,91 @@
+"""What a client is told of a request that a policy let go; vLLM's engine is a stand-in."""
+
+import asyncio
+import inspect
+from types import SimpleNamespace
+
+import pytest
+
+from slo_bench.harness.servers.plugins.vllm import timeouts as goodbye
+
+
+class GenerationError(Exception):
+    status_code = 500
+
+
+def made():
+    """An engine that answers with these stop reasons, and says when it was closed."""
+
+    class Engine:
+        def __init__(self, *stop_reasons):
+            self._stop_reasons = stop_reasons
+            self.closed = 0
+
+        async def generate(self, prompt, sampling_params, request_id):
+            try:
+                for reason in self._stop_reasons:
+                    yield SimpleNamespace(outputs=[SimpleNamespace(stop_reason=reason)])
+            finally:
+                self.closed += 1
+
+    return Engine
+
+
+@pytest.fixture
+def error(monkeypatch):
+    monkeypatch.setattr(goodbye, "_ERRORS", ("no_such_module:Error", f"{__name__}:GenerationError"))
+
+
+def outputs_of(engine):
+    found = []
+
+    async def run():
+        async for output in engine.generate("prompt", None, "id"):
+            found.append(output.outputs[0].stop_reason)
+
+    return found, run
+
+
+def test_answers_pass_through_and_the_engine_is_closed():
+    engine_class = made()
+    goodbye.install(engine_class)
+    engine = engine_class(None, 17, "a stop string")
+    found, run = outputs_of(engine)
+    asyncio.run(run())
+    assert found == [None, 17, "a stop string"]
+    assert engine.closed == 1
+
+
+def test_a_request_that_was_let_go_ends_as_an_error(error):
+    engine_class = made()
+    goodbye.install(engine_class)
+    engine = engine_class(None, "slo_bench: dropped", None)
+    found, run = outputs_of(engine)
+    with pytest.raises(GenerationError, match="slo_bench: dropped by the policy") as raised:
+        asyncio.run(run())
+    assert raised.value.status_code == 503
+    assert found == [None]
+    assert engine.closed == 1
+
+
+def test_it_is_wrapped_once_and_keeps_its_signature():
+    engine_class = made()
+    goodbye.install(engine_class)
+    once = engine_class.generate
+    goodbye.install(engine_class)
+    assert engine_class.generate is once
+    assert list(inspect.signature(once).parameters)[:2] == ["self", "prompt"]
+
+
+def test_a_client_that_leaves_closes_the_engine():
+    engine_class = made()
+    goodbye.install(engine_class)
+    engine = engine_class(None, None)
+
+    async def leave():
+        outputs = engine.generate("prompt", None, "id")
+        await anext(outputs)
+        await outputs.aclose()
+
+    asyncio.run(leave())
+    assert engine.closed == 1

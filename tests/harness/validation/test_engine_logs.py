@@ -1,0 +1,163 @@
+"""Reading logs of real engines: fields, clocks, settings, run folders."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.results.engine_logs import EngineSettings, read_log
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
+
+FIRST = {
+    "request_id": "a",
+    "input_toks": 100,
+    "output_toks": 11,
+    "arrival_time": 1_777_000_000.0,  # a wall clock
+    "queued_ts": 500.002,  # a monotonic one
+    "first_token_ts": 500.102,
+    "last_token_ts": 501.102,
+}
+SECOND = FIRST | {
+    "arrival_time": 1_777_000_001.0,
+    "queued_ts": 501.012,
+    "first_token_ts": 501.2,
+    "last_token_ts": 502.0,
+}
+
+
+def written(folder: Path, *rows: object, meta: object = None) -> Path:
+    file = folder / "requests.jsonl"
+    file.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in rows) + "\n")
+    if meta is not None:
+        (folder / "meta.json").write_text(meta if isinstance(meta, str) else json.dumps(meta))
+    return file
+
+
+def test_two_clocks_are_laid_over_each_other(tmp_path):
+    log = read_log(written(tmp_path, FIRST, SECOND))
+    assert log.arrival_s == pytest.approx([0.0, 1.0])
+    # The first was taken in at once, the second after another 10 ms: the engine was busy.
+    assert log.begin_s == pytest.approx([0.0, 1.01], abs=1e-6)  # as fine as a wall clock is
+    assert log.first_s - log.begin_s == pytest.approx([0.1, 0.188], abs=1e-6)
+    assert log.prompt_tokens.tolist() == [100, 100]
+    assert log.engine == EngineSettings()
+
+
+def test_arrivals_are_put_in_order_and_the_unfinished_left_out(tmp_path):
+    lost = FIRST | {"first_token_ts": None, "last_token_ts": None}
+    log = read_log(written(tmp_path, SECOND, lost, "", FIRST))
+    assert log.unfinished == 1
+    assert log.arrival_s == pytest.approx([0.0, 1.0])
+
+
+def test_one_clock_is_enough(tmp_path):
+    rows = [
+        {"arrival_s": t, "prompt_tokens": 5, "output_tokens": 2, "first_token_s": t + 1,
+         "finish_s": t + 2}
+        for t in (3.0, 7.0)
+    ]  # fmt: skip
+    log = read_log(written(tmp_path, *rows))
+    assert log.arrival_s.tolist() == log.begin_s.tolist() == [0.0, 4.0]
+    only_queued = [{k: v for k, v in FIRST.items() if k != "arrival_time"}]
+    assert read_log(written(tmp_path, *only_queued)).arrival_s.tolist() == [0.0]
+
+
+def test_settings_stand_beside_the_log(tmp_path):
+    meta = {
+        "model": "meta-llama/Llama-3.1-8B",
+        "vllm_version": "0.19.0",
+        "engine_kwargs": {
+            "tensor_parallel_size": 2,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 4096,
+            "max_model_len": None,
+        },
+        "kv_cache": {"num_gpu_blocks": 1900, "block_size": 16, "enable_prefix_caching": False},
+    }
+    assert read_log(written(tmp_path, FIRST, meta=meta)).engine == EngineSettings(
+        model="meta-llama/Llama-3.1-8B",
+        tp=2,
+        max_num_seqs=64,
+        max_num_batched_tokens=4096,
+        kv_blocks=1900,
+        block_tokens=16,
+        prefix_caching=False,
+        version="0.19.0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "problem"),
+    [
+        ([FIRST, "{"], "is not JSON: .*line 2"),
+        ([[1, 2]], "must be a JSON object, a request a line .*line 1"),
+        ([""], "has no requests"),
+        ([{"input_toks": 1}], "has no queued_ts or queued_s|has no arrival_time"),
+        ([{k: v for k, v in FIRST.items() if k != "input_toks"}], "has no input_toks or prompt"),
+        ([FIRST | {"input_toks": "many"}], "input_toks: could not convert"),
+        ([FIRST | {"first_token_ts": None}], "has no request with a first and a last token"),
+        ([FIRST | {"first_token_ts": 400.0}], "are these times of one clock"),
+    ],
+)
+def test_a_wrong_log_is_named(tmp_path, rows, problem):
+    with pytest.raises(FileFormatError, match=problem):
+        read_log(written(tmp_path, *rows))
+
+
+@pytest.mark.parametrize(
+    ("meta", "problem"),
+    [
+        ("{", "cannot be read as JSON"),
+        ([], "must hold a JSON object"),
+        ({"engine_kwargs": {"max_num_seqs": 0}}, "max_num_seqs must be a whole number above 0"),
+        ({"kv_cache": {"enable_prefix_caching": "yes"}}, "must be true or false but is 'yes'"),
+        ({"kv_cache": 7}, "kv_cache must be a JSON object"),
+    ],
+)
+def test_wrong_settings_are_named(tmp_path, meta, problem):
+    with pytest.raises(FileFormatError, match=problem):
+        read_log(written(tmp_path, FIRST, meta=meta))
+
+
+def test_nothing_there(tmp_path):
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_log(tmp_path / "nothing.jsonl")
+    with pytest.raises(FileFormatError, match="is not a run folder"):
+        read_log(tmp_path)
+    with pytest.raises(SloBenchError, match="--cell is for run folders"):
+        read_log(written(tmp_path, FIRST), cell="x")
+
+
+@pytest.mark.parametrize("records", ["csv", "parquet"])
+def test_our_own_runs_are_logs(tmp_path, records):
+    if records == "parquet":
+        pytest.importorskip("pyarrow")
+    run = tmp_path / "run"
+    result = Experiment(
+        systems="vllm",
+        workload="sharegpt",
+        rates=(2.0, 4.0),
+        requests=30,
+        seeds=1,
+        records=records,
+        gpu="a100-80g",
+        model="llama-3-8b",
+    ).run(run)
+    rows = result.rows()
+    with pytest.raises(SloBenchError, match="has 2 cells; name one with --cell"):
+        read_log(run)
+    with pytest.raises(SloBenchError, match="has no cell 'other'"):
+        read_log(run, "other")
+    log = read_log(run, str(rows[1]["cell"]))
+    assert len(log) == 30
+    assert log.engine.model == "llama-3-8b"
+    assert np.mean(log.first_s - log.arrival_s) == pytest.approx(rows[1]["ttft_mean_s"], abs=1e-5)
+    file = next((run / "requests").glob(f"{rows[1]['cell']}.*"))
+    assert read_log(file).last_s == pytest.approx(log.last_s)
+    file.unlink()
+    with pytest.raises(FileFormatError, match="is missing"):
+        read_log(run, str(rows[1]["cell"]))

@@ -1,0 +1,263 @@
+"""Replaying logs: a simulator's own log comes out as it went in; real logs nearly so."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.harness.engine.simulator.simulate import simulate
+from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, read_log
+from slo_bench.harness.validation.log_replay import METRICS, STATISTICS, validate
+from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.profiles.importers import Asked, import_profile
+from slo_bench.predictors.profiles.models import profiled_step_time
+from slo_bench.predictors.profiles.profile import Profile, table_of, write_profile
+from slo_bench.predictors.profiles.table import Host
+from slo_bench.predictors.specs import gpu, model
+from slo_bench.reports.pages.validation import headline, validation_json, write_validation
+from slo_bench.workloads.errors import SloBenchError
+from slo_bench.workloads.workload import Workload
+
+SHARED = Path(os.environ.get("SLO_BENCH_SHARED", Path(__file__).parents[4] / "shared" / "data"))
+REAL = SHARED / "profiles" / "llmservingsim"
+needs_data = pytest.mark.skipif(
+    not REAL.is_dir(), reason=f"no {REAL}; SLO_BENCH_SHARED names the folder above profiles"
+)
+
+LAYERS = 32
+
+
+def small_profile() -> Profile:
+    kvs, sequences = (16, 1024, 4096), (1, 8, 64)
+    decode = [(0, 0, n, kv, LAYERS, 10 + 0.004 * n * kv) for n in sequences for kv in kvs]
+    prefill = [(c, x, 0, 0, LAYERS, 20 + 0.1 * c) for c in (16, 2048) for x in (0, 4096)]
+    mixed = [
+        (c, x, n, kv, LAYERS, 30 + 0.1 * c + 0.007 * n * kv)
+        for c in (16, 2048)
+        for x in (0, 4096)
+        for n in sequences
+        for kv in kvs
+    ]
+    linear = [("all", tokens, LAYERS, 300 + 0.9 * tokens) for tokens in (1, 64, 512, 2048)]
+    return Profile(
+        "llama-3.1-8b",
+        "rtx-4090",
+        multiprocessors=128,
+        tables={
+            "linear": table_of("linear", linear),
+            "attention": table_of("attention", [*decode, *prefill, *mixed]),
+        },
+    )
+
+
+PROFILE = small_profile()
+
+
+def simulated_log(kv_blocks: int, caching: bool, seed: int = 1) -> tuple[RealLog, int]:
+    """What the simulator does itself, as a log, and how often it preempted."""
+    rng = np.random.default_rng(seed)
+    n = 80
+    workload = Workload(
+        np.cumsum(rng.exponential(0.1, n)), rng.integers(50, 900, n), rng.integers(20, 500, n)
+    )
+    if caching:
+        blocks = (workload.prompt_tokens + workload.output_tokens) // 16
+        workload = dataclasses.replace(
+            workload,
+            prefix_blocks=[tuple(range(r << 32, (r << 32) + b)) for r, b in enumerate(blocks)],
+        )
+    settings = EngineSettings(
+        model="meta-llama/Llama-3.1-8B",
+        tp=1,
+        max_num_seqs=32,
+        max_num_batched_tokens=1024,
+        kv_blocks=kv_blocks,
+        block_tokens=16,
+        prefix_caching=caching,
+        async_scheduling=True,
+    )
+    placement = Placement(model("llama-3.1-8b"), gpu("rtx-4090"), fixed_kv_blocks=kv_blocks - 1)
+    system = SYSTEMS["vllm"].with_knobs(
+        max_num_seqs=32, max_num_batched_tokens=1024, async_scheduling=True
+    )
+    host = Host(launch_s=0.004, graph_tokens=64)
+    step_time = profiled_step_time(PROFILE, host).model
+    records = simulate(workload, system, placement, step_time).records
+    arrival_s = workload.arrival_s - workload.arrival_s[0]
+    log = RealLog(
+        "made up",
+        arrival_s,
+        arrival_s,
+        workload.prompt_tokens,
+        workload.output_tokens,
+        records.first_token_s - workload.arrival_s[0],
+        records.finish_s - workload.arrival_s[0],
+        settings,
+    )
+    return log, int(records.preemptions_recompute.sum())
+
+
+@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize("kv_blocks", [400, 100_000])
+def test_the_simulators_own_log_comes_out_as_it_went_in(kv_blocks, caching):
+    log, preemptions = simulated_log(kv_blocks, caching)
+    assert (preemptions > 5) == (kv_blocks == 400)
+    found = validate(log, PROFILE, host_s=0.004)
+    assert found.preemptions == preemptions
+    assert not found.notes
+    assert [(r.metric, r.statistic) for r in found.rows()] == [
+        (m, s) for m in METRICS for s in STATISTICS
+    ]
+    for row in found.rows():
+        assert abs(row.error) < 1e-9, row
+
+
+def test_settings_matter():
+    log, _ = simulated_log(400, caching=False)
+    errors = {
+        name: {(r.metric, r.statistic): r.error for r in validate(log, PROFILE, **changes).rows()}
+        for name, changes in {
+            "roomy": {"overrides": EngineSettings(kv_blocks=100_000), "host_s": 0.004},
+            "narrow": {"overrides": EngineSettings(max_num_seqs=4), "host_s": 0.004},
+            "slow host": {"host_s": 0.02},
+        }.items()
+    }
+    assert errors["roomy"]["ttft", "mean"] < -0.1
+    assert errors["narrow"]["ttft", "mean"] > 0.1
+    assert errors["slow host"]["e2e", "mean"] > 0.01
+
+
+def test_what_the_log_leaves_open_is_said():
+    log, _ = simulated_log(100_000, caching=False)
+    bare = dataclasses.replace(log, engine=EngineSettings(tp=2, version="0.9.1"), unfinished=3)
+    found = validate(bare, PROFILE)
+    told = " ".join(found.notes)
+    assert "3 requests of the log did not finish" in told
+    assert "tp 2, the profile of tp 1" in told
+    assert "does not say how many KV blocks" in told
+    assert found.settings.async_scheduling is False
+    assert found.host.step_s > 0
+    other = dataclasses.replace(log, engine=EngineSettings(model="Qwen/Qwen3-8B", kv_blocks=9000))
+    assert "the log is of Qwen/Qwen3-8B" in " ".join(validate(other, PROFILE).notes)
+
+
+def test_errors_are_the_users_to_mend():
+    log, _ = simulated_log(100_000, caching=False)
+    with pytest.raises(SloBenchError, match="too long"):
+        validate(log, PROFILE, overrides=EngineSettings(kv_blocks=20))
+    with pytest.raises(SloBenchError, match="unknown system"):
+        validate(log, PROFILE, "vlm")
+    with pytest.raises(SloBenchError, match="host_s must be a time from 0 on"):
+        validate(log, PROFILE, host_s=-1.0)
+
+
+def test_one_token_has_no_tpot():
+    log, _ = simulated_log(100_000, caching=False)
+    short = dataclasses.replace(
+        log, output_tokens=np.ones_like(log.output_tokens), last_s=log.first_s
+    )
+    rows = {(r.metric, r.statistic): r for r in validate(short, PROFILE).rows()}
+    assert np.isnan(rows["tpot", "mean"].error)
+    assert np.isfinite(rows["ttft", "mean"].error)
+
+
+# -------------------------------------------------------------------- command and page
+
+
+def log_file(folder: Path) -> Path:
+    log, _ = simulated_log(400, caching=False)
+    rows = [
+        {
+            "input_toks": int(p),
+            "output_toks": int(o),
+            "queued_ts": a,
+            "first_token_ts": f,
+            "last_token_ts": e,
+        }
+        for p, o, a, f, e in zip(
+            log.prompt_tokens,
+            log.output_tokens,
+            log.arrival_s,
+            log.first_s,
+            log.last_s,
+            strict=True,
+        )
+    ]
+    file = folder / "requests.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    meta = {"engine_kwargs": {"max_num_seqs": 32, "max_num_batched_tokens": 1024}}
+    (folder / "meta.json").write_text(json.dumps(meta))
+    return file
+
+
+def test_the_command(tmp_path):
+    log, profile = log_file(tmp_path), write_profile(PROFILE, tmp_path / "p.toml")
+    arguments = ["validate", str(log), "--profile", str(profile), "--kv-blocks", "400",
+                 "--block-tokens", "16", "--no-prefix-caching", "--host-ms", "4"]  # fmt: skip
+    runner = CliRunner()
+    told = runner.invoke(app, [*arguments, "--json"])
+    assert told.exit_code == 0, told.output
+    rows = json.loads(told.output)
+    assert len(rows) == 15
+    assert set(rows[0]) == {"metric", "statistic", "real_s", "simulated_s", "error"}
+    assert max(abs(row["error"]) for row in rows) < 1e-6
+    mape = [row for row in rows if row["statistic"] == "mape"]
+    assert [row["real_s"] for row in mape] == [None] * 3
+    page = tmp_path / "page.html"
+    told = runner.invoke(app, [*arguments, "--html", str(page)])
+    assert "80 requests of vllm replayed: means within 0.0%" in told.output.replace("\n", " ")
+    assert "asynchronous scheduling" in told.output.replace("\n", " ")
+    assert "scatter-ttft" in page.read_text()
+
+
+def test_the_page_has_all_requests_and_no_foreign_text(tmp_path):
+    log, _ = simulated_log(400, caching=False)
+    found = validate(dataclasses.replace(log, name="<script>"), PROFILE)
+    text = write_validation(found, tmp_path / "page.html").read_text()
+    assert "<script>alert" not in text
+    assert "&lt;script&gt;" in text
+    data = json.loads(text.split('id="report-data">')[1].split("</script>")[0])
+    curve = data["figures"]["scatter-e2e"]["views"][0]["only"]["series"][0]
+    assert len(data["arrays"][curve["x"]]) == len(log)
+    assert headline(found) in text
+    with pytest.raises(SloBenchError, match="cannot write"):
+        write_validation(found, tmp_path / "no" / "page.html")
+
+
+# -------------------------------------------------------------------- real logs
+
+
+@needs_data
+def test_llama_on_rtx_pro_6000():
+    """vLLM 0.19 on 300 ShareGPT requests: every figure within 3 %, means within 2 %."""
+    folder = REAL / "RTXPRO6000-Llama-3.1-8B-bf16-tp1"
+    profile = import_profile("llmservingsim", folder, Asked())
+    log = read_log(folder / "real_vllm" / "requests.jsonl")
+    found = validate(log, profile)
+    rows = {(row.metric, row.statistic): row for row in found.rows()}
+    # As its makers publish it, from being queued: 7097.2, 32.5 and 28200.7 ms.
+    published = {"ttft": 7.0972, "tpot": 0.0325, "e2e": 28.2007}
+    for metric, seconds in published.items():
+        assert rows[metric, "mean"].real_s == pytest.approx(seconds, rel=2e-3)
+        assert abs(rows[metric, "mean"].error) < 0.02
+        for statistic in ("p50", "p90", "p99"):
+            assert abs(rows[metric, statistic].error) < 0.03, rows[metric, statistic]
+    assert rows["e2e", "mape"].error < 0.02
+    assert len(validation_json(found)) == 15
+
+
+@needs_data
+def test_qwen_of_two_gpus_by_a_profile_of_one_is_reported_with_its_warning():
+    folder = REAL / "RTXPRO6000-Qwen3-32B-bf16-tp1"
+    profile = import_profile("llmservingsim", folder, Asked())
+    found = validate(read_log(folder / "real_vllm" / "requests.jsonl"), profile)
+    assert any("tp 2, the profile of tp 1" in note for note in found.notes)
+    assert {row.metric: row.error for row in found.rows() if row.statistic == "mean"}["tpot"] > 0

@@ -1,0 +1,86 @@
+"""Step logs as plugins write them: what took how long."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from slo_bench.harness.validation.step_log import read_steps
+from slo_bench.workloads.errors import FileFormatError
+
+
+def step(time_s, decode_seqs=1, chunks=()):
+    return {
+        "event": "step",
+        "time_s": time_s,
+        "decode_seqs": decode_seqs,
+        "decode_kv_tokens": 10 * decode_seqs,
+        "chunks": list(chunks),
+    }
+
+
+def done(time_s, left):
+    return {"event": "done", "time_s": time_s, "left": left}
+
+
+def written(path, *lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def seconds(steps):
+    return [round(s.duration_s, 9) for s in steps]
+
+
+def test_while_requests_are_left_steps_follow_on_each_other(tmp_path):
+    path = written(
+        tmp_path / "log",
+        step(1.0, 0, [[0, 8]]),
+        done(1.5, 1),
+        step(1.6),  # 0.1 s for the scheduler belong to it
+        done(2.0, 0),
+        step(5.0),  # nobody was there in between
+        done(5.25, 0),
+    )
+    steps = read_steps(path)
+    assert seconds(steps) == [0.5, 0.5, 0.25]
+    assert steps[0].chunks == [(0, 8)]
+    assert (steps[1].decode_seqs, steps[1].decode_kv_tokens) == (1, 10)
+
+
+def test_results_come_in_the_order_of_the_steps(tmp_path):
+    path = written(
+        tmp_path / "log", step(1.0, 5), step(1.1, 6), done(2.0, 6), step(2.1, 7), done(3.5, 6)
+    )
+    steps = read_steps(path)
+    assert [s.decode_seqs for s in steps] == [5, 6]  # the third has no result yet
+    assert seconds(steps) == [1.0, 1.5]
+
+
+def test_empty_steps_and_other_events_count_for_nothing(tmp_path):
+    path = written(
+        tmp_path / "log", {"event": "away", "id": "x"}, step(0.5, 0), step(1.0), done(1.5, 0)
+    )
+    assert seconds(read_steps(path)) == [0.5]
+
+
+def test_a_part_begins_and_ends_anywhere(tmp_path):
+    lines = [step(1.0, 1), done(2.0, 0), step(3.0, 2), done(5.0, 0), step(6.0, 3), done(9.0, 0)]
+    path = written(tmp_path / "log", *lines)
+    ends = [0]
+    for line in lines:
+        ends.append(ends[-1] + len(json.dumps(line)) + 1)
+    assert seconds(read_steps(path, ends[2], ends[4])) == [2.0]
+    assert seconds(read_steps(path, ends[2], ends[5] - 3)) == [2.0]
+    assert seconds(read_steps(path, ends[1], ends[4])) == [2.0]  # a result of nobody knows what
+
+
+def test_what_is_no_step_log_is_named(tmp_path):
+    with pytest.raises(FileFormatError, match="cannot be read"):
+        read_steps(tmp_path / "none")
+    (tmp_path / "text").write_text("hello\nworld\n")
+    with pytest.raises(FileFormatError, match="is no step log"):
+        read_steps(tmp_path / "text")
+    with pytest.raises(FileFormatError, match="is no step log"):
+        read_steps(written(tmp_path / "log", {"event": "step", "time_s": 0.0}))

@@ -1,0 +1,165 @@
+"""A predictor that follows what comes: corrected at once, taught by another process, resumed."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from pathlib import Path
+
+import pytest
+
+NEEDED = "learnt predictors need the extra torch (torch, transformers, peft, scikit-learn)"
+for module in ("torch", "transformers", "peft", "safetensors"):
+    pytest.importorskip(module, reason=NEEDED)
+
+from slo_bench.predictors.lengths import online_predictor as following  # noqa: E402
+from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
+from slo_bench.predictors.lengths.online import QUEUE, read_queue  # noqa: E402
+from slo_bench.predictors.lengths.online_predictor import Follower, Prompt  # noqa: E402
+from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
+from slo_bench.predictors.lengths.trainer_process import Taught  # noqa: E402
+from slo_bench.workloads.errors import SloBenchError  # noqa: E402
+
+pytestmark = pytest.mark.torch
+PATIENCE_S = 300
+
+_spec = importlib.util.spec_from_file_location(
+    "tiny_models", Path(__file__).with_name("tiny_models.py")
+)
+tiny_models = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(tiny_models)
+
+DRIFTED = {"short": 40, "old": 300}  # what is asked since the predictor was made
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("following")
+    base = tiny_models.make_model(folder / "base")
+    settings = TrainSettings(epochs=5, learning_rate=8e-3, lora_r=4, batch=16)
+    rows = tiny_models.answered(256)
+    train(rows, folder / "lengths", labels="", base=str(base), settings=settings)
+    return folder / "lengths"
+
+
+@pytest.fixture
+def folder(made, tmp_path):
+    return Path(shutil.copytree(made, tmp_path / "lengths"))
+
+
+@pytest.fixture
+def follower(folder):
+    """It is closed at the end."""
+    found = []
+
+    def of(online, **options):
+        found.append(Follower(folder, online=online, device="cpu", **options))
+        return found[-1]
+
+    yield of
+    for one in found:
+        one.close()
+
+
+def tell(follower, rows):
+    """All of them, one after the other."""
+    for row in rows:
+        [said] = follower.read([Prompt(row.prompt, row.prompt_tokens, row.model)])
+        follower.came(said, row.output_tokens)
+
+
+def drifted(count, seed=7):
+    return tiny_models.answered(count, seed=seed, telling=DRIFTED, model="b")
+
+
+def test_what_comes_corrects_the_next_at_once(follower):
+    one = follower(1000)
+    prompt = [Prompt("old apples clouds please 3", 5, "b")]
+    before = one.read(prompt)[0].half
+    tell(one, tiny_models.answered(60, seed=3, telling={"old": 300}, model="b"))
+    assert abs(one.read(prompt)[0].half - 300) < abs(before - 300)
+    assert not one.taught
+
+
+def test_taught_by_another_process_it_takes_the_next_generation(follower, folder):
+    said = []
+    one = follower(60, say=said.append)
+    tell(one, drifted(60))
+    assert one.teaches  # and nobody waited for it
+    one.settle(PATIENCE_S)
+    [(_, taught)] = one.taught
+    assert taught.step > 0, taught
+    assert one.config.generation == PredictorConfig.load(folder).generation == 1
+    assert read_queue(folder / QUEUE) == []
+    assert said == [taught.told]
+    [(window, *rest)] = [one.all_windows()]
+    assert (window.answers, window.generation, window.plain) == (50, 0, 0.0)
+    assert [w.answers for w in rest] == [10]
+
+
+def test_what_is_refused_waits_in_the_queue(follower, folder, monkeypatch):
+    one = follower(30)
+    refused = Taught(0.0, "refused", None)
+    monkeypatch.setattr(one._teacher, "teach", lambda new, lately, then: then(refused))
+    before = one._predictor
+    rows = drifted(45)
+    tell(one, rows)
+    assert [taught.step for _, taught in one.taught] == [0.0]
+    assert one._predictor is before
+    assert [row.prompt for row in read_queue(folder / QUEUE)] == [row.prompt for row in rows]
+
+
+def test_what_came_while_it_was_taught_is_kept(follower, folder, monkeypatch):
+    one = follower(30)
+    lessons = []
+    monkeypatch.setattr(one._teacher, "teach", lambda *lesson: lessons.append(lesson))
+    rows = drifted(40)
+    tell(one, rows)
+    [(new, lately, then)] = lessons
+    assert len(new) == len(lately) == 30
+    said = one.read([Prompt(row.prompt, row.prompt_tokens, row.model) for row in lately])
+    then(Taught(1.0, "taken", following.np.array([s.probabilities for s in said])))
+    left = [row.prompt for row in read_queue(folder / QUEUE)]
+    assert left == [row.prompt for row in rows[30:]]
+
+
+def test_killed_it_goes_on_with_its_queue(follower, folder, monkeypatch):
+    first = follower(40)
+    rows = drifted(35)
+    tell(first, rows)
+    prompt = [Prompt("old apples clouds please 3", 5, "b")]
+    corrected = first.read(prompt)[0]
+    first.close()
+    with (folder / QUEUE).open("a") as queue:
+        queue.write('{"prompt": "cut o')
+    again = follower(40)
+    assert again.read(prompt)[0].half == corrected.half
+    lessons = []
+    monkeypatch.setattr(again._teacher, "teach", lambda *lesson: lessons.append(lesson))
+    tell(again, drifted(5, seed=9))
+    assert len(lessons[0][0]) == 40
+
+
+def test_a_lesson_of_which_nothing_comes_harms_nobody(follower, folder, monkeypatch):
+    said = []
+    one = follower(30, say=said.append)
+    (folder / one.config.samples_file).unlink()  # the teacher cannot begin
+    tell(one, drifted(30))
+    one.settle(PATIENCE_S)
+    assert one.failures == 1
+    assert "is missing" in said[0]
+    assert one.config.samples_file in said[0]
+    assert len(read_queue(folder / QUEUE)) == 30
+    tell(one, drifted(1))
+
+
+def test_a_folder_is_followed_by_one(follower, folder):
+    follower(30)
+    with pytest.raises(SloBenchError, match="another process follows"):
+        Follower(folder, online=30, device="cpu")
+    Follower(folder, device="cpu").close()  # to read with is no matter
+
+
+def test_too_few_answers_teach_nothing(folder):
+    with pytest.raises(SloBenchError, match="at least 30 answers but is 5"):
+        Follower(folder, online=5, device="cpu")

@@ -1,0 +1,89 @@
+import json
+
+import pytest
+
+from slo_bench.reports.pages.capacity import best_lines
+
+QUICK = ["capacity", "-s", "vllm", "--requests", "200", "--target", "0.9", "--tolerance", "0.3"]
+QUICK += ["--max-requests", "3000"]
+
+
+def test_tables_say_levels_interval_and_why_it_stopped(slo_bench, tmp_path):
+    code, out, _ = slo_bench(*QUICK, "--out", "o")
+    assert code == 0
+    for text in ("Capacity, req/s (simulated)", "≥ 0.9", "Levels tried: vllm", "stopped after"):
+        assert text in out
+    assert (tmp_path / "o" / "report.html").is_file()
+
+
+def test_json_is_the_list_and_nothing_else(slo_bench):
+    code, out, _ = slo_bench(*QUICK, "--no-report", "--json", "--out", "o")
+    assert code == 0
+    (row,) = json.loads(out)
+    asked_for = ["system", "target", "capacity_rps", "low_rps", "high_rps", "requests_spent"]
+    assert set(row) >= {*asked_for, "levels"}
+    assert row["levels"][0]["attainment"] >= row["levels"][-1]["attainment"]
+
+
+def test_resume_needs_nothing_but_the_folder(slo_bench):
+    search = ["--target", "0.9", "--tolerance", "0.3", "--max-requests", "3000", "--no-report"]
+    code, first, _ = slo_bench(*QUICK, "--no-report", "--out", "o", "--json")
+    assert code == 0
+    code, second, err = slo_bench("capacity", "--resume", "--out", "o", "--json", *search)
+    assert code == 0, err
+    assert json.loads(second) == json.loads(first)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--target", "2"], "target must lie between 0 and 1 but is 2"),
+        (["--tolerance", "0"], "tolerance must lie in"),
+        (["--max-requests", "0"], "max requests must be positive but is 0"),
+        (["--jobs", "0"], "jobs must be at least 1"),
+        (["--jobs", "2", "--executor", "ray"], "--jobs are processes of this machine"),
+        (["--resume"], "--resume needs the folder"),
+        (["--arrivals", "concurrency(4)"], "choose another arrival process"),
+        (["--system", "vlm"], "did you mean vllm"),
+    ],
+)
+def test_what_the_user_can_mend_ends_with_2(slo_bench, options, problem):
+    code, out, err = slo_bench("capacity", *options)
+    assert code == 2
+    assert problem in err
+    assert not out
+
+
+def test_examples_are_shown(slo_bench):
+    code, out, _ = slo_bench("capacity", "--help")
+    assert code == 0
+    assert "slo-bench capacity --system sarathi" in out.partition("Examples:")[2]
+
+
+def _found(name: str, capacity: float | None, low: float, high: float | None, **columns):
+    return {
+        "search": name,
+        "system": name,
+        **columns,
+        "target": 0.9,
+        "capacity_rps": capacity,
+        "low_rps": low,
+        "high_rps": high,
+    }
+
+
+def test_which_configuration_is_best():
+    on = {"workload": "azure-conv", "gpus": 4}
+    rows = [
+        _found("1-3", 11.3, 10.9, 11.4, **on, **{"distserve.prefill_instances": 1}),
+        _found("2-2", 12.4, 11.3, 13.5, **on, **{"distserve.prefill_instances": 2}),
+        _found("3-1", 6.2, 5.8, 6.5, **on, **{"distserve.prefill_instances": 3}),
+    ]
+    (line,) = best_lines(rows)
+    assert line == ("best at ≥ 0.9: 2-2 with 12.4 req/s on 4 GPUs; not told apart from it: 1-3")
+    other = _found("2-2", 3.0, 2.9, 3.1, workload="longbench", gpus=4)
+    assert best_lines([*rows, other]) == [line.replace("0.9:", "0.9, workload azure-conv:")]
+    assert best_lines([other]) == []
+    assert best_lines([_found("a", 0.0, 0.0, 9.0), _found("b", 0.0, 0.0, 1.0)]) == []
+    endless = [_found("a", None, 9.0, None), _found("b", None, 8.0, None), _found("c", 4, 3, 5)]
+    assert best_lines(endless) == ["best at ≥ 0.9: a with > 9 req/s; not told apart from it: b"]

@@ -1,0 +1,212 @@
+import dataclasses
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.servers.mock.config import MockConfig
+from slo_bench.harness.servers.mock.running import serving
+from slo_bench.reports.pages.run_page import write_report
+from slo_bench.tuner.capacity.checkpoint import FILE, Asked, read_capacity
+from slo_bench.tuner.capacity.folder import search_capacity
+from slo_bench.workloads.errors import SloBenchError
+
+QUICK = Asked(tolerance=0.3, targets=(0.9,), max_requests=6000)
+
+
+def experiment(**changes):
+    settings = {"systems": "vllm", "requests": 200, "seeds": 2, "output_tokens": "20"}
+    return Experiment(**{**settings, **changes})
+
+
+def same(rows):
+    """Rows without the time they took."""
+    return [{name: value for name, value in row.items() if name != "wall_s"} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """Two configurations; the second begins near the first."""
+    folder = tmp_path_factory.mktemp("capacity") / "run"
+    return search_capacity(experiment(systems=["vllm", "sarathi"]), folder, asked=QUICK)
+
+
+def test_rows_say_what_was_found(searched):
+    rows = searched.rows()
+    assert [row["system"] for row in rows] == ["vllm", "sarathi"]
+    for row in rows:
+        assert row["low_rps"] < row["capacity_rps"] < row["high_rps"]
+        assert row["target"] == 0.9
+        assert row["requests_spent"] == sum(level["requests"] for level in row["levels"])
+    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+    assert same(read_capacity(searched.folder)) == same(rows)
+
+
+def test_the_second_search_begins_where_the_first_ended(searched):
+    kept = json.loads((searched.folder / FILE).read_text())["searches"]
+    first, second = kept
+    assert first["neighbours"] == []
+    assert second["neighbours"] == [first["found"][0]["capacity_rps"]]
+    begin = second["runs"][0]["rate_rps"]
+    assert begin == pytest.approx(second["neighbours"][0], rel=0.01)
+
+
+def test_runs_are_cells_of_a_run_folder_that_the_report_reads(searched, tmp_path):
+    runs = {
+        (search["search"], run["rate_rps"], run["seed"])
+        for search in json.loads((searched.folder / FILE).read_text())["searches"]
+        for run in search["runs"]
+    }
+    cells = pd.read_csv(searched.folder / "cells.csv")
+    assert {(r.system, r.rate_rps, r.seed) for r in cells.itertuples()} == runs
+    page = write_report([searched.folder], tmp_path / "report.html").read_text()
+    best = max(searched.rows(), key=lambda row: row["capacity_rps"])
+    assert f"<strong>{best['system']}</strong> carries" in page
+    assert "with at least 90&nbsp;% of requests in their SLO." in page
+    section = page.partition('id="capacity-section"')[2].partition("</section>")[0]
+    assert "vllm" in section
+    assert "95&nbsp;% interval" in section
+    assert '"capacity":{"id":"capacity"' in page
+
+
+def test_the_report_speaks_of_every_workload(tmp_path):
+    asked = experiment(systems=["vllm", "orca"], workload=["sharegpt", "azure-conv"])
+    found = search_capacity(asked, tmp_path / "run", asked=QUICK)
+    page = write_report([found.folder], tmp_path / "report.html").read_text()
+    capacities = pd.DataFrame(found.rows()).pivot_table(
+        index="workload", columns="system", values="capacity_rps"
+    )
+    ahead = capacities.idxmax(axis=1).value_counts()
+    for system, count in ahead.items():
+        assert f"<strong>{system}</strong> in <strong>{count} of 2</strong>" in page
+    assert "is carried by" in page
+    section = page.partition('id="capacity-section"')[2].partition("</section>")[0]
+    places = [section.index(f">{name}<") for name in ("sharegpt", "azure-conv")]
+    assert places == sorted(places)
+    assert section.count(">vllm<") == section.count(">orca<") == 2
+
+
+def test_an_interrupted_search_goes_on(tmp_path, searched):
+    asked = experiment(systems=["vllm", "sarathi"])
+    runs = 0
+
+    def interrupt(progress):
+        nonlocal runs
+        runs += 1
+        if runs == 7:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search_capacity(asked, tmp_path / "run", asked=QUICK, progress=interrupt)
+    kept = json.loads((tmp_path / "run" / FILE).read_text())["searches"]
+    remembered = sum(len(search["runs"]) for search in kept)
+    assert remembered >= 6
+    ran = []
+    found = search_capacity(
+        asked,
+        tmp_path / "run",
+        asked=QUICK,
+        resume=True,
+        ended=lambda requests, clock_s: ran.append(requests),
+    )
+    assert same(found.rows()) == same(searched.rows())
+    again = search_capacity(
+        asked, tmp_path / "run", asked=QUICK, resume=True, ended=lambda *_: pytest.fail("ran")
+    )
+    assert again.rows() == found.rows()
+
+
+def test_a_larger_budget_goes_on_from_a_smaller(tmp_path):
+    small = dataclasses.replace(QUICK, tolerance=0.02, max_requests=3000)
+    first = search_capacity(experiment(), tmp_path / "run", asked=small)
+    large = dataclasses.replace(small, max_requests=9000)
+    second = search_capacity(experiment(), tmp_path / "run", asked=large, resume=True)
+    (before,), (after,) = first.rows(), second.rows()
+    assert before["requests_spent"] <= 3000 < after["requests_spent"] <= 9000
+    known = {level["rate_rps"] for level in before["levels"]}
+    assert known <= {level["rate_rps"] for level in after["levels"]}
+
+
+def test_other_targets_need_another_folder(searched):
+    other = dataclasses.replace(QUICK, targets=(0.5,))
+    asked = experiment(systems=["vllm", "sarathi"])
+    with pytest.raises(SloBenchError, match="was searched with targets"):
+        search_capacity(asked, searched.folder, asked=other, resume=True)
+
+
+def test_a_warm_start_from_another_folder(searched, tmp_path):
+    asked = dataclasses.replace(QUICK, warm_start=searched.folder)
+    search_capacity(experiment(systems="sarathi"), tmp_path / "run", asked=asked)
+    (search,) = json.loads((tmp_path / "run" / FILE).read_text())["searches"]
+    assert search["neighbours"] == [searched.rows()[1]["capacity_rps"]]
+
+
+def test_rates_bound_the_search(tmp_path):
+    found = search_capacity(experiment(rates=[0.5, 1.0]), tmp_path / "run", asked=QUICK)
+    (row,) = found.rows()
+    assert row["capacity_rps"] is None
+    assert row["low_rps"] == 1.0
+    assert {level["rate_rps"] for level in row["levels"]} <= {0.707, 1.0}
+
+
+def test_a_trace_is_replayed_whole(tmp_path):
+    rng = np.random.default_rng(4)
+    arrival_us = (np.cumsum(rng.standard_exponential(400)) * 1e6).astype("timedelta64[us]")
+    lines = ["TIMESTAMP,ContextTokens,GeneratedTokens"]
+    lines += [f"{moment},500,50" for moment in np.datetime64("2024-05-01", "us") + arrival_us]
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(lines) + "\n")
+    found = search_capacity(
+        Experiment(systems="vllm", workload=str(trace)), tmp_path / "run", asked=QUICK
+    )
+    (row,) = found.rows()
+    assert {level["requests"] for level in row["levels"]} <= {400 * n for n in range(1, 3)}
+    assert row["low_rps"] < row["capacity_rps"] < row["high_rps"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"speeds": [1, 2]}, "leave speeds out"),
+        ({"duration_s": 60, "requests": None}, "no duration_s"),
+        ({"requests": [100, 200]}, "one value of requests"),
+        ({"arrivals": "concurrency(4)"}, "choose another arrival process"),
+    ],
+)
+def test_what_a_search_cannot_use(settings, problem, tmp_path):
+    with pytest.raises(SloBenchError, match=problem):
+        search_capacity(experiment(**settings), tmp_path / "run", asked=QUICK)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_without_capacities_starts_nothing(tmp_path):
+    asked = dataclasses.replace(QUICK, warm_start=tmp_path)
+    with pytest.raises(SloBenchError, match="holds no capacity to start from"):
+        search_capacity(experiment(), tmp_path / "run", asked=asked)
+
+
+def test_a_server_over_http(tmp_path):
+    with serving(MockConfig(ttft_s=0.002, slots=4, service_s=0.02)) as mock:
+        found = search_capacity(
+            Experiment(
+                systems="mock",
+                backend="http",
+                client={"base_urls": [mock.url], "late_limit_s": 0.5},
+                model="mock",
+                workload="synthetic",
+                prompt_tokens="8",
+                output_tokens="2",
+                slo="ttft=0.05",
+                requests=100,
+                seeds=1,
+                rates=[100, 400],
+            ),
+            tmp_path / "run",
+            asked=dataclasses.replace(QUICK, max_requests=1000),
+        )
+    (row,) = found.rows()
+    assert row["backend"] == "http"
+    assert row["requests_spent"] <= 1000
+    assert 0 < row["capacity_rps"] < 250  # 4 / 0.02 = 200, and a run of 100 hardly queues

@@ -1,0 +1,110 @@
+"""Searches whose levels others simulate find what one process finds, to the byte."""
+
+import json
+
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.experiments.execution.local_pool import PoolHere
+from slo_bench.tuner.capacity.checkpoint import FILE, Asked
+from slo_bench.tuner.capacity.folder import search_capacity
+from slo_bench.workloads.errors import SloBenchError
+
+ASKED = Asked(tolerance=0.3, targets=(0.9,), max_requests=6000)
+EXPERIMENT = Experiment(
+    systems=["vllm", "sarathi", "orca"], requests=200, seeds=3, output_tokens="20", tp=[1, 2]
+)
+
+
+def files(folder):
+    """What a search left, but for where and when it ran and how long that took."""
+    kept = {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in ("environment.json", ".lock", FILE)
+    }
+    return kept, timeless(json.loads((folder / FILE).read_text()))
+
+
+def timeless(plain):
+    if isinstance(plain, dict):
+        return {
+            name: timeless(value)
+            for name, value in plain.items()
+            if name not in ("wall_s", "crc32")
+        }
+    return list(map(timeless, plain)) if isinstance(plain, list) else plain
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("here") / "run"
+    search_capacity(EXPERIMENT, folder, asked=ASKED)
+    return files(folder)
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_a_pool_finds_what_one_process_finds(tmp_path, here, pool_of, at_once):
+    with pool_of(at_once) as pool:
+        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
+    assert files(tmp_path / "run") == here
+
+
+def test_processes_of_this_machine_find_it_too(tmp_path, here):
+    with PoolHere(2) as pool:
+        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
+    assert files(tmp_path / "run") == here
+
+
+def test_an_interrupted_search_goes_on_in_a_pool(tmp_path, here, pool_of):
+    runs = 0
+
+    def interrupt(progress):
+        nonlocal runs
+        runs += 1
+        if runs == 12:
+            raise KeyboardInterrupt
+
+    with pool_of(4) as pool, pytest.raises(KeyboardInterrupt):
+        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool, progress=interrupt)
+    before = json.loads((tmp_path / "run" / FILE).read_text())["searches"]
+    known = {
+        (s["search"], r["rate_rps"], r["seed"], r["requests"]) for s in before for r in s["runs"]
+    }
+    assert known
+    with pool_of(4) as pool:
+        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool, resume=True)
+        again = {(stem, *run) for _, stem, _, *run in pool.begun}
+    assert files(tmp_path / "run") == here
+    assert not again & known
+
+
+def test_the_runs_of_a_level_are_begun_together(tmp_path, pool_of):
+    one = EXPERIMENT.model_copy(update={"systems": ("vllm",), "tp": (1,)})
+    with pool_of(4) as pool:
+        result = search_capacity(one, tmp_path / "run", asked=ASKED, pool=pool)
+    begun = [run[3:] for run in pool.begun]
+    (row,) = result.rows()
+    # More was begun than was needed only where a run turned out longer than foreseen.
+    assert sum(level["runs"] for level in row["levels"]) <= len(begun)
+    refining = [(rate, requests) for rate, _, requests in begun]
+    together = [k for k in range(2, len(refining)) if len(set(refining[k - 2 : k + 1])) == 1]
+    assert together
+    seeds = [begun[k][1] for k in range(together[0] - 2, together[0] + 1)]
+    assert seeds == list(range(seeds[0], seeds[0] + 3))
+
+
+def test_what_fails_elsewhere_is_told_here(tmp_path, pool_of, monkeypatch):
+    def failing(*given):
+        raise SloBenchError("this machine lacks the trace")
+
+    monkeypatch.setattr("slo_bench.tuner.capacity.remote_runner.CellRunner.run", failing)
+    with pool_of(2) as pool, pytest.raises(SloBenchError, match="lacks the trace"):
+        search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
+    assert not (tmp_path / "run").exists()
+
+
+def test_real_servers_are_measured_here(tmp_path, pool_of):
+    asked = Experiment(backend="http", client={"base_urls": ("http://127.0.0.1:1",)})
+    with pool_of(1) as pool, pytest.raises(SloBenchError, match="simulated"):
+        search_capacity(asked, tmp_path / "run", pool=pool)

@@ -1,0 +1,217 @@
+"""The cheapest plan is what trying everything finds, and its files start what was simulated."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+import subprocess
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from slo_bench.cli.main import app
+from slo_bench.harness.experiments.experiment import Experiment
+from slo_bench.tuner.capacity.samples import LevelSample
+from slo_bench.tuner.planning import Wanted, plan_cheapest
+from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
+from slo_bench.tuner.planning.offers import offers
+from slo_bench.workloads.errors import SloBenchError
+
+KINDS = ("a100-80g", "l40s", "h100-80g")
+ASKED = Experiment(systems=["vllm"], slo="ttft=1,tpot=0.1", output_tokens="uniform(50,150)")
+ONE_BUDGET = {"vllm": {"max_num_batched_tokens": (2048,)}}
+
+
+@dataclass
+class Formula:
+    """Each instance carries so much, however it is set."""
+
+    spec: object
+    each_rps: dict[tuple[str, int], float]
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        place = self.spec.placement
+        enough = self.spec.instances * self.each_rps[place.gpu, place.tp] >= rate_rps
+        met = 100 if enough else 10
+        return LevelSample(rate_rps, seed, requests, (met,) * 20, (100,) * 20, (0,) * 21)
+
+
+@settings(max_examples=30)
+@given(
+    each=st.lists(st.floats(0.5, 20), min_size=12, max_size=12),
+    rate=st.floats(1, 30),
+    plans=st.integers(1, 4),
+)
+def test_the_cheapest_is_what_brute_force_finds(each, rate, plans):
+    carries = dict(zip(itertools.product(KINDS, (1, 2, 4, 8)), each, strict=True))
+    every = offers(ASKED, rate, KINDS)
+    # What an offer needs at least, by the estimate, holds for the truth as well.
+    carries = {k: min(v, *_most(every, k, rate)) for k, v in carries.items()}
+    costs = []
+    for offer in every:
+        n = math.ceil(rate / carries[offer.gpu, offer.tp])
+        n = max(n, offer.least_instances)
+        # A rate at which one is idle must not be over its head.
+        light = min(rate, 0.05 * offer.alone_rps * offer.least_instances)
+        if offer.least_instances * carries[offer.gpu, offer.tp] >= light and n * offer.gpus <= 64:
+            costs.append(n * offer.usd_per_hour)
+
+    def found():
+        return plan_cheapest(
+            ASKED,
+            Wanted(rate, plans=plans),
+            kinds=KINDS,
+            runner_of=lambda spec: Formula(spec, carries),
+        )
+
+    if not costs:
+        with pytest.raises(SloBenchError, match="no offer"):
+            found()
+        return
+    usd = [one.usd_per_hour for one in found().plans]
+    assert usd == pytest.approx(sorted(costs)[:plans])
+
+
+def _most(every, key, rate):
+    [offer] = [one for one in every if (one.gpu, one.tp) == key]
+    return (rate / (offer.least_instances - 1),) if offer.least_instances > 1 else (math.inf,)
+
+
+def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
+    asked = ASKED.model_copy(update={"knobs": ONE_BUDGET})
+    wanted = Wanted(4, plans=2)
+    simulated = []
+    first = plan_cheapest(
+        asked, wanted, kinds=("a100-80g", "l40s"), folder=tmp_path, say=simulated.append
+    )
+    assert simulated
+    for one in first.plans:
+        assert one.low >= 0.9
+        assert one.capacity.low_rps >= 4 * 0.9
+    again = []
+    with pytest.raises(SloBenchError, match="--resume"):
+        plan_cheapest(asked, wanted, kinds=("a100-80g", "l40s"), folder=tmp_path)
+    second = plan_cheapest(
+        asked,
+        wanted,
+        kinds=("a100-80g", "l40s"),
+        folder=tmp_path,
+        resume=True,
+        say=again.append,
+    )
+    assert second == first
+    assert all(line.startswith("what") for line in again)  # only the capacities
+    with pytest.raises(SloBenchError, match="something else"):
+        plan_cheapest(asked, Wanted(5), folder=tmp_path, resume=True)
+
+
+def test_prices_decide():
+    kinds = ("a100-80g", "h100-80g")
+    wanted = Wanted(2, plans=1)
+    dear = plan_cheapest(ASKED, wanted, kinds=kinds, prices={"h100-80g": 100})
+    cheap = plan_cheapest(ASKED, wanted, kinds=kinds, prices={"h100-80g": 0.1})
+    assert dear.plans[0].offer.gpu == "a100-80g"
+    assert cheap.plans[0].offer.gpu == "h100-80g"
+
+
+def test_the_ratio_of_prefill_to_decode_is_chosen():
+    asked = ASKED.model_copy(update={"systems": ("distserve",)})
+    [offer, *_] = offers(asked, 4, ("a100-80g",))
+    ratios = {(k["prefill_instances"], k["decode_instances"]) for k in offer.shapes(4)}
+    assert ratios == {(1, 3), (2, 2), (3, 1)}
+    fixed = asked.model_copy(update={"knobs": {"distserve": {"prefill_instances": (1,)}}})
+    [offer, *_] = offers(fixed, 4, ("a100-80g",))
+    assert all(knobs["prefill_instances"] == 1 for knobs in offer.shapes(4))
+
+
+@pytest.fixture
+def planned():
+    asked = ASKED.model_copy(update={"tp": (2,)})
+    wanted = Wanted(18, plans=1)
+    return asked, wanted, plan_cheapest(asked, wanted, kinds=("a100-80g",)).plans[0]
+
+
+def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
+    asked, wanted, plan = planned
+    write_launch_files(tmp_path, asked, wanted, plan)
+    fake = tmp_path / "bin" / "vllm"
+    fake.parent.mkdir()
+    fake.write_text('#!/bin/sh\necho "$CUDA_VISIBLE_DEVICES $*"\n')
+    fake.chmod(0o755)
+    environ = {**os.environ, "PATH": f"{fake.parent}:{os.environ['PATH']}"}
+    lines = []
+    for host in range(math.ceil(plan.instances / 4)):
+        done = subprocess.run(
+            [tmp_path / "launch.sh", str(host)],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environ,
+        )
+        gpus = [line.split()[0] for line in done.stdout.splitlines()]
+        assert sorted(gpus) == ["0,1", "2,3", "4,5", "6,7"][: len(gpus)]
+        lines += done.stdout.splitlines()
+    assert len(lines) == plan.instances
+    budget = plan.knobs["max_num_batched_tokens"]
+    assert all("--tensor-parallel-size 2" in line for line in lines)
+    assert all(f"--max-num-batched-tokens {budget}" in line for line in lines)
+    kept = Experiment.load(tmp_path / "experiment.toml")
+    [spec] = kept.model_copy(update={"seeds": 1}).plan().cells
+    assert (spec.instances, spec.placement.tp, spec.rate_rps) == (plan.instances, 2, 18)
+
+
+@pytest.mark.parametrize(
+    ("system", "word"),
+    [("distserve", "--knob prefill_instances=1"), ("edf", "slo-bench serve edf --backend vllm")],
+)
+def test_systems_of_ours_are_served_by_us(system, word):
+    asked = ASKED.model_copy(update={"systems": (system,)})
+    wanted = Wanted(2, plans=1)
+    [plan] = plan_cheapest(asked, wanted, kinds=("a100-80g",)).plans
+    script = launch_script(asked, wanted, plan)
+    assert word in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch):
+    words = ["plan", "--rate", "1", "--gpu", "a100-80g", "--plans", "1"]
+    words += ["--out", str(tmp_path / "plan"), "--sweep", "vllm.max_num_batched_tokens=2048"]
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    assert "simulated" in shown.output
+    done = CliRunner().invoke(app, [*words, "--json", "--resume"])
+    [row] = json.loads(done.stdout)
+    assert row["gpu"] == "a100-80g"
+    assert row["attainment_low"] >= 0.9
+    assert row["simulated"] is True
+    assert {path.name for path in (tmp_path / "plan").iterdir()} == {
+        "experiment.toml",
+        "launch.sh",
+        "plan.json",
+    }
+    assert [path.name for path in tmp_path.iterdir()] == ["plan"]  # nothing beside it
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--rate", "0"], "rate must be positive"),
+        (["--rate", "2", "--gpu", "a100-8g"], "a100-80g"),
+        (["--rate", "2", "--price", "a100-80g"], "GPU=USD"),
+        (["--rate", "2", "--target", "90"], "between 0 and 1"),
+        (["--rate", "2", "-s", "prism"], "several models"),
+        (["--rate", "2", "--gpu", "t4", "--model", "llama-3.1-70b"], "use a larger GPU"),
+        (["--rate", "2", "--slo", "ttft=0.0001", "--gpu", "a100-80g"], "no offer"),
+        (["--rate", "2", "--resume"], "--out"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(words, message):
+    done = CliRunner().invoke(app, ["plan", *words])
+    assert done.exit_code != 0
+    assert message in f"{done.output}{done.exception}"

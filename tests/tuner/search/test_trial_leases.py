@@ -1,0 +1,121 @@
+"""One trial has a configuration; where a study is kept is remembered; half lines do no harm."""
+
+import threading
+
+import optuna
+import pytest
+
+from slo_bench.tuner.search.storage import JOURNAL, cut_half_a_line, open_storage
+from slo_bench.tuner.search.study_location import Place, place_of, without_password
+from slo_bench.tuner.search.study_results import OWNER, SAME_AS, note
+from slo_bench.tuner.search.trial_leases import alive, claim, new_name
+from slo_bench.workloads.errors import SloBenchError
+
+
+@pytest.fixture
+def study(tmp_path):
+    return optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
+
+
+def asked(study, name):
+    trial = study.ask()
+    note(trial, OWNER, name)
+    return trial
+
+
+def test_whoever_came_first_has_a_configuration(study):
+    with alive(study, name := new_name()):
+        first, second, third = (asked(study, name) for _ in range(3))
+        assert claim(study, first, "a") is None
+        assert claim(study, second, "a").number == first.number
+        assert claim(study, third, "b") is None
+        assert claim(study, first, "a") is None  # again, after a cut
+
+
+def test_who_has_begun_keeps_it_even_from_a_lower_number(study):
+    with alive(study, name := new_name()):
+        first, second = asked(study, name), asked(study, name)
+        study._storage.set_trial_state_values(first._trial_id, optuna.trial.TrialState.WAITING)
+        assert claim(study, second, "a") is None  # nobody waits for one that is not in hand
+        again = study.ask()
+        assert again.number == first.number
+        assert claim(study, again, "a").number == second.number
+
+
+def test_of_many_at_once_exactly_one_begins(study):
+    name, has = new_name(), {}
+    with alive(study, name):
+        trials = [asked(study, name) for _ in range(6)]
+
+        def one(trial):
+            has[trial.number] = claim(study, trial, f"key {trial.number % 2}")
+            if has[trial.number] is not None:
+                trial.set_user_attr(SAME_AS, has[trial.number].number)
+
+        threads = [threading.Thread(target=one, args=(trial,)) for trial in reversed(trials)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(number for number, other in has.items() if other is None) == [0, 1]
+
+
+@pytest.mark.parametrize("tail", [b"", b"x", b'{"op_code": 4, "wor' * 1000])
+@pytest.mark.parametrize("whole", [b"", b'{"a": 1}\n', b'{"a": 1}\n{"b": 2}\n' * 1000])
+def test_half_a_line_is_cut_off_and_no_more(tmp_path, whole, tail):
+    path = tmp_path / "f"
+    path.write_bytes(whole + tail)
+    with path.open("r+b") as file:
+        cut_half_a_line(file)
+        assert file.read() == whole
+    assert path.read_bytes() == whole
+
+
+def test_a_journal_with_half_a_line_goes_on(study, tmp_path):
+    study.ask()
+    with (tmp_path / JOURNAL).open("ab") as file:
+        file.write(b'{"op_code": 4, "wor')
+    again = optuna.load_study(study_name="s", storage=open_storage(None, tmp_path))
+    again.ask()
+    read = optuna.storages.journal.JournalFileBackend(str(tmp_path / JOURNAL))
+    anybody = optuna.storages.JournalStorage(read)
+    assert len(optuna.load_study(study_name="s", storage=anybody).trials) == 2
+
+
+def test_a_folder_remembers_where_its_study_is_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here = tmp_path / "here"
+    here.mkdir()
+    place = place_of(here, "postgresql+psycopg://me:secret@host/db", "mine", resume=False)
+    place.write(here)
+    assert "secret" not in (here / "study.json").read_text()
+    assert place_of(here, None, None, resume=True) == Place(
+        "postgresql+psycopg://me@host/db", "mine"
+    )
+    assert place_of(here, place.storage, "mine", resume=True) == place
+    with pytest.raises(SloBenchError, match=r"is kept in .*me@host/db, not in sqlite:///"):
+        place_of(here, "sqlite:///x.db", None, resume=True)
+    with pytest.raises(SloBenchError, match="is mine, not yours"):
+        place_of(here, None, "yours", resume=True)
+    assert (
+        place_of(here, "sqlite:///x.db", None, resume=False).storage == f"sqlite:///{tmp_path}/x.db"
+    )
+    assert place_of(here, "x.journal", None, resume=False).storage == str(tmp_path / "x.journal")
+    (here / "study.json").write_text("{}")
+    with pytest.raises(SloBenchError, match=r"cannot be read.*study.json"):
+        place_of(here, None, None, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://u:p@h/d?password=q&host=/s", "postgresql://u@h/d?host=%2Fs"),
+        ("redis://:p@h:6379", "redis://@h:6379"),
+        ("postgresql://h/d?sslpassword=q", "postgresql://h/d"),
+        ("mysql://h/d?passwd=q&charset=x", "mysql://h/d?charset=x"),
+        ("sqlite:////a/b.db", "sqlite:////a/b.db"),
+        ("a/b.journal", "a/b.journal"),
+    ],
+)
+def test_passwords_are_not_shown(url, shown):
+    assert without_password(url) == shown

@@ -1,0 +1,105 @@
+"""`slo-bench tune` as it is typed."""
+
+import json
+
+import pytest
+
+from slo_bench.cli.commands.tune_system import EXAMPLES
+
+SMALL = ["--search", "chunk_tokens=256,2048", "--search", "max_num_seqs=4,256", "--trials", "3"]
+SMALL += ["--requests", "200", "--tolerance", "0.3"]
+
+
+def test_tables_and_page(slo_bench, tmp_path):
+    code, out, err = slo_bench("tune", "sarathi", *SMALL, "--out", "o")
+    assert code == 0, err
+    for text in ("(simulated)", "Best", "configuration", "slo-bench run o/winner.toml", "report:"):
+        assert text in out
+    page = (tmp_path / "o" / "report.html").read_text()
+    assert "Default against tuned" in page
+    assert 'badge">simulated' in page
+
+
+def test_json_is_what_was_found_and_nothing_else(slo_bench, tmp_path):
+    code, out, _ = slo_bench(
+        "tune", "sarathi", *SMALL, "--no-confirm", "--no-report", "--json", "--out", "o"
+    )
+    assert code == 0
+    found = json.loads(out)
+    assert found["system"] == "sarathi"
+    assert len(found["trials"]) == 3
+    assert found == json.loads((tmp_path / "o" / "tune.json").read_text())
+
+
+def test_resume_needs_nothing_but_the_folder(slo_bench):
+    whole = ["--no-confirm", "--no-report", "--json", "--out", "o"]
+    code, first, _ = slo_bench("tune", "sarathi", *SMALL, *whole)
+    assert code == 0
+    code, second, err = slo_bench("tune", "--resume", *whole)
+    assert code == 0, err
+    assert json.loads(second)["trials"] == json.loads(first)["trials"]
+    code, third, _ = slo_bench("tune", "--resume", "--trials", "4", *whole)
+    assert code == 0
+    assert len(json.loads(third)["trials"]) == 4
+
+
+def test_a_file_may_say_it_all(slo_bench, tmp_path):
+    (tmp_path / "t.toml").write_text(
+        'systems = "sarathi"\nrequests = 200\n[tune]\ntrials = 2\ntolerance = 0.3\n'
+        'confirm = false\n[tune.search]\nchunk_tokens = "256..2048"\n'
+    )
+    code, out, err = slo_bench("tune", "t.toml", "--out", "o", "--json", "--no-report")
+    assert code == 0, err
+    assert json.loads(out)["space"] == {"chunk_tokens": "256..2048"}
+
+
+def test_a_knob_is_set_or_searched(slo_bench):
+    words = ["--set", "max_num_seqs=64", "--search", "knobs", "--trials", "1", "--requests", "200"]
+    words += ["--tolerance", "0.3", "--no-confirm", "--no-report", "--json", "--out", "o"]
+    code, out, err = slo_bench("tune", "sarathi", *words)
+    assert code == 0, err
+    assert "max_num_seqs" not in json.loads(out)["space"]
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["sarathee"], "unknown system 'sarathee'; did you mean sarathi"),
+        ([], ""),
+        (["sarathi", "--search", "chunk=1..2"], "unknown knob or setting in --search 'chunk'"),
+        (["sarathi", "--search", "chunk_tokens=9..1"], "from 9 down to 1"),
+        (["sarathi", "--search", "chunk_tokens=1..99999999"], "sarathi.chunk_tokens must be from"),
+        (["sarathi", "--search", "=3"], "cannot read --search '=3'"),
+        (["sarathi", "--search", "tp=1,2", "--search", "tp=4"], "--search tp is given twice"),
+        (["sarathi", "--set", "tp"], "cannot read --set 'tp'; write NAME=VALUE"),
+        (["sarathi", "--set", "tp=1,2"], "--set tp takes one value"),
+        (["sarathi", "--set", "chunks=3"], "unknown knob or setting in --set 'chunks'"),
+        (["sarathi", "--objective", "goodput"], "give it (--rate 4)"),
+        (["sarathi", "--rate", "3"], "leave --rate out, or ask for goodput"),
+        (["sarathi", "--objective", "speed"], "unknown objective 'speed'"),
+        (["sarathi", "--trials", "0"], "trials must be positive"),
+        (["sarathi", "--sampler", "bo"], "unknown sampler 'bo'"),
+        (["sarathi", "--storage", "nodb://x"], "the storage nodb://x cannot be used"),
+        (["sarathi", "--confirm", "tgi"], "confirmed on vllm or sglang"),
+        (["sarathi", "--workload", "no-such"], "no-such"),
+        (["sarathi", "--arrivals", "concurrency(4)"], "choose other arrivals"),
+        (["--resume"], "--resume needs the folder"),
+        (["--resume", "--out", "nowhere"], "there is nothing to resume in nowhere"),
+        (["missing.toml"], "cannot be read"),
+        (["server", "--backend", "tgi", "--model", "m"], "--backend must be vllm or sglang"),
+        (["server", "--backend", "vllm", "--model", "m", "--rate", "1"], "leave --rate out"),
+    ],
+)
+def test_errors_come_before_any_trial(slo_bench, tmp_path, words, problem):
+    code, out, err = slo_bench("tune", *words)
+    assert code == 2
+    assert problem in err + out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_help_for_every_command(slo_bench):
+    for words in ([], ["system"], ["server"]):
+        code, out, _ = slo_bench("tune", *words, "--help")
+        assert code == 0
+        assert "Examples:" in out
+    assert all(example.startswith("slo-bench tune ") for example in EXAMPLES)

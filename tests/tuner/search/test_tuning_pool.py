@@ -1,0 +1,144 @@
+"""Studies whose runs others simulate: what one process finds, nothing lost, nothing repeated."""
+
+import json
+from concurrent.futures import Future
+
+import optuna
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.experiments.execution.local_pool import PoolHere
+from slo_bench.harness.experiments.execution.workers import NotDoneError
+from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.storage import open_storage
+from slo_bench.tuner.search.tune import tune
+from slo_bench.workloads.errors import SloBenchError
+
+EXPERIMENT = Experiment(systems="sarathi", requests=200)
+GRID = {"chunk_tokens": "256,512,2048", "max_num_seqs": "4,256"}
+
+
+def quick(**changes):
+    given = {"search": GRID, "trials": 6, "tolerance": 0.3, "confirm": False, "sampler": "grid"}
+    return TuneSettings(**{**given, **changes})
+
+
+def lines(folder):
+    """All runs, without the time they took and the checksum that hangs on it."""
+    found = []
+    for path in sorted(folder.rglob("*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            del line["sample"]["wall_s"], line["crc32"]
+            found.append((path.relative_to(folder).as_posix(), line))
+    return found
+
+
+def rows(outcome):
+    return [
+        (row.configuration, row.state, row.values, row.requests) for row in outcome.found.trials
+    ]
+
+
+def no_run_twice(folder):
+    runs = [
+        (name, line["rate_rps"], line["seed"], line["requests"]) for name, line in lines(folder)
+    ]
+    return len(set(runs)) == len(runs)
+
+
+def test_one_trial_at_a_time_is_what_one_process_does(tmp_path, pool_of):
+    here = tune(EXPERIMENT, quick(confirm=True), tmp_path / "here")
+    with pool_of(2) as pool:
+        there = tune(EXPERIMENT, quick(confirm=True), tmp_path / "there", pool=pool, jobs=1)
+    assert rows(there) == rows(here)
+    assert there.confirmed == here.confirmed
+    assert lines(tmp_path / "there") == lines(tmp_path / "here")
+
+
+def test_several_at_once_share_the_trials(tmp_path, pool_of):
+    told = []
+    with pool_of(3) as pool:
+        outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, progress=told.append)
+    configurations = {tuple(sorted(row.configuration.items())) for row in outcome.found.trials}
+    assert len(outcome.found.trials) == len(configurations) == 6
+    assert outcome.found.running == 0
+    assert sorted(one.trials for one in told)[-1] == 6
+    (best,) = outcome.found.best
+    assert best.configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
+    assert no_run_twice(tmp_path / "o")
+    made = {tuple(run[1:]) for run in pool.begun}
+    kept = {(line["rate_rps"], line["seed"], line["requests"]) for _, line in lines(tmp_path / "o")}
+    assert kept <= made
+
+
+def test_one_configuration_proposed_twice_at_once_is_run_once(tmp_path, pool_of):
+    settings = quick(search={"max_num_seqs": "4,256"}, sampler="random", trials=2)
+    with pool_of(4) as pool:
+        outcome = tune(EXPERIMENT, settings, tmp_path / "o", pool=pool, jobs=4)
+    assert len({row.configuration["max_num_seqs"] for row in outcome.found.trials}) == 2
+    assert no_run_twice(tmp_path / "o")
+
+
+def test_an_interrupted_study_goes_on_with_nothing_lost_or_repeated(tmp_path, pool_of):
+    def interrupt(progress):
+        if progress.trials >= 2:
+            raise KeyboardInterrupt
+
+    with pool_of(3) as pool, pytest.raises(KeyboardInterrupt):
+        tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, progress=interrupt)
+    before = lines(tmp_path / "o")
+    with pool_of(3) as pool:
+        outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, resume=True)
+    study = optuna.load_study(study_name="o", storage=open_storage(None, tmp_path / "o"))
+    assert all(trial.state.is_finished() for trial in study.get_trials(deepcopy=False))
+    assert len({tuple(row.configuration.items()) for row in outcome.found.trials}) == 6
+    assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}
+    assert no_run_twice(tmp_path / "o")
+    after = lines(tmp_path / "o")
+    assert [line for line in before if line not in after] == []
+
+
+def test_a_cluster_that_cannot_work_fails_no_trial(tmp_path, pool_of):
+    with pool_of(2) as pool:
+        begin, calls = pool.begin, 0
+
+        def lose(work, *given):
+            nonlocal calls
+            calls += 1
+            if calls != 12:
+                return begin(work, *given)
+            lost = Future()
+            lost.set_exception(NotDoneError("work was lost 6 times"))
+            return lost
+
+        pool.begin = lose
+        with pytest.raises(NotDoneError, match="6 times"):
+            tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, jobs=2)
+    with pool_of(2) as pool:
+        outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool, resume=True)
+    assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}
+    assert len(outcome.found.trials) == 6
+    assert no_run_twice(tmp_path / "o")
+
+
+@pytest.mark.parametrize(
+    ("backend", "jobs", "problem"),
+    [("vllm", None, "belong to the machine"), ("simulated", 0, "at least 1")],
+)
+def test_what_a_pool_is_not_for(tmp_path, pool_of, backend, jobs, problem):
+    experiment = EXPERIMENT.model_copy(update={"backend": backend})
+    with pool_of(1) as pool, pytest.raises(SloBenchError, match=problem):
+        tune(experiment, quick(), tmp_path / "o", pool=pool, jobs=jobs)
+
+
+def test_jobs_need_a_pool(tmp_path):
+    with pytest.raises(SloBenchError, match="jobs are trials at once in a pool"):
+        tune(EXPERIMENT, quick(), tmp_path / "o", jobs=2)
+
+
+def test_processes_of_this_machine_share_the_trials(tmp_path):
+    with PoolHere(2) as pool:
+        outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool)
+    assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}  # to a better one
+    assert len({str(row.configuration) for row in outcome.found.trials}) == 6
+    assert no_run_twice(tmp_path / "o")

@@ -1,0 +1,75 @@
+import math
+
+import numpy as np
+import pytest
+
+from slo_bench.tuner.capacity import Budget, LevelSample, SearchOptions, find_capacity
+from slo_bench.tuner.search.race import LADDER, Pace, pace_of, race
+
+BATCHES = 20
+
+
+class Formula:
+    """Attainment falls on a logistic line over the log of the rate; draws are by seed."""
+
+    def __init__(self, capacity_rps, slope=20.0, valid=True):
+        self.capacity_rps = capacity_rps
+        self.slope = slope
+        self.valid = valid
+        self.spent = 0
+
+    def run(self, rate_rps, seed, requests):
+        self.spent += requests
+        away = math.log(9) - self.slope * math.log(rate_rps / self.capacity_rps)
+        share = 1 / (1 + math.exp(-away))
+        draws = np.random.default_rng(seed).random((BATCHES, requests // BATCHES))
+        return LevelSample(
+            rate_rps=rate_rps,
+            seed=seed,
+            requests=requests,
+            batch_met=tuple((draws < share).sum(axis=1).tolist()),
+            batch_requests=(requests // BATCHES,) * BATCHES,
+            backlog=(1,) * (BATCHES + 1),
+            invalid_because=None if self.valid else "the client was late",
+        )
+
+
+@pytest.fixture
+def pace():
+    runner = Formula(4.0)
+    options = SearchOptions(targets=(0.9,), budget=Budget(200_000), requests=2000)
+    search = find_capacity(runner, start_rps=2.0, options=options)
+    found = pace_of(runner, search, trial=3, gpus=1, first_seed=77)
+    assert found is not None
+    assert found.rate_rps == pytest.approx(4.0, rel=0.05)
+    return found
+
+
+def test_who_carries_less_is_out_after_the_shortest_run(pace):
+    runner = Formula(3.0)
+    found = race(runner, pace, first_seed=77)
+    assert found.lost
+    assert runner.spent == pace.requests[0] == pytest.approx(pace.requests[-1] * LADDER[0], abs=1)
+    assert found.estimate_rps == pytest.approx(3.0, rel=0.15)
+
+
+def test_who_carries_more_wins(pace):
+    found = race(Formula(4.4), pace, first_seed=77)
+    assert not found.lost
+    assert found.estimate_rps == pytest.approx(4.4, rel=0.1)
+
+
+def test_a_difference_that_makes_none_is_given_up_soon(pace):
+    runner = Formula(4.0)
+    found = race(runner, pace, first_seed=77)
+    assert found.lost
+    assert runner.spent == sum(pace.requests[:2])
+    assert found.estimate_rps == pytest.approx(pace.rate_rps)
+
+
+def test_invalid_runs_decide_nothing(pace):
+    assert not race(Formula(1.0, valid=False), pace, first_seed=77).lost
+
+
+def test_a_pace_survives_storage(pace):
+    assert Pace.of_plain(pace.plain()) == pace

@@ -1,0 +1,179 @@
+"""Real servers as the tuner sees them: started when they must be, failing, and always stopped."""
+
+import contextlib
+from dataclasses import dataclass, field
+
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.experiments.backends import choose
+from slo_bench.harness.experiments.backends.base import Measured
+from slo_bench.harness.results.metrics import Hardware
+from slo_bench.harness.servers.launch.server_process import ServerError
+from slo_bench.tuner.search.evaluate import cell_of
+from slo_bench.tuner.search.serving import QuickSimulator, Servers
+from slo_bench.tuner.search.settings import TuneSettings
+from slo_bench.tuner.search.tune import tune
+from slo_bench.workloads.errors import SloBenchError
+
+EXPERIMENT = Experiment(systems="vllm", backend="vllm", requests=200, seeds=2)
+
+
+@dataclass
+class FakeServers:
+    """Servers that answer as the simulator does; some settings do not start, some die."""
+
+    log: list = field(default_factory=list)
+    running: int = 0
+
+    def backend_of(self, asked):
+        return FakeBackend(self, asked.backend)
+
+    @property
+    def starts(self):
+        return [what for what in self.log if what != "stop"]
+
+
+@dataclass(frozen=True)
+class FakeBackend:
+    servers: FakeServers = field(repr=False)
+    name: str = "vllm"
+
+    def check(self, spec):
+        if spec.knobs.get("max_num_seqs") == 5:
+            raise SloBenchError("five is refused")
+
+    def configuration(self, spec):
+        return spec.system, tuple(sorted(spec.knobs.items())), spec.placement, spec.instances
+
+    @contextlib.contextmanager
+    def started(self, spec, folder):
+        seqs = spec.knobs.get("max_num_seqs", 0)
+        self.servers.log.append(seqs)
+        if seqs == 7:
+            raise ServerError("vllm ended with exit code 1; its log is x.log, which ends with: OOM")
+        assert not self.servers.running, "two servers at once"
+        self.servers.running += 1
+        try:
+            yield FakeDeployment(seqs)
+        finally:
+            self.servers.running -= 1
+            self.servers.log.append("stop")
+
+
+@dataclass
+class FakeDeployment:
+    seqs: int
+    model: str = "m"
+    gpu: str = "cpu"
+    hardware: Hardware = field(default_factory=lambda: Hardware(0, 1.0, 0.0))
+    dead: bool = False
+
+    def measure_cell(self, spec, workload, folder, progress):
+        if self.dead:
+            raise ServerError("vllm ended with exit code -9")
+        done = QuickSimulator().measure(_simulated(spec), workload, None)
+        if self.seqs == 6:
+            self.dead = True
+            return Measured(done.result, invalid_because="vllm ended with exit code -9")
+        return done
+
+
+def _simulated(spec):
+    import dataclasses
+
+    place = dataclasses.replace(spec.placement, gpu="a100-80g")
+    return dataclasses.replace(spec, placement=place)
+
+
+@pytest.fixture
+def servers(monkeypatch):
+    fake = FakeServers()
+    monkeypatch.setattr(choose, "backend_of", fake.backend_of)
+    return fake
+
+
+def settings(values, **changes):
+    return TuneSettings(
+        **{
+            "objectives": ("goodput",),
+            "rate_rps": 2.0,
+            "search": {"max_num_seqs": values},
+            "sampler": "grid",
+            "confirm": False,
+            **changes,
+        }
+    )
+
+
+def test_what_does_not_start_or_dies_is_a_failed_trial(servers, tmp_path):
+    found = tune(EXPERIMENT, settings("1,6,7,64"), tmp_path / "o").found
+    states = {row.configuration["max_num_seqs"]: row for row in found.trials}
+    assert states[7].state == states[6].state == "failed"
+    assert "OOM" in states[7].reason
+    assert "exit code -9" in states[6].reason
+    (best,) = found.best
+    assert best.configuration == {"max_num_seqs": 64}
+    assert servers.running == 0
+    assert servers.log.count("stop") == 3  # the one that never started has nothing to stop
+
+
+def test_what_a_backend_refuses_is_infeasible(servers, tmp_path):
+    found = tune(EXPERIMENT, settings("5,64"), tmp_path / "o").found
+    assert {row.state for row in found.trials} == {"infeasible", "finished"}
+    assert servers.starts == [64]
+
+
+def test_where_nothing_works_it_is_said_why(servers, tmp_path):
+    with pytest.raises(SloBenchError, match=r"none of 1 configurations can be used: .*OOM"):
+        tune(EXPERIMENT, settings("7"), tmp_path / "o")
+
+
+def test_a_server_is_restarted_only_for_another_configuration(servers, tmp_path):
+    with Servers(tmp_path) as running:
+        one = cell_of(EXPERIMENT, "one")
+        knobs = {"vllm": {"max_num_seqs": 8}}
+        other = Experiment(systems="vllm", backend="vllm", knobs=knobs)
+        first = running.of(EXPERIMENT, one)
+        assert running.of(EXPERIMENT, one) is first
+        elsewhere = Experiment(systems="vllm", backend="vllm", slo="e2e=5", workload="azure-conv")
+        assert running.of(elsewhere, cell_of(elsewhere, "two")) is first
+        assert running.of(other, cell_of(other, "three")) is not first
+        assert running.starts == 2
+    assert servers.log == [0, "stop", 8, "stop"]
+
+
+def test_an_interruption_leaves_nothing_running(servers, tmp_path, monkeypatch):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(FakeDeployment, "measure_cell", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tune(EXPERIMENT, settings("64"), tmp_path / "o")
+    assert servers.running == 0
+    monkeypatch.undo()
+    monkeypatch.setattr(choose, "backend_of", servers.backend_of)
+    found = tune(EXPERIMENT, settings("64"), tmp_path / "o", resume=True).found
+    assert [(row.number, row.state) for row in found.trials] == [(0, "finished")]
+
+
+def test_capacity_is_searched_on_servers_too(servers, tmp_path):
+    asked = settings("1,64", objectives=("capacity",), rate_rps=None, tolerance=0.3)
+    found = tune(EXPERIMENT, asked, tmp_path / "o").found
+    assert found.best[0].configuration == {"max_num_seqs": 64}
+    assert found.best[0].values[0] > 0
+
+
+def test_a_winner_of_the_simulation_is_measured_on_a_server(servers, tmp_path):
+    simulated = Experiment(systems="vllm", requests=200, seeds=2)
+    asked = settings("1,64", confirm=True, confirm_backend="vllm")
+    outcome = tune(simulated, asked, tmp_path / "o")
+    assert [(row.backend, row.configuration) for row in outcome.confirmed] == [
+        ("simulated", "default"),
+        ("simulated", f"trial {outcome.found.best[0].number}"),
+        ("vllm", "default"),
+        ("vllm", f"trial {outcome.found.best[0].number}"),
+    ]
+    assert all(row.value is not None for row in outcome.confirmed)
+    assert servers.starts == [0, 64]
+    assert servers.running == 0

@@ -1,0 +1,163 @@
+import pytest
+
+from slo_bench import Experiment
+from slo_bench.harness.policies.systems import SYSTEMS
+from slo_bench.tuner.search.evaluate import cell_of
+from slo_bench.tuner.search.objectives import Aim
+from slo_bench.tuner.search.prepare import prepared
+from slo_bench.tuner.search.samplers import checked, grid_of
+from slo_bench.tuner.search.settings import TuneSettings, load, text_of
+from slo_bench.tuner.search.space import counts_gpus, key_of, space_of
+from slo_bench.workloads.errors import FileFormatError, SloBenchError
+
+MODELS = "fleet(llama-3.1-8b*2)"
+
+
+@pytest.mark.parametrize("name", sorted(SYSTEMS))
+def test_every_system_has_a_space_that_holds_its_default(name):
+    if not SYSTEMS[name].bounds():
+        return
+    space = space_of(Experiment(systems=name), {}, None)
+    assert space.default is not None
+    assert {one.name for one in space.dimensions} <= set(SYSTEMS[name].bounds())
+
+
+def test_what_is_named_is_searched_and_nothing_else():
+    asked = {"sarathi.chunk_tokens": "256..1024", "tp": "1,2", "max_num_seqs": ""}
+    space = space_of(Experiment(systems="sarathi"), asked, None)
+    assert {one.name: str(one) for one in space.dimensions} == {
+        "chunk_tokens": "256..1024",
+        "tp": "1:2:1",
+        "max_num_seqs": "1..8192:log",
+    }
+    assert space.default is None  # tp is what fits
+    applied = space.applied(
+        Experiment(systems="sarathi"), {"chunk_tokens": 256, "tp": 2, "max_num_seqs": 8}
+    )
+    spec = cell_of(applied, "c")
+    assert spec.knobs == {"chunk_tokens": 256, "max_num_seqs": 8}
+    assert spec.placement.tp == 2
+
+
+@pytest.mark.parametrize(
+    ("search", "problem"),
+    [
+        ({"slo_weight": "0..200"}, r"slo-odbs.slo_weight must be from 0.0 to 100.0 but is 200"),
+        ({"length_term": "absolute,other"}, "must be one of"),
+        ({"slo_wait": ""}, "unknown knob or setting in --search 'slo_wait'; did you mean"),
+        ({"vllm.slo_weight": ""}, "unknown system in --search 'vllm'"),
+        ({"max_batch": "0.5,1"}, "whole"),
+        ({"tp": ""}, "say which values of tp to search"),
+        ({"server.dtype": "a,b"}, "is an option of a server"),
+        ({"kv_blocks": "0..5"}, "kv_blocks"),
+    ],
+)
+def test_wrong_spaces(search, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        space_of(Experiment(systems="slo-odbs"), search, None)
+
+
+def test_what_is_set_is_not_searched():
+    fixed = Experiment(systems="sarathi", knobs={"sarathi": {"chunk_tokens": 512}})
+    names = {one.name for one in space_of(fixed, {}, None).dimensions}
+    assert "chunk_tokens" not in names
+    with pytest.raises(SloBenchError, match="both set and searched"):
+        space_of(fixed, {"chunk_tokens": "256..1024"}, None)
+    with pytest.raises(SloBenchError, match="both set and searched"):
+        space_of(Experiment(systems="sarathi", tp=2), {"tp": "1,2"}, None)
+
+
+def test_a_server_as_it_is_has_its_own_options():
+    whole = space_of(Experiment(systems="vllm", backend="vllm"), {}, None)
+    assert {one.name for one in whole.dimensions} == {"max_num_batched_tokens", "max_num_seqs"}
+    with pytest.raises(SloBenchError, match="unknown knob or setting in --search 'async_sched"):
+        space_of(Experiment(systems="vllm", backend="vllm"), {"async_scheduling": ""}, None)
+
+
+def test_instances_are_counted_within_the_gpus():
+    space = space_of(Experiment(systems="ascendra", gpus=4), {"n_lp": "", "n_hp": ""}, 4)
+    assert [str(one) for one in space.dimensions] == ["1..3", "1..3"]
+    assert counts_gpus(space) == ("n_lp", "n_hp")
+    held = prepared(Experiment(systems="ascendra"), TuneSettings(search={"n_lp": "1..2"}))
+    assert held.experiment.gpus == (3,)
+
+
+def test_a_key_stands_for_a_configuration():
+    assert key_of({"a": 1, "b": 2}) == key_of({"b": 2, "a": 1}) != key_of({"a": 1, "b": 3})
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"objectives": ("goodput",)}, "goodput is measured at one rate: give it"),
+        ({"objectives": ("capacity",), "rate_rps": 3.0}, "capacity finds the rate itself"),
+        ({"objectives": ("cost",), "search": {"instances": "1..2"}}, "cost is the fewest GPUs"),
+        ({"objectives": ("cost", "capacity")}, "nothing that is searched changes it"),
+        ({"objectives": ("goodput", "goodput"), "rate_rps": 1.0}, "given twice"),
+        ({"objectives": ("goodput", "attainment"), "rate_rps": 1.0}, "the same objective"),
+        ({"objectives": ("throughput",)}, "unknown objective"),
+        ({"search": {"instances": "1..4"}}, "more instances always carry more"),
+        ({"target": 1.0}, "target must lie between 0 and 1"),
+        ({"sampler": "bayes"}, "unknown sampler"),
+        ({"sampler": "cmaes", "search": {"overdue": ""}}, "searches numbers"),
+        ({"sampler": "cmaes", "objectives": ("capacity", "cost")}, "one objective|changes it"),
+        ({"confirm_workloads": ("no-such",)}, "no-such"),
+        ({"confirm_backend": "tgi"}, "confirmed on vllm or sglang"),
+        ({"trials": 0}, "trials must be positive"),
+    ],
+)
+def test_contradictions_are_found_before_any_trial(settings, problem):
+    with pytest.raises(SloBenchError, match=problem):
+        prepared(Experiment(systems="slo-odbs"), TuneSettings(**settings))
+
+
+def test_a_grid_has_its_steps_and_an_end():
+    space = space_of(
+        Experiment(systems="slo-odbs"), {"slo_weight": "0:7:1", "output_weight": "0,1,4"}, None
+    )
+    assert grid_of(space.dimensions) == {
+        "slo_weight": [0, 1, 2, 3, 4, 5, 6, 7],
+        "output_weight": [0, 1, 4],
+    }
+    whole = space_of(Experiment(systems="slo-odbs"), {}, None)
+    with pytest.raises(SloBenchError, match=r"more than 20,000; search fewer"):
+        checked("grid", whole.dimensions, 1)
+
+
+def test_a_file_says_what_is_tuned(tmp_path):
+    path = tmp_path / "tune.toml"
+    path.write_text(
+        'systems = "sarathi"\n[tune]\ntrials = 7\nobjectives = "ttft_p99"\nrate_rps = 2\n'
+        '[tune.search]\nchunk_tokens = "256..1024"\ntp = [1, 2]\n'
+    )
+    experiment, settings = load(path)
+    assert settings.trials == 7
+    assert settings.objectives == ("ttft_p99",)
+    assert settings.search == {"chunk_tokens": "256..1024", "tp": [1, 2]}
+    path.write_text(text_of(experiment, settings))
+    again, same = load(path)
+    assert text_of(again, same) == path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("[tune]\ntrails = 7\n", r"unknown setting in \[tune\] 'trails'; did you mean.*line 2"),
+        ("[tune]\ntarget = 2\n[tune.search]\n", r"target must lie.*line 2"),
+        ("[tune]\ntolerance = 0.9\n", r"tolerance must lie in.*line 2"),
+        ('systms = "vllm"\n', r"unknown setting 'systms'.*line 1"),
+    ],
+)
+def test_a_file_with_errors(tmp_path, text, problem):
+    path = tmp_path / "tune.toml"
+    path.write_text(text)
+    with pytest.raises((FileFormatError, SloBenchError), match=problem):
+        prepared(*load(path))
+
+
+def test_the_better_way_round():
+    aim = Aim.of(("goodput", "ttft_p99"), 0.9, 2.0)
+    goodput, latency = aim.objectives
+    assert aim.better(goodput, 2.0, 1.0)
+    assert aim.better(latency, 1.0, 2.0)
+    assert not aim.better(latency, 1.0, 1.0)

@@ -1,0 +1,304 @@
+"""Whole studies, small: what is found, and that nothing is lost or repeated."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from types import SimpleNamespace
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from slo_bench import Experiment
+from slo_bench.tuner.search import trial_leases as claims
+from slo_bench.tuner.search.outcome import read_tuning
+from slo_bench.tuner.search.settings import TuneSettings, load
+from slo_bench.tuner.search.storage import open_storage
+from slo_bench.tuner.search.study_results import KEY, OWNER, SAME_AS, counted, note, noted
+from slo_bench.tuner.search.trial_leases import alive, cut_trials, new_name, working
+from slo_bench.tuner.search.tune import tune
+from slo_bench.workloads.errors import SloBenchError
+
+EXPERIMENT = Experiment(systems="sarathi", requests=200)
+GRID = {"chunk_tokens": "256,512,2048", "max_num_seqs": "4,256"}
+
+
+def quick(**changes):
+    return TuneSettings(
+        **{"search": GRID, "trials": 6, "tolerance": 0.3, "confirm": False, **changes}
+    )
+
+
+def runs_of(folder):
+    return [
+        (path.stem, line["rate_rps"], line["seed"], line["requests"])
+        for path in sorted((folder / "runs").glob("*.jsonl"))
+        for line in map(json.loads, path.read_text().splitlines())
+    ]
+
+
+def trials_of(folder, storage=None, name=None):
+    study = optuna.load_study(study_name=name or folder.name, storage=open_storage(storage, folder))
+    return study.get_trials(deepcopy=False)
+
+
+def test_a_grid_is_searched_once_and_the_best_is_found(tmp_path):
+    outcome = tune(EXPERIMENT, quick(sampler="grid", trials=50), tmp_path / "o")
+    rows = outcome.found.trials
+    assert len(rows) == 6
+    assert len({tuple(sorted(row.configuration.items())) for row in rows}) == 6
+    (best,) = outcome.found.best
+    assert best.configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
+    assert best.values[0] > 1.1 * outcome.found.default.values[0]
+    lost = [row for row in rows if row.state == "lost"]
+    assert lost
+    assert all(row.requests < best.requests for row in lost)
+    assert all(row.values[0] <= best.values[0] for row in lost)
+    assert outcome.found.requests == sum(requests for *_, requests in runs_of(tmp_path / "o"))
+
+
+def test_the_winner_is_a_file_to_run(tmp_path):
+    outcome = tune(EXPERIMENT, quick(trials=3, confirm=True), tmp_path / "o")
+    (winner,) = outcome.winners
+    again = Experiment.load(winner.file)
+    knobs = {name: values[0] for name, values in again.knobs["sarathi"].items()}
+    assert knobs == dict(winner.row.configuration)
+    assert winner.commands[0] == f"slo-bench run {winner.file}"
+    kept = read_tuning(tmp_path / "o")
+    names = [row["configuration"] for row in kept["confirmed"]]
+    assert names[0] == "default"
+    fresh = {seed for _, _, seed, _ in runs_of(tmp_path / "o" / "confirm" / "simulated" / "0")}
+    tuned = {seed for _, _, seed, _ in runs_of(tmp_path / "o")}
+    assert fresh
+    assert not fresh & tuned
+    if len(names) > 1:
+        assert kept["confirmed"][1]["low"] <= kept["confirmed"][1]["value"]
+
+
+def test_all_configurations_have_the_same_seeds(tmp_path):
+    tune(EXPERIMENT, quick(sampler="grid"), tmp_path / "o")
+    first = {}
+    for key, _, seed, _ in runs_of(tmp_path / "o"):
+        first.setdefault(key, []).append(seed)
+    starts = {min(seeds) for seeds in first.values()}
+    assert starts <= {0, 500_000}  # searches, and races
+
+
+def test_more_trials_may_be_asked_for_later(tmp_path):
+    tune(EXPERIMENT, quick(trials=2), tmp_path / "o")
+    before = runs_of(tmp_path / "o")
+    outcome = tune(EXPERIMENT, quick(trials=4), tmp_path / "o", resume=True)
+    assert len(outcome.found.trials) == 4
+    after = runs_of(tmp_path / "o")
+    assert set(before) <= set(after)
+    assert len(set(after)) == len(after)
+
+
+def test_another_question_is_another_folder(tmp_path):
+    tune(EXPERIMENT, quick(trials=1), tmp_path / "o")
+    with pytest.raises(SloBenchError, match=r"is not empty; go on .* with --resume"):
+        tune(EXPERIMENT, quick(trials=1), tmp_path / "o")
+    with pytest.raises(SloBenchError, match=r"asks something else: it has 'target = 0.9'"):
+        tune(EXPERIMENT, quick(trials=1, target=0.8), tmp_path / "o", resume=True)
+
+
+def test_a_killed_study_goes_on_where_it_was(tmp_path):
+    folder = tmp_path / "o"
+    words = ["tune", "sarathi", "--requests", "1000", "--sampler", "grid", "--no-confirm"]
+    words += [
+        "--search",
+        "chunk_tokens=256,512,2048",
+        "--search",
+        "max_num_seqs=4,256",
+        "--tolerance",
+        "0.2",
+    ]
+    words += ["--out", str(folder), "--no-report", "--trials", "6"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "slo_bench.cli.main", *words], stderr=subprocess.DEVNULL
+    )
+    try:
+        # In the midst of a trial: it has runs, and more trials are to come.
+        while process.poll() is None and len(list(folder.glob("runs/*.jsonl"))) < 2:
+            time.sleep(0.005)
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+    before = runs_of(folder)
+    states = [trial.state for trial in trials_of(folder)]
+    assert states.count(TrialState.RUNNING) <= 1
+    experiment, settings = load(folder / "tune.toml")
+    outcome = tune(experiment, settings, folder, resume=True)
+    after = runs_of(folder)
+    assert set(before) <= set(after)
+    assert len(set(after)) == len(after)  # no run was made twice
+    trials = trials_of(folder)
+    assert [trial.state for trial in trials if not trial.state.is_finished()] == []
+    assert TrialState.FAIL not in {trial.state for trial in trials}
+    keys = [noted(trial, KEY) for trial in counted(trials)]
+    assert len(keys) == len(set(keys)) == 6
+    assert outcome.found.best[0].configuration == {"chunk_tokens": 2048, "max_num_seqs": 256}
+
+
+def test_a_study_that_is_cut_before_every_end_finds_the_same(tmp_path, monkeypatch):
+    asked = quick(sampler="tpe", search={"chunk_tokens": "128..4096", "max_num_seqs": "4,256"})
+    whole = tune(EXPERIMENT, asked, tmp_path / "whole").found
+    tell, cut = optuna.Study.tell, []
+
+    def interrupted(study, trial, *values, **more):
+        if trial.number in cut:
+            return tell(study, trial, *values, **more)
+        cut.append(trial.number)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(optuna.Study, "tell", interrupted)
+    for number in range(len(whole.trials)):
+        with pytest.raises(KeyboardInterrupt):
+            tune(EXPERIMENT, asked, tmp_path / "cut", resume=number > 0)
+    found = tune(EXPERIMENT, asked, tmp_path / "cut", resume=True).found
+    assert cut == [row.number for row in whole.trials]
+    assert [timeless(row) for row in found.trials] == [timeless(row) for row in whole.trials]
+    assert runs_of(tmp_path / "cut") == runs_of(tmp_path / "whole")
+
+
+def test_nothing_is_left_of_a_file_that_a_kill_cut_short(tmp_path):
+    out = tmp_path / "o"
+    out.mkdir()
+    for name in (".study.json.4711.part", ".tune.toml.4711.part"):
+        (out / name).write_text("{")
+    tune(EXPERIMENT, quick(trials=1), out)
+    assert not list(out.rglob("*.part"))
+
+
+def timeless(row):
+    return {**row.plain(), "figures": {k: v for k, v in row.figures.items() if k != "wall_s"}}
+
+
+def test_several_processes_share_a_study(tmp_path):
+    url = f"sqlite:///{tmp_path}/study.db"
+    words = ["tune", "sarathi", "--requests", "200", "--tolerance", "0.3", "--no-confirm"]
+    words += ["--search", "chunk_tokens=128..4096", "--search", "max_num_seqs=4..64"]
+    words += ["--storage", url, "--study", "shared", "--no-report", "--trials", "8"]
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-m", "slo_bench.cli.main", *words, "--out", str(tmp_path / name)],
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+        )
+        for name in ("a", "b")
+    ]
+    for worker in workers:
+        _, err = worker.communicate()
+        assert worker.returncode == 0, err
+    trials = trials_of(tmp_path, url, "shared")
+    assert all(trial.state.is_finished() for trial in trials)
+    owners = {noted(trial, OWNER) for trial in trials}
+    assert 1 <= len(owners) <= 2
+    assert 8 <= len(counted(trials)) <= 9  # each may begin one before it sees the other's
+    keys = [noted(trial, KEY) for trial in trials if SAME_AS not in trial.user_attrs]
+    assert len(keys) >= 8
+    assert (tmp_path / "a" / "tune.json").is_file() or (tmp_path / "b" / "tune.json").is_file()
+
+
+def test_whose_trial_was_cut(tmp_path):
+    study = optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
+    live, dead, unsigned = study.ask(), study.ask(), study.ask()
+    name = new_name()
+    note(live, OWNER, name)
+    machine, pid, began, word = name.split("/")
+    # The number of another process before.
+    note(dead, OWNER, f"{machine}/{pid}/{began}0/{word}")
+    with alive(study, name):
+        cut = {trial.number for trial in cut_trials(study, unsigned=True)}
+        assert cut == {dead.number, unsigned.number}
+        cut = {trial.number for trial in cut_trials(study, unsigned=False)}
+        assert cut == {dead.number}  # the other may be being signed just now
+    cut = {trial.number for trial in cut_trials(study, unsigned=True)}
+    assert cut == {live.number, dead.number, unsigned.number}
+    assert not working(study, "elsewhere/1/1/a")
+    with alive(study, "elsewhere/1/1/a"):
+        assert working(study, "elsewhere/1/1/a")
+
+
+def test_clocks_on_the_wall_count_once(tmp_path, monkeypatch):
+    study = optuna.create_study(storage=open_storage(None, tmp_path), study_name="s")
+    name = "elsewhere/2/1/b"
+    wall_s, ours_s = 1e9, 50.0
+    clocks = SimpleNamespace(time=lambda: wall_s, monotonic=lambda: ours_s)
+    monkeypatch.setattr(claims, "time", clocks)
+
+    def sign(at_s):
+        study._storage.set_study_system_attr(study._study_id, claims._SIGN + name, at_s)
+
+    sign(wall_s - 200.0)
+    assert not working(study, name)  # silent for long, as far as the clocks agree
+    sign(wall_s - 185.0)
+    assert working(study, name)  # but it was only their clock
+    wall_s += 3600.0
+    ours_s += 80.0
+    assert working(study, name)
+    ours_s += 20.0
+    assert not working(study, name)
+    sign(wall_s - 7200.0)
+    assert working(study, name)
+    sign(0.0)  # it has ended
+    assert not working(study, name)
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("postgresql://nobody:secret@127.0.0.1:9/none", r"postgresql://nobody@127.0.0.1:9/none"),
+        ("no-such-database://x", "cannot be used"),
+        ("missing-folder/study.journal", "there is no folder .*/missing-folder"),
+        ("sqlite://", "is gone with the process"),
+        ("sqlite:////proc/none/x.db", "cannot be used"),
+    ],
+)
+def test_a_storage_out_of_reach_is_found_before_any_trial(tmp_path, monkeypatch, url, problem):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SloBenchError, match=problem) as raised:
+        tune(EXPERIMENT, quick(), tmp_path / "o", storage=url)
+    assert "secret" not in str(raised.value)
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_front_of_capacity_and_cost(tmp_path):
+    settings = quick(objectives=("capacity", "cost"), search={"instances": "1,2"}, sampler="grid")
+    found = tune(EXPERIMENT, settings, tmp_path / "o").found
+    assert [row.values[1] for row in found.best] == [1, 2]
+    one, two = (row.values[0] for row in found.best)
+    assert two > 1.5 * one
+
+
+def test_the_fewest_gpus_that_carry_a_rate(tmp_path):
+    settings = quick(
+        objectives=("cost",), rate_rps=4.0, search={"instances": "1,2,3,4"}, sampler="grid"
+    )
+    found = tune(EXPERIMENT, settings, tmp_path / "o").found
+    (best,) = found.best
+    assert best.values == (best.configuration["instances"],)
+    assert best.figures["attainment"] >= 0.9
+    fewer = [row for row in found.trials if row.configuration["instances"] < best.values[0]]
+    assert fewer
+    assert all(row.figures["attainment"] < 0.9 for row in fewer)
+    more = [row for row in found.trials if row.number > best.number and row.values > best.values]
+    assert all(row.requests == 0 for row in more)  # they cannot be cheaper
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "cmaes", "nsga2", "random"])
+def test_every_sampler_finds_its_way(tmp_path, sampler):
+    if sampler == "gp":
+        pytest.importorskip("torch")
+    if sampler == "cmaes":
+        pytest.importorskip("cmaes")
+    settings = quick(
+        sampler=sampler, search={"chunk_tokens": "256..4096", "max_num_seqs": "4..256"}, trials=3
+    )
+    outcome = tune(EXPERIMENT, settings, tmp_path / "o")
+    assert len(outcome.found.trials) == 3
+    assert outcome.found.best

@@ -1,0 +1,218 @@
+"""Is the winner better than the default? Both again, on requests that nobody was tuned on.
+
+What is best of many has been lucky as well. So the default and the winners are run on fresh seeds,
+on the workload that was tuned on and on others, each with its 95 % interval.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from ...harness.experiments.execution.workers import NotDoneError, Pool, together
+from ...harness.experiments.experiment import Experiment
+from ...workloads.errors import FileFormatError, SloBenchError
+from ..capacity.curve import student_t
+from .evaluate import Evaluation
+from .objectives import CAPACITY, COST, Aim, Objective
+from .race import Raced
+from .runs import Ended, Runs
+from .serving import Servers
+from .space import Configuration, Space
+from .study_results import TrialRow
+
+FRESH_SEEDS = 1_000_000  # away from those of searches and races
+DEFAULT = "default"
+_LEAST_SEEDS = 5
+_QUANTILE = 0.975
+MOST_WINNERS = 4  # of a front
+
+Confirming = Callable[[int, int], None]  # configurations done, of how many
+Verdict = Literal["better", "worse", "not told apart", ""]
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """One figure of one configuration on fresh seeds.
+
+    `configuration` is `default` or `trial N`; `verdict` holds the interval against the default's
+    (overlapping: not told apart). `problem`: why there is no value.
+    """
+
+    backend: str
+    workload: str
+    configuration: str
+    objective: str
+    value: float | None
+    low: float | None
+    high: float | None
+    requests: int
+    verdict: Verdict = ""
+    problem: str | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return dataclasses.asdict(self)
+
+
+def confirm(
+    experiment: Experiment,
+    space: Space,
+    aim: Aim,
+    winners: Sequence[TrialRow],
+    workloads: Sequence[str],
+    folder: Path,
+    *,
+    tolerance: float,
+    ended: Ended | None = None,
+    progress: Confirming = lambda done, of: None,
+    pool: Pool | None = None,
+) -> list[Confirmed]:
+    """Default and winners on every workload, measured afresh.
+
+    Args:
+        experiment: what was tuned; on a real backend its servers are started.
+        space: what was searched.
+        aim: the objectives.
+        winners: at most `MOST_WINNERS` of them are confirmed.
+        workloads: besides the experiment's own.
+        folder: for the runs and what servers say.
+        tolerance: of capacity searches.
+        ended: called within a run.
+        progress: told (done, of how many).
+        pool: where all of it is simulated, at once.
+    """
+    own = experiment.workload[0]
+    asked: list[tuple[str, Configuration]] = [(DEFAULT, {})]
+    asked += [
+        (f"trial {row.number}", row.configuration)
+        for row in winners[:MOST_WINNERS]
+        if not row.default
+    ]
+    calls: list[Callable[[], list[Confirmed]]] = []
+    done = 0
+    telling = threading.Lock()
+
+    def told(
+        evaluation: Evaluation, workload: str, one: tuple[str, Configuration]
+    ) -> list[Confirmed]:
+        nonlocal done
+        rows = _confirmed(evaluation, workload, *one)
+        with telling:
+            done += 1
+            progress(done, len(calls))
+        return rows
+
+    with Servers(folder / "servers") as servers:
+        for place, workload in enumerate(dict.fromkeys((own, *workloads))):
+            table = experiment.model_dump(exclude_unset=True)
+            table |= {"workload": (workload,), "seed": experiment.seed + FRESH_SEEDS}
+            again, kept = Experiment(**table), folder / str(place)
+            evaluation = Evaluation(again, space, aim, tolerance, kept, servers, ended, pool)
+            calls += [partial(told, evaluation, workload, one) for one in asked]
+        found = [call() for call in calls] if pool is None else together(calls, pool)
+    of_workloads = [found[k : k + len(asked)] for k in range(0, len(found), len(asked))]
+    return [
+        row
+        for defaults, *others in of_workloads
+        for rows in (defaults, *(_judged(rows, defaults, aim) for rows in others))
+        for row in rows
+    ]
+
+
+def _judged(rows: Sequence[Confirmed], defaults: Sequence[Confirmed], aim: Aim) -> list[Confirmed]:
+    """With verdicts."""
+    return [
+        dataclasses.replace(row, verdict=_verdict(row, base, objective))
+        for row, base, objective in zip(rows, defaults, aim.objectives, strict=True)
+    ]
+
+
+def _confirmed(
+    evaluation: Evaluation, workload: str, name: str, configuration: Configuration
+) -> list[Confirmed]:
+    """One row for each objective."""
+    aim = evaluation.aim
+    backend = evaluation.experiment.backend
+    try:
+        runs = evaluation.runs_of(configuration)
+        figures = _figures(evaluation, runs)
+    except (NotDoneError, FileFormatError):  # a damaged file says nothing of the configuration
+        raise
+    except SloBenchError as error:
+        evaluation.servers.stop()
+        problem = str(error)
+        return [
+            Confirmed(backend, workload, name, o.name, None, None, None, 0, problem=problem)
+            for o in aim.objectives
+        ]
+    return [
+        Confirmed(backend, workload, name, o.name, *figures[o.name], runs.requests)
+        for o in aim.objectives
+    ]
+
+
+Interval = tuple[float | None, float | None, float | None]
+
+
+def _figures(evaluation: Evaluation, runs: Runs) -> dict[str, Interval]:
+    """Value, low and high of every objective."""
+    aim, options = evaluation.aim, evaluation.options
+    gpus = float(runs.spec.instances * runs.spec.placement.tp * runs.spec.placement.pp)
+    found: dict[str, Interval] = {COST: (gpus, gpus, gpus)}
+    if aim.searches_capacity:
+        search = evaluation.capacity(runs, None)
+        assert not isinstance(search, Raced)
+        one = search.capacities[0]
+        found[CAPACITY] = (
+            one.capacity_rps,
+            one.low_rps,
+            one.high_rps if math.isfinite(one.high_rps) else None,
+        )
+    if aim.measures_level:
+        assert aim.rate_rps is not None
+        first = options.first_seed
+        seeds = range(first, first + max(_LEAST_SEEDS, options.seeds))
+        runs.expect(aim.rate_rps, seeds, options.requests)
+        levels = [runs.level(aim.rate_rps, seed, options.requests) for seed in seeds]
+        valid = [run.figures for run in levels if run.sample.valid]
+        for objective in aim.objectives:
+            column = objective.column
+            if column is not None:
+                found[objective.name] = _mean([f[column] for f in valid if column in f])
+    return found
+
+
+def _mean(values: Sequence[float]) -> Interval:
+    """The mean of runs and its 95 % interval, by Student's t."""
+    if not values:
+        return None, None, None
+    mean = float(np.mean(values))
+    if len(values) < 2:
+        return mean, None, None
+    half = student_t(_QUANTILE, len(values) - 1) * float(np.std(values, ddof=1))
+    half /= math.sqrt(len(values))
+    return mean, max(0.0, mean - half), mean + half  # no figure is below 0
+
+
+def _verdict(row: Confirmed, base: Confirmed, objective: Objective) -> Verdict:
+    ends = (row.low, row.high, base.low, base.high)
+    if row.value is None and row.low is None:
+        return ""
+    low, high, base_low, base_high = (
+        (-math.inf if place % 2 == 0 else math.inf) if end is None else end
+        for place, end in enumerate(ends)
+    )
+    if low > base_high:
+        return "better" if objective.maximise else "worse"
+    if high < base_low:
+        return "worse" if objective.maximise else "better"
+    return "not told apart"

@@ -1,0 +1,205 @@
+"""One thing that is searched: its range, as people write it and as Optuna is asked for a value."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+from optuna.trial import Trial
+
+from ...harness.core.policy import Bounds
+from ...harness.experiments.config.load import rates_text
+from ...workloads.call_parser import split_outside, value_of
+from ...workloads.errors import SloBenchError
+
+Value = bool | int | float | str
+
+LOG_FROM = 1000.0  # times the lowest value: a wider range is searched by orders of magnitude
+_DIGITS = 4  # of a fraction that is tried
+_FORMS = "write NAME=LOW..HIGH, NAME=LOW..HIGH:log, NAME=LOW:HIGH:STEP or NAME=A,B,…"
+
+
+@dataclass(frozen=True)
+class Dimension:
+    """A name with `choices`, or a range of numbers from `low` to `high`.
+
+    `whole`: no fractions. `step`: only every so far from `low` on. `log`: by orders of magnitude.
+    """
+
+    name: str
+    low: float = 0.0
+    high: float = 0.0
+    whole: bool = False
+    log: bool = False
+    step: float | None = None
+    choices: tuple[Value, ...] | None = None
+
+    def distribution(self) -> BaseDistribution:
+        """As Optuna has it."""
+        if self.choices is not None:
+            return CategoricalDistribution(self.choices)
+        if self.whole:
+            low, high = int(self.low), int(self.high)
+            return IntDistribution(low, high, log=self.log, step=int(self.step or 1))
+        return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
+
+    def suggest(self, trial: Trial) -> Value:
+        """A value for `trial`; fractions have four digits, which is all that anybody sets."""
+        if self.choices is not None:
+            chosen: Value = trial.suggest_categorical(self.name, self.choices)  # type: ignore[assignment]
+            return chosen
+        if self.whole:
+            low, high = int(self.low), int(self.high)
+            return trial.suggest_int(self.name, low, high, step=int(self.step or 1), log=self.log)
+        return self.rounded(
+            trial.suggest_float(self.name, self.low, self.high, step=self.step, log=self.log)
+        )
+
+    def rounded(self, value: float) -> float:
+        """A fraction as it is tried."""
+        if self.step is not None:
+            return round(value, 9)
+        return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
+
+    def holds(self, value: object) -> bool:
+        """Whether a value may be asked for."""
+        if self.choices is not None:
+            return any(value == one and type(value) is type(one) for one in self.choices)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return False
+        if not self.low <= value <= self.high or (self.whole and value != int(value)):
+            return False
+        return self.step is None or math.isclose(
+            (value - self.low) / self.step, round((value - self.low) / self.step), abs_tol=1e-6
+        )
+
+    def points(self, most: int) -> tuple[Value, ...]:
+        """All values, or `most` that are spread over the range."""
+        if self.choices is not None:
+            return self.choices
+        if self.step is not None or self.whole:
+            step = self.step or 1
+            count = math.floor((self.high - self.low) / step + 1e-9) + 1
+            if count <= most or self.step is not None:
+                values = [self.low + step * k for k in range(count)]
+                return tuple(int(v) if self.whole else round(v, 9) for v in values)
+        spread: list[Value] = []
+        for k in range(most):
+            share = k / (most - 1) if most > 1 else 0.0
+            if self.log:
+                value = self.low * (self.high / self.low) ** share
+            else:
+                value = self.low + (self.high - self.low) * share
+            spread.append(round(value) if self.whole else self.rounded(value))
+        return tuple(dict.fromkeys(spread))
+
+    @property
+    def size(self) -> float:
+        """How many values there are."""
+        if self.choices is not None:
+            return len(self.choices)
+        if self.step is not None or self.whole:
+            return math.floor((self.high - self.low) / (self.step or 1) + 1e-9) + 1
+        return math.inf if self.high > self.low else 1
+
+    def __str__(self) -> str:
+        if self.choices is not None:
+            return ",".join(_text(choice) for choice in self.choices)
+        if self.step is not None:
+            return f"{self.low:g}:{self.high:g}:{self.step:g}"
+        return f"{self.low:g}..{self.high:g}{':log' if self.log else ''}"
+
+
+def of_bounds(name: str, bounds: Bounds) -> Dimension | None:
+    """The whole range of a knob; None where it has no ends, or is the name of a file."""
+    if bounds.choices is not None:
+        return Dimension(name, choices=tuple(bounds.choices))
+    if bounds.file or bounds.low is None or bounds.high is None:
+        return None
+    wide = bounds.low > 0 and bounds.high / bounds.low >= LOG_FROM
+    return Dimension(name, bounds.low, bounds.high, bounds.whole, bounds.log or wide)
+
+
+def parse(name: str, text: str, *, whole: bool = False) -> Dimension:
+    """A dimension as it is written behind `NAME=`.
+
+    Raises:
+        SloBenchError: it cannot be read, or has no values.
+    """
+    if ".." in text:
+        return _range(name, text, whole)
+    pieces = [piece.strip() for piece in split_outside(text, ",")]
+    if len(pieces) == 1 and pieces[0].count(":") == 2:
+        return _stepped(name, text, whole)
+    if not all(pieces):
+        raise SloBenchError(f"cannot read the values {text!r} of {name}; {_FORMS}")
+    return of_values(name, [value_of(piece) for piece in pieces])
+
+
+def of_values(name: str, values: Sequence[Value]) -> Dimension:
+    """A dimension of some values; evenly spaced numbers keep their order.
+
+    Raises:
+        SloBenchError: there is none, or one is there twice.
+    """
+    if not values:
+        raise SloBenchError(f"{name} has no values to search; {_FORMS}")
+    for place, one in enumerate(values):
+        if any(one == other and type(one) is type(other) for other in values[:place]):
+            raise SloBenchError(f"{name} has the value {_text(one)} twice")
+    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
+    if len(numbers) == len(values) > 1:
+        ordered = sorted(numbers)
+        gaps = [b - a for a, b in itertools.pairwise(ordered)]
+        if all(math.isclose(gap, gaps[0], rel_tol=1e-6) for gap in gaps):
+            whole = all(isinstance(v, int) for v in ordered)
+            high = ordered[0] + gaps[0] * len(gaps)
+            return Dimension(name, ordered[0], high, whole, step=gaps[0])
+    return Dimension(name, choices=tuple(values))
+
+
+def _range(name: str, text: str, whole: bool) -> Dimension:
+    body, _, how = text.partition(":")
+    low_text, _, high_text = body.partition("..")
+    low, high = value_of(low_text.strip()), value_of(high_text.strip())
+    if not _is_number(low) or not _is_number(high) or how.strip() not in ("", "log"):
+        raise SloBenchError(f"cannot read the range {text!r} of {name}; {_FORMS}")
+    assert not isinstance(low, str)
+    assert not isinstance(high, str)
+    if low > high:
+        raise SloBenchError(f"{name} is searched from {low:g} down to {high:g}: swap them")
+    log = how.strip() == "log"
+    if log and low <= 0:
+        raise SloBenchError(
+            f"{name} is searched by orders of magnitude from {low:g}: start above 0"
+        )
+    if whole and not (isinstance(low, int) and isinstance(high, int)):
+        raise SloBenchError(f"{name} takes whole numbers, but its range is {text}")
+    wide = not log and low > 0 and high / low >= LOG_FROM
+    return Dimension(name, low, high, whole, log or wide)
+
+
+def _stepped(name: str, text: str, whole: bool) -> Dimension:
+    try:
+        values = rates_text(text)
+    except SloBenchError as error:
+        raise SloBenchError(f"{name}: {error}") from None
+    if whole and any(value != int(value) for value in values):
+        raise SloBenchError(f"{name} takes whole numbers, but its steps are {text}")
+    return of_values(name, [int(v) if v == int(v) and whole else v for v in values])
+
+
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _text(value: Value) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,263 @@
+"""What a configuration is worth: its objectives, found with as few requests as the rest allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ...harness.experiments.config.schema import SIMULATED
+from ...harness.experiments.execution.cells import CellSpec
+from ...harness.experiments.execution.plan import plan
+from ...harness.experiments.execution.workers import Pool
+from ...harness.experiments.experiment import Experiment
+from ...workloads.errors import SloBenchError
+from ..capacity.folder import search_cell, start_rps
+from ..capacity.options import Budget, CapacitySearch, SearchOptions
+from ..capacity.search import SearchProgress
+from .objectives import CAPACITY, COST, Aim
+from .race import Pace, Raced, pace_of, race
+from .runs import Ended, Runs
+from .serving import Servers
+from .space import Configuration, Space, key_of
+
+_SIMULATED_REQUESTS, _REAL_REQUESTS = 2000, 300  # of a run, at least
+_SIMULATED_BUDGET = Budget(requests=120_000)
+_REAL_BUDGET = Budget(requests=None, time_s=3600.0)
+_SEEDS = 3
+_MORE_TRIES = 2
+RACE_SEEDS = 500_000  # away from those of searches
+
+
+class InfeasibleError(SloBenchError):
+    """A configuration that makes no deployment."""
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What was found. `values` are those of the objectives, in their order.
+
+    `lost`: it was raced out, and a capacity among the values is an estimate. `missed`: by how much
+    it misses the share in SLO that it must reach; at most 0 if it does not.
+    """
+
+    values: tuple[float, ...]
+    lost: bool = False
+    missed: float = 0.0
+    figures: Mapping[str, Any] = field(default_factory=dict)
+    pace: Pace | None = None
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How configurations are evaluated: the same seeds for all of them.
+
+    `report` of `worth` is told of what is known on the way, by step, and says whether to stop.
+    """
+
+    experiment: Experiment
+    space: Space
+    aim: Aim
+    tolerance: float
+    folder: Path
+    servers: Servers
+    ended: Ended | None = None
+    pool: Pool | None = None
+
+    @property
+    def simulated(self) -> bool:
+        """Or on real servers."""
+        return self.experiment.backend == SIMULATED
+
+    @property
+    def options(self) -> SearchOptions:
+        """Of every capacity search."""
+        asked = self.experiment
+        least = _SIMULATED_REQUESTS if self.simulated else _REAL_REQUESTS
+        return SearchOptions(
+            targets=(self.aim.target,),
+            tolerance=self.tolerance,
+            requests=asked.requests[0] or least,
+            seeds=asked.seeds or _SEEDS,
+            first_seed=asked.seed,
+            budget=_SIMULATED_BUDGET if self.simulated else _REAL_BUDGET,
+        )
+
+    def runs_of(self, configuration: Configuration) -> Runs:
+        """The runs of a configuration so far.
+
+        Raises:
+            InfeasibleError: it makes no deployment.
+        """
+        try:
+            applied = self.space.applied(self.experiment, configuration)
+            spec = cell_of(applied, key_of(configuration))
+            if not self.simulated:
+                from ...harness.experiments.backends.choose import backend_of
+
+                backend_of(applied).check(spec)
+        except SloBenchError as error:
+            raise InfeasibleError(str(error)) from error
+        return Runs(
+            self.folder / "runs" / f"{spec.cell}.jsonl",
+            spec,
+            lambda: self.servers.of(applied, spec),
+            self.ended,
+            self.pool,
+        )
+
+    def worth(
+        self,
+        runs: Runs,
+        *,
+        trial: int = 0,
+        pace: Pace | None = None,
+        fewest_gpus: int | None = None,
+        report: Callable[[int, float], bool] = lambda step, value: False,
+    ) -> Worth:
+        """Race, search and measure.
+
+        Args:
+            runs: of the configuration.
+            trial: its number.
+            pace: what it must beat; None: nobody is known yet.
+            fewest_gpus: on so many the rate is carried already (objective cost alone).
+            report: told (step, value of the only objective); True: go no further.
+
+        Raises:
+            SloBenchError: nothing valid was measured, or a server did not start or died.
+        """
+        gpus = gpus_of(runs.spec)
+        figures: dict[str, Any] = {"gpus": gpus}
+        values: dict[str, float] = {COST: float(gpus)}
+        own_pace, lost = None, False
+        if self.aim.must_attain and fewest_gpus is not None and gpus >= fewest_gpus:
+            return Worth(self._values(values), lost=True, figures=figures)
+        if self.aim.searches_capacity:
+            found = self.capacity(runs, pace)
+            if isinstance(found, Raced):
+                values[CAPACITY], lost = found.estimate_rps, True
+                assert pace is not None
+                figures |= {
+                    "raced_at_rps": pace.rate_rps,
+                    "raced_attainment": found.attainment,
+                    "raced_requests": found.requests,
+                }
+                report(found.requests, found.estimate_rps)
+            else:
+                one = found.capacities[0]
+                values[CAPACITY] = one.low_rps if one.capacity_rps is None else one.capacity_rps
+                figures |= {
+                    "low_rps": one.low_rps,
+                    "high_rps": one.high_rps if math.isfinite(one.high_rps) else None,
+                    "precise": one.precise,
+                    "stopped": found.stopped,
+                }
+                if pace is None or (one.capacity_rps or 0.0) > pace.rate_rps:
+                    first = self.options.first_seed + RACE_SEEDS
+                    own_pace = pace_of(runs, found, trial=trial, gpus=gpus, first_seed=first)
+        missed = 0.0
+        if self.aim.measures_level:
+            level, stopped = self._level(runs, report)
+            lost = lost or stopped
+            values |= level
+            figures |= level
+            if self.aim.must_attain:
+                missed = self.aim.target - level["attainment"]
+        return Worth(self._values(values), lost, missed, figures, own_pace)
+
+    def _values(self, known: Mapping[str, float]) -> tuple[float, ...]:
+        return tuple(known.get(name, math.nan) for name in self.aim.names)
+
+    def capacity(self, runs: Runs, pace: Pace | None) -> CapacitySearch | Raced:
+        """The capacity, or a race that was lost on the way to it."""
+        near: Sequence[float] = ()
+        if pace is not None:
+            raced = race(runs, pace, first_seed=self.options.first_seed + RACE_SEEDS)
+            if raced.lost:
+                return raced
+            near = (min(raced.estimate_rps, 2 * pace.rate_rps),)
+
+        def watch(progress: SearchProgress) -> None:
+            """A search shows that what a race took for better is worse."""
+            (known,) = progress.crossings
+            if pace is not None and known is not None and known.high_rps < pace.rate_rps:
+                estimate = min(known.rate_rps, pace.rate_rps)
+                raise _OvertakenError(Raced(True, estimate, progress.requests_spent, math.nan))
+
+        asked = self.experiment
+        begin_rps = near[0] if near else start_rps(asked, runs.spec)
+        most_rows = asked.requests[0]
+        try:
+            return search_cell(
+                runs, runs.spec, self.options, begin_rps, near, most_rows, watch, runs.expect
+            )
+        except _OvertakenError as overtaken:
+            return overtaken.raced
+
+    def _level(
+        self, runs: Runs, report: Callable[[int, float], bool]
+    ) -> tuple[dict[str, float], bool]:
+        """The figures at the rate, means over the seeds; True if they were not all run."""
+        assert self.aim.rate_rps is not None
+        options = self.options
+        kept: list[Mapping[str, float]] = []
+        stopped = False
+        for place in range(options.seeds + _MORE_TRIES):
+            if len(kept) == options.seeds:
+                break
+            run = runs.level(self.aim.rate_rps, options.first_seed + place, options.requests)
+            if not run.sample.valid:
+                continue  # the client may have been late by accident
+            kept.append(run.figures)
+            only = self.aim.single
+            if only is not None and only.column is not None and len(kept) < options.seeds:
+                mean = _mean(kept, only.column)
+                if not math.isnan(mean) and report(len(kept) - 1, mean):
+                    stopped = True
+                    break
+        if not kept:
+            raise SloBenchError(
+                f"no valid run at {self.aim.rate_rps:g} req/s: {run.sample.invalid_because}"
+            )
+        columns = {o.name: o.column for o in self.aim.objectives if o.column is not None}
+        found = {name: _mean(kept, column) for name, column in columns.items()}
+        return {**found, "attainment": _mean(kept, "attainment")}, stopped
+
+
+class _OvertakenError(Exception):
+    """A search that need not go on."""
+
+    def __init__(self, raced: Raced) -> None:
+        super().__init__()
+        self.raced = raced
+
+
+def _mean(kept: Sequence[Mapping[str, float]], column: str) -> float:
+    known = [figures[column] for figures in kept if column in figures]
+    return sum(known) / len(known) if len(known) == len(kept) else math.nan
+
+
+def cell_of(experiment: Experiment, name: str) -> CellSpec:
+    """The one cell of an experiment without a load, called `name`.
+
+    Raises:
+        SloBenchError: it makes no experiment, or several cells.
+    """
+    single = {"rates": (1.0,), "speeds": None, "loads": None, "seeds": 1, "requests": (None,)}
+    cells = plan(experiment.model_copy(update=single)).cells
+    if len(cells) > 1:
+        raise SloBenchError(
+            f"tuning is about one system under one load, but this is {len(cells)}: give one value "
+            "of each setting, and search others with --search"
+        )
+    return replace(cells[0], cell=name)
+
+
+def gpus_of(spec: CellSpec) -> int:
+    """How many GPUs a configuration takes."""
+    gpus = spec.columns["gpus"]
+    assert isinstance(gpus, int)
+    return gpus

@@ -1,0 +1,223 @@
+"""What a tuning run leaves in its folder: `tune.json`, and the winners as files to use."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...harness.experiments.config.schema import SIMULATED
+from ...harness.experiments.execution.workers import Pool
+from ...harness.experiments.experiment import Experiment
+from ...harness.policies.systems import system
+from ...harness.results.run_folder import write_whole
+from ...harness.servers.launch.serve import OWN_OPTIONS
+from ...workloads.checksums import sealed, unsealed
+from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import parse_json
+from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
+from .runs import Ended
+from .settings import TuneSettings
+from .space import Space
+from .study_results import Found, TrialRow
+from .trial_leases import one_at_a_time
+
+FILE = "tune.json"
+ASKED_FILE = "tune.toml"
+_SERVERS = ("vllm", "sglang", "paged")
+
+
+@dataclass(frozen=True)
+class Winner:
+    """One of the best: the trial, its experiment as a file, and what serves it."""
+
+    row: TrialRow
+    file: Path
+    commands: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All that a run has found."""
+
+    folder: Path
+    experiment: Experiment
+    settings: TuneSettings
+    found: Found
+    winners: tuple[Winner, ...]
+    confirmed: tuple[Confirmed, ...]
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON, without infinities."""
+        found = self.found
+        return {
+            "system": found.space.system,
+            "backend": self.experiment.backend,
+            "workload": self.experiment.workload[0],
+            "model": self.experiment.model[0],
+            "gpu": self.experiment.gpu[0],
+            "objectives": list(found.aim.names),
+            "target": found.aim.target,
+            "rate_rps": found.aim.rate_rps,
+            "sampler": self.settings.sampler,
+            "space": {one.name: str(one) for one in found.space.dimensions},
+            "requests": found.requests,
+            "trials": [row.plain() for row in found.trials],
+            "best": [row.number for row in found.best],
+            "importances": found.importances,
+            "winners": [
+                {
+                    "trial": winner.row.number,
+                    "values": winner.row.values,
+                    "configuration": dict(winner.row.configuration),
+                    "file": winner.file.name,
+                    "commands": list(winner.commands),
+                }
+                for winner in self.winners
+            ],
+            "confirmed": [row.plain() for row in self.confirmed],
+        }
+
+
+def concluded(
+    experiment: Experiment,
+    settings: TuneSettings,
+    found: Found,
+    folder: Path,
+    *,
+    ended: Ended | None = None,
+    progress: Confirming = lambda done, of: None,
+    pool: Pool | None = None,
+) -> Outcome:
+    """Confirm the winners and put everything into the folder.
+
+    Raises:
+        SloBenchError: no configuration could be evaluated; says why the last one could not.
+    """
+    if not found.best:
+        reasons = [row.reason for row in found.trials if row.reason]
+        last = reasons[-1] if reasons else "no trial has ended"
+        raise SloBenchError(f"none of {len(found.trials)} configurations can be used: {last}")
+    with one_at_a_time(folder):
+        winners = []
+        for place, row in enumerate(found.best[:MOST_WINNERS]):
+            name = "winner.toml" if len(found.best) == 1 else f"winner-{place + 1}.toml"
+            winners.append(_written(experiment, found.space, row, folder / name))
+        confirmed: list[Confirmed] = []
+        backends = [experiment] if settings.confirm else []
+        if settings.confirm_backend is not None:
+            backends.append(on_backend(experiment, settings.confirm_backend))
+        for where in backends:
+            confirmed += confirm(
+                where,
+                found.space,
+                found.aim,
+                found.best,
+                settings.confirm_workloads,
+                folder / "confirm" / where.backend,
+                tolerance=settings.tolerance,
+                ended=ended,
+                progress=progress,
+                pool=pool if where.backend == SIMULATED else None,
+            )
+        outcome = Outcome(folder, experiment, settings, found, tuple(winners), tuple(confirmed))
+        plain = sealed(_finite(outcome.plain()), folder / ASKED_FILE)
+        text = json.dumps(plain, allow_nan=False, ensure_ascii=False, indent=1)
+        write_whole(folder / FILE, [text.encode(), b"\n"])
+    return outcome
+
+
+def on_backend(experiment: Experiment, backend: str) -> Experiment:
+    """The same, run by a real server."""
+    return Experiment(**{**experiment.model_dump(exclude_unset=True), "backend": backend})
+
+
+def _written(experiment: Experiment, space: Space, row: TrialRow, path: Path) -> Winner:
+    applied = space.applied(experiment, row.configuration)
+    write_whole(path, [applied.to_toml().encode()])
+    return Winner(row, path, launch_commands(applied, space, row, path))
+
+
+def launch_commands(
+    applied: Experiment, space: Space, row: TrialRow, path: Path
+) -> tuple[str, ...]:
+    """What runs the winner again, and what serves it."""
+    commands = [f"slo-bench run {shlex.quote(str(path))}"]
+    found = system(space.system)
+    knobs = {
+        name: values[0]
+        for name, values in applied.knobs.get(space.system, {}).items()
+        if values[0] != found.knobs()[name]
+    }
+    backend: str = applied.backend
+    if backend == SIMULATED:
+        backend = _server_for(space.system) or ""
+    if not backend:
+        return tuple(commands)
+    words = ["slo-bench", "serve", space.system, "--backend", backend, "--model", applied.model[0]]
+    if backend == space.system:  # the server as it is, with options of its own
+        knobs = {name: value for name, value in knobs.items() if name in OWN_OPTIONS[backend]}
+    for name, value in knobs.items():
+        words += ["--knob", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+    for name, option in (
+        ("instances", "--instances"),
+        ("router", "--router"),
+        ("kv_blocks", "--kv-blocks"),
+        ("block_tokens", "--block-tokens"),
+        ("host_blocks", "--host-blocks"),
+    ):
+        value = getattr(applied, name)[0]
+        default = Experiment.model_fields[name].default[0]
+        if value != default and value is not None:
+            words += [option, str(value)]
+    args = list(applied.server.args)
+    for name, flags in (
+        ("tp", {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}),
+        ("pp", {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size"}),
+    ):
+        size = getattr(applied, name)[0]
+        if size is not None and size > 1 and backend in flags:
+            args.append(f"{flags[backend]}={size}")
+    words += [f"--server-arg={arg}" for arg in args]
+    return (*commands, shlex.join(words))
+
+
+def _server_for(name: str) -> str | None:
+    """A real server that can run the system."""
+    from ...harness.servers.launch.compatibility import refusal
+
+    wanted = (name,) if name in _SERVERS else _SERVERS
+    return next((one for one in wanted if refusal(system(name), one) is None), None)
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_finite(one) for one in value]
+    return value
+
+
+def read_tuning(folder: Path) -> dict[str, Any] | None:
+    """What a tuning run left in a folder; None if it holds none.
+
+    Raises:
+        FileFormatError: the file is none of ours.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        kept: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+    if not isinstance(kept, dict) or "trials" not in kept:
+        raise FileFormatError(path, None, "is not what a tuning run writes")
+    return unsealed(path, kept, folder / ASKED_FILE)

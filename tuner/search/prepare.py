@@ -1,0 +1,107 @@
+"""What is tuned, checked before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...harness.experiments.config.schema import SIMULATED
+from ...harness.experiments.execution.cells import WorkloadSpec, source
+from ...harness.experiments.experiment import Experiment
+from ...harness.policies.systems import system
+from ...workloads.errors import SloBenchError
+from .evaluate import cell_of, gpus_of
+from .objectives import COST, Aim
+from .outcome import on_backend
+from .samplers import checked
+from .settings import TuneSettings
+from .space import Space, counts_gpus, space_of
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is tuned, checked before anything runs.
+
+    Raises:
+        SloBenchError: the experiment, the space and the settings do not fit each other.
+    """
+
+    experiment: Experiment
+    settings: TuneSettings
+    aim: Aim
+    space: Space
+
+
+def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
+    """Check everything that can be checked without a trial.
+
+    Raises:
+        SloBenchError: see `Tuning`.
+    """
+    if len(experiment.systems) != 1:
+        raise SloBenchError(f"tuning is about one system, not {len(experiment.systems)}")
+    if experiment.backend == "http":
+        raise SloBenchError(
+            "a server that runs already cannot be given other settings: let `tune server` start it"
+        )
+    if any("concurrency" in arrivals for arrivals in experiment.arrivals):
+        raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
+    aim = settings.aim
+    gpus = _gpus(experiment)
+    space = space_of(experiment, settings.search, gpus)
+    counting = counts_gpus(space)
+    if counting and experiment.gpus == (None,) and COST not in aim.names:
+        named = [name for name in counting if name in settings.search]
+        if named and "instances" in named:
+            raise SloBenchError(
+                "more instances always carry more: say how many GPUs there are (--gpus), or add "
+                "the objective cost"
+            )
+        if experiment.backend == SIMULATED:
+            experiment = _with_gpus(experiment, gpus)
+    if COST in aim.names:
+        if not counting:
+            raise SloBenchError(
+                "cost is the number of GPUs, but nothing that is searched changes it: search "
+                "instances or tp (--search instances=1..8)"
+            )
+        if experiment.gpus != (None,):
+            raise SloBenchError(
+                "cost is the number of GPUs, and gpus is set: leave --gpus out, or cost"
+            )
+    checked(settings.sampler, space.dimensions, len(aim.objectives))
+    for workload in settings.confirm_workloads:
+        source(WorkloadSpec(workload, trace_format=experiment.trace_format))
+    if settings.confirm_backend is not None:
+        _check_backend(experiment, settings.confirm_backend)
+    return Tuning(experiment, settings, aim, space)
+
+
+def _gpus(experiment: Experiment) -> int:
+    """How many there are, or how many the default takes.
+
+    Roles that do not fit so many GPUs are no obstacle: others are searched.
+
+    Raises:
+        SloBenchError: anything else does not fit.
+    """
+    if experiment.gpus == (None,) or system(experiment.systems[0]).cluster is None:
+        return gpus_of(cell_of(experiment, "default"))
+    table = experiment.model_dump(exclude_unset=True) | {"systems": ("vllm",), "knobs": {}}
+    return gpus_of(cell_of(Experiment(**table), "default"))
+
+
+def _check_backend(experiment: Experiment, backend: str) -> None:
+    from ...harness.experiments.backends.choose import backend_of
+
+    if experiment.backend != SIMULATED:
+        raise SloBenchError(f"this is tuned on {experiment.backend} already: leave --confirm out")
+    real = on_backend(experiment, backend)
+    backend_of(real).check(cell_of(real, "confirm"))
+
+
+def _with_gpus(experiment: Experiment, gpus: int) -> Experiment:
+    """The same on a fixed number of GPUs, so that configurations compare."""
+    table = experiment.model_dump(exclude_unset=True) | {"gpus": (gpus,)}
+    if table.get("instances", (None,)) != (None,):
+        table["instances"] = (None,)
+    return Experiment(**table)

@@ -1,0 +1,299 @@
+"""The search space of a system: its knobs, and settings of where and how it runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from optuna.trial import Trial
+
+from ...harness.core.policy import Bounds
+from ...harness.experiments.config.schema import SIMULATED
+from ...harness.experiments.experiment import Experiment
+from ...harness.policies.systems import System, system
+from ...harness.servers.launch.serve import OWN_OPTIONS
+from ...workloads.errors import SloBenchError, UnknownNameError
+from .dimension import Dimension, Value, of_bounds, of_values, parse
+
+Configuration = Mapping[str, Value]
+Asked = str | Sequence[Value] | Value  # what stands behind a name that is searched
+
+KNOBS = "knobs"  # stands for all of the system's own
+SERVER = "server."  # begins the name of a server's own option
+_MOST_DRAWS = 2000
+
+# Settings of an experiment that say where and how a system runs: whether they are whole numbers.
+SETTINGS: Mapping[str, bool] = {
+    "instances": True,
+    "embed_instances": True,
+    "tp": True,
+    "pp": True,
+    "router": False,
+    "kv_blocks": True,
+    "host_blocks": True,
+    "block_tokens": True,
+    "host_memory_gib": False,
+    "memory_share": False,
+    "weight_dtype": False,
+    "kv_dtype": False,
+}
+_COUNTING = ("instances", "tp", "pp", "embed_instances")  # they change how many GPUs there are
+
+
+@dataclass(frozen=True)
+class Space:
+    """The dimensions that are searched for `system`, and the default's value of each, if known."""
+
+    system: str
+    dimensions: tuple[Dimension, ...]
+    defaults: Configuration
+
+    def suggest(self, trial: Trial) -> Configuration:
+        """A configuration for `trial`."""
+        return {one.name: one.suggest(trial) for one in self.dimensions}
+
+    @property
+    def default(self) -> Configuration | None:
+        """The default as a point of the space; None if it is none."""
+        for one in self.dimensions:
+            if one.name not in self.defaults or not one.holds(self.defaults[one.name]):
+                return None
+        return {one.name: self.defaults[one.name] for one in self.dimensions}
+
+    @property
+    def size(self) -> float:
+        """How many configurations there are."""
+        return float(np.prod([one.size for one in self.dimensions]))
+
+    def untried(self, tried: Iterable[str], rng: np.random.Generator) -> Configuration | None:
+        """A configuration whose key is none of `tried`, at random; None if none was found."""
+        known = set(tried)
+        for _ in range(_MOST_DRAWS):
+            drawn = {one.name: _drawn(one, rng) for one in self.dimensions}
+            if key_of(drawn) not in known:
+                return drawn
+        return None
+
+    def applied(self, experiment: Experiment, configuration: Configuration) -> Experiment:
+        """The experiment with a configuration in place of its own settings.
+
+        Raises:
+            SloBenchError: they make no experiment.
+        """
+        changes: dict[str, Any] = {}
+        knobs = dict(experiment.knobs.get(self.system, {}))
+        args = list(experiment.server.args)
+        for name, value in configuration.items():
+            if name.startswith(SERVER):
+                args += _server_words(name.removeprefix(SERVER), value)
+            elif name in SETTINGS:
+                changes[name] = (value,)
+            else:
+                knobs[name] = (value,)
+        if "instances" in changes:
+            changes["gpus"] = (None,)
+        table = experiment.model_dump(exclude_unset=True) | changes
+        if knobs:
+            table["knobs"] = {self.system: knobs}
+        if args != list(experiment.server.args):
+            table["server"] = {**table.get("server", {}), "args": tuple(args)}
+        return Experiment(**table)
+
+
+def _server_words(name: str, value: Value) -> list[str]:
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    return [f"--{name}", str(value)]
+
+
+def _drawn(one: Dimension, rng: np.random.Generator) -> Value:
+    if one.choices is not None:
+        return one.choices[int(rng.integers(len(one.choices)))]
+    if one.step is not None or one.whole:
+        step = one.step or 1
+        value = one.low + step * int(rng.integers(int(one.size)))
+        return int(value) if one.whole else one.rounded(value)
+    if one.log:
+        return one.rounded(float(np.exp(rng.uniform(np.log(one.low), np.log(one.high)))))
+    return one.rounded(float(rng.uniform(one.low, one.high)))
+
+
+def key_of(configuration: Configuration) -> str:
+    """A short name of a configuration, the same in every process."""
+    text = json.dumps(sorted(configuration.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | None) -> Space:
+    """What is searched: by default all knobs of the system, else what is named.
+
+    Args:
+        experiment: of one system, and one value for every setting.
+        asked: name to range or values, as `--search` has them; "" is the whole range of a knob.
+        gpus: how many there are, where that is fixed: numbers of instances stay below.
+
+    Raises:
+        SloBenchError: an unknown name, a range beyond a knob's bounds, or one that is missing.
+    """
+    name = experiment.systems[0]
+    found = system(name)
+    bounds = _searchable(found, experiment.backend)
+    set_already = experiment.knobs.get(name, {})
+    wanted: dict[str, Dimension] = {}
+    for full_name, what in (asked or {KNOBS: ""}).items():
+        if full_name == KNOBS:
+            for knob, of_knob in bounds.items():
+                dimension = of_bounds(knob, of_knob)
+                if dimension is not None and knob not in set_already and dimension.size > 1:
+                    wanted.setdefault(knob, _affordable(dimension, found, gpus))
+            continue
+        one = _short(full_name, found)
+        dimension = _dimension(one, what, found, bounds, experiment)
+        wanted[one] = dimension if what != "" else _affordable(dimension, found, gpus)
+        if one in set_already or (one in SETTINGS and _is_set(experiment, one)):
+            raise SloBenchError(f"{one} is both set and searched; keep one of them")
+    if not wanted:
+        raise SloBenchError(
+            f"{found.name} has no knobs to search; name settings, as in --search tp=1,2,4"
+        )
+    return Space(name, tuple(wanted.values()), _defaults(experiment, found, wanted))
+
+
+def _searchable(found: System, backend: str) -> dict[str, Bounds]:
+    """The knobs; of a server as it is those that are options of its own."""
+    own = OWN_OPTIONS.get(backend, {}) if found.name == backend else found.bounds()
+    return {name: bounds for name, bounds in found.bounds().items() if name in own}
+
+
+def _short(full_name: str, found: System) -> str:
+    owner, dot, rest = full_name.partition(".")
+    if not dot or full_name.startswith(SERVER):
+        return full_name
+    if owner != found.name:
+        raise UnknownNameError("system in --search", owner, [found.name])
+    return rest
+
+
+def _dimension(
+    name: str, what: Asked, found: System, bounds: Mapping[str, Bounds], experiment: Experiment
+) -> Dimension:
+    if name.startswith(SERVER):
+        if experiment.backend not in ("vllm", "sglang"):
+            raise SloBenchError(
+                f"{name} is an option of a server; search it with `slo-bench tune server`"
+            )
+        return _read(name, what, whole=False, needs_range=True)
+    if name in bounds:
+        of_knob = bounds[name]
+        if what == "":
+            whole_range = of_bounds(name, of_knob)
+            if whole_range is None:
+                raise SloBenchError(
+                    f"{found.name}.{name} has no ends ({of_knob}); say which to search, as in "
+                    f"--search {name}=1..10"
+                )
+            return whole_range
+        read = _read(name, what, whole=of_knob.whole, needs_range=False)
+        _check_bounds(read, of_knob, found.name)
+        return read
+    if name not in SETTINGS:
+        raise UnknownNameError("knob or setting in --search", name, [*bounds, *SETTINGS, KNOBS])
+    read = _read(name, what, whole=SETTINGS[name], needs_range=True)
+    for value in read.points(2):
+        changed: dict[str, Any] = {name: value}
+        Experiment(**changed)  # says what a setting cannot be
+    return read
+
+
+def _read(name: str, what: Asked, *, whole: bool, needs_range: bool) -> Dimension:
+    if needs_range and what == "":
+        raise SloBenchError(f"say which values of {name} to search, as in --search {name}=1,2,4")
+    if isinstance(what, str):
+        return parse(name, what, whole=whole)
+    if isinstance(what, Sequence):
+        return of_values(name, list(what))
+    return of_values(name, [what])
+
+
+def _check_bounds(read: Dimension, bounds: Bounds, owner: str) -> None:
+    if bounds.choices is None and read.choices is None and not bounds.file:
+        ends = (int(read.low), int(read.high)) if read.whole else (read.low, read.high)
+        if bounds.whole and not read.whole:
+            raise SloBenchError(f"{owner}.{read.name} takes whole numbers, but {read} is searched")
+        for end in ends:
+            bounds.check(f"{owner}.{read.name}", end)
+        return
+    for value in read.points(2):
+        bounds.check(f"{owner}.{read.name}", value)
+
+
+def _affordable(dimension: Dimension, found: System, gpus: int | None) -> Dimension:
+    """A knob that counts instances no higher than there are GPUs for the instances it makes."""
+    if gpus is None or not dimension.whole or found.cluster is None:
+        return dimension
+    name = dimension.name
+    if name not in found.cluster.bounds():
+        return dimension
+    others = {
+        other: int(of.low)
+        for other, of in found.cluster.bounds().items()
+        if of.whole and of.low is not None and other != name and _counts(found, other)
+    }
+    if not _counts(found, name):
+        return dimension
+    high = int(dimension.low)
+    while high < dimension.high:
+        bigger = found.with_knobs(**others, **{name: high + 1})
+        if bigger.least_instances > gpus:
+            break
+        high += 1
+    return replace(dimension, high=high, log=False)
+
+
+def _counts(found: System, name: str) -> bool:
+    """Whether a knob says how many instances there are."""
+    now = found.knobs()[name]
+    bounds = found.bounds()[name]
+    if isinstance(now, bool) or not isinstance(now, int):
+        return False
+    other = now + 1 if bounds.high is None or now + 1 <= bounds.high else now - 1
+    return found.with_knobs(**{name: other}).least_instances != found.least_instances
+
+
+def counts_gpus(space: Space) -> tuple[str, ...]:
+    """The dimensions that change how many GPUs a configuration takes if nobody fixes that."""
+    found = system(space.system)
+    return tuple(
+        one.name
+        for one in space.dimensions
+        if one.name in _COUNTING or (one.name in found.bounds() and _counts(found, one.name))
+    )
+
+
+def _is_set(experiment: Experiment, name: str) -> bool:
+    default: object = type(experiment).model_fields[name].default
+    return bool(getattr(experiment, name) != default)
+
+
+def _defaults(
+    experiment: Experiment, found: System, wanted: Mapping[str, Dimension]
+) -> dict[str, Value]:
+    knobs = found.knobs()
+    defaults: dict[str, Value] = {}
+    for name in wanted:
+        value = None
+        if name in knobs:
+            value = knobs[name]
+        elif name in SETTINGS:
+            value = getattr(experiment, name)[0]
+            if name == "instances" and value is None and experiment.gpus == (None,):
+                value = found.least_instances
+            if name == "router" and value is None and experiment.backend == SIMULATED:
+                value = found.router
+        if value is not None:
+            defaults[name] = value
+    return defaults

@@ -1,0 +1,175 @@
+"""Who works on which trial and which configuration, so that none is lost and none is run twice.
+
+Every process signs its trials and gives a sign of life to the study now and then, through the
+storage: that works with any storage and from any machine. A trial that was cut waits again, with
+the parameters that it has, and whoever asks next goes on with it. Before a worker runs a
+configuration it claims it, for others may have come to the very same one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from .study_results import BEGUN, KEY, OWNER, counted, note, noted
+
+if sys.platform != "win32":
+    import fcntl
+
+_SIGN = "slo_bench:alive "
+_SIGN_EVERY_S = 15.0
+_SILENT_S = 90.0  # for longer: it is gone, or has lost the storage
+_LOOK_EVERY_S = 0.02
+
+_ALIVE: set[str] = set()  # workers of this process
+_SEEN: dict[str, tuple[float, float]] = {}  # of workers elsewhere: a sign, and when here it was new
+
+
+def new_name() -> str:
+    """Of a worker in this process: machine, number of the process, when that began (for numbers
+    come again), and a word of its own.
+    """
+    pid = os.getpid()
+    return f"{socket.gethostname()}/{pid}/{_began(pid)}/{secrets.token_hex(3)}"
+
+
+def _began(pid: int) -> str:
+    """The kernel's ticks at which a process began; empty where that cannot be told."""
+    with contextlib.suppress(OSError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[19]
+    return ""
+
+
+@contextlib.contextmanager
+def alive(study: Study, name: str) -> Iterator[None]:
+    """Give signs of life for as long as the block lasts."""
+    ended = threading.Event()
+
+    def sign() -> None:
+        while not ended.wait(_SIGN_EVERY_S):
+            with contextlib.suppress(Exception):  # a storage that is away may come back
+                _sign(study, name, time.time())
+
+    _sign(study, name, time.time())
+    _ALIVE.add(name)
+    thread = threading.Thread(target=sign, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        _ALIVE.discard(name)
+        ended.set()
+        thread.join()
+        with contextlib.suppress(Exception):
+            _sign(study, name, 0.0)
+
+
+def _sign(study: Study, name: str, now_s: float) -> None:
+    study._storage.set_study_system_attr(study._study_id, _SIGN + name, now_s)
+
+
+def working(study: Study, name: str) -> bool:
+    """Whether the worker of that name still lives, as far as can be told.
+
+    Of another machine: whether its sign has changed within 90 s of this process's own clock. Only
+    the first sign that this process sees of it is held against the clocks on the wall.
+    """
+    machine, pid, began, _ = name.split("/")
+    if machine == socket.gethostname() and began:
+        own = int(pid) == os.getpid()
+        return _began(int(pid)) == began and (not own or name in _ALIVE)
+    signs = study._storage.get_study_system_attrs(study._study_id)
+    signed_s = float(signs.get(_SIGN + name, 0.0))
+    if not signed_s:
+        return False
+    seen_sign_s, new_at_s = _SEEN.get(name, (0.0, 0.0))
+    if signed_s != seen_sign_s:
+        age_s = 0.0 if seen_sign_s else max(time.time() - signed_s, 0.0)
+        new_at_s = time.monotonic() - age_s
+        _SEEN[name] = signed_s, new_at_s
+    return time.monotonic() - new_at_s < _SILENT_S
+
+
+def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:
+    """Trials that are said to run and whose process is gone.
+
+    `unsigned`: those that nobody has signed were cut before, for whoever signs holds the lock.
+    """
+    running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+    found = []
+    for trial in running:
+        if (noted(trial, OWNER) is None and unsigned) or not _in_hand(study, trial):
+            found.append(trial)
+    return found
+
+
+def _in_hand(study: Study, trial: FrozenTrial) -> bool:
+    """Somebody works on it."""
+    if trial.state is not TrialState.RUNNING:
+        return False
+    owner = noted(trial, OWNER)
+    if owner is not None:
+        return working(study, owner)
+    # Cut before it was signed, unless it is being signed just now.
+    assert trial.datetime_start is not None
+    return time.time() - trial.datetime_start.timestamp() < 2 * _SIGN_EVERY_S
+
+
+def claim(study: Study, trial: Trial, key: str) -> FrozenTrial | None:
+    """Have a configuration to oneself.
+
+    The lower number has it, unless the other has begun. As in Lamport's bakery algorithm
+    (Communications of the ACM 17(8), 1974), who comes later waits for those before him to choose.
+    Nobody waits before his own choice is known, so nobody waits for ever.
+
+    Returns:
+        None: it is this trial's. Else the trial that has it, which may not have ended.
+    """
+    note(trial, KEY, key)
+    if noted(trial.storage.get_trial(trial._trial_id), BEGUN):  # before it was cut
+        return None
+    while True:
+        must_wait = False
+        for other in counted(study.get_trials(deepcopy=False)):
+            theirs = noted(other, KEY)
+            if other.number == trial.number or theirs not in (key, None):
+                continue
+            before = other.number < trial.number
+            if theirs == key and (before or noted(other, BEGUN)):
+                return other
+            if theirs == key or before:  # it is choosing, or has not seen this one yet
+                must_wait = must_wait or _in_hand(study, other)
+        if not must_wait:
+            note(trial, BEGUN, True)
+            return None
+        time.sleep(_LOOK_EVERY_S)
+
+
+def wait_again(study: Study, trial: FrozenTrial) -> None:
+    """Let whoever asks next go on with a trial that was cut."""
+    study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+
+
+@contextlib.contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """No other process of this folder is in such a block meanwhile."""
+    if sys.platform == "win32":
+        yield
+        return
+    handle = os.open(folder / "study.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,236 @@
+"""A worker asks a study for trials, claims their configurations, evaluates them and tells."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from optuna.study import Study
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from ...harness.experiments.execution.workers import NotDoneError
+from ...workloads.errors import SloBenchError
+from .evaluate import Evaluation, InfeasibleError, Worth, gpus_of
+from .objectives import CAPACITY, COST
+from .prepare import Tuning
+from .race import Pace
+from .samplers import SAMPLERS, ByNumber
+from .space import key_of
+from .study_results import (
+    CONFIGURATION,
+    KEY,
+    OWNER,
+    PACE,
+    SAME_AS,
+    VALUES,
+    TrialRow,
+    best_of,
+    counted,
+    evaluated,
+    known_in_a_row,
+    note,
+    noted,
+    rivals_pace,
+)
+from .trial_leases import claim, cut_trials, one_at_a_time, wait_again
+
+_STUCK = 10  # proposals in a row that were known already: then one that nobody tried
+_MOST_INFEASIBLE = 20  # and repeated ones, for each trial that was asked for
+
+
+@dataclass(frozen=True)
+class TuneProgress:
+    """How far a study is, after every trial."""
+
+    trials: int
+    of_trials: int
+    requests: int
+    best: tuple[TrialRow, ...]
+
+
+Watch = Callable[[TuneProgress], None]
+
+
+class Worker:
+    """One process's work on a study."""
+
+    def __init__(
+        self,
+        study: Study,
+        made: Tuning,
+        evaluation: Evaluation,
+        name: str,
+        alone: bool,
+        progress: Watch | None,
+    ) -> None:
+        self._study = study
+        self._made = made
+        self._evaluation = evaluation
+        self._name = name
+        self._alone = alone  # all processes of the study share the folder
+        self._progress = progress
+        self._began_s = time.monotonic()
+
+    def work(self) -> None:
+        """Trial after trial until nothing is left to do."""
+        while (trial := self._next()) is not None:
+            self._evaluate(trial)
+            if self._progress is not None:
+                trials = self._study.get_trials(deepcopy=False)
+                self._progress(
+                    TuneProgress(
+                        len(counted(trials)),
+                        self._made.settings.trials,
+                        sum(t.user_attrs.get("requests", 0) for t in trials),
+                        best_of(trials, self._made.aim),
+                    )
+                )
+
+    def _next(self) -> Trial | None:
+        """A trial that was cut, or a new one; None: enough."""
+        with one_at_a_time(self._evaluation.folder):
+            for cut in cut_trials(self._study, unsigned=self._alone):
+                wait_again(self._study, cut)
+            trials = self._study.get_trials(deepcopy=False)
+            waiting = any(trial.state is TrialState.WAITING for trial in trials)
+            begun = [trial for trial in trials if trial.state is not TrialState.WAITING]
+            cut_before = any(
+                trial.state is TrialState.WAITING and noted(trial, OWNER) for trial in trials
+            )
+            if not cut_before and (self._spent(begun) or self._exhausted()):
+                return None
+            stuck = not waiting and known_in_a_row(begun) >= _STUCK
+            if stuck and not self._queue_untried(trials):
+                return None
+            trial = self._study.ask()
+            note(trial, OWNER, self._name)
+            return trial
+
+    def _spent(self, begun: Sequence[FrozenTrial]) -> bool:
+        settings = self._made.settings
+        tried = counted(begun)
+        infeasible = len(begun) - len(tried)
+        if len(tried) >= settings.trials or infeasible >= _MOST_INFEASIBLE * settings.trials:
+            return True
+        requests = sum(trial.user_attrs.get("requests", 0) for trial in begun)
+        if settings.max_requests is not None and requests >= settings.max_requests:
+            return True
+        spent_s = time.monotonic() - self._began_s
+        return settings.max_time_s is not None and spent_s >= settings.max_time_s
+
+    def _exhausted(self) -> bool:
+        sampler = self._study.sampler
+        assert isinstance(sampler, ByNumber)
+        return sampler.exhausted(self._study)
+
+    def _queue_untried(self, trials: Sequence[FrozenTrial]) -> bool:
+        tried = [key for trial in trials if (key := noted(trial, KEY)) is not None]
+        rng = np.random.default_rng((self._made.settings.sampler_seed, len(trials)))
+        untried = self._made.space.untried(tried, rng)
+        if untried is None:
+            return False
+        self._study.enqueue_trial(dict(untried))
+        return True
+
+    def _evaluate(self, trial: Trial) -> None:
+        configuration = self._made.space.suggest(trial)
+        note(trial, CONFIGURATION, dict(configuration))
+        same = claim(self._study, trial, key_of(configuration))
+        if same is not None:
+            trial.set_user_attr(SAME_AS, same.number)
+            self._tell_again(trial, same)
+            return
+        try:
+            runs = self._evaluation.runs_of(configuration)
+        except InfeasibleError as error:
+            trial.set_user_attr("infeasible", str(error))
+            self._study.tell(trial, state=TrialState.PRUNED)
+            return
+        # Without itself: it may have been cut between its pace and its end.
+        trials = [t for t in self._study.get_trials(deepcopy=False) if t.number != trial.number]
+        try:
+            worth = self._evaluation.worth(
+                runs,
+                trial=trial.number,
+                pace=self._pace(trials, gpus_of(runs.spec)),
+                fewest_gpus=self._fewest_gpus(trials),
+                report=self._reporter(trial),
+            )
+        except NotDoneError:
+            raise  # the trial is cut, and nothing is known of it
+        except SloBenchError as error:
+            self._evaluation.servers.stop()
+            trial.set_user_attr("failed", str(error))
+            trial.set_user_attr("requests", runs.requests)
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        trial.set_user_attr("requests", runs.requests)
+        trial.set_user_attr("wall_s", round(runs.wall_s, 3))
+        self._tell(trial, worth)
+
+    def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
+        """Tells Optuna of a value on the way; it says whether to prune."""
+        if self._made.aim.single is None:
+            return lambda step, value: False
+
+        known = trial.storage.get_trial(trial._trial_id).intermediate_values
+        last = max(known, default=-1)  # it was cut after that
+
+        def report(step: int, value: float) -> bool:
+            if step not in known:
+                trial.report(value, step)
+            return self._made.aim.names != (CAPACITY,) and step >= last and trial.should_prune()
+
+        return report
+
+    def _tell(self, trial: Trial, worth: Worth) -> None:
+        for name, value in worth.figures.items():
+            trial.set_user_attr(name, value)
+        if worth.pace is not None:
+            note(trial, PACE, worth.pace.plain())
+        if self._made.aim.must_attain and not worth.lost:
+            trial.set_constraint("attainment", worth.missed)
+        if worth.lost:
+            trial.set_user_attr("lost", True)
+        if any(map(math.isnan, worth.values)):
+            trial.set_user_attr("failed", "an objective has no value: nothing was served")
+            self._study.tell(trial, state=TrialState.FAIL)
+            return
+        note(trial, VALUES, list(worth.values))
+        kind = SAMPLERS[self._made.settings.sampler]
+        single = self._made.aim.single is not None
+        if worth.lost and single and kind.learns_from_pruned:
+            self._study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self._study.tell(trial, list(worth.values))
+
+    def _tell_again(self, trial: Trial, same: FrozenTrial) -> None:
+        for step, value in same.intermediate_values.items():
+            trial.report(value, step)
+        for name, value in same.constraints.items():
+            trial.set_constraint(name, value)
+        if same.state is TrialState.COMPLETE:
+            assert same.values is not None
+            self._study.tell(trial, same.values)
+        else:  # of one that is under way nothing is known yet
+            ended = same.state.is_finished()
+            self._study.tell(trial, state=same.state if ended else TrialState.PRUNED)
+
+    def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
+        """What a configuration on so many GPUs must beat in capacity to be of any use."""
+        if set(self._made.aim.names) - {CAPACITY, COST}:
+            return None  # a lower capacity may be worth it
+        return rivals_pace(trials, gpus)
+
+    def _fewest_gpus(self, trials: Sequence[FrozenTrial]) -> int | None:
+        if self._made.aim.names != (COST,):
+            return None
+        met = [
+            trial.user_attrs["gpus"]
+            for trial in evaluated(trials)
+            if trial.state is TrialState.COMPLETE and max(trial.constraints.values()) <= 0
+        ]
+        return min(met, default=None)

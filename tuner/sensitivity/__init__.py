@@ -1,0 +1,1 @@
+"""Whether a ranking of systems holds if the simulation is off."""

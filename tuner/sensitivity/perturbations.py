@@ -1,0 +1,202 @@
+"""Ways in which a simulation could be wrong, each with a size: what is changed, and by how much."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...harness.experiments.execution.cells import (
+    CellSpec,
+    placed,
+    predicted_output_tokens,
+    workload_of,
+)
+from ...predictors.roofline import OperatorRoofline, StepTime
+from ...predictors.step_time import DEFAULT_HOST_S, step_time
+from ...workloads.errors import SloBenchError, UnknownNameError
+from ...workloads.workload import Workload
+
+Ints = NDArray[np.int64]
+
+_LENGTHS_STREAM = 20  # of random numbers, so that noise is the same for every system and rate
+
+
+@dataclass(frozen=True)
+class ScaledStepTime:
+    """Any step-time model, every step `factor` times as long."""
+
+    model: StepTime
+    factor: float
+
+    def step_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """See `StepTime`."""
+        return self.factor * self.model.step_s(decode_seqs, decode_kv_tokens, chunks)
+
+    def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """See `StepTime`."""
+        return self.factor * self.model.span_s(decode_seqs, decode_kv_tokens, steps)
+
+    def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
+        """See `StepTime`. Walks to where `span_s` itself crosses, which rounding may have moved."""
+        steps = self.model.steps_within(decode_seqs, decode_kv_tokens, duration_s / self.factor)
+        if steps <= 0:
+            return 0
+        while self.span_s(decode_seqs, decode_kv_tokens, steps) < duration_s:
+            steps += 1
+        while steps > 1 and self.span_s(decode_seqs, decode_kv_tokens, steps - 1) >= duration_s:
+            steps -= 1
+        return steps
+
+
+@dataclass(frozen=True)
+class World:
+    """What a cell is simulated with."""
+
+    workload: Workload
+    step_time: StepTime
+    predicted_output_tokens: Ints | None
+
+
+Change = Callable[[CellSpec, float], World]
+
+
+@dataclass(frozen=True)
+class Perturbation:
+    """One way to be wrong. `neutral` is the value that changes nothing, `values` are tried where
+    none are asked for, and none may be below `lowest`.
+    """
+
+    name: str
+    label: str
+    neutral: float
+    values: tuple[float, ...]
+    lowest: float
+    change: Change
+
+    def checked(self, values: Sequence[float]) -> tuple[float, ...]:
+        """The values in order, each once.
+
+        Raises:
+            SloBenchError: one is out of range.
+        """
+        for value in values:
+            if not value >= self.lowest:
+                raise SloBenchError(
+                    f"{self.name} must be at least {self.lowest:g} but is {value:g}"
+                )
+        return tuple(sorted(set(values)))
+
+
+def world(spec: CellSpec) -> World:
+    """The cell as it is."""
+    workload = workload_of(spec)
+    model = placed(spec.placement).step_time.model
+    return World(workload, model, predicted_output_tokens(spec, workload))
+
+
+def _step_time(spec: CellSpec, factor: float) -> World:
+    usual = world(spec)
+    if factor == 1:
+        return usual
+    return dataclasses.replace(usual, step_time=ScaledStepTime(usual.step_time, factor))
+
+
+def _weights(spec: CellSpec, factor: float) -> World:
+    """Weights read at another bandwidth: of the slower model's terms those of linear layers."""
+    usual, model = _roofline(spec, "weights")
+    placement = placed(spec.placement).placement
+    bandwidth = placement.gpu.bandwidth_bytes_per_s / factor
+    gpu = dataclasses.replace(placement.gpu, bandwidth_bytes_per_s=bandwidth)
+    slower = step_time(dataclasses.replace(placement, gpu=gpu), host_s=_host_s(spec)).model
+    changed = dataclasses.replace(
+        model,
+        crossover_tokens=slower.crossover_tokens,
+        memory_s=slower.memory_s,
+        memory_s_per_token=slower.memory_s_per_token,
+        compute_s=slower.compute_s,
+        compute_s_per_token=slower.compute_s_per_token,
+    )
+    return dataclasses.replace(usual, step_time=changed)
+
+
+def _attention(spec: CellSpec, factor: float) -> World:
+    usual, model = _roofline(spec, "attention")
+    changed = dataclasses.replace(
+        model,
+        decode_kv_s=factor * model.decode_kv_s,
+        mixed_kv_s=factor * model.mixed_kv_s,
+        prefill_pair_s=factor * model.prefill_pair_s,
+        prefill_kv_s=factor * model.prefill_kv_s,
+    )
+    return dataclasses.replace(usual, step_time=changed)
+
+
+def _host(spec: CellSpec, factor: float) -> World:
+    usual, model = _roofline(spec, "host")
+    more_s = (factor - 1) * _host_s(spec)
+    changed = dataclasses.replace(
+        model, memory_s=model.memory_s + more_s, compute_s=model.compute_s + more_s
+    )
+    return dataclasses.replace(usual, step_time=changed)
+
+
+def _noise(spec: CellSpec, sigma: float) -> World:
+    """Every answer's predicted length is off by a factor that is lognormal, its median 1."""
+    usual = world(spec)
+    if sigma == 0:
+        return usual
+    true = usual.predicted_output_tokens
+    true = usual.workload.output_tokens if true is None else true
+    noise = np.random.default_rng((spec.seed, _LENGTHS_STREAM)).normal(size=len(true))
+    told = np.maximum(1, np.rint(true * np.exp(sigma * noise))).astype(np.int64)
+    return dataclasses.replace(usual, predicted_output_tokens=told)
+
+
+def _burstiness(spec: CellSpec, cv: float) -> World:
+    arrivals = f"gamma(cv={cv!r})"
+    return world(
+        dataclasses.replace(spec, workload=dataclasses.replace(spec.workload, arrivals=arrivals))
+    )
+
+
+def _roofline(spec: CellSpec, name: str) -> tuple[World, OperatorRoofline]:
+    usual = world(spec)
+    if not isinstance(usual.step_time, OperatorRoofline):
+        raise SloBenchError(
+            f"{name} is a coefficient of the roofline model, but steps of {spec.placement.model} "
+            "are timed by another; vary step-time instead"
+        )
+    return usual, usual.step_time
+
+
+def _host_s(spec: CellSpec) -> float:
+    return DEFAULT_HOST_S if spec.placement.host_s is None else spec.placement.host_s
+
+
+_SCALES = (0.7, 0.85, 1.15, 1.3)
+_STOCK = (
+    Perturbation("step-time", "step time ×", 1.0, _SCALES, 0.01, _step_time),
+    Perturbation("weights", "time to read weights ×", 1.0, _SCALES, 0.01, _weights),
+    Perturbation("attention", "time of attention ×", 1.0, (0.5, 0.75, 1.5, 2.0), 0.0, _attention),
+    Perturbation("host", "host overhead ×", 1.0, (0.0, 0.5, 2.0, 4.0), 0.0, _host),
+    Perturbation("prediction", "error of predicted lengths, σ", 0.0, (0.25, 0.5, 1.0), 0.0, _noise),
+    Perturbation("burstiness", "burstiness (cv of gaps)", 1.0, (0.5, 2.0, 4.0), 0.01, _burstiness),
+)
+PERTURBATIONS: dict[str, Perturbation] = {one.name: one for one in _STOCK}
+
+
+def perturbation(name: str) -> Perturbation:
+    """One of them by name.
+
+    Raises:
+        UnknownNameError: there is no such.
+    """
+    if name not in PERTURBATIONS:
+        raise UnknownNameError("perturbation", name, PERTURBATIONS)
+    return PERTURBATIONS[name]

@@ -1,0 +1,362 @@
+"""How far a ranking of systems can be trusted: does it hold if the simulation is off?
+
+Every system is simulated with the same requests while one thing at a time is changed over a range:
+step times or their parts, predicted lengths, burstiness. Where two systems change places, that is
+named, with the number of seeds that say so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...harness.core.records import Records
+from ...harness.engine.simulator.simulate import simulate
+from ...harness.experiments.execution.cells import CellSpec, configured, placed
+from ...harness.results.metrics import judge, measured_window, summarise
+from ...workloads.errors import SloBenchError, UnknownNameError
+from .perturbations import Perturbation, World, world
+
+Mask = NDArray[np.bool_]
+
+CAPACITY = "capacity"
+METRICS = {
+    CAPACITY: True,
+    "attainment": True,
+    "goodput": True,
+    "ttft_p50": False,
+    "ttft_p99": False,
+    "tpot_p50": False,
+    "tpot_p99": False,
+    "e2e_p99": False,
+}
+"""What systems can be ranked by, and whether more is better."""
+
+DEFAULT_TARGET = 0.9
+TOLERANCE = 0.02  # of a capacity
+_STRIDE = 1.3
+_MOST_STRIDES = 12  # of 30 %: a factor of 23
+BASE = "base"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """By what systems are ranked. Capacity is the highest rate at which attainment is `target`; the
+    others are taken at the rate of the cells.
+    """
+
+    metric: str = CAPACITY
+    target: float = DEFAULT_TARGET
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise UnknownNameError("metric", self.metric, METRICS)
+        if not 0 < self.target < 1:
+            raise SloBenchError(f"target must be between 0 and 1 but is {self.target}")
+
+    @property
+    def more_is_better(self) -> bool:
+        """Whether the largest is first."""
+        return METRICS[self.metric]
+
+
+@dataclass(frozen=True)
+class Point:
+    """What the systems reach with one thing changed: one figure for each seed."""
+
+    axis: str
+    value: float
+    outcomes: Mapping[str, tuple[float, ...]]
+
+    def mean(self, system: str) -> float:
+        """Over the seeds."""
+        return float(np.mean(self.outcomes[system]))
+
+    def ranking(self, ranked: Ranked) -> list[str]:
+        """Best first, by the mean; what has no figure last."""
+
+        def merit(system: str) -> float:
+            mean = self.mean(system)
+            if math.isnan(mean):
+                return math.inf
+            return -mean if ranked.more_is_better else mean
+
+        return sorted(self.outcomes, key=merit)
+
+    def seeds_that_prefer(self, first: str, second: str, ranked: Ranked) -> int:
+        """In how many seeds `first` is strictly better than `second`."""
+        pairs = zip(self.outcomes[first], self.outcomes[second], strict=True)
+        return sum(a > b if ranked.more_is_better else a < b for a, b in pairs)
+
+
+@dataclass(frozen=True)
+class Flip:
+    """At `value` of `axis`, `winner` overtakes `loser`, which is ahead of it at the base."""
+
+    axis: str
+    value: float
+    winner: str
+    loser: str
+    seeds: int
+    of_seeds: int
+    base_seeds: int
+
+    @property
+    def certain(self) -> bool:
+        """Whether every seed agrees, here and at the base."""
+        return self.seeds == self.base_seeds == self.of_seeds
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """All points, the base first among those of its axis by value, and the flips among them."""
+
+    ranked: Ranked
+    systems: tuple[str, ...]
+    axes: tuple[Perturbation, ...]
+    base: Point
+    points: Sequence[Point]
+    flips: Sequence[Flip]
+    notes: tuple[str, ...]
+
+    def along(self, axis: Perturbation) -> list[Point]:
+        """The points of one axis in order, the base where it belongs."""
+        own = [point for point in self.points if point.axis == axis.name]
+        own.append(dataclasses.replace(self.base, axis=axis.name, value=axis.neutral))
+        return sorted(own, key=lambda point: point.value)
+
+
+Progress = Callable[[int, int], None]  # points done, of how many
+
+
+@dataclass
+class _Study:
+    ranked: Ranked
+    cells: Mapping[str, Sequence[CellSpec]]
+    progress: Progress | None
+    total: int
+    done: int = 0
+    guesses_rps: dict[tuple[str, int], float] = field(default_factory=dict)
+
+    def point(self, axis: Perturbation | None, value: float, systems: Sequence[str]) -> Point:
+        """The figures of these systems; the others' are as at the base."""
+        outcomes = {}
+        for system in systems:
+            outcomes[system] = tuple(
+                self._outcome(system, spec, axis, value) for spec in self.cells[system]
+            )
+        self.done += 1
+        if self.progress is not None:
+            self.progress(self.done, self.total)
+        return Point(BASE if axis is None else axis.name, value, outcomes)
+
+    def _outcome(
+        self, system: str, spec: CellSpec, axis: Perturbation | None, value: float
+    ) -> float:
+        def figure(rate_rps: float | None) -> float:
+            at_rate = dataclasses.replace(spec, rate_rps=rate_rps)
+            changed = world(at_rate) if axis is None else axis.change(at_rate, value)
+            name = "attainment" if self.ranked.metric == CAPACITY else self.ranked.metric
+            return _figure(at_rate, changed, name)
+
+        if self.ranked.metric != CAPACITY:
+            return figure(spec.rate_rps)
+        assert spec.rate_rps is not None
+        key = (system, spec.seed)
+        found = _crossing_rps(
+            lambda rate_rps: figure(rate_rps) >= self.ranked.target,
+            self.guesses_rps.get(key, spec.rate_rps),
+        )
+        if axis is None and found > 0:
+            self.guesses_rps[key] = found
+        return found
+
+
+def study(
+    cells: Sequence[CellSpec],
+    axes: Sequence[tuple[Perturbation, Sequence[float]]],
+    ranked: Ranked,
+    *,
+    progress: Progress | None = None,
+) -> Sensitivity:
+    """Rank the systems of `cells` with every value of every axis, one at a time.
+
+    Args:
+        cells: one for each system and seed, alike in everything else; for capacity their rate is
+            where the search begins.
+        axes: what to change, and to what.
+        ranked: by what.
+        progress: called as it goes on.
+
+    Raises:
+        SloBenchError: the cells are not of two systems or more, or cannot be changed like that.
+    """
+    by_system = _by_system(cells, ranked)
+    systems = tuple(by_system)
+    checked = [(axis, axis.checked(values)) for axis, values in axes]
+    tasks = [(axis, v) for axis, values in checked for v in values if v != axis.neutral]
+    believers = _who_predict(by_system, axes)
+    if not believers:
+        tasks = [(axis, value) for axis, value in tasks if axis.name != "prediction"]
+        checked = [(axis, values) for axis, values in checked if axis.name != "prediction"]
+    running = _Study(ranked, by_system, progress, len(tasks) + 1)
+    base = running.point(None, 0.0, systems)
+    points = []
+    for axis, value in tasks:
+        moved = [s for s in systems if axis.name != "prediction" or s in believers]
+        point = running.point(axis, value, moved)
+        outcomes = {s: point.outcomes.get(s, base.outcomes[s]) for s in systems}
+        points.append(dataclasses.replace(point, outcomes=outcomes))
+    notes = []
+    if any(axis.name == "prediction" for axis, _ in axes):
+        unmoved_names = [s for s in systems if s not in believers]
+        if unmoved_names:
+            notes.append(f"Predicted lengths make no difference to {', '.join(unmoved_names)}.")
+    return Sensitivity(
+        ranked=ranked,
+        systems=systems,
+        axes=tuple(axis for axis, _ in checked),
+        base=base,
+        points=points,
+        flips=_flips(base, points, ranked),
+        notes=tuple(notes),
+    )
+
+
+def _by_system(cells: Sequence[CellSpec], ranked: Ranked) -> dict[str, list[CellSpec]]:
+    by_system: dict[str, list[CellSpec]] = {}
+    for spec in cells:
+        if spec.columns.get("backend", "simulated") != "simulated":
+            raise SloBenchError("sensitivity is about the simulator: use the simulated backend")
+        if ranked.metric == CAPACITY and spec.rate_rps is None:
+            raise SloBenchError(
+                "capacity is searched over rates, so that arrivals must be drawn; choose another "
+                "--metric or another workload"
+            )
+        by_system.setdefault(str(spec.columns["system"]), []).append(spec)
+    if len(by_system) < 2:
+        raise SloBenchError("a ranking needs two systems or more")
+    seeds = {name: [spec.seed for spec in specs] for name, specs in by_system.items()}
+    for name, own in seeds.items():
+        if len(set(own)) != len(own):
+            raise SloBenchError(
+                f"{name} has several cells for one seed; vary one thing here and the rest with "
+                "`slo-bench run --sweep`"
+            )
+    return by_system
+
+
+def _who_predict(
+    by_system: Mapping[str, Sequence[CellSpec]],
+    axes: Sequence[tuple[Perturbation, Sequence[float]]],
+) -> set[str]:
+    """The systems for which a wrong prediction makes any difference at all."""
+    axis = next((axis for axis, _ in axes if axis.name == "prediction"), None)
+    if axis is None:
+        return set()
+    found = set()
+    for system, specs in by_system.items():
+        rate_rps = specs[0].rate_rps
+        # Under load, for where nobody waits nothing is decided.
+        spec = dataclasses.replace(specs[0], rate_rps=None if rate_rps is None else 2 * rate_rps)
+        right, wrong = (_simulated(spec, axis.change(spec, sigma)) for sigma in (0.0, 2.0))
+        if not np.array_equal(right.finish_s, wrong.finish_s, equal_nan=True):
+            found.add(system)
+    return found
+
+
+def _simulated(spec: CellSpec, changed: World) -> Records:
+    place = placed(spec.placement)
+    return simulate(
+        changed.workload,
+        configured(spec.system, spec.knobs),
+        place.placement,
+        changed.step_time,
+        instances=spec.instances,
+        router=spec.router,
+        oversize=spec.oversize,
+        predicted_output_tokens=changed.predicted_output_tokens,
+        ready_s=place.ready_s,
+    ).records
+
+
+def _figure(spec: CellSpec, changed: World, name: str) -> float:
+    """One figure of a cell, as cells.csv defines it."""
+    records = _simulated(spec, changed)
+    counted = measured_window(records, spec.warmup_s)
+    if name in ("attainment", "goodput"):
+        met = judge(changed.workload, records).met[counted]
+        if name == "attainment":
+            return float(met.mean())
+        seconds = window_s(records, counted)
+        return float(met.sum()) / seconds if seconds > 0 else math.nan
+    column, _, quantile = name.partition("_")
+    latency_s = {"ttft": records.ttft_s, "tpot": records.tpot_s, "e2e": records.e2e_s}[column]
+    known = summarise(np.where(counted, latency_s, np.nan))
+    return known.p50_s if quantile == "p50" else known.p99_s
+
+
+def window_s(records: Records, counted: Mask) -> float:
+    """From the first counted arrival to the last finish, or last arrival where that is later."""
+    moments = np.concatenate([records.arrival_s[counted], records.finish_s[counted]])
+    if np.isnan(moments).all():
+        return 0.0
+    return float(np.nanmax(moments) - np.nanmin(records.arrival_s[counted]))
+
+
+def _crossing_rps(holds: Callable[[float], bool], guess_rps: float) -> float:
+    """The highest rate that holds, to `TOLERANCE`, on fixed seeds; 0 where none seems to.
+
+    On fixed seeds the same requests come faster or slower, so that what holds at a rate holds, but
+    for rare quirks, below it; nothing here is noise that would have to be averaged out.
+    """
+    low = high = guess_rps
+    if holds(guess_rps):
+        for _ in range(_MOST_STRIDES):
+            high = low * _STRIDE
+            if not holds(high):
+                break
+            low = high
+        else:
+            return low
+    else:
+        for _ in range(_MOST_STRIDES):
+            low = high / _STRIDE
+            if holds(low):
+                break
+            high = low
+        else:
+            return 0.0
+    while high / low > 1 + TOLERANCE:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return math.sqrt(low * high)
+
+
+def _flips(base: Point, points: Sequence[Point], ranked: Ranked) -> list[Flip]:
+    """Where two systems stand the other way round than at the base. A tie is no flip."""
+    order = base.ranking(ranked)
+    found = []
+    for point in points:
+        for ahead, behind in itertools.combinations(order, 2):
+            means = point.mean(ahead), point.mean(behind)
+            overtaken = means[1] > means[0] if ranked.more_is_better else means[1] < means[0]
+            if overtaken and base.mean(ahead) != base.mean(behind):
+                found.append(
+                    Flip(
+                        axis=point.axis,
+                        value=point.value,
+                        winner=behind,
+                        loser=ahead,
+                        seeds=point.seeds_that_prefer(behind, ahead, ranked),
+                        of_seeds=len(base.outcomes[ahead]),
+                        base_seeds=base.seeds_that_prefer(ahead, behind, ranked),
+                    )
+                )
+    return found
