@@ -16,7 +16,7 @@ from slo_bench.harness.engine.cluster.multi_model import Fleet
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.engine.simulator.simulate_models import OneModel, simulate_models
 from slo_bench.harness.policies.muxserve import MuxServe
-from slo_bench.harness.policies.prism.queue.controller import Prism
+from slo_bench.harness.policies.prism.controller import Prism
 from slo_bench.harness.policies.qlm import Qlm
 from slo_bench.harness.policies.static_partition import StaticPartition
 from slo_bench.harness.policies.systems import system
