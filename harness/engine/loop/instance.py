@@ -7,11 +7,10 @@ from typing import Protocol
 
 from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
+from ...core.device import Device, SplitStepTime
 from ...core.kv_cache_manager import BlockLedger
 from ...core.release import Release
 from ...core.state import RequestState
-from ..simulator.device import Device
-from ..simulator.remote_modules import SplitStepTime
 from .measures import Measures
 from .view import LoopView
 

@@ -19,6 +19,7 @@ from ....predictors.embedder import Embedder
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Beside, Collocated
 from ...core.decisions import Admission, Refill, Why
+from ...core.device import occupy
 from ...core.release import Release
 from ...core.state import Phase, RequestState
 from ..loop.arrival_queue import ArrivalQueue
@@ -26,7 +27,6 @@ from ..loop.instance import EngineStuckError
 from ..loop.loop import INF
 from ..loop.measures import Measures
 from ..loop.view import LoopView
-from .device import occupy
 from .plain import PlainInstance
 from .simulated import SimulatedInstance
 

@@ -12,6 +12,7 @@ from collections import deque
 from ....predictors.roofline import wants_longest
 from ....predictors.step_time import StepTime
 from ...core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
+from ...core.device import Device, SplitStepTime, occupy
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import Policy
 from ...core.queues import REKEY_AT_MOST
@@ -22,8 +23,7 @@ from ..loop.arrival_queue import ArrivalQueue
 from ..loop.instance import EngineStuckError
 from ..loop.measures import Measures
 from ..loop.view import LoopView
-from .device import Device, occupy
-from .remote_modules import Away, SplitStepTime
+from .remote_modules import Away
 
 INF = float("inf")
 

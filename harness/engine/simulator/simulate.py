@@ -24,7 +24,7 @@ from ...policies.routers import router as router_by_name
 from ...policies.systems import System
 from ..cluster.arrivals import Arrivals
 from ..cluster.cluster import Cluster
-from ..cluster.instance import Site
+from ..cluster.instance import LazyInstance
 from ..cluster.recorder import Recorder
 from ..loop.gc_control import collections_off
 from ..loop.instance import Instance
@@ -141,14 +141,16 @@ def simulate(
         rejected = np.union1d(rejected, refused)
     sites = sites_of(builders)
     built = [site.instance for site in sites]
-    beside: list[Site] = []
+    beside: list[LazyInstance] = []
     if embedder is not None:
         for site in sites:
             if embed_instances and site.role != _EMBEDS_ONLY:
                 continue
             embeds = EmbeddingInstance(_iterating(site.instance), embedder)
             beside.append(
-                Site(embeds, site.index, EMBEDS, site.number, site.placement, site.step_time)
+                LazyInstance(
+                    embeds, site.index, EMBEDS, site.number, site.placement, site.step_time
+                )
             )
     recorder = Recorder(len(workload), workload.arrival_s)
     arrivals = Arrivals(workload, skip=rejected)
@@ -189,14 +191,14 @@ def _across(
     return system.cluster, system.cluster.layout(system.policy, placement, instances)
 
 
-def _number(recorder: Recorder, sites: Sequence[Site]) -> None:
+def _number(recorder: Recorder, sites: Sequence[LazyInstance]) -> None:
     """From lanes to their instances."""
     numbers = np.array([site.number for site in sites] + [-1])  # nobody: the last
     lanes = recorder.records.instance
     lanes[:] = numbers[lanes]
 
 
-def _told(sites: Sequence[Site], across: ClusterPolicy, state: object) -> tuple[Told, ...]:
+def _told(sites: Sequence[LazyInstance], across: ClusterPolicy, state: object) -> tuple[Told, ...]:
     """Of every instance, and what the cluster policy has to tell; lanes stand for no instance."""
     if len(sites) < 2 or len({site.number for site in sites}) < len(sites):
         return ()
@@ -217,7 +219,7 @@ def _prediction_error(instance: Instance) -> float:
     return float("nan") if learner is None else learner.error
 
 
-def _by_instance(sites: Sequence[Site]) -> tuple[InstanceTotals, ...]:
+def _by_instance(sites: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
     found: dict[int, InstanceTotals] = {}
     for site in sites:
         instance, m = site.instance, site.instance.measures
@@ -268,13 +270,13 @@ def _timeline(instances: list[Instance]) -> Timeline:
     return Timeline(times, sums[0], sums[1], sums[2] / total)
 
 
-def _gpu_busy_s(site: Site) -> float:
+def _gpu_busy_s(site: LazyInstance) -> float:
     """Of a lane, whose batch is in one stage at a time: on the GPUs of a tensor-parallel group."""
     measures = site.instance.measures
     return (site.instance.now_s - measures.idle_s - measures.waited_s) * site.placement.tp
 
 
-def _totals(sites: Sequence[Site], recorder: Recorder) -> Totals:
+def _totals(sites: Sequence[LazyInstance], recorder: Recorder) -> Totals:
     instances = [site.instance for site in sites]
     measures = [i.measures for i in instances]
     total_blocks = sum(i.ledger.total for i in instances)

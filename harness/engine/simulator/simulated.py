@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ....predictors.roofline import LengthAwareStepTime, wants_longest
 from ....predictors.step_time import StepTime
+from ...core.device import Device, SplitStepTime, free_after, occupy
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import Policy
 from ...core.predictions import Learner
@@ -18,8 +19,7 @@ from ...core.view import Predictions
 from ..loop.instance import EngineStuckError
 from ..loop.loop import INF, Loop
 from ..loop.measures import Measures
-from .device import Device, free_after, occupy
-from .remote_modules import Away, SplitStepTime
+from .remote_modules import Away
 
 _ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 

@@ -12,15 +12,15 @@ from ....predictors.step_time import StepTime, step_time
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
 from ...core.cluster_policy import Role
+from ...core.device import Device
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import Policy, StaticPolicy, overrides
 from ...core.predictions import ModelledPredictions, Predicts
 from ...core.state import RequestState
-from ..cluster.instance import Site
+from ..cluster.instance import LazyInstance
 from ..loop.instance import Instance
 from ..loop.measures import Measures
 from ..loop.traced import Trace, TracedInstance, TracedStaticInstance
-from .device import Device
 from .plain import PlainInstance
 from .simulated import SimulatedInstance
 from .static import StaticInstance
@@ -95,12 +95,14 @@ class Builder:
         context = self.placement.model.context_tokens
         return min(tokens, context) if context else tokens
 
-    def sites(self, first: int, number: int, devices: dict[str, tuple[Device, ...]]) -> list[Site]:
+    def sites(
+        self, first: int, number: int, devices: dict[str, tuple[Device, ...]]
+    ) -> list[LazyInstance]:
         """All instances; the first lane is number `first`, the first instance number `number`.
 
         `devices` has those that other roles have named, and gets those that this one names.
         """
-        role, made = self.role, list[Site]()
+        role, made = self.role, list[LazyInstance]()
         for k in range(role.instances):
             stages = self._stages(f"instance {number + k}")
             if role.devices:
@@ -110,7 +112,7 @@ class Builder:
                 instance = self._instance(lane, stages)
                 instance.hands_over = role.hands_over
                 made.append(
-                    Site(
+                    LazyInstance(
                         instance,
                         lane,
                         role.name,
@@ -175,9 +177,9 @@ class Builder:
         )
 
 
-def sites_of(builders: Sequence[Builder]) -> list[Site]:
+def sites_of(builders: Sequence[Builder]) -> list[LazyInstance]:
     """The instances of all roles, numbered through."""
-    made: list[Site] = []
+    made: list[LazyInstance] = []
     devices: dict[str, tuple[Device, ...]] = {}
     number = 0
     for builder in builders:

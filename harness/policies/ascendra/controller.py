@@ -16,11 +16,11 @@ from ....predictors.refitted import RefittedModel
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import DROP, ClusterPolicy, Instead, Role, View
 from ...core.decisions import Why
+from ...core.instance import Site
 from ...core.policy import AnyPolicy, knob
 from ...core.release import Release
+from ...core.routing import least_loaded
 from ...core.state import RequestState
-from ...engine.cluster.instance import Site
-from ..routers import least_loaded
 from .high_priority import AscendraHp
 from .low_priority import AscendraLp
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from ....predictors.placement import Placement
 from ...core.cluster_policy import HOLD, INF, Action, Instead, Role, View
+from ...core.instance import Site
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import AnyPolicy, knob
 from ...core.records import Told
 from ...core.state import RequestState
-from ...engine.cluster.instance import Site
 from ..load_aware import LoadAware
 from ..routers import PrefixAware
 from ..shared.disaggregated import DECODE, PREFILL, Apart, Promised, has_room

@@ -14,12 +14,12 @@ from slo_bench.harness.core.cluster_policy import DROP, HOLD, REJECT, ClusterPol
 from slo_bench.harness.core.decisions import Leave, PreemptBy, Why
 from slo_bench.harness.core.policy import knob
 from slo_bench.harness.core.records import Outcome, Records
+from slo_bench.harness.core.routing import least_loaded
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.cluster.instance import Site
 from slo_bench.harness.engine.loop.instance import EngineStuckError
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.fifo import Fifo
-from slo_bench.harness.policies.routers import least_loaded
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.harness.policies.vllm import Vllm

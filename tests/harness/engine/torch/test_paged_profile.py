@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from slo_bench.harness.engine.torch import (
-    measure,  # noqa: E402
-    profiling,  # noqa: E402
+    measure,
+    profiling,
 )
 from slo_bench.harness.engine.torch.measure import Shape, grid, swaps  # noqa: E402
 from slo_bench.harness.engine.torch.timing import Timing  # noqa: E402
