@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 from ....predictors.placement import Placement
 from ....predictors.roofline import StepTime
@@ -16,7 +16,6 @@ from ...core.state import RequestState
 from ...policies.shared.instance_load import compute_use, estimated, memory_use
 from ..loop.instance import Instance, Movable
 from ..loop.view import LoopView
-from ..simulator.plain import PlainInstance
 from ..simulator.simulated import SimulatedInstance
 
 _FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
@@ -240,8 +239,8 @@ class LazyInstance:
             SloBenchError: it serves static batches, or embeds.
         """
         instance = self.instance
-        if isinstance(instance, SimulatedInstance | PlainInstance):
-            return instance
+        if hasattr(instance, "take_out"):
+            return cast("Movable", instance)
         raise SloBenchError(f"requests of {self!r} cannot go elsewhere: it runs batch by batch")
 
 

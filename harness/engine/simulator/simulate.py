@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -27,14 +28,13 @@ from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
 from ..cluster.recorder import Recorder
 from ..loop.gc_control import collections_off
-from ..loop.instance import Instance
+from ..loop.instance import Instance, Iterating
 from ..loop.measures import gaps_of, summed
 from ..loop.overlong_requests import OVERSIZE, fit, fit_embeds
 from ..loop.traced import Trace
 from .embedding import EmbeddingInstance
-from .plain import PlainInstance
 from .simulated import SimulatedInstance
-from .simulated_instances import Builder, sites_of
+from .simulated_instances import Builder, Engine, sites_of
 
 _EMBEDS_ONLY = "embeds only"  # the role of a language model that never gets a request
 
@@ -54,7 +54,7 @@ def simulate(
     longest_output_tokens: np.ndarray | None = None,
     failures: Sequence[Failure] = (),
     ready_s: float = 0.0,
-    step: bool = False,
+    engine: Engine | None = None,
     progress: Callable[[int, float], None] | None = None,
     trace: Trace | None = None,
 ) -> Result:
@@ -81,9 +81,9 @@ def simulate(
             memory; as predicted by default.
         failures: which instances fail, and when.
         ready_s: when instances begin to serve; who comes before waits.
-        step: run the plain reference engine, step by step (slow; same records, gaps and no more).
+        engine: makes the instances in place of `SimulatedInstance`, by the same arguments.
         progress: called now and then with (requests ended, clock in seconds).
-        trace: is filled with everything that instances do (not those of `step`).
+        trace: is filled with everything that instances do (not those of an `engine`).
 
     Raises:
         SloBenchError: an unknown router or option, an oversize request under `error`, embedding
@@ -122,7 +122,7 @@ def simulate(
             step_time,
             guess,
             prefix_cache=system.prefix_cache,
-            step=step,
+            engine=engine,
             trace=trace,
             beside=embedder is not None,
             longest=longest,
@@ -146,7 +146,7 @@ def simulate(
         for site in sites:
             if embed_instances and site.role != _EMBEDS_ONLY:
                 continue
-            embeds = EmbeddingInstance(_iterating(site.instance), embedder)
+            embeds = EmbeddingInstance(cast("Iterating", site.instance), embedder)
             beside.append(
                 LazyInstance(
                     embeds, site.index, EMBEDS, site.number, site.placement, site.step_time
@@ -249,11 +249,6 @@ def _check_embeds(workload: Workload, system: System, embedder: Embedder | None)
 def _merges(system: System, embedder: Embedder, placement: Placement) -> bool:
     merges = isinstance(system.policy, Collocated) and system.policy.merges
     return merges and embedder.model == placement.model
-
-
-def _iterating(llm: Instance) -> SimulatedInstance | PlainInstance:
-    assert isinstance(llm, SimulatedInstance | PlainInstance)
-    return llm
 
 
 def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[RequestState], int]:

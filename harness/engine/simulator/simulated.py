@@ -2,7 +2,8 @@
 
 Spans of decode steps in which nothing can change are leapt over in one go. A leap ends where
 stepping would next do something else: an arrival, a finish, a request that leaves, the horizon,
-or KV blocks running out. It gives what stepping gives; `engines.plain` steps, as the reference.
+or KV blocks running out. The result equals that of stepping; the tests' reference
+(`tests/reference/plain.py`) steps.
 """
 
 from __future__ import annotations

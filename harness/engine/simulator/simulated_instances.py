@@ -18,15 +18,15 @@ from ...core.policy import Policy, StaticPolicy, overrides
 from ...core.predictions import ModelledPredictions, Predicts
 from ...core.state import RequestState
 from ..cluster.instance import LazyInstance
-from ..loop.instance import Instance
+from ..loop.instance import Instance, Iterating
 from ..loop.measures import Measures
 from ..loop.traced import Trace, TracedInstance, TracedStaticInstance
-from .plain import PlainInstance
 from .simulated import SimulatedInstance
 from .static import StaticInstance
 
 _SAMPLES = 300
 
+Engine = Callable[..., Iterating]
 Made = TypeVar("Made", bound=Instance)
 
 
@@ -37,7 +37,8 @@ class Builder:
     flight, each with its share of the KV blocks, and they meet at the stages, which compute one
     step at a time.
 
-    `beside`: an embedder computes on the same devices. `step`: the plain reference engine.
+    `beside`: an embedder computes on the same devices. `engine` makes the
+    instances that iterate, as a test's reference does; `SimulatedInstance` by default.
     `guess` and `longest`: what policies believe of answers' lengths; see `core.view.Predictions`.
     """
 
@@ -50,7 +51,7 @@ class Builder:
         guess: Callable[[RequestState], int],
         *,
         prefix_cache: bool,
-        step: bool = False,
+        engine: Engine | None = None,
         trace: Trace | None = None,
         beside: bool = False,
         longest: Callable[[RequestState], int] | None = None,
@@ -59,7 +60,7 @@ class Builder:
         self.placement = placement = role.placement or placement
         if placement.kv_blocks < placement.lanes:
             raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
-        self._step = step
+        self._engine = engine
         self._trace = trace
         self._alone = placement.lanes == 1 and not beside and not role.devices
         self._blocks = placement.kv_blocks // placement.lanes
@@ -140,11 +141,9 @@ class Builder:
             kind = partial(TracedStaticInstance, self._trace.log(index))
         return self._made(kind, policy, self._predictions, stages, index)
 
-    def _loop(
-        self, policy: Policy, index: int, stages: tuple[Device, ...]
-    ) -> SimulatedInstance | PlainInstance:
-        if self._step:
-            return self._made(PlainInstance, policy, self._predictions, stages, index)
+    def _loop(self, policy: Policy, index: int, stages: tuple[Device, ...]) -> Iterating:
+        if self._engine is not None:
+            return self._made(self._engine, policy, self._predictions, stages, index)
         kind: Callable[..., SimulatedInstance] = SimulatedInstance
         if self._trace is not None:
             kind = partial(TracedInstance, self._trace.log(index))

@@ -10,19 +10,18 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ....predictors.activation import Loader, NaiveStart
-from ...core.multi_model_policy import Hosted, SharingPolicy
+from ...core.cluster_policy import INF
+from ...core.multi_model_policy import Backlog, Fleet, Gpus, Hosted, Tenant
 from ...core.policy import knob
 from ...core.state import RequestState
-from ...engine.cluster.multi_model import Fleet
-from ...engine.loop.loop import INF
-from ...engine.simulator.shared_gpu import Backlog, Gpus, Tenant
+from ..shared.model_sharing import VllmSharing
 from .idleness import eviction_order
 from .kv_pressure import Demand, Loads, best_gpus, place, swapped
 from .shared_queue import SharedQueue
 
 
 @dataclass(frozen=True)
-class Prism(SharingPolicy):
+class Prism(VllmSharing):
     """Global: Algorithm 1 at each review, activation on demand, eviction of who is idle.
 
     Local: Algorithm 2 over all models of a GPU; a request goes to its engine when it would begin
@@ -279,7 +278,7 @@ class Queues:
             spare = int(policy.reserve * ledger.total)
             coming = max(sum(t.coming_pages for t in fleet.on(g)) for g in tenant.gpus)
             room = ledger.free - ledger.blocks_in(coming)
-            if tenant.instance.idle:
+            if tenant.idle:
                 spare = 0
             if room < ledger.blocks(r.target_tokens) + spare:
                 return
@@ -288,9 +287,7 @@ class Queues:
 
     def _begins_at_once(self, tenant: Tenant) -> bool:
         """Is there room in the next iteration of its engine?"""
-        instance = tenant.instance
-        running = instance.view.n_running + len(instance.inbox)
-        if instance.waiting.live or running >= self._policy.max_num_seqs:
+        if tenant.n_waiting or tenant.n_admitted >= self._policy.max_num_seqs:
             return False
         return tenant.unbegun_tokens < self._policy.max_num_batched_tokens
 

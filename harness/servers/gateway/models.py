@@ -19,10 +19,11 @@ from enum import Enum
 from typing import Protocol, TypeVar
 
 from ....workloads.errors import SloBenchError
+from ...core.idle_gaps import IdleGaps
 from ...core.state import RequestState
 from ...load_generator.http.endpoint import Endpoint
 from ...policies.prism.controller import Prism
-from ...policies.prism.idleness import IdleGaps, eviction_order
+from ...policies.prism.idleness import eviction_order
 from ...policies.prism.shared_queue import SharedQueue
 from .health_checks import Sample, Say
 from .held import Held

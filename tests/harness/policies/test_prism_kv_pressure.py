@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo_bench.harness.policies.prism.queue.kv_pressure import (
+from slo_bench.harness.policies.prism.kv_pressure import (
     Demand,
     Loads,
     best_gpus,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
-from slo_bench.harness.policies.prism.queue.queue import Prism
+from slo_bench.harness.policies.prism.queue import Prism
 from slo_bench.harness.policies.shared.moore_hodgson import InTimeQueue, Job, in_time, slack_s
 from slo_bench.harness.policies.shared.slack_victim import Pace, keep_key
 from slo_bench.workloads.errors import SloBenchError

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.policies.prism.queue.shared_queue import SharedQueue
+from slo_bench.harness.policies.prism.shared_queue import SharedQueue
 from slo_bench.workloads.request import Slo
 
 

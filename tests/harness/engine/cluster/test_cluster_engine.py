@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core.cluster_policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Role
 from slo_bench.harness.core.decisions import Leave, PreemptBy, Why
 from slo_bench.harness.core.policy import knob
@@ -319,9 +320,9 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
             instances=instances,
             oversize="reject",
             failures=failures,
-            step=step,
+            engine=engine,
         )
-        for step in (False, True, False)
+        for engine in (None, PlainInstance, None)
     ]
     leapt, stepped, again = (r.records for r in results)
     assert_same(leapt, stepped)

@@ -17,10 +17,7 @@ from slo_bench.workloads.errors import SloBenchError
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-from slo_bench.harness.engine.torch import (
-    measure,
-    profiling,
-)
+from slo_bench.harness.engine.torch import measure, profiling  # noqa: E402
 from slo_bench.harness.engine.torch.measure import Shape, grid, swaps  # noqa: E402
 from slo_bench.harness.engine.torch.timing import Timing  # noqa: E402
 

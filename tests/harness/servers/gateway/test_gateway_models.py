@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.policies.prism.queue.controller import Prism
+from slo_bench.harness.policies.prism.controller import Prism
 from slo_bench.harness.servers.gateway import serving
 from slo_bench.harness.servers.gateway.models import SharedPlan
 from slo_bench.harness.servers.mock import MockConfig, Served

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.harness.policies.prism.queue.controller import Prism
+from slo_bench.harness.policies.prism.controller import Prism
 from slo_bench.harness.servers.launch import model_lifecycle as standing
 from slo_bench.harness.servers.launch import serve as serve_module
 from slo_bench.harness.servers.launch.environments import Environment

@@ -27,7 +27,7 @@ from slo_bench.harness.policies.ascendra.low_priority.high_priority import Ascen
 from slo_bench.harness.policies.ascendra.low_priority.low_priority import AscendraLp
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
-from slo_bench.harness.policies.prism.queue.queue import Prism
+from slo_bench.harness.policies.prism.queue import Prism
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.policies.uellm.slo_odbs_continuous import SloOdbsContinuous
