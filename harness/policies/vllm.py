@@ -20,7 +20,8 @@ class Vllm(Policy):
     KV blocks are taken chunk by chunk; a new request enters only if its whole prompt would fit.
     Under KV pressure the last comer is recomputed later. Names of knobs are vLLM's own.
     Batches, victims and ends equal those of vLLM 0.32's schedulers step by step, with and without
-    asynchronous scheduling and prefix caching (`test_stock_scheduler.py`).
+    asynchronous scheduling and prefix caching
+    (`tests/harness/servers/plugins/vllm/test_stock_scheduler.py`).
 
     Deviates from vLLM in one thing: two requests that enter in the same iteration do not share
     the prefix that one of them is just computing.

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.room_queue import RoomQueue
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.policies.ascendra.low_priority.low_priority import AscendraLp
+from slo_bench.harness.policies.ascendra.low_priority import AscendraLp
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo

@@ -17,7 +17,7 @@ from slo_bench.harness.core.decisions import PreemptBy
 from slo_bench.harness.core.records import Outcome, Records, Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
-from slo_bench.harness.policies.collocation.policy.policy import (
+from slo_bench.harness.policies.collocation.policy import (
     Collocation,
     Decision,
     smooth_adjust,

@@ -11,13 +11,13 @@ from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
-from slo_bench.tuner.sensitivity.study.perturbations import (
+from slo_bench.tuner.sensitivity.perturbations import (
     PERTURBATIONS,
     ScaledStepTime,
     perturbation,
     world,
 )
-from slo_bench.tuner.sensitivity.study.study import Point, Ranked, _crossing_rps, _flips, study
+from slo_bench.tuner.sensitivity.study import Point, Ranked, _crossing_rps, _flips, study
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 STEP_TIME = step_time(Placement(model("llama-3.1-8b"), gpu("a100-80g"))).model

@@ -23,8 +23,8 @@ from slo_bench.harness.core.wire import DROPPED, OFFLOADED, to_wire
 from slo_bench.harness.engine.loop.measures import Measures
 from slo_bench.harness.engine.simulator.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
-from slo_bench.harness.policies.ascendra.low_priority.high_priority import AscendraHp
-from slo_bench.harness.policies.ascendra.low_priority.low_priority import AscendraLp
+from slo_bench.harness.policies.ascendra.high_priority import AscendraHp
+from slo_bench.harness.policies.ascendra.low_priority import AscendraLp
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.prism.queue import Prism
