@@ -167,11 +167,11 @@ def serve_paged(
 
     need_torch()
     from ...harness.core.wire import VLLM_FIELD
-    from ...harness.experiments.backends.torch_engine import TINY
     from ...harness.load_generator.http.endpoint import Endpoint
     from ...harness.policies.systems import system as system_by_name
     from ...harness.servers.gateway import Plan
     from ...harness.servers.gateway import serving as gateway
+    from ...harness.servers.launch.model_folders import TINY
     from ...harness.servers.torch_server import serving_model
 
     def say(line: str) -> None:

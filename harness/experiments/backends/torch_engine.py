@@ -36,8 +36,9 @@ from ...policies.banaserve.controller import BanaServe
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
 from ...results.run_folder import Value, write_whole
+from ...servers.launch.backend_names import PAGED
 from ...servers.launch.compatibility import check as check_system
-from ...servers.launch.environments import home
+from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
 from ..execution.cells import CellSpec, configured, longest_output_tokens, predicted_output_tokens
 from .base import Measured, Progress
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
     from ...engine.torch.tiers import TierFolder
     from ...engine.torch.workers import Workers
 
-PAGED = "paged"  # as the matrix names it
-TINY = "tiny-llama"
 _SAMPLES = 300
 _WARM_TOKENS = 64
 PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
@@ -135,16 +134,6 @@ class PagedBackend:
         with Workers(self.server.workers) as workers:
             rule = rule_of(self.server.moving)
             yield Loaded(decoder, model, logged, workers, rule, store=store)
-
-
-def model_folder(model: str) -> Path:
-    """The folder of that name; that of the tiny random Llama is made where there is none yet."""
-    if model != TINY or Path(model).is_dir():
-        return Path(model)
-    from ...engine.torch.tiny import make_tiny
-
-    folder = home() / "models" / TINY
-    return folder if (folder / "tokenizer_config.json").is_file() else make_tiny(folder)
 
 
 @dataclass(frozen=True)

@@ -25,11 +25,12 @@ from ....predictors.profiles.profile import Profile, read_profile
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
+from ....workloads.base import WorkloadSource
 from ....workloads.errors import SloBenchError
 from ....workloads.fleet import shape_of
 from ....workloads.models import parse_models
 from ....workloads.slo import parse_slo
-from ....workloads.source import WorkloadSource, load_source
+from ....workloads.source import load_source
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import SharingPolicy
 from ...core.records import Result

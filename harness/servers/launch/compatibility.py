@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ....workloads.errors import SloBenchError
-from ...experiments.config.schema import SIMULATED
 from ...policies.systems import System
 from ..plugins.sglang import compatibility as sglang_fits
 from ..plugins.vllm import compatibility as vllm_fits
+from .backend_names import PAGED, SIMULATED
 
 _ONE_MODEL = (
     "a server has one model; several on shared GPUs are simulated, and serve prism puts one queue "
@@ -57,7 +57,7 @@ _REFUSALS: Mapping[str, Callable[[System], str]] = {
     SIMULATED: lambda system: "",
     "vllm": _on_vllm,
     "sglang": _on_sglang,
-    "paged": _on_paged,
+    PAGED: _on_paged,
 }
 BACKENDS = tuple(_REFUSALS)
 
