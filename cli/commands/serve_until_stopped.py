@@ -19,7 +19,7 @@ from ...workloads.call_parser import value_of
 from ...workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
-    from ...harness.policies.prism.controller import Prism
+    from ...harness.core.multi_model_policy import SharingPolicy
     from ...harness.policies.systems import System
     from ...harness.servers.gateway.running import Behind
     from ...harness.servers.launch.serve import Serve
@@ -126,7 +126,12 @@ def before(
 
 
 def serve_models(
-    models: Sequence[str], common: Serve, policy: Prism, log: Path, awake: int | None, port: int
+    models: Sequence[str],
+    common: Serve,
+    policy: SharingPolicy,
+    log: Path,
+    awake: int | None,
+    port: int,
 ) -> None:
     """Several models behind one queue, until Ctrl-C. They are started when they are asked for.
 

@@ -7,7 +7,7 @@ its `Site` is brought up to the present first; what it does not read costs nothi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -69,6 +69,31 @@ class Role:
                 f"role {self.name} has {self.instances} instances but names "
                 f"{len(self.devices)} devices"
             )
+
+
+@dataclass(frozen=True)
+class ServerRole:
+    """Real servers that are alike. `policy` decides inside each; None: the server unpatched."""
+
+    name: str
+    servers: int
+    policy: AnyPolicy | None = None
+
+
+@dataclass(frozen=True)
+class OnServers:
+    """How a system across instances runs on real servers.
+
+    `splits`: servers of the first role compute prompts, those of the second answers, and KV goes
+    between them. Otherwise the cluster policy itself decides before the servers, as it does in the
+    simulator. `counts` names the parameters that set the numbers of servers. `refusals` maps a
+    backend to the reason why the system cannot run there; "" stands for every backend.
+    """
+
+    roles: tuple[ServerRole, ...]
+    counts: tuple[str, str]
+    splits: bool = False
+    refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,6 +207,10 @@ class ClusterPolicy(Knobs):
     def least_instances(self) -> int:
         """With how many instances it runs where nobody says how many."""
         return 1
+
+    def on_servers(self, policy: AnyPolicy) -> OnServers | None:
+        """How it runs on real servers; None: it runs in the simulator alone."""
+        return None
 
     def links(self, sites: Sequence[Site]) -> Links:
         """What KV moves over."""

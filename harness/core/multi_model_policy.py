@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ...predictors.activation import Loader, NaiveStart
 from ...predictors.placement import OVERHEAD_BYTES, Placement
@@ -68,7 +68,7 @@ class Hosted:
         return self.slo_s if self.slo_s < INF else 1.0
 
     def prefill_s(self, prompt_tokens: int, chunk_tokens: int) -> float:
-        """Prism's e = p / c: c is the speed of prefill by chunks of that size."""
+        """Seconds of a prompt at the speed of prefill by chunks of that size."""
         chunk_s = self.step_time.step_s(0, 0, ((0, chunk_tokens),))
         return prompt_tokens * chunk_s / chunk_tokens
 
@@ -247,12 +247,43 @@ class Fleet(Protocol):
         ...
 
 
+class RequestQueue(Protocol):
+    """Requests of several models that wait for one device."""
+
+    def push(self, r: RequestState, prefill_s: float) -> None:
+        """`r` enters; its prompt takes `prefill_s` of the device."""
+        ...
+
+    def remove(self, r: RequestState) -> None:
+        """`r` leaves from wherever it stands."""
+        ...
+
+    def ordered(self, now_s: float) -> Sequence[RequestState]:
+        """All, the next one first."""
+        ...
+
+
+@dataclass(frozen=True)
+class IdleModel:
+    """A model without requests: its number, its TTFT SLO, for how long it has been idle, and the
+    idle gaps it had before.
+    """
+
+    model: int
+    slo_s: float
+    idle_s: float
+    gaps: IdleGaps
+
+
 @dataclass(frozen=True)
 class SharingPolicy(Knobs):
     """Decides for a `Fleet`: which model stands where, and where requests wait.
 
     The two parameters are limits of each model's engine.
     """
+
+    # Parameters that decide before real servers, too; none: the system is simulated alone.
+    on_servers: ClassVar[tuple[str, ...]] = ()
 
     max_num_batched_tokens: int = knob(2048, 16, 131072, log=True)
     max_num_seqs: int = knob(256, 1, 8192, log=True)
@@ -293,3 +324,22 @@ class SharingPolicy(Knobs):
 
     def review(self, fleet: Fleet) -> None:
         """At regular times."""
+
+    # ---------------------------------------------------------------- before real servers
+
+    @property
+    def keeps_engines(self) -> bool:
+        """Does the engine of an evicted model stay, asleep, rather than stop?"""
+        return False
+
+    def server_queue(self) -> RequestQueue:
+        """The queue before the servers, empty."""
+        raise NotImplementedError
+
+    def begins_at_once(self, requests: int, unbegun_tokens: int) -> bool:
+        """May a request go to a server which has so many, with so many prompt tokens unbegun?"""
+        return True
+
+    def leaving_order(self, idle: Iterable[IdleModel]) -> Sequence[int]:
+        """Which idle models give their room to others, the first one first."""
+        raise NotImplementedError

@@ -13,11 +13,10 @@ from types import ModuleType
 from typing import Any
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..core.cluster_policy import ClusterPolicy
+from ..core.cluster_policy import ClusterPolicy, OnServers
 from ..core.multi_model_policy import SharingPolicy
 from ..core.policy import AnyPolicy, Bounds, Knobs, Policy, StaticPolicy
-from .adaptivellm import AdaptiveLlm
-from .adaptivellm_deadlines import AdaptiveLlmDeadlines
+from .adaptivellm import AdaptiveLlm, AdaptiveLlmDeadlines
 from .ascendra.controller import Ascendra
 from .ascendra.low_priority import AscendraLp
 from .banaserve.controller import BanaServe
@@ -61,14 +60,6 @@ ENTRY_POINT_GROUP = "slo_bench.systems"
 
 
 @dataclass(frozen=True)
-class Split:
-    """Instances by what they do."""
-
-    prefill: int
-    decode: int
-
-
-@dataclass(frozen=True)
 class System:
     """What `--system NAME` stands for.
 
@@ -97,17 +88,9 @@ class System:
         return text.strip().splitlines()[0]
 
     @property
-    def split(self) -> Split | None:
-        """How many servers prefill and how many decode, if none does both."""
-        cluster = self.cluster
-        if not isinstance(cluster, DistServe):
-            return None
-        return Split(cluster.prefill_instances, cluster.decode_instances)
-
-    @property
-    def controller(self) -> Ascendra | None:
-        """What decides before real servers in place of a router, where anything can."""
-        return self.cluster if isinstance(self.cluster, Ascendra) else None
+    def on_servers(self) -> OnServers | None:
+        """How it runs on several real servers; None: as any system behind a router, or not."""
+        return None if self.cluster is None else self.cluster.on_servers(self.policy)
 
     def knobs(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""

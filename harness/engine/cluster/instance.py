@@ -203,7 +203,7 @@ class LazyInstance:
         return self.roster.n_waiting + len(self.instance.inbox)
 
     def use(self, window_s: float) -> float:
-        """U = C/Cmax + M/Mmax of BanaServe's Eq. 4-28, compute in the next `window_s` seconds."""
+        """U = C/Cmax + M/Mmax, with the compute of the next `window_s` seconds."""
         return compute_use(self, window_s) + memory_use(self)
 
     def adds(self, r: RequestState, window_s: float) -> float:
