@@ -21,6 +21,7 @@ from ....workloads.errors import SloBenchError
 from ....workloads.request import Kind
 from ....workloads.workload import Workload
 from ...core.learned_predictions import Guess
+from ...core.module_moves import ModulePolicy
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ...core.state import RequestState
 from ...engine.loop.gc_control import collections_off, heap_frozen
@@ -29,10 +30,10 @@ from ...engine.loop.overlong_requests import fit
 from ...engine.loop.timed import Ran, TimedInstance, Told
 from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
-from ...engine.torch.migrating import Migrator, rule_of
+from ...engine.torch.migrating import Migrator
 from ...load_generator.http.prompts import PromptMaker
 from ...load_generator.http.tokenizer import Vocabulary
-from ...policies.banaserve.controller import BanaServe
+from ...policies.systems import module_policy
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
 from ...results.run_folder import Value, write_whole
@@ -75,7 +76,7 @@ class PagedBackend:
         if place.embedder is not None:
             raise SloBenchError("backend paged runs no embedder beside the language model")
         check_system(configured(spec.system, spec.knobs), PAGED)
-        rule_of(self.server.moving)
+        module_policy(self.server.moving)
         if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
             raise SloBenchError("layers move between iterations, and static batches have none")
         if self.server.clock == "cpu" and (self.server.workers or place.gpu != "cpu"):
@@ -132,7 +133,7 @@ class PagedBackend:
             yield Loaded(decoder, model, logged, clock=self.server.clock, store=store)
             return
         with Workers(self.server.workers) as workers:
-            rule = rule_of(self.server.moving)
+            rule = module_policy(self.server.moving)
             yield Loaded(decoder, model, logged, workers, rule, store=store)
 
 
@@ -146,7 +147,7 @@ class Loaded:
     folder: Path
     logged: bool = False  # keep a log of every step
     workers: Workers | None = None
-    rule: BanaServe | None = None
+    rule: ModulePolicy | None = None
     clock: str = "real"
     store: tuple[str, ...] = ()
     model: str = field(init=False)

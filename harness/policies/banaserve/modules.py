@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from ....predictors.specs import LinkSpec
 from ...core.cluster_policy import ClusterControl
 from ...core.instance import Site
+from ...core.module_moves import Module, Move, Offers
 from ..shared.disaggregated import DECODE, KvNetwork
-from .module_balancing import Module, Move, Offers
 from .module_costs import SYNC_S, MoveCost, head_move, head_toll, layer_move, layer_toll
 from .module_step_time import MovedStepTime
 
