@@ -17,7 +17,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.request import Kind
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Records, Result
-from ..policies.banaserve.objective import Objective as Placed
+from ..policies.columns import COLUMNS
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -163,10 +163,8 @@ def cell_metrics(
     gpu_busy = share of the time for which GPUs compute, averaged over them (host time of their
     iterations counted), as a GPU's own counter of utilisation has it;
     memory_utilisation = share of the KV blocks in use, averaged over time;
-    padding_waste = padded tokens / all tokens computed (only static batches are padded);
-    banaserve_objective = BanaServe's Eq. 4-15 with all weights 1
-    (`clusters.banaserve_objective`), of compute_utilisation, mean TTFT and TPOT in seconds, and
-    a thousand output tokens a second.
+    padding_waste = padded tokens / all tokens computed (only static batches are padded).
+    Columns that papers define are in `policies.columns`.
     """
     records, totals = result.records, result.totals
     counted = measured_window(records, warmup_s)
@@ -231,9 +229,9 @@ def cell_metrics(
         "cost_usd_per_hour": NOT_A_NUMBER
         if hardware.usd_per_gpu_hour is None
         else hardware.usd_per_gpu_hour * hardware.gpus,
-        "banaserve_objective": Placed(
-            utilisation, ttft.mean_s, float(np.nan_to_num(tpot.mean_s)), output_tokens_per_s
-        ).value,
+    }
+    row |= {name: of(row) for name, of in COLUMNS.items()}
+    row |= {
         "finished": int(finished.sum()),
         "rejected": outcomes(Outcome.REJECTED),
         "oversize": result.oversize,

@@ -420,9 +420,10 @@ def serving_model(
     from ..engine.torch.build import kv_blocks as blocks_that_fit
     from ..engine.torch.load import load_decoder
     from ..engine.torch.tiers import TierFolder
-    from ..experiments.backends.torch_engine import PAGED, model_folder
     from ..policies.systems import system as system_by_name
+    from .launch.backend_names import PAGED
     from .launch.compatibility import check
+    from .launch.model_folders import model_folder
     from .launch.serve import HOST_BLOCKS
 
     found = system_by_name(system_name).with_knobs(**knobs)

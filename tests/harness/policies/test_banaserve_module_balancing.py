@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.policies.banaserve.module_balancing import Balancer, Module, Move, Thresholds
+from slo_bench.harness.core.module_moves import Module, Move
+from slo_bench.harness.policies.banaserve.module_balancing import Balancer, Thresholds
 from slo_bench.harness.policies.load_aware import assign
 
 AT = Thresholds(rise=0.4, fall=0.2, large=0.6, efficiency=0.5, moves=8)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core.decisions import PreemptBy
 from slo_bench.harness.core.records import Outcome, Records, Result
 from slo_bench.harness.core.state import RequestState
@@ -57,7 +58,7 @@ def placement(blocks: int) -> Placement:
 
 
 def served(
-    policy: Any, workload: Workload, blocks: int, step: bool = False, embeds: str = "bge-m3"
+    policy: Any, workload: Workload, blocks: int, engine: Any = None, embeds: str = "bge-m3"
 ) -> Result:
     where = placement(blocks)
     return simulate(
@@ -66,7 +67,7 @@ def served(
         where,
         step_time(where).model,
         embedder=embedder(model(embeds), where),
-        step=step,
+        engine=engine,
         oversize="reject",
     )
 
@@ -98,7 +99,7 @@ runs = given(
 def test_leaping_equals_stepping_beside_an_embedder(name, rate, blocks, seed):
     workload = mixed(rate, seed)
     leapt, stepped = (
-        served(SYSTEMS[name], workload, blocks, step).records for step in (False, True)
+        served(SYSTEMS[name], workload, blocks, engine).records for engine in (None, PlainInstance)
     )
     for f in dataclasses.fields(Records):
         np.testing.assert_allclose(

@@ -250,9 +250,9 @@ def test_a_model_under_way_holds_nobody_up(models, asking):
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [
-        (SharedPlan((), Stage()), "needs a model"),
-        (SharedPlan(("a", "a"), Stage()), "two models are named a"),
-        (SharedPlan(("a",), Stage(), awake=0), "at least 1"),
+        (SharedPlan((), Stage(), Prism()), "needs a model"),
+        (SharedPlan(("a", "a"), Stage(), Prism()), "two models are named a"),
+        (SharedPlan(("a",), Stage(), Prism(), awake=0), "at least 1"),
     ],
 )
 def test_what_cannot_be_served_is_refused(plan, problem):

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slo_bench.harness.core.device import Device
 from slo_bench.harness.core.kv_cache_manager import BlockLedger
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.predictions import ModelledPredictions
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import DROPPED, OFFLOADED, to_wire
 from slo_bench.harness.engine.loop.measures import Measures
-from slo_bench.harness.engine.simulator.device import Device
 from slo_bench.harness.engine.simulator.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.ascendra.high_priority import AscendraHp

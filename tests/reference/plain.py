@@ -1,6 +1,6 @@
 """The plain reference: one decode step at a time, every request touched in every step.
 
-It answers to the same policies under the same contract as `engines.loop`, but shares none of its
+It answers to the same policies under the same contract as `engine.loop`, but shares none of its
 bookkeeping: no ticks, no heaps, no residues, no leaps; lengths are counted on the requests, block
 needs request by request. Tests run it beside the leaping engine and compare records.
 """
@@ -9,21 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 
-from ....predictors.roofline import wants_longest
-from ....predictors.step_time import StepTime
-from ...core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
-from ...core.kv_cache_manager import BlockLedger
-from ...core.policy import Policy
-from ...core.queues import REKEY_AT_MOST
-from ...core.release import Release
-from ...core.state import Phase, RequestState
-from ...core.view import Predictions
-from ..loop.arrival_queue import ArrivalQueue
-from ..loop.instance import EngineStuckError
-from ..loop.measures import Measures
-from ..loop.view import LoopView
-from .device import Device, occupy
-from .remote_modules import Away, SplitStepTime
+from slo_bench.harness.core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
+from slo_bench.harness.core.device import Device, SplitStepTime, occupy
+from slo_bench.harness.core.kv_cache_manager import BlockLedger
+from slo_bench.harness.core.policy import Policy
+from slo_bench.harness.core.queues import REKEY_AT_MOST
+from slo_bench.harness.core.release import Release
+from slo_bench.harness.core.state import Phase, RequestState
+from slo_bench.harness.core.view import Predictions
+from slo_bench.harness.engine.loop.arrival_queue import ArrivalQueue
+from slo_bench.harness.engine.loop.instance import EngineStuckError
+from slo_bench.harness.engine.loop.measures import Measures
+from slo_bench.harness.engine.loop.view import LoopView
+from slo_bench.harness.engine.simulator.remote_modules import Away
+from slo_bench.predictors.roofline import wants_longest
+from slo_bench.predictors.step_time import StepTime
 
 INF = float("inf")
 

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...predictors.step_time import StepTime
+
 
 class Device:
     """Compute time of one pipeline stage (its tensor-parallel GPUs together).
@@ -45,3 +50,17 @@ def free_after(stages: tuple[Device, ...], end_s: float, duration_s: float) -> N
     for stage in reversed(stages):
         stage.free_at_s = end_s
         end_s -= duration_s * stage.share
+
+
+class SplitStepTime(StepTime, Protocol):
+    """`StepTime` of an instance a part of whose model is elsewhere, and what that part takes."""
+
+    def abroad_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """Seconds of one step that the other GPUs compute."""
+        ...
+
+    def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """The same of `steps` steps that only decode."""
+        ...

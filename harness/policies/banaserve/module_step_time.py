@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ....predictors.roofline import StepTime
-from ...policies.banaserve.module_costs import Toll
+from ....predictors.step_time import StepTime
+from .module_costs import Toll
 
 _NO_TOLL = Toll(0.0, 0.0)
 MICRO_BATCHES = 4
