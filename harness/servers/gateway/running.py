@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
-import os
-import subprocess
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
+from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, Routed
 from ...load_generator.http.endpoint import Endpoint
@@ -49,21 +46,20 @@ class Plan:
     controller: ClusterPolicy | None = None
     roles: Sequence[str] = ()
 
-    def to_json(self) -> str:
-        """For another process."""
+    def to_plain(self) -> dict[str, Any]:
+        """As values of JSON, for another process."""
         plain = dataclasses.asdict(self)
         if self.controller is not None:
             spec = PolicySpec.of("controller", self.controller)
             plain["controller"] = dataclasses.asdict(spec)
-        return json.dumps(plain)
+        return plain
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """The inverse of `to_json`."""
-        plain = json.loads(text)
+    def from_plain(cls, plain: dict[str, Any]) -> Plan:
+        """The inverse of `to_plain`."""
+        plain = {**plain, "roles": tuple(plain["roles"])}
         for name in ("endpoints", "prefill"):
             plain[name] = tuple(Endpoint(**one) for one in plain[name])
-        plain["roles"] = tuple(plain["roles"])
         if plain["controller"] is not None:
             plain["controller"] = PolicySpec(**plain["controller"]).made()
         return cls(**{**plain, "transfer": Transfer(plain["transfer"])})
@@ -188,37 +184,15 @@ def serving_apart(plan: Plan) -> Iterator[str]:
         SloBenchError: what `Plan.check` refuses, or it does not come up.
     """
     plan.check()
-    # It goes when its standard input does, so also when this process is killed.
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __package__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-        },
-        start_new_session=True,  # Ctrl-C is ours to pass on
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    child = ChildProcess(__package__)
     try:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(plan.to_json() + "\n")
-            process.stdin.flush()
-        url = process.stdout.readline().strip()
-        if not url:
+        child.send(plan.to_plain())
+        url = child.receive()
+        if url is None:
             raise SloBenchError("the gateway did not start; its error stands above")
         yield url
     finally:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(_START_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
+        child.stop(_START_S)
 
 
 async def serve(

@@ -7,9 +7,7 @@ import contextlib
 import dataclasses
 import gc
 import json
-import os
 import ssl
-import subprocess
 import sys
 import threading
 import urllib.request
@@ -17,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
 from .config import MockConfig
 from .protocol import MockProtocol
@@ -119,44 +118,21 @@ def serving(
 @contextlib.contextmanager
 def serving_apart(config: MockConfig | None = None) -> Iterator[Served]:
     """A mock in a process of its own, until the block is left."""
-    options = json.dumps(dataclasses.asdict(config or MockConfig()))
-    # It goes when its standard input does, so also when this process is killed.
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __package__, "--config", options, "--until-eof"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # Ctrl-C is ours to pass on
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().strip()
-        if not url:
+    with ChildProcess(__package__, "--child") as child:
+        child.send(dataclasses.asdict(config or MockConfig()))
+        url = child.receive()
+        if url is None:
             raise SloBenchError("the mock server did not start; its error stands above")
-        yield Served(url, process.kill)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        yield Served(url, child.process.kill)
 
 
-def serve_as_asked(config: MockConfig, host: str, port: int, *, until_eof: bool) -> None:
-    """Print the address, and serve until interrupted (or until standard input ends)."""
+def serve_until_interrupted(
+    config: MockConfig, host: str, port: int, say: Callable[[str], object]
+) -> None:
+    """Serve in this process; `say` is told the address."""
 
     def ready(url: str, stop: Callable[[], None]) -> None:
-        sys.stdout.write(f"{url}\n")
-        sys.stdout.flush()
-        if until_eof:
-            threading.Thread(target=_wait_for_eof, args=(stop,), daemon=True).start()
+        say(url)
 
     gc.disable()  # a collection would be a late token
     run(serve(config, host=host, port=port, ready=ready))
-
-
-def _wait_for_eof(stop: Callable[[], None]) -> None:
-    sys.stdin.read()
-    with contextlib.suppress(RuntimeError):
-        stop()
