@@ -1,6 +1,7 @@
 """Sending processes: each gets its share, says when it is ready, and starts when told.
 
-All of one machine read the same clock: `time.perf_counter` counts from its start, in every process alike.
+All of one machine read the same clock: `time.perf_counter` counts from its start, in every process
+alike.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _work(parent: Parent) -> None:
     if hasattr(os, "nice"):
         os.nice(NICENESS)
     messages = parent.messages()
-    order = next(messages, {})
+    order: dict[str, Any] = next(messages, {})
     online: OnlinePredictor | None = None
     for lesson in messages:
         try:

@@ -210,7 +210,7 @@ def test_a_sending_process_that_dies_makes_the_level_invalid(workload):
 
     def kill(stations):
         if not killed:
-            (child,) = stations[1].station._processes._children
+            (child,) = stations[1].station._processes._processes
             child.process.kill()
             killed.append(child)
 
