@@ -191,13 +191,11 @@ from .workloads.request import Slo
 if TYPE_CHECKING:
     from .harness.core.cluster_policy import Action, ClusterPolicy, Instead, Role, Routed
     from .harness.core.cluster_policy import View as ClusterView
+    from .harness.core.instance import Site
     from .harness.core.links import Links
-    from .harness.core.multi_model_policy import Hosted, SharingPolicy
+    from .harness.core.multi_model_policy import Fleet, Hosted, SharingPolicy, Tenant
     from .harness.core.release import Release
-    from .harness.engine.cluster.instance import Site
-    from .harness.engine.cluster.multi_model import Fleet
-    from .harness.engine.simulator.shared_gpu import Tenant
-    from .harness.policies.routers import Router
+    from .harness.core.routing import Router
     from .predictors.placement import Placement
 
 __all__ = [
@@ -246,7 +244,7 @@ _ACROSS_INSTANCES = {
     "Action": (".harness.core.cluster_policy", "Action"),
     "ClusterPolicy": (".harness.core.cluster_policy", "ClusterPolicy"),
     "ClusterView": (".harness.core.cluster_policy", "View"),
-    "Fleet": (".harness.engine.cluster.multi_model", "Fleet"),
+    "Fleet": (".harness.core.multi_model_policy", "Fleet"),
     "Hosted": (".harness.core.multi_model_policy", "Hosted"),
     "Instead": (".harness.core.cluster_policy", "Instead"),
     "Links": (".harness.core.links", "Links"),
@@ -254,10 +252,10 @@ _ACROSS_INSTANCES = {
     "Release": (".harness.core.release", "Release"),
     "Role": (".harness.core.cluster_policy", "Role"),
     "Routed": (".harness.core.cluster_policy", "Routed"),
-    "Router": (".harness.policies.routers", "Router"),
+    "Router": (".harness.core.routing", "Router"),
     "SharingPolicy": (".harness.core.multi_model_policy", "SharingPolicy"),
-    "Site": (".harness.engine.cluster.instance", "Site"),
-    "Tenant": (".harness.engine.simulator.shared_gpu", "Tenant"),
+    "Site": (".harness.core.instance", "Site"),
+    "Tenant": (".harness.core.multi_model_policy", "Tenant"),
 }
 
 
