@@ -31,7 +31,7 @@ True
 >>> ShortPrompts().urgency(r, view=None)
 1.5
 
-`View` is the read-only state of the instance that a hook is given, with its clock, room and
+`ClusterView` is the read-only state of the instance that a hook is given, with its clock, room and
 requests; `view.predict` (`Predictions`) says what steps, swaps and answers are expected to take.
 
 >>> from slo_bench.policy import Predictions
@@ -104,10 +104,10 @@ it learns is a `Beside`.
 >>> EmbedsAlone().new_state() == Beside(embedder=None)
 True
 
-Across instances a `ClusterPolicy` decides, in a `ClusterView` of `Site`s. Its `Role`s say which
+Across instances a `ClusterPolicy` decides, in a `ClusterView` of `Instance`s. Its `Role`s say which
 instances there are and where they stand (`Placement`), its `Links` what KV moves over. A request
-goes to a site or to `Instead`; a `Release` is one that an instance gave back. What a controller
-does at its own times is an `Action`.
+goes to an instance or to `RouteOutcome`; a `Release` is one that an instance gave back. What a
+controller does at its own times is an `Action`.
 
 >>> from collections.abc import Sequence
 >>> from slo_bench.policy import Action, ClusterPolicy, ClusterView, Instead, Links, Placement
@@ -121,14 +121,14 @@ does at its own times is an `Action`.
 ...     def layout(self, policy: Policy, placement: Placement, instances: int) -> Sequence[Role]:
 ...         return (Role("long", policy, 1), Role("short", policy, instances - 1))
 ...
-...     def links(self, sites: Sequence[Site]) -> Links:
-...         return super().links(sites)  # KV is there at once
+...     def links(self, instances: Sequence[Site]) -> Links:
+...         return super().links(instances)  # KV is there at once
 ...
 ...     def dispatch(self, r: RequestState, cluster: ClusterView) -> Site | Instead:
 ...         wanted = cluster.role("long" if r.prompt_tokens >= self.long_tokens else "short")
-...         sites = wanted or cluster.up
-...         return min(sites, key=lambda s: (s.n_requests, s.index)) if sites else Instead.HOLD
-...
+...         instances = wanted or cluster.up
+...         return min(instances, key=lambda s: (s.n_requests, s.index)) if instances else
+Instead.HOLD ...
 ...     def returned(self, release: Release, cluster: ClusterView) -> Site | Instead:
 ...         return self.dispatch(release.request, cluster)
 ...
@@ -149,8 +149,8 @@ A `Router` answers only on arrival; `Routed` makes a `ClusterPolicy` of it.
 >>> Routed(router=router).least_instances
 1
 
-A `SharingPolicy` serves several models (`Hosted`) on the shared GPUs of a `Fleet`; a `Tenant` is
-the engine of one of them.
+A `SharingPolicy` serves several models (`ServedModel`) on the shared GPUs of a `MultiModelCluster`;
+a `ModelInstance` is the engine of one of them.
 
 >>> from slo_bench.policy import Fleet, Hosted, SharingPolicy, Tenant
 >>> @dataclass(frozen=True)
@@ -189,11 +189,16 @@ from .harness.core.view import Predictions, View
 from .workloads.request import Slo
 
 if TYPE_CHECKING:
-    from .harness.core.cluster_policy import Action, ClusterPolicy, Instead, Role, Routed
-    from .harness.core.cluster_policy import View as ClusterView
-    from .harness.core.instance import Site
+    from .harness.core.cluster_policy import Action, ClusterPolicy, Role, Routed, RouteOutcome
+    from .harness.core.cluster_policy import ClusterView as ClusterView
+    from .harness.core.instance import Instance
     from .harness.core.links import Links
-    from .harness.core.multi_model_policy import Fleet, Hosted, SharingPolicy, Tenant
+    from .harness.core.multi_model_policy import (
+        ModelInstance,
+        MultiModelCluster,
+        ServedModel,
+        SharingPolicy,
+    )
     from .harness.core.release import Release
     from .harness.core.routing import Router
     from .predictors.placement import Placement
@@ -208,14 +213,14 @@ __all__ = [
     "ClusterView",
     "Collocated",
     "EmbedView",
-    "Fleet",
-    "Hosted",
-    "Instead",
+    "Instance",
     "Key",
     "Leave",
     "Limits",
     "Line",
     "Links",
+    "ModelInstance",
+    "MultiModelCluster",
     "Phase",
     "Placement",
     "Policy",
@@ -226,13 +231,13 @@ __all__ = [
     "Release",
     "RequestState",
     "Role",
+    "RouteOutcome",
     "Routed",
     "Router",
+    "ServedModel",
     "SharingPolicy",
-    "Site",
     "Slo",
     "StaticPolicy",
-    "Tenant",
     "View",
     "Why",
     "knob",

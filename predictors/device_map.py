@@ -33,7 +33,7 @@ from typing import Any
 from ..workloads.errors import FileFormatError, UnknownNameError
 from ..workloads.parsing import number, parse_json
 from .specs import GIB, GpuSpec, LinkSpec, gpu, link, links
-from .stages import Stage
+from .stages import PipelineStage
 
 SHIPPED = "device_maps"
 _ALTERED = "*"  # after the name of a GPU whose figures are not the catalogue's
@@ -45,7 +45,7 @@ class DeviceMap:
     """Which device holds how many layers, in order; see the module for the fields."""
 
     model: str
-    stages: tuple[Stage, ...]
+    stages: tuple[PipelineStage, ...]
     devices: tuple[str, ...]
     lanes: int | None = None
     ready_s: float = 0.0
@@ -111,7 +111,7 @@ def shipped_device_maps() -> dict[str, Path]:
 def _read(path: Path, table: Any) -> DeviceMap:
     if not isinstance(table, dict) or not isinstance(table.get("stages"), list):
         raise FileFormatError(path, None, 'a device map needs a list "stages"')
-    rows, stages, devices = table["stages"], list[Stage](), list[str]()
+    rows, stages, devices = table["stages"], list[PipelineStage](), list[str]()
     if not rows:
         raise FileFormatError(path, None, '"stages" is empty')
     for place, row in enumerate(rows):
@@ -125,7 +125,7 @@ def _read(path: Path, table: Any) -> DeviceMap:
             path, f"{where}: layer_extra_ms", row.get("layer_extra_ms", 0.0), low=0.0
         )
         on = read_gpu(path, where, row["gpu"])
-        stages.append(Stage(on, row["layers"], to_next, extra_ms * 1e-3))
+        stages.append(PipelineStage(on, row["layers"], to_next, extra_ms * 1e-3))
         devices.append(str(row.get("device", place)))
     lanes, ready_s = table.get("lanes"), table.get("ready_s", 0.0)
     if lanes is not None and (not isinstance(lanes, int) or not 1 <= lanes <= len(stages)):

@@ -27,8 +27,8 @@ from .lengths.config import PredictorConfig
 
 if TYPE_CHECKING:
     from .lengths.baselines import Baseline
-    from .lengths.distribution import Lengths
-    from .lengths.online_predictor import Follower, Said
+    from .lengths.distribution import PredictedDistributions
+    from .lengths.online_predictor import LengthPrediction, OnlineLengthPredictor
     from .lengths.predictor import Prompt, TrainedPredictor
 
 Ints = NDArray[np.int64]
@@ -82,7 +82,7 @@ class NoisyOracle:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantLength:
     """The same for every request: no prediction at all."""
 
     tokens: int
@@ -97,7 +97,7 @@ class Constant:
 
 
 @dataclass(frozen=True)
-class Learned:
+class LearnedLength:
     """What a trained predictor says of each prompt: the median of its distribution.
 
     Where a request has no text, a bucket is drawn as often as the predictor took the true one for
@@ -155,15 +155,15 @@ class Learned:
         """
         return AtDispatch(self, workload, self._drawn(workload.output_tokens, rng), followed)
 
-    def follower(self, say: Callable[[str], None]) -> Follower:
+    def follower(self, say: Callable[[str], None]) -> OnlineLengthPredictor:
         """What reads single prompts; with `online` it learns in the predictor's own folder.
 
         Raises:
             SloBenchError: it cannot be loaded, or somebody else follows with this folder.
         """
-        from .lengths.online_predictor import Follower
+        from .lengths.online_predictor import OnlineLengthPredictor
 
-        return Follower(
+        return OnlineLengthPredictor(
             Path(self.folder), base=self.base or None, online=self.online, device="auto", say=say
         )
 
@@ -195,12 +195,12 @@ class AtDispatch:
     """A trained predictor and the workload that it will be asked of; on one thread."""
 
     def __init__(
-        self, learned: Learned, workload: Workload, drawn: Ints, followed: Path | None
+        self, learned: LearnedLength, workload: Workload, drawn: Ints, followed: Path | None
     ) -> None:
         self._learned = learned
         self._workload = workload
         self._drawn = drawn
-        self._said: dict[int, Said] = {}
+        self._said: dict[int, LengthPrediction] = {}
         if not learned.online:
             self.follower = _reader(learned.folder, learned.base)
         elif followed is None:
@@ -232,16 +232,16 @@ class AtDispatch:
             self.follower.close()
 
 
-def _copy_that_follows(learned: Learned, folder: Path) -> Follower:
+def _copy_that_follows(learned: LearnedLength, folder: Path) -> OnlineLengthPredictor:
     from .lengths.online import QUEUE
-    from .lengths.online_predictor import Follower
+    from .lengths.online_predictor import OnlineLengthPredictor
     from .lengths.predictor import find_base
 
     source = Path(learned.folder)
     base = find_base(learned.base or None, source, PredictorConfig.load(source))
     shutil.rmtree(folder, ignore_errors=True)  # of a level that was not finished
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns(QUEUE, ".*"))
-    return Follower(folder, base=base, online=learned.online, device="auto")
+    return OnlineLengthPredictor(folder, base=base, online=learned.online, device="auto")
 
 
 @dataclass(frozen=True)
@@ -269,14 +269,14 @@ class TfIdf:
         """What nine in ten such answers do not exceed."""
         return self._lengths(workload).longest_tokens()
 
-    def _lengths(self, workload: Workload) -> Lengths:
-        from ..workloads.labelled_prompts import Answered
+    def _lengths(self, workload: Workload) -> PredictedDistributions:
+        from ..workloads.labelled_prompts import LabelledPrompt
 
         texts = workload.texts or [None] * len(workload)
         if not all(texts):
             raise SloBenchError(f"tfidf reads prompts, and {workload.name} has some without text")
         rows = [
-            Answered(
+            LabelledPrompt(
                 text or "",
                 int(workload.prompt_tokens[row]),
                 1,
@@ -299,8 +299,8 @@ def _tfidf(folder: str) -> Baseline:
 
 
 @lru_cache(maxsize=4)
-def _reader(folder: str, base: str) -> Follower:
-    return Learned(folder, base=base).follower(lambda line: None)
+def _reader(folder: str, base: str) -> OnlineLengthPredictor:
+    return LearnedLength(folder, base=base).follower(lambda line: None)
 
 
 @lru_cache(maxsize=4)
@@ -324,12 +324,12 @@ def _followed(
     folder: str, base: str, every: int, prompts: tuple[Prompt, ...], answers: tuple[int, ...]
 ) -> tuple[Ints, Ints]:
     """As `_read`, where `every` requests are answered before the next are asked of."""
-    from ..workloads.labelled_prompts import Answered
+    from ..workloads.labelled_prompts import LabelledPrompt
     from .lengths.online import FEWEST, OnlinePredictor
 
     online = OnlinePredictor(Path(folder), base=base or None, device="auto", keep_queue=False)
     rows = [
-        Answered(prompt.text, prompt.tokens, tokens, prompt.model, "")
+        LabelledPrompt(prompt.text, prompt.tokens, tokens, prompt.model, "")
         for prompt, tokens in zip(prompts, answers, strict=True)
     ]
     told: list[tuple[Ints, Ints]] = []
@@ -343,12 +343,12 @@ def _followed(
     return np.concatenate([a for a, _ in told]), np.concatenate([b for _, b in told])
 
 
-_Kind = type[Oracle] | type[NoisyOracle] | type[Constant] | type[Learned] | type[TfIdf]
+_Kind = type[Oracle] | type[NoisyOracle] | type[ConstantLength] | type[LearnedLength] | type[TfIdf]
 _KINDS: dict[str, _Kind] = {
     "oracle": Oracle,
     "noisy": NoisyOracle,
-    "constant": Constant,
-    "learned": Learned,
+    "constant": ConstantLength,
+    "learned": LearnedLength,
     "tfidf": TfIdf,
 }
 
@@ -362,7 +362,7 @@ def length_predictor(text: str) -> LengthPredictor:
         SloBenchError: a value is missing or out of range, or the folder holds no predictor.
     """
     if Path(text).is_dir():
-        return Learned(text)
+        return LearnedLength(text)
     call = parse_call(text)
     if call.name not in _KINDS:
         raise UnknownNameError("length predictor", call.name, _KINDS)
@@ -373,7 +373,7 @@ def longest_tokens(
     predictor: LengthPredictor, workload: Workload, rng: np.random.Generator
 ) -> Ints | None:
     """What nine in ten such answers do not exceed; None: the predictor knows no distribution."""
-    if isinstance(predictor, Learned | TfIdf):
+    if isinstance(predictor, LearnedLength | TfIdf):
         return predictor.longest(workload, rng)
     return None
 

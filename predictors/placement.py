@@ -8,7 +8,7 @@ from functools import cached_property
 from ..workloads.errors import SloBenchError
 from .dtypes import kv_dtype, weight_dtype
 from .specs import GIB, GpuSpec, LinkSpec, ModelSpec, link
-from .stages import Stage, even_layers
+from .stages import PipelineStage, even_layers
 
 DEFAULT_HOST_MEMORY_BYTES = 4 * GIB
 OVERHEAD_BYTES = GIB
@@ -49,7 +49,7 @@ class Placement:
     fixed_kv_blocks: int | None = None
     fixed_host_blocks: int | None = None
     beside_bytes: int = 0
-    split: tuple[Stage, ...] = ()
+    split: tuple[PipelineStage, ...] = ()
     fixed_lanes: int | None = None
 
     def __post_init__(self) -> None:
@@ -102,13 +102,13 @@ class Placement:
         return self.pp if self.fixed_lanes is None else self.fixed_lanes
 
     @cached_property
-    def stages(self) -> tuple[Stage, ...]:
+    def stages(self) -> tuple[PipelineStage, ...]:
         """The pipeline stages in order; where layers do not divide, the first hold one more."""
         if self.split:
             return self.split
         layers = even_layers(self.model.layers, self.pp)
         peer = self.peer_link
-        return tuple(Stage(self.gpu, n, peer) for n in layers)
+        return tuple(PipelineStage(self.gpu, n, peer) for n in layers)
 
     @property
     def host_link(self) -> LinkSpec:

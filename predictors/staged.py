@@ -14,7 +14,7 @@ from math import sqrt
 from .dtypes import SIXTEEN_BIT_BYTES, weight_dtype
 from .placement import Placement
 from .roofline import Coefficients, OperatorRoofline, Work
-from .stages import Stage
+from .stages import PipelineStage
 from .step_time import (
     DEFAULT_HOST_S,
     KnownCoefficients,
@@ -101,7 +101,7 @@ def staged_step_time(placement: Placement, host_s: float = DEFAULT_HOST_S) -> St
 
 
 def stage_step_time(
-    placement: Placement, stage: Stage, host_s: float, *, last: bool
+    placement: Placement, stage: PipelineStage, host_s: float, *, last: bool
 ) -> OperatorRoofline:
     """How long a pass is in one stage of the model that `placement` places, hand-over included.
 
@@ -119,7 +119,7 @@ def stage_step_time(
     )
 
 
-def _known(placement: Placement, stage: Stage) -> KnownCoefficients:
+def _known(placement: Placement, stage: PipelineStage) -> KnownCoefficients:
     return coefficients_of(replace(placement, gpu=stage.gpu, pp=1, split=(), fixed_lanes=None))
 
 
@@ -129,7 +129,7 @@ def _shared(c: Coefficients, share: float) -> Coefficients:
     )
 
 
-def _work(placement: Placement, stage: Stage, head: bool) -> Work:
+def _work(placement: Placement, stage: PipelineStage, head: bool) -> Work:
     """What the stage reads and multiplies; the last has the final norm and the output head."""
     spec, gpu, dtype = placement.model, stage.gpu, placement.weight_dtype
     held_bytes = stage.layers * spec.layer_weight_bytes(dtype)

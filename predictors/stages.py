@@ -8,7 +8,7 @@ from .specs import GpuSpec, LinkSpec
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PipelineStage:
     """Contiguous layers on one GPU, and the link to the stage after it (None: none follows).
 
     Each layer takes `layer_extra_s` longer than the step-time model says, as measured there.

@@ -97,7 +97,7 @@ def _renewal(process: _Gaps, extent: Extent, rng: Rng) -> Floats:
 
 
 @dataclass(frozen=True)
-class Constant:
+class ConstantArrivals:
     """Evenly spaced, the first at 0."""
 
     def times_s(
@@ -193,7 +193,7 @@ class Weibull:
 
 
 @dataclass(frozen=True)
-class Clock:
+class RateCycle:
     """A cycle of a changing rate: by `time_s` so many seconds' worth of mean load has come.
 
     Both columns begin at 0, end at the cycle's length, and do not decrease.
@@ -209,20 +209,20 @@ class Clock:
         return cycles * cycle_s + np.interp(load_s - cycles * cycle_s, self.load_s, self.time_s)
 
 
-def _clock(time_s: Floats, rate: Floats) -> Clock:
+def _clock(time_s: Floats, rate: Floats) -> RateCycle:
     """The clock of a rate given at the times of one cycle, straight between them."""
     load = np.concatenate(([0.0], np.cumsum(np.diff(time_s) * (rate[1:] + rate[:-1]) / 2)))
-    return Clock(time_s, load * (time_s[-1] / load[-1]))
+    return RateCycle(time_s, load * (time_s[-1] / load[-1]))
 
 
-def _step_clock(lengths_s: Floats, rates: Floats) -> Clock:
+def _step_clock(lengths_s: Floats, rates: Floats) -> RateCycle:
     """The clock of a rate that is constant over each of some lengths."""
     load = np.concatenate(([0.0], np.cumsum(lengths_s * rates)))
     time_s = np.concatenate(([0.0], np.cumsum(lengths_s)))
-    return Clock(time_s, load * (time_s[-1] / load[-1]))
+    return RateCycle(time_s, load * (time_s[-1] / load[-1]))
 
 
-def _modulated(clock: Clock, extent: Extent, rng: Rng) -> Floats:
+def _modulated(clock: RateCycle, extent: Extent, rng: Rng) -> Floats:
     """A Poisson process whose rate follows the clock."""
     if extent.requests is not None:
         load_s = np.cumsum(rng.standard_exponential(extent.requests)) / extent.rate_rps
@@ -346,7 +346,7 @@ class Ramp:
 
 
 @dataclass(frozen=True)
-class Steps:
+class StepArrivals:
     """Poisson with a rate that takes relative `levels` in turn, `every_s` each, again and again.
 
     The mean of the levels is scaled to the offered rate. Without `every_s` one round of the
@@ -407,14 +407,14 @@ class Concurrency:
 
 
 ARRIVALS: dict[str, type[ArrivalProcess]] = {
-    "constant": Constant,
+    "constant": ConstantArrivals,
     "poisson": Poisson,
     "gamma": Gamma,
     "weibull": Weibull,
     "onoff": OnOff,
     "periodic": Periodic,
     "ramp": Ramp,
-    "steps": Steps,
+    "steps": StepArrivals,
     "concurrency": Concurrency,
 }
 

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from .arrivals import ArrivalProcess, Concurrency
 from .call_parser import positive
 from .errors import SloBenchError
-from .fleet import Fleet
+from .fleet import MultiModelArrivals
 from .lengths import PairLengths
 from .models import Models
 from .prefixes import Continuations
-from .readers import Trace
+from .readers import WorkloadTrace
 from .rows import take
 from .sessions import Sessions
 from .slo import SloSpec
@@ -124,7 +124,7 @@ class DrawnSource:
         check_extent(requests, duration_s)
         rate = offered_rate(self, rate_rps, speed)
         streams = Streams(seed)
-        if isinstance(self.models, Fleet):
+        if isinstance(self.models, MultiModelArrivals):
             coming = self.models.draw(rate, streams, requests, duration_s)
             workload = dataclasses.replace(
                 self.at_times(coming.arrival_s, streams),
@@ -172,7 +172,7 @@ class TraceSource:
     """
 
     name: str
-    trace: Trace
+    trace: WorkloadTrace
     arrivals: ArrivalProcess | None
     origin: str
     models: Models | None = None
@@ -298,7 +298,9 @@ def finish(
     if isinstance(arrivals, Concurrency):
         workload = dataclasses.replace(workload, concurrency=arrivals.users)
     if models is not None:
-        assert not isinstance(models, Fleet)  # which draws its models with its arrivals
+        assert not isinstance(
+            models, MultiModelArrivals
+        )  # which draws its models with its arrivals
         workload = models.apply(workload, streams)
     workload = dataclasses.replace(workload, name=name)
     return slo.apply(workload, streams.rng("slo"))

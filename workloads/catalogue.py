@@ -10,11 +10,11 @@ from importlib import resources
 from typing import Any
 
 from .errors import UnknownNameError
-from .lengths import Lengths, PairLengths, Part, Quantiles, parse_lengths
+from .lengths import LengthDistribution, MixtureComponent, PairLengths, Quantiles, parse_lengths
 
 
 @dataclass(frozen=True)
-class PrefixFigures:
+class ContinuationFigures:
     """How much of a prompt earlier prompts have already brought; see `prefixes.Continuations`."""
 
     block_tokens: int
@@ -43,7 +43,7 @@ class Entry:
     mean_prompt_tokens: float | None = None
     mean_output_tokens: float | None = None
     natural_rate_rps: float | None = None
-    prefix: PrefixFigures | None = None
+    prefix: ContinuationFigures | None = None
 
 
 @functools.cache
@@ -72,18 +72,20 @@ def _entry(name: str, table: dict[str, Any]) -> Entry:
     return Entry(
         name=name,
         lengths=lengths,
-        prefix=None if prefix is None else PrefixFigures(**prefix),
+        prefix=None if prefix is None else ContinuationFigures(**prefix),
         **values,
     )
 
 
-def _part(table: dict[str, Any]) -> Part:
+def _part(table: dict[str, Any]) -> MixtureComponent:
     values = dict(table)
     values.pop("title", None)
-    return Part(_lengths(values.pop("prompt")), _lengths(values.pop("output")), **values)
+    return MixtureComponent(
+        _lengths(values.pop("prompt")), _lengths(values.pop("output")), **values
+    )
 
 
-def _lengths(value: str | dict[str, Any]) -> Lengths:
+def _lengths(value: str | dict[str, Any]) -> LengthDistribution:
     if isinstance(value, str):
         return parse_lengths(value)
     return Quantiles(tuple(value["p"]), tuple(value["tokens"]))

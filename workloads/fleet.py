@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Coming:
+class ModelArrivals:
     """Requests in order of arrival, each with its model."""
 
     arrival_s: Floats
@@ -25,7 +25,7 @@ class Coming:
 
 
 @dataclass(frozen=True)
-class Fleet:
+class MultiModelArrivals:
     """Every model is a Poisson process of its own, the k-th of a share like 1 / k^exponent.
 
     A model is in demand for spells of mean `active_s` and idle for spells of mean `idle_s` (both
@@ -68,7 +68,7 @@ class Fleet:
 
     def draw(
         self, rate_rps: float, streams: Streams, requests: int | None, duration_s: float | None
-    ) -> Coming:
+    ) -> ModelArrivals:
         """All requests before `duration_s`, or the first `requests`, or what ends first.
 
         Spells and swings of a seed are the same at every rate.
@@ -86,9 +86,9 @@ class Fleet:
             span_s *= 1.5
         if not len(coming.arrival_s):
             raise SloBenchError(f"nothing arrives within {span_s:g} s at {rate_rps:g} requests/s")
-        return Coming(coming.arrival_s[:requests], coming.model_index[:requests])
+        return ModelArrivals(coming.arrival_s[:requests], coming.model_index[:requests])
 
-    def _until(self, rate_rps: float, streams: Streams, span_s: float) -> Coming:
+    def _until(self, rate_rps: float, streams: Streams, span_s: float) -> ModelArrivals:
         times, models = [], []
         for model, share in enumerate(self.shares):
             own = streams.within(f"model {model}")
@@ -104,7 +104,7 @@ class Fleet:
             models.append(np.full(len(work), model, dtype=np.int64))
         arrival_s, model_index = np.concatenate(times), np.concatenate(models)
         order = np.argsort(arrival_s, kind="stable")
-        return Coming(arrival_s[order], model_index[order])
+        return ModelArrivals(arrival_s[order], model_index[order])
 
     def _profile(self, mean_rps: float, streams: Streams, span_s: float) -> tuple[Floats, Floats]:
         """Edges of the times of constant rate up to the span, and the rates between them."""
@@ -143,11 +143,11 @@ def _edges(
 
 @dataclass(frozen=True)
 class _Settings:
-    exponent: float = Fleet.exponent
-    active_s: float = Fleet.active_s
-    idle_s: float = Fleet.idle_s
-    swing: float = Fleet.swing
-    swing_s: float = Fleet.swing_s
+    exponent: float = MultiModelArrivals.exponent
+    active_s: float = MultiModelArrivals.active_s
+    idle_s: float = MultiModelArrivals.idle_s
+    swing: float = MultiModelArrivals.swing
+    swing_s: float = MultiModelArrivals.swing_s
 
 
 def expanded(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -173,14 +173,14 @@ def shape_of(name: str) -> str:
     return name.partition("#")[0]
 
 
-def parse_fleet(call: Call) -> Fleet:
+def parse_fleet(call: Call) -> MultiModelArrivals:
     """Read `fleet(llama-3.1-8b*4, qwen2.5-3b, exponent=0.9, active_s=120, idle_s=120, swing=5)`.
 
     Raises:
         SloBenchError: the text has another form or a value makes no sense.
     """
     settings = build(_Settings, Call(call.name, (), call.named, call.text))
-    return Fleet(
+    return MultiModelArrivals(
         expanded(call.positional),
         settings.exponent,
         settings.active_s,

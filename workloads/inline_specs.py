@@ -12,7 +12,7 @@ from .arrivals import ArrivalProcess
 from .base import DrawnSource
 from .call_parser import Call, build
 from .errors import SloBenchError
-from .lengths import Fixed, Lengths, PairLengths, pair, parse_lengths
+from .lengths import Fixed, LengthDistribution, PairLengths, pair, parse_lengths
 from .models import Models
 from .request import Kind
 from .streams import Streams
@@ -24,13 +24,13 @@ WRITTEN = ("synthetic", "embed")
 
 
 @dataclass(frozen=True)
-class WrittenSource(DrawnSource):
+class InlineSource(DrawnSource):
     """Drawn lengths, one priority, and for embedding requests the number of texts.
 
     The texts of a request are equally long, as the chunks of a document are.
     """
 
-    texts: Lengths | None = None  # of an embedding request; None: it generates
+    texts: LengthDistribution | None = None  # of an embedding request; None: it generates
     priority: int = 0
 
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
@@ -50,26 +50,26 @@ class WrittenSource(DrawnSource):
 
 @dataclass(frozen=True)
 class _Synthetic:
-    prompt: Lengths
-    output: Lengths
+    prompt: LengthDistribution
+    output: LengthDistribution
     priority: int = 0
 
 
 @dataclass(frozen=True)
 class _Embed:
-    texts: Lengths
-    tokens: Lengths
+    texts: LengthDistribution
+    tokens: LengthDistribution
     priority: int = 0
 
 
-def is_written(text: str) -> bool:
+def is_inline_spec(text: str) -> bool:
     """Whether `text` is a call of one of the names here."""
     return text.partition("(")[0].strip().lower() in WRITTEN and "(" in text
 
 
-def written_source(
+def inline_source(
     call: Call, arrivals: ArrivalProcess, models: Models | None = None
-) -> WrittenSource:
+) -> InlineSource:
     """Read `synthetic(prompt=300, output=uniform(200,500), priority=1)`, or
     `embed(texts=32, tokens=256)`: requests of 32 texts of 256 tokens each to embed.
 
@@ -91,11 +91,11 @@ def _source(
     arrivals: ArrivalProcess,
     models: Models | None,
     priority: int,
-    texts: Lengths | None = None,
-) -> WrittenSource:
+    texts: LengthDistribution | None = None,
+) -> InlineSource:
     if abs(priority) >= 2**31:
         raise SloBenchError(f"priority must be below 2^31 but is {priority} in {call.text!r}")
-    return WrittenSource(
+    return InlineSource(
         name=call.text,
         lengths=lengths,
         arrivals=arrivals,

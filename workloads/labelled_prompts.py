@@ -59,7 +59,7 @@ TELLING_CHARACTERS = 40  # an answer this long does not stand in a prompt by cha
 
 
 @dataclass(frozen=True)
-class Answered:
+class LabelledPrompt:
     """A prompt, and how long its answer was. `answer` is its text, where the data has it."""
 
     prompt: str
@@ -82,22 +82,22 @@ APPROXIMATE = TokenCount(approximate_tokens, "four characters a token")
 
 
 @dataclass(frozen=True)
-class AnsweredData:
+class LabelledPrompts:
     """What one file or run folder gave. `labels` says what the lengths were counted with."""
 
     name: str
-    rows: tuple[Answered, ...]
+    rows: tuple[LabelledPrompt, ...]
     labels: str
     notes: tuple[str, ...] = ()
 
 
-def read_answered(
+def read_labelled_prompts(
     path: Path,
     *,
     model: str | None = None,
     columns: Sequence[str] | None = None,
     tokens: TokenCount = APPROXIMATE,
-) -> AnsweredData:
+) -> LabelledPrompts:
     """Read a file of prompts and answers.
 
     Args:
@@ -128,7 +128,7 @@ def read_answered(
         labels = f"answers counted by {tokens.name}"
     else:
         labels = f"{given}, else answers counted by {tokens.name}"
-    return AnsweredData(corpus, tuple(rows), labels, tuple(notes))
+    return LabelledPrompts(corpus, tuple(rows), labels, tuple(notes))
 
 
 def refuse_answers(columns: Sequence[str]) -> None:
@@ -153,13 +153,13 @@ def prompt_key(prompt: str) -> str:
 
 
 def split_by_prompt(
-    rows: Sequence[Answered], shares: Mapping[str, float], seed: int
-) -> dict[str, list[Answered]]:
+    rows: Sequence[LabelledPrompt], shares: Mapping[str, float], seed: int
+) -> dict[str, list[LabelledPrompt]]:
     """Rows by part: all rows with the same prompt are in the same one, whatever the data beside.
 
     `shares` are of the prompts and sum to 1; where a prompt goes hangs on it and the seed alone.
     """
-    parts: dict[str, list[Answered]] = {name: [] for name in shares}
+    parts: dict[str, list[LabelledPrompt]] = {name: [] for name in shares}
     for row in rows:
         digest = hashlib.sha256(f"{seed} {prompt_key(row.prompt)}".encode()).digest()
         left = int.from_bytes(digest[:8]) / 2**64
@@ -192,7 +192,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class _Reader:
-    """Rows of one file, as they are written there, to `Answered`."""
+    """Rows of one file, as they are written there, to `LabelledPrompt`."""
 
     def __init__(
         self,
@@ -210,7 +210,7 @@ class _Reader:
         self.counted = 0  # answers that we had to count
         self.empty = 0
 
-    def answered(self, at: int, row: dict[str, Any]) -> Iterator[Answered]:
+    def answered(self, at: int, row: dict[str, Any]) -> Iterator[LabelledPrompt]:
         """None for an empty answer, several where several models answered."""
         prompt = self._prompt(at, row)
         counts, texts = row.get("output_tokens"), row.get("outputs")
@@ -241,7 +241,7 @@ class _Reader:
                 self.empty += 1
                 continue
             length = self._whole(at, "output_tokens", count)
-            yield Answered(prompt, prompt_tokens, length, model, self._corpus, text)
+            yield LabelledPrompt(prompt, prompt_tokens, length, model, self._corpus, text)
 
     def _prompt(self, at: int, row: dict[str, Any]) -> str:
         if self._columns is not None:
@@ -294,7 +294,7 @@ def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
     return [m for m in found if isinstance(m, dict)] if isinstance(found, list) else []
 
 
-def _refuse_told(path: Path, rows: Sequence[Answered]) -> None:
+def _refuse_told(path: Path, rows: Sequence[LabelledPrompt]) -> None:
     """A prompt column under an innocent name may still hold the answer."""
     telling = [r for r in rows if r.answer and len(r.answer) >= TELLING_CHARACTERS]
     told = sum((r.answer or "") in r.prompt for r in telling)

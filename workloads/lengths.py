@@ -24,7 +24,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-class Lengths(Protocol):
+class LengthDistribution(Protocol):
     """A distribution of token counts."""
 
     def at(self, u: Floats) -> Ints:
@@ -51,7 +51,7 @@ class Fixed:
         _at_least_one(self.tokens, "fixed tokens")
 
     def at(self, u: Floats) -> Ints:
-        """See `Lengths`."""
+        """See `LengthDistribution`."""
         return np.full(len(u), self.tokens, dtype=np.int64)
 
 
@@ -68,7 +68,7 @@ class Uniform:
             raise SloBenchError(f"uniform high must be at least low={self.low} but is {self.high}")
 
     def at(self, u: Floats) -> Ints:
-        """See `Lengths`."""
+        """See `LengthDistribution`."""
         return self.low + np.floor(u * (self.high - self.low + 1)).astype(np.int64)
 
 
@@ -82,7 +82,7 @@ class Geometric:
         _at_least_one(self.mean, "geometric mean")
 
     def at(self, u: Floats) -> Ints:
-        """See `Lengths`."""
+        """See `LengthDistribution`."""
         if self.mean == 1:
             return np.ones(len(u), dtype=np.int64)
         return 1 + np.floor(np.log1p(-u) / math.log1p(-1 / self.mean)).astype(np.int64)
@@ -109,7 +109,7 @@ class Lognormal:
             raise SloBenchError(f"lognormal max must be at least min={self.min:g}")
 
     def at(self, u: Floats) -> Ints:
-        """See `Lengths`."""
+        """See `LengthDistribution`."""
         median = self.median or (self.mean or 0.0) * math.exp(-(self.sigma**2) / 2)
         values = median * np.exp(self.sigma * normal.quantile(u))
         # Beyond any context a count is only a risk of overflow.
@@ -139,7 +139,7 @@ class Quantiles:
             raise SloBenchError(f"quantile tokens must not decrease but are {t}")
 
     def at(self, u: Floats) -> Ints:
-        """See `Lengths`."""
+        """See `LengthDistribution`."""
         return _tokens(np.exp(np.interp(u, self.probabilities, np.log(self.tokens))))
 
 
@@ -152,7 +152,7 @@ class Mixture:
     """
 
     weights: tuple[float, ...]
-    components: tuple[Lengths, ...]
+    components: tuple[LengthDistribution, ...]
 
     def __post_init__(self) -> None:
         if not self.weights or len(self.weights) != len(self.components):
@@ -161,7 +161,7 @@ class Mixture:
             positive(weight, "mixture weight")
 
     def at(self, u: Floats) -> Ints:
-        """See `Lengths`."""
+        """See `LengthDistribution`."""
         edges = np.cumsum(self.weights) / sum(self.weights)
         which = np.minimum(np.searchsorted(edges, u, side="right"), len(edges) - 1)
         begin = np.concatenate(([0.0], edges[:-1]))
@@ -190,7 +190,7 @@ def _quantiles(call: Call) -> Quantiles:
     return Quantiles(tuple(p for p, _ in knots), tuple(t for _, t in knots))
 
 
-LENGTHS: dict[str, Callable[[Call], Lengths]] = {
+LENGTHS: dict[str, Callable[[Call], LengthDistribution]] = {
     "fixed": lambda call: build(Fixed, call),
     "uniform": lambda call: build(Uniform, call),
     "geometric": lambda call: build(Geometric, call),
@@ -200,7 +200,7 @@ LENGTHS: dict[str, Callable[[Call], Lengths]] = {
 }
 
 
-def parse_lengths(text: str | int) -> Lengths:
+def parse_lengths(text: str | int) -> LengthDistribution:
     """Read `512`, `fixed(512)`, `uniform(1,100)`, `geometric(mean=4)`,
     `lognormal(median=300, sigma=0.8, max=4096)`, `quantiles(0=10, 0.5=80, 1=900)` or
     `mixture(0.3, fixed(10), 0.7, uniform(1,100))`.
@@ -218,15 +218,15 @@ def parse_lengths(text: str | int) -> Lengths:
 
 
 @dataclass(frozen=True)
-class Part:
+class MixtureComponent:
     """Requests of one kind: their prompts and outputs, and how these go together.
 
     `rank_correlation` is Spearman's, through a Gaussian copula (for a `Mixture`
     approximate). `max_output_tokens` is what such requests ask for; 0 = what they get.
     """
 
-    prompt: Lengths
-    output: Lengths
+    prompt: LengthDistribution
+    output: LengthDistribution
     weight: float = 1.0
     rank_correlation: float = 0.0
     max_output_tokens: int = 0
@@ -255,7 +255,7 @@ class PairLengths:
     With `max_total_tokens`, outputs are cut so that prompt and output stay within it.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[MixtureComponent, ...]
     max_total_tokens: int | None = None
 
     def draw(self, n: int, rng: np.random.Generator) -> TokenPairs:
@@ -286,9 +286,9 @@ class PairLengths:
         return TokenPairs(prompt, output, np.where(limit > 0, np.maximum(limit, output), output))
 
 
-def pair(prompt: Lengths, output: Lengths) -> PairLengths:
+def pair(prompt: LengthDistribution, output: LengthDistribution) -> PairLengths:
     """Prompt and output drawn independently."""
-    return PairLengths((Part(prompt, output),))
+    return PairLengths((MixtureComponent(prompt, output),))
 
 
 def _coupled(u: Floats, v: Floats, rank_correlation: float) -> Floats:
@@ -301,7 +301,7 @@ def _coupled(u: Floats, v: Floats, rank_correlation: float) -> Floats:
     return np.clip(normal.cumulative(z), 0, np.nextafter(1, 0))
 
 
-def mean_tokens(lengths: Lengths, points: int = 100_000) -> float:
+def mean_tokens(lengths: LengthDistribution, points: int = 100_000) -> float:
     """Mean of a distribution, by the midpoint rule over its quantiles."""
     return float(lengths.at((np.arange(points) + 0.5) / points).mean())
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from .call_parser import Call, build, parse_call, positive
 from .errors import SloBenchError, UnknownNameError
-from .fleet import Fleet, expanded, parse_fleet
+from .fleet import MultiModelArrivals, expanded, parse_fleet
 from .streams import Streams
 from .workload import Workload
 
@@ -125,7 +125,7 @@ class Assigned:
         )
 
 
-Models = ModelChoice | Fleet | Assigned
+Models = ModelChoice | MultiModelArrivals | Assigned
 
 
 def parse_models(text: str) -> Models:

@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 from .arrivals import ArrivalProcess, Concurrency
 from .call_parser import build, parse_call
 from .errors import SloBenchError, UnknownNameError
-from .lengths import Geometric, Lengths, Lognormal, PairLengths, mean_tokens, parse_lengths
+from .lengths import (
+    Geometric,
+    LengthDistribution,
+    Lognormal,
+    PairLengths,
+    mean_tokens,
+    parse_lengths,
+)
 from .prefixes import BLOCK_TOKENS, SessionBlocks
 from .streams import Streams
 from .workload import Workload
@@ -22,7 +29,7 @@ Ints = NDArray[np.int64]
 N = TypeVar("N", np.int64, np.float64)
 
 
-Pauses = Lengths
+Pauses = LengthDistribution
 """A distribution of whole seconds."""
 
 
@@ -31,7 +38,7 @@ class NoPause:
     """No think time at all."""
 
     def at(self, u: Floats) -> Ints:
-        """See `Lengths`."""
+        """See `LengthDistribution`."""
         return np.zeros(len(u), dtype=np.int64)
 
 
@@ -48,7 +55,7 @@ class Sessions:
     and all arrivals are drawn in advance.
     """
 
-    turns: Lengths = dataclasses.field(default_factory=lambda: Geometric(4.0))
+    turns: LengthDistribution = dataclasses.field(default_factory=lambda: Geometric(4.0))
     think_s: Pauses = dataclasses.field(default_factory=lambda: Lognormal(median=30.0, sigma=1.0))
     system_prompt_tokens: int = 0
     closed: bool = True

@@ -25,7 +25,7 @@ COLUMNS = {
 }
 
 
-class Bound(Protocol):
+class SloBound(Protocol):
     """A bound in seconds, for each of n requests."""
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
@@ -40,7 +40,7 @@ class FixedBound:
     seconds: float
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
-        """See `Bound`."""
+        """See `SloBound`."""
         return np.full(n, self.seconds)
 
 
@@ -58,7 +58,7 @@ class UniformBound:
             )
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
-        """See `Bound`."""
+        """See `SloBound`."""
         return rng.uniform(self.low_s, self.high_s, n)
 
 
@@ -69,7 +69,7 @@ class ChoiceBound:
     seconds: tuple[float, ...]
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
-        """See `Bound`."""
+        """See `SloBound`."""
         return np.array(self.seconds)[rng.integers(len(self.seconds), size=n)]
 
 
@@ -80,7 +80,7 @@ class ClassSlo:
     """
 
     class_name: str | None
-    bounds: Mapping[str, Bound]
+    bounds: Mapping[str, SloBound]
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _entry(class_name: str | None, bounds: Mapping[str, Any]) -> ClassSlo:
     return ClassSlo(class_name, parsed)
 
 
-def _bound(value: str | float, what: str) -> Bound:
+def _bound(value: str | float, what: str) -> SloBound:
     if not isinstance(value, str) or "(" not in value:
         return FixedBound(positive(value, what))
     call = parse_call(value)

@@ -13,9 +13,9 @@ from .arrivals import Poisson, parse_arrivals
 from .base import DrawnSource, TraceSource, WorkloadSource
 from .call_parser import parse_call
 from .errors import SloBenchError, UnknownNameError
-from .fleet import Fleet
-from .inline_specs import is_written, written_source
-from .lengths import PairLengths, Part, pair, parse_lengths
+from .fleet import MultiModelArrivals
+from .inline_specs import inline_source, is_inline_spec
+from .lengths import MixtureComponent, PairLengths, pair, parse_lengths
 from .mix import is_mix, parse_mix
 from .models import parse_models
 from .prefixes import Continuations
@@ -56,7 +56,7 @@ def load_source(
     text = str(text).strip()
     choice = None if models is None else parse_models(models)
     drawn = arrivals == "poisson" and not sessions and not is_mix(text)
-    if isinstance(choice, Fleet) and (not drawn or Path(text).exists()):
+    if isinstance(choice, MultiModelArrivals) and (not drawn or Path(text).exists()):
         raise SloBenchError(
             "fleet(…) draws arrivals of its own, with the lengths of one catalogue workload: leave "
             "arrivals and sessions out; for a trace or a mix use zipf(…) or assign(…)"
@@ -66,10 +66,10 @@ def load_source(
             raise SloBenchError("set lengths and sessions in the sources of a mix, not for the mix")
         return parse_mix(text, arrivals, choice, load=load_source)
     process = parse_arrivals(arrivals)
-    if is_written(text):
+    if is_inline_spec(text):
         if prompt_tokens or output_tokens or sessions or format:
             raise SloBenchError(f"{text} says its own lengths, and has no sessions and no format")
-        return written_source(parse_call(text), process, choice)
+        return inline_source(parse_call(text), process, choice)
     talks = None if sessions is None else parse_sessions(sessions)
     prompt = None if prompt_tokens is None else parse_lengths(prompt_tokens)
     output = None if output_tokens is None else parse_lengths(output_tokens)
@@ -100,7 +100,10 @@ def load_source(
     entry = catalogue.find(text)
     lengths = entry.lengths
     if prompt or output:
-        parts = (Part(prompt or p.prompt, output or p.output, p.weight) for p in lengths.parts)
+        parts = (
+            MixtureComponent(prompt or p.prompt, output or p.output, p.weight)
+            for p in lengths.parts
+        )
         lengths = PairLengths(tuple(parts))
     return DrawnSource(
         name=entry.name,

@@ -68,7 +68,7 @@ class GroupFigures:
 
 
 @dataclass(frozen=True)
-class Summary:
+class WorkloadSummary:
     """All figures of a workload; None or empty where there is nothing to say."""
 
     name: str
@@ -82,9 +82,9 @@ class Summary:
     models: tuple[GroupFigures, ...]
 
 
-def summarise(workload: Workload, has_arrivals: bool = True) -> Summary:
+def summarise(workload: Workload, has_arrivals: bool = True) -> WorkloadSummary:
     """The figures of a workload."""
-    return Summary(
+    return WorkloadSummary(
         name=workload.name,
         requests=len(workload),
         prompt_tokens=column_figures(workload.prompt_tokens),

@@ -161,13 +161,13 @@ def capacity(
     from ...harness.experiments.experiment import new_folder
     from ...harness.load_generator.machine import cores
     from ...harness.servers.launch.backend_names import SIMULATED
-    from ...tuner.capacity.checkpoint import Asked
+    from ...tuner.capacity.checkpoint import CapacityOptions
     from ...tuner.capacity.folder import search_capacity
     from ..options.executor import executor_of, pool_of
     from ..options.experiment import asked_experiment
 
     experiment = asked_experiment(given)
-    asked = Asked(
+    asked = CapacityOptions(
         targets=tuple(target or (0.9, 0.99)),
         tolerance=tolerance,
         max_requests=max_requests,

@@ -93,7 +93,7 @@ def plan(
     """
     given = {**locals(), "gpu": None, "resume": False}
     from ...reports.pages.plan import plan_rows, plan_table
-    from ...tuner.planning import Wanted, plan_cheapest
+    from ...tuner.planning import TargetLoad, plan_cheapest
     from ...tuner.planning.launch_files import write_launch_files
     from ..options.experiment import asked_experiment
     from ..output.progress import changing_line
@@ -102,7 +102,7 @@ def plan(
         raise SloBenchError("--resume needs the folder to go on with: --out DIR")
     given["system"] = system or ["vllm"]
     experiment = asked_experiment(given)
-    wanted = Wanted(rate, target, headroom, max_gpus, plans)
+    wanted = TargetLoad(rate, target, headroom, max_gpus, plans)
     kinds = tuple(name for one in gpu or () for name in one.split(","))
     try:
         with changing_line("first simulation") as say:

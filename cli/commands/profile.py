@@ -14,7 +14,7 @@ from ..options.examples import epilog
 from .profile_run import RUNS, link_line, links_shown, profile_run
 
 if TYPE_CHECKING:
-    from ...predictors.profiles.fit import Quality
+    from ...predictors.profiles.fit import ProfileFitQuality
     from ...predictors.profiles.profile import Profile
 
 _IMPORTS = (
@@ -78,10 +78,10 @@ def import_(
     ] = "csv",
 ) -> None:
     """Read another project's measurements into a profile."""
-    from ...predictors.profiles.importers import Asked, import_profile
+    from ...predictors.profiles.importers import ImportOptions, import_profile
     from ...predictors.profiles.profile import read_profile, write_profile
 
-    profile = import_profile(source, path, Asked(model, gpu, tp))
+    profile = import_profile(source, path, ImportOptions(model, gpu, tp))
     if add:
         profile = read_profile(out).joined(profile)
     written = write_profile(profile, out, tables)
@@ -291,7 +291,7 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _quality(quality: Quality, profile: Profile) -> dict[str, Any]:
+def _quality(quality: ProfileFitQuality, profile: Profile) -> dict[str, Any]:
     return {
         "formula": quality.formula,
         "rows": quality.rows,
@@ -302,7 +302,7 @@ def _quality(quality: Quality, profile: Profile) -> dict[str, Any]:
     }
 
 
-def _quality_table(qualities: list[Quality], profile: Profile) -> Any:
+def _quality_table(qualities: list[ProfileFitQuality], profile: Profile) -> Any:
     from rich import box
     from rich.table import Table
 

@@ -14,7 +14,7 @@ import typer
 from ...workloads.errors import SloBenchError, UnknownNameError
 
 if TYPE_CHECKING:
-    from ...predictors.costs.fit import CostFit, Quality
+    from ...predictors.costs.fit import CostFit, CostFitQuality
     from ...predictors.profiles.profile import Profile
 
 LIKE = ("adaptivellm",)
@@ -135,7 +135,7 @@ def _plain(found: CostFit) -> dict[str, Any]:
     }
 
 
-def _quality(q: Quality, found: CostFit) -> dict[str, Any]:
+def _quality(q: CostFitQuality, found: CostFit) -> dict[str, Any]:
     values = dataclasses.asdict(q)
     return {**values.pop("setting"), **_known(values), "best": q is found.best}
 

@@ -85,13 +85,13 @@ def profile_run(
     loaded at three rates, and its own log of its steps fitted; no swaps, no moves.
     """
     from ...harness.engine.torch.errors import need_torch
-    from ...harness.engine.torch.profiling import Asked, measure_profile
+    from ...harness.engine.torch.profiling import ProfilingOptions, measure_profile
     from ..output.progress import counted
 
     kind = backend.partition("==")[0]
     if kind not in BACKENDS:
         raise UnknownNameError("backend to profile", backend, BACKENDS)
-    asked = Asked(model, out, device, gpu, name, max_seqs, budget, moves)
+    asked = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves)
     if kind == "paged":
         need_torch()
         with counted("measurements") as count:

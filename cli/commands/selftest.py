@@ -12,7 +12,7 @@ import typer
 from ...workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
-    from ...harness.validation.selftest import Level, SelfTest
+    from ...harness.validation.selftest import SelfTest, SelfTestLevel
 
 EXAMPLES = ("slo-bench selftest", "slo-bench selftest --rates 10,50 --no-search --json")
 
@@ -43,7 +43,7 @@ def selftest(
     if min(asked) <= 0:
         raise SloBenchError("--rates must be positive")
 
-    def done(level: Level) -> None:
+    def done(level: SelfTestLevel) -> None:
         if sys.stderr.isatty():
             word = "true" if level.truthful else level.problem
             typer.echo(f"{level.rate_rps:g} req/s, {level.tokens} tokens: {word}", err=True)

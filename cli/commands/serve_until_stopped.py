@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ...harness.servers.launch.server_process import Server
+from ...harness.servers.launch.server_process import ServerProcess
 from ...workloads.call_parser import value_of
 from ...workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
     from ...harness.core.multi_model_policy import SharingPolicy
     from ...harness.policies.systems import System
-    from ...harness.servers.gateway.running import Behind
+    from ...harness.servers.gateway.running import GatewayTarget
     from ...harness.servers.launch.serve import Serve
 
 _LOOK_EVERY_S = 0.5
@@ -52,7 +52,9 @@ def stop_on_signals(*numbers: int) -> None:
         signal.signal(number, leave)
 
 
-def wait_while_served(groups: Sequence[Sequence[Server]], say: Callable[[str], None]) -> None:
+def wait_while_served(
+    groups: Sequence[Sequence[ServerProcess]], say: Callable[[str], None]
+) -> None:
     """Until every server of a group has ended by itself; of others it is only said.
 
     Raises:
@@ -110,7 +112,7 @@ def before(
     predictor: str | None,
     field: str,
     say: Callable[[str], None],
-) -> Callable[[Behind], Behind]:
+) -> Callable[[GatewayTarget], GatewayTarget]:
     """What puts a predictor of lengths before servers; nothing where none is asked for.
 
     Raises:
@@ -118,11 +120,11 @@ def before(
     """
     if predictor is None:
         return lambda plan: plan
-    from ...harness.servers.gateway.length_prediction import ForetoldPlan, foretells
+    from ...harness.servers.gateway.length_prediction import LengthPredictionPlan, prompt_lengths
 
-    made = foretells(predictor, say)
+    made = prompt_lengths(predictor, say)
     stack.callback(made.close)
-    return lambda plan: ForetoldPlan(plan, field, made)
+    return lambda plan: LengthPredictionPlan(plan, field, made)
 
 
 def serve_models(
@@ -174,7 +176,7 @@ def serve_paged(
     from ...harness.core.wire import VLLM_FIELD
     from ...harness.load_generator.http.endpoint import Endpoint
     from ...harness.policies.systems import system as system_by_name
-    from ...harness.servers.gateway import Plan
+    from ...harness.servers.gateway import GatewayPlan
     from ...harness.servers.gateway import serving as gateway
     from ...harness.servers.launch.model_folders import TINY
     from ...harness.servers.torch_server import serving_model
@@ -192,7 +194,7 @@ def serve_paged(
         else:
             say_whether_it_looks(system_by_name(system), say)
             told = before(stack, length_predictor, VLLM_FIELD, say)
-            plan = Plan([Endpoint.parse(stack.enter_context(served))])
+            plan = GatewayPlan([Endpoint.parse(stack.enter_context(served))])
             url = stack.enter_context(gateway(told(plan), port=port, say=say))
         typer.echo(url)
         say("Ctrl-C stops")

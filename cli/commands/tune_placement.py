@@ -11,8 +11,8 @@ import typer
 from ...workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
-    from ...tuner.placement.compare import Answer
-    from ...tuner.placement.problem import Weights
+    from ...tuner.placement.compare import SolverResult
+    from ...tuner.placement.problem import CostWeights
     from ...tuner.placement.topology import Topology
 
 HELR_EXAMPLES = (
@@ -152,7 +152,7 @@ def tune_helr(
     """Map the layers of a model to devices: HELR, the exact optimum, and how far they are apart."""
     from ...predictors.specs import model as model_of
     from ...reports.pages import placement as shown
-    from ...tuner.placement.compare import METHODS, Answer, answer, answers
+    from ...tuner.placement.compare import METHODS, SolverResult, answer, answers
     from ...tuner.placement.launch import document
     from ...tuner.placement.morphling import Bench, morphling
     from ...tuner.placement.problem import problem_of
@@ -192,7 +192,7 @@ def tune_helr(
         tried = morphling(spec, bench, tests=tests)
         ready_s, placed = round(tried.took_s, 3), tried.placed
         latency_s, cost = problem.latency_s(placed), problem.cost(placed, weights)
-        found.append(Answer("morphling", placed, latency_s, cost))
+        found.append(SolverResult("morphling", placed, latency_s, cost))
         count = len(tried.tests)
         notes.append(
             f"morphling: {count} stress {'test' if count == 1 else 'tests'} took {ready_s:.0f} s "
@@ -231,17 +231,17 @@ def _topology(named: str | None, gpu: str | None, devices: int | None) -> Topolo
     return alike(gpu_of(gpu), devices)
 
 
-def _weights(mode: str, latency: float | None, devices: float | None) -> Weights:
-    from ...tuner.placement.problem import Weights, weights_of
+def _weights(mode: str, latency: float | None, devices: float | None) -> CostWeights:
+    from ...tuner.placement.problem import CostWeights, weights_of
 
     usual = weights_of(mode)
-    return Weights(
+    return CostWeights(
         usual.latency if latency is None else latency,
         usual.devices if devices is None else devices,
     )
 
 
-def _mode_text(mode: str, weights: Weights) -> str:
+def _mode_text(mode: str, weights: CostWeights) -> str:
     from ...tuner.placement.problem import MODES
 
     if MODES[mode] == weights:
@@ -249,7 +249,7 @@ def _mode_text(mode: str, weights: Weights) -> str:
     return f"a1 = {weights.latency:g}, a2 = {weights.devices:g}"
 
 
-def _write(out: Path, document: dict[str, Any], chosen: Answer) -> None:
+def _write(out: Path, document: dict[str, Any], chosen: SolverResult) -> None:
     if out.suffix != ".json":
         raise SloBenchError(f"--out must be a file .json but is {out}")
     if not chosen.fits:

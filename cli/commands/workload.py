@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ...workloads.summary import ColumnFigures, GroupFigures, Summary
+    from ...workloads.summary import ColumnFigures, GroupFigures, WorkloadSummary
     from ...workloads.workload import Workload
 
 _SHOWS = (
@@ -232,7 +232,7 @@ def _originals_table() -> Table:
     return table
 
 
-def _print_summary(console: Console, summary: Summary, workload: Workload) -> None:
+def _print_summary(console: Console, summary: WorkloadSummary, workload: Workload) -> None:
     from rich.table import Table
 
     table = Table("tokens", box=None, header_style="bold", pad_edge=False)

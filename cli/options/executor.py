@@ -9,7 +9,7 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 
 if TYPE_CHECKING:
     from ...harness.experiments.execution.ray_pool import OnRay
-    from ...harness.experiments.execution.workers import Pool
+    from ...harness.experiments.execution.workers import WorkerPool
 
 
 def executor_of(name: str, address: str | None) -> OnRay | None:
@@ -29,7 +29,7 @@ def executor_of(name: str, address: str | None) -> OnRay | None:
     return None
 
 
-def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[Pool | None]:
+def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[WorkerPool | None]:
     """Where simulations run: on the cluster, in `jobs` processes of this machine, or, with a
     single job, in this process (None).
 
@@ -40,6 +40,6 @@ def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[Pool | Non
         return where.pool()
     if jobs == 1:
         return nullcontext()
-    from ...harness.experiments.execution.local_pool import PoolHere
+    from ...harness.experiments.execution.local_pool import LocalPool
 
-    return PoolHere(jobs)
+    return LocalPool(jobs)

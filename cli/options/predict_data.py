@@ -12,7 +12,7 @@ import typer
 from ...workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
-    from ...workloads.labelled_prompts import Answered, TokenCount
+    from ...workloads.labelled_prompts import LabelledPrompt, TokenCount
 
 Data = Annotated[
     list[str],
@@ -56,7 +56,7 @@ Threads = Annotated[
 class ReadData:
     """All rows, and what to say about them."""
 
-    rows: list[Answered]
+    rows: list[LabelledPrompt]
     labels: str
     notes: list[str]
 
@@ -68,7 +68,7 @@ def read_data(texts: Sequence[str], columns: str | None, tokenizer: str | None) 
         SloBenchError: something cannot be read, or an input column holds the answer.
     """
     from ...harness.validation.labelled_run import read_run
-    from ...workloads.labelled_prompts import APPROXIMATE, read_answered, refuse_answers
+    from ...workloads.labelled_prompts import APPROXIMATE, read_labelled_prompts, refuse_answers
 
     named = None if columns is None else [c.strip() for c in columns.split(",") if c.strip()]
     if named is not None:
@@ -85,7 +85,7 @@ def read_data(texts: Sequence[str], columns: str | None, tokenizer: str | None) 
             found.append(read_run(Path(path), model=model or None))
         else:
             found.append(
-                read_answered(Path(path), model=model or None, columns=named, tokens=tokens)
+                read_labelled_prompts(Path(path), model=model or None, columns=named, tokens=tokens)
             )
     labels = list(dict.fromkeys(f"{data.labels} ({data.name})" for data in found))
     if len({data.labels for data in found}) == 1:

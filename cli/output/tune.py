@@ -12,7 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from ...harness.experiments.experiment import Experiment
-    from ...tuner.search.outcome import Outcome
+    from ...tuner.search.outcome import TuningOutcome
     from ...tuner.search.settings import TuneSettings
     from ...tuner.search.worker import TuneProgress
 
@@ -75,7 +75,7 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
     console.print(at, markup=False, highlight=False, soft_wrap=True)
 
 
-def _kept(outcome: Outcome) -> bool:
+def _kept(outcome: TuningOutcome) -> bool:
     return (outcome.folder / "tune.json").is_file()
 
 

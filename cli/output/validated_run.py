@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...harness.experiments.experiment import Experiment
-from ...harness.validation.run_replay import Level
+from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
 
 _REPETITIONS = 3  # of every level, where nothing else is said: how steady is the machine?
@@ -40,7 +40,7 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
     return experiment.model_copy(update={"server": experiment.server.model_copy(update=more)})
 
 
-def levels_shown(levels: Sequence[Level]) -> None:
+def levels_shown(levels: Sequence[ValidatedPoint]) -> None:
     """Print the error tables."""
     from ...reports.pages.validation import levels_text
     from .console import terminal

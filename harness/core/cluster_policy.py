@@ -1,7 +1,7 @@
 """What a system decides across instances: a handful of small questions, as for one instance.
 
 A router answers only the first of them (`Routed`). Whatever a policy reads of an instance through
-its `Site` is brought up to the present first; what it does not read costs nothing.
+its `Instance` is brought up to the present first; what it does not read costs nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
-from .instance import Site
+from .instance import Instance
 from .kv_cache_manager import BlockLedger
 from .links import Links, NoDelay
 from .policy import AnyPolicy, Knobs
@@ -29,7 +29,7 @@ INF = float("inf")
 EMBEDS = "embedder"  # the role of who computes embeddings
 
 
-class Instead(Enum):
+class RouteOutcome(Enum):
     """What becomes of a request that is sent to no instance."""
 
     HOLD = "hold"  # it waits in the controller's own queue
@@ -37,18 +37,18 @@ class Instead(Enum):
     DROP = "drop"
 
 
-HOLD, REJECT, DROP = Instead.HOLD, Instead.REJECT, Instead.DROP
+HOLD, REJECT, DROP = RouteOutcome.HOLD, RouteOutcome.REJECT, RouteOutcome.DROP
 
 
 @dataclass(frozen=True)
 class Role:
     """Instances that are alike. What is None is as for the whole run.
 
-    `hands_over`: a request that has been prefilled here decodes elsewhere. `start_s`: seconds from
-    the start of the run until the instances accept requests. `learner` makes, for each instance,
-    what its policy predicts step times by; the true ones by default. `devices`: the device that
-    each instance computes on, by name; instances that name the same one take turns. Each has one of
-    its own by default. `ledger` makes that of each instance, as `BlockLedger` does.
+    `prefill_only`: a request that has been prefilled here decodes elsewhere. `start_s`: seconds
+    from the start of the run until the instances accept requests. `learner` makes, for each
+    instance, what its policy predicts step times by; the true ones by default. `devices`: the
+    device that each instance computes on, by name; instances that name the same one take turns.
+    Each has one of its own by default. `ledger` makes that of each instance, as `BlockLedger` does.
     """
 
     name: str
@@ -57,7 +57,7 @@ class Role:
     placement: Placement | None = None
     step_time: StepTime | None = None
     prefix_cache: bool | None = None
-    hands_over: bool = False
+    prefill_only: bool = False
     start_s: float = 0.0
     learner: Callable[[Placement], Learner] | None = None
     devices: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ class Failure:
     back_s: float = INF
 
 
-class View(Protocol):
+class ClusterView(Protocol):
     """What a cluster policy sees. In the simulator it is the cluster itself."""
 
     @property
@@ -121,16 +121,16 @@ class View(Protocol):
         ...
 
     @property
-    def sites(self) -> Sequence[Site]:
+    def instances(self) -> Sequence[Instance]:
         """All instances, also those that are down; with pipeline parallelism every lane."""
         ...
 
     @property
-    def up(self) -> Sequence[Site]:
+    def up(self) -> Sequence[Instance]:
         """Those that accept requests to generate."""
         ...
 
-    def role(self, name: str) -> Sequence[Site]:
+    def role(self, name: str) -> Sequence[Instance]:
         """Those of one role that accept requests."""
         ...
 
@@ -145,7 +145,7 @@ class View(Protocol):
         ...
 
 
-class ClusterControl(View, Protocol):
+class ClusterControl(ClusterView, Protocol):
     """What an action can do with the instances."""
 
     def at(self, time_s: float, act: Callable[[], None]) -> None:
@@ -153,7 +153,7 @@ class ClusterControl(View, Protocol):
         ...
 
     def migrate(
-        self, r: RequestState, source: Site, target: Site, *, copied_tokens: int = 0
+        self, r: RequestState, source: Instance, target: Instance, *, copied_tokens: int = 0
     ) -> None:
         """Move `r` between two iterations, its KV over a link; `copied_tokens` are there already.
 
@@ -162,27 +162,27 @@ class ClusterControl(View, Protocol):
         """
         ...
 
-    def unite(self, one: Site, other: Site) -> None:
+    def unite(self, one: Instance, other: Instance) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
         ...
 
-    def separate(self, one: Site, other: Site) -> None:
+    def separate(self, one: Instance, other: Instance) -> None:
         """They were united, and compute for each other no longer."""
         ...
 
-    def bring(self, site: Site) -> None:
+    def bring(self, instance: Instance) -> None:
         """Let it run up to the present."""
         ...
 
-    def reconsider(self, site: Site) -> None:
-        """What `site` can hold has changed: ask its policy again."""
+    def reconsider(self, instance: Instance) -> None:
+        """What `instance` can hold has changed: ask its policy again."""
         ...
 
 
 class Action(Protocol):
     """Something that a controller does at its own times: a migration, for example."""
 
-    def carry_out(self, cluster: ClusterControl) -> None:
+    def apply(self, cluster: ClusterControl) -> None:
         """Do it now; what takes time is scheduled with `cluster.at`."""
         ...
 
@@ -212,7 +212,7 @@ class ClusterPolicy(Knobs):
         """How it runs on real servers; None: it runs in the simulator alone."""
         return None
 
-    def links(self, sites: Sequence[Site]) -> Links:
+    def links(self, instances: Sequence[Instance]) -> Links:
         """What KV moves over."""
         return NoDelay()
 
@@ -220,40 +220,42 @@ class ClusterPolicy(Knobs):
         """What this policy learns in one run, empty."""
         return None
 
-    def told(self, state: Any, sites: Sequence[Site]) -> Sequence[Told]:
+    def extra_records(self, state: Any, instances: Sequence[Instance]) -> Sequence[Told]:
         """What is worth telling when a run is over, beside the requests on every instance."""
         return ()
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         """Where `r` goes on arrival. Who is held is asked for again when an instance starts."""
         raise NotImplementedError(f"{type(self).__name__} dispatches nobody")
 
-    def returned(self, release: Release, cluster: View) -> Site | Instead:
+    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
         """Where a request goes that an instance gave back (`Why.OFFLOAD`) or lost (`Why.FAIL`).
 
         What fails and is dropped is reported as failed.
         """
         return DROP
 
-    def hand_over(self, r: RequestState, source: Site, cluster: View) -> Site | Instead:
+    def decode_instance(
+        self, r: RequestState, source: Instance, cluster: ClusterView
+    ) -> Instance | RouteOutcome:
         """Where `r`, prefilled at `source`, decodes. Its KV moves over a link; to `source` itself
         it need not. HOLD: it stays parked, and nobody who is prefilled later overtakes it; it is
         asked for again whenever a request has ended, or an instance has started or failed.
         """
         return source
 
-    def emptied(self, site: Site, cluster: View) -> RequestState | None:
+    def on_capacity(self, instance: Instance, cluster: ClusterView) -> RequestState | None:
         """A held request for an instance, which a request has left or whose last waiting one has
         begun; asked again until it is None.
         """
         return None
 
     @property
-    def review_s(self) -> float:
-        """Seconds between two calls of `review`."""
+    def control_interval_s(self) -> float:
+        """Seconds between two calls of `control_step`."""
         return INF
 
-    def review(self, cluster: View) -> Sequence[Action]:
+    def control_step(self, cluster: ClusterView) -> Sequence[Action]:
         """What the controller does at its own times."""
         return ()
 
@@ -264,8 +266,8 @@ class Routed(ClusterPolicy):
 
     router: Router = dataclasses.field(kw_only=True)
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
-        return self.router.dispatch(r, cluster.up) if cluster.up else HOLD
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
+        return self.router.route(r, cluster.up) if cluster.up else HOLD
 
 
 def overrides(policy: ClusterPolicy, hook: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Protocol
 from ...predictors.step_time import StepTime
 
 
-class Device:
+class StageDevice:
     """Compute time of one pipeline stage (its tensor-parallel GPUs together).
 
     Instances placed on the same device take turns, step by step, so that together they never get
@@ -32,7 +32,7 @@ class Device:
         return owed_s
 
 
-def occupy(stages: tuple[Device, ...], begin_s: float, duration_s: float) -> float:
+def occupy(stages: tuple[StageDevice, ...], begin_s: float, duration_s: float) -> float:
     """Run a step of `duration_s` through the stages in turn; the moment at which it ends.
 
     Each stage takes its share, and begins when the step reaches it and it is free.
@@ -45,7 +45,7 @@ def occupy(stages: tuple[Device, ...], begin_s: float, duration_s: float) -> flo
     return now_s
 
 
-def free_after(stages: tuple[Device, ...], end_s: float, duration_s: float) -> None:
+def free_after(stages: tuple[StageDevice, ...], end_s: float, duration_s: float) -> None:
     """A step of `duration_s` that met no other ended at `end_s`: when that left each stage free."""
     for stage in reversed(stages):
         stage.free_at_s = end_s

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
-from .device import Device, SplitStepTime
+from .device import SplitStepTime, StageDevice
 from .kv_cache_manager import BlockLedger
 from .state import RequestState
 from .view import View
@@ -26,7 +26,7 @@ class Sizes:
     usable_bytes: int
 
 
-class Site(Protocol):
+class Instance(Protocol):
     """An instance. `number` is that of the instance, `index` that of its lane.
 
     An engine may let instances lag behind its clock: it brings one up to the present when a
@@ -67,7 +67,7 @@ class Site(Protocol):
         ...
 
     @property
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[StageDevice]:
         """One device for each pipeline stage."""
         ...
 
@@ -87,7 +87,7 @@ class Site(Protocol):
         ...
 
     @property
-    def roster(self) -> View:
+    def snapshot(self) -> View:
         """Its queues and its batch. KV lengths and free blocks may lag."""
         ...
 
@@ -135,6 +135,6 @@ class Site(Protocol):
         """Its steps take so long from now on, all of its model on its own GPUs."""
         ...
 
-    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+    def lend(self, step_time: SplitStepTime, device: StageDevice) -> None:
         """Its steps take so long from now on, and `device` computes a part of them."""
         ...

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ...predictors.specs import LinkSpec
 from ...workloads.errors import SloBenchError
-from .network import Memory
+from .network import MemoryPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,12 +25,12 @@ class TierSpec:
 class _Tier:
     def __init__(self, spec: TierSpec) -> None:
         self.spec = spec
-        self.memory = Memory(spec.name, spec.capacity_bytes)
+        self.memory = MemoryPool(spec.name, spec.capacity_bytes)
         self.units: dict[int, None] = {}  # least recently used first
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class PrefixHit:
     """Leading units of a prefix that the store holds; of those, how many lie in each tier."""
 
     units: int
@@ -74,7 +74,7 @@ class KvStore:
             self._forget(unit)
             self._place(unit, 0)
 
-    def find(self, units: Sequence[int]) -> Found:
+    def find(self, units: Sequence[int]) -> PrefixHit:
         """How many of the leading `units` are here, and where. Changes nothing."""
         by_tier = [0] * len(self._tiers)
         n = 0
@@ -84,7 +84,7 @@ class KvStore:
                 break
             by_tier[self._tiers.index(tier)] += 1
             n += 1
-        return Found(n, tuple(by_tier))
+        return PrefixHit(n, tuple(by_tier))
 
     def load_s(self, units: Sequence[int]) -> float:
         """Seconds to read these units, all of which are here, each over the link of its tier."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .instance import Site
+from .instance import Instance
 
 
 class Links(Protocol):
     """Says when a transfer ends; books what it occupies."""
 
-    def ends_s(self, source: Site, target: Site, kv_tokens: int, now_s: float) -> float:
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
         """When the KV of so many tokens is at `target`, if it leaves `source` now."""
         ...
 
@@ -18,5 +18,5 @@ class Links(Protocol):
 class NoDelay:
     """KV is there at once."""
 
-    def ends_s(self, source: Site, target: Site, kv_tokens: int, now_s: float) -> float:
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
         return now_s

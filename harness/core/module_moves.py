@@ -16,7 +16,7 @@ class Module(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class ModuleMove:
     """One possible move, and what the two devices' loads would be after it."""
 
     module: Module
@@ -29,13 +29,13 @@ class Move:
 
 
 # What could move of a kind from one device to another, at these loads; None where nothing can.
-Offers = Callable[[Module, int, int, Mapping[int, float]], Move | None]
+Offers = Callable[[Module, int, int, Mapping[int, float]], ModuleMove | None]
 
 
 class Planner(Protocol):
     """Plans the moves of one cycle; remembers what it must between cycles."""
 
-    def plan(self, loads: Mapping[int, float], offer: Offers) -> Sequence[Move]:
+    def plan(self, loads: Mapping[int, float], offer: Offers) -> Sequence[ModuleMove]:
         """Moves in order, given the load of each device and what could move."""
         ...
 
@@ -44,7 +44,7 @@ class ModulePolicy(Protocol):
     """When modules move between the devices of one engine, and which kinds may."""
 
     @property
-    def review_every_s(self) -> float:
+    def control_every_s(self) -> float:
         """Seconds between two cycles."""
         ...
 

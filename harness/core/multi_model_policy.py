@@ -35,7 +35,7 @@ class Backlog(Protocol):
 
 
 @dataclass(frozen=True)
-class Hosted:
+class ServedModel:
     """A model that is served: its number in the workload, its shape on `placement.tp` GPUs, its
     step times, and what is known of its requests beforehand.
 
@@ -89,7 +89,7 @@ class Hosted:
         return self.rate_rps * held_s * tokens * place.kv_bytes_per_token / place.tp
 
 
-class Tenant(Protocol):
+class ModelInstance(Protocol):
     """A model on its GPUs, with its weights, its engine and its KV pages."""
 
     @property
@@ -146,7 +146,7 @@ class Tenant(Protocol):
         ...
 
 
-class Fleet(Protocol):
+class MultiModelCluster(Protocol):
     """What a `SharingPolicy` sees of the GPUs and models, and what it can do with them."""
 
     @property
@@ -160,7 +160,7 @@ class Fleet(Protocol):
         ...
 
     @property
-    def models(self) -> Sequence[Hosted]:
+    def models(self) -> Sequence[ServedModel]:
         """All models that are served."""
         ...
 
@@ -180,13 +180,13 @@ class Fleet(Protocol):
         ...
 
     @property
-    def tenants(self) -> Sequence[Tenant]:
+    def model_instances(self) -> Sequence[ModelInstance]:
         """All that stand on a GPU."""
         ...
 
     @property
-    def serving(self) -> Sequence[Tenant | None]:
-        """Which tenant gets a model's requests, by model."""
+    def serving(self) -> Sequence[ModelInstance | None]:
+        """Which model instance gets a model's requests, by model."""
         ...
 
     @property
@@ -208,7 +208,7 @@ class Fleet(Protocol):
         """The number of the model that `r` asks for."""
         ...
 
-    def on(self, gpu: int) -> Sequence[Tenant]:
+    def on(self, gpu: int) -> Sequence[ModelInstance]:
         """Tenants of a GPU."""
         ...
 
@@ -220,25 +220,30 @@ class Fleet(Protocol):
         """Is it being loaded elsewhere, or has it not yet left the place that it came from?"""
         ...
 
-    def idle_s(self, tenant: Tenant) -> float:
+    def idle_s(self, model_instance: ModelInstance) -> float:
         """Seconds for which it has been idle; below 0 while it is busy or not ready."""
         ...
 
-    def could_hold(self, r: RequestState, tenant: Tenant) -> bool:
+    def could_hold(self, r: RequestState, model_instance: ModelInstance) -> bool:
         """Would its engine have the memory for `r` if it were empty?"""
         ...
 
     def activate(
-        self, model: Hosted, gpus: Gpus, *, quota_pages: int | None = None, loaded: bool = False
-    ) -> Tenant:
+        self,
+        model: ServedModel,
+        gpus: Gpus,
+        *,
+        quota_pages: int | None = None,
+        loaded: bool = False,
+    ) -> ModelInstance:
         """Place `model` on these GPUs and load its weights, unless they are `loaded` already."""
         ...
 
-    def evict(self, tenant: Tenant) -> None:
+    def evict(self, model_instance: ModelInstance) -> None:
         """A model without requests leaves its GPUs at once."""
         ...
 
-    def send(self, r: RequestState, tenant: Tenant) -> None:
+    def send(self, r: RequestState, model_instance: ModelInstance) -> None:
         """`r` goes to an engine."""
         ...
 
@@ -277,7 +282,7 @@ class IdleModel:
 
 @dataclass(frozen=True)
 class SharingPolicy(Knobs):
-    """Decides for a `Fleet`: which model stands where, and where requests wait.
+    """Decides for a `MultiModelCluster`: which model stands where, and where requests wait.
 
     The two parameters are limits of each model's engine.
     """
@@ -299,30 +304,30 @@ class SharingPolicy(Knobs):
         return NaiveStart()
 
     @property
-    def review_s(self) -> float:
-        """Seconds between two calls of `review`."""
+    def control_interval_s(self) -> float:
+        """Seconds between two calls of `control_step`."""
         return 5.0
 
     def new_state(self) -> Any:
-        """What it keeps in one run, empty (`Fleet.state`)."""
+        """What it keeps in one run, empty (`MultiModelCluster.state`)."""
         return None
 
-    def begin(self, fleet: Fleet) -> None:
+    def begin(self, cluster: MultiModelCluster) -> None:
         """Before the first request: who stands where at the start, already loaded."""
         raise NotImplementedError
 
-    def backlog(self, fleet: Fleet) -> Backlog | None:
+    def backlog(self, cluster: MultiModelCluster) -> Backlog | None:
         """Where requests wait before they get to an engine; None: they do not."""
         return None
 
-    def arrived(self, r: RequestState, model: int, fleet: Fleet) -> None:
+    def arrived(self, r: RequestState, model: int, cluster: MultiModelCluster) -> None:
         """Send `r` on, hold it, or reject it."""
         raise NotImplementedError
 
-    def moved(self, old: Tenant, new: Tenant, fleet: Fleet) -> None:
+    def moved(self, old: ModelInstance, new: ModelInstance, cluster: MultiModelCluster) -> None:
         """A model has been loaded elsewhere and gets its requests there from now on."""
 
-    def review(self, fleet: Fleet) -> None:
+    def control_step(self, cluster: MultiModelCluster) -> None:
         """At regular times."""
 
     # ---------------------------------------------------------------- before real servers

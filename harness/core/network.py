@@ -27,7 +27,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class TransferTimes:
     """When a transfer began to flow, and when all of it had arrived."""
 
     begin_s: float
@@ -35,7 +35,7 @@ class Transfer:
     moved_bytes: int
 
 
-def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> Transfer:
+def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> TransferTimes:
     """Send `moved_bytes` over all links of `path` at once, as soon as all of them are free.
 
     The slowest sets the pace, and all are held for as long; latencies add up. Nothing to move is
@@ -47,7 +47,7 @@ def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> Transfer:
     if moved_bytes < 0:
         raise SloBenchError(f"a transfer must have at least 0 bytes but has {moved_bytes}")
     if not moved_bytes or not path:
-        return Transfer(now_s, now_s, moved_bytes)
+        return TransferTimes(now_s, now_s, moved_bytes)
     begin_s = max(now_s, *(link.free_at_s for link in path))
     flow_s = moved_bytes / min(link.spec.bandwidth_bytes_per_s for link in path)
     for link in path:
@@ -55,10 +55,10 @@ def send(path: Sequence[Link], moved_bytes: int, now_s: float) -> Transfer:
         link.carried_bytes += moved_bytes
         link.busy_s += flow_s
     latency_s = sum(link.spec.latency_s for link in path)
-    return Transfer(begin_s, begin_s + flow_s + latency_s, moved_bytes)
+    return TransferTimes(begin_s, begin_s + flow_s + latency_s, moved_bytes)
 
 
-class Network:
+class SwitchNetwork:
     """A switch between instances: each has one link out and one link in, all alike.
 
     The switch itself is never the narrow place. A hop has the latency of one link: it is booked
@@ -79,10 +79,10 @@ class Network:
         """What carries to an instance."""
         return self._into.setdefault(instance, Link(self._free_of_charge))
 
-    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> Transfer:
+    def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
         """From one instance to another; within one, at once."""
         if source == target:
-            return Transfer(now_s, now_s, moved_bytes)
+            return TransferTimes(now_s, now_s, moved_bytes)
         return send((self.out(source), self.into(target)), moved_bytes, now_s)
 
     @property
@@ -96,7 +96,7 @@ class Network:
         return sum(link.carried_bytes for link in self._into.values())
 
 
-class Memory:
+class MemoryPool:
     """Bytes of a GPU, a host or a disk: what is booked never exceeds what there is."""
 
     __slots__ = ("capacity_bytes", "name", "peak_bytes", "used_bytes")

@@ -33,7 +33,7 @@ class Router(Protocol):
     watches: bool
     measures: bool
 
-    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
+    def route(self, r: RequestState, instances: Sequence[T]) -> T:
         """The instance that gets `r`."""
         ...
 

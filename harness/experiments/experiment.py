@@ -25,8 +25,8 @@ from ..results.run_folder import (
 )
 from ..servers.launch.backend_names import SIMULATED
 from .config.schema import ExperimentSchema
-from .execution.plan import Plan, plan
-from .execution.workers import CellDone, CellProgress, Event, Executor, SideBySide
+from .execution.plan import ExperimentPlan, plan
+from .execution.workers import CellDone, CellProgress, Event, Executor, LocalExecutor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,7 +66,7 @@ class Experiment(ExperimentSchema):
             raise UnknownNameError("suite", name, known)
         return cls.load(known[name], **changes)
 
-    def plan(self) -> Plan:
+    def plan(self) -> ExperimentPlan:
         """All cells, and the experiment with nothing left open; checked, not run.
 
         Raises:
@@ -116,7 +116,7 @@ class Experiment(ExperimentSchema):
 
 
 def _run_missing(
-    planned: Plan,
+    planned: ExperimentPlan,
     held: RunFolder,
     executor: Executor | None,
     jobs: int,
@@ -137,7 +137,7 @@ def _run_missing(
 
     records = planned.resolved.records
     if planned.resolved.backend == SIMULATED:
-        (executor or SideBySide(jobs)).run(todo, held.path, records=records, tell=tell)
+        (executor or LocalExecutor(jobs)).run(todo, held.path, records=records, tell=tell)
         return
     from .backends.choose import backend_of
     from .backends.measuring import measure_cells
@@ -230,7 +230,7 @@ def new_folder(name: str, under: Path = Path("runs")) -> Path:
 
 
 def environment(
-    planned: Plan, command: Sequence[str], results: str | None = None
+    planned: ExperimentPlan, command: Sequence[str], results: str | None = None
 ) -> dict[str, object]:
     """What a reader must know to judge or repeat the run, beside the experiment itself.
 

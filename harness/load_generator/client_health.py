@@ -9,7 +9,7 @@ import numpy as np
 
 from ...workloads.workload import Workload
 from .http.validity import quantile
-from .send_job import Sent
+from .send_job import SendResult
 from .shares import Share, rows_of
 
 
@@ -33,7 +33,7 @@ class Client:
     died: bool
 
 
-def clients_of(workload: Workload, sent: Sequence[Sent]) -> tuple[Client, ...]:
+def clients_of(workload: Workload, sent: Sequence[SendResult]) -> tuple[Client, ...]:
     """How well each did, in order of their shares."""
     return tuple(
         _client(one, len(rows_of(workload, Share(index, len(sent)))))
@@ -41,7 +41,7 @@ def clients_of(workload: Workload, sent: Sequence[Sent]) -> tuple[Client, ...]:
     )
 
 
-def _client(sent: Sent, requests: int) -> Client:
+def _client(sent: SendResult, requests: int) -> Client:
     nothing = np.empty(0)
     part = sent.part
     late_s, lag_s = nothing, nothing

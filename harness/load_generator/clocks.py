@@ -16,7 +16,7 @@ _READINGS = 20
 
 
 @dataclass(frozen=True)
-class Reading:
+class ClockReading:
     """Another clock showed `read_s` between `asked_s` and `answered_s` of ours."""
 
     asked_s: float
@@ -32,7 +32,7 @@ class Offset:
     error_s: float
 
 
-def offset_of(readings: Sequence[Reading]) -> Offset:
+def offset_of(readings: Sequence[ClockReading]) -> Offset:
     """What all readings say together."""
     low_s = max(one.read_s - one.answered_s for one in readings)
     high_s = min(one.read_s - one.asked_s for one in readings)
@@ -46,7 +46,7 @@ def read_offset(read: Callable[[], float]) -> Offset:
     for _ in range(_READINGS):
         asked_s = perf_counter()
         read_s = read()
-        readings.append(Reading(asked_s, read_s, perf_counter()))
+        readings.append(ClockReading(asked_s, read_s, perf_counter()))
     return offset_of(readings)
 
 

@@ -1,8 +1,8 @@
 """A load sent from several machines on one schedule.
 
-A `Station` stands on each machine and starts its sending processes. Arrivals were drawn once; every
-process takes its share of the rows, and all count time from one moment, which each station is told
-by its own clock. Requests that are due at some moment leave then, whoever sends them.
+A `LoadWorkers` stands on each machine and starts its sending processes. Arrivals were drawn once;
+every process takes its share of the rows, and all count time from one moment, which each station is
+told by its own clock. Requests that are due at some moment leave then, whoever sends them.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 from ...workloads.errors import SloBenchError
 from .clocks import Offset, error_over, read_offset
-from .http.columns import Part
+from .http.columns import SenderResult
 from .http.drive import Progress
-from .send_job import Order, Processes, Sent
+from .send_job import Processes, SendJob, SendResult
 from .shares import Share, rows_of
 
 _AHEAD_S = 1.0  # between "all is ready" and the workload's time zero: everybody must have heard
@@ -33,11 +33,11 @@ _LOOK_EVERY_S = 0.5
 Files = Mapping[str, bytes]
 
 
-class LostError(SloBenchError):
+class LoadWorkersLostError(SloBenchError):
     """A station does not answer any more."""
 
 
-class Station:
+class LoadWorkers:
     """Sending processes of one machine, for others to call."""
 
     def __init__(self) -> None:
@@ -84,8 +84,8 @@ class Station:
         self._stack.close()
 
 
-class RemoteStation(Protocol):
-    """A `Station` on a machine of that name."""
+class RemoteLoadWorkers(Protocol):
+    """A `LoadWorkers` on a machine of that name."""
 
     @property
     def machine(self) -> str:
@@ -93,19 +93,19 @@ class RemoteStation(Protocol):
         ...
 
     def call(self, method: str, *given: object) -> Future[Any]:
-        """Call a method there; its answer is LostError if the machine is gone."""
+        """Call a method there; its answer is LoadWorkersLostError if the machine is gone."""
         ...
 
 
 def send_from(
-    stations: Sequence[RemoteStation], order: Order, progress: Progress | None
-) -> list[Sent]:
+    stations: Sequence[RemoteLoadWorkers], order: SendJob, progress: Progress | None
+) -> list[SendResult]:
     """Send a workload from stations, which are left closed.
 
     Raises:
         SloBenchError: a machine cannot send.
     """
-    level = _Level(stations, order)
+    level = _RemoteRun(stations, order)
     try:
         return level.sent(progress)
     finally:
@@ -113,18 +113,18 @@ def send_from(
         wait(closing, timeout=_ANSWER_S)
 
 
-class _Level:
-    def __init__(self, stations: Sequence[RemoteStation], order: Order) -> None:
+class _RemoteRun:
+    def __init__(self, stations: Sequence[RemoteLoadWorkers], order: SendJob) -> None:
         self._order = order
-        self._shares: dict[RemoteStation, range] = {
+        self._shares: dict[RemoteLoadWorkers, range] = {
             station: range(place, order.count, len(stations))
             for place, station in enumerate(stations)
         }
 
-    def sent(self, progress: Progress | None) -> list[Sent]:
-        found = {share: Sent(None) for share in range(self._order.count)}
+    def sent(self, progress: Progress | None) -> list[SendResult]:
+        found = {share: SendResult(None) for share in range(self._order.count)}
         for station, shares in self._shares.items():
-            found |= {share: Sent(None, station.machine) for share in shares}
+            found |= {share: SendResult(None, station.machine) for share in shares}
         ready = self._prepared()
         before = self._clocks(ready)
         start_s = perf_counter() + _AHEAD_S
@@ -139,10 +139,10 @@ class _Level:
             error_s = error_over(before[station], offset)
             for share, files in parts[station].items():
                 part = replace(_part(files), start_s=start_s)
-                found[share] = Sent(part, station.machine, before[station].offset_s, error_s)
+                found[share] = SendResult(part, station.machine, before[station].offset_s, error_s)
         return [found[share] for share in range(self._order.count)]
 
-    def _prepared(self) -> list[RemoteStation]:
+    def _prepared(self) -> list[RemoteLoadWorkers]:
         """Those that are ready to send."""
         order = self._order
         common = order.files()
@@ -160,16 +160,16 @@ class _Level:
             )
         return list(_answers(preparing))
 
-    def _clocks(self, stations: Sequence[RemoteStation]) -> dict[RemoteStation, Offset]:
+    def _clocks(self, stations: Sequence[RemoteLoadWorkers]) -> dict[RemoteLoadWorkers, Offset]:
         found = {}
         for station in stations:
-            with contextlib.suppress(LostError, TimeoutError):
+            with contextlib.suppress(LoadWorkersLostError, TimeoutError):
                 found[station] = read_offset(partial(_clock, station))
         return found
 
     def _follow(
         self,
-        begun: Mapping[RemoteStation, Future[Any]],
+        begun: Mapping[RemoteLoadWorkers, Future[Any]],
         start_s: float,
         until_s: float,
         progress: Progress | None,
@@ -189,12 +189,12 @@ class _Level:
                 progress(sum(ended.values()), max(0.0, perf_counter() - start_s))
 
 
-def _clock(station: RemoteStation) -> float:
+def _clock(station: RemoteLoadWorkers) -> float:
     read_s: float = station.call("clock").result(timeout=_ANSWER_S)
     return read_s
 
 
-def _answers(futures: Mapping[RemoteStation, Future[Any]]) -> dict[RemoteStation, Any]:
+def _answers(futures: Mapping[RemoteLoadWorkers, Future[Any]]) -> dict[RemoteLoadWorkers, Any]:
     """What those say by now that are not lost.
 
     Raises:
@@ -204,15 +204,15 @@ def _answers(futures: Mapping[RemoteStation, Future[Any]]) -> dict[RemoteStation
     for station, future in futures.items():
         try:
             found[station] = future.result(timeout=0)
-        except (LostError, TimeoutError):
+        except (LoadWorkersLostError, TimeoutError):
             continue
         except SloBenchError as error:
             raise SloBenchError(f"{station.machine}: {error}") from error
     return found
 
 
-def _part(files: Files) -> Part:
+def _part(files: Files) -> SenderResult:
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as made:
         for name, content in files.items():
             (Path(made) / name).write_bytes(content)
-        return Part.load(next(Path(made).glob("*.npz")))
+        return SenderResult.load(next(Path(made).glob("*.npz")))

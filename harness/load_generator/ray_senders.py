@@ -13,8 +13,8 @@ from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from .http.drive import Progress
 from .http.endpoint import Endpoint
-from .load_workers import LostError, RemoteStation, Station, send_from
-from .send_job import Order, Sent
+from .load_workers import LoadWorkers, LoadWorkersLostError, RemoteLoadWorkers, send_from
+from .send_job import SendJob, SendResult
 from .shares import processes_for
 
 _PATIENCE_S = 120.0
@@ -54,7 +54,7 @@ class RaySenders:
         most = max(1, sum(machine.cores for machine in machines))
         return max(len(machines), processes_for(workload, most))
 
-    def send(self, order: Order, progress: Progress | None) -> list[Sent]:
+    def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
         """See `Senders`."""
         machines = self._machines()[: order.count]
         if not machines:
@@ -85,7 +85,7 @@ def _is_here_alone(endpoint: Endpoint) -> bool:
         return endpoint.host == "localhost"
 
 
-class Versioned(Station):
+class Versioned(LoadWorkers):
     """A station that says what it is made of."""
 
     def version(self) -> str:
@@ -93,7 +93,7 @@ class Versioned(Station):
         return __version__
 
 
-def _check_versions(stations: Sequence[RemoteStation]) -> None:
+def _check_versions(stations: Sequence[RemoteLoadWorkers]) -> None:
     asked = {station.call("version"): station for station in stations}
     ended, _ = wait(asked, timeout=_PATIENCE_S)
     for answer in ended:
@@ -105,7 +105,7 @@ def _check_versions(stations: Sequence[RemoteStation]) -> None:
 
 
 class _RayStation:
-    """See `RemoteStation`."""
+    """See `RemoteLoadWorkers`."""
 
     def __init__(self, ray: Any, machine: _Machine) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -118,7 +118,7 @@ class _RayStation:
         self._actor = kind(Versioned).remote()
 
     def call(self, method: str, *given: object) -> Future[Any]:
-        """See `RemoteStation`."""
+        """See `RemoteLoadWorkers`."""
         future: Future[Any] = Future()
         answer = getattr(self._actor, method).remote(*given)
         answer.future().add_done_callback(lambda done: self._tell(done, future))
@@ -134,7 +134,7 @@ class _RayStation:
             future.set_exception(SloBenchError(str(cause)) if _is_ours(cause) else error)
         else:
             self.lost = True
-            future.set_exception(LostError(str(error).partition("\n")[0]))
+            future.set_exception(LoadWorkersLostError(str(error).partition("\n")[0]))
 
     def kill(self) -> None:
         """Nothing runs there any more."""

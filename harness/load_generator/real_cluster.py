@@ -1,8 +1,8 @@
 """Real servers as a cluster policy sees them: what was sent to each, and what came back.
 
-A policy that decides before real servers reads no more of a `Site` than `RealSite` has, and of a
-`View` no more than `RealCluster`. Whether a request's prompt has been computed is known by its
-first byte.
+A policy that decides before real servers reads no more of a `Site` than `ServerInstance` has, and
+of a `ClusterView` no more than `RealCluster`. Whether a request's prompt has been computed is known
+by its first byte.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
-from ..core.cluster_policy import ClusterPolicy, Instead, Routed, View
+from ..core.cluster_policy import ClusterPolicy, ClusterView, Routed, RouteOutcome
 from ..core.links import Links, NoDelay
 from ..core.release import Release
 from ..core.state import RequestState
-from .server_load import Fastest, Meter
+from .server_load import Fastest, ServerLoadMeter
 
 
-class RealSite:
+class ServerInstance:
     """A server. Requests count as waiting until the first byte of their answer, then as running.
 
     An answer that is not streamed has its first byte at its end.
@@ -25,7 +25,7 @@ class RealSite:
 
     def __init__(self, index: int, role: str, fastest: Fastest) -> None:
         self.index = self.number = index
-        self.meter = Meter(fastest)
+        self.meter = ServerLoadMeter(fastest)
         self.role = role
         self.up = True
         self._waiting: set[RequestState] = set()
@@ -88,20 +88,22 @@ class RealSite:
 
 
 class RealCluster:
-    """Servers under a cluster policy; `clock` gives seconds. Each server is a site of one role."""
+    """Servers under a cluster policy; `clock` gives seconds. Each server is an instance of one
+    role.
+    """
 
     def __init__(
         self, policy: ClusterPolicy, roles: Sequence[str], clock: Callable[[], float]
     ) -> None:
         fastest = Fastest()
-        self.sites = [RealSite(index, role, fastest) for index, role in enumerate(roles)]
-        self.up = list(self.sites)
+        self.instances = [ServerInstance(index, role, fastest) for index, role in enumerate(roles)]
+        self.up = list(self.instances)
         self.state: Any = policy.new_state()
         self.held: tuple[RequestState, ...] = ()
         self.links: Links = NoDelay()
         self._policy = policy
         self._clock = clock
-        self._roles: dict[str, list[RealSite]] = {}
+        self._roles: dict[str, list[ServerInstance]] = {}
 
     @property
     def now_s(self) -> float:
@@ -113,38 +115,40 @@ class RealCluster:
         """Does the policy look at what only the servers know of their load?"""
         return isinstance(self._policy, Routed) and self._policy.router.measures
 
-    def role(self, name: str) -> Sequence[RealSite]:
+    def role(self, name: str) -> Sequence[ServerInstance]:
         """Those of one role that accept requests."""
         if name not in self._roles:
-            self._roles[name] = [site for site in self.up if site.role == name]
+            self._roles[name] = [instance for instance in self.up if instance.role == name]
         return self._roles[name]
 
-    def dispatch(self, r: RequestState) -> RealSite | Instead:
+    def route(self, r: RequestState) -> ServerInstance | RouteOutcome:
         """Where the policy sends `r` on arrival."""
-        return cast("RealSite | Instead", self._policy.dispatch(r, self._seen()))
+        return cast("ServerInstance | RouteOutcome", self._policy.route(r, self._seen()))
 
-    def returned(self, release: Release) -> RealSite | Instead:
+    def on_returned(self, release: Release) -> ServerInstance | RouteOutcome:
         """Where the policy sends a request that a server gave back, or was lost with.
 
         A router is asked again.
         """
         if isinstance(self._policy, Routed):
-            return self.dispatch(release.request)
-        return cast("RealSite | Instead", self._policy.returned(release, self._seen()))
+            return self.route(release.request)
+        return cast(
+            "ServerInstance | RouteOutcome", self._policy.on_returned(release, self._seen())
+        )
 
     def leave(self, index: int) -> None:
         """A server is down."""
-        self.sites[index].up = False
+        self.instances[index].up = False
         self._changed()
 
     def join(self, index: int) -> None:
         """It is up again."""
-        self.sites[index].up = True
+        self.instances[index].up = True
         self._changed()
 
     def _changed(self) -> None:
-        self.up = [site for site in self.sites if site.up]
+        self.up = [instance for instance in self.instances if instance.up]
         self._roles.clear()
 
-    def _seen(self) -> View:
-        return cast("View", self)  # what of it policies read here, it has
+    def _seen(self) -> ClusterView:
+        return cast("ClusterView", self)  # what of it policies read here, it has

@@ -17,13 +17,13 @@ from ..core.records import Gaps, Outcome, Records, Result, Timeline, Totals
 from ..policies.routers import router as router_by_name
 from .client_health import Client, clients_of, untrusted_because
 from .http.bodies import Bodies
-from .http.columns import FAULTS, Columns, Part, joined_columns, joined_gaps
+from .http.columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
 from .http.drive import Progress
 from .http.endpoint import Endpoint
-from .http.faults import Fault
+from .http.faults import RequestFault
 from .http.options import HttpOptions
 from .http.validity import ClientFigures, client_figures, invalid_because
-from .send_job import Order, Senders, Sent, ThisMachine
+from .send_job import Senders, SendJob, SendResult, ThisMachine
 from .sender import limits_of, send_share
 from .shares import Share
 
@@ -44,7 +44,7 @@ class HttpResult:
     """
 
     result: Result
-    columns: Columns
+    columns: RequestColumns
     client: ClientFigures
     clients: tuple[Client, ...]
     invalid_because: str | None
@@ -53,7 +53,7 @@ class HttpResult:
     token_s: NDArray[np.float64]
     start_s: float
 
-    def faults(self) -> dict[Fault, int]:
+    def faults(self) -> dict[RequestFault, int]:
         """How many requests suffered each."""
         found = Counter(self.columns.fault.tolist())
         return {fault: found[k] for k, fault in enumerate(FAULTS) if k in found and fault}
@@ -115,16 +115,16 @@ def measure(
                 part = send_share(
                     workload, endpoints, options, router, share, bodies, progress=progress
                 )
-                sent = [Sent(part)]
+                sent = [SendResult(part)]
             else:
-                order = Order(workload, endpoints, options, router, processes, bodies, limits)
+                order = SendJob(workload, endpoints, options, router, processes, bodies, limits)
                 sent = whence.send(order, progress)
         finally:
             bodies.close()
     return _joined(workload, sent, options)
 
 
-def _joined(workload: Workload, sent: Sequence[Sent], options: HttpOptions) -> HttpResult:
+def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions) -> HttpResult:
     parts = [one.part for one in sent if one.part is not None]
     if not parts:
         raise SloBenchError("every process that sent has died, and nothing is known of the level")
@@ -139,7 +139,7 @@ def _joined(workload: Workload, sent: Sequence[Sent], options: HttpOptions) -> H
         cpu_s=sum(part.cpu_s for part in parts),
         peak_rss_bytes=max(part.peak_rss_bytes for part in parts),
         processes=len(sent),
-        own_faults=int((columns.fault == FAULTS.index(Fault.CLIENT)).sum()),
+        own_faults=int((columns.fault == FAULTS.index(RequestFault.CLIENT)).sum()),
     )
     timeline = replace(_timeline(columns), told=tuple(t for part in parts for t in part.told))
     return HttpResult(
@@ -161,14 +161,14 @@ def _joined(workload: Workload, sent: Sequence[Sent], options: HttpOptions) -> H
     )
 
 
-def _in_row_order(parts: Sequence[Part]) -> NDArray[np.float64]:
+def _in_row_order(parts: Sequence[SenderResult]) -> NDArray[np.float64]:
     """The token times of all requests, by row."""
     rows = np.concatenate([np.repeat(p.rows, p.columns.tokens_out) for p in parts])
     token_s = np.concatenate([p.token_s for p in parts])
     return token_s[np.argsort(rows, kind="stable")] if len(token_s) else token_s
 
 
-def _records(columns: Columns) -> Records:
+def _records(columns: RequestColumns) -> Records:
     records = Records.empty(len(columns.arrival_s))
     finished = columns.outcome == Outcome.FINISHED
     records.arrival_s[:] = columns.arrival_s
@@ -181,7 +181,7 @@ def _records(columns: Columns) -> Records:
     return records
 
 
-def _timeline(columns: Columns) -> Timeline:
+def _timeline(columns: RequestColumns) -> Timeline:
     """What is under way, as the client sees it: waiting for a first token, or receiving."""
     sent = ~np.isnan(columns.started_s)
     begin = np.sort(columns.started_s[sent])
@@ -202,7 +202,7 @@ def _timeline(columns: Columns) -> Timeline:
     return Timeline(time_s, until(begin) - begun, begun - until(ends), np.full(_SAMPLES, _UNKNOWN))
 
 
-def _totals(columns: Columns, gaps: Gaps) -> Totals:
+def _totals(columns: RequestColumns, gaps: Gaps) -> Totals:
     finish_s = columns.last_token_s[columns.outcome == Outcome.FINISHED]
     return Totals(
         makespan_s=float(finish_s.max(initial=0.0)),

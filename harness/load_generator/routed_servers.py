@@ -25,7 +25,7 @@ class RoutedServers:
         self._in_turn = self._servers[turn:] + self._servers[:turn]
         self._up = self._in_turn
         self._router: Callable[[RequestState, Sequence[_Server]], _Server]
-        self._router = router.dispatch
+        self._router = router.route
 
     @property
     def up(self) -> list[int]:

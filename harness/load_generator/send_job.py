@@ -25,8 +25,8 @@ from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from .http.bodies import Bodies
-from .http.columns import Part
-from .http.drive import Limits, Progress
+from .http.columns import SenderResult
+from .http.drive import ClientLimits, Progress
 from .http.endpoint import Endpoint
 from .http.options import Api, HttpOptions, Prompts
 from .sender import send_share
@@ -40,7 +40,7 @@ _Said = queue.SimpleQueue[tuple[int, dict[str, Any] | None]]
 
 
 @dataclass(frozen=True)
-class Order:
+class SendJob:
     """A workload to be sent by `count` processes."""
 
     workload: Workload
@@ -49,7 +49,7 @@ class Order:
     router: str
     count: int
     bodies: Bodies
-    limits: Limits
+    limits: ClientLimits
 
     def files(self) -> dict[str, bytes]:
         """What a sending process reads, but for the bodies."""
@@ -67,14 +67,14 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Sent:
+class SendResult:
     """What one process has sent; None if it died. `machine` is empty for this one.
 
     `offset_s` is by how much that machine's clock was ahead of ours when the level began, and
     `clock_error_s` by how much the moments that it says may be wrong.
     """
 
-    part: Part | None
+    part: SenderResult | None
     machine: str = ""
     offset_s: float = 0.0
     clock_error_s: float = 0.0
@@ -87,7 +87,7 @@ class Senders(Protocol):
         """How many processes it takes."""
         ...
 
-    def send(self, order: Order, progress: Progress | None) -> list[Sent]:
+    def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
         """Send, on one schedule; one answer for each process.
 
         Raises:
@@ -103,7 +103,7 @@ class ThisMachine:
         """See `Senders`."""
         return processes_for(workload)
 
-    def send(self, order: Order, progress: Progress | None) -> list[Sent]:
+    def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
         """See `Senders`."""
         folder = order.bodies.path.parent
         for name, content in order.files().items():
@@ -116,13 +116,13 @@ class ThisMachine:
                     progress(ended, max(0.0, perf_counter() - start_s))
 
             parts = processes.send(start_s, order.limits.time_s, told)
-        return [Sent(parts.get(share)) for share in range(order.count)]
+        return [SendResult(parts.get(share)) for share in range(order.count)]
 
 
 class Processes:
     """Sending processes of this machine, one for each of `shares`; all ready when the block begins.
 
-    `folder` holds the files of an `Order` and the bodies.
+    `folder` holds the files of an `SendJob` and the bodies.
 
     Raises:
         SloBenchError: one of them cannot send.
@@ -157,7 +157,9 @@ class Processes:
     def _hear(self, share: int, message: dict[str, Any] | None) -> None:
         self._said.put((share, message))
 
-    def send(self, start_s: float, time_s: float, told: Callable[[int], None]) -> dict[int, Part]:
+    def send(
+        self, start_s: float, time_s: float, told: Callable[[int], None]
+    ) -> dict[int, SenderResult]:
         """Send from `start_s` on, for `time_s` at most; what every share saw that did not die.
 
         `told` hears now and then how many requests have ended.
@@ -179,7 +181,7 @@ class Processes:
                 ended[share] = message["ended"]
             told(sum(ended.values()))
         return {
-            share: Part.load(self._folder / f"part-{share}.npz")
+            share: SenderResult.load(self._folder / f"part-{share}.npz")
             for share in self._shares
             if share not in died
         }

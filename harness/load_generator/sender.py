@@ -11,11 +11,11 @@ from ...workloads.workload import Workload
 from ..engine.cluster.arrivals import Arrivals
 from ..policies.routers import router as router_by_name
 from .http.bodies import Bodies
-from .http.columns import Part, read_part
-from .http.drive import Driver, Limits, Progress
+from .http.columns import SenderResult, read_part
+from .http.drive import ClientLimits, Driver, Progress
 from .http.endpoint import Endpoint
 from .http.heads import WireRequests
-from .http.length_prediction import foretells
+from .http.length_prediction import length_source
 from .http.options import HttpOptions
 from .routed_servers import RoutedServers
 from .shares import Share, rows_elsewhere
@@ -25,7 +25,7 @@ _CLOSED_LIMIT_S = 3600.0
 _AHEAD_S = 0.05  # between "all is ready" and the workload's time zero
 
 
-def limits_of(workload: Workload, options: HttpOptions) -> Limits:
+def limits_of(workload: Workload, options: HttpOptions) -> ClientLimits:
     """When a cell ends at the latest.
 
     Raises:
@@ -40,7 +40,7 @@ def limits_of(workload: Workload, options: HttpOptions) -> Limits:
             f"the time limit of {time_s:g} s ends before the last request arrives, after "
             f"{span_s:g} s; give a longer --time-limit or fewer requests"
         )
-    return Limits(time_s, options.connect_limit_s, options.stall_limit_s)
+    return ClientLimits(time_s, options.connect_limit_s, options.stall_limit_s)
 
 
 def send_share(
@@ -53,7 +53,7 @@ def send_share(
     *,
     start_s: Callable[[], float] | None = None,
     progress: Progress | None = None,
-) -> Part:
+) -> SenderResult:
     """Send one process's share of a workload and read the answers."""
     own = share.of(workload)
     arrivals = Arrivals(own, skip=rows_elsewhere(workload, share))
@@ -61,7 +61,7 @@ def send_share(
     tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
     route = RoutedServers(len(endpoints), router_by_name(router), share.index)
     limits = limits_of(workload, options)
-    foretold = foretells(own, options)
+    foretold = length_source(own, options)
     driver = Driver(arrivals, route, requests, endpoints, limits, tls, progress, foretold)
     try:
         driven = driver.run(start_s or (lambda: perf_counter() + _AHEAD_S))

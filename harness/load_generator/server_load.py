@@ -31,7 +31,7 @@ class Fastest:
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
 
-class Meter:
+class ServerLoadMeter:
     """One server. Before two looks its load is 0."""
 
     def __init__(self, fastest: Fastest) -> None:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 from ..core.cluster_policy import OnServers, ServerRole
 from ..core.policy import AnyPolicy
-from .shared.disaggregated import DECODE, PREFILL, Apart
+from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
 
 
 @dataclass(frozen=True)
-class DistServe(Apart):
+class DistServe(DisaggregatedPolicy):
     """First come, first served everywhere; each request goes where the fewest are (§4.3).
 
     Deviates: every instance schedules as vLLM does, where the paper batches prompts up to a length

@@ -11,13 +11,20 @@ from dataclasses import dataclass
 
 from ...predictors.placement import Placement
 from ...predictors.specs import LinkSpec
-from ..core.cluster_policy import HOLD, Action, ClusterControl, ClusterPolicy, Instead, View
-from ..core.instance import Site
+from ..core.cluster_policy import (
+    HOLD,
+    Action,
+    ClusterControl,
+    ClusterPolicy,
+    ClusterView,
+    RouteOutcome,
+)
+from ..core.instance import Instance
 from ..core.links import Links
 from ..core.policy import knob
 from ..core.release import Release
 from ..core.state import Phase, RequestState
-from .shared.disaggregated import KvNetwork, Promised, has_room, link_between, needed_blocks
+from .shared.disaggregated import KvNetwork, ReservedBlocks, has_room, link_between, needed_blocks
 from .shared.instance_load import waiting_tokens
 
 
@@ -26,10 +33,11 @@ class Llumnix(ClusterPolicy):
     """Freeness F = (M - sum of V) / B: KV tokens that are free and that nobody who waits needs, for
     each request in the batch: the iterations that memory lasts for (§4.4.1).
 
-    A new request goes where F is greatest. Every `review_every_s`, instances below `low` are paired
-    with instances above `high`, the extremes first, and each pair moves one request: of those that
-    decode, the one with the shortest KV, if the target has room for it. KV is copied while the
-    request goes on decoding; only what was computed meanwhile is copied while it stands still.
+    A new request goes where F is greatest. Every `control_every_s`, instances below `low` are
+    paired with instances above `high`, the extremes first, and each pair moves one request: of
+    those that decode, the one with the shortest KV, if the target has room for it. KV is copied
+    while the request goes on decoding; only what was computed meanwhile is copied while it stands
+    still.
 
     Deviates: no priorities, no draining of instances that are to be shut down; all who wait count
     for V, where the paper counts the first.
@@ -37,37 +45,37 @@ class Llumnix(ClusterPolicy):
 
     low: float = knob(100.0, -100_000.0, 100_000.0)
     high: float = knob(200.0, -100_000.0, 100_000.0)
-    review_every_s: float = knob(0.5, 0.01, 3600.0)
+    control_every_s: float = knob(0.5, 0.01, 3600.0)
     network_gb_per_s: float = knob(0.0, 0.0, 10_000.0)
 
     def over(self, placement: Placement) -> LinkSpec:
         """What KV moves over."""
         return link_between(placement, self.network_gb_per_s)
 
-    def links(self, sites: Sequence[Site]) -> Links:
-        return KvNetwork(self.over(sites[0].placement))
+    def links(self, instances: Sequence[Instance]) -> Links:
+        return KvNetwork(self.over(instances[0].placement))
 
-    def new_state(self) -> Promised:
-        return Promised()
+    def new_state(self) -> ReservedBlocks:
+        return ReservedBlocks()
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         if not cluster.up:
             return HOLD
         return max(cluster.up, key=lambda s: (freeness(s), -s.index))
 
-    def returned(self, release: Release, cluster: View) -> Site | Instead:
-        return self.dispatch(release.request, cluster)
+    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
+        return self.route(release.request, cluster)
 
     @property
-    def review_s(self) -> float:
-        return self.review_every_s
+    def control_interval_s(self) -> float:
+        return self.control_every_s
 
-    def review(self, cluster: View) -> Sequence[Action]:
-        free = {site.index: freeness(site) for site in cluster.up}
+    def control_step(self, cluster: ClusterView) -> Sequence[Action]:
+        free = {instance.index: freeness(instance) for instance in cluster.up}
         order = sorted(cluster.up, key=lambda s: (free[s.index], s.index))
-        givers = [site for site in order if free[site.index] < self.low]
-        takers = [site for site in reversed(order) if free[site.index] > self.high]
-        promised: Promised = cluster.state
+        givers = [instance for instance in order if free[instance.index] < self.low]
+        takers = [instance for instance in reversed(order) if free[instance.index] > self.high]
+        promised: ReservedBlocks = cluster.state
         actions: list[Action] = []
         for source, target in zip(givers, takers, strict=False):
             r = _shortest(source)
@@ -89,11 +97,11 @@ class MigrateLive:
     """
 
     request: RequestState
-    source: Site
-    target: Site
-    promised: Promised
+    source: Instance
+    target: Instance
+    promised: ReservedBlocks
 
-    def carry_out(self, cluster: ClusterControl) -> None:
+    def apply(self, cluster: ClusterControl) -> None:
         if not self._decodes():
             self.promised.drop(self.request, self.target)
             return
@@ -112,13 +120,13 @@ class MigrateLive:
         return r.instance == self.source.index and r.phase is Phase.DECODE and view.n_decoding > 0
 
 
-def freeness(site: Site) -> float:
+def freeness(instance: Instance) -> float:
     """F of §4.4.1, in iterations."""
-    free_tokens = site.free_blocks * site.ledger.block_tokens
-    return (free_tokens - waiting_tokens(site)) / max(1, site.roster.n_running)
+    free_tokens = instance.free_blocks * instance.ledger.block_tokens
+    return (free_tokens - waiting_tokens(instance)) / max(1, instance.snapshot.n_running)
 
 
-def _shortest(site: Site) -> RequestState | None:
-    view = site.view
+def _shortest(instance: Instance) -> RequestState | None:
+    view = instance.view
     decoding = [r for r in view.running() if r.phase is Phase.DECODE]
     return min(decoding, key=lambda r: (view.kv_tokens(r), r.id), default=None)

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar, cast
 from ..core.state import RequestState
 
 
-class Loaded(Protocol):
+class LoadedInstance(Protocol):
     """An instance whose load is measured: a simulated one, or a real server that says so itself."""
 
     @property
@@ -49,9 +49,9 @@ class LoadAware:
         self._window_s = window_s
         self._threshold = threshold
 
-    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
-        """See `routers.Router`; the instances are `Loaded`."""
-        known = cast("Sequence[Loaded]", instances)
+    def route(self, r: RequestState, instances: Sequence[T]) -> T:
+        """See `routers.Router`; the instances are `LoadedInstance`."""
+        known = cast("Sequence[LoadedInstance]", instances)
         loads = [one.use(self._window_s) for one in known]
         queues = [one.queue for one in known]
         estimate = known[0].adds(r, self._window_s)

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...predictors.placement import Placement
-from ..core.cluster_policy import HOLD, Instead, Role, View
-from ..core.instance import Site
+from ..core.cluster_policy import HOLD, ClusterView, Role, RouteOutcome
+from ..core.instance import Instance
 from ..core.kv_cache_manager import BlockLedger
 from ..core.kv_store_manager import StoreLedger, Units
 from ..core.policy import AnyPolicy, knob
 from ..core.routing import least_loaded
 from ..core.state import RequestState
 from .routers import PrefixAware
-from .shared.disaggregated import DECODE, PREFILL, Apart
-from .shared.kv_store_parameters import Shelf
+from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
+from .shared.kv_store_parameters import SharedStoreLedgers
 
 
 class _AtHome(StoreLedger):
@@ -65,7 +65,7 @@ class _Away(BlockLedger):
 
 
 @dataclass(frozen=True)
-class MemServe(Apart):
+class MemServe(DisaggregatedPolicy):
     """Each prefill instance has a pool in its host's memory (`store_cpu_gib`), which gets the KV of
     answers back when they end, so that the next turn of a conversation finds all of it.
 
@@ -83,7 +83,7 @@ class MemServe(Apart):
         homes: dict[int, Units] = {}
 
         def at_home(*size: int) -> BlockLedger:
-            ledger = Shelf(placement, self.store_cpu_gib, 0.0)(*size)
+            ledger = SharedStoreLedgers(placement, self.store_cpu_gib, 0.0)(*size)
             return _AtHome(homes, ledger) if isinstance(ledger, StoreLedger) else ledger
 
         def away(*size: int) -> BlockLedger:
@@ -91,21 +91,21 @@ class MemServe(Apart):
             return _Away(homes, ledger) if ledger.unit_tokens else ledger
 
         return (
-            Role(PREFILL, policy, prefill, hands_over=True, ledger=at_home),
+            Role(PREFILL, policy, prefill, prefill_only=True, ledger=at_home),
             Role(DECODE, policy, decode, ledger=away),
         )
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
-        sites = cluster.role(PREFILL)
-        if not sites:
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
+        instances = cluster.role(PREFILL)
+        if not instances:
             return HOLD
-        apart = PrefixAware.out_of_balance(sites)
-        cached = [_cached_tokens(r, site) for site in sites]
+        apart = PrefixAware.out_of_balance(instances)
+        cached = [_cached_tokens(r, instance) for instance in instances]
         if apart or max(cached) <= PrefixAware.MATCH_SHARE * r.prompt_tokens:
-            return least_loaded(sites)
-        return sites[cached.index(max(cached))]
+            return least_loaded(instances)
+        return instances[cached.index(max(cached))]
 
 
-def _cached_tokens(r: RequestState, site: Site) -> int:
-    ledger = site.ledger
+def _cached_tokens(r: RequestState, instance: Instance) -> int:
+    ledger = instance.ledger
     return ledger.match_units(r) * ledger.unit_tokens if ledger.unit_tokens else 0

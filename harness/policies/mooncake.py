@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ...predictors.placement import Placement
-from ..core.cluster_policy import HOLD, REJECT, Instead, View
-from ..core.instance import Site
+from ..core.cluster_policy import HOLD, REJECT, ClusterView, RouteOutcome
+from ..core.instance import Instance
 from ..core.kv_cache_manager import BlockLedger
 from ..core.policy import knob
 from ..core.state import RequestState
-from .shared.disaggregated import PREFILL, Apart
+from .shared.disaggregated import PREFILL, DisaggregatedPolicy
 from .shared.instance_load import queued_tokens
-from .shared.kv_store_parameters import Shelf
+from .shared.kv_store_parameters import SharedStoreLedgers
 
 
 @dataclass(frozen=True)
-class Mooncake(Apart):
+class Mooncake(DisaggregatedPolicy):
     """Each prefill instance's time to first token is estimated: queue, what it must load, what it
     must compute, given the prefix on its own GPU and in the pool; the least wins.
 
@@ -38,25 +38,29 @@ class Mooncake(Apart):
     early_reject: bool = knob(False)
 
     def ledgers(self, placement: Placement, instances: int) -> Callable[..., BlockLedger]:
-        return Shelf(placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances)
+        return SharedStoreLedgers(
+            placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances
+        )
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
-        sites = cluster.role(PREFILL)
-        if not sites:
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
+        instances = cluster.role(PREFILL)
+        if not instances:
             return HOLD
-        ttft_s, _, best = min((estimated_ttft_s(r, site), site.index, site) for site in sites)
+        ttft_s, _, best = min(
+            (estimated_ttft_s(r, instance), instance.index, instance) for instance in instances
+        )
         if self.early_reject and ttft_s > r.slo.ttft_s:
             return REJECT
         return best
 
 
-def estimated_ttft_s(r: RequestState, site: Site) -> float:
+def estimated_ttft_s(r: RequestState, instance: Instance) -> float:
     """Queue, then loading or computing, whichever is longer: they run side by side."""
-    queue_s = queued_tokens(site) * site.sizes.s_per_token
-    ledger = site.ledger
+    queue_s = queued_tokens(instance) * instance.sizes.s_per_token
+    ledger = instance.ledger
     cached, load_s = 0, 0.0
     if ledger.unit_tokens:
         units = ledger.match_units(r)
         cached, load_s = units * ledger.unit_tokens, ledger.load_s(r, units)
-    compute_s = site.step_time.step_s(0, 0, ((cached, r.target_tokens - cached),))
+    compute_s = instance.step_time.step_s(0, 0, ((cached, r.target_tokens - cached),))
     return queue_s + max(load_s, compute_s)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.multi_model_policy import Fleet
+from ..core.multi_model_policy import MultiModelCluster
 from ..core.policy import knob
 from .static_partition import StaticPartition
 
@@ -25,8 +25,8 @@ class MuxServe(StaticPartition):
     shares: str = knob("demand", choices=("equal", "demand"))
     memory: str = knob("on-demand", choices=("on-demand", "quota"))
 
-    def begin(self, fleet: Fleet) -> None:
-        super().begin(fleet)
+    def begin(self, cluster: MultiModelCluster) -> None:
+        super().begin(cluster)
         if self.memory == "on-demand":
-            for tenant in fleet.tenants:
-                tenant.ledger.quota_blocks = None
+            for model_instance in cluster.model_instances:
+                model_instance.ledger.quota_blocks = None

@@ -10,14 +10,14 @@ import math
 from dataclasses import dataclass, field
 
 from ...predictors.activation import NaiveStart
-from ..core.multi_model_policy import Fleet, Gpus
+from ..core.multi_model_policy import Gpus, MultiModelCluster
 from ..core.policy import knob
 from ..core.state import RequestState
 from .shared.model_sharing import VllmSharing
 
 
 @dataclass
-class Group:
+class RequestGroup:
     """Requests of one model that wait for its GPUs."""
 
     gpus: Gpus
@@ -47,80 +47,80 @@ class Qlm(VllmSharing):
     """
 
     swap: str = knob("weights", choices=("weights", "start"))
-    review_every_s: float = knob(0.25, 0.05, 60.0, log=True)
+    control_every_s: float = knob(0.25, 0.05, 60.0, log=True)
 
     @property
     def starts(self) -> NaiveStart:
         return NaiveStart() if self.swap == "start" else NaiveStart(engine_s=0.0, group_s=0.0)
 
     @property
-    def review_s(self) -> float:
-        return self.review_every_s
+    def control_interval_s(self) -> float:
+        return self.control_every_s
 
-    def new_state(self) -> dict[int, Group]:
+    def new_state(self) -> dict[int, RequestGroup]:
         return {}  # by model
 
-    def begin(self, fleet: Fleet) -> None:
+    def begin(self, cluster: MultiModelCluster) -> None:
         """The most popular models stand on the GPUs, one on each."""
-        free = set(range(fleet.gpus))
-        for model in sorted(fleet.models, key=lambda m: (-m.rate_rps, m.index)):
-            for gpus in _blocks(fleet, model.tp):
+        free = set(range(cluster.gpus))
+        for model in sorted(cluster.models, key=lambda m: (-m.rate_rps, m.index)):
+            for gpus in _blocks(cluster, model.tp):
                 if free.issuperset(gpus):
-                    fleet.activate(model, gpus, loaded=True)
+                    cluster.activate(model, gpus, loaded=True)
                     free.difference_update(gpus)
                     break
 
-    def arrived(self, r: RequestState, model: int, fleet: Fleet) -> None:
-        groups: dict[int, Group] = fleet.state
+    def arrived(self, r: RequestState, model: int, cluster: MultiModelCluster) -> None:
+        groups: dict[int, RequestGroup] = cluster.state
         if model not in groups:
-            groups[model] = Group(self._home(model, fleet))
+            groups[model] = RequestGroup(self._home(model, cluster))
         groups[model].waiting.append(r)
-        self._turn(groups[model].gpus, fleet)
+        self._turn(groups[model].gpus, cluster)
 
-    def _home(self, model: int, fleet: Fleet) -> Gpus:
-        tenant = fleet.serving[model]
-        if tenant is not None:
-            return tenant.gpus
-        work_s = [0.0] * fleet.gpus
-        for other, group in fleet.state.items():
+    def _home(self, model: int, cluster: MultiModelCluster) -> Gpus:
+        model_instance = cluster.serving[model]
+        if model_instance is not None:
+            return model_instance.gpus
+        work_s = [0.0] * cluster.gpus
+        for other, group in cluster.state.items():
             for gpu in group.gpus:
-                work_s[gpu] += len(group.waiting) * fleet.models[other].work_s
-        for standing in fleet.tenants:
+                work_s[gpu] += len(group.waiting) * cluster.models[other].work_s
+        for standing in cluster.model_instances:
             for gpu in standing.gpus:
-                work_s[gpu] += standing.n_admitted * fleet.models[standing.model].work_s
-        blocks = _blocks(fleet, fleet.models[model].tp)
+                work_s[gpu] += standing.n_admitted * cluster.models[standing.model].work_s
+        blocks = _blocks(cluster, cluster.models[model].tp)
         return min(blocks, key=lambda gpus: (max(work_s[gpu] for gpu in gpus), gpus))
 
-    def review(self, fleet: Fleet) -> None:
-        for gpus in {group.gpus for group in fleet.state.values()}:
-            self._turn(gpus, fleet)
+    def control_step(self, cluster: MultiModelCluster) -> None:
+        for gpus in {group.gpus for group in cluster.state.values()}:
+            self._turn(gpus, cluster)
 
-    def _turn(self, gpus: Gpus, fleet: Fleet) -> None:
+    def _turn(self, gpus: Gpus, cluster: MultiModelCluster) -> None:
         """The next group of these GPUs begins, if they are its own."""
-        groups: dict[int, Group] = fleet.state
+        groups: dict[int, RequestGroup] = cluster.state
         rivals = {m: g for m, g in groups.items() if set(g.gpus) & set(gpus)}
         if not rivals:
             return
         first = min(rivals, key=lambda m: (rivals[m].due_s, m))
         group = rivals[first]
-        tenant = fleet.serving[first]
-        if tenant is None or tenant.gpus != group.gpus:
-            fleet.bring(group.gpus)
-            there = {id(t): t for gpu in group.gpus for t in fleet.on(gpu)}
-            if any(t.busy or t.ready_s > fleet.now_s for t in there.values()):
+        model_instance = cluster.serving[first]
+        if model_instance is None or model_instance.gpus != group.gpus:
+            cluster.bring(group.gpus)
+            there = {id(t): t for gpu in group.gpus for t in cluster.on(gpu)}
+            if any(t.busy or t.ready_s > cluster.now_s for t in there.values()):
                 return
             for t in there.values():
-                fleet.evict(t)
-            tenant = fleet.activate(fleet.models[first], group.gpus)
+                cluster.evict(t)
+            model_instance = cluster.activate(cluster.models[first], group.gpus)
         for r in group.waiting:
-            fleet.send(r, tenant)
+            cluster.send(r, model_instance)
         del groups[first]
 
 
-def _blocks(fleet: Fleet, tp: int) -> list[Gpus]:
+def _blocks(cluster: MultiModelCluster, tp: int) -> list[Gpus]:
     """Neighbouring GPUs of one node that a model of `tp` parts can have."""
     found: list[Gpus] = []
-    for node in range(0, fleet.gpus, fleet.node_gpus):
-        end = min(node + fleet.node_gpus, fleet.gpus)
+    for node in range(0, cluster.gpus, cluster.node_gpus):
+        end = min(node + cluster.node_gpus, cluster.gpus)
         found += [tuple(range(at, at + tp)) for at in range(node, end - tp + 1, tp)]
     return found

@@ -19,7 +19,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
+    def route(self, r: RequestState, instances: Sequence[T]) -> T:
         instance = instances[self._next % len(instances)]
         self._next += 1
         return instance
@@ -31,7 +31,7 @@ class LeastLoaded:
     watches = True
     measures = False
 
-    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
+    def route(self, r: RequestState, instances: Sequence[T]) -> T:
         return least_loaded(instances)
 
 
@@ -55,7 +55,7 @@ class PrefixAware:
     def __init__(self) -> None:
         self._seen: dict[int, dict[int, None]] = {}
 
-    def dispatch(self, r: RequestState, instances: Sequence[T]) -> T:
+    def route(self, r: RequestState, instances: Sequence[T]) -> T:
         chosen = self._choose(r, instances)
         seen = self._seen.setdefault(chosen.index, {})
         for h in r.prefix_blocks:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.cluster_policy import HOLD, Instead, View
-from ..core.instance import Site
+from ..core.cluster_policy import HOLD, ClusterView, RouteOutcome
+from ..core.instance import Instance
 from ..core.links import Links
 from ..core.state import RequestState
-from .shared.disaggregated import PREFILL, Apart, KvNetwork
+from .shared.disaggregated import PREFILL, DisaggregatedPolicy, KvNetwork
 from .shared.instance_load import queued_tokens
 
 
@@ -23,7 +23,7 @@ class LayerWise(KvNetwork):
     The transfer occupies the link as if it had begun so much earlier.
     """
 
-    def ends_s(self, source: Site, target: Site, kv_tokens: int, now_s: float) -> float:
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
         moved_bytes = self.bytes_on_a_link(source, target, kv_tokens)
         layers = source.placement.model.layers
         ahead_s = moved_bytes / self.network.spec.bandwidth_bytes_per_s * (layers - 1) / layers
@@ -32,16 +32,16 @@ class LayerWise(KvNetwork):
 
 
 @dataclass(frozen=True)
-class Splitwise(Apart):
+class Splitwise(DisaggregatedPolicy):
     """Join the shortest queue: of prompts by pending tokens, of answers by requests (§4.3).
 
     Deviates: the pools are fixed; machines that change sides when a pool overflows (the mixed
     pool) are left out. A token machine is chosen when the prompt is in, not before.
     """
 
-    def links(self, sites: Sequence[Site]) -> Links:
-        return LayerWise(self.over(sites[0].placement))
+    def links(self, instances: Sequence[Instance]) -> Links:
+        return LayerWise(self.over(instances[0].placement))
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
-        sites = cluster.role(PREFILL)
-        return min(sites, key=lambda s: (queued_tokens(s), s.index)) if sites else HOLD
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
+        instances = cluster.role(PREFILL)
+        return min(instances, key=lambda s: (queued_tokens(s), s.index)) if instances else HOLD

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.multi_model_policy import Fleet, Hosted
+from ..core.multi_model_policy import MultiModelCluster, ServedModel
 from ..core.policy import knob
 from ..core.state import RequestState
 from .shared.model_sharing import VllmSharing, by_load
@@ -25,10 +25,10 @@ class StaticPartition(VllmSharing):
 
     shares: str = knob("equal", choices=("equal", "demand"))
 
-    def begin(self, fleet: Fleet) -> None:
-        found = by_load(fleet.models, fleet)
-        placed = [fleet.models[m] for m in found]
-        left = [pool.free for pool in fleet.pools]
+    def begin(self, cluster: MultiModelCluster) -> None:
+        found = by_load(cluster.models, cluster)
+        placed = [cluster.models[m] for m in found]
+        left = [pool.free for pool in cluster.pools]
         for model in placed:
             for gpu in found[model.index]:
                 left[gpu] -= model.weight_pages
@@ -37,17 +37,17 @@ class StaticPartition(VllmSharing):
                 int(left[gpu] * self._share(model, [m for m in placed if gpu in found[m.index]]))
                 for gpu in found[model.index]
             )
-            fleet.activate(model, found[model.index], quota_pages=quota, loaded=True)
+            cluster.activate(model, found[model.index], quota_pages=quota, loaded=True)
 
-    def _share(self, model: Hosted, beside: Sequence[Hosted]) -> float:
+    def _share(self, model: ServedModel, beside: Sequence[ServedModel]) -> float:
         if self.shares == "equal":
             return 1 / len(beside)
         total = sum(m.kv_demand for m in beside)
         return model.kv_demand / total if total else 1 / len(beside)
 
-    def arrived(self, r: RequestState, model: int, fleet: Fleet) -> None:
-        tenant = fleet.serving[model]
-        if tenant is None or not fleet.could_hold(r, tenant):
-            fleet.reject(r)
+    def arrived(self, r: RequestState, model: int, cluster: MultiModelCluster) -> None:
+        model_instance = cluster.serving[model]
+        if model_instance is None or not cluster.could_hold(r, model_instance):
+            cluster.reject(r)
         else:
-            fleet.send(r, tenant)
+            cluster.send(r, model_instance)

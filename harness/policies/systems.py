@@ -195,9 +195,9 @@ _STOCK = {
     ),
     "ascendra-lp": _Stock("ascendra.low_priority:AscendraLp", "Ascendra, Algorithm 1"),
     "prism-queue": _Stock(
-        "prism.queue:Prism", "Prism, Algorithm 2; Moore, Management Science 1968"
+        "prism.queue:PrismLocal", "Prism, Algorithm 2; Moore, Management Science 1968"
     ),
-    "prism": _Stock("prism.controller:Prism", "Prism, Algorithms 1 and 2", sharing=True),
+    "prism": _Stock("prism.controller:PrismGlobal", "Prism, Algorithms 1 and 2", sharing=True),
     "muxserve": _Stock("muxserve:MuxServe", "Duan et al., ICML 2024; Prism, §7.1", sharing=True),
     "qlm": _Stock("qlm:Qlm", "Patke et al., SoCC 2024; Prism, §7.1", sharing=True),
     "static-partition": _Stock("static_partition:StaticPartition", "Prism, §7.1", sharing=True),

@@ -60,7 +60,7 @@ def judge(workload: Workload, records: Records) -> Judged:
 
 
 @dataclass(frozen=True)
-class Summary:
+class LatencySummary:
     """Mean and quantiles of one latency in seconds; NaN where nothing was measured."""
 
     mean_s: float
@@ -69,13 +69,13 @@ class Summary:
     p99_s: float
 
 
-def summarise(seconds: Floats) -> Summary:
+def summarise(seconds: Floats) -> LatencySummary:
     """Quantiles by linear interpolation, as numpy's and pandas' default, NaN left out."""
     known = seconds[np.isfinite(seconds)]
     if not len(known):
-        return Summary(NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER)
+        return LatencySummary(NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER, NOT_A_NUMBER)
     p50, p90, p99 = np.quantile(known, (0.5, 0.9, 0.99))
-    return Summary(float(known.mean()), float(p50), float(p90), float(p99))
+    return LatencySummary(float(known.mean()), float(p50), float(p90), float(p99))
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ DEFAULT_OBJECTIVE = "alpha=1,beta=1,gamma=1"
 
 
 @dataclass(frozen=True)
-class Objective:
+class CollocationObjective:
     """alpha · attainment of generation + beta · attainment of embedding + gamma · throughput, the
     throughput as a share of the offered rate.
 
@@ -123,7 +123,7 @@ class Objective:
     gamma: float = 1.0
 
 
-def parse_objective(text: str) -> Objective:
+def parse_objective(text: str) -> CollocationObjective:
     """Read `alpha=1,beta=1,gamma=0.5`; what is left out is 1.
 
     Raises:
@@ -137,7 +137,7 @@ def parse_objective(text: str) -> Objective:
     for name, weight in weights.items():
         if weight < 0:
             raise SloBenchError(f"objective {name} must not be negative but is {weight:g}")
-    objective = Objective(**weights)
+    objective = CollocationObjective(**weights)
     if not (objective.alpha or objective.beta or objective.gamma):
         raise SloBenchError(f"objective {text!r} weighs nothing; write {DEFAULT_OBJECTIVE}")
     return objective
@@ -150,7 +150,7 @@ def cell_metrics(
     *,
     judged: Judged,
     warmup_s: float = 0.0,
-    objective: Objective = Objective(),
+    objective: CollocationObjective = CollocationObjective(),
 ) -> dict[str, float | int | bool]:
     """The figures of one cell, in the order of the columns of `cells.csv`.
 
@@ -250,7 +250,7 @@ def cell_metrics(
 
 
 def _by_kind(
-    workload: Workload, records: Records, counted: Mask, met: Mask, objective: Objective
+    workload: Workload, records: Records, counted: Mask, met: Mask, objective: CollocationObjective
 ) -> dict[str, float]:
     """Generation and embedding apart, and what both are worth together; {} without embeddings."""
     embeds = counted & (workload.kind == Kind.EMBED)

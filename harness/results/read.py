@@ -86,7 +86,7 @@ _UNREADABLE = (ValueError, OSError, EOFError, zlib.error, UnicodeError)
 
 
 @dataclass(frozen=True)
-class RunFolder:
+class RunResults:
     """What one experiment left on disk. `axes` are the sweep axes' column names in `cells`."""
 
     path: Path
@@ -113,7 +113,7 @@ class RunFolder:
         )
 
 
-def read_run(path: Path) -> RunFolder:
+def read_run(path: Path) -> RunResults:
     """The run folder at `path`; SloBenchError names the file that is missing or malformed."""
     path = Path(path)
     if not path.is_dir():
@@ -126,7 +126,7 @@ def read_run(path: Path) -> RunFolder:
     if results := environment.get("results"):
         _existing(path / str(results))
         check_rows(path, len(cells))
-    return RunFolder(
+    return RunResults(
         path=path,
         name=path.resolve().name,
         experiment_toml=experiment_toml,
@@ -136,7 +136,7 @@ def read_run(path: Path) -> RunFolder:
     )
 
 
-def read_runs(paths: Sequence[Path]) -> list[RunFolder]:
+def read_runs(paths: Sequence[Path]) -> list[RunResults]:
     """Several run folders, in order; each may be given once, and their names become distinct."""
     if not paths:
         raise SloBenchError("no run folder given; a report needs at least one")
@@ -149,7 +149,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunFolder]:
     if len(set(names)) == len(names):
         return runs
     return [
-        RunFolder(r.path, str(r.path), r.experiment_toml, r.environment, r.cells, r.axes)
+        RunResults(r.path, str(r.path), r.experiment_toml, r.environment, r.cells, r.axes)
         for r in runs
     ]
 

@@ -21,16 +21,16 @@ from ..core.decisions import Why
 from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, slo_from_wire, told_from_wire
 from ..engine.loop.gc_control import heap_frozen
 from ..engine.torch.encoder import Encoder
-from ..engine.torch.live import Asked, Live
+from ..engine.torch.live import GenerationRequest, LiveEngine
 from ..engine.torch.sequence import Sampling
-from ..engine.torch.text import Stream, Text
+from ..engine.torch.text import Text, TextStream
 from .http_server import HttpRequest, Ready, Reply, in_thread, refuse, respond, respond_json, serve
 
 _DEFAULT_TOKENS = 16  # as OpenAI's completions
 
 
 @dataclass(frozen=True)
-class Model:
+class HttpModel:
     """What is served: its name for clients, its text, its longest request."""
 
     name: str
@@ -41,7 +41,9 @@ class Model:
 
 
 @contextlib.contextmanager
-def serving(live: Live, model: Model, *, host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def serving(
+    live: LiveEngine, model: HttpModel, *, host: str = "127.0.0.1", port: int = 0
+) -> Iterator[str]:
     """The address of a server that is up, for as long as the block lasts.
 
     Raises:
@@ -90,7 +92,7 @@ class _BadRequestError(Exception):
 
 
 class _Routes:
-    def __init__(self, live: Live, model: Model) -> None:
+    def __init__(self, live: LiveEngine, model: HttpModel) -> None:
         self._live = live
         self._model = model
 
@@ -167,7 +169,9 @@ class _Routes:
 class _Generation:
     """One request of a client, from its body to its last token."""
 
-    def __init__(self, live: Live, model: Model, body: Mapping[str, Any], *, chat: bool) -> None:
+    def __init__(
+        self, live: LiveEngine, model: HttpModel, body: Mapping[str, Any], *, chat: bool
+    ) -> None:
         self._live = live
         self._model = model
         self._chat = chat
@@ -182,7 +186,7 @@ class _Generation:
         self._prompt = self._tokens(body)
         self._asked = self._as_asked(body)
         self._events: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
-        self._said = Stream(model.text)
+        self._said = TextStream(model.text)
         self._given = 0
 
     def _tokens(self, body: Mapping[str, Any]) -> list[int]:
@@ -208,7 +212,7 @@ class _Generation:
             )
         return prompt
 
-    def _as_asked(self, body: Mapping[str, Any]) -> Asked:
+    def _as_asked(self, body: Mapping[str, Any]) -> GenerationRequest:
         room = self._model.most_tokens - len(self._prompt)
         given = body.get("max_completion_tokens") or body.get("max_tokens")
         most = given if given is not None else room if self._chat else _DEFAULT_TOKENS
@@ -234,7 +238,7 @@ class _Generation:
 
             return told
 
-        return Asked(
+        return GenerationRequest(
             tokens=self._prompt,
             max_tokens=most,
             sampling=Sampling(
@@ -392,7 +396,7 @@ def serving_model(
         SloBenchError: the model cannot be loaded, does not fit, or the system cannot run so.
     """
     from ..core.policy import Policy
-    from ..engine.torch.build import Engine, Room, swaps
+    from ..engine.torch.build import Engine, KvCacheConfig, swaps
     from ..engine.torch.build import kv_blocks as blocks_that_fit
     from ..engine.torch.load import load_decoder
     from ..engine.torch.tiers import TierFolder
@@ -417,7 +421,7 @@ def serving_model(
     if embedder is not None:
         beside = Path(embedder)
         embeds = Embeds(beside.resolve().name, Encoder(beside, device), Text(beside))
-    room = Room(
+    room = KvCacheConfig(
         kv_blocks or blocks_that_fit(decoder, block_tokens),
         block_tokens,
         (HOST_BLOCKS if host_blocks is None else host_blocks) if swaps(found.policy) else 0,
@@ -425,10 +429,12 @@ def serving_model(
         tiers,
     )
     engine = Engine(decoder, room)
-    with Live(engine, found.policy) as live:
+    with LiveEngine(engine, found.policy) as live:
         limits = found.policy.limits(live.instance.view)
         spare = limits.watermark_blocks + limits.headroom_blocks
         most = min(decoder.config.context, (room.blocks - spare) * block_tokens)
-        served = Model(served_name or folder.name, Text(folder), decoder.config.eos, most, embeds)
+        served = HttpModel(
+            served_name or folder.name, Text(folder), decoder.config.eos, most, embeds
+        )
         with serving(live, served, port=port) as url:
             yield url

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ...workloads.labelled_prompts import Answered, AnsweredData
+from ...workloads.labelled_prompts import LabelledPrompt, LabelledPrompts
 from ..experiments.execution.cells import workload_of
 from ..experiments.experiment import Experiment, RunResult
 
 
-def read_run(folder: Path, *, model: str | None = None) -> AnsweredData:
+def read_run(folder: Path, *, model: str | None = None) -> LabelledPrompts:
     """Finished requests of all cells whose prompts have texts, each prompt and length once.
 
     Lengths are those that came out: of a simulation the workload's own, of a real server what it
@@ -23,7 +23,7 @@ def read_run(folder: Path, *, model: str | None = None) -> AnsweredData:
     if not file.is_file():
         raise SloBenchError(f"{folder} is no run folder: it has no experiment.toml")
     result = RunResult(folder)
-    found: dict[tuple[str, str, int], Answered] = {}
+    found: dict[tuple[str, str, int], LabelledPrompt] = {}
     for spec in Experiment.load(file).plan().cells:
         workload = workload_of(spec)
         if workload.texts is None:
@@ -40,7 +40,7 @@ def read_run(folder: Path, *, model: str | None = None) -> AnsweredData:
                 continue
             named = workload.model_names[workload.model_index[int(row)]]
             who = model or named or spec.placement.model
-            found[who, text, int(tokens)] = Answered(
+            found[who, text, int(tokens)] = LabelledPrompt(
                 text, int(workload.prompt_tokens[int(row)]), int(tokens), who, folder.name
             )
     if not found:
@@ -48,4 +48,4 @@ def read_run(folder: Path, *, model: str | None = None) -> AnsweredData:
             f"{folder} has no finished request with a text: run a workload that has texts, and "
             "keep --records"
         )
-    return AnsweredData(folder.name, tuple(found.values()), "tokens that came out")
+    return LabelledPrompts(folder.name, tuple(found.values()), "tokens that came out")

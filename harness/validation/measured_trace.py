@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from ..experiments.experiment import RunResult
-from .latency_breakdown import Part, Stay
+from .latency_breakdown import LatencySpan, SpanKind
 from .trace import Event, free_tracks, named_event, slice_event
 
 
@@ -30,17 +30,17 @@ class MeasuredCell:
         """
         return cls(cell, RunResult(folder).requests(cell))
 
-    def stays(self, request: int) -> list[Stay]:
+    def stays(self, request: int) -> list[LatencySpan]:
         """A finished request's time from its scheduled arrival to its last token."""
         row = self.requests.iloc[request]
         at_s = [float(row["arrival_s"]), float(row["first_token_s"]), float(row["finish_s"])]
-        parts = [Part.UNTIL_ANSWER, Part.ANSWER]
+        parts = [SpanKind.UNTIL_ANSWER, SpanKind.ANSWER]
         sent_s = float(row.get("sent_s", np.nan))
         if at_s[0] < sent_s < at_s[1]:
             at_s.insert(1, sent_s)
-            parts.insert(0, Part.CLIENT)
+            parts.insert(0, SpanKind.CLIENT)
         spans = zip(at_s[:-1], at_s[1:], parts, strict=True)
-        return [Stay(begin, end, part) for begin, end, part in spans if end > begin]
+        return [LatencySpan(begin, end, part) for begin, end, part in spans if end > begin]
 
     def events(self) -> Iterator[Event]:
         """Trace events: a process for each instance, its requests on tracks."""

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 
 from ...predictors.profiles.names import recognise
 from ...predictors.profiles.profile import Profile, Source, write_profile
-from ...predictors.profiles.whole_steps import Step, profile_of_steps
+from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...workloads.csv_text import guarded
 from ...workloads.errors import SloBenchError
 from ..experiments.execution.cells import CellSpec
@@ -61,7 +61,7 @@ _IDENTITY = ("system", "workload", "rate_rps", "speed", "seed")
 
 
 @dataclass(frozen=True)
-class Level:
+class ValidatedPoint:
     """A level, real and simulated.
 
     `fitted_on` names the levels whose steps the profile was fitted to, and is empty where the
@@ -77,7 +77,7 @@ class Level:
     again: tuple[RealLog, ...] = ()
     replayed: Replayed | None = None
 
-    def noting(self, note: str) -> Level:
+    def noting(self, note: str) -> ValidatedPoint:
         """With one note more."""
         found = dataclasses.replace(self.found, notes=(*self.found.notes, note))
         return dataclasses.replace(self, found=found)
@@ -152,7 +152,7 @@ def _latencies(log: RealLog) -> dict[str, Floats]:
     return latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
 
 
-def validate_run(folder: Path, profile: Profile | None = None) -> list[Level]:
+def validate_run(folder: Path, profile: Profile | None = None) -> list[ValidatedPoint]:
     """Replay every level of a run on real servers, and keep the errors in its folder.
 
     Args:
@@ -214,11 +214,11 @@ class _Measured:
         """Another level of a server with the same settings."""
         return self is not other and bool(self.meta) and self._server == other._server
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[LoggedStep]:
         """Of all its measurements."""
         return [step for one in (self, *self.again()) for step in one._own_steps()]
 
-    def _own_steps(self) -> list[Step]:
+    def _own_steps(self) -> list[LoggedStep]:
         parts = self.meta.get("steps") or []
         return [
             step
@@ -234,7 +234,7 @@ def _specs(folder: Path) -> dict[str, CellSpec]:
     return {}
 
 
-def _with_replay(judged: Level, level: _Measured, spec: CellSpec | None) -> Level:
+def _with_replay(judged: ValidatedPoint, level: _Measured, spec: CellSpec | None) -> ValidatedPoint:
     room = level.meta.get("room")
     if room is None or spec is None:
         return judged
@@ -257,9 +257,9 @@ def _judged(
     identity: Mapping[str, Any],
     others: Sequence[_Measured],
     profile: Profile | None,
-) -> Level:
+) -> ValidatedPoint:
     if profile is not None:
-        return Level(level.cell, identity, profile, (), _replayed(level, profile))
+        return ValidatedPoint(level.cell, identity, profile, (), _replayed(level, profile))
     steps = [step for other in others for step in other.steps()]
     if not steps:
         raise SloBenchError(
@@ -280,7 +280,7 @@ def _judged(
         ),
     )
     client_s = _client_s(others, fitted)
-    return Level(level.cell, identity, fitted, names, _replayed(level, fitted, client_s))
+    return ValidatedPoint(level.cell, identity, fitted, names, _replayed(level, fitted, client_s))
 
 
 def _catalogue_name(served: str) -> str:
@@ -314,7 +314,7 @@ def _client_s(others: Sequence[_Measured], profile: Profile) -> float:
     return max(0.0, min(late))
 
 
-def _keep(folder: Path, levels: Sequence[Level]) -> None:
+def _keep(folder: Path, levels: Sequence[ValidatedPoint]) -> None:
     for level in levels:
         found = level.found
         write_profile(level.profile, folder / FOLDER / f"{level.cell}.toml")

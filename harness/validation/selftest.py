@@ -34,7 +34,7 @@ _MOST_RPS = 6400.0
 
 
 @dataclass(frozen=True)
-class Level:
+class SelfTestLevel:
     """One rate. Errors are measured minus true; what a level costs is the client's CPU time.
 
     `ttft_error_…` compares the time from send to first token; `arrival_error_…` the time from the
@@ -69,7 +69,7 @@ class Level:
 class SelfTest:
     """All levels in the order they were run, and what follows."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[SelfTestLevel, ...]
     token_cpu_s: float
     request_cpu_s: float  # beside its tokens
     highest_rps: float | None  # of `TOKENS` tokens an answer; None: not even the lowest
@@ -85,7 +85,7 @@ def self_test(
     rates_rps: Sequence[float] = RATES_RPS,
     seconds: float = 4.0,
     search: bool = True,
-    done: Callable[[Level], None] = lambda level: None,
+    done: Callable[[SelfTestLevel], None] = lambda level: None,
 ) -> SelfTest:
     """Run levels of `seconds` each: the given rates, then ever higher ones until one fails.
 
@@ -95,9 +95,9 @@ def self_test(
         search: look for the highest truthful rate.
         done: hears of each level.
     """
-    levels: list[Level] = []
+    levels: list[SelfTestLevel] = []
 
-    def run(rate_rps: float, tokens: int = TOKENS) -> Level:
+    def run(rate_rps: float, tokens: int = TOKENS) -> SelfTestLevel:
         level = run_level(rate_rps, tokens=tokens, seconds=seconds)
         levels.append(level)
         done(level)
@@ -119,7 +119,7 @@ def self_test(
     )
 
 
-def _search(run: Callable[[float], Level], levels: Sequence[Level]) -> None:
+def _search(run: Callable[[float], SelfTestLevel], levels: Sequence[SelfTestLevel]) -> None:
     """Double the rate until a level fails, then try once between."""
     last = levels[-1]
     while last.truthful and last.rate_rps < _MOST_RPS:
@@ -130,7 +130,7 @@ def _search(run: Callable[[float], Level], levels: Sequence[Level]) -> None:
 
 def run_level(
     rate_rps: float, *, tokens: int = TOKENS, seconds: float = 4.0, processes: int | None = None
-) -> Level:
+) -> SelfTestLevel:
     """One rate against a mock of its own."""
     rng = np.random.default_rng(0)
     n = max(20, round(rate_rps * seconds))
@@ -144,7 +144,9 @@ def run_level(
     return _level(rate_rps, tokens, found, truths)
 
 
-def _level(rate_rps: float, tokens: int, found: HttpResult, truths: dict[int, Truth]) -> Level:
+def _level(
+    rate_rps: float, tokens: int, found: HttpResult, truths: dict[int, Truth]
+) -> SelfTestLevel:
     columns, client = found.columns, found.client
     whole = np.flatnonzero(columns.outcome == Outcome.FINISHED)
     known = [truths[row] for row in whole.tolist()]
@@ -156,7 +158,7 @@ def _level(rate_rps: float, tokens: int, found: HttpResult, truths: dict[int, Tr
     late_s = first_s - left_s  # the clock is one: what is seen later than it left is our error
     sent_late_s = received_s - columns.arrival_s[whole]
     token_error_s = _token_errors(found, whole, known)
-    level = Level(
+    level = SelfTestLevel(
         rate_rps=rate_rps,
         requests=len(columns.outcome),
         tokens=tokens,
@@ -174,7 +176,7 @@ def _level(rate_rps: float, tokens: int, found: HttpResult, truths: dict[int, Tr
         peak_rss_bytes=client.peak_rss_bytes,
         problem=None,
     )
-    return Level(**{**vars(level), "problem": found.invalid_because or _problem(level)})
+    return SelfTestLevel(**{**vars(level), "problem": found.invalid_because or _problem(level)})
 
 
 def _token_errors(found: HttpResult, rows: NDArray[np.intp], known: Sequence[Truth]) -> Floats:
@@ -191,7 +193,7 @@ def _token_errors(found: HttpResult, rows: NDArray[np.intp], known: Sequence[Tru
     )
 
 
-def _problem(level: Level) -> str | None:
+def _problem(level: SelfTestLevel) -> str | None:
     if level.finished < level.requests:
         return f"{level.requests - level.finished} of {level.requests} requests failed"
     if level.ttft_error_p50_s > TTFT_P50_LIMIT_S:

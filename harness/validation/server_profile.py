@@ -7,11 +7,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ...predictors.profiles.profile import Device, Profile, Source, write_profile
-from ...predictors.profiles.whole_steps import Step, profile_of_steps
+from ...predictors.profiles.profile import MeasuredDevice, Profile, Source, write_profile
+from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...predictors.specs import ModelSpec, model
 from ...workloads.errors import SloBenchError
-from ..engine.torch.profiling import Asked, Measured, Tell, with_shape
+from ..engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
 from ..experiments.experiment import Experiment
 from ..results.engine_logs import meta_path, read_meta
 from .step_log import read_steps
@@ -23,7 +23,9 @@ _LEAST, _MOST = 20, 120
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-def measure_server(asked: Asked, backend: str, folder: Path, tell: Tell) -> Measured:
+def measure_server(
+    asked: ProfilingOptions, backend: str, folder: Path, tell: Tell
+) -> ProfilingResult:
     """Serve requests of mixed lengths at three rates, and fit what the server logged of its steps.
 
     Args:
@@ -62,10 +64,12 @@ def measure_server(asked: Asked, backend: str, folder: Path, tell: Tell) -> Meas
     if asked.gpu is None and device == "cpu":
         profile = _on_cpu(profile, shape, metas[0])
     header = write_profile(with_shape(profile, asked), asked.out)
-    return Measured(profile, header, 0, float("nan"))
+    return ProfilingResult(profile, header, 0, float("nan"))
 
 
-def _settings(asked: Asked, name: str, version: str | None, shape: ModelSpec) -> dict[str, Any]:
+def _settings(
+    asked: ProfilingOptions, name: str, version: str | None, shape: ModelSpec
+) -> dict[str, Any]:
     context = shape.context_tokens
     prompt, answer = min(_LONGEST_PROMPT, context // 2), min(_LONGEST_ANSWER, context // 4)
     requests = round(asked.budget_s / _SECONDS_A_REQUEST / len(_RATES))
@@ -86,7 +90,7 @@ def _settings(asked: Asked, name: str, version: str | None, shape: ModelSpec) ->
     }
 
 
-def _steps(folder: Path, meta: dict[str, Any]) -> list[Step]:
+def _steps(folder: Path, meta: dict[str, Any]) -> list[LoggedStep]:
     return [
         step
         for part in meta.get("steps") or []
@@ -119,5 +123,5 @@ def _on_cpu(profile: Profile, shape: ModelSpec, meta: dict[str, Any]) -> Profile
         return profile  # nobody says how much KV it holds
     kv_bytes = float(tokens * width)
     return dataclasses.replace(
-        profile, device=Device(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
+        profile, device=MeasuredDevice(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
     )

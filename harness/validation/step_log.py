@@ -13,18 +13,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ...predictors.profiles.whole_steps import Step
+from ...predictors.profiles.whole_steps import LoggedStep
 from ...workloads.errors import FileFormatError
 from ...workloads.parsing import parse_json
 
 
-def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Step]:
+def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[LoggedStep]:
     """The steps that began and ended between two places of the file, in bytes.
 
     Raises:
         FileFormatError: it cannot be read, or a line is not one of a step log.
     """
-    steps: list[Step] = []
+    steps: list[LoggedStep] = []
     begun: deque[dict[str, Any]] = deque()
     last_s: float | None = None  # when the last result was there, if requests were left
     for line in _lines(path, begin, end):
@@ -44,8 +44,8 @@ def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Step]
     return [step for step in steps if step.duration_s > 0]
 
 
-def _step(line: dict[str, Any], duration_s: float) -> Step:
-    return Step(
+def _step(line: dict[str, Any], duration_s: float) -> LoggedStep:
+    return LoggedStep(
         int(line["decode_seqs"]),
         int(line["decode_kv_tokens"]),
         [(int(before), int(tokens)) for before, tokens in line["chunks"]],

@@ -23,7 +23,7 @@ from ..core.policy import Policy, StaticPolicy, overrides
 from ..core.records import Outcome
 from ..engine.loop.measures import Measures
 from ..engine.loop.overlong_requests import fit
-from ..engine.loop.timed import Ran, TimedInstance, Told
+from ..engine.loop.timed import Ran, RecordedStepTime, TimedInstance
 from ..engine.torch.execute import execute
 from ..experiments.execution.cells import (
     CellSpec,
@@ -56,7 +56,7 @@ class _Iteration:
     ran: Ran
 
 
-class _Log(Told):
+class _Log(RecordedStepTime):
     """Iterations of a log, each compared with what is asked for."""
 
     def __init__(self, log: Sequence[_Iteration], predictions: LearnedPredictions) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Result
-from ..engine.loop.traced import InstanceLog, State, Trace
+from ..engine.loop.traced import EngineTrace, InstanceLog, State
 from ..experiments.execution.cells import (
     CellSpec,
     placed,
@@ -44,7 +44,7 @@ class CellTrace:
     spec: CellSpec
     workload: Workload
     result: Result
-    trace: Trace
+    trace: EngineTrace
 
     @property
     def lanes_per_instance(self) -> int:
@@ -91,7 +91,7 @@ def replay(
         )
     spec = next(spec for spec in _cells(folder) if spec.cell == cell)
     workload = workload_of(spec)
-    trace = Trace()
+    trace = EngineTrace()
     predicted = predicted_output_tokens(spec, workload)
     result = simulated(spec, workload, predicted, progress=progress, trace=trace)
     return CellTrace(spec, workload, result, trace)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ..profiles.observations import Observations, placement_of
 from ..profiles.profile import Profile
 from .grid import CostGrid
-from .regressors import Learned, Setting, learn, need_scikit_learn, settings
+from .regressors import Setting, TrainedRegressor, learn, need_scikit_learn, settings
 from .samples import Mask, Samples, described, random_rows, samples, whole_sizes
 from .swap import SwapFit, swap_costs
 
@@ -25,7 +25,7 @@ _CALLS = 20  # single predictions that are timed
 
 
 @dataclass(frozen=True)
-class Quality:
+class CostFitQuality:
     """Mean errors in percent of the measured time (NaN where they could not be had), and costs.
 
     `random_percent`: on a fifth of the rows, kept out. `whole_percent`: on whole batch sizes and
@@ -59,8 +59,8 @@ class CostFit:
     """What was tried, the best of it, the grid that it makes and how good that is."""
 
     rows: int
-    qualities: tuple[Quality, ...]
-    best: Quality
+    qualities: tuple[CostFitQuality, ...]
+    best: CostFitQuality
     grid: CostGrid
     grid_quality: GridQuality
     swap: SwapFit
@@ -111,7 +111,7 @@ def fit_costs(
 
 def _quality(
     setting: Setting, seen: Samples, at_random: Mask, whole: Sequence[Mask], seed: int
-) -> Quality:
+) -> CostFitQuality:
     began_s = time.perf_counter()
     learned = learn(setting, seen[~at_random], seed)
     train_s = time.perf_counter() - began_s
@@ -126,7 +126,7 @@ def _quality(
     for _ in range(_CALLS):
         learned.predict(one)
     call_s = (time.perf_counter() - began_s) / _CALLS
-    return Quality(
+    return CostFitQuality(
         setting,
         _percent(random_errors),
         _percent(np.concatenate([np.empty(0), *whole_errors])),
@@ -136,7 +136,7 @@ def _quality(
     )
 
 
-def _errors(learned: Learned, held: Samples) -> Floats:
+def _errors(learned: TrainedRegressor, held: Samples) -> Floats:
     return np.asarray(np.abs(learned.predict(held) / held.seconds - 1))
 
 
@@ -144,7 +144,9 @@ def _percent(errors: Floats) -> float:
     return float(100 * errors.mean()) if len(errors) else math.nan
 
 
-def _grid(profile: Profile, tp: int, seen: Samples, learned: Learned, swap: SwapFit) -> CostGrid:
+def _grid(
+    profile: Profile, tp: int, seen: Samples, learned: TrainedRegressor, swap: SwapFit
+) -> CostGrid:
     """The learned step time at the measured sizes and halfway between them."""
     steps = seen.steps
     each = np.round(steps.kv_tokens / np.maximum(1, steps.sequences))

@@ -47,7 +47,7 @@ def settings(degrees: Sequence[int] = DEGREES) -> list[Setting]:
 
 
 @dataclass(frozen=True)
-class Learned:
+class TrainedRegressor:
     """A trained regressor."""
 
     setting: Setting
@@ -81,7 +81,7 @@ def need_scikit_learn() -> None:
         ) from None
 
 
-def learn(setting: Setting, seen: Samples, seed: int = 0) -> Learned:
+def learn(setting: Setting, seen: Samples, seed: int = 0) -> TrainedRegressor:
     """Train on all rows of `seen`."""
     coefficients = np.zeros(seen.operators.shape[1])
     if setting.target == "seconds":
@@ -97,7 +97,7 @@ def learn(setting: Setting, seen: Samples, seed: int = 0) -> Learned:
     with warnings.catch_warnings(), threadpool_limits(1):  # threads wait more than they work here
         warnings.simplefilter("ignore")  # lasso that has not converged says so by its error
         model.fit(np.log1p(seen.features), (target - mean) / deviation)
-    return Learned(setting, model, coefficients, (mean, deviation))
+    return TrainedRegressor(setting, model, coefficients, (mean, deviation))
 
 
 def _pipeline(setting: Setting, seed: int) -> Any:

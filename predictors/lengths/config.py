@@ -33,7 +33,7 @@ class Base:
 
 
 @dataclass(frozen=True)
-class Shape:
+class NetworkShape:
     """What the network is made of, apart from its weights."""
 
     head: str = "softmax"
@@ -53,7 +53,7 @@ class PredictorConfig:
     what share `Words` have in a distribution; both were chosen there too.
     """
 
-    shape: Shape
+    shape: NetworkShape
     base: Base
     labels: str  # what lengths were counted with
     conformal_offset: float
@@ -144,7 +144,7 @@ class PredictorConfig:
             confusion = tuple(tuple(row) for row in plain.pop("confusion"))
             base = Base(**plain.pop("base"))
             checksums = dict(plain.pop("files", {}))
-            found = cls(shape=Shape(**shape), base=base, confusion=confusion, **plain)
+            found = cls(shape=NetworkShape(**shape), base=base, confusion=confusion, **plain)
             found._check()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise FileFormatError(path, None, f"no predictor's configuration: {error}") from error

@@ -53,7 +53,7 @@ def buckets_in(edges: Sequence[int], tokens: NDArray[np.integer]) -> Ints:
 
 
 @dataclass(frozen=True)
-class Lengths:
+class PredictedDistributions:
     """Distributions of n answers' lengths.
 
     `log_tokens` and `below` have shape (n, knots): the share of answers that are no longer than
@@ -65,7 +65,7 @@ class Lengths:
     below: Floats
 
     @classmethod
-    def of_buckets(cls, edges: tuple[int, ...], probabilities: Floats) -> Lengths:
+    def of_buckets(cls, edges: tuple[int, ...], probabilities: Floats) -> PredictedDistributions:
         """From the probability of each bucket, shape (n, buckets)."""
         rows = len(probabilities)
         below = np.concatenate([np.zeros((rows, 1)), np.cumsum(probabilities, axis=1)], axis=1)
@@ -75,8 +75,8 @@ class Lengths:
     def __len__(self) -> int:
         return len(self.below)
 
-    def __getitem__(self, rows: slice | Ints) -> Lengths:
-        return Lengths(self.edges, self.log_tokens[rows], self.below[rows])
+    def __getitem__(self, rows: slice | Ints) -> PredictedDistributions:
+        return PredictedDistributions(self.edges, self.log_tokens[rows], self.below[rows])
 
     def bucket_probabilities(self) -> Floats:
         """Shape (n, buckets); rows sum to 1."""
@@ -124,20 +124,22 @@ class Lengths:
         high = np.expm1(self.quantile_log((1 + COVERAGE) / 2) + offset)
         return np.maximum(0, np.floor(low)).astype(np.int64), np.ceil(high).astype(np.int64)
 
-    def blended(self, others: Floats, share: float) -> Lengths:
+    def blended(self, others: Floats, share: float) -> PredictedDistributions:
         """The weighted geometric mean with other bucket probabilities, shape (n, buckets)."""
         if share == 0:
             return self
         mean = self.bucket_probabilities() ** (1 - share) * np.maximum(others, _LEAST) ** share
-        return Lengths.of_buckets(self.edges, mean)
+        return PredictedDistributions.of_buckets(self.edges, mean)
 
-    def reweighted(self, weights: Floats) -> Lengths:
+    def reweighted(self, weights: Floats) -> PredictedDistributions:
         """The same with the odds of each bucket multiplied; shape of `weights` (n, buckets)."""
-        return Lengths.of_buckets(self.edges, self.bucket_probabilities() * weights)
+        return PredictedDistributions.of_buckets(self.edges, self.bucket_probabilities() * weights)
 
 
-def share_of(others: Floats, lengths: Lengths, true_tokens: NDArray[np.integer]) -> float:
-    """What share `others` should have in `Lengths.blended`.
+def share_of(
+    others: Floats, lengths: PredictedDistributions, true_tokens: NDArray[np.integer]
+) -> float:
+    """What share `others` should have in `PredictedDistributions.blended`.
 
     From rows that took no part in training. Of 0, 0.1 … 1 the least with the smallest log loss.
     """
@@ -150,8 +152,9 @@ def share_of(others: Floats, lengths: Lengths, true_tokens: NDArray[np.integer])
     return min(_SHARES, key=loss)
 
 
-def neighbours_worth(lengths: Lengths, true_tokens: NDArray[np.integer]) -> float:
-    """What neighbours should count in `Lengths.buckets`, from rows that took no part in training.
+def neighbours_worth(lengths: PredictedDistributions, true_tokens: NDArray[np.integer]) -> float:
+    """What neighbours should count in `PredictedDistributions.buckets`, from rows that took no part
+    in training.
 
     Of 0, 0.1 … 1 the least with the largest sum of exact and within-one accuracy.
     """
@@ -166,7 +169,7 @@ def neighbours_worth(lengths: Lengths, true_tokens: NDArray[np.integer]) -> floa
     return max(_SHARES, key=good)
 
 
-def conformal_offset(lengths: Lengths, true_tokens: NDArray[np.integer]) -> float:
+def conformal_offset(lengths: PredictedDistributions, true_tokens: NDArray[np.integer]) -> float:
     """By how much to widen intervals on the log scale so that new answers fall in as promised.
 
     Source: conformalized quantile regression (Romano, Patterson, Candès 2019), on rows that took no

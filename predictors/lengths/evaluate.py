@@ -8,9 +8,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ...workloads.labelled_prompts import Answered
+from ...workloads.labelled_prompts import LabelledPrompt
 from .baselines import baselines
-from .distribution import Floats, Ints, Lengths, buckets_in, conformal_offset, neighbours_worth
+from .distribution import (
+    Floats,
+    Ints,
+    PredictedDistributions,
+    buckets_in,
+    conformal_offset,
+    neighbours_worth,
+)
 from .predictor import TrainedPredictor
 from .samples import CALIBRATION, TRAIN, VALIDATION, Parts
 from .train import prompts_of
@@ -62,7 +69,7 @@ class Latency:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PredictorEvaluation:
     """All that `predict-eval` shows. `leak` is what the answer's text would give, by corpus."""
 
     scores: tuple[Score, ...]
@@ -78,11 +85,11 @@ class Evaluation:
 def evaluate(
     predictor: TrainedPredictor,
     samples: Parts,
-    rows: Sequence[Answered],
-    seen: Callable[[Answered], bool],
+    rows: Sequence[LabelledPrompt],
+    seen: Callable[[LabelledPrompt], bool],
     *,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Evaluation:
+) -> PredictorEvaluation:
     """Hold a predictor and the baselines, made of the same samples, against new rows.
 
     Args:
@@ -136,7 +143,7 @@ def evaluate(
     }
     progress(6, total)
     known = set(config.shape.models)
-    return Evaluation(
+    return PredictorEvaluation(
         scores=tuple(scores),
         reliability=tuple(reliability(told[judged], true)),
         confusion=confusion,
@@ -151,7 +158,7 @@ def evaluate(
 def score(
     corpus: str,
     name: str,
-    lengths: Lengths,
+    lengths: PredictedDistributions,
     tokens: Ints,
     offset: float,
     neighbours: float = 0.0,
@@ -178,7 +185,7 @@ def score(
     )
 
 
-def reliability(lengths: Lengths, true: Ints) -> list[Bin]:
+def reliability(lengths: PredictedDistributions, true: Ints) -> list[Bin]:
     """Predictions by the probability of their likeliest bucket."""
     probabilities = lengths.bucket_probabilities()
     said, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == true
@@ -190,7 +197,7 @@ def reliability(lengths: Lengths, true: Ints) -> list[Bin]:
     ]
 
 
-def latency(predictor: TrainedPredictor, rows: Sequence[Answered], size: int) -> Latency:
+def latency(predictor: TrainedPredictor, rows: Sequence[LabelledPrompt], size: int) -> Latency:
     """Time batches of `size` prompts, one after the other on one thread."""
     import torch
 
@@ -213,7 +220,7 @@ def latency(predictor: TrainedPredictor, rows: Sequence[Answered], size: int) ->
     return Latency(size, median_s, p99_s, float(np.median(worked[2:])))
 
 
-def leak_accuracy(rows: Sequence[Answered], edges: tuple[int, ...]) -> float | None:
+def leak_accuracy(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> float | None:
     """Exact buckets that the answer's text gives away; None where too few texts are there.
 
     Five-fold least squares on counts of characters, words, lines, digits and other signs: no
@@ -246,4 +253,4 @@ def _counts(text: str) -> Floats:
     )
 
 
-__all__ = ["ALL", "LORA", "VALIDATION", "Evaluation", "Score", "evaluate"]
+__all__ = ["ALL", "LORA", "VALIDATION", "PredictorEvaluation", "Score", "evaluate"]

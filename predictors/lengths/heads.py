@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from .distribution import Floats, Lengths, log_edges
+from .distribution import Floats, PredictedDistributions, log_edges
 
 _LEAST = 1e-7
 _LEVELS = np.arange(0.05, 0.951, 0.05)  # of the quantile head
@@ -28,7 +28,7 @@ class Head(Protocol):
         """Mean loss for true lengths in tokens, shape (n,)."""
         ...
 
-    def lengths(self, raw: Tensor) -> Lengths:
+    def lengths(self, raw: Tensor) -> PredictedDistributions:
         """Distributions."""
         ...
 
@@ -52,9 +52,9 @@ class Softmax:
         ends = torch.zeros_like(length), torch.ones_like(length)
         return functional.cross_entropy(raw, torch.cat([ends[0], below, ends[1]], 1).diff(dim=1))
 
-    def lengths(self, raw: Tensor) -> Lengths:
+    def lengths(self, raw: Tensor) -> PredictedDistributions:
         """See `Head`."""
-        return Lengths.of_buckets(self._edges, _numpy(raw.softmax(1)))
+        return PredictedDistributions.of_buckets(self._edges, _numpy(raw.softmax(1)))
 
 
 class Ordinal:
@@ -83,9 +83,9 @@ class Ordinal:
         true = torch.bucketize(tokens, self._inner.to(tokens.device), right=True)
         return functional.nll_loss(self._probabilities(raw).log(), true)
 
-    def lengths(self, raw: Tensor) -> Lengths:
+    def lengths(self, raw: Tensor) -> PredictedDistributions:
         """See `Head`."""
-        return Lengths.of_buckets(self._edges, _numpy(self._probabilities(raw)))
+        return PredictedDistributions.of_buckets(self._edges, _numpy(self._probabilities(raw)))
 
 
 class Quantile:
@@ -107,7 +107,7 @@ class Quantile:
         level = self._levels.to(off.device)
         return torch.maximum(level * off, (level - 1) * off).sum(1).mean()
 
-    def lengths(self, raw: Tensor) -> Lengths:
+    def lengths(self, raw: Tensor) -> PredictedDistributions:
         """See `Head`. Beyond the outermost quantiles the nearest slope goes on."""
         q = _numpy(self._quantiles(raw))
         low = 2 * q[:, :1] - q[:, 2:3]
@@ -116,7 +116,7 @@ class Quantile:
         top = np.full((len(x), 1), max(float(log_edges(self._edges)[-1]), float(x.max()) + 1e-6))
         x = np.maximum.accumulate(np.hstack([x, np.maximum(top, x[:, -1:])]), axis=1)
         below = np.concatenate([[0.0], _LEVELS, [1.0 - 1e-6, 1.0]])
-        return Lengths(self._edges, x, np.broadcast_to(below, x.shape))
+        return PredictedDistributions(self._edges, x, np.broadcast_to(below, x.shape))
 
 
 HEADS: dict[str, type[Head]] = {"softmax": Softmax, "ordinal": Ordinal, "quantile": Quantile}

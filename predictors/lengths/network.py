@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from ...workloads.errors import SloBenchError
-from .config import Base, Shape
+from .config import Base, NetworkShape
 from .encoded import SIZES, Encoded
 from .heads import HEADS, Head
-from .tfidf import Words
+from .tfidf import TfIdfClassifier
 
 ANYBODY = "unknown"  # who answers, where nobody says
 _HIDDEN = 128
@@ -31,7 +31,7 @@ _DROPOUT = 0.1
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBase:
     """A base model and its tokenizer, as they were found."""
 
     model: Any
@@ -50,7 +50,7 @@ class Prompt:
 
 def load_base(
     name: str, *, device: str = "cpu", bf16: bool = False, learns: bool = False
-) -> Loaded:
+) -> LoadedBase:
     """A local folder, or a name on the hub (fetched where it is not cached).
 
     `learns`: it will be trained, so its attention is the one with the quicker backward pass.
@@ -86,7 +86,7 @@ def load_base(
         model.pooler = None  # we take the mean of all tokens
     found_at = str(local.absolute()) if looks_local else name
     base = Base(found_at, weights_sha256(model), _tokenizer_sha256(tokenizer))
-    return Loaded(model.to(device), tokenizer, base)
+    return LoadedBase(model.to(device), tokenizer, base)
 
 
 def weights_sha256(model: nn.Module) -> str:
@@ -110,16 +110,16 @@ def _tokenizer_sha256(tokenizer: Any) -> str:
     return hashlib.sha256(repr(vocabulary).encode()).hexdigest()
 
 
-class Network(nn.Module):
+class LengthNetwork(nn.Module):
     """Base, adapters and head; gives the head's raw outputs for a batch."""
 
-    def __init__(self, base: nn.Module, shape: Shape) -> None:
+    def __init__(self, base: nn.Module, shape: NetworkShape) -> None:
         from peft import LoraConfig, TaskType, get_peft_model
 
         super().__init__()
         self.shape = shape
         self.head: Head = HEADS[shape.head](shape.edges)
-        self.words: Words | None = None  # what its distribution is blended with
+        self.words: TfIdfClassifier | None = None  # what its distribution is blended with
         config: Any = base.config
         lora = LoraConfig(
             task_type=TaskType.FEATURE_EXTRACTION,
@@ -224,7 +224,7 @@ def _share_dropout(encoder: nn.Module) -> None:
             module.attention_dropout = 0.0
 
 
-def encode(tokenizer: Any, shape: Shape, prompts: Sequence[Prompt]) -> Encoded:
+def encode(tokenizer: Any, shape: NetworkShape, prompts: Sequence[Prompt]) -> Encoded:
     """The prompt's first tokens; its size and the model that will answer as numbers."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     # Nobody's token has so many characters; tokenizing all of a book would take long.

@@ -17,13 +17,22 @@ import torch
 from torch import Tensor
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.labelled_prompts import Answered, split_by_prompt
+from ...workloads.labelled_prompts import LabelledPrompt, split_by_prompt
 from ...workloads.parsing import parse_json
 from .config import PredictorConfig
-from .distribution import Floats, Lengths, buckets_in
-from .network import Network, bf16_runs, checked_device, encode, load_base
+from .distribution import Floats, PredictedDistributions, buckets_in
+from .network import LengthNetwork, bf16_runs, checked_device, encode, load_base
 from .predictor import check_base, find_base, lengths_of, put_weights, raw_outputs
-from .samples import CALIBRATION, TRAIN, VALIDATION, Parts, answered_of, pack, read_samples, seen_in
+from .samples import (
+    CALIBRATION,
+    TRAIN,
+    VALIDATION,
+    Parts,
+    labelled_prompts_of,
+    pack,
+    read_samples,
+    seen_in,
+)
 from .train import (
     calibrated,
     learn,
@@ -32,7 +41,7 @@ from .train import (
     save_weights,
     schedule,
     set_rate,
-    words_from,
+    tfidf_from,
     write_whole,
 )
 
@@ -150,7 +159,7 @@ class OnlinePredictor:
         loaded = load_base(self._base, device=self._device, bf16=self._bf16, learns=True)
         check_base(loaded, self.config, folder)
         self._tokenizer = loaded.tokenizer
-        self._network = Network(loaded.model, self.config.shape)
+        self._network = LengthNetwork(loaded.model, self.config.shape)
         put_weights(self._network, folder / self.config.weights_file)
         self.samples = read_samples(folder / self.config.samples_file)
         self._seen = seen_in(self.samples, test=True)
@@ -158,23 +167,23 @@ class OnlinePredictor:
         self._old = list(self.samples[VALIDATION])
         self._as_loaded = self._losses(self._old)
         self._prior = PriorCorrection(len(self.config.shape.edges))
-        self._lately: deque[tuple[Answered, str]] = deque(maxlen=RECENT)
-        self._taught: list[Answered] = []  # by updates of this process
-        self.queue: list[Answered] = []
+        self._lately: deque[tuple[LabelledPrompt, str]] = deque(maxlen=RECENT)
+        self._taught: list[LabelledPrompt] = []  # by updates of this process
+        self.queue: list[LabelledPrompt] = []
         if keep_queue and (folder / QUEUE).exists():
             self.queue = read_queue(folder / QUEUE)
 
-    def lengths(self, rows: Sequence[Answered], workload: str = "") -> Lengths:
+    def lengths(self, rows: Sequence[LabelledPrompt], workload: str = "") -> PredictedDistributions:
         """Distributions for prompts, corrected by what came of (model, workload) lately."""
         told = self._told(rows)
         weights = np.array([self._prior.weights((row.model, workload)) for row in rows])
         return told.reweighted(weights.reshape(len(rows), len(self.config.shape.edges)))
 
-    def uncorrected(self, rows: Sequence[Answered]) -> Lengths:
+    def uncorrected(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
         """Distributions as the network has them."""
         return self._told(rows)
 
-    def observe(self, rows: Sequence[Answered], workload: str = "") -> None:
+    def observe(self, rows: Sequence[LabelledPrompt], workload: str = "") -> None:
         """Answers came: their lengths correct at once, and wait in the queue to be learnt from."""
         if self._keep_queue:
             with (self._folder / QUEUE).open("a", encoding="utf-8") as file:
@@ -184,7 +193,7 @@ class OnlinePredictor:
         self._lately.extend((row, workload) for row in rows)
         self._correct(rows, [workload] * len(rows))
 
-    def fresh(self) -> list[Answered]:
+    def fresh(self) -> list[LabelledPrompt]:
         """What waits in the queue and was not learnt from yet."""
         return [row for row in self.queue if not self._seen(row)]
 
@@ -226,7 +235,7 @@ class OnlinePredictor:
             self._seen = seen_in(self.samples, test=True)
             taught = self.samples[TRAIN]
             encoded = encode(self._tokenizer, self.config.shape, prompts_of(taught))
-            self._network.words = words_from(encoded, taught, self.config.shape)
+            self._network.words = tfidf_from(encoded, taught, self.config.shape)
             self._prior.forget()
             recent = list(self._lately)
             self._correct([row for row, _ in recent], [workload for _, workload in recent])
@@ -253,7 +262,7 @@ class OnlinePredictor:
             (self._folder / name).unlink(missing_ok=True)
         self.queue.clear()
 
-    def _told(self, rows: Sequence[Answered]) -> Lengths:
+    def _told(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         share = self.config.words_share
         return lengths_of(self._network, encoded, share, autocast=self._bf16)
@@ -269,7 +278,7 @@ class OnlinePredictor:
             for name, weight in self._weights().items():
                 weight.copy_(weights[name])
 
-    def _correct(self, rows: Sequence[Answered], workloads: Sequence[str]) -> None:
+    def _correct(self, rows: Sequence[LabelledPrompt], workloads: Sequence[str]) -> None:
         if not rows:
             return
         said = self._told(rows).bucket_probabilities()
@@ -277,7 +286,7 @@ class OnlinePredictor:
         for row, workload, told, bucket in zip(rows, workloads, said, buckets, strict=True):
             self._prior.observe((row.model, workload), told, int(bucket))
 
-    def _losses(self, rows: Sequence[Answered]) -> Floats:
+    def _losses(self, rows: Sequence[LabelledPrompt]) -> Floats:
         """Loss of each row."""
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         raw = raw_outputs(self._network, encoded, autocast=self._bf16)
@@ -286,7 +295,7 @@ class OnlinePredictor:
         each = [float(head.loss(raw[k : k + 1], tokens[k : k + 1])) for k in range(len(rows))]
         return np.array(each)
 
-    def _teach(self, new: Sequence[Answered], epochs: int, progress: Watch) -> None:
+    def _teach(self, new: Sequence[LabelledPrompt], epochs: int, progress: Watch) -> None:
         shape = self.config.shape
         old = self.samples[TRAIN]
         rate = _GENTLY * float(self.config.training["settings"]["learning_rate"])
@@ -312,7 +321,7 @@ class OnlinePredictor:
 
 def update_predictor(
     folder: Path,
-    rows: Sequence[Answered],
+    rows: Sequence[LabelledPrompt],
     *,
     base: str | None = None,
     device: str = "cpu",
@@ -333,17 +342,17 @@ def update_predictor(
     return outcome
 
 
-def _tokens(rows: Sequence[Answered]) -> Tensor:
+def _tokens(rows: Sequence[LabelledPrompt]) -> Tensor:
     return torch.tensor([float(row.output_tokens) for row in rows])
 
 
-def write_queue(path: Path, rows: Sequence[Answered]) -> None:
+def write_queue(path: Path, rows: Sequence[LabelledPrompt]) -> None:
     """Put a queue in the place of the one that is there, whole or not at all."""
     lines = (json.dumps({**asdict(row), "answer": None}) + "\n" for row in rows)
     write_whole(path, "".join(lines).encode())
 
 
-def read_queue(path: Path) -> list[Answered]:
+def read_queue(path: Path) -> list[LabelledPrompt]:
     """Answers that wait to be learnt from. A last line that was cut off is left out.
 
     Raises:
@@ -353,7 +362,7 @@ def read_queue(path: Path) -> list[Answered]:
     whole, end, _ = path.read_bytes().rpartition(b"\n")
     for number, line in enumerate(whole.split(b"\n") if end else (), 1):
         try:
-            found.append(answered_of(parse_json(line)))
+            found.append(labelled_prompts_of(parse_json(line)))
         except (ValueError, TypeError) as error:
             raise FileFormatError(path, number, f"damaged: {error}") from error
     return found

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from ...workloads.errors import SloBenchError
-from ...workloads.labelled_prompts import Answered
+from ...workloads.labelled_prompts import LabelledPrompt
 from .config import PredictorConfig
 from .distribution import Floats, buckets_in
 from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
 from .predictor import Prompt, TrainedPredictor, find_base
-from .trainer_process import Taught, Teacher
+from .trainer_process import TrainerProcess, TrainingResult
 
 if sys.platform != "win32":
     import fcntl
@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Said:
+class LengthPrediction:
     """What was said of an answer before it came: tokens that half of such answers do not exceed,
     and nine in ten. `probabilities` are those of the buckets as the network has them.
     """
@@ -70,7 +70,7 @@ class Window:
     ratio: float
 
 
-class Follower:
+class OnlineLengthPredictor:
     """Reads prompts, and follows what comes of them where `online` says every how many answers.
 
     Safe to use from several threads; `came` returns at once. With `online` the folder is its own:
@@ -102,14 +102,16 @@ class Follower:
         self._held: IO[str] | None = _hold(folder) if online else None
         self._predictor = self._loaded()
         self._prior = PriorCorrection(len(self.config.shape.edges))
-        self._lately: deque[tuple[Said, Answered, int]] = deque(maxlen=RECENT)
-        self._window: list[tuple[Said, int, int]] = []
+        self._lately: deque[tuple[LengthPrediction, LabelledPrompt, int]] = deque(maxlen=RECENT)
+        self._window: list[tuple[LengthPrediction, int, int]] = []
         self.windows: deque[Window] = deque(maxlen=_MOST_WINDOWS)
-        self.taught: list[tuple[float, Taught]] = []  # with the moment, by `time.perf_counter`
+        self.taught: list[
+            tuple[float, TrainingResult]
+        ] = []  # with the moment, by `time.perf_counter`
         self.failures = 0  # lessons of which nothing came
-        self._teacher = Teacher(folder, self._base) if online else None
+        self._teacher = TrainerProcess(folder, self._base) if online else None
         self._teaches = False
-        self._fresh: list[Answered] = []
+        self._fresh: list[LabelledPrompt] = []
         self._since = 0  # answers since the last lesson began
         if online:
             self._begin()
@@ -139,7 +141,7 @@ class Follower:
 
     # ---------------------------------------------------------------- before the answer
 
-    def read(self, prompts: Sequence[Prompt]) -> list[Said]:
+    def read(self, prompts: Sequence[Prompt]) -> list[LengthPrediction]:
         """What is said of their answers, in order; takes its time."""
         predictor = self._predictor
         worth = predictor.config.neighbours
@@ -155,16 +157,16 @@ class Follower:
             told.buckets(worth).tolist(),
             plain.buckets(worth).tolist(),
         )
-        return [Said(*one) for one in zip(*columns, strict=True)]
+        return [LengthPrediction(*one) for one in zip(*columns, strict=True)]
 
     # ---------------------------------------------------------------- after it
 
-    def came(self, said: Said, output_tokens: int) -> None:
+    def came(self, said: LengthPrediction, output_tokens: int) -> None:
         """An answer had so many tokens; nothing follows where nobody asked for it."""
         if not self.online or output_tokens < 1:
             return
         prompt = said.prompt
-        row = Answered(prompt.text, prompt.tokens, output_tokens, prompt.model, "followed")
+        row = LabelledPrompt(prompt.text, prompt.tokens, output_tokens, prompt.model, "followed")
         with self._lock:
             self._observe(said, row)
             self._count(said, row)
@@ -175,15 +177,15 @@ class Follower:
             if self._since >= self.online and not self._teaches:
                 self._teach()
 
-    def _observe(self, said: Said, row: Answered) -> None:
+    def _observe(self, said: LengthPrediction, row: LabelledPrompt) -> None:
         bucket = self._bucket(row)
         self._prior.observe((row.model, ""), said.probabilities, bucket)
         self._lately.append((said, row, bucket))
 
-    def _bucket(self, row: Answered) -> int:
+    def _bucket(self, row: LabelledPrompt) -> int:
         return int(buckets_in(self.config.shape.edges, np.array([row.output_tokens]))[0])
 
-    def _count(self, said: Said, row: Answered) -> None:
+    def _count(self, said: LengthPrediction, row: LabelledPrompt) -> None:
         self._window.append((said, self._bucket(row), row.output_tokens))
         if len(self._window) < WINDOW:
             return
@@ -220,7 +222,7 @@ class Follower:
         self._teaches = True
         lately, new = list(self._lately), list(self._fresh)
 
-        def then(found: Taught | SloBenchError) -> None:
+        def then(found: TrainingResult | SloBenchError) -> None:
             try:
                 if isinstance(found, SloBenchError):
                     raise found
@@ -234,7 +236,10 @@ class Follower:
         self._teacher.teach(new, [row for _, row, _ in lately], then)
 
     def _take(
-        self, found: Taught, lately: Sequence[tuple[Said, Answered, int]], given: int
+        self,
+        found: TrainingResult,
+        lately: Sequence[tuple[LengthPrediction, LabelledPrompt, int]],
+        given: int,
     ) -> None:
         """A lesson is over, of the first `given` answers in the queue."""
         predictor = self._predictor if found.said is None else self._loaded()
@@ -291,4 +296,4 @@ def _hold(folder: Path) -> IO[str]:
     return file
 
 
-__all__ = ["Follower", "Prompt", "Said", "Window"]
+__all__ = ["LengthPrediction", "OnlineLengthPredictor", "Prompt", "Window"]

@@ -10,11 +10,11 @@ import torch
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from .config import PredictorConfig
-from .distribution import Floats, Lengths
+from .distribution import Floats, PredictedDistributions
 from .encoded import SIZES, Encoded
 from .network import (
-    Loaded,
-    Network,
+    LengthNetwork,
+    LoadedBase,
     Prompt,
     bf16_runs,
     checked_device,
@@ -22,7 +22,7 @@ from .network import (
     load_base,
     pack_linears,
 )
-from .tfidf import PREFIX, Words
+from .tfidf import PREFIX, TfIdfClassifier
 
 _BATCH = 8  # prompts of like length; larger ones only pad more
 
@@ -30,7 +30,7 @@ _BATCH = 8  # prompts of like length; larger ones only pad more
 class TrainedPredictor:
     """Predicts distributions of answers' lengths from prompts alone."""
 
-    def __init__(self, config: PredictorConfig, network: Network, loaded: Loaded) -> None:
+    def __init__(self, config: PredictorConfig, network: LengthNetwork, loaded: LoadedBase) -> None:
         self.config = config
         self._network = network
         self._tokenizer = loaded.tokenizer
@@ -54,7 +54,7 @@ class TrainedPredictor:
         device = checked_device(device)
         loaded = load_base(find_base(base, folder, config), device=device)
         check_base(loaded, config, folder)
-        network = Network(loaded.model, config.shape)
+        network = LengthNetwork(loaded.model, config.shape)
         put_weights(network, folder / config.weights_file)
         network.merge()
         network.eval().requires_grad_(False)
@@ -68,17 +68,17 @@ class TrainedPredictor:
         """Token ids and numbers of prompts."""
         return encode(self._tokenizer, self.config.shape, prompts)
 
-    def lengths(self, prompts: Sequence[Prompt]) -> Lengths:
+    def lengths(self, prompts: Sequence[Prompt]) -> PredictedDistributions:
         """Distributions of the lengths of their answers, in order."""
         return lengths_of(self._network, self.encode(prompts), self.config.words_share)
 
-    def parts(self, prompts: Sequence[Prompt]) -> tuple[Lengths, Floats]:
+    def parts(self, prompts: Sequence[Prompt]) -> tuple[PredictedDistributions, Floats]:
         """What the network says alone, and the bucket probabilities of the words alone."""
         encoded = self.encode(prompts)
-        return lengths_of(self._network, encoded, 0.0), words_of(self._network, encoded)
+        return lengths_of(self._network, encoded, 0.0), tfidf_of(self._network, encoded)
 
 
-def check_base(loaded: Loaded, config: PredictorConfig, folder: Path) -> None:
+def check_base(loaded: LoadedBase, config: PredictorConfig, folder: Path) -> None:
     """Make sure that an adapter meets the weights and the tokenizer it was trained with.
 
     Raises:
@@ -95,7 +95,7 @@ def check_base(loaded: Loaded, config: PredictorConfig, folder: Path) -> None:
             )
 
 
-def put_weights(network: Network, path: Path) -> None:
+def put_weights(network: LengthNetwork, path: Path) -> None:
     """Fill the trained weights from a file.
 
     Raises:
@@ -115,7 +115,7 @@ def put_weights(network: Network, path: Path) -> None:
     shape = network.shape
     numbers = SIZES + len(shape.models)
     try:
-        network.words = Words.of_tensors(words, numbers=numbers, buckets=len(shape.edges))
+        network.words = TfIdfClassifier.of_tensors(words, numbers=numbers, buckets=len(shape.edges))
     except ValueError as error:
         raise FileFormatError(path, None, str(error)) from error
     if not all(bool(torch.isfinite(weight).all()) for weight in found.values()):
@@ -125,7 +125,9 @@ def put_weights(network: Network, path: Path) -> None:
             weight.copy_(found[name])
 
 
-def raw_outputs(network: Network, encoded: Encoded, *, autocast: bool = False) -> torch.Tensor:
+def raw_outputs(
+    network: LengthNetwork, encoded: Encoded, *, autocast: bool = False
+) -> torch.Tensor:
     """Raw outputs in order, shape (n, outputs), on the CPU; texts of like length together."""
     if network.training:
         network.eval()
@@ -143,14 +145,14 @@ def raw_outputs(network: Network, encoded: Encoded, *, autocast: bool = False) -
 
 
 def lengths_of(
-    network: Network, encoded: Encoded, words_share: float, *, autocast: bool = False
-) -> Lengths:
+    network: LengthNetwork, encoded: Encoded, words_share: float, *, autocast: bool = False
+) -> PredictedDistributions:
     """Distributions, in order; the words have their share in them."""
     told = network.head.lengths(raw_outputs(network, encoded, autocast=autocast))
-    return told.blended(words_of(network, encoded), words_share) if words_share else told
+    return told.blended(tfidf_of(network, encoded), words_share) if words_share else told
 
 
-def words_of(network: Network, encoded: Encoded) -> Floats:
+def tfidf_of(network: LengthNetwork, encoded: Encoded) -> Floats:
     """Bucket probabilities of the words alone, shape (n, buckets)."""
     assert network.words is not None  # a predictor was read
     return network.words.probabilities(encoded)

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.labelled_prompts import Answered, prompt_key
+from ...workloads.labelled_prompts import LabelledPrompt, prompt_key
 from ...workloads.parsing import parse_json
 
-Parts = dict[str, list[Answered]]
+Parts = dict[str, list[LabelledPrompt]]
 TRAIN, VALIDATION, CALIBRATION, TEST = "train", "validation", "calibration", "test"
 
 
-def pack(parts: Mapping[str, Sequence[Answered]]) -> bytes:
+def pack(parts: Mapping[str, Sequence[LabelledPrompt]]) -> bytes:
     """Gzip JSON lines, without the answers' texts; the same rows give the same bytes."""
     raw = io.BytesIO()
     with gzip.GzipFile(fileobj=raw, mode="wb", mtime=0) as file:
@@ -48,7 +48,7 @@ def read_samples(path: Path) -> Parts:
         with gzip.open(path, "rt", encoding="utf-8") as file:
             for line in file:
                 plain = parse_json(line)
-                parts[plain.pop("part")].append(answered_of(plain))
+                parts[plain.pop("part")].append(labelled_prompts_of(plain))
     except FileNotFoundError:
         raise SloBenchError(f"the predictor's samples are missing: {path}") from None
     except (
@@ -64,13 +64,13 @@ def read_samples(path: Path) -> Parts:
     return parts
 
 
-def answered_of(plain: Mapping[str, Any]) -> Answered:
+def labelled_prompts_of(plain: Mapping[str, Any]) -> LabelledPrompt:
     """A row as it was written.
 
     Raises:
         TypeError: it is none.
     """
-    row = Answered(**plain)
+    row = LabelledPrompt(**plain)
     if not (isinstance(row.prompt, str) and isinstance(row.model, str)):
         raise TypeError("prompt and model must be texts")
     if not (_is_count(row.prompt_tokens) and _is_count(row.output_tokens)):
@@ -82,7 +82,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 40
 
 
-def seen_in(parts: Parts, *, test: bool = False) -> Callable[[Answered], bool]:
+def seen_in(parts: Parts, *, test: bool = False) -> Callable[[LabelledPrompt], bool]:
     """Whether a row's prompt took part in training, in stopping it or in calibration, or with
     `test` was kept back from them.
     """

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from ...workloads.errors import SloBenchError
-from ...workloads.labelled_prompts import Answered
+from ...workloads.labelled_prompts import LabelledPrompt
 from .config import PredictorConfig
-from .distribution import Ints, Lengths, buckets_in
+from .distribution import Ints, PredictedDistributions, buckets_in
 from .online import FEWEST, OnlinePredictor, Update
 from .predictor import TrainedPredictor
 from .samples import TEST, read_samples, seen_in
@@ -22,7 +22,7 @@ from .train import prompts_of
 
 
 @dataclass(frozen=True)
-class Window:
+class StreamWindow:
     """Answers that came one after the other: shares in the predicted bucket.
 
     `update` is what was learnt at the window's end, where enough that was new had come.
@@ -38,10 +38,10 @@ class Window:
 
 
 @dataclass(frozen=True)
-class Stream:
+class StreamEvaluation:
     """A stream in windows, and what became of the answers kept back from training."""
 
-    windows: tuple[Window, ...]
+    windows: tuple[StreamWindow, ...]
     old_rows: int
     old_before: float
     old_after: float
@@ -49,12 +49,12 @@ class Stream:
 
 def stream(
     online: OnlinePredictor,
-    rows: Sequence[Answered],
+    rows: Sequence[LabelledPrompt],
     *,
     every: int,
     beside: TrainedPredictor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> Stream:
+) -> StreamEvaluation:
     """Let `rows` come in order; teach after every so many.
 
     Args:
@@ -86,7 +86,7 @@ def stream(
         static = as_trained[first : first + every] == true
         other = None if named_beside is None else named_beside[first : first + every] == true
         windows.append(
-            Window(
+            StreamWindow(
                 first,
                 len(came),
                 float(static.mean()),
@@ -98,11 +98,11 @@ def stream(
         )
         progress(first + len(came), len(rows))
     old_after = _exact(online.uncorrected(old), old, worth)
-    return Stream(tuple(windows), len(old), old_before, old_after)
+    return StreamEvaluation(tuple(windows), len(old), old_before, old_after)
 
 
 def load_beside(
-    folder: Path, online: OnlinePredictor, rows: Sequence[Answered], *, base: str | None
+    folder: Path, online: OnlinePredictor, rows: Sequence[LabelledPrompt], *, base: str | None
 ) -> TrainedPredictor:
     """A predictor to show beside `online` while `rows` come.
 
@@ -122,14 +122,16 @@ def load_beside(
     return TrainedPredictor.load(folder, base=base, config=config)
 
 
-def _named(predictor: TrainedPredictor, rows: Sequence[Answered]) -> Ints:
+def _named(predictor: TrainedPredictor, rows: Sequence[LabelledPrompt]) -> Ints:
     return predictor.lengths(prompts_of(rows)).buckets(predictor.config.neighbours)
 
 
-def _true(edges: tuple[int, ...], rows: Sequence[Answered]) -> np.ndarray:
+def _true(edges: tuple[int, ...], rows: Sequence[LabelledPrompt]) -> np.ndarray:
     return buckets_in(edges, np.array([row.output_tokens for row in rows]))
 
 
-def _exact(told: Lengths, rows: Sequence[Answered], neighbours: float) -> float:
+def _exact(
+    told: PredictedDistributions, rows: Sequence[LabelledPrompt], neighbours: float
+) -> float:
     named = told.buckets(neighbours)
     return float((named == _true(told.edges, rows)).mean()) if rows else float("nan")

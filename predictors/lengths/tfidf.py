@@ -24,7 +24,7 @@ PREFIX = "words/"  # of its tensors' names
 
 
 @dataclass(frozen=True)
-class Words:
+class TfIdfClassifier:
     """Multinomial logistic regression on TF-IDF of token ids and on a prompt's numbers.
 
     `keys` (terms,) rise; `rarity` (terms,) is each one's inverse document frequency; `weights` has
@@ -37,7 +37,7 @@ class Words:
     bias: NDArray[np.float32]
 
     @classmethod
-    def fit(cls, encoded: Encoded, true: Ints, buckets: int) -> Words:
+    def fit(cls, encoded: Encoded, true: Ints, buckets: int) -> TfIdfClassifier:
         """Of prompts and the buckets that their answers fell into, two different ones at least."""
         import scipy.sparse as sparse
         from sklearn.linear_model import LogisticRegression
@@ -83,7 +83,7 @@ class Words:
     @classmethod
     def of_tensors(
         cls, tensors: Mapping[str, NDArray[Any]], *, numbers: int, buckets: int
-    ) -> Words:
+    ) -> TfIdfClassifier:
         """What `tensors` gave, of prompts with so many numbers beside their tokens.
 
         Raises:

@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.labelled_prompts import Answered, split_by_prompt
-from .config import CONFIG, DEFAULT_BASE, HEADS, PredictorConfig, Shape
+from ...workloads.labelled_prompts import LabelledPrompt, split_by_prompt
+from .config import CONFIG, DEFAULT_BASE, HEADS, NetworkShape, PredictorConfig
 from .distribution import (
     DEFAULT_EDGES,
     buckets_in,
@@ -33,8 +33,8 @@ from .distribution import (
 from .encoded import Encoded
 from .network import (
     ANYBODY,
-    Loaded,
-    Network,
+    LengthNetwork,
+    LoadedBase,
     Prompt,
     bf16_runs,
     checked_device,
@@ -43,7 +43,7 @@ from .network import (
 )
 from .predictor import TrainedPredictor, raw_outputs
 from .samples import CALIBRATION, TEST, TRAIN, VALIDATION, Parts, pack
-from .tfidf import Words
+from .tfidf import TfIdfClassifier
 
 CHECKPOINT = "checkpoint.safetensors"
 _FEWEST = 20  # prompts to learn from
@@ -105,7 +105,7 @@ Told = Callable[[Epoch], None]
 
 
 def train(
-    rows: Sequence[Answered],
+    rows: Sequence[LabelledPrompt],
     out: Path,
     *,
     labels: str,
@@ -135,7 +135,9 @@ def train(
     device = checked_device(settings.device)
     parts = _parts(rows, settings)
     models = tuple(sorted({row.model for row in parts[TRAIN]} - {"", ANYBODY}))
-    shape = Shape(settings.head, settings.edges, models, settings.max_tokens, settings.lora_r)
+    shape = NetworkShape(
+        settings.head, settings.edges, models, settings.max_tokens, settings.lora_r
+    )
     _check_folder(out, resume)
     loaded = load_base(base, device=device, bf16=bf16_runs(device), learns=True)
     packed = pack(parts)
@@ -152,7 +154,7 @@ def train(
         training.keep(checkpoint, same)
     training.run(checkpoint, same, progress, told)
     weights = training.best
-    words = words_from(training.encoded, parts[TRAIN], shape)
+    words = tfidf_from(training.encoded, parts[TRAIN], shape)
     epochs = [asdict(epoch) for epoch in training.epochs]
     steps = training.step
     del training  # its model, before the next is read
@@ -181,7 +183,7 @@ def train(
 
 
 def calibrated(
-    config: PredictorConfig, folder: Path, rows: Sequence[Answered], *, base: str, device: str
+    config: PredictorConfig, folder: Path, rows: Sequence[LabelledPrompt], *, base: str, device: str
 ) -> PredictorConfig:
     """With the share of words, offset, worth of neighbours and confusion that suit these rows."""
     predictor = TrainedPredictor.load(folder, base=base, device=device, config=config)
@@ -202,18 +204,20 @@ def calibrated(
     )
 
 
-def prompts_of(rows: Sequence[Answered]) -> list[Prompt]:
+def prompts_of(rows: Sequence[LabelledPrompt]) -> list[Prompt]:
     """What a predictor is told of rows."""
     return [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
 
 
-def words_from(encoded: Encoded, rows: Sequence[Answered], shape: Shape) -> Words:
+def tfidf_from(
+    encoded: Encoded, rows: Sequence[LabelledPrompt], shape: NetworkShape
+) -> TfIdfClassifier:
     """The linear model of answered prompts."""
     tokens = np.array([row.output_tokens for row in rows])
-    return Words.fit(encoded, buckets_in(shape.edges, tokens), len(shape.edges))
+    return TfIdfClassifier.fit(encoded, buckets_in(shape.edges, tokens), len(shape.edges))
 
 
-def save_weights(weights: Mapping[str, Tensor], words: Words, path: Path) -> None:
+def save_weights(weights: Mapping[str, Tensor], words: TfIdfClassifier, path: Path) -> None:
     """Write the network's trained tensors and those of the words, whole or not at all."""
     from safetensors.torch import save
 
@@ -243,7 +247,7 @@ def _check_folder(out: Path, resume: bool) -> None:
         raise SloBenchError(f"{out} is not empty; name a new folder")
 
 
-def _parts(rows: Sequence[Answered], settings: TrainSettings) -> Parts:
+def _parts(rows: Sequence[LabelledPrompt], settings: TrainSettings) -> Parts:
     rest = 1 - settings.test_share - _VALIDATION - _CALIBRATION
     shares = {
         TRAIN: rest,
@@ -274,13 +278,18 @@ class _Training:
     """One training and all of its state."""
 
     def __init__(
-        self, loaded: Loaded, shape: Shape, settings: TrainSettings, parts: Parts, device: str
+        self,
+        loaded: LoadedBase,
+        shape: NetworkShape,
+        settings: TrainSettings,
+        parts: Parts,
+        device: str,
     ) -> None:
         torch.manual_seed(settings.seed)
         self._settings = settings
         self._device = device
         self._bf16 = bf16_runs(device)
-        self._network = Network(loaded.model, shape)
+        self._network = LengthNetwork(loaded.model, shape)
         self._weights = self._network.trained()
         rows = parts[TRAIN]
         self.encoded = encode(loaded.tokenizer, shape, prompts_of(rows))
@@ -418,7 +427,7 @@ class _Training:
                     }
 
 
-def optimizer_of(network: Network, learning_rate: float) -> torch.optim.Optimizer:
+def optimizer_of(network: LengthNetwork, learning_rate: float) -> torch.optim.Optimizer:
     """AdamW; only the head decays, and it learns faster."""
     weights = network.trained()
     lora = [w for name, w in weights.items() if "lora_" in name]
@@ -439,7 +448,7 @@ def set_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
 
 
 def learn(
-    network: Network,
+    network: LengthNetwork,
     optimizer: torch.optim.Optimizer,
     encoded: Encoded,
     rows: np.ndarray,

@@ -18,14 +18,14 @@ import numpy as np
 
 from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
-from ...workloads.labelled_prompts import Answered
+from ...workloads.labelled_prompts import LabelledPrompt
 from .distribution import Floats
 
 NICENESS = 15  # whoever answers requests goes first
 
 
 @dataclass(frozen=True)
-class Taught:
+class TrainingResult:
     """What came of a lesson.
 
     `said`: the probabilities of buckets, shape (n, buckets), that the predictor as it is now gives
@@ -37,7 +37,7 @@ class Taught:
     said: Floats | None
 
 
-class Teacher:
+class TrainerProcess:
     """Such a process; started when it is first asked. One lesson at a time."""
 
     def __init__(self, folder: Path, base: str | None) -> None:
@@ -47,15 +47,15 @@ class Teacher:
 
     def teach(
         self,
-        new: Sequence[Answered],
-        lately: Sequence[Answered],
-        then: Callable[[Taught | SloBenchError], None],
+        new: Sequence[LabelledPrompt],
+        lately: Sequence[LabelledPrompt],
+        then: Callable[[TrainingResult | SloBenchError], None],
     ) -> None:
         """Returns at once; `then` is called from another thread, unless `close` comes first."""
 
         def work() -> None:
             try:
-                found: Taught | SloBenchError = self._taught(new, lately)
+                found: TrainingResult | SloBenchError = self._taught(new, lately)
             except (OSError, ValueError, SloBenchError) as error:
                 found = SloBenchError(f"the predictor could not be taught: {error}")
             if not self._closed:
@@ -63,7 +63,9 @@ class Teacher:
 
         threading.Thread(target=work, name="teacher of lengths", daemon=True).start()
 
-    def _taught(self, new: Sequence[Answered], lately: Sequence[Answered]) -> Taught:
+    def _taught(
+        self, new: Sequence[LabelledPrompt], lately: Sequence[LabelledPrompt]
+    ) -> TrainingResult:
         child = self._child
         if child is None or child.process.poll() is not None:
             self._child = child = ChildProcess(__name__)
@@ -77,7 +79,9 @@ class Teacher:
         if "error" in answer:
             raise SloBenchError(answer["error"])
         said = answer["said"]
-        return Taught(answer["step"], answer["told"], None if said is None else np.array(said))
+        return TrainingResult(
+            answer["step"], answer["told"], None if said is None else np.array(said)
+        )
 
     def close(self) -> None:
         """End it, in the middle of a lesson too: what it was to be taught is in the queue."""
@@ -86,7 +90,7 @@ class Teacher:
             self._child.stop()
 
 
-def _plain(row: Answered) -> dict[str, Any]:
+def _plain(row: LabelledPrompt) -> dict[str, Any]:
     return {**asdict(row), "answer": None}
 
 
@@ -107,12 +111,12 @@ def _work(parent: Parent) -> None:
             if online is None:
                 folder = Path(order["folder"])
                 online = OnlinePredictor(folder, base=order["base"], keep_queue=False)
-            online.queue = [Answered(**row) for row in lesson["new"]]
+            online.queue = [LabelledPrompt(**row) for row in lesson["new"]]
             outcome = online.update()
             said = None
             if outcome.accepted:
                 online.save()
-                lately = [Answered(**row) for row in lesson["lately"]]
+                lately = [LabelledPrompt(**row) for row in lesson["lately"]]
                 said = online.uncorrected(lately).bucket_probabilities().tolist()
             answer = {"step": outcome.step, "told": outcome.told(), "said": said}
         except SloBenchError as error:

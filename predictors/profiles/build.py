@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ...workloads.errors import SloBenchError
 from .grid import grid_of
 from .hardware import profiled_model
-from .profile import Profile, Table
+from .profile import Profile, ProfileTable
 from .table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
 
 Floats = NDArray[np.float64]
@@ -54,7 +54,7 @@ def table_step_time(profile: Profile, host: Host | None = None) -> TableStepTime
     )
 
 
-def _table(profile: Profile, kind: str) -> Table:
+def _table(profile: Profile, kind: str) -> ProfileTable:
     if kind not in profile.tables:
         there = ", ".join(profile.tables) or "none"
         raise SloBenchError(
@@ -64,7 +64,7 @@ def _table(profile: Profile, kind: str) -> Table:
     return profile.tables[kind]
 
 
-def summed_curve(table: Table, count: str) -> Curve:
+def summed_curve(table: ProfileTable, count: str) -> Curve:
     """All operators of a step together; an operator not measured at a size is interpolated."""
     sizes = np.unique(table[count])
     seconds = np.zeros(len(sizes))
@@ -75,7 +75,7 @@ def summed_curve(table: Table, count: str) -> Curve:
     return Curve(sizes, seconds)
 
 
-def _decode(profile: Profile, attention: Table) -> DecodeGrid:
+def _decode(profile: Profile, attention: ProfileTable) -> DecodeGrid:
     rows = attention.rows((attention["prefill_chunk"] == 0) & (attention["n_decode"] > 0))
     if len(np.unique(rows["n_decode"])) < 2 or len(np.unique(rows["kv_decode"])) < 2:
         raise SloBenchError(
@@ -88,7 +88,7 @@ def _decode(profile: Profile, attention: Table) -> DecodeGrid:
     return DecodeGrid(sequences, kv, seconds)
 
 
-def _mixed(profile: Profile, attention: Table, decode: DecodeGrid) -> MixedGrid:
+def _mixed(profile: Profile, attention: ProfileTable, decode: DecodeGrid) -> MixedGrid:
     prefill = attention.rows((attention["prefill_chunk"] > 0) & (attention["n_decode"] == 0))
     if len(np.unique(prefill["prefill_chunk"])) < 2:
         raise SloBenchError(
@@ -101,7 +101,7 @@ def _mixed(profile: Profile, attention: Table, decode: DecodeGrid) -> MixedGrid:
     return _added_mix(prefill, decode)
 
 
-def _measured_mix(prefill: Table, mixed: Table) -> MixedGrid:
+def _measured_mix(prefill: ProfileTable, mixed: ProfileTable) -> MixedGrid:
     """Prefill alone is one more slice, the same at every length of the (absent) decodes."""
     kv = np.unique(mixed["kv_decode"])
     repeated = [np.repeat(prefill[name], len(kv)) for name in ("prefill_chunk", "kv_prefill")]
@@ -121,7 +121,7 @@ def _measured_mix(prefill: Table, mixed: Table) -> MixedGrid:
     return MixedGrid(chunks, contexts, sequences, kv, seconds)
 
 
-def _added_mix(prefill: Table, decode: DecodeGrid) -> MixedGrid:
+def _added_mix(prefill: ProfileTable, decode: DecodeGrid) -> MixedGrid:
     """Mixed batches were not measured: prefill and decode attention one after the other."""
     (chunks, contexts), alone = grid_of(
         [prefill["prefill_chunk"], prefill["kv_prefill"]], _seconds(prefill), fill_along=(0, 1)
@@ -147,7 +147,7 @@ def _with_contexts(chunks: Floats, contexts: Floats, seconds: Floats) -> tuple[F
     return np.array([contexts[0], contexts[0] + more]), np.stack([seconds[:, 0], later], axis=1)
 
 
-def _seconds(table: Table) -> Floats:
+def _seconds(table: ProfileTable) -> Floats:
     return table["time_us"] * table["calls"] * 1e-6
 
 

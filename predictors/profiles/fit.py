@@ -17,7 +17,7 @@ from .least_squares import non_negative
 from .link_fit import fit_links
 from .models import TABLE
 from .observations import Observations, from_layers, observations
-from .profile import Fitted, Profile, Table
+from .profile import Fitted, Profile, ProfileTable
 from .table import Host, TableStepTime
 
 Floats = NDArray[np.float64]
@@ -29,7 +29,7 @@ _LEAST_ROWS = 30
 
 
 @dataclass(frozen=True)
-class Quality:
+class ProfileFitQuality:
     """Errors in percent of the measured time; NaN where they could not be had.
 
     `held_out_*`: on a fifth of the rows, drawn at random and kept out. `extrapolated_percent`: on
@@ -48,7 +48,7 @@ class FitResult:
     """The profile with its fits and the best formula named, and the quality of each."""
 
     profile: Profile
-    qualities: tuple[Quality, ...]
+    qualities: tuple[ProfileFitQuality, ...]
 
 
 def fit(profile: Profile, seed: int = 0) -> FitResult:
@@ -127,7 +127,7 @@ def _table_errors(profile: Profile, rng: np.random.Generator | None) -> Floats:
         kept_linear = ~np.isin(linear["tokens"], gone)
     if kept.all() or not kept.any() or not kept_linear.any():
         return np.empty(0)
-    thinned: dict[str, Table] = {
+    thinned: dict[str, ProfileTable] = {
         **profile.tables,
         "attention": attention.rows(kept),
         "linear": linear.rows(kept_linear),
@@ -166,11 +166,11 @@ def predictions(step_time: TableStepTime, seen: Observations) -> Floats:
     )
 
 
-def _quality(formula: str, rows: int, held: Floats, beyond: Floats) -> Quality:
+def _quality(formula: str, rows: int, held: Floats, beyond: Floats) -> ProfileFitQuality:
     def percent(errors: Floats, quantile: float | None = None) -> float:
         if not len(errors):
             return math.nan
         value = errors.mean() if quantile is None else np.quantile(errors, quantile)
         return float(100 * value)
 
-    return Quality(formula, rows, percent(held), percent(held, 0.95), percent(beyond))
+    return ProfileFitQuality(formula, rows, percent(held), percent(held, 0.95), percent(beyond))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ..specs import ModelSpec, model
-from .importers import Asked
+from .importers import ImportOptions
 from .names import MULTIPROCESSORS
 from .profile import Profile, Source, read_parquet, table_of
 
@@ -25,7 +25,7 @@ _DTYPE = "bfloat16"
 _REDUCES_A_LAYER = 2
 
 
-def read(path: Path, asked: Asked) -> Profile:
+def read(path: Path, asked: ImportOptions) -> Profile:
     """All Parquet files in `path` and below (or beside: `SYSTEM_*` of one system)."""
     if asked.model is None:
         raise SloBenchError("aiconfigurator's tables are by shape: name the model with --model")

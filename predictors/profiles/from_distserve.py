@@ -7,7 +7,7 @@ from typing import Any
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
-from .importers import Asked
+from .importers import ImportOptions
 from .names import MULTIPROCESSORS
 from .profile import Fitted, Profile, Source
 
@@ -15,7 +15,7 @@ _GPU = "a100-80g"  # where all of them were measured
 _PHASES = {"prefill": "prefill", "decoding_smallbs": "small", "decoding_largebs": "large"}
 
 
-def read(path: Path, asked: Asked) -> Profile:
+def read(path: Path, asked: ImportOptions) -> Profile:
     """One model and tp of a profiler JSON; milliseconds become seconds."""
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
@@ -49,7 +49,7 @@ def read(path: Path, asked: Asked) -> Profile:
     )
 
 
-def _chosen(path: Path, content: dict[str, Any], asked: Asked) -> str:
+def _chosen(path: Path, content: dict[str, Any], asked: ImportOptions) -> str:
     if asked.model:
         fitting = [key for key in content if asked.model_name(key) == _named(key)]
     else:
@@ -64,7 +64,7 @@ def _chosen(path: Path, content: dict[str, Any], asked: Asked) -> str:
 
 def _named(key: str) -> str:
     try:
-        return Asked().model_name(key)
+        return ImportOptions().model_name(key)
     except SloBenchError:
         return ""
 

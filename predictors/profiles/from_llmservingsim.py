@@ -7,16 +7,16 @@ from pathlib import Path
 
 from ...workloads.errors import FileFormatError
 from ..specs import model
-from .importers import Asked
+from .importers import ImportOptions
 from .names import MULTIPROCESSORS
-from .profile import Profile, Source, Table, read_csv, table_of
+from .profile import Profile, ProfileTable, Source, read_csv, table_of
 
 _ONCE = ("embedding", "final_layernorm")
 _TWICE_A_LAYER = ("layernorm",)
 _FOLDER = re.compile(r"(?P<gpu>[^-]+)-(?P<model>.+)-(?P<dtype>bf16|fp16|fp8)-tp(?P<tp>\d+)$")
 
 
-def read(path: Path, asked: Asked) -> Profile:
+def read(path: Path, asked: ImportOptions) -> Profile:
     """The folder of one model on one GPU; what is not asked stands in meta.yaml or its name."""
     said = _said(path)
     name = asked.model_name(said.get("model"))
@@ -59,7 +59,7 @@ def _said(path: Path) -> dict[str, str]:
     return said
 
 
-def _operators(path: Path, kind: str, count: str, layers: int) -> Table:
+def _operators(path: Path, kind: str, count: str, layers: int) -> ProfileTable:
     columns = read_csv(path, ("layer", count, "time_us"))
     rows = []
     for operator, size, time_us in zip(*columns.values(), strict=True):
@@ -70,7 +70,7 @@ def _operators(path: Path, kind: str, count: str, layers: int) -> Table:
     return table_of(kind, rows)
 
 
-def _attention(path: Path, layers: int) -> Table:
+def _attention(path: Path, layers: int) -> ProfileTable:
     names = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode", "time_us")
     columns = read_csv(path, names)
     rows = []

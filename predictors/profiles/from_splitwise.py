@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from .importers import Asked
+from .importers import ImportOptions
 from .names import MULTIPROCESSORS, recognise
 from .profile import Profile, Source, read_csv, table_of
 
@@ -21,7 +21,7 @@ _COLUMNS = (
 )
 
 
-def read(path: Path, asked: Asked) -> Profile:
+def read(path: Path, asked: ImportOptions) -> Profile:
     """The rows of one model, GPU and tp: a prompt step and a decode step each (milliseconds).
 
     The decode step is the mean over the answer: its KV is the prompt and half of the answer.
@@ -69,7 +69,7 @@ def read(path: Path, asked: Asked) -> Profile:
     )
 
 
-def _fits(kind: tuple[str, str, int], asked: Asked) -> bool:
+def _fits(kind: tuple[str, str, int], asked: ImportOptions) -> bool:
     model_name, gpu_name, tp = kind
     if "pcap" in gpu_name:  # under a power cap
         return False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..specs import model
-from .importers import Asked
+from .importers import ImportOptions
 from .names import MULTIPROCESSORS
 from .profile import Profile, Source, read_csv, table_of
 
@@ -25,7 +25,7 @@ _IN_A_LAYER = {
 _ONCE = {"emb": 1}
 
 
-def read(path: Path, asked: Asked) -> Profile:
+def read(path: Path, asked: ImportOptions) -> Profile:
     """`GPU__ORG__MODEL__linear.csv`, milliseconds a call; rows of the tp asked for (default 1)."""
     parts = path.name.split("__")
     named = len(parts) == 4

@@ -13,7 +13,7 @@ from .profile import Profile
 
 
 @dataclass(frozen=True)
-class Asked:
+class ImportOptions:
     """What the user names, for files that hold or are about several; None: find out."""
 
     model: str | None = None
@@ -39,7 +39,7 @@ IMPORTERS = {
 }
 
 
-def import_profile(source: str, path: Path, asked: Asked) -> Profile:
+def import_profile(source: str, path: Path, asked: ImportOptions) -> Profile:
     """Read what `source` measured at `path`.
 
     Raises:
@@ -49,5 +49,5 @@ def import_profile(source: str, path: Path, asked: Asked) -> Profile:
     if source not in IMPORTERS:
         raise UnknownNameError("source of profiles", source, IMPORTERS)
     module = importlib.import_module(f".from_{source}", __package__)
-    read: Callable[[Path, Asked], Profile] = module.read
+    read: Callable[[Path, ImportOptions], Profile] = module.read
     return read(path, asked)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from .least_squares import non_negative
-from .profile import MeasuredLink, Table
+from .profile import MeasuredLink, ProfileTable
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ def fit_link(moved_bytes: Floats, seconds: Floats, rng: np.random.Generator) -> 
     return LinkFit(latency_s, s_per_byte, np.concatenate(errors))
 
 
-def fit_direction(transfers: Table, direction: str, rng: np.random.Generator) -> LinkFit:
+def fit_direction(transfers: ProfileTable, direction: str, rng: np.random.Generator) -> LinkFit:
     """Copies of a table `transfers` in one of `DIRECTIONS`.
 
     Raises:
@@ -71,7 +71,7 @@ def fit_direction(transfers: Table, direction: str, rng: np.random.Generator) ->
     return fit_link(moved, seconds, rng)
 
 
-def fit_links(tables: Mapping[str, Table], seed: int = 0) -> dict[str, MeasuredLink]:
+def fit_links(tables: Mapping[str, ProfileTable], seed: int = 0) -> dict[str, MeasuredLink]:
     """`host` from the table `transfers`, `peer` from `moves`, where those are there."""
     found = {}
     for name, kind in (("host", "transfers"), ("peer", "moves")):
@@ -81,7 +81,7 @@ def fit_links(tables: Mapping[str, Table], seed: int = 0) -> dict[str, MeasuredL
     return found
 
 
-def fit_directions(tables: Mapping[str, Table], seed: int = 0) -> dict[str, MeasuredLink]:
+def fit_directions(tables: Mapping[str, ProfileTable], seed: int = 0) -> dict[str, MeasuredLink]:
     """The table `transfers` by direction, where there are enough copies."""
     table = tables.get("transfers")
     if table is None:

@@ -92,7 +92,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Table:
+class ProfileTable:
     """Columns of equal length; `words` are names, all else numbers."""
 
     columns: Mapping[str, Floats]
@@ -104,9 +104,9 @@ class Table:
     def __getitem__(self, column: str) -> Floats:
         return self.columns[column]
 
-    def rows(self, chosen: NDArray[np.bool_]) -> Table:
+    def rows(self, chosen: NDArray[np.bool_]) -> ProfileTable:
         """The chosen rows."""
-        return Table(
+        return ProfileTable(
             {name: column[chosen] for name, column in self.columns.items()},
             {name: column[chosen] for name, column in self.words.items()},
         )
@@ -133,7 +133,7 @@ class MeasuredLink:
 
 
 @dataclass(frozen=True)
-class Device:
+class MeasuredDevice:
     """What is known of a device that no catalogue has. `kv_bytes`: room for KV that the engine
     took; bandwidth and operations a second as measured, at the profile's dtype.
     """
@@ -162,10 +162,10 @@ class Profile:
     multiprocessors: int = 0
     best: str = ""
     model_file: str = ""
-    device: Device | None = None
+    device: MeasuredDevice | None = None
     links: Mapping[str, MeasuredLink] = field(default_factory=dict)
     sources: tuple[Source, ...] = ()
-    tables: Mapping[str, Table] = field(default_factory=dict)
+    tables: Mapping[str, ProfileTable] = field(default_factory=dict)
     fits: Mapping[str, Fitted] = field(default_factory=dict)
 
     @property
@@ -258,7 +258,7 @@ def _from_header(header: Path, content: dict[str, Any]) -> Profile:
             },
             fits={name: _fitted(entry) for name, entry in fits.items()},
             links={name: MeasuredLink(**entry) for name, entry in links.items()},
-            device=None if device is None else Device(**device),
+            device=None if device is None else MeasuredDevice(**device),
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(header, None, f"not in the format: {error}") from None
@@ -328,7 +328,7 @@ def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
         errors = dataclasses.asdict(fit)
         del errors["coefficients"]
         lines += [f"{k} = {v:.3f}" for k, v in errors.items() if math.isfinite(v)]
-    sections: dict[str, MeasuredLink | Device] = {
+    sections: dict[str, MeasuredLink | MeasuredDevice] = {
         f"link.{name}": one for name, one in profile.links.items()
     }
     if profile.device is not None:
@@ -343,16 +343,16 @@ def _toml(value: str | int) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else str(value)
 
 
-def table_of(kind: str, rows: Sequence[Sequence[Any]]) -> Table:
+def table_of(kind: str, rows: Sequence[Sequence[Any]]) -> ProfileTable:
     """Rows in the order of the kind's columns."""
     spec = TABLES[kind]
     by_column = list(zip(*rows, strict=True)) if rows else [()] * len(spec.columns)
     columns = dict(zip(spec.columns, by_column, strict=True))
     words = {name: np.array(columns.pop(name), dtype=np.str_) for name in spec.words}
-    return Table({k: np.array(v, dtype=np.float64) for k, v in columns.items()}, words)
+    return ProfileTable({k: np.array(v, dtype=np.float64) for k, v in columns.items()}, words)
 
 
-def _read_table(header: Path, kind: str, name: str) -> Table:
+def _read_table(header: Path, kind: str, name: str) -> ProfileTable:
     if kind not in TABLES:
         raise FileFormatError(header, None, str(UnknownNameError("table", kind, TABLES)))
     if not name:
@@ -367,7 +367,7 @@ def _read_table(header: Path, kind: str, name: str) -> Table:
     numbers = {name: _numbers(path, name, values) for name, values in columns.items()}
     if not len(numbers["time_us"]):
         raise FileFormatError(path, None, "has no rows")
-    return Table(numbers, words)
+    return ProfileTable(numbers, words)
 
 
 def _numbers(path: Path, name: str, values: Sequence[Any]) -> Floats:
@@ -434,7 +434,7 @@ def read_parquet(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
         raise FileFormatError(path, None, f"cannot be read as Parquet: {error}") from None
 
 
-def _write_table(path: Path, kind: str, table: Table) -> None:
+def _write_table(path: Path, kind: str, table: ProfileTable) -> None:
     names = TABLES[kind].columns
     columns: dict[str, list[Any]] = {
         name: (table.words.get(name, table.columns.get(name, np.empty(0)))).tolist()

@@ -17,7 +17,7 @@ from ...workloads.errors import SloBenchError
 from . import stretches
 from .least_squares import non_negative
 from .observations import Observations
-from .profile import Fitted, Profile, Source, Table, table_of
+from .profile import Fitted, Profile, ProfileTable, Source, table_of
 
 Floats = NDArray[np.float64]
 
@@ -59,7 +59,7 @@ COEFFICIENTS = (*_DECODE, *_PREFILL)
 
 
 @dataclass(frozen=True)
-class Step:
+class LoggedStep:
     """One step of a log. `chunks` are (tokens in KV before, tokens prefilled)."""
 
     decode_seqs: int
@@ -163,7 +163,7 @@ def terms(seen: Observations) -> Floats:
 
 
 def profile_of_steps(
-    steps: Sequence[Step], *, model: str, gpu: str, tp: int = 1, source: Source
+    steps: Sequence[LoggedStep], *, model: str, gpu: str, tp: int = 1, source: Source
 ) -> Profile:
     """A profile of the steps, with `sums` fitted to them.
 
@@ -202,7 +202,7 @@ def profile_of_steps(
     )
 
 
-def _table(steps: Sequence[Step]) -> Table:
+def _table(steps: Sequence[LoggedStep]) -> ProfileTable:
     """Unequal chunks as equal ones with as many tokens and (query, KV) pairs.
 
     n chunks of the mean length have no more pairs among themselves, so what comes before is not
@@ -220,7 +220,7 @@ def _table(steps: Sequence[Step]) -> Table:
     return table_of("steps", rows)
 
 
-def observed(table: Table) -> Observations:
+def observed(table: ProfileTable) -> Observations:
     """The rows of a `steps` table."""
     return Observations(
         table["chunks"],

@@ -39,7 +39,7 @@ _STRETCH = 64  # bins looked into at once
 
 
 @dataclass(frozen=True)
-class Sample:
+class RunSample:
     """What one run says about its requests, in order of arrival; those that count, and only those.
 
     Latencies are NaN where there is none (no token, or one token and therefore no TPOT). `met` is
@@ -86,7 +86,7 @@ def block_length(values: Floats) -> int:
     return int(max(1, math.ceil(min(best, 3 * math.sqrt(n), n / 3))))
 
 
-def block_count(samples: Sequence[Sample]) -> int:
+def block_count(samples: Sequence[RunSample]) -> int:
     """Into how many blocks to cut runs of these (equally long) samples."""
     lengths = []
     for sample in samples:
@@ -104,7 +104,7 @@ def draw_counts(blocks: int, replicates: int, rng: np.random.Generator) -> Float
     return counts.reshape(replicates, blocks).astype(np.float64)
 
 
-def estimates(sample: Sample, metrics: Sequence[Metric]) -> Floats:
+def estimates(sample: RunSample, metrics: Sequence[Metric]) -> Floats:
     """The figures of one run; NaN where there is nothing to take them of."""
     found = []
     for metric in metrics:
@@ -122,7 +122,7 @@ def estimates(sample: Sample, metrics: Sequence[Metric]) -> Floats:
     return np.array(found)
 
 
-def _share_or_rate(sample: Sample, metric: Metric) -> float:
+def _share_or_rate(sample: RunSample, metric: Metric) -> float:
     total = sample.tokens if metric.name == "output_tokens" else sample.met
     if total is None or not len(total):
         return math.nan
@@ -131,7 +131,7 @@ def _share_or_rate(sample: Sample, metric: Metric) -> float:
     return float(total.sum()) / sample.window_s if sample.window_s > 0 else math.nan
 
 
-def replicate_figures(sample: Sample, metrics: Sequence[Metric], counts: Floats) -> Floats:
+def replicate_figures(sample: RunSample, metrics: Sequence[Metric], counts: Floats) -> Floats:
     """The figures of resampled runs, (metrics, replicates); `counts` as `draw_counts` makes them.
 
     The window of a run stays as it is: rates vary by what is counted in it.
@@ -256,8 +256,8 @@ class Differences:
 
 
 def resample(
-    runs_a: Sequence[Sample],
-    runs_b: Sequence[Sample],
+    runs_a: Sequence[RunSample],
+    runs_b: Sequence[RunSample],
     metrics: Sequence[Metric],
     *,
     paired: bool,
@@ -293,7 +293,7 @@ def resample(
 
 
 def _seed_figures(
-    runs: Sequence[Sample], metrics: Sequence[Metric], counts: Sequence[Floats]
+    runs: Sequence[RunSample], metrics: Sequence[Metric], counts: Sequence[Floats]
 ) -> Floats:
     """Draws of every seed: (seeds, metrics, replicates)."""
     return np.array(

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
 from ...workloads.request import Slo
-from .bootstrap import REPLICATES, Differences, Sample, resample
-from .matching import Level, Matched, match
+from .bootstrap import REPLICATES, Differences, RunSample, resample
+from .matching import Matched, MatchedRuns, match
 from .metrics import COMPARED, METRICS, Metric
-from .results import Cell, Clock, NotComparableError, Requests, Results, common_clock
+from .results import Cell, Clock, NotComparableError, RequestResults, Results, common_clock
 from .run_results import run_results
 from .verdict import NOWHERE, Interval, holm, interval, p_value
 
@@ -226,15 +226,15 @@ class _Seed:
     `requests` are B's, those of the warm-up too. The rest is true where either lacks the seed.
     """
 
-    a: Sample | None
-    b: Sample | None
+    a: RunSample | None
+    b: RunSample | None
     requests: int
     same_prompts: bool = True
     same_requests: bool = True  # row by row, and the same of them count
     same_bounds: bool = True
 
 
-def _served(level: Level, clock: Clock, slo: Slo | None) -> list[_Seed]:
+def _served(level: MatchedRuns, clock: Clock, slo: Slo | None) -> list[_Seed]:
     """All seeds of a level; of no more than one are the requests held at a time."""
     cells_a = {cell.seed: cell for cell in level.a}
     cells_b = {cell.seed: cell for cell in level.b}
@@ -263,7 +263,7 @@ def _seed(cell_a: Cell | None, cell_b: Cell | None, clock: Clock, slo: Slo | Non
     )
 
 
-def _same_prompts(a: Requests, b: Requests) -> bool:
+def _same_prompts(a: RequestResults, b: RequestResults) -> bool:
     if len(a) != len(b) or not np.array_equal(a.prompt_tokens, b.prompt_tokens):
         return False
     if a.output_tokens is None or b.output_tokens is None:
@@ -271,7 +271,7 @@ def _same_prompts(a: Requests, b: Requests) -> bool:
     return bool(np.array_equal(a.output_tokens, b.output_tokens))
 
 
-def _same_bounds(a: Requests, b: Requests) -> bool:
+def _same_bounds(a: RequestResults, b: RequestResults) -> bool:
     if a.bounds_s is None or b.bounds_s is None:
         return a.bounds_s is b.bounds_s
 
@@ -284,7 +284,7 @@ def _same_bounds(a: Requests, b: Requests) -> bool:
 
 
 def _rows(
-    level: Level,
+    level: MatchedRuns,
     metrics: Sequence[Metric],
     drawn: Differences,
     confidence: float,

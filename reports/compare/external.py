@@ -26,7 +26,7 @@ import numpy as np
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import number, parse_json
-from .results import Cell, Requests, Results
+from .results import Cell, RequestResults, Results
 
 Json = Mapping[str, Any]
 
@@ -68,7 +68,7 @@ class _Rows:
         self.tokens_out.append(tokens_out if finished else 0.0)
         self.finished.append(finished)
 
-    def requests(self, duration_s: float | None = None) -> Requests:
+    def requests(self, duration_s: float | None = None) -> RequestResults:
         """In order of arrival, times from the first."""
         arrival_s = np.array(self.arrival_s)
         order = np.argsort(arrival_s, kind="stable")
@@ -77,7 +77,7 @@ class _Rows:
         def column(values: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
             return np.array(values, dtype=np.float64)[order]
 
-        return Requests(
+        return RequestResults(
             arrival_s=column(self.arrival_s) - begin_s,
             first_token_s=column(self.first_token_s) - begin_s,
             finish_s=column(self.finish_s) - begin_s,
@@ -151,7 +151,7 @@ def _documents(path: Path) -> Iterator[Json]:
         yield document
 
 
-def _held(requests: Requests) -> Callable[[], Requests]:
+def _held(requests: RequestResults) -> Callable[[], RequestResults]:
     return lambda: requests
 
 
@@ -166,7 +166,9 @@ def _identity(system: str, model: str) -> dict[str, str]:
     }
 
 
-def _seeded(cells: Sequence[tuple[str, float | None, str, Requests]], system: str) -> list[Cell]:
+def _seeded(
+    cells: Sequence[tuple[str, float | None, str, RequestResults]], system: str
+) -> list[Cell]:
     """Cells; those of the same rate and model count as repetitions."""
     seen: dict[tuple[float | None, str], int] = {}
     found = []
@@ -182,7 +184,7 @@ def _seeded(cells: Sequence[tuple[str, float | None, str, Requests]], system: st
 
 def _vllm(path: Path, documents: Sequence[Json]) -> Results:
     name = path.name
-    cells: list[tuple[str, float | None, str, Requests]] = []
+    cells: list[tuple[str, float | None, str, RequestResults]] = []
     refused: dict[str, str] = {}
     notes = [_GAPS_NOTE.format(name=name, what="which is its TPOT")]
     for at, document in enumerate(documents):
@@ -222,7 +224,7 @@ def _vllm(path: Path, documents: Sequence[Json]) -> Results:
     )
 
 
-def _vllm_requests(path: Path, document: Json) -> Requests:
+def _vllm_requests(path: Path, document: Json) -> RequestResults:
     columns: dict[str, list[Any]] = {}
     for key in ("ttfts", "output_lens", "input_lens", "errors", "itls", "latencies"):
         if key in document:
@@ -263,7 +265,7 @@ def _vllm_requests(path: Path, document: Json) -> Requests:
 
 
 def _guidellm(path: Path, document: Json) -> Results:
-    cells: list[tuple[str, float | None, str, Requests]] = []
+    cells: list[tuple[str, float | None, str, RequestResults]] = []
     name = path.name
     refused: dict[str, str] = {}
     notes = [
@@ -311,7 +313,7 @@ def _guidellm(path: Path, document: Json) -> Results:
     )
 
 
-def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Requests, int]:
+def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[RequestResults, int]:
     rows = _Rows.empty()
     incomplete = 0
     begin_s, end_s = number(benchmark.get("start_time")), number(benchmark.get("end_time"))

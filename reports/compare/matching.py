@@ -26,7 +26,7 @@ _DEFINES_WORKLOAD = (
 
 
 @dataclass(frozen=True)
-class Level:
+class MatchedRuns:
     """The seeds of A and those of B under one load. `label` names the pair where there are many."""
 
     label: str
@@ -41,7 +41,7 @@ class Matched:
     `obstacles` says why one can hardly be judged by the other.
     """
 
-    levels: Sequence[Level]
+    levels: Sequence[MatchedRuns]
     differs: Mapping[str, tuple[str, str]]
     obstacles: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ def match(
         values = dict(zip(aligned.shared, key, strict=True))
         named = [_worded(column, values[column]) for column in many]
         first = groups_a[key][0]
-        levels.append(Level(" · ".join(named), first.rate_rps, groups_a[key], groups_b[key]))
+        levels.append(MatchedRuns(" · ".join(named), first.rate_rps, groups_a[key], groups_b[key]))
     alone = len(groups_a) + len(groups_b) - 2 * len(common)
     notes = [f"{alone} levels have no counterpart on the other side and are left out."]
     return Matched(

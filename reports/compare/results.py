@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ...harness.results.metrics import TOLERANCE_S
 from ...workloads.errors import SloBenchError
 from ...workloads.request import NEVER_S, Slo
-from .bootstrap import Sample
+from .bootstrap import RunSample
 from .metrics import Column, Metric
 
 Floats = NDArray[np.float64]
@@ -27,7 +27,7 @@ class NotComparableError(SloBenchError):
 
 
 @dataclass(frozen=True)
-class Requests:
+class RequestResults:
     """What happened to every request of one run. Times are seconds, NaN where it never happened.
 
     `bounds_s` holds each request's SLO, None where the file has none. `sent_s` is None where only
@@ -56,7 +56,7 @@ class Requests:
         counted: Mask = ~(self.arrival_s < self.warmup_s)
         return counted
 
-    def sample(self, clock: Clock, slo: Slo | None) -> Sample:
+    def sample(self, clock: Clock, slo: Slo | None) -> RunSample:
         """The requests that count, with latencies on that clock, held against `slo` or their own
         bounds. Whatever arrived and did not finish is a miss.
         """
@@ -74,7 +74,7 @@ class Requests:
                 "e2e": self.finish_s - began_s,
             }
         met = self._met(latency_s, slo)
-        return Sample(
+        return RunSample(
             latency_s={name: values[counted] for name, values in latency_s.items()},
             tokens=np.nan_to_num(self.tokens_out[counted]),
             met=None if met is None else met[counted],
@@ -125,7 +125,7 @@ class Cell:
     identity: Mapping[str, str]
     rate_rps: float | None  # None: closed loop, or unknown
     seed: int
-    read: Callable[[], Requests] = field(repr=False)
+    read: Callable[[], RequestResults] = field(repr=False)
 
 
 @dataclass(frozen=True)

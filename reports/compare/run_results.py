@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...harness.results.read import RunFolder, columns_in, read_run
+from ...harness.results.read import RunResults, columns_in, read_run
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_toml
 from ..figures.facets import IDENTITY
 from ..figures.figure import rate_key
 from ..figures.levels import combine
-from .results import Cell, Requests, Results
+from .results import Cell, RequestResults, Results
 
 _BOUNDS = {
     "ttft": "ttft_slo_s",
@@ -87,7 +87,7 @@ def run_results(path: Path) -> Results:
     )
 
 
-def _settings(run: RunFolder) -> Mapping[str, object]:
+def _settings(run: RunResults) -> Mapping[str, object]:
     try:
         return parse_toml(run.experiment_toml)
     except tomllib.TOMLDecodeError as error:
@@ -112,7 +112,7 @@ def _text(value: object) -> str:
     return rate_key(value) if isinstance(value, float) else str(value)
 
 
-def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> Requests:
+def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> RequestResults:
     """The per-request records of a cell.
 
     Raises:
@@ -146,7 +146,7 @@ def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> Requests:
         except ValueError as error:
             raise FileFormatError(path, None, f"{name} is not all numbers: {error}") from error
 
-    return Requests(
+    return RequestResults(
         arrival_s=column("arrival_s"),
         first_token_s=column("first_token_s"),
         finish_s=column("finish_s"),

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ...harness.results.read import (
     KIND_COLUMN,
-    RunFolder,
+    RunResults,
     read_mechanism,
     read_requests,
     read_timeline,
@@ -52,7 +52,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Bound:
+class SloRange:
     """The finite SLO bounds that requests carried, in seconds; equal where all have the same."""
 
     low_s: float
@@ -84,7 +84,7 @@ class LevelDetail:
     tpot: Distribution
     missed: dict[str, int]  # by CAUSES
     missed_phase_s: dict[str, float]  # by PHASES: mean over finished requests that missed
-    bounds: dict[str, Bound]  # by ttft, tpot, e2e; absent where nobody asked
+    bounds: dict[str, SloRange]  # by ttft, tpot, e2e; absent where nobody asked
     cost: float
     cost_low: float
     cost_high: float
@@ -101,7 +101,7 @@ class _Named:
 
 
 @dataclass
-class _Level:
+class _PointTotals:
     """What accumulates over the seeds of a level."""
 
     requests: int = 0
@@ -109,7 +109,7 @@ class _Level:
     tpot_s: list[Floats] = field(default_factory=list)
     missed: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     missed_phases_s: list[Floats] = field(default_factory=list)  # rows of PHASES
-    bounds: dict[str, Bound] = field(default_factory=dict)
+    bounds: dict[str, SloRange] = field(default_factory=dict)
     dollars: list[float] = field(default_factory=list)
     tokens_in_slo: list[float] = field(default_factory=list)
     wait_s: dict[str, list[Floats]] = field(default_factory=dict)
@@ -139,8 +139,8 @@ class _Level:
     def _widen(self, name: str, bound_s: Floats) -> None:
         finite = bound_s[np.isfinite(bound_s)]
         if len(finite):
-            old = self.bounds.get(name, Bound(np.inf, -np.inf))
-            self.bounds[name] = Bound(
+            old = self.bounds.get(name, SloRange(np.inf, -np.inf))
+            self.bounds[name] = SloRange(
                 min(old.low_s, float(finite.min())), max(old.high_s, float(finite.max()))
             )
 
@@ -150,11 +150,11 @@ class _Level:
         return dict(zip(PHASES, means.tolist(), strict=True))
 
 
-def level_details(runs: Sequence[RunFolder], cells: pd.DataFrame) -> Iterator[LevelDetail]:
+def level_details(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[LevelDetail]:
     """One detail per facet, series and rate of the valid `cells` (as from `levels.combine`)."""
     valid = cells[cells["valid"]]
     for (facet, series, rate), rows in valid.groupby(["facet", "series", "level_rps"]):
-        level = _Level()
+        level = _PointTotals()
         rows = rows.sort_values("seed", kind="stable")
         for _, row in rows.iterrows():
             run = runs[int(row["folder"])]
@@ -169,7 +169,9 @@ def level_details(runs: Sequence[RunFolder], cells: pd.DataFrame) -> Iterator[Le
         yield _finish(level, named, timeline_means(timeline), mechanism(told))
 
 
-def _finish(level: _Level, named: _Named, timeline: TimelineMeans, told: Mechanism) -> LevelDetail:
+def _finish(
+    level: _PointTotals, named: _Named, timeline: TimelineMeans, told: Mechanism
+) -> LevelDetail:
     per_cell = [
         dollars_per_million(dollars, tokens)
         for dollars, tokens in zip(level.dollars, level.tokens_in_slo, strict=True)

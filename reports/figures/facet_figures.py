@@ -9,7 +9,7 @@ import pandas as pd
 
 from ..pages import capacity
 from . import figures, mechanism
-from .details import Bound, LevelDetail
+from .details import LevelDetail, SloRange
 from .figure import Figure, rate_key, rate_keys
 from .levels import has_slo, knee_rps, offered
 from .measures import measures
@@ -75,18 +75,18 @@ def drawn(
     return Drawn(facet, rates, rate, series, found, load, detail, worth)
 
 
-def shared_bounds(details: Iterable[LevelDetail]) -> dict[str, Bound]:
+def shared_bounds(details: Iterable[LevelDetail]) -> dict[str, SloRange]:
     """The least and the largest bound of each kind that requests carried."""
-    bounds: dict[str, Bound] = {}
+    bounds: dict[str, SloRange] = {}
     for detail in details:
         for name, bound in detail.bounds.items():
             old = bounds.get(name, bound)
-            bounds[name] = Bound(min(old.low_s, bound.low_s), max(old.high_s, bound.high_s))
+            bounds[name] = SloRange(min(old.low_s, bound.low_s), max(old.high_s, bound.high_s))
     return bounds
 
 
 def _against_load(
-    rows: pd.DataFrame, names: Sequence[str], bounds: Mapping[str, Bound]
+    rows: pd.DataFrame, names: Sequence[str], bounds: Mapping[str, SloRange]
 ) -> list[Figure]:
     return [
         figures.attainment(rows, names),
@@ -96,7 +96,7 @@ def _against_load(
 
 
 def _side_by_side(
-    cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], bounds: Mapping[str, Bound]
+    cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], bounds: Mapping[str, SloRange]
 ) -> list[Figure]:
     known = [m.column for m in measures(cells) if m.column in figures.COMPARED]
     latencies: list[figures.Latency] = [*figures.METRICS]

@@ -10,7 +10,7 @@ from typing import Literal
 
 import pandas as pd
 
-from .details import CAUSES, PHASES, Bound, Distribution, LevelDetail
+from .details import CAUSES, PHASES, Distribution, LevelDetail, SloRange
 from .figure import ONLY, Axis, Figure, View, rate_key
 from .levels import TARGETS
 from .numbers import rate_text, seconds_text
@@ -64,7 +64,7 @@ def goodput(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
 
 
 def latency(
-    rows: pd.DataFrame, names: Sequence[str], metric: Metric, bound: Bound | None
+    rows: pd.DataFrame, names: Sequence[str], metric: Metric, bound: SloRange | None
 ) -> Figure:
     """A percentile of TTFT or TPOT against offered rate, the percentile to be picked."""
     options = [["p50", "p50"], ["p90", "p90"], ["p99", "p99"], ["mean", "mean"]]
@@ -134,7 +134,7 @@ def compared(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figure:
 
 
 def latency_compared(
-    rows: pd.DataFrame, names: Sequence[str], metric: Latency, bound: Bound | None
+    rows: pd.DataFrame, names: Sequence[str], metric: Latency, bound: SloRange | None
 ) -> Figure:
     """A percentile of a latency, a bar for each series, where each has one level."""
     options = [[key, key] for key in ("p50", "p90", "p99", "mean") if _column(metric, key) in rows]
@@ -429,7 +429,7 @@ def _diagonal(top: float) -> View:
     return {"axis": "diagonal", "value": top, "label": "all in SLO"}
 
 
-def _bound(along: Literal["x", "y"], bound: Bound | None) -> list[View]:
+def _bound(along: Literal["x", "y"], bound: SloRange | None) -> list[View]:
     """A line at an SLO that all requests share; none where it differs between requests."""
     if bound is None or bound.low_s != bound.high_s:
         return []

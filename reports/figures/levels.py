@@ -9,7 +9,7 @@ from typing import Literal
 
 import pandas as pd
 
-from ...harness.results.read import LEAD_COLUMNS, RunFolder
+from ...harness.results.read import LEAD_COLUMNS, RunResults
 from ...workloads.parsing import parse_toml
 from .facets import with_facets
 
@@ -82,7 +82,7 @@ def with_series(cells: pd.DataFrame) -> pd.DataFrame:
     return cells.assign(level_rps=pd.concat(rates).reindex(cells.index))
 
 
-def combine(runs: Sequence[RunFolder]) -> pd.DataFrame:
+def combine(runs: Sequence[RunResults]) -> pd.DataFrame:
     """The cells of all runs, with `run` (name), `folder` (its place in `runs`), `facet`, `series`
     and `level_rps`.
     """
@@ -96,7 +96,7 @@ def combine(runs: Sequence[RunFolder]) -> pd.DataFrame:
     return with_series(cells[[*lead, *axes, *rest]])
 
 
-def _slo(run: RunFolder) -> dict[str, str]:
+def _slo(run: RunResults) -> dict[str, str]:
     """The SLO that all cells of a run had, as a column; none where it is an axis."""
     if "slo" in run.axes:
         return {}

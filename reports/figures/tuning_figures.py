@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from ...tuner.search.objectives import OBJECTIVES, Objective
+from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from ..pages.tuning import DEFAULT, FINISHED, FRONT, LOST, TUNED, Plain, objectives_of
 from .figure import ONLY, Axis, Figure, Format, View
 
 
-def _axis(objective: Objective) -> Axis:
+def _axis(objective: TuningObjective) -> Axis:
     forms: dict[bool, Format] = {True: "rate", False: "seconds"}
     form: Format = forms[objective.maximise]
     if objective.name == "attainment":

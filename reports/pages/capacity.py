@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...harness.results.read import RunFolder
+from ...harness.results.read import RunResults
 from ...tuner.capacity.checkpoint import read_capacity
 from ..figures.facets import SETUP, facet_noun, facets_of
 from ..figures.figure import ONLY, Axis, Figure, View
@@ -143,7 +143,7 @@ def _ending(row: Row) -> str:
     return f"stopped after {spent}: {row['stopped']}"
 
 
-def found_in(runs: Sequence[RunFolder]) -> list[Row]:
+def found_in(runs: Sequence[RunResults]) -> list[Row]:
     """The capacities of all searches in the runs; each row also says its `folder`."""
     return [
         {**row, "folder": at}

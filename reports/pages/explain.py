@@ -16,7 +16,13 @@ from rich.text import Text
 
 from ...harness.core.records import Outcome
 from ...harness.results.metrics import judge
-from ...harness.validation.latency_breakdown import MEANING, Part, Stay, stays, totals_s
+from ...harness.validation.latency_breakdown import (
+    MEANING,
+    LatencySpan,
+    SpanKind,
+    latency_breakdown,
+    totals_s,
+)
 from ...harness.validation.measured_trace import MeasuredCell
 from ...harness.validation.trace import CellTrace
 from ...workloads.errors import SloBenchError
@@ -26,8 +32,8 @@ from ..figures.numbers import seconds_text
 
 MOST_EPISODES = 40  # shown in text; every single stay is in the JSON
 SLOWEST = "slowest"
-_IN_TURNS = frozenset({Part.DECODE, Part.BEHIND_PREFILL, Part.SWAP, Part.PIPELINE})
-_PASSING = frozenset({Part.SWAP, Part.PIPELINE})  # belong to whatever they interrupt
+_IN_TURNS = frozenset({SpanKind.DECODE, SpanKind.BEHIND_PREFILL, SpanKind.SWAP, SpanKind.PIPELINE})
+_PASSING = frozenset({SpanKind.SWAP, SpanKind.PIPELINE})  # belong to whatever they interrupt
 
 
 @dataclass(frozen=True)
@@ -47,10 +53,10 @@ class Explanation:
     met: bool
     missed: tuple[str, ...]
     preemptions: int
-    stays: Sequence[Stay]
+    stays: Sequence[LatencySpan]
 
     @property
-    def parts_s(self) -> dict[Part, float]:
+    def parts_s(self) -> dict[SpanKind, float]:
         """Seconds by part, largest first."""
         return totals_s(list(self.stays))
 
@@ -129,7 +135,7 @@ def explain(cell: CellTrace, request: int) -> Explanation:
         met=bool(judged.met[request]),
         missed=tuple(name for name, missed in late.items() if missed[request]),
         preemptions=int(records.preemptions_swap[request] + records.preemptions_recompute[request]),
-        stays=stays(log, request, arrival_s),
+        stays=latency_breakdown(log, request, arrival_s),
     )
 
 
@@ -222,9 +228,9 @@ def _parts_table(e: Explanation) -> Table:
     return table
 
 
-def _episodes(of: Sequence[Stay]) -> list[list[Stay]]:
+def _episodes(of: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
     """Stays in the batch that take turns, step by step, together; all others one by one."""
-    groups: list[list[Stay]] = []
+    groups: list[list[LatencySpan]] = []
     for stay in of:
         last = groups[-1][-1].part if groups else None
         together = last in _IN_TURNS and stay.part in _IN_TURNS

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ...harness.results.read import RunFolder
+from ...harness.results.read import RunResults
 from ...harness.validation.log_replay import METRICS, STATISTICS, ErrorRow
 from ...harness.validation.run_replay import FOLDER, TABLE
 from ...workloads.errors import FileFormatError
@@ -47,7 +47,7 @@ class ValidatedLevel:
         raise KeyError((metric, statistic))
 
 
-def found_in(runs: Sequence[RunFolder], cells: pd.DataFrame) -> list[ValidatedLevel]:
+def found_in(runs: Sequence[RunResults], cells: pd.DataFrame) -> list[ValidatedLevel]:
     """The validated levels of all runs.
 
     Raises:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...predictors.specs import ModelSpec
-from ...tuner.placement.compare import Answer
+from ...tuner.placement.compare import SolverResult
 from ...tuner.placement.problem import Problem
 from ...tuner.placement.topology import Topology
 from .document import page, table, write_page
@@ -39,17 +39,17 @@ class FoundMap:
     topology: Topology
     problem: Problem
     mode: str
-    answers: Sequence[Answer]
-    chosen: Answer
+    answers: Sequence[SolverResult]
+    chosen: SolverResult
     notes: Sequence[str] = ()
 
     @property
-    def best(self) -> Answer:
+    def best(self) -> SolverResult:
         """The cheapest that fits."""
         return min(self.answers, key=lambda a: a.cost)
 
 
-def _ranges(chosen: Answer) -> list[tuple[int, int, int]]:
+def _ranges(chosen: SolverResult) -> list[tuple[int, int, int]]:
     """Device, first layer and last layer of each stage."""
     found, begin = [], 0
     for held in chosen.placed:
@@ -90,7 +90,7 @@ def _notes(found: FoundMap) -> list[str]:
     return [*refused, *overfull, *found.notes]
 
 
-def _cells(found: FoundMap, answer: Answer) -> list[str]:
+def _cells(found: FoundMap, answer: SolverResult) -> list[str]:
     name = _METHODS[answer.method]
     if not answer.placed:
         return [name, "–", "–", "–", "–"]

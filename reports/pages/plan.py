@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from ...tuner.planning import Carried, Planned
+    from ...tuner.planning import DeploymentPlan, SizedOffer
 
 
-def plan_rows(planned: Planned) -> list[dict[str, Any]]:
+def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
     """One row for each plan, the cheapest first; rates in requests per second."""
     return [
         {
@@ -38,7 +38,7 @@ def plan_rows(planned: Planned) -> list[dict[str, Any]]:
     ]
 
 
-def _capacity(one: Carried) -> dict[str, float | None]:
+def _capacity(one: SizedOffer) -> dict[str, float | None]:
     found = one.capacity
     if found is None:
         return {"capacity_rps": None, "low_rps": None, "high_rps": None}

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from ...predictors.lengths.config import PredictorConfig
 from ...predictors.lengths.distribution import COVERAGE
-from ...predictors.lengths.evaluate import ALL, LORA, Evaluation, Score
-from ...predictors.lengths.stream import Stream, Window
+from ...predictors.lengths.evaluate import ALL, LORA, PredictorEvaluation, Score
+from ...predictors.lengths.stream import StreamEvaluation, StreamWindow
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
 from . import sections
 from .document import page, write_page
@@ -33,7 +33,7 @@ _LEARNT = "learnt after it"
 _HEADS = ("exact", "± 1", "MAE", "τ", "ECE", "in 90 %", "width")
 
 
-def headline(found: Evaluation) -> str:
+def headline(found: PredictorEvaluation) -> str:
     """How often the right bucket is told, against the best of the others."""
     first = found.scores[0].corpus
     here = [score for score in found.scores if score.corpus == first]
@@ -46,7 +46,7 @@ def headline(found: Evaluation) -> str:
     )
 
 
-def notes(found: Evaluation, config: PredictorConfig) -> list[str]:
+def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
     """What a reader must know beside the table."""
     lines = [
         f"Base {config.base.name}, {config.shape.head} over {len(config.shape.edges)} buckets; "
@@ -85,7 +85,7 @@ def notes(found: Evaluation, config: PredictorConfig) -> list[str]:
     return lines
 
 
-def evaluation_text(found: Evaluation, config: PredictorConfig) -> RenderableType:
+def evaluation_text(found: PredictorEvaluation, config: PredictorConfig) -> RenderableType:
     """Headline, table, notes."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("predictor")
@@ -105,7 +105,7 @@ def evaluation_text(found: Evaluation, config: PredictorConfig) -> RenderableTyp
     return Group(Text(headline(found), style="bold"), table, *lines)
 
 
-def _corpus(found: Evaluation, score: Score) -> str:
+def _corpus(found: PredictorEvaluation, score: Score) -> str:
     new = score.corpus != ALL and score.corpus not in found.trained_on
     return f"{score.corpus} (transfer)" if new else score.corpus
 
@@ -123,7 +123,7 @@ def _cells(score: Score) -> list[str]:
     ]
 
 
-def evaluation_json(found: Evaluation, config: PredictorConfig) -> dict[str, Any]:
+def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict[str, Any]:
     """Everything as plain values; what does not exist is null."""
 
     def known(value: Any) -> Any:
@@ -152,7 +152,7 @@ def evaluation_json(found: Evaluation, config: PredictorConfig) -> dict[str, Any
     }
 
 
-def write_evaluation(found: Evaluation, config: PredictorConfig, out: Path) -> Path:
+def write_evaluation(found: PredictorEvaluation, config: PredictorConfig, out: Path) -> Path:
     """Write the page, whole or not at all, and return where it is.
 
     Raises:
@@ -165,7 +165,7 @@ def _write(page: str, out: Path) -> Path:
     return write_page(page, out)
 
 
-def evaluation_page(found: Evaluation, config: PredictorConfig) -> str:
+def evaluation_page(found: PredictorEvaluation, config: PredictorConfig) -> str:
     """The whole page."""
     drawn = [reliability_figure(found)]
     told = "".join(f"<p>{escape(line)}</p>" for line in notes(found, config))
@@ -185,7 +185,7 @@ def evaluation_page(found: Evaluation, config: PredictorConfig) -> str:
     return page(f"{heading} – slo-bench", body, data)
 
 
-def section(found: Evaluation, config: PredictorConfig, drawn: Sequence[Figure]) -> str:
+def section(found: PredictorEvaluation, config: PredictorConfig, drawn: Sequence[Figure]) -> str:
     """Table, reliability and confusion, to stand in a page that has the report's script."""
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in ("Rows", *_HEADS))
     rows = []
@@ -210,7 +210,7 @@ def section(found: Evaluation, config: PredictorConfig, drawn: Sequence[Figure])
     )
 
 
-def reliability_figure(found: Evaluation) -> Figure:
+def reliability_figure(found: PredictorEvaluation) -> Figure:
     """How often the likeliest bucket was right against how likely it was said to be."""
     bins = found.reliability
     curve: View = {
@@ -233,7 +233,7 @@ def reliability_figure(found: Evaluation) -> Figure:
     )
 
 
-def _confusion(found: Evaluation, config: PredictorConfig) -> str:
+def _confusion(found: PredictorEvaluation, config: PredictorConfig) -> str:
     """True against predicted buckets; the darker, the larger the share of the true bucket."""
     names = [str(edge) for edge in config.shape.edges]
     heads = "".join(f'<th scope="col">{name}</th>' for name in names)
@@ -255,7 +255,7 @@ def _confusion(found: Evaluation, config: PredictorConfig) -> str:
     )
 
 
-def stream_text(came: Stream) -> RenderableType:
+def stream_text(came: StreamEvaluation) -> RenderableType:
     """A line for each window, and what was forgotten."""
     table = Table(
         box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Answers in the predicted bucket"
@@ -267,15 +267,15 @@ def stream_text(came: Stream) -> RenderableType:
     return Group(table, *(Text(line, style="dim") for line in _stream_notes(came)))
 
 
-def _compared(came: Stream) -> bool:
+def _compared(came: StreamEvaluation) -> bool:
     return any(window.beside is not None for window in came.windows)
 
 
-def _stream_heads(came: Stream) -> list[str]:
+def _stream_heads(came: StreamEvaluation) -> list[str]:
     return ["answers", *_CURVES[: 3 if _compared(came) else 2], "online, within 1", _LEARNT]
 
 
-def _stream_cells(window: Window) -> list[str]:
+def _stream_cells(window: StreamWindow) -> list[str]:
     shares = [window.as_trained, window.corrected]
     if window.beside is not None:
         shares.append(window.beside)
@@ -289,7 +289,7 @@ def _stream_cells(window: Window) -> list[str]:
     ]
 
 
-def _stream_notes(came: Stream) -> list[str]:
+def _stream_notes(came: StreamEvaluation) -> list[str]:
     if not came.old_rows:
         return []
     return [
@@ -298,7 +298,7 @@ def _stream_notes(came: Stream) -> list[str]:
     ]
 
 
-def drift_figure(came: Stream) -> Figure:
+def drift_figure(came: StreamEvaluation) -> Figure:
     """Shares in the named bucket, window after window."""
     shares = [
         [window.as_trained for window in came.windows],
@@ -326,7 +326,7 @@ def drift_figure(came: Stream) -> Figure:
     )
 
 
-def stream_page(came: Stream, config: PredictorConfig) -> str:
+def stream_page(came: StreamEvaluation, config: PredictorConfig) -> str:
     """The whole page of a stream."""
     drawn = [drift_figure(came)]
     heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in _stream_heads(came))
@@ -352,7 +352,7 @@ def stream_page(came: Stream, config: PredictorConfig) -> str:
     return page(f"{heading} – slo-bench", body, data)
 
 
-def write_stream(came: Stream, config: PredictorConfig, out: Path) -> Path:
+def write_stream(came: StreamEvaluation, config: PredictorConfig, out: Path) -> Path:
     """Write the page of a stream, whole or not at all, and return where it is.
 
     Raises:
@@ -361,7 +361,7 @@ def write_stream(came: Stream, config: PredictorConfig, out: Path) -> Path:
     return _write(stream_page(came, config), out)
 
 
-def stream_json(came: Stream) -> dict[str, Any]:
+def stream_json(came: StreamEvaluation) -> dict[str, Any]:
     """The same as plain values."""
     plain = dataclasses.asdict(came)
     return {

@@ -36,7 +36,7 @@ import numpy as np
 import pandas as pd
 
 from ...harness.experiments.config.toml_text import read_toml
-from ...harness.results.read import RunFolder
+from ...harness.results.read import RunResults
 from ...tuner.capacity.curve import student_t
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.parsing import parse_toml
@@ -165,7 +165,7 @@ def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
     return (pd.to_numeric(column, errors="coerce") - value).abs() <= 1e-3 * abs(value)
 
 
-def table_of(run: RunFolder) -> PublishedTable | None:
+def table_of(run: RunResults) -> PublishedTable | None:
     """The table that a run's experiment names, if any."""
     try:
         name = parse_toml(run.experiment_toml).get("published")
@@ -174,7 +174,7 @@ def table_of(run: RunFolder) -> PublishedTable | None:
     return None if name is None else load_published(str(name))
 
 
-def section(runs: Sequence[RunFolder], cells: pd.DataFrame, rows: pd.DataFrame) -> str:
+def section(runs: Sequence[RunResults], cells: pd.DataFrame, rows: pd.DataFrame) -> str:
     """All tables of the runs, as HTML; empty where no run names one.
 
     Args:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from ...harness.results.read import RunFolder, read_runs
+from ...harness.results.read import RunResults, read_runs
 from ...workloads.errors import SloBenchError
 from ..figures import sweeps
 from ..figures.details import LevelDetail, level_details
@@ -27,7 +27,7 @@ from .document import asset, page, write_page
 class _Shown:
     """All that the page shows, aggregated."""
 
-    runs: Sequence[RunFolder]
+    runs: Sequence[RunResults]
     cells: pd.DataFrame
     rows: pd.DataFrame
     details: Sequence[LevelDetail]
@@ -42,7 +42,7 @@ def write_report(run_dirs: Sequence[Path], out: Path) -> Path:
     return write_page(_document(_gather(read_runs(run_dirs))), Path(out))
 
 
-def _gather(runs: Sequence[RunFolder]) -> _Shown:
+def _gather(runs: Sequence[RunResults]) -> _Shown:
     cells = combine(runs)
     if not cells["valid"].any():
         folders = ", ".join(str(run.path) for run in runs)

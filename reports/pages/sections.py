@@ -11,8 +11,8 @@ from typing import Any
 
 import pandas as pd
 
-from ...harness.results.read import RunFolder
-from ..figures.details import Bound
+from ...harness.results.read import RunResults
+from ..figures.details import SloRange
 from ..figures.facets import by_facet, facet_noun, facets_of
 from ..figures.figure import Figure
 from ..figures.labels import labels, stand_alone
@@ -48,7 +48,7 @@ def title(cells: pd.DataFrame) -> str:
     return f"{where}, {listed(labels(workloads).values(), 'workloads')}"
 
 
-def facts(cells: pd.DataFrame, bounds: Mapping[str, Bound]) -> str:
+def facts(cells: pd.DataFrame, bounds: Mapping[str, SloRange]) -> str:
     """One line: how much was run, under which SLO."""
     series, systems = cells["series"].nunique(), cells["system"].nunique()
     facets = cells["facet"].nunique()
@@ -79,19 +79,19 @@ def _rates(cells: pd.DataFrame) -> str:
     return _counted(high, "rate") if low == high else f"{low}–{high} rates"
 
 
-def slo_text(bounds: Mapping[str, Bound]) -> str:
+def slo_text(bounds: Mapping[str, SloRange]) -> str:
     """`TTFT ≤ 1 s, TPOT ≤ 150 ms`, with a span where requests differ."""
     if not bounds:
         return "deadlines, or none"
 
-    def one(bound: Bound) -> str:
+    def one(bound: SloRange) -> str:
         low, high = seconds_text(bound.low_s), seconds_text(bound.high_s)
         return low if low == high else f"{low} to {high} by request"
 
     return ", ".join(f"{name.upper()} ≤ {one(bound)}" for name, bound in bounds.items())
 
 
-def notices(cells: pd.DataFrame, runs: Sequence[RunFolder]) -> str:
+def notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> str:
     """What a reader must know before any number: simulated, unfitted, invalid."""
     lines = []
     simulated = cells[cells["backend"] == "simulated"]
@@ -219,7 +219,7 @@ def figure(drawn: Figure, cells: pd.DataFrame) -> str:
     )
 
 
-def setup(runs: Sequence[RunFolder]) -> str:
+def setup(runs: Sequence[RunResults]) -> str:
     """Per run: configuration verbatim, environment, step times."""
     parts = []
     for run in runs:

@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ...tuner.search.objectives import OBJECTIVES, Objective
+from ...tuner.search.objectives import OBJECTIVES, TuningObjective
 from ..figures.numbers import percent_text, rate_text, seconds_text
 
 Plain = Mapping[str, Any]  # of tune.json
@@ -62,12 +62,12 @@ def origin(found: Plain) -> str:
     return "simulated" if found["backend"] == "simulated" else "measured"
 
 
-def objectives_of(found: Plain) -> list[Objective]:
+def objectives_of(found: Plain) -> list[TuningObjective]:
     """The objectives, in their order."""
     return [OBJECTIVES[name] for name in found["objectives"]]
 
 
-def _label(found: Plain, objective: Objective) -> str:
+def _label(found: Plain, objective: TuningObjective) -> str:
     if objective.name == "capacity":
         return f"{objective.label} with {found['target']:.6g} in SLO"
     if objective.name == "cost":

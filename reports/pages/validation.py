@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...harness.validation.log_replay import METRICS, STATISTICS, ErrorRow, Validation
-from ...harness.validation.run_replay import Level
+from ...harness.validation.run_replay import ValidatedPoint
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
 from ..figures.numbers import seconds_text
 from ..figures.scatters import BADGE, TITLES, scatter_of, scatter_view, short_error, spread_text
@@ -80,7 +80,7 @@ def assumptions(found: Validation) -> list[str]:
     ]
 
 
-def validation_text(found: Validation, level: Level | None = None) -> RenderableType:
+def validation_text(found: Validation, level: ValidatedPoint | None = None) -> RenderableType:
     """Headline, error table, assumptions. With `level`, what that knows beyond the errors."""
     rows = found.rows() if level is None else level.errors()
     more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
@@ -99,7 +99,7 @@ def validation_text(found: Validation, level: Level | None = None) -> Renderable
     return Group(Text(headline(found), style="bold"), table, *lines)
 
 
-def levels_text(levels: Sequence[Level]) -> RenderableType:
+def levels_text(levels: Sequence[ValidatedPoint]) -> RenderableType:
     """The levels of a run: one in full, several with a line for each of their metrics."""
     if len(levels) == 1:
         told = [Text(line) for line in verdict(levels[0].errors())]
@@ -117,7 +117,7 @@ def levels_text(levels: Sequence[Level]) -> RenderableType:
     return Group(*parts, Text(f"\n{assumptions(levels[0].found)[0]}", style="dim"))
 
 
-def _level_table(level: Level) -> Table:
+def _level_table(level: ValidatedPoint) -> Table:
     """A line for each metric: both means, then the errors of all statistics. Below it by how much
     the level differs from run to run, and the errors with its own step times.
     """
@@ -137,7 +137,7 @@ def _level_table(level: Level) -> Table:
     return table
 
 
-def fitted_text(level: Level) -> str:
+def fitted_text(level: ValidatedPoint) -> str:
     """What a level's step times were fitted to."""
     if not level.fitted_on:
         return "Step times as given; none were fitted to this run."

@@ -28,7 +28,7 @@ from slo_bench import Experiment
 from slo_bench.harness.servers.mock.config import MockConfig
 from slo_bench.harness.servers.mock.running import serving_apart
 from slo_bench.tuner.capacity import Budget, SearchOptions, find_capacity
-from slo_bench.tuner.capacity.checkpoint import Asked
+from slo_bench.tuner.capacity.checkpoint import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.capacity.queues import MdcQueue
 
@@ -156,7 +156,7 @@ def live(numbers: range, slots: int, service_s: float, wait_slo_s: float, tolera
                 seed=1000 * number,
                 rates=[0.4 * queue.limit_rps],
             )
-            asked = Asked(targets=(0.9,), tolerance=tolerance)
+            asked = CapacityOptions(targets=(0.9,), tolerance=tolerance)
             found = search_capacity(experiment, Path(folder) / str(number), asked=asked)
             (row,) = found.rows()
             if not row["capacity_rps"]:

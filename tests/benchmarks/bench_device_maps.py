@@ -14,7 +14,7 @@ import numpy as np
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.tuner.placement.exact import exact
 from slo_bench.tuner.placement.paper import paper
-from slo_bench.tuner.placement.problem import MODES, Candidate, Problem, Weights, problem_of
+from slo_bench.tuner.placement.problem import MODES, Candidate, CostWeights, Problem, problem_of
 from slo_bench.tuner.placement.topology import Machine, Topology, read_topology
 from slo_bench.workloads.errors import SloBenchError
 
@@ -99,7 +99,7 @@ def random_problem(rng: np.random.Generator) -> Problem:
     )
 
 
-def gaps(weights: Weights, cases: int = CASES) -> tuple[int, int, int, list[float]]:
+def gaps(weights: CostWeights, cases: int = CASES) -> tuple[int, int, int, list[float]]:
     """Cases that fit; in which the paper finds no map, or one that does not fit; gaps in %."""
     rng = np.random.default_rng(0)
     feasible = nothing = overfull = 0
@@ -137,7 +137,7 @@ def main() -> None:
         topology = _topology(text)
         for reserve_gib in (0, 12, 16):
             problem = problem_of(model("llama-2-70b"), topology, reserve_bytes=reserve_gib * 2**30)
-            for mode, weights in {**MODES, "latency alone": Weights(1.0, 0.0)}.items():
+            for mode, weights in {**MODES, "latency alone": CostWeights(1.0, 0.0)}.items():
                 _timed(
                     f"64 devices of {what}, 80 layers, {reserve_gib} GiB reserved",
                     mode,
@@ -156,7 +156,7 @@ def main() -> None:
         "64 devices of 4 kinds, 80 layers, one or two a device",
         "latency alone",
         hard,
-        Weights(1.0, 0.0),
+        CostWeights(1.0, 0.0),
     )
 
 
@@ -167,7 +167,7 @@ def _topology(text: str) -> Topology:
         return read_topology(path)
 
 
-def _timed(what: str, mode: str, problem: Problem, weights: Weights) -> None:
+def _timed(what: str, mode: str, problem: Problem, weights: CostWeights) -> None:
     began_s = time.process_time()
     try:
         found = f"{len(exact(problem, weights))} devices"

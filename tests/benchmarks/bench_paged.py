@@ -38,7 +38,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.engine.torch.build import Engine, Room
+from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig
 from slo_bench.harness.engine.torch.clock import RealClock
 from slo_bench.harness.engine.torch.decoder import Decoder
 from slo_bench.harness.engine.torch.load import load_decoder
@@ -94,7 +94,7 @@ def requests(count: int, vocabulary: int, seed: int = 0) -> list[Asked]:
 def by_engine(decoder: Decoder, asked: Sequence[Asked], places: int) -> tuple[float, list[Any]]:
     """CPU seconds, and the answers."""
     found = system("vllm").with_knobs(max_num_seqs=places)
-    engine = Engine(decoder, Room(64 * places, 16))
+    engine = Engine(decoder, KvCacheConfig(64 * places, 16))
     states = [
         RequestState(row, 0.0, len(one.prompt), one.answer, one.answer, Slo())
         for row, one in enumerate(asked)

@@ -30,9 +30,9 @@ from pathlib import Path
 from statistics import median
 
 from slo_bench import Experiment
-from slo_bench.tuner.search.evaluate import Evaluation, InfeasibleError
+from slo_bench.tuner.search.evaluate import ConfigurationEvaluator, InfeasibleError
 from slo_bench.tuner.search.prepare import prepared
-from slo_bench.tuner.search.race import Raced
+from slo_bench.tuner.search.race import RaceResult
 from slo_bench.tuner.search.samplers import grid_of
 from slo_bench.tuner.search.serving import Servers
 from slo_bench.tuner.search.settings import TuneSettings
@@ -79,13 +79,13 @@ def settings_of(case: Case, **changes: object) -> TuneSettings:
     return TuneSettings(search=case.search, confirm=False, **changes)  # type: ignore[arg-type]
 
 
-def evaluation_of(case: Case, folder: Path) -> Evaluation:
+def evaluation_of(case: Case, folder: Path) -> ConfigurationEvaluator:
     made = prepared(case.experiment, settings_of(case))
     servers = Servers(folder / "servers")
-    return Evaluation(made.experiment, made.space, made.aim, 0.03, folder, servers)
+    return ConfigurationEvaluator(made.experiment, made.space, made.aim, 0.03, folder, servers)
 
 
-def points_of(evaluation: Evaluation) -> list[dict[str, object]]:
+def points_of(evaluation: ConfigurationEvaluator) -> list[dict[str, object]]:
     """Feasible ones, and of a ratio one only."""
     import itertools
 
@@ -103,11 +103,11 @@ def points_of(evaluation: Evaluation) -> list[dict[str, object]]:
     return found
 
 
-def capacity_of(evaluation: Evaluation, point: dict[str, object]) -> tuple[float, int]:
+def capacity_of(evaluation: ConfigurationEvaluator, point: dict[str, object]) -> tuple[float, int]:
     """Capacity and requests of a point; remembered in the folder."""
     runs = evaluation.runs_of(point)
     found = evaluation.capacity(runs, None)
-    assert not isinstance(found, Raced)
+    assert not isinstance(found, RaceResult)
     one = found.capacities[0]
     return (one.low_rps if one.capacity_rps is None else one.capacity_rps), runs.requests
 

@@ -33,7 +33,7 @@ import optuna
 from slo_bench import Experiment, SloBenchError
 from slo_bench.harness.results.capacity_file import FILE
 from slo_bench.harness.results.run_folder import read_rows
-from slo_bench.tuner.capacity.checkpoint import Asked
+from slo_bench.tuner.capacity.checkpoint import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search import outcome as tuned
 from slo_bench.tuner.search.outcome import ASKED_FILE
@@ -64,7 +64,7 @@ def sweep_with_workers(folder: Path, resume: bool) -> None:
 def capacity(folder: Path, resume: bool) -> None:
     """A search of some twenty runs."""
     experiment = Experiment(systems="vllm", requests=200, seeds=2, output_tokens="20")
-    asked = Asked(tolerance=0.3, targets=(0.9,), max_requests=6000)
+    asked = CapacityOptions(tolerance=0.3, targets=(0.9,), max_requests=6000)
     search_capacity(experiment, folder, asked=asked, resume=resume)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 
 from slo_bench.harness.load_generator.http.chunks import unchunk
 from slo_bench.harness.load_generator.http.connection import MOST_BODY_BYTES, Connection
-from slo_bench.harness.load_generator.http.faults import Fault
+from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.parsing import parse_event, parse_json, parse_toml
 from slo_bench.workloads.readers import read
@@ -79,7 +79,7 @@ def test_an_answer_without_end_is_broken_off(monkeypatch):
         connection.data_received(piece)
         exchange.pieces.clear()  # this test needs no memory
         assert exchange.body_bytes <= MOST_BODY_BYTES + len(piece)
-    assert exchange.fault is Fault.MALFORMED
+    assert exchange.fault is RequestFault.MALFORMED
     assert "more than 256 MiB" in exchange.detail
 
 

@@ -10,7 +10,7 @@ from hypothesis.extra.numpy import arrays
 
 from slo_bench.predictors.lengths.distribution import (
     DEFAULT_EDGES,
-    Lengths,
+    PredictedDistributions,
     buckets_in,
     checked_edges,
     conformal_offset,
@@ -25,14 +25,14 @@ rows = arrays(np.float64, (3, K), elements=st.floats(0.001, 1))
 @given(rows)
 def test_probabilities_come_back(weights):
     shares = weights / weights.sum(axis=1, keepdims=True)
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, shares)
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, shares)
     assert lengths.bucket_probabilities() == pytest.approx(shares, abs=1e-6)
     assert shares[np.arange(3), lengths.buckets()] == pytest.approx(shares.max(axis=1), abs=1e-6)
 
 
 @given(rows, st.floats(0.01, 0.98))
 def test_quantiles_rise_and_invert(weights, share):
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, weights)
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, weights)
     low, high = lengths.quantile_log(share), lengths.quantile_log(share + 0.01)
     assert (low <= high).all()
     at = [
@@ -43,7 +43,7 @@ def test_quantiles_rise_and_invert(weights, share):
 
 
 def test_a_certain_bucket():
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, np.eye(K))
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, np.eye(K))
     assert (buckets_in(DEFAULT_EDGES, lengths.median_tokens()) == np.arange(K)).all()
     low, high = lengths.interval_tokens()
     assert (low <= lengths.median_tokens()).all()
@@ -54,14 +54,14 @@ def test_a_certain_bucket():
 
 def test_a_neighbour_counts():
     """Likeliest is the first, but the third has more beside it."""
-    lengths = Lengths.of_buckets((0, 8, 16, 32), np.array([[0.4, 0.0, 0.35, 0.25]]))
+    lengths = PredictedDistributions.of_buckets((0, 8, 16, 32), np.array([[0.4, 0.0, 0.35, 0.25]]))
     assert lengths.buckets() == [0]
     assert lengths.buckets(0.5) == [2]
 
 
 @given(rows, st.floats(0, 1))
 def test_the_named_bucket_is_worth_most(weights, neighbours):
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, weights)
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, weights)
     p = np.pad(lengths.bucket_probabilities(), ((0, 0), (1, 1)))
     worth = p[:, 1:-1] + neighbours * (p[:, :-2] + p[:, 2:])
     named = lengths.buckets(neighbours)
@@ -70,16 +70,20 @@ def test_the_named_bucket_is_worth_most(weights, neighbours):
 
 def test_neighbours_count_what_serves_exact_and_within_one():
     """The likeliest bucket is right a little more often; the middle one is never two off."""
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, np.array([[0, 0.36, 0.3, 0.34, *[0.0] * 6]] * 100))
+    lengths = PredictedDistributions.of_buckets(
+        DEFAULT_EDGES, np.array([[0, 0.36, 0.3, 0.34, *[0.0] * 6]] * 100)
+    )
     tokens = np.repeat([10, 20, 40], [36, 30, 34])
     assert lengths.buckets(neighbours_worth(lengths, tokens))[0] == 2
-    sure = Lengths.of_buckets(DEFAULT_EDGES, np.eye(K)[buckets_in(DEFAULT_EDGES, tokens)])
+    sure = PredictedDistributions.of_buckets(
+        DEFAULT_EDGES, np.eye(K)[buckets_in(DEFAULT_EDGES, tokens)]
+    )
     assert neighbours_worth(sure, tokens) == 0
     assert neighbours_worth(sure[:0], tokens[:0]) == 0
 
 
 def test_odds_are_multiplied():
-    lengths = Lengths.of_buckets((0, 8), np.array([[0.5, 0.5]]))
+    lengths = PredictedDistributions.of_buckets((0, 8), np.array([[0.5, 0.5]]))
     assert lengths.reweighted(np.array([[1.0, 3.0]])).bucket_probabilities()[0] == pytest.approx(
         [0.25, 0.75], abs=1e-6
     )
@@ -93,7 +97,7 @@ def test_intervals_hold_nine_tenths_after_correction(sure):
     tokens = np.maximum(1, np.rint(np.exp(centre + rng.normal(0, 0.5, 4000)))).astype(int)
     middles = np.log(np.array([4, 12, 24, 48, 96, 192, 384, 768, 1536, 3072]))
     shares = np.exp(-sure * (middles - centre[:, None]) ** 2) + 1e-9
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, shares)
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, shares)
     offset = conformal_offset(lengths[:2000], tokens[:2000])
     low, high = lengths[2000:].interval_tokens(offset)
     held = ((tokens[2000:] >= low) & (tokens[2000:] <= high)).mean()

@@ -13,9 +13,9 @@ for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
     pytest.importorskip(module, reason=NEEDED)
 
 from slo_bench.predictors.lengths.baselines import baselines  # noqa: E402
-from slo_bench.predictors.lengths.distribution import DEFAULT_EDGES, Lengths  # noqa: E402
+from slo_bench.predictors.lengths.distribution import DEFAULT_EDGES, PredictedDistributions  # noqa: E402
 from slo_bench.predictors.lengths.evaluate import leak_accuracy, reliability, score  # noqa: E402
-from slo_bench.workloads.labelled_prompts import Answered  # noqa: E402
+from slo_bench.workloads.labelled_prompts import LabelledPrompt  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -31,7 +31,7 @@ answered = tiny_models.answered
 def test_a_score_by_hand():
     """Three answers of 4, 12 and 100 tokens, all said to be in [8, 16) with 80 %."""
     shares = np.array([[0.1, 0.8, 0.1, 0, 0, 0, 0, 0, 0, 0]] * 3)
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, shares)
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, shares)
     found = score("c", "p", lengths, np.array([4, 12, 100]), 0.0)
     assert found.exact == pytest.approx(1 / 3)
     assert found.within_one == pytest.approx(2 / 3)
@@ -44,14 +44,14 @@ def test_a_score_by_hand():
 
 
 def test_order_is_what_tau_judges():
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, np.eye(10)[[1, 3, 6]])
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, np.eye(10)[[1, 3, 6]])
     assert score("", "", lengths, np.array([1, 2, 3]), 0.0).kendall_tau == pytest.approx(1)
     assert score("", "", lengths, np.array([3, 2, 1]), 0.0).kendall_tau == pytest.approx(-1)
 
 
 def test_reliability_bins_add_up():
     rng = np.random.default_rng(0)
-    lengths = Lengths.of_buckets(DEFAULT_EDGES, rng.dirichlet(np.full(10, 0.3), 500))
+    lengths = PredictedDistributions.of_buckets(DEFAULT_EDGES, rng.dirichlet(np.full(10, 0.3), 500))
     bins = reliability(lengths, rng.integers(0, 10, 500))
     assert sum(bin_.rows for bin_ in bins) == 500
     assert [bin_.said for bin_ in bins] == sorted(bin_.said for bin_ in bins)
@@ -63,10 +63,10 @@ def test_the_answer_gives_its_length_away():
     for _ in range(300):
         count = int(rng.integers(1, 600))
         text = " ".join("abcdefgh"[: rng.integers(1, 8)] for _ in range(count))
-        rows.append(Answered("p", 1, count, "", "", text))
+        rows.append(LabelledPrompt("p", 1, count, "", "", text))
     assert leak_accuracy(rows, DEFAULT_EDGES) > 0.9
     assert leak_accuracy(rows[:20], DEFAULT_EDGES) is None
-    without = [Answered("p", 1, r.output_tokens, "", "") for r in rows]
+    without = [LabelledPrompt("p", 1, r.output_tokens, "", "") for r in rows]
     assert leak_accuracy(without, DEFAULT_EDGES) is None
 
 

@@ -15,9 +15,9 @@ for module in ("torch", "transformers", "peft", "safetensors"):
 from slo_bench.predictors.lengths import online_predictor as following  # noqa: E402
 from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.online import QUEUE, read_queue  # noqa: E402
-from slo_bench.predictors.lengths.online_predictor import Follower, Prompt  # noqa: E402
+from slo_bench.predictors.lengths.online_predictor import OnlineLengthPredictor, Prompt  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
-from slo_bench.predictors.lengths.trainer_process import Taught  # noqa: E402
+from slo_bench.predictors.lengths.trainer_process import TrainingResult  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -53,7 +53,7 @@ def follower(folder):
     found = []
 
     def of(online, **options):
-        found.append(Follower(folder, online=online, device="cpu", **options))
+        found.append(OnlineLengthPredictor(folder, online=online, device="cpu", **options))
         return found[-1]
 
     yield of
@@ -99,7 +99,7 @@ def test_taught_by_another_process_it_takes_the_next_generation(follower, folder
 
 def test_what_is_refused_waits_in_the_queue(follower, folder, monkeypatch):
     one = follower(30)
-    refused = Taught(0.0, "refused", None)
+    refused = TrainingResult(0.0, "refused", None)
     monkeypatch.setattr(one._teacher, "teach", lambda new, lately, then: then(refused))
     before = one._predictor
     rows = drifted(45)
@@ -118,7 +118,7 @@ def test_what_came_while_it_was_taught_is_kept(follower, folder, monkeypatch):
     [(new, lately, then)] = lessons
     assert len(new) == len(lately) == 30
     said = one.read([Prompt(row.prompt, row.prompt_tokens, row.model) for row in lately])
-    then(Taught(1.0, "taken", following.np.array([s.probabilities for s in said])))
+    then(TrainingResult(1.0, "taken", following.np.array([s.probabilities for s in said])))
     left = [row.prompt for row in read_queue(folder / QUEUE)]
     assert left == [row.prompt for row in rows[30:]]
 
@@ -156,10 +156,10 @@ def test_a_lesson_of_which_nothing_comes_harms_nobody(follower, folder, monkeypa
 def test_a_folder_is_followed_by_one(follower, folder):
     follower(30)
     with pytest.raises(SloBenchError, match="another process follows"):
-        Follower(folder, online=30, device="cpu")
-    Follower(folder, device="cpu").close()  # to read with is no matter
+        OnlineLengthPredictor(folder, online=30, device="cpu")
+    OnlineLengthPredictor(folder, device="cpu").close()  # to read with is no matter
 
 
 def test_too_few_answers_teach_nothing(folder):
     with pytest.raises(SloBenchError, match="at least 30 answers but is 5"):
-        Follower(folder, online=5, device="cpu")
+        OnlineLengthPredictor(folder, online=5, device="cpu")

@@ -7,7 +7,7 @@ import pytest
 
 from slo_bench.predictors.device_map import DeviceMap, read_device_map, shipped_device_maps
 from slo_bench.predictors.specs import LinkSpec, gpu, link, model
-from slo_bench.predictors.stages import Stage
+from slo_bench.predictors.stages import PipelineStage
 from slo_bench.workloads.errors import FileFormatError, UnknownNameError
 
 TWO = {
@@ -28,7 +28,7 @@ def written(tmp_path, table):
 def test_read(tmp_path):
     found = read_device_map(written(tmp_path, {**TWO, "lanes": 1, "ready_s": 90}))
     assert (found.layers, found.devices, found.lanes, found.ready_s) == ((20, 8), ("a", "1"), 1, 90)
-    assert found.stages[0] == Stage(gpu("rtx-3090@350w"), 20, link("pix"))
+    assert found.stages[0] == PipelineStage(gpu("rtx-3090@350w"), 20, link("pix"))
     small = found.stages[1].gpu
     assert (small.memory_bytes, small.bandwidth_bytes_per_s) == (11 * 2**30, 250e9)
     assert small.flops_16bit == gpu("l4").flops_16bit
@@ -38,7 +38,11 @@ def test_read(tmp_path):
 def test_what_is_written_reads_the_same(tmp_path):
     given = LinkSpec("given", 3e9, 7e-6)
     slow = replace(gpu("l4"), name="l4*", bandwidth_bytes_per_s=2e11)
-    stages = (Stage(gpu("a100-80g"), 3, given), Stage(slow, 4, link("node")), Stage(slow, 21))
+    stages = (
+        PipelineStage(gpu("a100-80g"), 3, given),
+        PipelineStage(slow, 4, link("node")),
+        PipelineStage(slow, 21),
+    )
     whole = DeviceMap("chatglm2-6b", stages, ("x", "y", "z"), lanes=2, ready_s=1.5)
     again = read_device_map(written(tmp_path, whole.plain()))
     assert replace(again.stages[1].gpu, origin="") == replace(slow, origin="")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.predictors.staged import staged_step_time
-from slo_bench.predictors.stages import Stage, even_layers
+from slo_bench.predictors.stages import PipelineStage, even_layers
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.errors import SloBenchError
 
@@ -19,7 +19,7 @@ FAST, SLOW, PIX = gpu("rtx-3090"), gpu("l4"), link("pix")
 
 def split(*layers, gpus=None, **more):
     gpus = gpus or [FAST] * len(layers)
-    stages = tuple(Stage(g, n, PIX) for g, n in zip(gpus, layers, strict=True))
+    stages = tuple(PipelineStage(g, n, PIX) for g, n in zip(gpus, layers, strict=True))
     return Placement(GLM, stages[0].gpu, pp=len(layers), split=stages, **more)
 
 

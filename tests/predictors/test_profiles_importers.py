@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from slo_bench.predictors.profiles.fit import fit
-from slo_bench.predictors.profiles.importers import Asked, import_profile
+from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
 from slo_bench.predictors.profiles.models import profiled_step_time
 from slo_bench.predictors.profiles.table import Host
 from slo_bench.workloads.errors import FileFormatError, SloBenchError, UnknownNameError
@@ -24,7 +24,7 @@ needs_data = pytest.mark.skipif(
 
 def test_unknown_source():
     with pytest.raises(UnknownNameError, match="did you mean vidur"):
-        import_profile("vidr", Path(), Asked())
+        import_profile("vidr", Path(), ImportOptions())
 
 
 def llmservingsim(folder: Path) -> Path:
@@ -44,7 +44,7 @@ def llmservingsim(folder: Path) -> Path:
 
 
 def test_llmservingsim(tmp_path):
-    profile = import_profile("llmservingsim", llmservingsim(tmp_path / "any"), Asked())
+    profile = import_profile("llmservingsim", llmservingsim(tmp_path / "any"), ImportOptions())
     assert (profile.model, profile.gpu, profile.tp) == ("llama-3.1-8b", "rtx-4090", 1)
     assert profile.multiprocessors == 128
     assert profile.sources[0].version == "vLLM 0.19.0"
@@ -58,19 +58,19 @@ def test_llmservingsim(tmp_path):
 def test_llmservingsim_without_meta_is_told_by_its_folder(tmp_path):
     folder = llmservingsim(tmp_path / "RTXPRO6000-Qwen3-32B-bf16-tp2")
     (folder / "meta.yaml").unlink()
-    profile = import_profile("llmservingsim", folder, Asked())
+    profile = import_profile("llmservingsim", folder, ImportOptions())
     assert (profile.model, profile.gpu, profile.tp) == ("qwen3-32b", "rtx-pro-6000", 2)
-    assert import_profile("llmservingsim", folder, Asked(gpu="h100-80g")).gpu == "h100-80g"
+    assert import_profile("llmservingsim", folder, ImportOptions(gpu="h100-80g")).gpu == "h100-80g"
 
 
 def test_llmservingsim_with_a_broken_table(tmp_path):
     folder = llmservingsim(tmp_path / "any")
     (folder / "dense.csv").write_text("layer,tokens,time_us\nqkv_proj,one,50\n")
     with pytest.raises(FileFormatError, match="'one' is no number"):
-        import_profile("llmservingsim", folder, Asked())
+        import_profile("llmservingsim", folder, ImportOptions())
     (folder / "dense.csv").unlink()
     with pytest.raises(FileFormatError, match=r"dense\.csv"):
-        import_profile("llmservingsim", folder, Asked())
+        import_profile("llmservingsim", folder, ImportOptions())
 
 
 def test_vidur(tmp_path):
@@ -80,7 +80,7 @@ def test_vidur(tmp_path):
     rows = [[8, tp, *[0.1 / tp] * len(operators)] for tp in (1, 2)]
     file = tmp_path / "a100__meta-llama__Meta-Llama-3-8B__linear.csv"
     file.write_text("\n".join(",".join(map(str, row)) for row in [names, *rows]))
-    profile = import_profile("vidur", file, Asked(tp=2))
+    profile = import_profile("vidur", file, ImportOptions(tp=2))
     assert (profile.model, profile.gpu, profile.tp) == ("llama-3-8b", "a100-80g", 2)
     table = profile.tables["linear"]
     calls = dict(zip(table.words["operator"].tolist(), table["calls"], strict=True))
@@ -88,10 +88,10 @@ def test_vidur(tmp_path):
     assert calls["emb"] == 1
     assert table["time_us"] == pytest.approx(np.full(len(operators), 50.0))
     with pytest.raises(SloBenchError, match="has no rows of tp 4; it has tp 1, 2"):
-        import_profile("vidur", file, Asked(tp=4))
+        import_profile("vidur", file, ImportOptions(tp=4))
     other = file.rename(tmp_path / "mlp.csv")
     with pytest.raises(SloBenchError, match="--model"):
-        import_profile("vidur", other, Asked(gpu="a40"))
+        import_profile("vidur", other, ImportOptions(gpu="a40"))
 
 
 def test_distserve(tmp_path):
@@ -103,18 +103,18 @@ def test_distserve(tmp_path):
     }
     file = tmp_path / "fits.json"
     file.write_text(json.dumps({"facebook/opt-13b": {"1": entry}, "facebook/opt-66b": {}}))
-    profile = import_profile("distserve", file, Asked(model="opt-13b"))
+    profile = import_profile("distserve", file, ImportOptions(model="opt-13b"))
     assert (profile.model, profile.gpu, profile.best) == ("opt-13b", "a100-80g", "distserve")
     made = profiled_step_time(profile, Host()).model
     assert made.step_s(10, 4000, ()) == pytest.approx(0.023 + 0.0006e-3 * 4000 + 0.06e-3 * 10)
     with pytest.raises(SloBenchError, match="2 models that fit; name one with --model"):
-        import_profile("distserve", file, Asked())
+        import_profile("distserve", file, ImportOptions())
     with pytest.raises(SloBenchError, match="has no tp 2"):
-        import_profile("distserve", file, Asked(model="opt-13b", tp=2))
+        import_profile("distserve", file, ImportOptions(model="opt-13b", tp=2))
     del entry["prefill"]
     file.write_text(json.dumps({"facebook/opt-13b": {"1": entry}}))
     with pytest.raises(FileFormatError, match="not a DistServe profile"):
-        import_profile("distserve", file, Asked())
+        import_profile("distserve", file, ImportOptions())
 
 
 def test_splitwise(tmp_path):
@@ -126,14 +126,14 @@ def test_splitwise(tmp_path):
         "llama2-70b,h100-80gb,512,1,128,96,34,8\n"
         "llama2-70b,h100-80gb-pcap,512,1,128,99,39,8\n"
     )
-    profile = import_profile("splitwise", file, Asked(gpu="a100-80g"))
+    profile = import_profile("splitwise", file, ImportOptions(gpu="a100-80g"))
     assert (profile.model, profile.gpu, profile.tp) == ("llama-2-70b", "a100-80g", 4)
     steps = profile.tables["steps"]
     assert steps["time_us"].tolist() == [196e3, 54e3, 190e3]
     assert steps["chunks"].tolist() == [2, 0, 2]
     assert steps["kv_decode"].tolist() == [0, 576, 0]
     with pytest.raises(SloBenchError, match=r"2 that fit; choose with .*h100-80gb × tp 8"):
-        import_profile("splitwise", file, Asked())
+        import_profile("splitwise", file, ImportOptions())
 
 
 def test_aiconfigurator(tmp_path):
@@ -179,7 +179,7 @@ def test_aiconfigurator(tmp_path):
             for slow in (1, 2)  # two kernels: the faster one counts
         ],
     )
-    profile = import_profile("aiconfigurator", folder, Asked(model="llama-3-8b"))
+    profile = import_profile("aiconfigurator", folder, ImportOptions(model="llama-3-8b"))
     assert (profile.gpu, profile.tp) == ("a100-80g", 1)
     assert profile.sources[0].version == "vLLM 0.14.0"
     attention = profile.tables["attention"]
@@ -192,22 +192,22 @@ def test_aiconfigurator(tmp_path):
     expected_us = linear_us + 32 * attention["time_us"][-1] + head_us
     assert made.step_s(8, 8 * 1024, ()) == pytest.approx(expected_us * 1e-6)
     with pytest.raises(SloBenchError, match="--model"):
-        import_profile("aiconfigurator", folder, Asked())
+        import_profile("aiconfigurator", folder, ImportOptions())
     with pytest.raises(
         SloBenchError, match="has no rows with num_heads 32, num_key_value_heads 32"
     ):
-        import_profile("aiconfigurator", folder, Asked(model="opt-1.3b"))
+        import_profile("aiconfigurator", folder, ImportOptions(model="opt-1.3b"))
     with pytest.raises(SloBenchError, match=r"has no gemm_perf\.parquet"):
-        import_profile("aiconfigurator", tmp_path / "nothing", Asked(model="llama-3-8b"))
+        import_profile("aiconfigurator", tmp_path / "nothing", ImportOptions(model="llama-3-8b"))
 
 
 @needs_data
 @pytest.mark.parametrize(
     ("source", "path", "asked", "most_percent"),
     [
-        ("llmservingsim", "llmservingsim/RTX4090-Llama-3.1-8B-bf16-tp1", Asked(), 3.5),
-        ("aiconfigurator", "aiconfigurator/a100_sxm", Asked(model="llama-3-8b"), 3.0),
-        ("splitwise", "splitwise/perf_model.csv", Asked("llama-2-70b", "h100-80g", 8), 8.0),
+        ("llmservingsim", "llmservingsim/RTX4090-Llama-3.1-8B-bf16-tp1", ImportOptions(), 3.5),
+        ("aiconfigurator", "aiconfigurator/a100_sxm", ImportOptions(model="llama-3-8b"), 3.0),
+        ("splitwise", "splitwise/perf_model.csv", ImportOptions("llama-2-70b", "h100-80g", 8), 8.0),
     ],
 )
 def test_real_profiles_fit(source, path, asked, most_percent):
@@ -226,5 +226,5 @@ def test_every_shared_linear_profile_is_recognised():
     unknown = {"internlm", "microsoft"}  # models that the catalogue does not have
     for file in files:
         if not any(f"__{name}__" in file.name for name in unknown):
-            profile = import_profile("vidur", file, Asked())
+            profile = import_profile("vidur", file, ImportOptions())
             assert profile.tables["linear"]["tokens"].max() >= 1024

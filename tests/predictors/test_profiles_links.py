@@ -10,7 +10,7 @@ import pytest
 from slo_bench.predictors.profiles.hardware import profiled_gpu, profiled_model
 from slo_bench.predictors.profiles.link_fit import fit_link, fit_links
 from slo_bench.predictors.profiles.profile import (
-    Device,
+    MeasuredDevice,
     MeasuredLink,
     Profile,
     read_profile,
@@ -53,7 +53,7 @@ def test_a_device_and_a_model_that_no_catalogue_knows(tmp_path: Path) -> None:
         "cpu",
         weight_dtype="fp32",
         model_file=str(tmp_path / "small.json"),
-        device=Device(2e9, 1e9, 3e10, 5e10),
+        device=MeasuredDevice(2e9, 1e9, 3e10, 5e10),
         tables={"moves": moves},
         links={**fit_links({"moves": moves}), "host": MeasuredLink(4e9, 1e-5)},
     )

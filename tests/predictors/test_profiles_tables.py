@@ -10,7 +10,7 @@ import pytest
 from slo_bench.predictors.profiles.build import table_step_time
 from slo_bench.predictors.profiles.grid import grid_of
 from slo_bench.predictors.profiles.models import available, profiled_step_time
-from slo_bench.predictors.profiles.profile import Profile, Table, table_of
+from slo_bench.predictors.profiles.profile import Profile, ProfileTable, table_of
 from slo_bench.predictors.profiles.table import Curve, Host
 from slo_bench.workloads.errors import SloBenchError
 
@@ -22,7 +22,7 @@ def attention_us(chunk: float, before: float, n: float, kv: float) -> float:
     return 5 + 0.1 * chunk + 0.001 * chunk * before + 0.02 * n * kv * (2 if chunk else 1)
 
 
-def attention() -> Table:
+def attention() -> ProfileTable:
     chunks, kvs = (16, 64, 256, 1024), (16, 128, 1024, 4096)
     rows = [(0, 0, n, kv) for n in (1, 4, 16, 64) for kv in kvs]
     rows += [(c, x, 0, 0) for c in chunks for x in (0, 512, 2048)]
@@ -32,7 +32,7 @@ def attention() -> Table:
     return table_of("attention", [(*row, LAYERS, attention_us(*row)) for row in rows])
 
 
-def profile(**tables: Table) -> Profile:
+def profile(**tables: ProfileTable) -> Profile:
     linear = [
         (name, tokens, LAYERS, 100 + tokens)
         for name in ("up", "down")
@@ -135,7 +135,7 @@ def test_chunks_after_others_that_were_not_measured_cost_their_pairs():
     whole = attention()
     fresh = whole.rows((whole["kv_prefill"] == 0) & (whole["n_decode"] == 0))
     decode = whole.rows(whole["prefill_chunk"] == 0)
-    rows = Table({k: np.concatenate([v, decode[k]]) for k, v in fresh.columns.items()})
+    rows = ProfileTable({k: np.concatenate([v, decode[k]]) for k, v in fresh.columns.items()})
     made = table_step_time(profile(attention=rows), Host())
     assert made.step_s(0, 0, [(1024, 256)]) > made.step_s(0, 0, [(0, 256)])
     a, b, c = (made.step_s(0, 0, [(k, 256)]) for k in (0, 1024, 2048))

@@ -14,7 +14,7 @@ from slo_bench.predictors.profiles.models import profiled_step_time
 from slo_bench.predictors.profiles.profile import Source, read_profile, write_profile
 from slo_bench.predictors.profiles.whole_steps import (
     COEFFICIENTS,
-    Step,
+    LoggedStep,
     made_of,
     observed,
     profile_of_steps,
@@ -43,7 +43,7 @@ def drawn(count, seed=0, noise=0.0, prefill=0.3):
             lengths = rng.integers(1, 600, size=rng.integers(1, 4))
             chunks = [(int(rng.integers(0, 300)), int(length)) for length in lengths]
         seconds = truth(seqs, kv, chunks) * rng.lognormal(0, noise)
-        steps.append(Step(seqs, kv, chunks, seconds))
+        steps.append(LoggedStep(seqs, kv, chunks, seconds))
     return steps
 
 
@@ -67,7 +67,7 @@ def test_noise_does_not_shift_the_mean():
 
 def test_stalls_are_left_out():
     steps = drawn(300)
-    stalled = [Step(5, 100, [], 3.0) for _ in range(3)]
+    stalled = [LoggedStep(5, 100, [], 3.0) for _ in range(3)]
     profile = fitted(steps + stalled)
     assert len(profile.tables["steps"]) == 300
     assert profile.fits["sums"].held_out_percent < 0.1
@@ -98,7 +98,7 @@ def test_too_few_steps_are_refused():
 def test_equal_chunks_keep_tokens_and_pairs(chunks):
     from slo_bench.predictors.profiles.whole_steps import _table
 
-    seen = observed(_table([Step(3, 60, chunks, 0.01)]))
+    seen = observed(_table([LoggedStep(3, 60, chunks, 0.01)]))
     tokens = sum(chunk for _, chunk in chunks)
     assert seen.tokens[0] == pytest.approx(3 + tokens)
     assert seen.pairs[0] == pytest.approx(sum(c * (b + c / 2) for b, c in chunks))

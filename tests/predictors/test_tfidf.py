@@ -8,9 +8,9 @@ import pytest
 for module in ("torch", "transformers", "peft", "safetensors", "sklearn"):
     pytest.importorskip(module, reason="learnt predictors need the extra torch")
 
-from slo_bench.predictors.lengths.distribution import Lengths, share_of  # noqa: E402
+from slo_bench.predictors.lengths.distribution import PredictedDistributions, share_of  # noqa: E402
 from slo_bench.predictors.lengths.encoded import Encoded  # noqa: E402
-from slo_bench.predictors.lengths.tfidf import Words  # noqa: E402
+from slo_bench.predictors.lengths.tfidf import TfIdfClassifier  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -32,7 +32,7 @@ def telling(rng, rows):
 def test_pairs_tell_what_tokens_do_not():
     rng = np.random.default_rng(0)
     ids, true = telling(rng, 300)
-    words = Words.fit(encoded(ids), true, len(EDGES))
+    words = TfIdfClassifier.fit(encoded(ids), true, len(EDGES))
     new, expected = telling(rng, 100)
     told = words.probabilities(encoded(new))
     assert (told.argmax(axis=1) == expected).all()
@@ -53,7 +53,7 @@ def test_it_is_what_scikit_learn_says():
         ngram_range=(1, 2), min_df=2, sublinear_tf=True, token_pattern=r"\S+"
     ).fit(texts)
     theirs = LogisticRegression(C=2, max_iter=200).fit(terms.transform(texts), true)
-    ours = Words.fit(encoded(ids), true, len(EDGES)).probabilities(encoded(ids))
+    ours = TfIdfClassifier.fit(encoded(ids), true, len(EDGES)).probabilities(encoded(ids))
     assert ours == pytest.approx(theirs.predict_proba(terms.transform(texts)), abs=2e-3)
 
 
@@ -62,29 +62,29 @@ def test_a_text_that_several_are_asked_is_read_once():
     ids, true = telling(rng, 100)
     who = np.array([[0.0], [1.0]])
     twice = Encoded(ids, None, np.repeat(np.arange(100), 2), np.tile(who, (100, 1)).astype("f4"))
-    words = Words.fit(twice, np.repeat(true, 2) - np.tile([0, 1], 100), len(EDGES))
+    words = TfIdfClassifier.fit(twice, np.repeat(true, 2) - np.tile([0, 1], 100), len(EDGES))
     told = words.probabilities(twice).argmax(axis=1)
     assert (told == np.repeat(true, 2) - np.tile([0, 1], 100)).mean() > 0.95
 
 
 def test_what_nobody_saw_is_no_reason():
     ids, true = telling(np.random.default_rng(3), 100)
-    words = Words.fit(encoded(ids), true, len(EDGES))
+    words = TfIdfClassifier.fit(encoded(ids), true, len(EDGES))
     nothing, unknown = words.probabilities(encoded([[], [10_000, 10_001]]))
     assert nothing == pytest.approx(unknown)
 
 
 def test_it_is_kept_as_tensors():
     ids, true = telling(np.random.default_rng(4), 60)
-    words = Words.fit(encoded(ids), true, len(EDGES))
-    again = Words.of_tensors(words.tensors(), numbers=4, buckets=4)
+    words = TfIdfClassifier.fit(encoded(ids), true, len(EDGES))
+    again = TfIdfClassifier.of_tensors(words.tensors(), numbers=4, buckets=4)
     assert (again.probabilities(encoded(ids)) == words.probabilities(encoded(ids))).all()
     for lost in words.tensors():
         some = {name: value for name, value in words.tensors().items() if name != lost}
         with pytest.raises(ValueError, match="words are of another network"):
-            Words.of_tensors(some, numbers=4, buckets=4)
+            TfIdfClassifier.of_tensors(some, numbers=4, buckets=4)
     with pytest.raises(ValueError, match="words are of another network"):
-        Words.of_tensors(words.tensors(), numbers=3, buckets=4)
+        TfIdfClassifier.of_tensors(words.tensors(), numbers=3, buckets=4)
 
 
 def test_it_has_a_share_where_it_helps_alone():
@@ -94,7 +94,7 @@ def test_it_has_a_share_where_it_helps_alone():
     knows[np.arange(400), true] = 0.7
     guesses = rng.dirichlet(np.ones(4), 400)
     tokens = np.array([2, 10, 20, 40])[true]
-    assert share_of(guesses, Lengths.of_buckets(EDGES, knows), tokens) == 0
-    assert share_of(knows, Lengths.of_buckets(EDGES, guesses), tokens) > 0.8
-    half = Lengths.of_buckets(EDGES, knows).blended(knows, 0.5)
+    assert share_of(guesses, PredictedDistributions.of_buckets(EDGES, knows), tokens) == 0
+    assert share_of(knows, PredictedDistributions.of_buckets(EDGES, guesses), tokens) > 0.8
+    half = PredictedDistributions.of_buckets(EDGES, knows).blended(knows, 0.5)
     assert half.bucket_probabilities() == pytest.approx(knows)

@@ -4,7 +4,7 @@ import json
 
 import numpy as np
 
-from slo_bench.workloads.labelled_prompts import Answered
+from slo_bench.workloads.labelled_prompts import LabelledPrompt
 
 TOPICS = ["apples", "bridges", "clouds", "dragons", "engines", "forests", "glaciers", "harbours"]
 TELLING = {"name": 4, "list": 20, "explain": 100, "narrate": 700}
@@ -20,7 +20,7 @@ def answered(count, seed=0, model="a", corpus="tiny", telling=None):
         verb = list(telling)[rng.integers(len(telling))]
         words = [verb, *rng.choice(TOPICS, 2), "please", str(at)]
         tokens = max(1, int(telling[verb] * rng.uniform(0.9, 1.1)))
-        rows.append(Answered(" ".join(words), len(words), tokens, model, corpus))
+        rows.append(LabelledPrompt(" ".join(words), len(words), tokens, model, corpus))
     return rows
 
 

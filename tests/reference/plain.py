@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from slo_bench.harness.core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
-from slo_bench.harness.core.device import Device, SplitStepTime, occupy
+from slo_bench.harness.core.device import SplitStepTime, StageDevice, occupy
 from slo_bench.harness.core.kv_cache_manager import BlockLedger
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.queues import REKEY_AT_MOST
@@ -37,7 +37,7 @@ class PlainInstance:
         ledger: BlockLedger,
         predictions: Predictions,
         step_time: StepTime,
-        stages: tuple[Device, ...],
+        stages: tuple[StageDevice, ...],
         measures: Measures,
         index: int = 0,
     ) -> None:
@@ -62,7 +62,7 @@ class PlainInstance:
         self.decoding: dict[RequestState, None] = {}
         self.lingering: list[RequestState] = []  # ended, but not let go yet
         self.parked: dict[RequestState, None] = {}  # on their way to another instance
-        self.hands_over = self.tells_ends = self.tells_begun = False
+        self.prefill_only = self.tells_ends = self.tells_begun = False
         self.blocked_till_s = 0.0
         self.chunks: list[tuple[int, int]] = []
         self.tick = 0  # never moves: lengths stand on the requests themselves
@@ -95,13 +95,13 @@ class PlainInstance:
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
         return there + len(self.inbox) + len(self.resident) + len(self.stalled)
 
-    def gives_back_s(self) -> float:
+    def earliest_release_s(self) -> float:
         return max(self.ready_s(), self.blocked_till_s)
 
     def compute_by(self, step_time: StepTime) -> None:
         self.step_time, self.away = step_time, None
 
-    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         self.step_time, self.away = step_time, Away(step_time, device)
 
     def reconsider(self) -> None:
@@ -321,7 +321,7 @@ class PlainInstance:
         r.last_token_s = self.now_s
         if r.emitted_tokens == r.output_tokens:
             self._finish(r)
-        elif self.hands_over:
+        elif self.prefill_only:
             self._park(r)
             self.outbox.append(Release(r, Why.HAND_OVER, self.now_s))
             self.changed = True

@@ -5,7 +5,7 @@ import pytest
 
 from slo_bench.harness.validation.run_replay import validate_run
 from slo_bench.predictors.profiles.profile import Source
-from slo_bench.predictors.profiles.whole_steps import Step, profile_of_steps
+from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from slo_bench.reports.pages.run_page import write_report
 from slo_bench.reports.pages.validation import write_validation
 
@@ -306,7 +306,7 @@ def test_one_cell_is_enough(browser, make_run, tmp_path):
 def validations(make_run, tmp_path):
     """The addresses of a report with a section on its simulation, and of a page of its own."""
     folder = make_run(systems=["vllm"], rates=[1.0, 3.0], seeds=1, backend="vllm")
-    steps = [Step(n, 400 * n, [(0, 300)] * (n % 2), 0.03 + 4e-4 * n) for n in range(1, 90)]
+    steps = [LoggedStep(n, 400 * n, [(0, 300)] * (n % 2), 0.03 + 4e-4 * n) for n in range(1, 90)]
     source = Source("test", "steps")
     given = profile_of_steps(steps, model="llama-3.1-8b", gpu="a100-80g", source=source)
     level, _ = validate_run(folder, given)

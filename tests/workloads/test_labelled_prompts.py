@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 from slo_bench.workloads.labelled_prompts import (
-    Answered,
+    LabelledPrompt,
     TokenCount,
     prompt_key,
-    read_answered,
+    read_labelled_prompts,
     refuse_answers,
     split_by_prompt,
 )
@@ -31,11 +31,11 @@ def test_json_lines_with_counts(tmp_path):
         {"prompt": "Hi", "prompt_tokens": 1, "output_tokens": 7, "model": "m"},
         {"prompt": "Ho", "output_tokens": 9},
     )
-    found = read_answered(path)
-    assert found.rows[0] == Answered("Hi", 1, 7, "m", "d")
+    found = read_labelled_prompts(path)
+    assert found.rows[0] == LabelledPrompt("Hi", 1, 7, "m", "d")
     assert found.rows[1].model == "d"  # the file's name, where nobody says who answered
     assert found.labels == "output_tokens of the data"
-    assert read_answered(path, model="n").rows[1].model == "n"
+    assert read_labelled_prompts(path, model="n").rows[1].model == "n"
 
 
 def test_alpaca_as_an_array(tmp_path):
@@ -49,7 +49,7 @@ def test_alpaca_as_an_array(tmp_path):
             indent=1,
         )
     )
-    found = read_answered(path, tokens=TokenCount(len, "letters"))
+    found = read_labelled_prompts(path, tokens=TokenCount(len, "letters"))
     assert [(row.prompt, row.output_tokens) for row in found.rows] == [("Add\n1 2", 5)]
     assert found.labels == "answers counted by letters"
     assert found.notes == ("1 rows without an answer left out",)
@@ -59,7 +59,7 @@ def test_sharegpt(tmp_path):
     path = tmp_path / "chat.json"
     talk = [{"from": "human", "value": "Who?"}, {"from": "gpt", "value": "abcdefgh"}]
     path.write_text(json.dumps([{"conversations": talk}]))
-    (row,) = read_answered(path).rows
+    (row,) = read_labelled_prompts(path).rows
     assert (row.prompt, row.output_tokens, row.answer) == ("Who?", 2, "abcdefgh")
 
 
@@ -69,7 +69,7 @@ def test_several_models_answered(tmp_path):
         "outputs": {"x": "aa", "y": "bb"},
         "output_tokens": {"x": 3, "y": 40},
     }
-    found = read_answered(lines(tmp_path / "d.jsonl", row)).rows
+    found = read_labelled_prompts(lines(tmp_path / "d.jsonl", row)).rows
     assert [(r.model, r.output_tokens, r.answer) for r in found] == [
         ("x", 3, "aa"),
         ("y", 40, "bb"),
@@ -79,7 +79,7 @@ def test_several_models_answered(tmp_path):
 def test_gzip_and_reference_answers(tmp_path):
     path = tmp_path / "nq.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"question": "when?", "answer": ["in 1972", "1972"]}\n'))
-    (row,) = read_answered(path).rows
+    (row,) = read_labelled_prompts(path).rows
     assert (row.prompt, row.answer, row.output_tokens, row.corpus) == ("when?", "in 1972", 2, "nq")
 
 
@@ -103,14 +103,14 @@ def test_what_cannot_be_read(tmp_path, content, problem):
     path = tmp_path / "d.jsonl"
     path.write_bytes(content)
     with pytest.raises(FileFormatError, match=problem):
-        read_answered(path)
+        read_labelled_prompts(path)
 
 
 @pytest.mark.parametrize("column", ["output", "Answer", "output_tokens", "tokens_out", "response"])
 def test_columns_with_the_answer_are_never_input(tmp_path, column):
     path = lines(tmp_path / "d.jsonl", {"q": "x", "output_tokens": 1, column: "y"})
     with pytest.raises(SloBenchError, match=f"column '{column}' holds the answer"):
-        read_answered(path, columns=("q", column))
+        read_labelled_prompts(path, columns=("q", column))
     with pytest.raises(SloBenchError, match="no column is named"):
         refuse_answers(())
 
@@ -122,13 +122,13 @@ def test_an_answer_under_another_name_is_found_out(tmp_path):
     ]
     path = lines(tmp_path / "d.jsonl", *rows)
     with pytest.raises(SloBenchError, match="4 of 4 prompts contain their answer word for word"):
-        read_answered(path, columns=("text",))
+        read_labelled_prompts(path, columns=("text",))
 
 
 def test_a_column_that_is_not_there(tmp_path):
     path = lines(tmp_path / "d.jsonl", {"q": "x", "output_tokens": 1})
     with pytest.raises(FileFormatError, match="lacks 'body'; it has q, output_tokens"):
-        read_answered(path, columns=("body",))
+        read_labelled_prompts(path, columns=("body",))
 
 
 SHARES = {"train": 0.7, "held": 0.3}
@@ -136,7 +136,7 @@ SHARES = {"train": 0.7, "held": 0.3}
 
 @given(st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=40), st.integers(0, 9))
 def test_a_prompt_is_in_one_part_only(prompts, seed):
-    rows = [Answered(prompt, 1, at + 1, "", "") for at, prompt in enumerate(prompts)]
+    rows = [LabelledPrompt(prompt, 1, at + 1, "", "") for at, prompt in enumerate(prompts)]
     parts = split_by_prompt(rows, SHARES, seed)
     assert sorted(r.output_tokens for part in parts.values() for r in part) == [
         row.output_tokens for row in rows
@@ -149,6 +149,6 @@ def test_a_prompt_is_in_one_part_only(prompts, seed):
 
 
 def test_shares_are_kept():
-    rows = [Answered(f"prompt {at}", 1, 1, "", "") for at in range(4000)]
+    rows = [LabelledPrompt(f"prompt {at}", 1, 1, "", "") for at in range(4000)]
     parts = split_by_prompt(rows, SHARES, 0)
     assert len(parts["train"]) == pytest.approx(2800, abs=120)

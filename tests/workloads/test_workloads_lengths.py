@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from slo_bench.workloads import normal
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.lengths import (
+    MixtureComponent,
     PairLengths,
-    Part,
     Quantiles,
     mean_tokens,
     pair,
@@ -85,7 +85,7 @@ def test_more_knots_come_closer():
 
 @pytest.mark.parametrize("rho", [-0.8, -0.3, 0.0, 0.5, 0.9])
 def test_rank_correlation_is_spearmans(rho):
-    part = Part(
+    part = MixtureComponent(
         parse_lengths("lognormal(median=5000)"), parse_lengths("lognormal(median=900)"), 1, rho
     )
     drawn = PairLengths((part,)).draw(40_000, np.random.default_rng(1))
@@ -95,7 +95,7 @@ def test_rank_correlation_is_spearmans(rho):
 
 def test_correlation_leaves_both_distributions_alone():
     lengths = [parse_lengths("uniform(1,100)"), parse_lengths("uniform(1,100)")]
-    drawn = PairLengths((Part(*lengths, rank_correlation=0.7),)).draw(
+    drawn = PairLengths((MixtureComponent(*lengths, rank_correlation=0.7),)).draw(
         100_000, np.random.default_rng(2)
     )
     counts = np.bincount(drawn.output_tokens, minlength=101)[1:]
@@ -112,7 +112,7 @@ def test_a_longer_draw_begins_like_a_shorter_one():
 
 
 def test_total_is_kept_within_its_limit():
-    part = Part(parse_lengths("uniform(1,5000)"), parse_lengths("uniform(1,5000)"))
+    part = MixtureComponent(parse_lengths("uniform(1,5000)"), parse_lengths("uniform(1,5000)"))
     drawn = PairLengths((part,), max_total_tokens=4096).draw(5000, np.random.default_rng(0))
     assert (drawn.prompt_tokens + drawn.output_tokens).max() <= 4096
     assert min(drawn.prompt_tokens.min(), drawn.output_tokens.min()) >= 1

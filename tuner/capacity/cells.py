@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from ...harness.core.records import Outcome, Records
-from ...harness.experiments.backends.base import Deployment, Measured
+from ...harness.experiments.backends.base import CellMeasurement, Deployment
 from ...harness.experiments.execution.cells import (
     CellSpec,
     kept_cell,
@@ -29,14 +29,16 @@ from .samples import WARMUP_SHARE, Floats, LevelSample, sample_of
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
 
 
-class Server(Protocol):
+class CellServer(Protocol):
     """Whatever serves the workload of a cell."""
 
-    def measure(self, spec: CellSpec, workload: Workload, progress: Ended | None) -> Measured:
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
         """What became of every request."""
         ...
 
-    def row(self, spec: CellSpec, workload: Workload, measured: Measured) -> Row:
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         """The cell's row of `cells.csv`; its details are on disk."""
         ...
 
@@ -48,13 +50,15 @@ class Simulator:
     folder: Path
     records: str
 
-    def measure(self, spec: CellSpec, workload: Workload, progress: Ended | None) -> Measured:
-        """See `Server`."""
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
+        """See `CellServer`."""
         predicted = predicted_output_tokens(spec, workload)
-        return Measured(simulated(spec, workload, predicted, progress=progress))
+        return CellMeasurement(simulated(spec, workload, predicted, progress=progress))
 
-    def row(self, spec: CellSpec, workload: Workload, measured: Measured) -> Row:
-        """See `Server`."""
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
+        """See `CellServer`."""
         return simulated_row(spec, workload, measured.result, self.folder, records=self.records)
 
 
@@ -66,12 +70,14 @@ class RealServer:
     folder: Path
     records: str
 
-    def measure(self, spec: CellSpec, workload: Workload, progress: Ended | None) -> Measured:
-        """See `Server`."""
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
+        """See `CellServer`."""
         return self.deployment.measure_cell(spec, workload, self.folder, progress)
 
-    def row(self, spec: CellSpec, workload: Workload, measured: Measured) -> Row:
-        """See `Server`."""
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
+        """See `CellServer`."""
         row = kept_cell(
             spec,
             workload,
@@ -106,7 +112,7 @@ class CellRunner:
 
     template: CellSpec
     stem: str
-    server: Server
+    server: CellServer
     keep: Callable[[str, Row], None]
     progress: Ended | None = None
 

@@ -26,7 +26,7 @@ _BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than wri
 
 
 @dataclass(frozen=True)
-class Asked:
+class CapacityOptions:
     """What is searched for, where the experiment does not say. None: see `search_capacity`."""
 
     targets: tuple[float, ...] = (0.9, 0.99)
@@ -37,7 +37,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Found:
+class CapacityRecord:
     """One configuration's search. `columns` say which: system, workload, model and so on."""
 
     name: str
@@ -92,7 +92,7 @@ def read_capacity(folder: Path) -> list[dict[str, Any]] | None:
 
 
 @dataclass
-class Memory:
+class CapacityCheckpoint:
     """The folder's runs: those of before are remembered, new ones are written; from any thread.
 
     `cells` is the list of cells that `held` has, those of one search after those of the one that
@@ -102,7 +102,7 @@ class Memory:
 
     held: RunFolder
     cells: list[str]
-    asked: Asked
+    asked: CapacityOptions
     shares_of: Budget
     lazy: bool = False
     samples: dict[str, list[LevelSample]] = field(default_factory=dict)
@@ -153,7 +153,7 @@ class Memory:
                 self.cells.append(cell)
             self.held.keep(cell, row)
 
-    def keep_found(self, found: Found) -> None:
+    def keep_found(self, found: CapacityRecord) -> None:
         """A search has ended."""
         with self._lock:
             self.found[found.name] = found.rows()

@@ -45,7 +45,7 @@ _LEAST_FREEDOM = 4
 
 
 @dataclass(frozen=True)
-class Level:
+class CapacityLevel:
     """All runs at one rate, of which the invalid ones count for nothing."""
 
     rate_rps: float
@@ -134,7 +134,7 @@ class _Fit:
     high: float
 
 
-def crossing(levels: Sequence[Level], target: float) -> Crossing | None:
+def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
     """The crossing of `target`; None unless some level passes and some level fails.
 
     Args:
@@ -166,7 +166,7 @@ def crossing(levels: Sequence[Level], target: float) -> Crossing | None:
     )
 
 
-def _usable(ordered: list[Level]) -> list[Level]:
+def _usable(ordered: list[CapacityLevel]) -> list[CapacityLevel]:
     """Up to the lowest rate at which the backlog grows: beyond, runs say nothing more."""
     for place, level in enumerate(ordered):
         if level.growing:
@@ -174,7 +174,7 @@ def _usable(ordered: list[Level]) -> list[Level]:
     return ordered
 
 
-def _wide(ordered: Sequence[Level], target: float) -> list[Level]:
+def _wide(ordered: Sequence[CapacityLevel], target: float) -> list[CapacityLevel]:
     """The levels whose attainment is not too far from the target, and one more on either side."""
     logit = math.log(target / (1 - target))
     shares = falling_shares(ordered)
@@ -184,7 +184,7 @@ def _wide(ordered: Sequence[Level], target: float) -> list[Level]:
     return list(ordered[max(0, first - 1) : last + 2])
 
 
-def falling_shares(ordered: Sequence[Level]) -> list[float]:
+def falling_shares(ordered: Sequence[CapacityLevel]) -> list[float]:
     """Attainment by rate with its noise pooled away where it rises (isotonic regression).
 
     Pool adjacent violators: R. E. Barlow et al., Statistical Inference under Order Restrictions,
@@ -200,7 +200,7 @@ def falling_shares(ordered: Sequence[Level]) -> list[float]:
     return [met / counted for met, counted, levels in pools for _ in range(levels)]
 
 
-def _near(ordered: Sequence[Level], target: float, wide: _Fit) -> list[Level]:
+def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[CapacityLevel]:
     """The levels whose attainment is near the target, and always one that passes and one that fails
     on their sides of the crossing.
     """
@@ -225,7 +225,7 @@ class _Likelihood:
 
     def __init__(
         self,
-        levels: Sequence[Level],
+        levels: Sequence[CapacityLevel],
         target: float,
         slope: float | None = None,
         doubt: float = 1.0,
@@ -278,7 +278,7 @@ def _scatter(runs: Sequence[LevelSample], target: float, fit: _Fit) -> float:
     return float(pearson[near].sum() / freedom) if freedom > 0 else 1.0
 
 
-def _worth(levels: Sequence[Level], target: float, fit: _Fit, dispersion: float) -> float:
+def _worth(levels: Sequence[CapacityLevel], target: float, fit: _Fit, dispersion: float) -> float:
     """Independent requests that met or missed by chance, in their harmonic sum (n·A·(1 − A))."""
     logit = math.log(target / (1 - target))
     worth = 0.0

@@ -18,16 +18,16 @@ from typing import Any
 from ...harness.experiments.backends.base import Backend
 from ...harness.experiments.config.load import estimated_capacity_rps
 from ...harness.experiments.execution.cells import CellSpec, source
-from ...harness.experiments.execution.plan import Plan, plan
-from ...harness.experiments.execution.workers import Pool
+from ...harness.experiments.execution.plan import ExperimentPlan, plan
+from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment, environment, new_folder
 from ...harness.load_generator.send_job import Senders
 from ...harness.results.capacity_file import FILE
 from ...harness.results.run_folder import Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
-from .cells import CellRunner, RealServer, Server, Simulator
-from .checkpoint import Asked, Found, Memory, cells_in, read_capacity
+from .cells import CellRunner, CellServer, RealServer, Simulator
+from .checkpoint import CapacityCheckpoint, CapacityOptions, CapacityRecord, cells_in, read_capacity
 from .options import Budget, CapacitySearch, SearchOptions
 from .remote_runner import PoolRunner
 from .samples import LevelRunner
@@ -56,7 +56,7 @@ class CapacityResult:
     """Finished searches, on disk at `folder`."""
 
     folder: Path
-    found: tuple[Found, ...]
+    found: tuple[CapacityRecord, ...]
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of all searches."""
@@ -67,11 +67,11 @@ def search_capacity(
     experiment: Experiment,
     out: str | Path | None = None,
     *,
-    asked: Asked | None = None,
+    asked: CapacityOptions | None = None,
     resume: bool = False,
     progress: Callable[[CapacityProgress], None] | None = None,
     ended: Callable[[int, float], None] | None = None,
-    pool: Pool | None = None,
+    pool: WorkerPool | None = None,
     senders: Senders | None = None,
     command: Sequence[str] = (),
 ) -> CapacityResult:
@@ -89,7 +89,7 @@ def search_capacity(
         resume: go on with what an interrupted search left in `out`; the budget may be another.
         progress: called after every run.
         ended: called within a run in this process with (requests ended, clock in seconds).
-        pool: where runs are simulated instead, a `PoolHere` or `OnRay().pool()`: those of a
+        pool: where runs are simulated instead, a `LocalPool` or `OnRay().pool()`: those of a
             level and of several configurations at once. What is found is the same.
         senders: where the load of servers that run already is sent from; by default this machine.
         command: what was typed, for `environment.json`.
@@ -97,7 +97,7 @@ def search_capacity(
     Raises:
         SloBenchError: the experiment or the folder cannot be used.
     """
-    asked = asked or Asked()
+    asked = asked or CapacityOptions()
     if pool is not None and experiment.backend != SIMULATED:
         raise SloBenchError("a pool is for simulated levels; real servers are measured here")
     planned = _planned(experiment)
@@ -112,7 +112,7 @@ def search_capacity(
         environment=environment(planned, command, FILE),
         resume=resume,
     ) as held:
-        memory = Memory(
+        memory = CapacityCheckpoint(
             held,
             cells,
             asked,
@@ -135,7 +135,7 @@ def search_capacity(
     return CapacityResult(folder, tuple(searches.found[spec.cell] for spec in planned.cells))
 
 
-def _planned(experiment: Experiment) -> Plan:
+def _planned(experiment: Experiment) -> ExperimentPlan:
     """One cell for each configuration, at a rate that stands for all; what was asked is kept."""
     if experiment.speeds is not None:
         raise SloBenchError(
@@ -156,7 +156,7 @@ def _planned(experiment: Experiment) -> Plan:
     return dataclasses.replace(planned, resolved=planned.resolved.model_copy(update=kept))
 
 
-def _options(experiment: Experiment, asked: Asked) -> SearchOptions:
+def _options(experiment: Experiment, asked: CapacityOptions) -> SearchOptions:
     simulated = experiment.backend == SIMULATED
     budget = _SIMULATED_BUDGET if simulated else _REAL_BUDGET
     if asked.max_requests is not None or asked.max_time_s is not None:
@@ -193,13 +193,13 @@ class _Searches:
     """The searches of one folder: those that begin where another ended come after it."""
 
     experiment: Experiment
-    planned: Plan
+    planned: ExperimentPlan
     options: SearchOptions
-    memory: Memory
+    memory: CapacityCheckpoint
     before: Sequence[Mapping[str, Any]]  # rows of searches in another folder
     progress: Callable[[CapacityProgress], None] | None
     backend: Backend | None  # None: simulated
-    found: dict[str, Found] = field(default_factory=dict)
+    found: dict[str, CapacityRecord] = field(default_factory=dict)
     _telling: threading.Lock = field(default_factory=threading.Lock)
 
     def here(self, ended: Callable[[int, float], None] | None) -> None:
@@ -212,7 +212,7 @@ class _Searches:
                     self._search(spec, runner, self._model(spec, earlier), None)
                     earlier.append(spec)
 
-    def side_by_side(self, pool: Pool) -> None:
+    def side_by_side(self, pool: WorkerPool) -> None:
         """As many at once as the pool has room for."""
         cells = self.planned.cells
         models = {s.cell: self._model(s, cells[:place]) for place, s in enumerate(cells)}
@@ -236,7 +236,7 @@ class _Searches:
                 threads.shutdown(cancel_futures=True)
                 raise
 
-    def _search_by(self, pool: Pool, spec: CellSpec, model: CellSpec | None) -> None:
+    def _search_by(self, pool: WorkerPool, spec: CellSpec, model: CellSpec | None) -> None:
         held, records = self.memory.held, self.planned.resolved.records
         name = _stem(spec)
         runner = PoolRunner(spec, name, pool, held.path, records, self.memory.keep_row)
@@ -281,7 +281,7 @@ class _Searches:
             watch,
             foresee,
         )
-        found = Found(name, columns, search)
+        found = CapacityRecord(name, columns, search)
         self.memory.keep_found(found)
         self.found[spec.cell] = found
 
@@ -317,7 +317,7 @@ def search_cell(
     )
 
 
-def _groups(backend: Backend | None, planned: Plan) -> list[list[CellSpec]]:
+def _groups(backend: Backend | None, planned: ExperimentPlan) -> list[list[CellSpec]]:
     """Configurations that share one start of a real server."""
     if backend is None:
         return [list(planned.cells)]
@@ -328,7 +328,7 @@ def _groups(backend: Backend | None, planned: Plan) -> list[list[CellSpec]]:
     return list(groups.values())
 
 
-def _backend(planned: Plan, senders: Senders | None) -> Backend:
+def _backend(planned: ExperimentPlan, senders: Senders | None) -> Backend:
     from ...harness.experiments.backends.choose import backend_of
 
     return backend_of(planned.resolved, senders)
@@ -336,8 +336,8 @@ def _backend(planned: Plan, senders: Senders | None) -> Backend:
 
 @contextlib.contextmanager
 def _server(
-    backend: Backend | None, planned: Plan, spec: CellSpec, folder: Path
-) -> Iterator[Server]:
+    backend: Backend | None, planned: ExperimentPlan, spec: CellSpec, folder: Path
+) -> Iterator[CellServer]:
     records = planned.resolved.records
     if backend is None:
         yield Simulator(folder, records)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...workloads.errors import SloBenchError
-from .curve import Level
+from .curve import CapacityLevel
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class CapacitySearch:
     """A finished search: capacities by target, levels by rate, what it took and why it ended."""
 
     capacities: tuple[Capacity, ...]
-    levels: tuple[Level, ...]
+    levels: tuple[CapacityLevel, ...]
     requests_spent: int
     wall_s: float
     stopped: str
@@ -97,7 +97,7 @@ def within_budget(
     spent: int,
     wall_s: float,
     requests: int,
-    levels: Iterable[Level],
+    levels: Iterable[CapacityLevel],
     rate_rps: float,
 ) -> str | None:
     """None, or why a run of `requests` at `rate_rps` is more than is left."""

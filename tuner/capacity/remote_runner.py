@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from ...harness.experiments.execution.cells import CellSpec
-from ...harness.experiments.execution.workers import Pool, packed, unpack
+from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.results.run_folder import Row
 from .cells import CellRunner, Simulator
 from .samples import LevelSample
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Foreseen(Generic[T]):
+class SpeculativeRuns(Generic[T]):
     """Runs (rate in req/s, seed, requests) that are under way before they are asked for.
 
     What was begun, and is never asked for, leaves nothing behind.
@@ -49,7 +49,7 @@ class PoolRunner:
         self,
         template: CellSpec,
         stem: str,
-        pool: Pool,
+        pool: WorkerPool,
         folder: Path,
         records: str,
         keep: Callable[[str, Row], None],
@@ -57,7 +57,9 @@ class PoolRunner:
         self._folder = folder
         self._keep = keep
         given = (asdict(template), stem, records)
-        self._levels: Foreseen[Level] = Foreseen(lambda *run: pool.begin(simulated, *given, *run))
+        self._levels: SpeculativeRuns[Level] = SpeculativeRuns(
+            lambda *run: pool.begin(simulated, *given, *run)
+        )
         self.expect = self._levels.expect
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ...workloads.errors import SloBenchError
-from .curve import Crossing, Level, crossing
+from .curve import CapacityLevel, Crossing, crossing
 from .options import Capacity, CapacitySearch, SearchOptions, within_budget
 from .samples import LevelRunner, LevelSample
 
@@ -96,7 +96,7 @@ class _Search:
         self._options = options
         self._watch = watch
         self._foresee = foresee
-        self._known: dict[float, Level] = {}
+        self._known: dict[float, CapacityLevel] = {}
         self._start_rps = 1.0
         self._step = 2.0
         self._spent = 0
@@ -123,10 +123,10 @@ class _Search:
 
     # What is known.
 
-    def _levels(self) -> list[Level]:
+    def _levels(self) -> list[CapacityLevel]:
         return [self._known[rate] for rate in sorted(self._known)]
 
-    def _usable(self) -> list[Level]:
+    def _usable(self) -> list[CapacityLevel]:
         return [level for level in self._levels() if level.counted]
 
     def _capacity(self, target: float) -> Capacity:
@@ -158,7 +158,7 @@ class _Search:
             needed = self._needed(level.rate_rps, found) // 2
             runs = tuple(run for run in level.samples if run.requests >= needed)
             if any(run.valid for run in runs):
-                long.append(Level(level.rate_rps, runs))
+                long.append(CapacityLevel(level.rate_rps, runs))
         return crossing(long, target) or found
 
     def _precise(self, found: Crossing) -> bool:
@@ -209,7 +209,7 @@ class _Search:
         self._spent += sample.requests
         self._wall_s += sample.wall_s
         before = self._known[rate_rps].samples if rate_rps in self._known else ()
-        self._known[rate_rps] = Level(rate_rps, (*before, sample))
+        self._known[rate_rps] = CapacityLevel(rate_rps, (*before, sample))
         self._bound_s = max(self._bound_s, sample.bound_s)
         self._note_late(self._known[rate_rps])
         if self._watch is not None:
@@ -217,7 +217,7 @@ class _Search:
             self._watch(SearchProgress(sample, self._spent, self._wall_s, known))
         return sample
 
-    def _note_late(self, level: Level) -> None:
+    def _note_late(self, level: CapacityLevel) -> None:
         """Where the client is late again and again, no higher rate can be judged either."""
         if level.valid or len(level.samples) < _TRIES:
             return

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from .curve import Level
+from .curve import CapacityLevel
 from .options import Capacity, CapacitySearch, SearchOptions, within_budget
 from .samples import LevelRunner
 from .search import SearchProgress, three_digits
@@ -36,7 +36,7 @@ def find_trace_capacity(
         requests: in the trace, or as many of its first ones as are replayed.
         watch: called after every run.
     """
-    levels: dict[float, Level] = {}
+    levels: dict[float, CapacityLevel] = {}
     spent, wall_s = 0, 0.0
 
     def bounds(target: float) -> tuple[float, float]:
@@ -69,7 +69,7 @@ def find_trace_capacity(
                 stopped = refusal
                 break
             sample = runner.run(rate, options.first_seed, requests)
-            levels[rate] = Level(rate, (sample,))
+            levels[rate] = CapacityLevel(rate, (sample,))
             spent += sample.requests
             wall_s += sample.wall_s
             if watch is not None:

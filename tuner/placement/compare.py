@@ -9,14 +9,14 @@ from ...workloads.errors import SloBenchError
 from .exact import exact
 from .launch import even_map
 from .paper import paper
-from .problem import INF, Map, Problem, Weights
+from .problem import INF, CostWeights, Map, Problem
 from .search import search
 
 METHODS = ("exact", "paper", "even", "optuna")
 
 
 @dataclass(frozen=True)
-class Answer:
+class SolverResult:
     """One method's map and what it costs; `refused` says why there is none."""
 
     method: str
@@ -30,14 +30,14 @@ class Answer:
         """Can it be deployed?"""
         return self.cost < INF
 
-    def gap(self, best: Answer) -> float:
+    def gap(self, best: SolverResult) -> float:
         """How much more it costs than `best`, as a share."""
         return self.cost / best.cost - 1 if self.fits and best.fits else INF
 
 
 def answer(
-    problem: Problem, weights: Weights, method: str, *, trials: int = 300, seed: int = 0
-) -> Answer:
+    problem: Problem, weights: CostWeights, method: str, *, trials: int = 300, seed: int = 0
+) -> SolverResult:
     """What one of METHODS says.
 
     Raises:
@@ -53,17 +53,22 @@ def answer(
         placed = search(problem, weights, trials=trials, seed=seed)
     else:
         raise SloBenchError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
-    return Answer(method, placed, problem.latency_s(placed), problem.cost(placed, weights))
+    return SolverResult(method, placed, problem.latency_s(placed), problem.cost(placed, weights))
 
 
 def answers(
-    problem: Problem, weights: Weights, methods: Sequence[str], *, trials: int = 300, seed: int = 0
-) -> list[Answer]:
+    problem: Problem,
+    weights: CostWeights,
+    methods: Sequence[str],
+    *,
+    trials: int = 300,
+    seed: int = 0,
+) -> list[SolverResult]:
     """One after the other; a method that has no answer says why."""
     found = []
     for method in methods:
         try:
             found.append(answer(problem, weights, method, trials=trials, seed=seed))
         except SloBenchError as error:
-            found.append(Answer(method, refused=str(error)))
+            found.append(SolverResult(method, refused=str(error)))
     return found

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...workloads.errors import SloBenchError
-from .problem import INF, Candidate, Held, Map, Problem, Weights, no_room
+from .problem import INF, Candidate, CostWeights, LayerRange, Map, Problem, no_room
 
 MOST_STATES = 20_000_000
 _EQUAL = 1e-12  # relative: costs that differ by rounding alone
@@ -38,7 +38,7 @@ class _Groups:
     by_speed: tuple[int, ...]
 
 
-def exact(problem: Problem, weights: Weights) -> Map:
+def exact(problem: Problem, weights: CostWeights) -> Map:
     """The map of the least cost (see `problem`), ties to the lower latency, then fewer devices.
 
     Raises:
@@ -232,4 +232,4 @@ def _filled(problem: Problem, order: Sequence[int]) -> Map:
         more = min(rest, room - 1)
         held[n] += more
         rest -= more
-    return tuple(Held(device, layers) for device, layers in zip(order, held, strict=True))
+    return tuple(LayerRange(device, layers) for device, layers in zip(order, held, strict=True))

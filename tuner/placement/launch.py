@@ -7,9 +7,9 @@ from typing import Any
 
 from ...predictors.device_map import DeviceMap
 from ...predictors.specs import ModelSpec
-from ...predictors.stages import Stage, even_layers
+from ...predictors.stages import PipelineStage, even_layers
 from ...workloads.errors import SloBenchError
-from .problem import Held, Map
+from .problem import LayerRange, Map
 from .topology import Topology
 
 
@@ -106,7 +106,7 @@ def device_map(
         link = None
         if n + 1 < len(placed):
             link = topology.links[held.device][placed[n + 1].device]
-        stages.append(Stage(machine.gpu, held.layers, link, machine.layer_extra_s))
+        stages.append(PipelineStage(machine.gpu, held.layers, link, machine.layer_extra_s))
     names = tuple(topology.devices[held.device].name for held in placed)
     return DeviceMap(model.name, tuple(stages), names, lanes, ready_s)
 
@@ -123,4 +123,4 @@ def even_map(layers: int, devices: int) -> Map:
     """What accelerate does with `device_map="balanced"`: alike on all devices, in their order."""
     if devices > layers:
         raise SloBenchError(f"{layers} layers cannot be shared out to {devices} devices")
-    return tuple(Held(device, n) for device, n in enumerate(even_layers(layers, devices)))
+    return tuple(LayerRange(device, n) for device, n in enumerate(even_layers(layers, devices)))

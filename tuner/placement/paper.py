@@ -24,12 +24,12 @@ from __future__ import annotations
 from itertools import combinations
 
 from ...workloads.errors import SloBenchError
-from .problem import INF, Held, Map, Problem, Weights, no_room
+from .problem import INF, CostWeights, LayerRange, Map, Problem, no_room
 
 MOST_DEVICES = 10
 
 
-def paper(problem: Problem, weights: Weights) -> Map:
+def paper(problem: Problem, weights: CostWeights) -> Map:
     """The map that the mended procedure finds; it may not fit (see the module).
 
     Raises:
@@ -51,7 +51,7 @@ def paper(problem: Problem, weights: Weights) -> Map:
             latency_s, order = _shortest(problem, subset, layers)
             cost = problem.cost_of(latency_s, size, weights)
             if cost < best:
-                best, found = cost, tuple(Held(i, layers[i]) for i in order)
+                best, found = cost, tuple(LayerRange(i, layers[i]) for i in order)
     if found is None:
         raise no_room(problem)
     return found

@@ -22,7 +22,7 @@ from itertools import pairwise
 from ...predictors.placement import Placement
 from ...predictors.specs import ModelSpec
 from ...predictors.staged import stage_step_time
-from ...predictors.stages import Stage
+from ...predictors.stages import PipelineStage
 from ...predictors.step_time import DEFAULT_HOST_S
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .topology import Machine, Topology
@@ -31,7 +31,7 @@ INF = math.inf
 
 
 @dataclass(frozen=True)
-class Weights:
+class CostWeights:
     """a1 (`latency`) and a2 (`devices`)."""
 
     latency: float
@@ -44,14 +44,14 @@ class Weights:
             raise SloBenchError("the weights of latency and devices are both 0: nothing is asked")
 
 
-MODES: Mapping[str, Weights] = {
-    "he": Weights(0.0, 1.0),  # the fewest devices
-    "lr": Weights(10.0, 1.0),  # the thesis: a1 much greater than a2, say 10:1
-    "balanced": Weights(1.0, 1.0),
+MODES: Mapping[str, CostWeights] = {
+    "he": CostWeights(0.0, 1.0),  # the fewest devices
+    "lr": CostWeights(10.0, 1.0),  # the thesis: a1 much greater than a2, say 10:1
+    "balanced": CostWeights(1.0, 1.0),
 }
 
 
-def weights_of(mode: str) -> Weights:
+def weights_of(mode: str) -> CostWeights:
     """The weights of a mode, or `UnknownNameError`."""
     if mode not in MODES:
         raise UnknownNameError("mode", mode, MODES)
@@ -84,14 +84,14 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Held:
+class LayerRange:
     """Contiguous layers on one device, by its place in the problem."""
 
     device: int
     layers: int
 
 
-Map = tuple[Held, ...]
+Map = tuple[LayerRange, ...]
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,13 @@ class Problem:
         hops_s = sum(self.hop_s[a.device][b.device] for a, b in pairwise(placed))
         return own_s + hops_s + self.devices[placed[-1].device].head_s
 
-    def cost(self, placed: Map, weights: Weights) -> float:
+    def cost(self, placed: Map, weights: CostWeights) -> float:
         """The objective; infinite where it does not fit."""
         if not self.fits(placed):
             return INF
         return self.cost_of(self.latency_s(placed), len(placed), weights)
 
-    def cost_of(self, latency_s: float, devices: int, weights: Weights) -> float:
+    def cost_of(self, latency_s: float, devices: int, weights: CostWeights) -> float:
         """The objective of so many seconds on so many devices."""
         return weights.latency * latency_s / self.ideal_s + weights.devices * devices
 
@@ -201,7 +201,7 @@ def problem_of(
             return max(0, min(model.layers, int((free - beside_bytes) // each_bytes)))
 
         def step_s(*, head: bool, device: Machine = device, place: Placement = place) -> float:
-            one = Stage(device.gpu, 1, layer_extra_s=device.layer_extra_s)
+            one = PipelineStage(device.gpu, 1, layer_extra_s=device.layer_extra_s)
             timed = stage_step_time(place, one, host_s, last=head)
             return timed.step_s(batch, batch * context_tokens, ())
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import optuna
 
 from ...workloads.errors import SloBenchError
-from .problem import INF, Held, Map, Problem, Weights, no_room
+from .problem import INF, CostWeights, LayerRange, Map, Problem, no_room
 
 
-def search(problem: Problem, weights: Weights, *, trials: int = 300, seed: int = 0) -> Map:
+def search(problem: Problem, weights: CostWeights, *, trials: int = 300, seed: int = 0) -> Map:
     """The best map of so many trials of a TPE sampler.
 
     Raises:
@@ -59,4 +59,4 @@ def _map_of(problem: Problem, trial: optuna.Trial) -> Map:
         more = min(rest, max(0, room - held[1]))
         held[1] += more
         rest -= more
-    return tuple(Held(i, layers) for i, layers in order)
+    return tuple(LayerRange(i, layers) for i, layers in order)

@@ -14,7 +14,7 @@ FILE = "plan.json"
 
 
 @dataclass
-class Memory:
+class PlanningCheckpoint:
     """Levels by what was simulated: does it carry the rate (1 or 0), attainment, its interval."""
 
     asked: str
@@ -22,7 +22,7 @@ class Memory:
     levels: dict[str, Sequence[float]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, folder: Path | None, resume: bool, asked: str) -> Memory:
+    def of(cls, folder: Path | None, resume: bool, asked: str) -> PlanningCheckpoint:
         """What a folder holds; nothing without one.
 
         Raises:

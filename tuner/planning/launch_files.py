@@ -13,7 +13,7 @@ from ...harness.servers.launch.compatibility import refusal
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...predictors.specs import model
 from .offers import Value, experiment_of
-from .search import Carried, Wanted
+from .search import SizedOffer, TargetLoad
 
 GPUS_OF_A_HOST = 8
 _PORT = 8000
@@ -55,7 +55,7 @@ exec {command}
 
 
 def write_launch_files(
-    folder: Path, asked: ExperimentSchema, wanted: Wanted, plan: Carried
+    folder: Path, asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer
 ) -> list[Path]:
     """Write `launch.sh`, if the system runs on a real server, and `experiment.toml`.
 
@@ -75,7 +75,7 @@ def write_launch_files(
     return list(files)
 
 
-def launch_script(asked: ExperimentSchema, wanted: Wanted, plan: Carried) -> str | None:
+def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer) -> str | None:
     """What starts the servers of a plan; None where its system runs on no real server."""
     system = system_by_name(plan.offer.system)
     backend = next((one for one in _STOCK if refusal(system, one) is None), None)

@@ -14,18 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...harness.experiments.backends.base import Measured
+from ...harness.experiments.backends.base import CellMeasurement
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cells import CellSpec, placed, source
 from ...harness.results.run_folder import Row
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..capacity.cells import CellRunner, Simulator
-from ..capacity.curve import Level
+from ..capacity.curve import CapacityLevel
 from ..capacity.options import Budget, Capacity, SearchOptions
 from ..capacity.samples import LevelRunner, LevelSample
 from ..capacity.search import find_capacity
-from .checkpoint import Memory
+from .checkpoint import PlanningCheckpoint
 from .offers import Offer, Value, offers, spec_of
 
 _REQUESTS = 2000  # of a run, at least
@@ -42,7 +42,7 @@ RunnerOf = Callable[[CellSpec], LevelRunner]
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TargetLoad:
     """The load to carry. `headroom` is on top, as a share of the rate."""
 
     rate_rps: float
@@ -69,7 +69,7 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Carried:
+class SizedOffer:
     """An offer of so many instances, and the attainment that they reach at the wanted rate."""
 
     offer: Offer
@@ -93,18 +93,18 @@ class Carried:
 
 
 @dataclass(frozen=True)
-class Planned:
+class DeploymentPlan:
     """The cheapest first; `tried` of `offers` were simulated, the others could only cost more."""
 
-    wanted: Wanted
-    plans: tuple[Carried, ...]
+    wanted: TargetLoad
+    plans: tuple[SizedOffer, ...]
     tried: int
     offers: int
 
 
 def plan_cheapest(
     asked: ExperimentSchema,
-    wanted: Wanted,
+    wanted: TargetLoad,
     *,
     kinds: tuple[str, ...] = (),
     prices: Mapping[str, float] | None = None,
@@ -112,7 +112,7 @@ def plan_cheapest(
     resume: bool = False,
     say: Say = lambda line: None,
     runner_of: RunnerOf | None = None,
-) -> Planned:
+) -> DeploymentPlan:
     """The cheapest ways to carry a load within its SLOs, simulated.
 
     Args:
@@ -137,7 +137,7 @@ def plan_cheapest(
 class _Forgetful(Simulator):
     """Nobody looks at a cell again once its level is known."""
 
-    def row(self, spec: CellSpec, workload: Workload, measured: Measured) -> Row:
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
         return dict(spec.columns)
 
 
@@ -149,7 +149,7 @@ class _Search:
     def __init__(
         self,
         asked: ExperimentSchema,
-        wanted: Wanted,
+        wanted: TargetLoad,
         prices: Mapping[str, float] | None,
         folder: Path | None,
         resume: bool,
@@ -163,10 +163,12 @@ class _Search:
         self._runner_of = runner_of
         open_yet = {"gpu": (), "instances": (), "rates": None}
         text = asked.model_copy(update=open_yet).model_dump_json()
-        self._memory = Memory.of(folder, resume, f"{wanted.whole_rps:g} {wanted.target:g} {text}")
-        self._found: list[Carried] = []
+        self._memory = PlanningCheckpoint.of(
+            folder, resume, f"{wanted.whole_rps:g} {wanted.target:g} {text}"
+        )
+        self._found: list[SizedOffer] = []
 
-    def run(self, kinds: tuple[str, ...]) -> Planned:
+    def run(self, kinds: tuple[str, ...]) -> DeploymentPlan:
         wanted = self._wanted
         every = offers(self._asked, wanted.whole_rps, kinds, self._prices)
         self._check_arrivals(every[0])
@@ -190,7 +192,7 @@ class _Search:
             )
         plans = tuple(self._with_capacity(one) for one in self._found)
         ranked = sorted(plans, key=lambda one: (one.usd_per_hour, one.gpus, -_capacity(one)))
-        return Planned(wanted, tuple(ranked), tried, len(every))
+        return DeploymentPlan(wanted, tuple(ranked), tried, len(every))
 
     @property
     def _limit_usd(self) -> float:
@@ -213,13 +215,13 @@ class _Search:
         rate = min(self._wanted.whole_rps, _LIGHT_SHARE * offer.alone_rps * least)
         return self._carries(offer, least, rate, _LIGHT_REQUESTS) is not None
 
-    def _smallest(self, offer: Offer) -> Carried | None:
+    def _smallest(self, offer: Offer) -> SizedOffer | None:
         """The fewest instances that carry the load, if they cost less than what is known."""
         affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
         most = min(self._wanted.most_gpus // offer.gpus, affordable)
         failing = offer.least_instances - 1
         count = max(offer.least_instances, round(offer.least_instances / _LIKELY_SHARE))
-        best: Carried | None = None
+        best: SizedOffer | None = None
         while failing + 1 <= most and (best is None or failing + 1 < best.instances):
             found = self._carries(offer, min(count, most), self._wanted.whole_rps)
             if found is None:
@@ -234,9 +236,9 @@ class _Search:
 
     def _carries(
         self, offer: Offer, instances: int, rate_rps: float, requests: int = _REQUESTS
-    ) -> Carried | None:
+    ) -> SizedOffer | None:
         """The best of the shapes that carry the rate with so many instances."""
-        found: list[Carried] = []
+        found: list[SizedOffer] = []
         for knobs in offer.shapes(instances):
             try:
                 spec = spec_of(self._asked, offer, knobs, instances, rate_rps)
@@ -251,7 +253,7 @@ class _Search:
                 self._memory.keep(name, level)
             carries, attainment, low, high = level
             if carries:
-                found.append(Carried(offer, instances, knobs, attainment, low, high))
+                found.append(SizedOffer(offer, instances, knobs, attainment, low, high))
         return max(found, key=lambda one: one.attainment, default=None)
 
     def _level(self, spec: CellSpec, rate: float, requests: int) -> Sequence[float]:
@@ -266,7 +268,7 @@ class _Search:
                 requests = long
                 continue
             samples.append(sample)
-            level = Level(rate, tuple(samples))
+            level = CapacityLevel(rate, tuple(samples))
             low, high = level.attainment_interval
             if level.growing or high < target:
                 return [0.0, level.attainment, low, high]
@@ -275,7 +277,7 @@ class _Search:
             if len(samples) == _MOST_RUNS:  # too near to the edge to be sure
                 return [0.0, level.attainment, low, high]
 
-    def _with_capacity(self, one: Carried) -> Carried:
+    def _with_capacity(self, one: SizedOffer) -> SizedOffer:
         self._say(f"what {one.instances} × {one.offer.name} can carry at most")
         rate = self._wanted.whole_rps
         spec = spec_of(self._asked, one.offer, one.knobs, one.instances, rate)
@@ -292,7 +294,7 @@ class _Search:
         return replace(one, capacity=capacity, fitted=fitted)
 
 
-def _capacity(one: Carried) -> float:
+def _capacity(one: SizedOffer) -> float:
     if one.capacity is None or one.capacity.capacity_rps is None:
         return math.inf
     return one.capacity.capacity_rps

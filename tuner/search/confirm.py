@@ -17,13 +17,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ...harness.experiments.execution.workers import NotDoneError, Pool, together
+from ...harness.experiments.execution.workers import NotDoneError, WorkerPool, together
 from ...harness.experiments.experiment import Experiment
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..capacity.curve import student_t
-from .evaluate import Evaluation
-from .objectives import CAPACITY, COST, Aim, Objective
-from .race import Raced
+from .evaluate import ConfigurationEvaluator
+from .objectives import CAPACITY, COST, Aim, TuningObjective
+from .race import RaceResult
 from .runs import Ended, Runs
 from .serving import Servers
 from .space import Configuration, Space
@@ -74,7 +74,7 @@ def confirm(
     tolerance: float,
     ended: Ended | None = None,
     progress: Confirming = lambda done, of: None,
-    pool: Pool | None = None,
+    pool: WorkerPool | None = None,
 ) -> list[Confirmed]:
     """Default and winners on every workload, measured afresh.
 
@@ -102,7 +102,7 @@ def confirm(
     telling = threading.Lock()
 
     def told(
-        evaluation: Evaluation, workload: str, one: tuple[str, Configuration]
+        evaluation: ConfigurationEvaluator, workload: str, one: tuple[str, Configuration]
     ) -> list[Confirmed]:
         nonlocal done
         rows = _confirmed(evaluation, workload, *one)
@@ -116,7 +116,9 @@ def confirm(
             table = experiment.model_dump(exclude_unset=True)
             table |= {"workload": (workload,), "seed": experiment.seed + FRESH_SEEDS}
             again, kept = Experiment(**table), folder / str(place)
-            evaluation = Evaluation(again, space, aim, tolerance, kept, servers, ended, pool)
+            evaluation = ConfigurationEvaluator(
+                again, space, aim, tolerance, kept, servers, ended, pool
+            )
             calls += [partial(told, evaluation, workload, one) for one in asked]
         found = [call() for call in calls] if pool is None else together(calls, pool)
     of_workloads = [found[k : k + len(asked)] for k in range(0, len(found), len(asked))]
@@ -137,7 +139,7 @@ def _judged(rows: Sequence[Confirmed], defaults: Sequence[Confirmed], aim: Aim) 
 
 
 def _confirmed(
-    evaluation: Evaluation, workload: str, name: str, configuration: Configuration
+    evaluation: ConfigurationEvaluator, workload: str, name: str, configuration: Configuration
 ) -> list[Confirmed]:
     """One row for each objective."""
     aim = evaluation.aim
@@ -163,14 +165,14 @@ def _confirmed(
 Interval = tuple[float | None, float | None, float | None]
 
 
-def _figures(evaluation: Evaluation, runs: Runs) -> dict[str, Interval]:
+def _figures(evaluation: ConfigurationEvaluator, runs: Runs) -> dict[str, Interval]:
     """Value, low and high of every objective."""
     aim, options = evaluation.aim, evaluation.options
     gpus = float(runs.spec.instances * runs.spec.placement.tp * runs.spec.placement.pp)
     found: dict[str, Interval] = {COST: (gpus, gpus, gpus)}
     if aim.searches_capacity:
         search = evaluation.capacity(runs, None)
-        assert not isinstance(search, Raced)
+        assert not isinstance(search, RaceResult)
         one = search.capacities[0]
         found[CAPACITY] = (
             one.capacity_rps,
@@ -203,7 +205,7 @@ def _mean(values: Sequence[float]) -> Interval:
     return mean, max(0.0, mean - half), mean + half  # no figure is below 0
 
 
-def _verdict(row: Confirmed, base: Confirmed, objective: Objective) -> Verdict:
+def _verdict(row: Confirmed, base: Confirmed, objective: TuningObjective) -> Verdict:
     ends = (row.low, row.high, base.low, base.high)
     if row.value is None and row.low is None:
         return ""

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...harness.experiments.execution.cells import CellSpec
 from ...harness.experiments.execution.plan import plan
-from ...harness.experiments.execution.workers import Pool
+from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
@@ -18,7 +18,7 @@ from ..capacity.folder import search_cell, start_rps
 from ..capacity.options import Budget, CapacitySearch, SearchOptions
 from ..capacity.search import SearchProgress
 from .objectives import CAPACITY, COST, Aim
-from .race import Pace, Raced, pace_of, race
+from .race import PruningThreshold, RaceResult, pace_of, race
 from .runs import Ended, Runs
 from .serving import Servers
 from .space import Configuration, Space, key_of
@@ -36,7 +36,7 @@ class InfeasibleError(SloBenchError):
 
 
 @dataclass(frozen=True)
-class Worth:
+class ConfigurationResult:
     """What was found. `values` are those of the objectives, in their order.
 
     `lost`: it was raced out, and a capacity among the values is an estimate. `missed`: by how much
@@ -47,11 +47,11 @@ class Worth:
     lost: bool = False
     missed: float = 0.0
     figures: Mapping[str, Any] = field(default_factory=dict)
-    pace: Pace | None = None
+    pace: PruningThreshold | None = None
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class ConfigurationEvaluator:
     """How configurations are evaluated: the same seeds for all of them.
 
     `report` of `worth` is told of what is known on the way, by step, and says whether to stop.
@@ -64,7 +64,7 @@ class Evaluation:
     folder: Path
     servers: Servers
     ended: Ended | None = None
-    pool: Pool | None = None
+    pool: WorkerPool | None = None
 
     @property
     def simulated(self) -> bool:
@@ -113,10 +113,10 @@ class Evaluation:
         runs: Runs,
         *,
         trial: int = 0,
-        pace: Pace | None = None,
+        pace: PruningThreshold | None = None,
         fewest_gpus: int | None = None,
         report: Callable[[int, float], bool] = lambda step, value: False,
-    ) -> Worth:
+    ) -> ConfigurationResult:
         """Race, search and measure.
 
         Args:
@@ -134,10 +134,10 @@ class Evaluation:
         values: dict[str, float] = {COST: float(gpus)}
         own_pace, lost = None, False
         if self.aim.must_attain and fewest_gpus is not None and gpus >= fewest_gpus:
-            return Worth(self._values(values), lost=True, figures=figures)
+            return ConfigurationResult(self._values(values), lost=True, figures=figures)
         if self.aim.searches_capacity:
             found = self.capacity(runs, pace)
-            if isinstance(found, Raced):
+            if isinstance(found, RaceResult):
                 values[CAPACITY], lost = found.estimate_rps, True
                 assert pace is not None
                 figures |= {
@@ -166,12 +166,12 @@ class Evaluation:
             figures |= level
             if self.aim.must_attain:
                 missed = self.aim.target - level["attainment"]
-        return Worth(self._values(values), lost, missed, figures, own_pace)
+        return ConfigurationResult(self._values(values), lost, missed, figures, own_pace)
 
     def _values(self, known: Mapping[str, float]) -> tuple[float, ...]:
         return tuple(known.get(name, math.nan) for name in self.aim.names)
 
-    def capacity(self, runs: Runs, pace: Pace | None) -> CapacitySearch | Raced:
+    def capacity(self, runs: Runs, pace: PruningThreshold | None) -> CapacitySearch | RaceResult:
         """The capacity, or a race that was lost on the way to it."""
         near: Sequence[float] = ()
         if pace is not None:
@@ -185,7 +185,7 @@ class Evaluation:
             (known,) = progress.crossings
             if pace is not None and known is not None and known.high_rps < pace.rate_rps:
                 estimate = min(known.rate_rps, pace.rate_rps)
-                raise _OvertakenError(Raced(True, estimate, progress.requests_spent, math.nan))
+                raise _OvertakenError(RaceResult(True, estimate, progress.requests_spent, math.nan))
 
         asked = self.experiment
         begin_rps = near[0] if near else start_rps(asked, runs.spec)
@@ -230,7 +230,7 @@ class Evaluation:
 class _OvertakenError(Exception):
     """A search that need not go on."""
 
-    def __init__(self, raced: Raced) -> None:
+    def __init__(self, raced: RaceResult) -> None:
         super().__init__()
         self.raced = raced
 

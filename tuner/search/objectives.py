@@ -12,7 +12,7 @@ COST = "cost"
 
 
 @dataclass(frozen=True)
-class Objective:
+class TuningObjective:
     """One figure. `column` is that of `cells.csv`; None where it is none of a single level."""
 
     name: str
@@ -21,17 +21,17 @@ class Objective:
     column: str | None = None
 
 
-def _latency(name: str, label: str) -> Objective:
-    return Objective(name, False, label, f"{name}_s")
+def _latency(name: str, label: str) -> TuningObjective:
+    return TuningObjective(name, False, label, f"{name}_s")
 
 
 OBJECTIVES = {
     objective.name: objective
     for objective in (
-        Objective(CAPACITY, True, "capacity, req/s"),
-        Objective("goodput", True, "goodput, req/s", "goodput_rps"),
-        Objective("attainment", True, "share in SLO", "attainment"),
-        Objective(COST, False, "GPUs"),
+        TuningObjective(CAPACITY, True, "capacity, req/s"),
+        TuningObjective("goodput", True, "goodput, req/s", "goodput_rps"),
+        TuningObjective("attainment", True, "share in SLO", "attainment"),
+        TuningObjective(COST, False, "GPUs"),
         _latency("ttft_p50", "TTFT p50, s"),
         _latency("ttft_p99", "TTFT p99, s"),
         _latency("tpot_p50", "TPOT p50, s"),
@@ -51,7 +51,7 @@ class Aim:
         SloBenchError: the objectives are unknown, repeated, or contradict each other or the rate.
     """
 
-    objectives: tuple[Objective, ...]
+    objectives: tuple[TuningObjective, ...]
     target: float = 0.9
     rate_rps: float | None = None
 
@@ -99,7 +99,7 @@ class Aim:
         return tuple(objective.name for objective in self.objectives)
 
     @property
-    def single(self) -> Objective | None:
+    def single(self) -> TuningObjective | None:
         """The only objective, if there is one."""
         return self.objectives[0] if len(self.objectives) == 1 else None
 
@@ -118,6 +118,6 @@ class Aim:
         """Whether only configurations count that reach the target at the rate."""
         return COST in self.names and CAPACITY not in self.names
 
-    def better(self, objective: Objective, one: float, other: float) -> bool:
+    def better(self, objective: TuningObjective, one: float, other: float) -> bool:
         """Whether `one` is strictly better than `other`."""
         return one > other if objective.maximise else one < other

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...harness.experiments.execution.workers import Pool
+from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.results.run_folder import write_whole
@@ -23,7 +23,7 @@ from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
 from .runs import Ended
 from .settings import TuneSettings
 from .space import Space
-from .study_results import Found, TrialRow
+from .study_results import StudyResults, TrialRow
 from .trial_leases import one_at_a_time
 
 FILE = "tune.json"
@@ -41,13 +41,13 @@ class Winner:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TuningOutcome:
     """All that a run has found."""
 
     folder: Path
     experiment: Experiment
     settings: TuneSettings
-    found: Found
+    found: StudyResults
     winners: tuple[Winner, ...]
     confirmed: tuple[Confirmed, ...]
 
@@ -86,13 +86,13 @@ class Outcome:
 def concluded(
     experiment: Experiment,
     settings: TuneSettings,
-    found: Found,
+    found: StudyResults,
     folder: Path,
     *,
     ended: Ended | None = None,
     progress: Confirming = lambda done, of: None,
-    pool: Pool | None = None,
-) -> Outcome:
+    pool: WorkerPool | None = None,
+) -> TuningOutcome:
     """Confirm the winners and put everything into the folder.
 
     Raises:
@@ -124,7 +124,9 @@ def concluded(
                 progress=progress,
                 pool=pool if where.backend == SIMULATED else None,
             )
-        outcome = Outcome(folder, experiment, settings, found, tuple(winners), tuple(confirmed))
+        outcome = TuningOutcome(
+            folder, experiment, settings, found, tuple(winners), tuple(confirmed)
+        )
         plain = sealed(_finite(outcome.plain()), folder / ASKED_FILE)
         text = json.dumps(plain, allow_nan=False, ensure_ascii=False, indent=1)
         write_whole(folder / FILE, [text.encode(), b"\n"])

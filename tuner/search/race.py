@@ -26,7 +26,7 @@ _FARTHEST = 16.0  # times; an estimate is no lower than the best one's rate over
 
 
 @dataclass(frozen=True)
-class Pace:
+class PruningThreshold:
     """What a configuration must beat: its rate, and what the best one met there, run by run."""
 
     trial: int
@@ -41,14 +41,14 @@ class Pace:
         return vars(self)
 
     @classmethod
-    def of_plain(cls, plain: Mapping[str, Any]) -> Pace:
+    def of_plain(cls, plain: Mapping[str, Any]) -> PruningThreshold:
         """The inverse of `plain`."""
         met = tuple(tuple(batches) for batches in plain["met"])
         return cls(**{**plain, "met": met, "requests": tuple(plain["requests"])})
 
 
 @dataclass(frozen=True)
-class Raced:
+class RaceResult:
     """What came of a race: whether it was lost, and about what capacity that speaks for."""
 
     lost: bool
@@ -59,7 +59,7 @@ class Raced:
 
 def pace_of(
     runner: LevelRunner, search: CapacitySearch, *, trial: int, gpus: int, first_seed: int
-) -> Pace | None:
+) -> PruningThreshold | None:
     """What others must beat after this configuration's search; None if it found no crossing."""
     found = search.capacities[0]
     if not found.capacity_rps or not math.isfinite(found.slope):
@@ -71,10 +71,10 @@ def pace_of(
     if not all(run.valid for run in runs):
         return None
     met = tuple(run.batch_met for run in runs)
-    return Pace(trial, rate_rps, found.slope, gpus, met, requests)
+    return PruningThreshold(trial, rate_rps, found.slope, gpus, met, requests)
 
 
-def race(runner: LevelRunner, pace: Pace, *, first_seed: int) -> Raced:
+def race(runner: LevelRunner, pace: PruningThreshold, *, first_seed: int) -> RaceResult:
     """Run at the pace until that is lost, or the last run is done."""
     runs: list[LevelSample] = []
     for place, requests in enumerate(pace.requests):
@@ -102,10 +102,10 @@ def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[int]], *, last: bo
     return total < -_OUT_SIGMAS[len(runs) - 1] * error
 
 
-def _outcome(runs: Sequence[LevelSample], pace: Pace, *, lost: bool) -> Raced:
+def _outcome(runs: Sequence[LevelSample], pace: PruningThreshold, *, lost: bool) -> RaceResult:
     """Along the line on which the best one's attainment falls with the rate (see `curve`)."""
     if not runs:
-        return Raced(lost, pace.rate_rps, 0, math.nan)
+        return RaceResult(lost, pace.rate_rps, 0, math.nan)
     counted = sum(run.counted for run in runs)
     own = sum(run.met for run in runs)
     best = sum(sum(batches) for batches in pace.met[: len(runs)])
@@ -113,7 +113,7 @@ def _outcome(runs: Sequence[LevelSample], pace: Pace, *, lost: bool) -> Raced:
     estimate = pace.rate_rps * math.exp(min(max(away, -math.log(_FARTHEST)), math.log(_FARTHEST)))
     if lost:
         estimate = min(estimate, pace.rate_rps)
-    return Raced(lost, estimate, sum(run.requests for run in runs), own / counted)
+    return RaceResult(lost, estimate, sum(run.requests for run in runs), own / counted)
 
 
 def _logit(met: int, counted: int) -> float:

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from ...harness.experiments.execution.cells import CellSpec
-from ...harness.experiments.execution.workers import Pool
+from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.results.run_folder import Row
 from ...workloads.checksums import crc32_of, sealed, unsealed
 from ...workloads.errors import FileFormatError
 from ...workloads.parsing import parse_json
-from ..capacity.cells import CellRunner, Server
-from ..capacity.remote_runner import Foreseen
+from ..capacity.cells import CellRunner, CellServer
+from ..capacity.remote_runner import SpeculativeRuns
 from ..capacity.samples import LevelSample
 from .serving import QuickSimulator
 from .storage import cut_half_a_line
@@ -50,15 +50,15 @@ class Runs:
 
     path: Path
     spec: CellSpec
-    server: Callable[[], Server]
+    server: Callable[[], CellServer]
     ended: Ended | None = None
-    pool: Pool | None = None
+    pool: WorkerPool | None = None
     _known: dict[tuple[float, int, int], Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         pool, plain = self.pool, dataclasses.asdict(self.spec)
-        self._elsewhere: Foreseen[Made] | None = (
-            None if pool is None else Foreseen(lambda *run: pool.begin(quickly, plain, *run))
+        self._elsewhere: SpeculativeRuns[Made] | None = (
+            None if pool is None else SpeculativeRuns(lambda *run: pool.begin(quickly, plain, *run))
         )
         self._cell = crc32_of(json.dumps(plain, sort_keys=True, default=str).encode())
         for line in _lines(self.path, self._cell):
@@ -110,7 +110,7 @@ class Runs:
 
 def _make(
     spec: CellSpec,
-    server: Server,
+    server: CellServer,
     rate_rps: float,
     seed: int,
     requests: int,

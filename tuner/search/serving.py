@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from ...harness.experiments.backends.base import Backend, Measured
+from ...harness.experiments.backends.base import Backend, CellMeasurement
 from ...harness.experiments.execution.cells import CellSpec, placed
 from ...harness.experiments.experiment import Experiment
 from ...harness.results.metrics import Hardware, cell_metrics, judge
 from ...harness.results.run_folder import Row
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.workload import Workload
-from ..capacity.cells import Ended, RealServer, Server, Simulator
+from ..capacity.cells import CellServer, Ended, RealServer, Simulator
 
 
 @dataclass(frozen=True)
@@ -24,12 +24,14 @@ class QuickSimulator:
 
     simulator: Simulator = field(default_factory=lambda: Simulator(Path(), "none"))
 
-    def measure(self, spec: CellSpec, workload: Workload, progress: Ended | None) -> Measured:
-        """See `Server`."""
+    def measure(
+        self, spec: CellSpec, workload: Workload, progress: Ended | None
+    ) -> CellMeasurement:
+        """See `CellServer`."""
         return self.simulator.measure(spec, workload, progress)
 
-    def row(self, spec: CellSpec, workload: Workload, measured: Measured) -> Row:
-        """See `Server`: the figures alone."""
+    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
+        """See `CellServer`: the figures alone."""
         place = placed(spec.placement).placement
         hardware = Hardware(place.gpus * spec.instances, place.model.parameters, 0.0)
         judged = judge(workload, measured.result.records)
@@ -48,7 +50,7 @@ class Servers:
     folder: Path
     starts: int = 0
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
-    _running: tuple[Hashable, Server] | None = None
+    _running: tuple[Hashable, CellServer] | None = None
 
     def __enter__(self) -> Servers:
         return self
@@ -67,7 +69,7 @@ class Servers:
         self._stack.close()
         self._stack = contextlib.ExitStack()
 
-    def of(self, experiment: Experiment, spec: CellSpec) -> Server:
+    def of(self, experiment: Experiment, spec: CellSpec) -> CellServer:
         """Who serves this, started if what runs is of another configuration.
 
         Raises:
@@ -79,7 +81,7 @@ class Servers:
 
         return self._started(backend_of(experiment), spec)
 
-    def _started(self, backend: Backend, spec: CellSpec) -> Server:
+    def _started(self, backend: Backend, spec: CellSpec) -> CellServer:
         wanted = (backend.name, repr(backend), backend.configuration(spec))
         if self._running is not None and self._running[0] == wanted:
             return self._running[1]

@@ -25,7 +25,7 @@ _SECRET = re.compile("pass|pwd|secret|token|key", re.IGNORECASE)  # in the name 
 
 
 @dataclass(frozen=True)
-class Place:
+class StudyLocation:
     """A storage by its URL (None: a journal file in the folder) and the name of a study in it."""
 
     storage: str | None
@@ -38,7 +38,9 @@ class Place:
         write_whole(folder / FILE, [text.encode(), b"\n"])
 
 
-def place_of(folder: Path, storage: str | None, study: str | None, *, resume: bool) -> Place:
+def study_location(
+    folder: Path, storage: str | None, study: str | None, *, resume: bool
+) -> StudyLocation:
     """The study of a folder, as it is asked for or, to `resume`, as it was begun.
 
     Raises:
@@ -47,10 +49,10 @@ def place_of(folder: Path, storage: str | None, study: str | None, *, resume: bo
     asked = None if storage is None else _anywhere(storage)
     path = folder / FILE
     if not resume or not path.is_file():
-        return Place(asked, study or folder.resolve().name)
+        return StudyLocation(asked, study or folder.resolve().name)
     try:
         kept = json.loads(path.read_text("utf-8"))
-        before = Place(kept["storage"], kept["study"])
+        before = StudyLocation(kept["storage"], kept["study"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
     if study is not None and study != before.study:
@@ -61,7 +63,7 @@ def place_of(folder: Path, storage: str | None, study: str | None, *, resume: bo
             f"the study of {folder} is kept in {where}, not in {without_password(asked)}: leave "
             "--storage out"
         )
-    return Place(asked or before.storage, before.study)
+    return StudyLocation(asked or before.storage, before.study)
 
 
 def without_password(url: str) -> str:
@@ -97,7 +99,7 @@ def _parsed(url: str) -> URL | None:
 
 
 @contextlib.contextmanager
-def within_reach(place: Place, folder: Path) -> Iterator[None]:
+def within_reach(place: StudyLocation, folder: Path) -> Iterator[None]:
     """What goes wrong with the storage or the disk is told as what it is.
 
     Raises:

@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from .importance import importances
 from .objectives import Aim
-from .race import Pace
+from .race import PruningThreshold
 from .space import Configuration, Space
 
 KEY = "key"
@@ -48,7 +48,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True)
-class Found:
+class StudyResults:
     """All trials in order, the best ones (one, or a front), and what mattered by objective."""
 
     aim: Aim
@@ -96,19 +96,21 @@ def known_in_a_row(trials: Sequence[FrozenTrial]) -> int:
     return sum(1 for _ in old)
 
 
-def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
+def rivals_pace(trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
     """The best capacity that takes no more GPUs."""
-    paces = [Pace.of_plain(plain) for t in trials if (plain := noted(t, PACE)) is not None]
+    paces = [
+        PruningThreshold.of_plain(plain) for t in trials if (plain := noted(t, PACE)) is not None
+    ]
     rivals = [pace for pace in paces if pace.gpus <= gpus]
     return max(rivals, key=lambda pace: pace.rate_rps, default=None)
 
 
-def found_in(study: Study, aim: Aim, space: Space) -> Found:
+def study_results(study: Study, aim: Aim, space: Space) -> StudyResults:
     """What a study has found so far."""
     trials = study.get_trials(deepcopy=False)
     ended = evaluated(trials)
     rows = {trial.number: _row(trial) for trial in trials if trial.state in _DONE}
-    return Found(
+    return StudyResults(
         aim,
         space,
         tuple(row for row in rows.values() if "same_as" not in row.figures),

@@ -18,14 +18,14 @@ import optuna
 from optuna.exceptions import DuplicatedStudyError
 from optuna.study import Study
 
-from ...harness.experiments.execution.workers import Pool, together
+from ...harness.experiments.execution.workers import WorkerPool, together
 from ...harness.experiments.experiment import Experiment, new_folder
 from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import FileFormatError, SloBenchError
 from .confirm import Confirming
-from .evaluate import Evaluation
-from .outcome import ASKED_FILE, Outcome, concluded
+from .evaluate import ConfigurationEvaluator
+from .outcome import ASKED_FILE, TuningOutcome, concluded
 from .prepare import Tuning, prepared
 from .runs import Ended
 from .samplers import SAMPLERS, ByNumber
@@ -33,10 +33,10 @@ from .serving import Servers
 from .settings import TuneSettings, text_of
 from .storage import JOURNAL, opened, quiet
 from .study_location import FILE as PLACE_FILE
-from .study_location import Place, place_of, within_reach
-from .study_results import found_in
+from .study_location import StudyLocation, study_location, within_reach
+from .study_results import study_results
 from .trial_leases import alive, new_name, one_at_a_time
-from .worker import TuneProgress, Watch, Worker
+from .worker import StudyWorker, TuneProgress, Watch
 
 _ASKED = "asked"
 _SETTING_UP_S = 10.0  # whoever made a study and has not set it up after that is gone
@@ -54,9 +54,9 @@ def tune(
     progress: Watch | None = None,
     confirming: Confirming = lambda done, of: None,
     ended: Ended | None = None,
-    pool: Pool | None = None,
+    pool: WorkerPool | None = None,
     jobs: int | None = None,
-) -> Outcome:
+) -> TuningOutcome:
     """Search for the best configuration; what is found stands in the folder.
 
     Several processes may work on one study: those of one folder with `resume`, those of several
@@ -73,7 +73,7 @@ def tune(
         progress: called after every trial.
         confirming: called as winners are confirmed with (configurations done, of how many).
         ended: called within a run with (requests ended, clock in seconds).
-        pool: where runs are simulated instead: a `PoolHere`, or `OnRay().pool()`.
+        pool: where runs are simulated instead: a `LocalPool`, or `OnRay().pool()`.
         jobs: trials at once with a pool; by default as many as it has room for.
 
     Raises:
@@ -91,7 +91,7 @@ def tune(
             f"{folder} is not empty; go on with what is there with --resume, "
             "or choose another folder with --out"
         )
-    place = place_of(folder, storage, study_name, resume=resume)
+    place = study_location(folder, storage, study_name, resume=resume)
     with quiet(), within_reach(place, folder), opened(place.storage, folder) as kept:
         _write_asked(folder, experiment, asked, place)
         with one_at_a_time(folder):
@@ -99,7 +99,7 @@ def tune(
                 unfinished.unlink()  # of a process that was killed: nobody else writes here now
             study = _study(kept, place.study, made, alone=place.storage is None)
         with Servers(folder / "servers") as servers:
-            evaluation = Evaluation(
+            evaluation = ConfigurationEvaluator(
                 made.experiment, made.space, made.aim, asked.tolerance, folder, servers, ended, pool
             )
             watch = None if progress is None else _one_by_one(progress)
@@ -107,21 +107,21 @@ def tune(
             def work() -> None:
                 name = new_name()
                 with alive(study, name):
-                    Worker(study, made, evaluation, name, place.storage is None, watch).work()
+                    StudyWorker(study, made, evaluation, name, place.storage is None, watch).work()
 
             if pool is None:
                 work()
             else:
                 together([work] * min(jobs or pool.at_once, asked.trials), pool)
-        found = found_in(study, made.aim, made.space)
+        found = study_results(study, made.aim, made.space)
         if found.running:  # whoever ends last concludes
-            return Outcome(folder, made.experiment, asked, found, (), ())
+            return TuningOutcome(folder, made.experiment, asked, found, (), ())
         return concluded(
             made.experiment, asked, found, folder, ended=ended, progress=confirming, pool=pool
         )
 
 
-def _check_pool(experiment: Experiment, pool: Pool | None, jobs: int | None) -> None:
+def _check_pool(experiment: Experiment, pool: WorkerPool | None, jobs: int | None) -> None:
     if jobs is not None and jobs < 1:
         raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
     if pool is None and jobs is not None:
@@ -155,7 +155,7 @@ def _is_new(folder: Path) -> bool:
 
 
 def _write_asked(
-    folder: Path, experiment: Experiment, settings: TuneSettings, place: Place
+    folder: Path, experiment: Experiment, settings: TuneSettings, place: StudyLocation
 ) -> None:
     """What is asked comes last, for whoever goes on looks for that."""
     path = folder / ASKED_FILE

@@ -13,10 +13,10 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 
 from ...harness.experiments.execution.workers import NotDoneError
 from ...workloads.errors import SloBenchError
-from .evaluate import Evaluation, InfeasibleError, Worth, gpus_of
+from .evaluate import ConfigurationEvaluator, ConfigurationResult, InfeasibleError, gpus_of
 from .objectives import CAPACITY, COST
 from .prepare import Tuning
-from .race import Pace
+from .race import PruningThreshold
 from .samplers import SAMPLERS, ByNumber
 from .space import key_of
 from .study_results import (
@@ -54,14 +54,14 @@ class TuneProgress:
 Watch = Callable[[TuneProgress], None]
 
 
-class Worker:
+class StudyWorker:
     """One process's work on a study."""
 
     def __init__(
         self,
         study: Study,
         made: Tuning,
-        evaluation: Evaluation,
+        evaluation: ConfigurationEvaluator,
         name: str,
         alone: bool,
         progress: Watch | None,
@@ -186,7 +186,7 @@ class Worker:
 
         return report
 
-    def _tell(self, trial: Trial, worth: Worth) -> None:
+    def _tell(self, trial: Trial, worth: ConfigurationResult) -> None:
         for name, value in worth.figures.items():
             trial.set_user_attr(name, value)
         if worth.pace is not None:
@@ -219,7 +219,7 @@ class Worker:
             ended = same.state.is_finished()
             self._study.tell(trial, state=same.state if ended else TrialState.PRUNED)
 
-    def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> Pace | None:
+    def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
         """What a configuration on so many GPUs must beat in capacity to be of any use."""
         if set(self._made.aim.names) - {CAPACITY, COST}:
             return None  # a lower capacity may be worth it

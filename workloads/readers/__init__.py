@@ -14,11 +14,11 @@ from .plain_csv import read_plain_csv, require_columns
 from .table import lines, parse_object
 from .texts import read_custom_jsonl, read_json_array, read_lengths_jsonl, read_longbench
 from .timed_jsonl import read_bailian, read_mooncake, read_plain_jsonl
-from .trace import Trace
+from .trace import WorkloadTrace
 
-__all__ = ["FORMATS", "Trace", "detect_format", "read"]
+__all__ = ["FORMATS", "WorkloadTrace", "detect_format", "read"]
 
-FORMATS: dict[str, Callable[[Path], Trace]] = {
+FORMATS: dict[str, Callable[[Path], WorkloadTrace]] = {
     "azure": read_azure,
     "burstgpt": read_burstgpt,
     "csv": read_plain_csv,
@@ -33,7 +33,7 @@ FORMATS: dict[str, Callable[[Path], Trace]] = {
 }
 
 
-def read(path: str | Path, format: str | None = None) -> Trace:  # noqa: A002
+def read(path: str | Path, format: str | None = None) -> WorkloadTrace:  # noqa: A002
     """Read a trace; without `format` its first line tells which it is.
 
     Raises:

@@ -8,12 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from .table import read_csv
-from .trace import Trace, in_order, served
+from .trace import WorkloadTrace, in_order, served
 
 HEADER = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 
 
-def read_azure(path: Path) -> Trace:
+def read_azure(path: Path) -> WorkloadTrace:
     """Read the CSV; timestamps have up to seven decimal digits.
 
     Raises:

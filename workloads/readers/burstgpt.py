@@ -10,12 +10,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from .table import read_csv
-from .trace import Trace, in_order, served
+from .trace import WorkloadTrace, in_order, served
 
 HEADER = ("Timestamp", "Model", "Request tokens", "Response tokens")
 
 
-def read_burstgpt(path: Path) -> Trace:
+def read_burstgpt(path: Path) -> WorkloadTrace:
     """Read the CSV; the log type becomes the class, the called model the model.
 
     Raises:

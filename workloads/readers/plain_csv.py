@@ -13,13 +13,13 @@ import numpy as np
 
 from ..errors import FileFormatError
 from ..request import Kind
-from .table import Table, read_csv
-from .trace import Trace, in_order
+from .table import FileTable, read_csv
+from .trace import WorkloadTrace, in_order
 
 SLO_COLUMNS = ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_s")
 
 
-def read_plain_csv(path: Path) -> Trace:
+def read_plain_csv(path: Path) -> WorkloadTrace:
     """Read the CSV; without `arrival_s` it has lengths only. An empty SLO cell asks nothing.
 
     Raises:
@@ -75,10 +75,10 @@ def read_plain_csv(path: Path) -> Trace:
         sequences,
         settings=settings,
     )
-    return Trace(trace.workload, trace.notes, trace.format, has_arrivals)
+    return WorkloadTrace(trace.workload, trace.notes, trace.format, has_arrivals)
 
 
-def _kinds(table: Table) -> np.ndarray:
+def _kinds(table: FileTable) -> np.ndarray:
     """`generate` or `embed`, or their numbers; an empty cell generates."""
     known = {"": Kind.GENERATE}
     for kind in Kind:
@@ -90,7 +90,7 @@ def _kinds(table: Table) -> np.ndarray:
     return np.array([known[cell] for cell in cells], dtype=np.int64)
 
 
-def _blocks(table: Table, row: int, cell: str, most: int) -> tuple[int, ...]:
+def _blocks(table: FileTable, row: int, cell: str, most: int) -> tuple[int, ...]:
     """Read `0-13 20 22-25`: `most` blocks, for none holds less than a token."""
     blocks: list[int] = []
     for piece in cell.split():

@@ -55,7 +55,7 @@ def lines(path: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class Table:
+class FileTable:
     """Columns of a file as they were read, with the line each row began on."""
 
     path: Path
@@ -175,7 +175,7 @@ def _moments(cells: list[str]) -> NDArray[np.datetime64]:
             raise ValueError(str(warning)) from None
 
 
-def read_csv(path: Path) -> Table:
+def read_csv(path: Path) -> FileTable:
     """A CSV file with a header.
 
     Raises:
@@ -202,12 +202,12 @@ def read_csv(path: Path) -> Table:
             path, None, "the trace is empty; it needs a header and a row at least"
         )
     cells = zip(*rows, strict=True)
-    return Table(path, {name: list(c) for name, c in zip(header, cells, strict=True)}, line)
+    return FileTable(path, {name: list(c) for name, c in zip(header, cells, strict=True)}, line)
 
 
 def read_jsonl(
     path: Path, required: Sequence[str], optional: Sequence[str] = (), only: int | None = None
-) -> Table:
+) -> FileTable:
     """The named keys of a file with a JSON object a line; a missing optional one is None.
 
     Raises:
@@ -230,7 +230,7 @@ def read_jsonl(
             break
     if not numbers:
         raise FileFormatError(path, None, "the trace is empty; it needs a JSON object at least")
-    return Table(path, columns, numbers)
+    return FileTable(path, columns, numbers)
 
 
 def parse_object(path: Path, number: int, text: str) -> dict[str, Any]:

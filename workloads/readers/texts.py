@@ -16,8 +16,8 @@ import numpy as np
 from ..errors import FileFormatError
 from ..parsing import parse_json
 from ..workload import Workload
-from .table import Table, lines, read_jsonl
-from .trace import Trace
+from .table import FileTable, lines, read_jsonl
+from .trace import WorkloadTrace
 
 CHARACTERS_PER_TOKEN = 4
 MOST_TOKENS = 1 << 31  # of one text, by what a row says of it
@@ -49,7 +49,7 @@ class _Rows:
             counted = output if isinstance(output, int) else approximate_tokens(output)
             self.output_tokens.append(counted)
 
-    def trace(self, path: Path, format_name: str, notes: tuple[str, ...]) -> Trace:
+    def trace(self, path: Path, format_name: str, notes: tuple[str, ...]) -> WorkloadTrace:
         if self.approximate:
             notes = (*notes, "token counts are approximate: four characters a token")
         workload = Workload(
@@ -59,10 +59,10 @@ class _Rows:
             texts=self.texts if any(t is not None for t in self.texts) else None,
             name=path.name,
         )
-        return Trace(workload, notes, format_name, has_arrivals=False)
+        return WorkloadTrace(workload, notes, format_name, has_arrivals=False)
 
 
-def read_json_array(path: Path) -> Trace:
+def read_json_array(path: Path) -> WorkloadTrace:
     """Read ShareGPT (`conversations`) or Alpaca (`instruction`, `input`, `output`).
 
     Of a conversation the first message of the human and its answer are taken, as vLLM and
@@ -123,7 +123,7 @@ def _check_counts(path: Path, at: int, item: dict[str, Any]) -> None:
             )
 
 
-def read_custom_jsonl(path: Path) -> Trace:
+def read_custom_jsonl(path: Path) -> WorkloadTrace:
     """Read vLLM's custom data set: `{"prompt": …, "output_tokens": …}` a line.
 
     Without `output_tokens` a row asks for 256, vLLM's default.
@@ -147,7 +147,7 @@ def read_custom_jsonl(path: Path) -> Trace:
     return rows.trace(path, "custom", (note,) if assumed else ())
 
 
-def read_longbench(path: Path) -> Trace:
+def read_longbench(path: Path) -> WorkloadTrace:
     """Read one task of LongBench: `{"context": …, "input": …, "answers": […]}` a line.
 
     The prompt is the context and the question, without the task's instruction; the output is
@@ -169,13 +169,13 @@ def read_longbench(path: Path) -> Trace:
     return rows.trace(path, "longbench", ())
 
 
-def read_lengths_jsonl(path: Path) -> Trace:
+def read_lengths_jsonl(path: Path) -> WorkloadTrace:
     """Read `prompt_tokens` and `output_tokens` a line, without arrivals.
 
     Raises:
         FileFormatError: a line cannot be read.
     """
-    table: Table = read_jsonl(path, ("prompt_tokens", "output_tokens"))
+    table: FileTable = read_jsonl(path, ("prompt_tokens", "output_tokens"))
     prompt_tokens = table.ints("prompt_tokens", low=1)
     output_tokens = table.ints("output_tokens")
     rows = np.flatnonzero(output_tokens > 0)
@@ -189,4 +189,4 @@ def read_lengths_jsonl(path: Path) -> Trace:
         name=path.name,
     )
     note = f"{dropped} of {len(table)} rows with no output token left out"
-    return Trace(workload, (note,) if dropped else (), "jsonl", has_arrivals=False)
+    return WorkloadTrace(workload, (note,) if dropped else (), "jsonl", has_arrivals=False)

@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileFormatError
-from .table import Table, read_jsonl
-from .trace import Trace, in_order, served
+from .table import FileTable, read_jsonl
+from .trace import WorkloadTrace, in_order, served
 
 BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
 
 
-def read_mooncake(path: Path) -> Trace:
+def read_mooncake(path: Path) -> WorkloadTrace:
     """Read Mooncake's form, `timestamp` in milliseconds.
 
     Raises:
@@ -33,7 +33,7 @@ def read_mooncake(path: Path) -> Trace:
     return _trace(table, "mooncake", "timestamp", 1e-3, "input_length", "output_length")
 
 
-def read_bailian(path: Path) -> Trace:
+def read_bailian(path: Path) -> WorkloadTrace:
     """Read Bailian's form, `timestamp` in seconds; the request type becomes the class.
 
     Raises:
@@ -43,7 +43,7 @@ def read_bailian(path: Path) -> Trace:
     return _trace(table, "bailian", "timestamp", 1.0, "input_length", "output_length")
 
 
-def read_plain_jsonl(path: Path) -> Trace:
+def read_plain_jsonl(path: Path) -> WorkloadTrace:
     """Read `arrival_s`, `prompt_tokens`, `output_tokens`, and `hash_ids` if there are any.
 
     Raises:
@@ -54,8 +54,8 @@ def read_plain_jsonl(path: Path) -> Trace:
 
 
 def _trace(
-    table: Table, format_name: str, time: str, unit_s: float, prompt: str, output: str
-) -> Trace:
+    table: FileTable, format_name: str, time: str, unit_s: float, prompt: str, output: str
+) -> WorkloadTrace:
     prompt_tokens, output_tokens = table.ints(prompt), table.ints(output)
     kept = served(prompt_tokens, output_tokens, table)
     columns = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
@@ -82,7 +82,7 @@ def _trace(
     )
 
 
-def _block_tokens(table: Table, prompt_tokens: list[int]) -> int:
+def _block_tokens(table: FileTable, prompt_tokens: list[int]) -> int:
     """The block size under which each prompt has as many hashes as blocks."""
     hashes = table.columns["hash_ids"]
     for row, found in enumerate(hashes):
@@ -99,7 +99,7 @@ def _block_tokens(table: Table, prompt_tokens: list[int]) -> int:
     )
 
 
-def _full_blocks(table: Table, prompt_tokens: list[int], size: int) -> list[tuple[int, ...]]:
+def _full_blocks(table: FileTable, prompt_tokens: list[int], size: int) -> list[tuple[int, ...]]:
     """The hashes of full blocks: a block that is only partly filled cannot be shared."""
     hashes = table.columns["hash_ids"]
     return [tuple(h[: n // size]) for h, n in zip(hashes, prompt_tokens, strict=True)]

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..workload import Workload
-from .table import Table
+from .table import FileTable
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Trace:
+class WorkloadTrace:
     """A file as a workload; the first arrival is 0.
 
     `notes` say what was dropped, assumed or approximated. Without `has_arrivals` the file has
@@ -31,14 +31,14 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Kept:
+class ServedRows:
     """Rows that were served, and a note on those that were not."""
 
     rows: Ints
     notes: tuple[str, ...]
 
 
-def served(prompt_tokens: Ints, output_tokens: Ints, table: Table) -> Kept:
+def served(prompt_tokens: Ints, output_tokens: Ints, table: FileTable) -> ServedRows:
     """Drop requests without any output: they failed at the origin.
 
     Raises:
@@ -51,7 +51,7 @@ def served(prompt_tokens: Ints, output_tokens: Ints, table: Table) -> Kept:
         raise table.fail(0, "no request in the trace has an output token")
     dropped = len(output_tokens) - len(rows)
     share = f"{dropped} of {len(output_tokens)} requests with no output token left out"
-    return Kept(rows, (share,) if dropped else ())
+    return ServedRows(rows, (share,) if dropped else ())
 
 
 def in_order(
@@ -63,7 +63,7 @@ def in_order(
     sequences: Mapping[str, Sequence[Any]] | None = None,
     notes: tuple[str, ...] = (),
     settings: Mapping[str, Any] | None = None,
-) -> Trace:
+) -> WorkloadTrace:
     """A trace of the given rows, sorted by arrival (ties in file order), from 0 on.
 
     `columns` and `sequences` have all rows of the file, under their names in `Workload`.
@@ -86,4 +86,4 @@ def in_order(
         **picked,
         **(settings or {}),
     )
-    return Trace(workload, notes, format_name)
+    return WorkloadTrace(workload, notes, format_name)

@@ -19,13 +19,13 @@ from ...core.cluster_policy import (
     REJECT,
     ClusterPolicy,
     Failure,
-    Instead,
     Role,
     Routed,
+    RouteOutcome,
     overrides,
 )
 from ...core.decisions import Why
-from ...core.instance import Site
+from ...core.instance import Instance
 from ...core.links import Links
 from ...core.release import Release
 from ...core.routing import least_loaded
@@ -34,7 +34,7 @@ from ..loop.instance import EngineStuckError
 from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own
 from .recorder import Recorder
-from .scheduling import Instances
+from .scheduling import InstanceRunner
 
 Progress = Callable[[int, float], None]
 _TOGETHER = 1024  # ended requests that are recorded at once
@@ -51,7 +51,7 @@ class Cluster:
 
     def __init__(
         self,
-        sites: Sequence[LazyInstance],
+        instances: Sequence[LazyInstance],
         policy: ClusterPolicy,
         arrivals: Arrivals,
         recorder: Recorder,
@@ -59,18 +59,18 @@ class Cluster:
         failures: Sequence[Failure] = (),
         progress: Progress | None = None,
     ) -> None:
-        self.sites = sites
-        self.up = [site for site in sites if site.up and site.role != EMBEDS]
-        self._embedders = [site for site in sites if site.role == EMBEDS]
+        self.instances = instances
+        self.up = [instance for instance in instances if instance.up and instance.role != EMBEDS]
+        self._embedders = [instance for instance in instances if instance.role == EMBEDS]
         self.now_s = 0.0
         self.state: Any = policy.new_state()
-        self.links: Links = policy.links(sites)
+        self.links: Links = policy.links(instances)
         self._policy = policy
         self._arrivals = arrivals
         self._recorder = recorder
         self._failures = failures
         self._progress = progress
-        self._instances = Instances(sites, self._collect)
+        self._runner = InstanceRunner(instances, self._collect)
         self._roles: dict[str, list[LazyInstance]] = {}
         self._held: dict[RequestState, None] = {}
         self._parked: dict[RequestState, LazyInstance] = {}  # prefilled there, and sent nowhere yet
@@ -78,19 +78,19 @@ class Cluster:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
         self._closed = self._is_apart = False
-        self._hands_over = any(site.instance.hands_over for site in sites)
-        self._tells = self._hands_over or overrides(policy, "emptied")
+        self._prefill_only = any(instance.engine.prefill_only for instance in instances)
+        self._tells = self._prefill_only or overrides(policy, "on_capacity")
         self._steps_seen = self._fruitless = 0
-        for site in sites:
-            site.instance.tells_ends = self._tells
-            site.instance.tells_begun = overrides(policy, "emptied")
+        for instance in instances:
+            instance.engine.tells_ends = self._tells
+            instance.engine.tells_begun = overrides(policy, "on_capacity")
 
     # ---------------------------------------------------------------- what the policy sees
 
     def role(self, name: str) -> Sequence[LazyInstance]:
         """Those of one role that accept requests."""
         if name not in self._roles:
-            self._roles[name] = [site for site in self.up if site.role == name]
+            self._roles[name] = [instance for instance in self.up if instance.role == name]
         return self._roles[name]
 
     @property
@@ -105,15 +105,15 @@ class Cluster:
         self._made += 1
         heappush(self._events, (max(time_s, self.now_s), self._made, act))
 
-    def send(self, r: RequestState, site: LazyInstance) -> None:
-        """`r`, waiting or with its KV free to enter, is at `site` now."""
+    def send(self, r: RequestState, instance: LazyInstance) -> None:
+        """`r`, waiting or with its KV free to enter, is at `instance` now."""
         self._held.pop(r, None)
         r.visible_s = self.now_s
-        site.instance.inbox.append(r)
-        self._instances.note(site.island)
+        instance.engine.inbox.append(r)
+        self._runner.note(instance.device_group)
 
     def migrate(
-        self, r: RequestState, source: Site, target: Site, *, copied_tokens: int = 0
+        self, r: RequestState, source: Instance, target: Instance, *, copied_tokens: int = 0
     ) -> None:
         """`r` goes from one instance to another between two iterations, its KV over a link.
 
@@ -122,65 +122,67 @@ class Cluster:
         are there already.
         """
         source, target = own(source), own(target)
-        self._instances.bring(source)
+        self._runner.bring(source)
         source.movable.take_out(r)
-        self._instances.note(source.island)
+        self._runner.note(source.device_group)
         if r in source.movable.parked:
-            self._transfer(r, source, target, source.instance.now_s, copied_tokens)
+            self._transfer(r, source, target, source.engine.now_s, copied_tokens)
         else:
-            self.at(source.instance.now_s, lambda: self._enters(r, target))
+            self.at(source.engine.now_s, lambda: self._enters(r, target))
 
-    def unite(self, one: Site, other: Site) -> None:
+    def unite(self, one: Instance, other: Instance) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
-        self._instances.unite(own(one), own(other))
+        self._runner.unite(own(one), own(other))
 
-    def separate(self, one: Site, other: Site) -> None:
+    def separate(self, one: Instance, other: Instance) -> None:
         """They were united, and compute for each other no longer."""
-        self._instances.separate(own(one), own(other))
+        self._runner.separate(own(one), own(other))
 
-    def bring(self, site: Site) -> None:
+    def bring(self, instance: Instance) -> None:
         """Let it run up to the present."""
-        self._instances.bring(own(site))
+        self._runner.bring(own(instance))
 
-    def reconsider(self, site: Site) -> None:
-        """What `site` can hold has changed: its policy is asked again, and those who are parked."""
-        site = own(site)
-        self._instances.bring(site)
-        site.movable.reconsider()
-        self._instances.note(site.island)
+    def reconsider(self, instance: Instance) -> None:
+        """What `instance` can hold has changed: its policy is asked again, and those who are
+        parked.
+        """
+        instance = own(instance)
+        self._runner.bring(instance)
+        instance.movable.reconsider()
+        self._runner.note(instance.device_group)
         self._ask_parked()
 
-    def start(self, site: LazyInstance) -> None:
-        """`site` accepts requests from now on; those that are held are dispatched again."""
-        if site.up:
+    def start(self, instance: LazyInstance) -> None:
+        """`instance` accepts requests from now on; those that are held are dispatched again."""
+        if instance.up:
             return
-        site.up = True
-        site.instance.now_s = max(site.instance.now_s, self.now_s)
+        instance.up = True
+        instance.engine.now_s = max(instance.engine.now_s, self.now_s)
         self._changed_up()
         for r in self.held:
-            self._sent(r, self._policy.dispatch(r, self))
+            self._sent(r, self._policy.route(r, self))
         self._ask_parked()
-        self._emptied(site)
+        self._offer_capacity(instance)
 
-    def stop(self, site: LazyInstance) -> None:
-        """`site` accepts no requests from now on, and serves those that it has."""
-        site.up = False
+    def stop(self, instance: LazyInstance) -> None:
+        """`instance` accepts no requests from now on, and serves those that it has."""
+        instance.up = False
         self._changed_up()
 
-    def fail(self, site: LazyInstance) -> None:
-        """`site` loses everything; `returned` says where its requests begin again.
+    def fail(self, instance: LazyInstance) -> None:
+        """`instance` loses everything; `on_returned` says where its requests begin again.
 
         An iteration that is under way is the last, and ends first.
         """
-        self._instances.bring(site)
-        self.stop(site)
-        self._collect(site)
-        lost = site.movable.lose_all()
-        self._instances.note(site.island)
+        self._runner.bring(instance)
+        self.stop(instance)
+        self._collect(instance)
+        lost = instance.movable.lose_all()
+        self._runner.note(instance.device_group)
         for r in lost:
             self._parked.pop(r, None)
             self._moving.pop(r, None)
-            release = Release(r, Why.FAIL, max(self.now_s, site.instance.now_s))
+            release = Release(r, Why.FAIL, max(self.now_s, instance.engine.now_s))
             self.at(release.time_s, partial(self._given_back, release))
         self._ask_parked()
 
@@ -188,9 +190,9 @@ class Cluster:
 
     def expect(self, role: Role) -> None:
         """Instances of `role` that are not up yet start when it says."""
-        for site in self.sites:
-            if site.role == role.name and not site.up:
-                self.at(role.start_s, partial(self.start, site))
+        for instance in self.instances:
+            if instance.role == role.name and not instance.up:
+                self.at(role.start_s, partial(self.start, instance))
 
     def run(self, *, closed: bool) -> None:
         """Serve everything. `closed`: some arrivals wait for answers.
@@ -199,8 +201,8 @@ class Cluster:
             EngineStuckError: requests are held for ever, or an instance admits nobody.
         """
         self._closed = closed
-        for site in self.sites:
-            site.instance.tells_ends |= closed
+        for instance in self.instances:
+            instance.engine.tells_ends |= closed
         for failure in self._failures:
             self._fail_later(failure)
         self._is_apart = self._apart()
@@ -208,9 +210,9 @@ class Cluster:
             self._run_apart()
         else:
             self._run_together()
-        for site in self.sites:
-            self._collect(site)
-            self._record(site)
+        for instance in self.instances:
+            self._collect(instance)
+            self._record(instance)
         self._recorder.cancelled(self._arrivals.cancelled)
 
     def _apart(self) -> bool:
@@ -218,61 +220,61 @@ class Cluster:
         policy = self._policy
         return (
             isinstance(policy, Routed)
-            and (len(self.sites) == 1 or not policy.router.watches)
-            and len(self._instances.islands) == len(self.sites) == len(self.up)
-            and not (self._closed or self._failures or self._hands_over)
+            and (len(self.instances) == 1 or not policy.router.watches)
+            and len(self._runner.device_groups) == len(self.instances) == len(self.up)
+            and not (self._closed or self._failures or self._prefill_only)
         )
 
     def _run_apart(self) -> None:
         """Each instance gets long slices."""
-        sites, arrivals = self.sites, self._arrivals
+        instances, arrivals = self.instances, self._arrivals
         assert isinstance(self._policy, Routed)
-        dispatch = self._policy.router.dispatch
+        route = self._policy.router.route
         while True:
             requests = arrivals.pop_slice()
-            if len(sites) == 1:
-                sites[0].instance.inbox.extend(requests)
+            if len(instances) == 1:
+                instances[0].engine.inbox.extend(requests)
             else:
                 for r in requests:
-                    dispatch(r, sites).instance.inbox.append(r)
+                    route(r, instances).engine.inbox.append(r)
             horizon_s = arrivals.next_s()
-            for site in sites:
-                site.instance.run(horizon_s, False)
-                self._collect(site)
-                self._record(site)
+            for instance in instances:
+                instance.engine.run(horizon_s, False)
+                self._collect(instance)
+                self._record(instance)
             if horizon_s == INF:
                 return
 
     def _run_together(self) -> None:
-        arrivals, events, instances = self._arrivals, self._events, self._instances
+        arrivals, events, runner = self._arrivals, self._events, self._runner
         steps = 0
-        if self._policy.review_s < INF:
-            self.at(self._policy.review_s, self._review)
+        if self._policy.control_interval_s < INF:
+            self.at(self._policy.control_interval_s, self._control_step)
         arrival_s = arrivals.next_s()
         while True:
             if self._closed:
                 arrival_s = arrivals.next_s()
             event_s = events[0][0] if events else INF
             until_s = arrival_s if arrival_s < event_s else event_s
-            if instances.run_first(until_s):
+            if runner.run_first(until_s):
                 pass
             elif until_s == INF:
-                if not instances.run_busy():
+                if not runner.run_busy():
                     self._nobody_left()
                     return
             elif event_s <= arrival_s:
-                self.now_s = instances.now_s = event_s
+                self.now_s = runner.now_s = event_s
                 heappop(events)[2]()
             else:
-                self.now_s = instances.now_s = arrival_s
+                self.now_s = runner.now_s = arrival_s
                 r = arrivals.pop()
                 arrival_s = arrivals.next_s()
                 self._arrived(r)
             steps += 1
             if steps % 4096 == 0:
-                for site in self.sites:  # else those that nobody looks at hoard requests
-                    self._instances.bring(site)
-                    self._record(site)
+                for instance in self.instances:  # else those that nobody looks at hoard requests
+                    self._runner.bring(instance)
+                    self._record(instance)
 
     def _nobody_left(self) -> None:
         left = [*self._held, *self._parked]
@@ -284,37 +286,37 @@ class Cluster:
 
     # ---------------------------------------------------------------- what instances tell
 
-    def _collect(self, site: LazyInstance) -> None:
+    def _collect(self, instance: LazyInstance) -> None:
         """Hear what the instance tells."""
-        instance = site.instance
-        for release in instance.outbox:
+        engine = instance.engine
+        for release in engine.outbox:
             r, why, _ = release
             if why is Why.FINISH and r.notify:
                 self._arrivals.ended(r.id, r.finish_s, answered=True)
             if self._tells or why not in (Why.FINISH, Why.BEGUN):
-                self._heard(release, site)
-        instance.outbox.clear()
-        if len(instance.finished) >= _TOGETHER:
-            self._record(site)
+                self._heard(release, instance)
+        engine.outbox.clear()
+        if len(engine.finished) >= _TOGETHER:
+            self._record(instance)
 
-    def _record(self, site: LazyInstance) -> None:
+    def _record(self, instance: LazyInstance) -> None:
         """Write down who has ended there."""
-        instance = site.instance
+        engine = instance.engine
         eventful = bool(
             self._closed
-            or len(self.sites) > 1
-            or instance.measures.preemptions
-            or instance.ledger.unit_tokens
+            or len(self.instances) > 1
+            or engine.measures.preemptions
+            or engine.ledger.unit_tokens
         )
-        self._recorder.finished(instance.finished, instance.index, eventful=eventful)
-        instance.finished.clear()
-        self._report(instance.now_s)
+        self._recorder.finished(engine.finished, engine.index, eventful=eventful)
+        engine.finished.clear()
+        self._report(engine.now_s)
 
-    def _heard(self, release: Release, site: LazyInstance) -> None:
+    def _heard(self, release: Release, instance: LazyInstance) -> None:
         if self._is_apart:
             self._gone(release)
         else:
-            self.at(release.time_s, partial(self._told, release, site, release.request.version))
+            self.at(release.time_s, partial(self._told, release, instance, release.request.version))
 
     # ---------------------------------------------------------------- requests between instances
 
@@ -322,13 +324,13 @@ class Cluster:
         if r.texts and self._embedders:
             self.send(r, least_loaded(self._embedders))
         else:
-            self._sent(r, self._policy.dispatch(r, self))
+            self._sent(r, self._policy.route(r, self))
 
-    def _told(self, release: Release, site: LazyInstance, version: int) -> None:
+    def _told(self, release: Release, instance: LazyInstance, version: int) -> None:
         why, r = release.why, release.request
         if why is Why.HAND_OVER:
-            if r in site.movable.parked and r.version == version:  # else the instance has failed
-                self._parked[r] = site
+            if r in instance.movable.parked and r.version == version:  # else it has failed
+                self._parked[r] = instance
                 self._ask_parked()
         elif why is Why.OFFLOAD:
             self._given_back(release)
@@ -336,19 +338,19 @@ class Cluster:
             self._gone(release)
         if self._parked and why is Why.FINISH:
             self._ask_parked()
-        if self._held and site.role != EMBEDS:
-            self._emptied(site)
+        if self._held and instance.role != EMBEDS:
+            self._offer_capacity(instance)
 
     def _ask_parked(self) -> None:
         """Hand over, in the order of prefill; who has to wait holds up those behind."""
         while self._parked:
             r = next(iter(self._parked))
-            self._hand_over(r)
+            self._begin_decode(r)
             if r in self._parked:
                 return
 
     def _given_back(self, release: Release) -> None:
-        answer = self._policy.returned(release, self)
+        answer = self._policy.on_returned(release, self)
         if answer is DROP or answer is REJECT:
             self._gone(release)
         else:
@@ -364,29 +366,29 @@ class Cluster:
         if r.notify:
             self._arrivals.ended(r.id, release.time_s, answered=False)
 
-    def _sent(self, r: RequestState, answer: Site | Instead) -> None:
+    def _sent(self, r: RequestState, answer: Instance | RouteOutcome) -> None:
         if answer is HOLD:
             self._held.setdefault(r)
-        elif isinstance(answer, Instead):
+        elif isinstance(answer, RouteOutcome):
             why = Why.DROP if answer is DROP else Why.REJECT
             self._gone(Release(r, why, self.now_s))
         else:
             self.send(r, own(answer))
 
-    def _emptied(self, site: LazyInstance) -> None:
-        while self._held and site.up:
-            r = self._policy.emptied(site, self)
+    def _offer_capacity(self, instance: LazyInstance) -> None:
+        while self._held and instance.up:
+            r = self._policy.on_capacity(instance, self)
             if r is None:
                 return
-            self.send(r, site)
+            self.send(r, instance)
 
-    def _hand_over(self, r: RequestState) -> None:
+    def _begin_decode(self, r: RequestState) -> None:
         source = self._parked[r]
-        answer = self._policy.hand_over(r, source, self)
+        answer = self._policy.decode_instance(r, source, self)
         if answer is HOLD:
             return
         del self._parked[r]
-        if isinstance(answer, Instead):
+        if isinstance(answer, RouteOutcome):
             self._leave(r, source)
             why = Why.DROP if answer is DROP else Why.REJECT
             self._gone(Release(r, why, self.now_s))
@@ -418,9 +420,9 @@ class Cluster:
             self._enters(r, target)
 
     def _leave(self, r: RequestState, source: LazyInstance) -> None:
-        self._instances.bring(source)
+        self._runner.bring(source)
         source.movable.let_go_of(r)
-        self._instances.note(source.island)
+        self._runner.note(source.device_group)
 
     def _enters(self, r: RequestState, target: LazyInstance) -> None:
         if target.up:
@@ -434,35 +436,37 @@ class Cluster:
 
     # ---------------------------------------------------------------- the controller's own times
 
-    def _review(self) -> None:
+    def _control_step(self) -> None:
         """Ask for actions, and again later while anybody is here or to come."""
-        for action in self._policy.review(self):
-            action.carry_out(self)
+        for action in self._policy.control_step(self):
+            action.apply(self)
         alone = not self._events and self._arrivals.next_s() == INF
         if alone and not self._goes_on():
             return
         if self._fruitless < _FRUITLESS:
-            self.at(self.now_s + self._policy.review_s, self._review)
+            self.at(self.now_s + self._policy.control_interval_s, self._control_step)
 
     def _goes_on(self) -> bool:
         """Is anybody here? Counts reviews between which nothing happened."""
-        for site in self.sites:
-            self._instances.bring(site)
-        steps = sum(site.instance.measures.steps for site in self.sites)
+        for instance in self.instances:
+            self._runner.bring(instance)
+        steps = sum(instance.engine.measures.steps for instance in self.instances)
         self._fruitless = self._fruitless + 1 if steps == self._steps_seen else 0
         self._steps_seen = steps
-        busy = any(site.instance.inbox or not site.instance.idle for site in self.sites)
+        busy = any(instance.engine.inbox or not instance.engine.idle for instance in self.instances)
         return bool(busy or self._held or self._parked)
 
     def _fail_later(self, failure: Failure) -> None:
-        for site in self.sites:
-            if site.number == failure.instance:
-                self.at(failure.at_s, partial(self.fail, site))
+        for instance in self.instances:
+            if instance.number == failure.instance:
+                self.at(failure.at_s, partial(self.fail, instance))
                 if failure.back_s < INF:
-                    self.at(failure.back_s, partial(self.start, site))
+                    self.at(failure.back_s, partial(self.start, instance))
 
     def _changed_up(self) -> None:
-        self.up = [site for site in self.sites if site.up and site.role != EMBEDS]
+        self.up = [
+            instance for instance in self.instances if instance.up and instance.role != EMBEDS
+        ]
         self._roles.clear()
 
     def _report(self, now_s: float) -> None:

@@ -1,7 +1,7 @@
 """Several models on shared GPUs under one controller and one clock.
 
-Events are arrivals and reviews. An island (`engines.shared`) lags behind until something is sent to
-it, its state is asked for, or a review comes, and then catches up in one go.
+Events are arrivals and reviews. A device group (`engines.shared`) lags behind until something is
+sent to it, its state is asked for, or a review comes, and then catches up in one go.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...core.decisions import Why
 from ...core.idle_gaps import IdleGaps
-from ...core.multi_model_policy import Gpus, Hosted, SharingPolicy, Tenant
+from ...core.multi_model_policy import Gpus, ModelInstance, ServedModel, SharingPolicy
 from ...core.pages import PagedLedger, PagePool
 from ...core.records import Told
 from ...core.release import Release
@@ -33,7 +33,7 @@ class SharedGpuCluster:
 
     def __init__(
         self,
-        models: Sequence[Hosted],
+        models: Sequence[ServedModel],
         gpus: int,
         pages: int,
         policy: SharingPolicy,
@@ -51,7 +51,7 @@ class SharedGpuCluster:
         self.node_gpus = min(node_gpus, gpus)
         self.pools = [PagePool(pages) for _ in range(gpus)]
         self.now_s = 0.0
-        self.tenants: list[SharedGpuInstance] = []  # who stands on a GPU
+        self.model_instances: list[SharedGpuInstance] = []  # who stands on a GPU
         self.serving: list[SharedGpuInstance | None] = [None] * len(models)  # who gets the requests
         self.rate_rps = [model.rate_rps for model in models]  # of the last minute or so
         self.gaps = [IdleGaps() for _ in models]
@@ -71,8 +71,8 @@ class SharedGpuCluster:
         self._seen = [0] * len(models)  # requests since the last review
         self._loading_until_s = [0.0] * gpus  # of each GPU's host link
         self.requests = policy.backlog(self)  # those that wait before the engines
-        self._islands: list[SharedGpus] = []
-        self._island_of: list[SharedGpus] = []
+        self._device_groups: list[SharedGpus] = []
+        self._device_group_of: list[SharedGpus] = []
         self._rebuild()
 
     # ---------------------------------------------------------------- what a policy sees
@@ -83,35 +83,41 @@ class SharedGpuCluster:
 
     def on(self, gpu: int) -> list[SharedGpuInstance]:
         """Who stands on a GPU."""
-        return [tenant for tenant in self._island_of[gpu].tenants if gpu in tenant.gpus]
+        return [
+            model_instance
+            for model_instance in self._device_group_of[gpu].model_instances
+            if gpu in model_instance.gpus
+        ]
 
     def bring(self, gpus: Sequence[int]) -> None:
         """Bring these GPUs up to the present."""
         for gpu in gpus:
-            self._island_of[gpu].advance(self.now_s)
+            self._device_group_of[gpu].advance(self.now_s)
 
     def moves(self, model: int) -> bool:
         """Is it being loaded elsewhere, or has it not yet left the place that it came from?"""
-        return model in self._successor or any(t.leaving for t in self.tenants if t.model == model)
+        return model in self._successor or any(
+            t.leaving for t in self.model_instances if t.model == model
+        )
 
-    def idle_s(self, tenant: Tenant) -> float:
+    def idle_s(self, model_instance: ModelInstance) -> float:
         """For how long nobody has asked for it; below 0 while it is busy or not ready."""
-        assert isinstance(tenant, SharedGpuInstance)
-        return -1.0 if tenant.busy else self.now_s - tenant.idle_since_s
+        assert isinstance(model_instance, SharedGpuInstance)
+        return -1.0 if model_instance.busy else self.now_s - model_instance.idle_since_s
 
-    def could_hold(self, r: RequestState, tenant: Tenant) -> bool:
+    def could_hold(self, r: RequestState, model_instance: ModelInstance) -> bool:
         """Would an engine on which nobody else is have the memory for `r`?
 
         Those beside it keep their weights, and have no KV.
         """
         tokens = r.prompt_tokens + r.output_tokens
-        quota = tenant.ledger.quota_blocks
+        quota = model_instance.ledger.quota_blocks
         if quota is None:
-            weights = max(sum(t.weight_pages for t in self.on(gpu)) for gpu in tenant.gpus)
-            quota = tenant.ledger.blocks_in(self.pools[0].total - weights)
-        return tenant.ledger.blocks(tokens) <= quota - int(0.02 * quota)
+            weights = max(sum(t.weight_pages for t in self.on(gpu)) for gpu in model_instance.gpus)
+            quota = model_instance.ledger.blocks_in(self.pools[0].total - weights)
+        return model_instance.ledger.blocks(tokens) <= quota - int(0.02 * quota)
 
-    def activation_s(self, model: Hosted) -> float:
+    def activation_s(self, model: ServedModel) -> float:
         """How long it takes until a model serves whose weights nobody else delays."""
         place = model.placement
         return self._policy.starts.activation_s(
@@ -121,7 +127,12 @@ class SharedGpuCluster:
     # ---------------------------------------------------------------- what it can do
 
     def activate(
-        self, model: Hosted, gpus: Gpus, *, quota_pages: int | None = None, loaded: bool = False
+        self,
+        model: ServedModel,
+        gpus: Gpus,
+        *,
+        quota_pages: int | None = None,
+        loaded: bool = False,
     ) -> SharedGpuInstance:
         """`model` stands on these GPUs from now on and gets its requests there.
 
@@ -147,7 +158,7 @@ class SharedGpuCluster:
         ledger = PagedLedger(pools, place.block_bytes_per_gpu, place.block_tokens)
         if quota_pages is not None:
             ledger.quota_blocks = ledger.blocks_in(quota_pages)
-        tenant = SharedGpuInstance(
+        model_instance = SharedGpuInstance(
             model.index,
             gpus,
             model.weight_pages,
@@ -157,14 +168,14 @@ class SharedGpuCluster:
             ready_s=ready_s,
             sample_s=self._sample_s,
         )
-        self.tenants.append(tenant)
+        self.model_instances.append(model_instance)
         if self.serving[model.index] is None:
-            self.serving[model.index] = tenant
+            self.serving[model.index] = model_instance
         else:
-            self._successor[model.index] = tenant
+            self._successor[model.index] = model_instance
             self.migrations += 1
         self._rebuild()
-        return tenant
+        return model_instance
 
     def _links(self, gpus: Gpus) -> list[int]:
         """GPUs over whose host links a load comes: its own, then others of the node."""
@@ -177,27 +188,27 @@ class SharedGpuCluster:
         wanted = self._policy.starts.links_used(len(gpus), self.node_gpus)
         return [*gpus, *others][: max(wanted, len(gpus))]
 
-    def evict(self, tenant: Tenant) -> None:
+    def evict(self, model_instance: ModelInstance) -> None:
         """A model without requests leaves its GPUs at once: its pages are free."""
-        assert isinstance(tenant, SharedGpuInstance)
-        self.bring(tenant.gpus)
-        assert not tenant.busy, "a model with requests cannot be evicted"
-        tenant.instance.let_go()
-        tenant.ledger.close()
-        for gpu in tenant.gpus:
-            self.pools[gpu].free += tenant.weight_pages
-        if self._successor.get(tenant.model) is tenant:
-            del self._successor[tenant.model]
-        elif self.serving[tenant.model] is tenant:
-            self.serving[tenant.model] = self._successor.pop(tenant.model, None)
-        self.tenants.remove(tenant)
-        self.retired.append(tenant)
+        assert isinstance(model_instance, SharedGpuInstance)
+        self.bring(model_instance.gpus)
+        assert not model_instance.busy, "a model with requests cannot be evicted"
+        model_instance.instance.let_go()
+        model_instance.ledger.close()
+        for gpu in model_instance.gpus:
+            self.pools[gpu].free += model_instance.weight_pages
+        if self._successor.get(model_instance.model) is model_instance:
+            del self._successor[model_instance.model]
+        elif self.serving[model_instance.model] is model_instance:
+            self.serving[model_instance.model] = self._successor.pop(model_instance.model, None)
+        self.model_instances.remove(model_instance)
+        self.retired.append(model_instance)
         self._rebuild()
 
-    def send(self, r: RequestState, tenant: Tenant) -> None:
+    def send(self, r: RequestState, model_instance: ModelInstance) -> None:
         """`r` goes to an engine."""
-        self.bring(tenant.gpus)
-        tenant.receive(r, self.now_s)
+        self.bring(model_instance.gpus)
+        model_instance.receive(r, self.now_s)
 
     def reject(self, r: RequestState) -> None:
         """`r` is not served."""
@@ -209,7 +220,7 @@ class SharedGpuCluster:
         """Serve until so many requests have ended, or nothing happens any more."""
         policy, arrivals, recorder = self._policy, self._arrivals, self._recorder
         policy.begin(self)
-        review_s = policy.review_s
+        review_s = policy.control_interval_s
         fruitless, before = 0, (0, 0)
         while recorder.ended < requests and fruitless < _FRUITLESS:
             arrival_s = arrivals.next_s()
@@ -218,13 +229,13 @@ class SharedGpuCluster:
                 self._arrive(arrivals.pop())
                 continue
             self.now_s = review_s
-            review_s += policy.review_s
-            for island in self._islands:
-                island.advance(self.now_s)
+            review_s += policy.control_interval_s
+            for device_group in self._device_groups:
+                device_group.advance(self.now_s)
             self._succeed()
-            self._look(policy.review_s)
-            policy.review(self)
-            progress = recorder.ended, sum(t.instance.measures.steps for t in self.tenants)
+            self._look(policy.control_interval_s)
+            policy.control_step(self)
+            progress = recorder.ended, sum(t.instance.measures.steps for t in self.model_instances)
             waiting = arrival_s < INF or max(self._loading_until_s) > self.now_s
             fruitless = 0 if waiting or progress != before else fruitless + 1
             before = progress
@@ -236,11 +247,11 @@ class SharedGpuCluster:
         self._seen[model] += 1
         if self._successor:
             self._succeed()
-        tenant = self.serving[model]
-        if tenant is not None:
-            self.bring(tenant.gpus)
-            if not tenant.busy:
-                self.gaps[model].add(max(0.0, self.now_s - tenant.idle_since_s))
+        model_instance = self.serving[model]
+        if model_instance is not None:
+            self.bring(model_instance.gpus)
+            if not model_instance.busy:
+                self.gaps[model].add(max(0.0, self.now_s - model_instance.idle_since_s))
         elif self._idle_since_s[model] < self.now_s:
             self.gaps[model].add(self.now_s - self._idle_since_s[model])
             self._idle_since_s[model] = self.now_s
@@ -265,41 +276,45 @@ class SharedGpuCluster:
         for model, seen in enumerate(self._seen):
             self.rate_rps[model] += weight * (seen / since_s - self.rate_rps[model])
             self._seen[model] = 0
-        for tenant in [t for t in self.tenants if t.leaving and not t.busy]:
-            self.evict(tenant)
+        for model_instance in [t for t in self.model_instances if t.leaving and not t.busy]:
+            self.evict(model_instance)
 
-    def _ended(self, tenant: SharedGpuInstance) -> None:
-        instance, recorder = tenant.instance, self._recorder
-        eventful = bool(instance.measures.preemptions)
-        recorder.finished(instance.finished, tenant.gpus[0], eventful=eventful)
-        instance.finished.clear()
-        for release in instance.outbox:
+    def _ended(self, model_instance: SharedGpuInstance) -> None:
+        engine, recorder = model_instance.instance, self._recorder
+        eventful = bool(engine.measures.preemptions)
+        recorder.finished(engine.finished, model_instance.gpus[0], eventful=eventful)
+        engine.finished.clear()
+        for release in engine.outbox:
             if release.why is not Why.FINISH:
                 recorder.gone(release)
-        instance.outbox.clear()
-        self._idle_since_s[tenant.model] = instance.now_s
+        engine.outbox.clear()
+        self._idle_since_s[model_instance.model] = engine.now_s
 
     def _rebuild(self) -> None:
-        """Islands anew: GPUs that tenants connect. Those that change must be at the present."""
-        island_of = list(range(self.gpus))
-        for tenant in self.tenants:
-            joined = {island_of[gpu] for gpu in tenant.gpus}
+        """Device groups anew: GPUs that model instances connect. Those that change must be at the
+        present.
+        """
+        device_group_of = list(range(self.gpus))
+        for model_instance in self.model_instances:
+            joined = {device_group_of[gpu] for gpu in model_instance.gpus}
             if len(joined) > 1:
                 least = min(joined)
-                island_of = [least if of in joined else of for of in island_of]
-        old = {island.gpus: island for island in self._islands}
-        self._islands = []
-        for root in dict.fromkeys(island_of):
-            gpus = tuple(gpu for gpu, of in enumerate(island_of) if of == root)
-            tenants = [t for t in self.tenants if t.gpus[0] in gpus]
+                device_group_of = [least if of in joined else of for of in device_group_of]
+        old = {device_group.gpus: device_group for device_group in self._device_groups}
+        self._device_groups = []
+        for root in dict.fromkeys(device_group_of):
+            gpus = tuple(gpu for gpu, of in enumerate(device_group_of) if of == root)
+            model_instances = [t for t in self.model_instances if t.gpus[0] in gpus]
             known = old.get(gpus)
             if known is not None:
-                known.tenants = tenants
-                self._islands.append(known)
+                known.model_instances = model_instances
+                self._device_groups.append(known)
                 continue
-            made = SharedGpus(gpus, tenants, self.pools, self.now_s, self._ended, self.requests)
-            self._islands.append(made)
-        self._island_of = [
-            next(island for island in self._islands if gpu in island.gpus)
+            made = SharedGpus(
+                gpus, model_instances, self.pools, self.now_s, self._ended, self.requests
+            )
+            self._device_groups.append(made)
+        self._device_group_of = [
+            next(device_group for device_group in self._device_groups if gpu in device_group.gpus)
             for gpu in range(self.gpus)
         ]

@@ -1,9 +1,9 @@
 """Instances between events: which of them runs, and until when.
 
 Each runs on its own for as long as nothing could be sent to it: up to the next event, or to the
-earliest moment at which another may give a request back (`Instance.gives_back_s`). One that gives
-nothing back lags behind until it is looked at. Those that share devices are an island and take
-turns within it.
+earliest moment at which another may give a request back (`Instance.earliest_release_s`). One that
+gives nothing back lags behind until it is looked at. Those that share devices are a device group
+and take turns within it.
 """
 
 from __future__ import annotations
@@ -13,23 +13,25 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from .arrivals import INF
-from .instance import Island, LazyInstance, islands
+from .instance import DeviceGroup, LazyInstance, device_groups
 
 
-class Instances:
-    """The clock of all sites; `collect` is told of a site when its instance has told anything."""
+class InstanceRunner:
+    """The clock of all instances; `collect` is told of an instance when its engine has told
+    anything.
+    """
 
     def __init__(
-        self, sites: Sequence[LazyInstance], collect: Callable[[LazyInstance], None]
+        self, instances: Sequence[LazyInstance], collect: Callable[[LazyInstance], None]
     ) -> None:
-        self.sites = sites
+        self.instances = instances
         self.now_s = 0.0
-        self.islands = islands(sites)
+        self.device_groups = device_groups(instances)
         self._collect = collect
         self._joined: list[tuple[LazyInstance, LazyInstance]] = []  # compute for each other
-        self._emitters: list[tuple[float, int, Island]] = []  # stale where the time differs
-        for site in sites:
-            site.run_by(self)
+        self._emitters: list[tuple[float, int, DeviceGroup]] = []  # stale where the time differs
+        for instance in instances:
+            instance.run_by(self)
 
     # ---------------------------------------------------------------- who must keep pace with whom
 
@@ -43,113 +45,113 @@ class Instances:
         self._regroup([pair for pair in self._joined if pair != (one, other)])
 
     def _regroup(self, joined: list[tuple[LazyInstance, LazyInstance]]) -> None:
-        for site in self.sites:
-            self.bring(site)
+        for instance in self.instances:
+            self.bring(instance)
         self._emitters.clear()
         self._joined = joined
-        self.islands = islands(self.sites, joined)
-        for island in self.islands:
-            self.note(island)
+        self.device_groups = device_groups(self.instances, joined)
+        for device_group in self.device_groups:
+            self.note(device_group)
 
-    def note(self, island: Island) -> None:
+    def note(self, device_group: DeviceGroup) -> None:
         """Something changed there: ask anew when it may give a request back."""
-        sites = island.sites
-        if len(sites) == 1:
-            sites[0].steady_s = -1.0
-            gives_back_s = sites[0].instance.gives_back_s()
+        instances = device_group.instances
+        if len(instances) == 1:
+            instances[0].decode_only_until_s = -1.0
+            earliest_release_s = instances[0].engine.earliest_release_s()
         else:
-            for site in sites:
-                site.steady_s = -1.0
-            gives_back_s = min(site.instance.gives_back_s() for site in sites)
-        if gives_back_s != island.gives_back_s:
-            island.gives_back_s = gives_back_s
-            if gives_back_s < INF:
-                heappush(self._emitters, (gives_back_s, island.index, island))
+            for instance in instances:
+                instance.decode_only_until_s = -1.0
+            earliest_release_s = min(instance.engine.earliest_release_s() for instance in instances)
+        if earliest_release_s != device_group.earliest_release_s:
+            device_group.earliest_release_s = earliest_release_s
+            if earliest_release_s < INF:
+                heappush(self._emitters, (earliest_release_s, device_group.index, device_group))
 
     # ---------------------------------------------------------------- running
 
-    def bring(self, site: LazyInstance) -> None:
+    def bring(self, instance: LazyInstance) -> None:
         """Up to the present: who is asked about then gives nothing back before it.
 
         Who came while an iteration is under way is let in, as if that were over.
         """
-        instance, island, now_s = site.instance, site.island, self.now_s
-        if site.seen_s < now_s:
-            site.seen_s = now_s
+        engine, device_group, now_s = instance.engine, instance.device_group, self.now_s
+        if instance.seen_s < now_s:
+            instance.seen_s = now_s
             # What ends later than now interrupts; those that share devices then still lag behind.
-            if len(island.sites) == 1:
-                while instance.ready_s() < now_s:
-                    self._advance(island, now_s)
+            if len(device_group.instances) == 1:
+                while engine.ready_s() < now_s:
+                    self._advance(device_group, now_s)
             else:
-                while any(one.instance.ready_s() < now_s for one in island.sites):
-                    self._advance(island, now_s)
-        if instance.inbox:
-            instance.run(now_s, True)
-            if instance.outbox:
-                self._collect(site)
-            self.note(island)
+                while any(one.engine.ready_s() < now_s for one in device_group.instances):
+                    self._advance(device_group, now_s)
+        if engine.inbox:
+            engine.run(now_s, True)
+            if engine.outbox:
+                self._collect(instance)
+            self.note(device_group)
 
     def run_first(self, until_s: float) -> bool:
         """Whoever may give a request back first runs; False if nobody may before `until_s`."""
         first = self._first_emitter()
-        if first is None or first.gives_back_s >= until_s:
+        if first is None or first.earliest_release_s >= until_s:
             return False
         first_s = heappop(self._emitters)[0]
-        first.gives_back_s = -1.0  # it is not in the heap
+        first.earliest_release_s = -1.0  # it is not in the heap
         second = self._first_emitter()
-        horizon_s = until_s if second is None else min(until_s, second.gives_back_s)
+        horizon_s = until_s if second is None else min(until_s, second.earliest_release_s)
         if horizon_s <= first_s:  # both at once: this one goes on for an iteration
-            ready_s = min(site.instance.ready_s() for site in first.sites)
+            ready_s = min(instance.engine.ready_s() for instance in first.instances)
             horizon_s = max(horizon_s, math.nextafter(ready_s, INF))
         self._advance(first, horizon_s)
         return True
 
     def run_busy(self) -> bool:
         """One that has anything to do runs for as long as it has; False if there is none."""
-        for site in self.sites:
-            if site.instance.ready_s() < INF:
-                self._advance(site.island, INF)
+        for instance in self.instances:
+            if instance.engine.ready_s() < INF:
+                self._advance(instance.device_group, INF)
                 return True
         return False
 
-    def _first_emitter(self) -> Island | None:
+    def _first_emitter(self) -> DeviceGroup | None:
         """Where a request may be given back first."""
         emitters = self._emitters
         while emitters:
-            gives_back_s, _, island = emitters[0]
-            if gives_back_s == island.gives_back_s:
-                return island
+            earliest_release_s, _, device_group = emitters[0]
+            if earliest_release_s == device_group.earliest_release_s:
+                return device_group
             heappop(emitters)
         return None
 
-    def _advance(self, island: Island, horizon_s: float) -> None:
+    def _advance(self, device_group: DeviceGroup, horizon_s: float) -> None:
         """Run until the horizon, or until a request is given back."""
-        if len(island.sites) == 1:
-            site = island.sites[0]
-            site.instance.run(horizon_s, True)
-            if site.instance.outbox:
-                self._collect(site)
+        if len(device_group.instances) == 1:
+            instance = device_group.instances[0]
+            instance.engine.run(horizon_s, True)
+            if instance.engine.outbox:
+                self._collect(instance)
         else:
-            self._take_turns(island.sites, horizon_s)
-        self.note(island)
+            self._take_turns(device_group.instances, horizon_s)
+        self.note(device_group)
 
-    def _take_turns(self, sites: Sequence[LazyInstance], horizon_s: float) -> None:
+    def _take_turns(self, instances: Sequence[LazyInstance], horizon_s: float) -> None:
         """Those that share devices: always the one that is furthest behind."""
         parked = 0
         while True:
-            ready = [site.instance.ready_s() for site in sites]
+            ready = [instance.engine.ready_s() for instance in instances]
             now_s = min(ready)
             if now_s >= horizon_s:
                 return
             at = ready.index(now_s)
             others_s = min(s for k, s in enumerate(ready) if k != at)
             upto_s = min(horizon_s, max(others_s, math.nextafter(now_s, INF)))
-            if parked > len(sites):
+            if parked > len(instances):
                 # All wait and none can act: they would hand each other the least of time for ever.
                 upto_s = horizon_s
-            instance = sites[at].instance
-            instance.run(upto_s, True)
-            parked = parked + 1 if instance.now_s == upto_s and not instance.idle else 0
-            if instance.outbox:
-                self._collect(sites[at])
+            engine = instances[at].engine
+            engine.run(upto_s, True)
+            parked = parked + 1 if engine.now_s == upto_s and not engine.idle else 0
+            if engine.outbox:
+                self._collect(instances[at])
                 return

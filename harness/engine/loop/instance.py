@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
-from ...core.device import Device, SplitStepTime
+from ...core.device import SplitStepTime, StageDevice
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import Policy
 from ...core.release import Release
@@ -21,21 +21,21 @@ class EngineStuckError(SloBenchError):
     """Requests wait, nothing runs and nothing will change."""
 
 
-class Instance(Protocol):
+class EngineInstance(Protocol):
     """A model placed on devices, with its queue and its clock."""
 
     index: int
     now_s: float
     ledger: BlockLedger
     measures: Measures
-    stages: tuple[Device, ...]
+    stages: tuple[StageDevice, ...]
     inbox: deque[RequestState]  # by visible_s
     outbox: list[Release]
     finished: list[RequestState]
     stalled: list[RequestState]
     view: LoopView
     chunks: list[tuple[int, int]]  # of prompts, in the last iteration
-    hands_over: bool  # who has been prefilled decodes elsewhere
+    prefill_only: bool  # who has been prefilled decodes elsewhere
     tells_ends: bool  # `Why.FINISH` of every request, not only of those that somebody waits for
     tells_begun: bool  # `Why.BEGUN`
 
@@ -49,7 +49,7 @@ class Instance(Protocol):
         """Who waits, runs, or is on the way here."""
         ...
 
-    def gives_back_s(self) -> float:
+    def earliest_release_s(self) -> float:
         """No request is given back or told of before this, whatever is not sent here by then."""
         ...
 
@@ -66,7 +66,7 @@ class Instance(Protocol):
         ...
 
 
-class Iterating(Instance, Protocol):
+class Iterating(EngineInstance, Protocol):
     """An instance that asks its policy for every iteration."""
 
     policy: Policy
@@ -83,7 +83,7 @@ class Iterating(Instance, Protocol):
         ...
 
 
-class Movable(Instance, Protocol):
+class Movable(EngineInstance, Protocol):
     """An instance whose requests can go elsewhere between two iterations."""
 
     parked: dict[RequestState, None]  # on their way; they hold their blocks until `let_go_of`
@@ -96,7 +96,7 @@ class Movable(Instance, Protocol):
         """Its steps take so long from now on; all of its model is on its own GPUs."""
         ...
 
-    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         """Its steps take so long from now on, and `device` computes a part of them."""
         ...
 

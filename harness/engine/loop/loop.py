@@ -65,7 +65,6 @@ class Loop(DecodeCounters):
         "decode_kv_tokens",
         "decode_seqs",
         "finished",
-        "hands_over",
         "inbox",
         "index",
         "leavers",
@@ -73,15 +72,16 @@ class Loop(DecodeCounters):
         "most_tokens",
         "now_s",
         "outbox",
+        "overtaken_s",
         "parked",
         "policy",
         "policy_state",
         "predictions",
+        "prefill_only",
         "prefill_pending",
         "prefilling",
         "promised_blocks",
         "resident",
-        "review_s",
         "stalled",
         "swap_s",
         "tells_begun",
@@ -118,7 +118,7 @@ class Loop(DecodeCounters):
         self.lingering: list[RequestState] = []
         # On their way to another instance: they keep their blocks until `let_go_of`.
         self.parked: dict[RequestState, None] = {}
-        self.hands_over = False  # who has been prefilled decodes elsewhere
+        self.prefill_only = False  # who has been prefilled decodes elsewhere
         self.tells_ends = self.tells_begun = False  # see `Why`
         self.blocked_till_s = 0.0  # nothing runs, nor will by itself before this
 
@@ -131,7 +131,7 @@ class Loop(DecodeCounters):
         self.decode_kv_tokens = 0
         self.chunks: list[tuple[int, int]] = []
         self.swap_s = 0.0
-        self.review_s = INF  # when somebody else would go next, if nothing happens before
+        self.overtaken_s = INF  # when somebody else would go next, if nothing happens before
 
         self._lim = policy.limits(self.view)
         self._dirty = True  # the composition changed since the policy was last asked
@@ -296,8 +296,8 @@ class Loop(DecodeCounters):
     def schedule(self) -> bool:
         """Decide the next iteration. False if there is nothing to run now."""
         ledger = self.ledger
-        if self.now_s >= self.review_s:
-            self.review_s = INF
+        if self.now_s >= self.overtaken_s:
+            self.overtaken_s = INF
             self._dirty = True
         if self._dirty and self._limits_vary:
             self._lim = self.policy.limits(self.view)
@@ -315,7 +315,7 @@ class Loop(DecodeCounters):
                 self._hold = need
                 self._dirty = self._refill(lim)
                 if self._by_time and not self._dirty:
-                    self.review_s = self._overtaken_s()
+                    self.overtaken_s = self._overtaken_s()
             else:
                 self._dirty = False
         if preempted:
@@ -674,7 +674,7 @@ class Loop(DecodeCounters):
             if r.emitted_tokens >= r.output_tokens:
                 self._finish(r)
                 ended = True
-            elif self.hands_over:
+            elif self.prefill_only:
                 self.most_tokens -= r.prompt_tokens + r.max_output_tokens
                 self._unpromise(r)
                 self._park(r)

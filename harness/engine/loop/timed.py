@@ -30,7 +30,7 @@ class Ran(NamedTuple):
 Heard = Callable[[int, int, Sequence[tuple[int, int]], Ran], None]
 
 
-class Told:
+class RecordedStepTime:
     """A `StepTime` of known iterations, one after the other; it knows nothing of those to come."""
 
     def __init__(self, predictions: LearnedPredictions) -> None:
@@ -59,7 +59,7 @@ class Told:
         return 0
 
 
-class Recording(Told):
+class Recording(RecordedStepTime):
     """What an instance ran, to be replayed."""
 
     def __init__(self, ran: Sequence[Ran], predictions: LearnedPredictions) -> None:
@@ -71,7 +71,7 @@ class Recording(Told):
 
 
 class TimedInstance(SimulatedInstance):
-    """One instance whose `step_time` is a `Told`."""
+    """One instance whose `step_time` is a `RecordedStepTime`."""
 
     __slots__ = ("_swapped",)
 

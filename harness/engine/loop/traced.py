@@ -29,21 +29,21 @@ class State(Enum):
     DONE = "done"
 
 
-class Move(NamedTuple):
+class StateChange(NamedTuple):
     """From `time_s` on a request is in `state`."""
 
     time_s: float
     state: State
 
 
-class Chunk(NamedTuple):
+class TracedChunk(NamedTuple):
     """Tokens of one prompt that a step computes."""
 
     request: int
     tokens: int
 
 
-class Step(NamedTuple):
+class TracedStep(NamedTuple):
     """One iteration, or a leap over `repeats` of them that only decode.
 
     From `begin_s` it waits for busy pipeline stages (where other lanes share them), then `swap_s`
@@ -58,7 +58,7 @@ class Step(NamedTuple):
     decode_s: float
     decode_seqs: int
     kv_tokens: int
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[TracedChunk, ...]
     waiting: int
     kv_blocks: int
     repeats: int = 1
@@ -68,16 +68,16 @@ class Step(NamedTuple):
 class InstanceLog:
     """What one instance did: steps in order of time, and the moves of each request."""
 
-    steps: list[Step] = field(default_factory=list)
-    moves: dict[int, list[Move]] = field(default_factory=dict)
+    steps: list[TracedStep] = field(default_factory=list)
+    moves: dict[int, list[StateChange]] = field(default_factory=dict)
 
     def move(self, request: int, time_s: float, state: State) -> None:
         """`request` changes its state."""
-        self.moves.setdefault(request, []).append(Move(time_s, state))
+        self.moves.setdefault(request, []).append(StateChange(time_s, state))
 
 
 @dataclass
-class Trace:
+class EngineTrace:
     """The logs of all instances (with pipeline parallelism of all lanes), by index."""
 
     instances: dict[int, InstanceLog] = field(default_factory=dict)
@@ -126,7 +126,7 @@ class TracedInstance(SimulatedInstance):
         if self.chunks:
             alone_s = step_s(seqs, kv_tokens, ()) if seqs else 0.0
         owners = zip(self.prefilling, self.chunks, strict=False)
-        chunks = tuple(Chunk(r.id, tokens) for r, (_, tokens) in owners)
+        chunks = tuple(TracedChunk(r.id, tokens) for r, (_, tokens) in owners)
         self._note(begin_s, swap_s, compute_s, min(alone_s, compute_s), chunks)
         return super().complete()
 
@@ -136,12 +136,12 @@ class TracedInstance(SimulatedInstance):
         swap_s: float,
         compute_s: float,
         decode_s: float,
-        chunks: tuple[Chunk, ...],
+        chunks: tuple[TracedChunk, ...],
         repeats: int = 1,
     ) -> None:
         ledger = self.ledger
         self.log.steps.append(
-            Step(
+            TracedStep(
                 begin_s=begin_s,
                 end_s=self.now_s,
                 swap_s=swap_s,
@@ -213,7 +213,7 @@ class TracedStaticInstance(StaticInstance):
         moments = ((begin_s, first_s, True), (first_s, self.now_s, False))
         for start_s, end_s, prefill in moments:
             self.log.steps.append(
-                Step(
+                TracedStep(
                     begin_s=start_s,
                     end_s=end_s,
                     swap_s=0.0,
@@ -221,7 +221,7 @@ class TracedStaticInstance(StaticInstance):
                     decode_s=0.0 if prefill else end_s - start_s,
                     decode_seqs=0 if prefill else len(batch),
                     kv_tokens=0 if prefill else len(batch) * prompt,
-                    chunks=tuple(Chunk(r.id, prompt) for r in batch) if prefill else (),
+                    chunks=tuple(TracedChunk(r.id, prompt) for r in batch) if prefill else (),
                     waiting=self.waiting.live,
                     kv_blocks=0,
                     repeats=1 if prefill else max(r.output_tokens for r in batch) - 1,

@@ -54,7 +54,7 @@ class EmbeddingInstance:
         self.view = LoopView(self)
         self.held_blocks = 0
         self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
-        self.hands_over = self.tells_ends = self.tells_begun = False
+        self.prefill_only = self.tells_ends = self.tells_begun = False
         self.llm = llm
         self._embedder = embedder
         self._least_pass_s = embedder.pass_s([(1, 1)])
@@ -72,7 +72,7 @@ class EmbeddingInstance:
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
         return there + len(self.inbox) + len(self.resident) + len(self.stalled)
 
-    def gives_back_s(self) -> float:
+    def earliest_release_s(self) -> float:
         """The end of the pass in progress, or of the shortest there can be; an arrival may be
         rejected at once.
         """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...core.device import Device, SplitStepTime
+from ...core.device import SplitStepTime, StageDevice
 
 
 class Away:
@@ -12,7 +12,7 @@ class Away:
 
     __slots__ = ("_device", "_step_time")
 
-    def __init__(self, step_time: SplitStepTime, device: Device) -> None:
+    def __init__(self, step_time: SplitStepTime, device: StageDevice) -> None:
         self._step_time = step_time
         self._device = device
 

@@ -8,9 +8,9 @@ for in the next one.
 
 Memory: each model's ledger takes pages from the pools of its GPUs.
 
-Time: models that share a GPU, also by way of others, are an island with one clock (`SharedGpus`).
-It advances by slices in which nobody of it begins or ends being busy, and each model leaps within
-them. A slice is shorter where pages are scarce or requests wait to be let in.
+Time: models that share a GPU, also by way of others, are a device group with one clock
+(`SharedGpus`). It advances by slices in which nobody of it begins or ends being busy, and each
+model leaps within them. A slice is shorter where pages are scarce or requests wait to be let in.
 """
 
 from __future__ import annotations
@@ -113,10 +113,10 @@ class SharedGpuInstance:
     @property
     def unbegun_tokens(self) -> int:
         """Prompt tokens that are here and not computed."""
-        instance = self.instance
-        waiting = sum(r.target_tokens for r in instance.waiting) if instance.waiting.live else 0
-        coming = sum(r.target_tokens for r in instance.inbox)
-        return instance.prefill_pending + waiting + coming
+        engine = self.instance
+        waiting = sum(r.target_tokens for r in engine.waiting) if engine.waiting.live else 0
+        coming = sum(r.target_tokens for r in engine.inbox)
+        return engine.prefill_pending + waiting + coming
 
     @property
     def coming_pages(self) -> int:
@@ -131,35 +131,35 @@ class SharedGpuInstance:
 
     def begins_s(self, now_s: float) -> float:
         """When it computes next; infinite if never."""
-        instance = self.instance
-        if not instance.idle:
-            return max(now_s, instance.now_s)
-        return max(now_s, instance.inbox[0].visible_s) if instance.inbox else INF
+        engine = self.instance
+        if not engine.idle:
+            return max(now_s, engine.now_s)
+        return max(now_s, engine.inbox[0].visible_s) if engine.inbox else INF
 
     def changes_s(self, now_s: float) -> float:
         """Nobody begins or ends a prefill, or ends, before this."""
-        instance = self.instance
-        if instance.prefilling or instance.waiting.live or instance.inbox or not instance.decoding:
+        engine = self.instance
+        if engine.prefilling or engine.waiting.live or engine.inbox or not engine.decoding:
             return self.begins_s(now_s)
-        steps = instance.next_end_tick() - instance.tick
-        span_s = self.times.span_s(len(instance.decoding), instance.kv_sum, steps)
-        return max(now_s, instance.now_s) + span_s
+        steps = engine.next_end_tick() - engine.tick
+        span_s = self.times.span_s(len(engine.decoding), engine.kv_sum, steps)
+        return max(now_s, engine.now_s) + span_s
 
     def busy_until_s(self, now_s: float) -> float:
         """It is busy until then at least: the longest answer, at the speed of one alone."""
-        instance = self.instance
+        engine = self.instance
         begins_s = self.begins_s(now_s)
-        if not instance.decoding:
+        if not engine.decoding:
             return begins_s
-        last = max(end for end, _, version, r in instance.ends if version == r.version)
-        return begins_s + (last - instance.tick) * self._least_step_s * self.times.slowdown
+        last = max(end for end, _, version, r in engine.ends if version == r.version)
+        return begins_s + (last - engine.tick) * self._least_step_s * self.times.slowdown
 
     def share(self, slowdown: float, now_s: float) -> None:
         """From now on steps take so many times as long as alone."""
-        instance, before = self.instance, self.times.slowdown
-        if slowdown > before and instance.now_s > now_s and not instance.idle:
+        engine, before = self.instance, self.times.slowdown
+        if slowdown > before and engine.now_s > now_s and not engine.idle:
             # The rest of the step under way was counted at too high a speed.
-            instance.now_s += (instance.now_s - now_s) * (slowdown / before - 1)
+            engine.now_s += (engine.now_s - now_s) * (slowdown / before - 1)
         self.times.slowdown = slowdown
 
 
@@ -169,15 +169,15 @@ class SharedGpus:
     def __init__(
         self,
         gpus: Gpus,
-        tenants: list[SharedGpuInstance],
+        model_instances: list[SharedGpuInstance],
         pools: Sequence[PagePool],
         now_s: float,
         ended: Callable[[SharedGpuInstance], None],
         backlog: Backlog | None = None,
     ) -> None:
-        """`ended` is told of a tenant some of whose requests have ended."""
+        """`ended` is told of a model instance some of whose requests have ended."""
         self.gpus = gpus
-        self.tenants = tenants
+        self.model_instances = model_instances
         self.now_s = now_s
         self._pools = pools
         self._ended = ended
@@ -193,56 +193,58 @@ class SharedGpus:
                 backlog.admit(gpus, self.now_s)
                 waits = backlog.waits(gpus)
             # Who found no memory looks first: at what is there now, not at what others free later.
-            busy = sorted((t for t in self.tenants if t.busy), key=lambda t: not t.blocked)
+            busy = sorted((t for t in self.model_instances if t.busy), key=lambda t: not t.blocked)
             end_s = to_s
             if waits:
                 assert backlog is not None
                 end_s = min(end_s, max(backlog.next_s(gpus, self.now_s), _after(self.now_s)))
             if busy:
                 end_s = self._slice_end_s(busy, end_s, waits)
-                for tenant in busy:
-                    tenant.instance.run(end_s, False)
-                    self._collect(tenant)
+                for model_instance in busy:
+                    model_instance.instance.run(end_s, False)
+                    self._collect(model_instance)
             self.now_s = end_s
 
     def _slice_end_s(self, busy: Sequence[SharedGpuInstance], most_s: float, waits: bool) -> float:
         """Shares the GPUs out, and says until when that holds."""
         now_s = self.now_s
-        begins = [tenant.begins_s(now_s) for tenant in busy]
+        begins = [model_instance.begins_s(now_s) for model_instance in busy]
         working: dict[int, int] = {}
         computing = []
         later_s = most_s
         waits = waits or busy[0].blocked
-        for tenant, begins_s in zip(busy, begins, strict=True):
-            if tenant.blocked:
+        for model_instance, begins_s in zip(busy, begins, strict=True):
+            if model_instance.blocked:
                 continue
-            if tenant.instance.idle and begins_s > now_s:
+            if model_instance.instance.idle and begins_s > now_s:
                 later_s = min(later_s, begins_s)
                 continue
-            computing.append(tenant)
-            for gpu in tenant.gpus:
+            computing.append(model_instance)
+            for gpu in model_instance.gpus:
                 working[gpu] = working.get(gpu, 0) + 1
         scarce = any(
             self._pools[gpu].free < _SCARCE_SHARE * self._pools[gpu].total for gpu in working
         )
         until_s = min(later_s, now_s + _SCARCE_SLICE_S) if scarce else later_s
-        for tenant in computing:
-            among = max(working[gpu] for gpu in tenant.gpus)
-            tenant.share(float(among), now_s)
+        for model_instance in computing:
+            among = max(working[gpu] for gpu in model_instance.gpus)
+            model_instance.share(float(among), now_s)
             if waits or (scarce and among > 1):
-                until_s = min(until_s, tenant.changes_s(now_s))
+                until_s = min(until_s, model_instance.changes_s(now_s))
             elif among > 1:
-                until_s = min(until_s, tenant.busy_until_s(now_s))
+                until_s = min(until_s, model_instance.busy_until_s(now_s))
         if computing:
-            until_s = max(until_s, _after(min(tenant.begins_s(now_s) for tenant in computing)))
+            until_s = max(
+                until_s, _after(min(model_instance.begins_s(now_s) for model_instance in computing))
+            )
         return min(until_s, later_s)
 
-    def _collect(self, tenant: SharedGpuInstance) -> None:
-        instance = tenant.instance
-        if instance.finished or instance.outbox:
-            self._ended(tenant)
-        if instance.idle and not instance.inbox:
-            tenant.idle_since_s = instance.now_s
+    def _collect(self, model_instance: SharedGpuInstance) -> None:
+        engine = model_instance.instance
+        if engine.finished or engine.outbox:
+            self._ended(model_instance)
+        if engine.idle and not engine.inbox:
+            model_instance.idle_since_s = engine.now_s
 
 
 def _after(time_s: float) -> float:

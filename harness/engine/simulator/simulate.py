@@ -28,13 +28,13 @@ from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
 from ..cluster.recorder import Recorder
 from ..loop.gc_control import collections_off
-from ..loop.instance import Instance, Iterating
+from ..loop.instance import EngineInstance, Iterating
 from ..loop.measures import gaps_of, summed
 from ..loop.overlong_requests import OVERSIZE, fit, fit_embeds
-from ..loop.traced import Trace
+from ..loop.traced import EngineTrace
 from .embedding import EmbeddingInstance
 from .simulated import SimulatedInstance
-from .simulated_instances import Builder, Engine, sites_of
+from .simulated_instances import Builder, Engine, instances_of
 
 _EMBEDS_ONLY = "embeds only"  # the role of a language model that never gets a request
 
@@ -56,7 +56,7 @@ def simulate(
     ready_s: float = 0.0,
     engine: Engine | None = None,
     progress: Callable[[int, float], None] | None = None,
-    trace: Trace | None = None,
+    trace: EngineTrace | None = None,
 ) -> Result:
     """Serve `workload` with `instances` of `system`, each placed as `placement` says.
 
@@ -139,42 +139,47 @@ def simulate(
     if embedder is not None:
         workload, refused = fit_embeds(workload, embedder, placement.kv_blocks, oversize)
         rejected = np.union1d(rejected, refused)
-    sites = sites_of(builders)
-    built = [site.instance for site in sites]
+    handles = instances_of(builders)
+    built = [instance.engine for instance in handles]
     beside: list[LazyInstance] = []
     if embedder is not None:
-        for site in sites:
-            if embed_instances and site.role != _EMBEDS_ONLY:
+        for instance in handles:
+            if embed_instances and instance.role != _EMBEDS_ONLY:
                 continue
-            embeds = EmbeddingInstance(cast("Iterating", site.instance), embedder)
+            embeds = EmbeddingInstance(cast("Iterating", instance.engine), embedder)
             beside.append(
                 LazyInstance(
-                    embeds, site.index, EMBEDS, site.number, site.placement, site.step_time
+                    embeds,
+                    instance.index,
+                    EMBEDS,
+                    instance.number,
+                    instance.placement,
+                    instance.step_time,
                 )
             )
     recorder = Recorder(len(workload), workload.arrival_s)
     arrivals = Arrivals(workload, skip=rejected)
     recorder.rejected(rejected)
     cluster = Cluster(
-        [*sites, *beside], across, arrivals, recorder, failures=failures, progress=progress
+        [*handles, *beside], across, arrivals, recorder, failures=failures, progress=progress
     )
     for role in roles:
         cluster.expect(role)
     with collections_off():
         cluster.run(closed=workload.closed)
-    _number(recorder, sites)
-    for instance in built:
-        ledger = instance.ledger
+    _number(recorder, handles)
+    for each in built:
+        ledger = each.ledger
         assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
         assert ledger.host_free == ledger.host_total, "host KV blocks were lost"
     return Result(
         recorder.records,
-        gaps_of(instance.measures for instance in built),
-        dataclasses.replace(_timeline(built), told=_told(sites, across, cluster.state)),
-        _totals(sites, recorder),
-        tuple(instance.view.state for instance in built),
+        gaps_of(engine.measures for engine in built),
+        dataclasses.replace(_timeline(built), told=_told(handles, across, cluster.state)),
+        _totals(handles, recorder),
+        tuple(engine.view.state for engine in built),
         oversize=len(rejected),
-        instances=_by_instance(sites),
+        instances=_by_instance(handles),
         cluster=cluster.state,
     )
 
@@ -191,47 +196,49 @@ def _across(
     return system.cluster, system.cluster.layout(system.policy, placement, instances)
 
 
-def _number(recorder: Recorder, sites: Sequence[LazyInstance]) -> None:
+def _number(recorder: Recorder, handles: Sequence[LazyInstance]) -> None:
     """From lanes to their instances."""
-    numbers = np.array([site.number for site in sites] + [-1])  # nobody: the last
+    numbers = np.array([instance.number for instance in handles] + [-1])  # nobody: the last
     lanes = recorder.records.instance
     lanes[:] = numbers[lanes]
 
 
-def _told(sites: Sequence[LazyInstance], across: ClusterPolicy, state: object) -> tuple[Told, ...]:
+def _told(
+    handles: Sequence[LazyInstance], across: ClusterPolicy, state: object
+) -> tuple[Told, ...]:
     """Of every instance, and what the cluster policy has to tell; lanes stand for no instance."""
-    if len(sites) < 2 or len({site.number for site in sites}) < len(sites):
+    if len(handles) < 2 or len({instance.number for instance in handles}) < len(handles):
         return ()
     known = [
-        Told(time_s, "requests", site.name, waiting + running)
-        for site in sites
+        Told(time_s, "requests", instance.name, waiting + running)
+        for instance in handles
         for time_s, waiting, running, _ in (
-            *site.instance.measures.samples,
-            (site.instance.now_s, 0, 0, 0),
+            *instance.engine.measures.samples,
+            (instance.engine.now_s, 0, 0, 0),
         )
-        if site.role != _EMBEDS_ONLY
+        if instance.role != _EMBEDS_ONLY
     ]
-    return (*known, *across.told(state, sites))
+    return (*known, *across.extra_records(state, handles))
 
 
-def _prediction_error(instance: Instance) -> float:
-    learner = instance.learner if isinstance(instance, SimulatedInstance) else None
+def _prediction_error(engine: EngineInstance) -> float:
+    learner = engine.learner if isinstance(engine, SimulatedInstance) else None
     return float("nan") if learner is None else learner.error
 
 
-def _by_instance(sites: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
+def _by_instance(handles: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
     found: dict[int, InstanceTotals] = {}
-    for site in sites:
-        instance, m = site.instance, site.instance.measures
-        before = found.get(site.number) or InstanceTotals(site.role)
-        found[site.number] = InstanceTotals(
-            site.role,
-            busy_s=before.busy_s + instance.now_s - m.idle_s,
+    for instance in handles:
+        engine, m = instance.engine, instance.engine.measures
+        before = found.get(instance.number) or InstanceTotals(instance.role)
+        found[instance.number] = InstanceTotals(
+            instance.role,
+            busy_s=before.busy_s + engine.now_s - m.idle_s,
             steps=before.steps + m.steps,
             prefill_tokens=before.prefill_tokens + m.prefill_tokens,
             decode_tokens=before.decode_tokens + m.decode_tokens,
             preemptions=before.preemptions + m.preemptions,
-            prediction_error=_prediction_error(instance),
+            prediction_error=_prediction_error(engine),
         )
     return tuple(found.values())
 
@@ -258,21 +265,21 @@ def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[Requ
     return lambda r: told[r.id]
 
 
-def _timeline(instances: list[Instance]) -> Timeline:
+def _timeline(instances: list[EngineInstance]) -> Timeline:
     """Of all instances; the last sample of each is the end of its work, when it is empty."""
     total = sum(i.ledger.total for i in instances)
     times, sums = summed([*i.measures.samples, (i.now_s, 0, 0, 0)] for i in instances)
     return Timeline(times, sums[0], sums[1], sums[2] / total)
 
 
-def _gpu_busy_s(site: LazyInstance) -> float:
+def _gpu_busy_s(instance: LazyInstance) -> float:
     """Of a lane, whose batch is in one stage at a time: on the GPUs of a tensor-parallel group."""
-    measures = site.instance.measures
-    return (site.instance.now_s - measures.idle_s - measures.waited_s) * site.placement.tp
+    measures = instance.engine.measures
+    return (instance.engine.now_s - measures.idle_s - measures.waited_s) * instance.placement.tp
 
 
-def _totals(sites: Sequence[LazyInstance], recorder: Recorder) -> Totals:
-    instances = [site.instance for site in sites]
+def _totals(handles: Sequence[LazyInstance], recorder: Recorder) -> Totals:
+    instances = [instance.engine for instance in handles]
     measures = [i.measures for i in instances]
     total_blocks = sum(i.ledger.total for i in instances)
     finish_s = recorder.records.finish_s
@@ -283,7 +290,7 @@ def _totals(sites: Sequence[LazyInstance], recorder: Recorder) -> Totals:
     return Totals(
         makespan_s=makespan_s,
         busy_s=sum(i.now_s - i.measures.idle_s for i in instances),
-        gpu_busy_s=sum(map(_gpu_busy_s, sites)),
+        gpu_busy_s=sum(map(_gpu_busy_s, handles)),
         steps=sum(m.steps for m in measures),
         prefill_tokens=sum(m.prefill_tokens for m in measures),
         decode_tokens=sum(m.decode_tokens for m in measures),

@@ -15,7 +15,7 @@ from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ....workloads.request import Kind
 from ....workloads.workload import Workload
-from ...core.multi_model_policy import Hosted, SharingPolicy
+from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
 from ...core.records import Result, Timeline, Told, Totals
 from ..cluster.arrivals import Arrivals
@@ -73,7 +73,7 @@ def simulate_models(
     rejected = _too_long(workload, hosted, pages, oversize)
     recorder = Recorder(len(workload), workload.arrival_s)
     recorder.rejected(rejected)
-    fleet = SharedGpuCluster(
+    cluster = SharedGpuCluster(
         hosted,
         gpus,
         pages,
@@ -85,26 +85,28 @@ def simulate_models(
         sample_s=max(workload.span_s, 1.0) / _SAMPLES,
         progress=progress,
     )
-    fleet.run(len(workload))
-    everyone = [*fleet.retired, *fleet.tenants]
-    for tenant in everyone:
-        tenant.instance.let_go()
+    cluster.run(len(workload))
+    everyone = [*cluster.retired, *cluster.model_instances]
+    for model_instance in everyone:
+        model_instance.instance.let_go()
     if recorder.ended == len(workload):
-        for tenant in fleet.tenants:
-            assert not tenant.ledger.used, f"{tenant.ledger.used} KV blocks were lost"
+        for model_instance in cluster.model_instances:
+            assert not model_instance.ledger.used, (
+                f"{model_instance.ledger.used} KV blocks were lost"
+            )
     records = recorder.records
     makespan_s = float(np.nanmax(records.finish_s)) if np.isfinite(records.finish_s).any() else 0.0
-    timeline = _timeline(fleet, pages)
+    timeline = _timeline(cluster, pages)
     return Result(
         records,
         gaps_of(t.instance.measures for t in everyone),
         timeline,
-        _totals(fleet, pages, makespan_s, timeline),
+        _totals(cluster, pages, makespan_s, timeline),
         oversize=len(rejected),
     )
 
 
-def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> list[Hosted]:
+def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> list[ServedModel]:
     found = []
     for index, name in enumerate(workload.model_names):
         if name not in models:
@@ -118,7 +120,7 @@ def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> li
         slo_s = workload.ttft_slo_s[mine]
         finite = slo_s[np.isfinite(slo_s)]
         found.append(
-            Hosted(
+            ServedModel(
                 index,
                 name,
                 one.placement,
@@ -133,7 +135,7 @@ def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> li
 
 
 def _too_long(
-    workload: Workload, hosted: Sequence[Hosted], pages: int, oversize: str
+    workload: Workload, hosted: Sequence[ServedModel], pages: int, oversize: str
 ) -> NDArray[np.int64]:
     """Rows that no engine could ever hold."""
     limit = np.zeros(len(hosted), dtype=np.int64)
@@ -157,39 +159,46 @@ def _too_long(
     return rows
 
 
-def _kv_pages(fleet: SharedGpuCluster) -> list[tuple[int, list[Sample]]]:
-    """Samples of every tenant that ever was, in pages of one GPU."""
+def _kv_pages(cluster: SharedGpuCluster) -> list[tuple[int, list[Sample]]]:
+    """Samples of every model instance that ever was, in pages of one GPU."""
     found = []
-    for tenant in [*fleet.retired, *fleet.tenants]:
+    for model_instance in [*cluster.retired, *cluster.model_instances]:
         samples = [
-            (time_s, waiting, running, tenant.ledger.pages_for(blocks) * len(tenant.gpus))
-            for time_s, waiting, running, blocks in tenant.instance.measures.samples
+            (
+                time_s,
+                waiting,
+                running,
+                model_instance.ledger.pages_for(blocks) * len(model_instance.gpus),
+            )
+            for time_s, waiting, running, blocks in model_instance.instance.measures.samples
         ]
         if samples:
-            found.append((tenant.model, [*samples, (tenant.instance.now_s, 0, 0, 0)]))
+            found.append(
+                (model_instance.model, [*samples, (model_instance.instance.now_s, 0, 0, 0)])
+            )
     return found
 
 
-def _timeline(fleet: SharedGpuCluster, pages: int) -> Timeline:
-    """Of all tenants together, and the KV of each model."""
-    found = _kv_pages(fleet)
+def _timeline(cluster: SharedGpuCluster, pages: int) -> Timeline:
+    """Of all model instances together, and the KV of each model."""
+    found = _kv_pages(cluster)
     if not found:
         nobody = np.zeros(1, dtype=np.int64)
         return Timeline(np.zeros(1), nobody, nobody, np.zeros(1))
     times, sums = summed([samples for _, samples in found])
-    told = list(fleet.activations)
+    told = list(cluster.activations)
     for model in sorted({model for model, _ in found}):
         own_times, own = summed([samples for of, samples in found if of == model])
         gib = own[2] * (PAGE_BYTES / GIB)
         told += [
-            Told(time_s, "kv_gib", fleet.models[model].name, value)
+            Told(time_s, "kv_gib", cluster.models[model].name, value)
             for time_s, value in zip(own_times.tolist(), gib.tolist(), strict=True)
         ]
-    return Timeline(times, sums[0], sums[1], sums[2] / (pages * fleet.gpus), tuple(told))
+    return Timeline(times, sums[0], sums[1], sums[2] / (pages * cluster.gpus), tuple(told))
 
 
-def _totals(fleet: SharedGpuCluster, pages: int, makespan_s: float, timeline: Timeline) -> Totals:
-    everyone = [*fleet.retired, *fleet.tenants]
+def _totals(cluster: SharedGpuCluster, pages: int, makespan_s: float, timeline: Timeline) -> Totals:
+    everyone = [*cluster.retired, *cluster.model_instances]
     measures = [t.instance.measures for t in everyone]
     page_s = sum(
         t.instance.measures.kv_block_s * t.ledger.pages_for(1024) / 1024 * len(t.gpus)
@@ -206,5 +215,5 @@ def _totals(fleet: SharedGpuCluster, pages: int, makespan_s: float, timeline: Ti
         decode_tokens=sum(m.decode_tokens for m in measures),
         padded_tokens=0,
         kv_peak_share=float(timeline.kv_share.max(initial=0.0)),
-        kv_mean_share=page_s / (makespan_s * pages * fleet.gpus) if makespan_s else 0.0,
+        kv_mean_share=page_s / (makespan_s * pages * cluster.gpus) if makespan_s else 0.0,
     )

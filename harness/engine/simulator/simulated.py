@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ....predictors.roofline import LengthAwareStepTime, wants_longest
 from ....predictors.step_time import StepTime
-from ...core.device import Device, SplitStepTime, free_after, occupy
+from ...core.device import SplitStepTime, StageDevice, free_after, occupy
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import Policy
 from ...core.predictions import Learner
@@ -46,7 +46,7 @@ class SimulatedInstance(Loop):
         ledger: BlockLedger,
         predictions: Predictions,
         step_time: StepTime,
-        stages: tuple[Device, ...],
+        stages: tuple[StageDevice, ...],
         measures: Measures,
         index: int = 0,
         *,
@@ -72,7 +72,7 @@ class SimulatedInstance(Loop):
             self._step_of, self._span_of = told.step_s, told.span_s
             self._within_of = told.steps_within
 
-    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         self.compute_by(step_time)
         self._away = Away(step_time, device)
 
@@ -81,7 +81,7 @@ class SimulatedInstance(Loop):
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
-    def steady_s(self) -> float:
+    def decode_only_until_s(self) -> float:
         """Until then nobody comes, goes or changes places here, whatever is not sent here by then.
 
         An iteration that is under way counts as over: what runs until then are decode steps.
@@ -105,17 +105,19 @@ class SimulatedInstance(Loop):
         return any(stage.owed_s for stage in self.stages)
 
     def ahead(self, time_s: float) -> tuple[int, int]:
-        """Free blocks and KV tokens of decoding requests at `time_s`, `steady_s` at the latest."""
+        """Free blocks and KV tokens of decoding requests at `time_s`, `decode_only_until_s` at the
+        latest.
+        """
         seqs = len(self.decoding)
         if time_s <= self.now_s or not seqs:
             return self.ledger.free, self.kv_sum
         steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
         return self.ledger.free - self._growth(steps), self.kv_sum + steps * seqs
 
-    def gives_back_s(self) -> float:
+    def earliest_release_s(self) -> float:
         """No request is given back or told of before this; see `Instance`."""
         now_s, inbox = self.now_s, self.inbox
-        tells = self.hands_over or self.tells_ends or self.tells_begun
+        tells = self.prefill_only or self.tells_ends or self.tells_begun
         earliest_s = INF
         if inbox and (tells or self._asks_leave or self._asks_admit):
             earliest_s = inbox[0].visible_s
@@ -217,7 +219,7 @@ class SimulatedInstance(Loop):
             self.swap_s = 0.0
             return True
         arrival_s = self.inbox[0].visible_s if self.inbox else INF
-        next_s = min(arrival_s, self.next_leave_s(), self.review_s)
+        next_s = min(arrival_s, self.next_leave_s(), self.overtaken_s)
         if next_s >= horizon_s:
             if horizon_s == INF:
                 raise EngineStuckError(
@@ -239,7 +241,7 @@ class SimulatedInstance(Loop):
         seqs, kv_sum, ledger, measures = self.decode_seqs, self.kv_sum, self.ledger, self.measures
         span_of = self._span_of
         steps = self.next_end_tick() - self.tick
-        until_s = min(horizon_s, measures.next_sample_s, self.review_s)
+        until_s = min(horizon_s, measures.next_sample_s, self.overtaken_s)
         if self.inbox and self.inbox[0].visible_s < until_s:
             until_s = self.inbox[0].visible_s
         if self.leavers and self.leavers[0][0] < until_s:

@@ -12,22 +12,22 @@ from ....predictors.step_time import StepTime, step_time
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
 from ...core.cluster_policy import Role
-from ...core.device import Device
+from ...core.device import StageDevice
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import Policy, StaticPolicy, overrides
 from ...core.predictions import ModelledPredictions, Predicts
 from ...core.state import RequestState
 from ..cluster.instance import LazyInstance
-from ..loop.instance import Instance, Iterating
+from ..loop.instance import EngineInstance, Iterating
 from ..loop.measures import Measures
-from ..loop.traced import Trace, TracedInstance, TracedStaticInstance
+from ..loop.traced import EngineTrace, TracedInstance, TracedStaticInstance
 from .simulated import SimulatedInstance
 from .static import StaticInstance
 
 _SAMPLES = 300
 
 Engine = Callable[..., Iterating]
-Made = TypeVar("Made", bound=Instance)
+Made = TypeVar("Made", bound=EngineInstance)
 
 
 class Builder:
@@ -52,7 +52,7 @@ class Builder:
         *,
         prefix_cache: bool,
         engine: Engine | None = None,
-        trace: Trace | None = None,
+        trace: EngineTrace | None = None,
         beside: bool = False,
         longest: Callable[[RequestState], int] | None = None,
     ) -> None:
@@ -96,8 +96,8 @@ class Builder:
         context = self.placement.model.context_tokens
         return min(tokens, context) if context else tokens
 
-    def sites(
-        self, first: int, number: int, devices: dict[str, tuple[Device, ...]]
+    def instances(
+        self, first: int, number: int, devices: dict[str, tuple[StageDevice, ...]]
     ) -> list[LazyInstance]:
         """All instances; the first lane is number `first`, the first instance number `number`.
 
@@ -110,11 +110,11 @@ class Builder:
                 stages = devices.setdefault(role.devices[k], stages)
             for _ in range(self.placement.lanes):
                 lane = first + len(made)
-                instance = self._instance(lane, stages)
-                instance.hands_over = role.hands_over
+                engine = self._instance(lane, stages)
+                engine.prefill_only = role.prefill_only
                 made.append(
                     LazyInstance(
-                        instance,
+                        engine,
                         lane,
                         role.name,
                         number + k,
@@ -125,14 +125,14 @@ class Builder:
                 )
         return made
 
-    def _stages(self, instance: str) -> tuple[Device, ...]:
+    def _stages(self, instance: str) -> tuple[StageDevice, ...]:
         pp, steps = self.placement.pp, self._steps
         shares = steps.shares() if isinstance(steps, StagedStepTime) else (1 / pp,) * pp
         return tuple(
-            Device(f"{instance} stage {stage}", share) for stage, share in enumerate(shares)
+            StageDevice(f"{instance} stage {stage}", share) for stage, share in enumerate(shares)
         )
 
-    def _instance(self, index: int, stages: tuple[Device, ...]) -> Instance:
+    def _instance(self, index: int, stages: tuple[StageDevice, ...]) -> EngineInstance:
         policy = self.role.policy
         if isinstance(policy, Policy):
             return self._loop(policy, index, stages)
@@ -141,7 +141,7 @@ class Builder:
             kind = partial(TracedStaticInstance, self._trace.log(index))
         return self._made(kind, policy, self._predictions, stages, index)
 
-    def _loop(self, policy: Policy, index: int, stages: tuple[Device, ...]) -> Iterating:
+    def _loop(self, policy: Policy, index: int, stages: tuple[StageDevice, ...]) -> Iterating:
         if self._engine is not None:
             return self._made(self._engine, policy, self._predictions, stages, index)
         kind: Callable[..., SimulatedInstance] = SimulatedInstance
@@ -150,16 +150,16 @@ class Builder:
         learner = self.role.learner(self.placement) if self.role.learner else None
         predictions = self._predictions if learner is None else self._predicts(learner)
         kind = partial(kind, alone=self._alone)
-        instance = self._made(kind, policy, predictions, stages, index)
-        instance.learner = learner
-        return instance
+        engine = self._made(kind, policy, predictions, stages, index)
+        engine.learner = learner
+        return engine
 
     def _made(
         self,
         kind: Callable[..., Made],
         policy: Policy | StaticPolicy,
         predictions: ModelledPredictions,
-        stages: tuple[Device, ...],
+        stages: tuple[StageDevice, ...],
         index: int,
     ) -> Made:
         measures = Measures(self._sample_s)
@@ -176,12 +176,12 @@ class Builder:
         )
 
 
-def sites_of(builders: Sequence[Builder]) -> list[LazyInstance]:
+def instances_of(builders: Sequence[Builder]) -> list[LazyInstance]:
     """The instances of all roles, numbered through."""
     made: list[LazyInstance] = []
-    devices: dict[str, tuple[Device, ...]] = {}
+    devices: dict[str, tuple[StageDevice, ...]] = {}
     number = 0
     for builder in builders:
-        made += builder.sites(len(made), number, devices)
+        made += builder.instances(len(made), number, devices)
         number += builder.role.instances
     return made

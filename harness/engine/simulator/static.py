@@ -18,7 +18,7 @@ from typing import Any
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.decisions import Refill
-from ...core.device import Device, occupy
+from ...core.device import StageDevice, occupy
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import StaticPolicy
 from ...core.release import Release
@@ -39,7 +39,7 @@ class StaticInstance:
         ledger: BlockLedger,
         predictions: Predictions,
         step_time: StepTime,
-        stages: tuple[Device, ...],
+        stages: tuple[StageDevice, ...],
         measures: Measures,
         index: int = 0,
     ) -> None:
@@ -64,7 +64,7 @@ class StaticInstance:
         self.kv_sum = self.tick = self.most_tokens = 0
         self.policy_state: Any = policy.new_state()
         self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
-        self.hands_over = self.tells_ends = self.tells_begun = False
+        self.prefill_only = self.tells_ends = self.tells_begun = False
         self._tells_finished = type(policy).finished is not StaticPolicy.finished
         self.view = LoopView(self)
 
@@ -77,7 +77,7 @@ class StaticInstance:
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
         return there + len(self.inbox) + len(self.resident) + len(self.stalled)
 
-    def gives_back_s(self) -> float:
+    def earliest_release_s(self) -> float:
         return self.ready_s()
 
     def ready_s(self) -> float:

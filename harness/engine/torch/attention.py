@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from .batch import Chunk, Decodes
+from .batch import Decodes, PrefillChunk
 
 _TILE = 256  # rows of a chunk that are attended to at once: later keys are not computed in vain
 
@@ -73,7 +73,7 @@ def decode(queries: Tensor, kv: Tensor, to: Decodes, scale: float) -> Partial:
     return Partial(total.view(count, heads, dim), weight, peak)
 
 
-def chunk(queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, of: Chunk) -> Tensor:
+def chunk(queries: Tensor, keys: Tensor, values: Tensor, kv: Tensor, of: PrefillChunk) -> Tensor:
     """A stretch of one prompt: `queries` [tokens, heads, head_dim], with its own `keys` and
     `values` [tokens, KV heads, head_dim], which the cache `kv` holds already.
     """

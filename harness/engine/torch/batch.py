@@ -48,7 +48,7 @@ class Elsewhere:
 
 
 @dataclass(frozen=True)
-class Chunk:
+class PrefillChunk:
     """Rows `begin` to `end` of the batch are a stretch of one prompt after `context` tokens.
 
     `blocks` hold them all and what came before; None: nothing came before. `mask` is [tokens, all
@@ -72,7 +72,7 @@ class Batch:
     positions: Tensor
     slots: Tensor
     decodes: Decodes | None
-    chunks: Seq[Chunk]
+    chunks: Seq[PrefillChunk]
     wanted: Tensor | None  # None: all rows
     elsewhere: Seq[Elsewhere] = ()
 
@@ -115,11 +115,13 @@ class Layout:
         tokens = [s.tokens[-1] for s in decodes]
         lengths = np.array([len(s.tokens) for s in decodes], dtype=np.int64)
         positions = [lengths - 1]
-        last = [s.blocks[(len(s.tokens) - 1) // size - s.lent_blocks] for s in decodes]
+        last = [s.blocks[(len(s.tokens) - 1) // size - s.offloaded_blocks] for s in decodes]
         blocks = [np.array(last, dtype=np.int64)]
         chunks, wanted, at = [], list(range(len(decodes))), len(decodes)
         for piece in pieces:
-            assert piece.sequence.lent is None, "a sequence is whole while its prompt is computed"
+            assert piece.sequence.offloaded is None, (
+                "a sequence is whole while its prompt is computed"
+            )
             tokens += piece.sequence.tokens[piece.before : piece.before + piece.tokens]
             tokens += [0] * piece.padding
             places = np.arange(piece.before, piece.end)
@@ -143,19 +145,19 @@ class Layout:
         )
 
     def _here(self, sequences: Seq[Sequence], lengths: Ints) -> Decodes:
-        lent = np.array([s.lent_blocks for s in sequences])
-        return self._decodes([s.blocks for s in sequences], lengths - lent * self.block_tokens)
+        offloaded = np.array([s.offloaded_blocks for s in sequences])
+        return self._decodes([s.blocks for s in sequences], lengths - offloaded * self.block_tokens)
 
     def _elsewhere(self, sequences: Seq[Sequence], lengths: Ints) -> list[Elsewhere]:
         rows: dict[int, list[int]] = {}
         for row, sequence in enumerate(sequences):
-            if sequence.lent is not None:
-                rows.setdefault(sequence.lent.rank, []).append(row)
+            if sequence.offloaded is not None:
+                rows.setdefault(sequence.offloaded.rank, []).append(row)
         return [
             Elsewhere(
                 rank,
                 torch.tensor(found, device=self.device),
-                self._decodes([_lent(sequences[row]) for row in found], lengths[found]),
+                self._decodes([_offloaded(sequences[row]) for row in found], lengths[found]),
             )
             for rank, found in rows.items()
         ]
@@ -207,11 +209,11 @@ class Layout:
             mask=torch.from_numpy(mask).to(self.device, self.dtype).unsqueeze(1),
         )
 
-    def _chunk(self, piece: Piece, at: int) -> Chunk:
+    def _chunk(self, piece: Piece, at: int) -> PrefillChunk:
         end = piece.end
         narrow = self.window is not None and end > self.window
         if not piece.before and not narrow:
-            return Chunk(at, at + end, 0, None, None)
+            return PrefillChunk(at, at + end, 0, None, None)
         there = torch.arange(end, device=self.device)
         here = torch.arange(piece.before, end, device=self.device).unsqueeze(1)
         mask = there <= here
@@ -219,9 +221,9 @@ class Layout:
             mask &= there > here - self.window
         count = -(-end // self.block_tokens)
         blocks = torch.tensor(piece.sequence.blocks[:count], device=self.device)
-        return Chunk(at, at + end - piece.before, piece.before, blocks, mask)
+        return PrefillChunk(at, at + end - piece.before, piece.before, blocks, mask)
 
 
-def _lent(sequence: Sequence) -> list[int]:
-    assert sequence.lent is not None
-    return sequence.lent.blocks
+def _offloaded(sequence: Sequence) -> list[int]:
+    assert sequence.offloaded is not None
+    return sequence.offloaded.blocks

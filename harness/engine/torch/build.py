@@ -11,13 +11,13 @@ from ...core.learned_predictions import Guess
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ..loop.measures import Measures
 from .cache import KvCache, Swapper
-from .clock import Clock
+from .clock import WallClock
 from .decoder import Decoder, fingerprint, unit_shape
 from .distributed import Spread, SpreadSwapper
 from .errors import DoesNotFitError
 from .execution import Execution, Opens
 from .instance import PagedInstance
-from .kv_cache_manager import PagedLedger
+from .kv_cache_manager import TorchKVCacheManager
 from .kv_store_manager import PagedStoreLedger, SharedUnits
 from .load import check_room, free_bytes, kv_bytes
 from .runner import Runner
@@ -30,7 +30,7 @@ _CPU_KV_BYTES = _GIB  # where nothing is said
 
 
 @dataclass(frozen=True)
-class Room:
+class KvCacheConfig:
     """The KV blocks of an instance. `prefix_block_tokens`: of a hash of the workload; 0: no cache
     of prefixes. `store`: the tiers, fastest first, where prefixes are kept for all processes that
     name the same; none: on the device alone.
@@ -78,7 +78,9 @@ class Engine:
         DoesNotFitError: the device, or the host, has no room for so many blocks.
     """
 
-    def __init__(self, decoder: Decoder, room: Room, workers: Workers | None = None) -> None:
+    def __init__(
+        self, decoder: Decoder, room: KvCacheConfig, workers: Workers | None = None
+    ) -> None:
         self.room = room
         each = kv_bytes(decoder.config, decoder.dtype, room.block_tokens)
         cpu = torch.device("cpu")
@@ -111,7 +113,7 @@ class Engine:
         self,
         policy: AnyPolicy,
         opens: Opens,
-        clock: Clock,
+        clock: WallClock,
         *,
         predictions: Guess | None = None,
         sample_s: float = float("inf"),
@@ -128,11 +130,11 @@ class Engine:
             self.spread.in_use = execution.in_use
         return PagedInstance(policy, ledger, predictions, execution, measures)
 
-    def _ledger(self) -> PagedLedger:
+    def _ledger(self) -> TorchKVCacheManager:
         room = self.room
         held = (room.blocks, room.block_tokens, room.host_blocks, room.prefix_block_tokens)
         if not (room.store and room.prefix_block_tokens):
-            return PagedLedger(*held)
+            return TorchKVCacheManager(*held)
         unit_tokens = math.lcm(room.prefix_block_tokens, room.block_tokens)
         shape = unit_shape(self.decoder, unit_tokens // room.block_tokens, room.block_tokens)
         tiers = Tiers(room.store, shape, fingerprint(self.decoder))

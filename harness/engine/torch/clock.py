@@ -6,7 +6,7 @@ import time
 from typing import Protocol
 
 
-class Clock(Protocol):
+class WallClock(Protocol):
     """Seconds since it began."""
 
     def now_s(self) -> float:
@@ -29,11 +29,11 @@ class RealClock:
         self._begin_s = time.perf_counter()
 
     def now_s(self) -> float:
-        """See `Clock`."""
+        """See `WallClock`."""
         return time.perf_counter() - self._begin_s
 
     def wait_until(self, time_s: float) -> None:
-        """See `Clock`."""
+        """See `WallClock`."""
         while (left_s := time_s - self.now_s()) > 0:
             time.sleep(left_s)
 
@@ -53,9 +53,9 @@ class CpuClock:
         self._skipped_s = -time.thread_time()
 
     def now_s(self) -> float:
-        """See `Clock`."""
+        """See `WallClock`."""
         return time.thread_time() + self._skipped_s
 
     def wait_until(self, time_s: float) -> None:
-        """See `Clock`."""
+        """See `WallClock`."""
         self._skipped_s += max(0.0, time_s - self.now_s())

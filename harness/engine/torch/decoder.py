@@ -15,13 +15,13 @@ from .config import DecoderConfig
 from .pipeline import Carrier, Pipeline
 from .rope import rotate, rotations
 from .tiers import UnitShape
-from .weights import Layer, Linear, Norm, Weights
+from .weights import DecoderWeights, Layer, Linear, Norm
 
 
 class Decoder:
     """A model that is loaded. It holds no state of any request: KV is the caller's."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+    def __init__(self, config: DecoderConfig, weights: DecoderWeights) -> None:
         self.config = config
         self.weights = weights
         self._scale = config.head_dim**-0.5

@@ -27,12 +27,12 @@ from .decoder import Decoder, store
 from .errors import ModelError
 from .packed import InUse, LayerKv, packed, unpacked
 from .pipeline import Carrier, Pipeline, Traffic
-from .sequence import Lent, Sequence
+from .sequence import OffloadedBlocks, Sequence
 from .workers import HERE, Workers
 
 
 @dataclass(frozen=True)
-class Move:
+class CompletedMove:
     """What moved (weights and KV in use), and how long that took from its order to its being in
     place.
     """
@@ -115,9 +115,9 @@ class Spread(Decoder):
         self._workers = workers
         self._at = [HERE] * decoder.config.layers
         self._helped: dict[int, tuple[int, int]] = {}  # by layer: helper, its KV heads
-        self._lent: dict[int, list[int]] = {}  # free blocks for parts of sequences, by worker
+        self._offloaded: dict[int, list[int]] = {}  # free blocks for parts of sequences, by worker
         self._split_up: set[Sequence] = set()
-        self.moves: list[Move] = []
+        self.moves: list[CompletedMove] = []
         for rank in workers.ranks:
             workers.ask(rank, "begin", decoder.config)
 
@@ -246,7 +246,7 @@ class Spread(Decoder):
 
     # ---------------------------------------------------------------- moving
 
-    def move_layers(self, layers: Seq[int], target: int) -> Move:
+    def move_layers(self, layers: Seq[int], target: int) -> CompletedMove:
         """Weights and KV of these layers go to worker `target` (0: here), between two steps.
 
         Raises:
@@ -286,7 +286,7 @@ class Spread(Decoder):
     def _put(self, n: int, held: LayerKv) -> None:
         self._cache.layers[n], self._host[n] = held
 
-    def move_heads(self, n: int, heads: int, helper: int) -> Move:
+    def move_heads(self, n: int, heads: int, helper: int) -> CompletedMove:
         """The last `heads` KV heads of layer `n`, which is here, go to worker `helper`.
 
         Raises:
@@ -304,7 +304,7 @@ class Spread(Decoder):
         self._helped[n] = (helper, heads)
         return self._moved("heads", (n,), HERE, helper, kv.nbytes, begin_s)
 
-    def return_heads(self, n: int) -> Move:
+    def return_heads(self, n: int) -> CompletedMove:
         """The heads of layer `n` that a helper has come back.
 
         Raises:
@@ -321,9 +321,9 @@ class Spread(Decoder):
         """Worker `helper` makes room for so many blocks of sequences, none of which is there."""
         room = (blocks, self._cache.block_tokens, self.dtype)
         self._workers.ask(helper, "room", *room)
-        self._lent[helper] = list(range(blocks))
+        self._offloaded[helper] = list(range(blocks))
 
-    def split(self, sequence: Sequence, blocks: int, helper: int) -> Move:
+    def split(self, sequence: Sequence, blocks: int, helper: int) -> CompletedMove:
         """The first `blocks` blocks of a decoding sequence go to worker `helper`, which attends to
         them from then on; the ends of both parts are joined by the log-sum-exp of their scores.
         They are no longer the sequence's: their ids here are free.
@@ -333,9 +333,14 @@ class Spread(Decoder):
                 elsewhere, or the helper has no room.
             WorkerError: the worker is gone.
         """
-        free = self._lent.get(helper, [])
+        free = self._offloaded.get(helper, [])
         away = any(self._at) or bool(self._helped)
-        if sequence.lent or away or not 0 < blocks < len(sequence.blocks) or blocks > len(free):
+        if (
+            sequence.offloaded
+            or away
+            or not 0 < blocks < len(sequence.blocks)
+            or blocks > len(free)
+        ):
             raise ModelError(
                 f"{blocks} of {len(sequence.blocks)} blocks cannot move to worker {helper}, which "
                 f"has room for {len(free)}: the last one stays, all layers and heads must be here, "
@@ -346,37 +351,39 @@ class Spread(Decoder):
         kv = [layer.index_select(1, index) for layer in self._cache.layers]
         there = [free.pop(0) for _ in range(blocks)]
         self._workers.ask(helper, "take_blocks", there, kv)
-        sequence.lent = Lent(helper, there)
+        sequence.offloaded = OffloadedBlocks(helper, there)
         del sequence.blocks[:blocks]
         self._split_up.add(sequence)
         moved = sum(t.nbytes for t in kv)
         return self._moved("sequence", self._all, HERE, helper, moved, begin_s)
 
-    def rejoin(self, sequence: Sequence, blocks: Seq[int]) -> Move:
+    def rejoin(self, sequence: Sequence, blocks: Seq[int]) -> CompletedMove:
         """What a helper has of it comes back, into these free blocks here.
 
         Raises:
             ModelError: it is not split, or these are not as many.
             WorkerError: the worker is gone.
         """
-        lent = sequence.lent
-        if lent is None or len(blocks) != len(lent.blocks):
-            raise ModelError(f"{sequence.lent_blocks} blocks cannot come back into {len(blocks)}")
+        offloaded = sequence.offloaded
+        if offloaded is None or len(blocks) != len(offloaded.blocks):
+            raise ModelError(
+                f"{sequence.offloaded_blocks} blocks cannot come back into {len(blocks)}"
+            )
         begin_s = time.perf_counter()
-        kv = self._workers.ask(lent.rank, "give_blocks", lent.blocks)
+        kv = self._workers.ask(offloaded.rank, "give_blocks", offloaded.blocks)
         index = torch.tensor(blocks, device=self.device)
         for held, coming in zip(self._cache.layers, kv, strict=True):
             held.index_copy_(1, index, coming)
         self.forget(sequence)
         sequence.blocks[:0] = blocks
         moved = sum(t.nbytes for t in kv)
-        return self._moved("sequence", self._all, lent.rank, HERE, moved, begin_s)
+        return self._moved("sequence", self._all, offloaded.rank, HERE, moved, begin_s)
 
     def forget(self, sequence: Sequence) -> None:
         """It is done: what a helper has of it is free."""
-        if sequence.lent is not None:
-            self._lent[sequence.lent.rank] += sequence.lent.blocks
-            sequence.lent = None
+        if sequence.offloaded is not None:
+            self._offloaded[sequence.offloaded.rank] += sequence.offloaded.blocks
+            sequence.offloaded = None
             self._split_up.remove(sequence)
 
     @property
@@ -395,7 +402,7 @@ class Spread(Decoder):
         target: int,
         moved_bytes: int,
         begin_s: float,
-    ) -> Move:
+    ) -> CompletedMove:
         seconds = time.perf_counter() - begin_s
-        self.moves.append(Move(what, layers, source, target, moved_bytes, seconds))
+        self.moves.append(CompletedMove(what, layers, source, target, moved_bytes, seconds))
         return self.moves[-1]

@@ -11,14 +11,14 @@ from ...core.decisions import Why
 from ...core.records import Result, Timeline, Totals
 from ..cluster.arrivals import INF, Arrivals
 from ..cluster.recorder import Recorder
-from ..loop.instance import Instance
+from ..loop.instance import EngineInstance
 
 Progress = Callable[[int, float], None]
 
 
 def execute(
     workload: Workload,
-    instance: Instance,
+    instance: EngineInstance,
     *,
     rejected: np.ndarray,
     progress: Progress | None = None,
@@ -61,7 +61,7 @@ def execute(
     )
 
 
-def _collect(instance: Instance, recorder: Recorder, arrivals: Arrivals) -> None:
+def _collect(instance: EngineInstance, recorder: Recorder, arrivals: Arrivals) -> None:
     recorder.finished(instance.finished, 0, eventful=True)
     for r in instance.finished:
         if r.notify:
@@ -75,7 +75,7 @@ def _collect(instance: Instance, recorder: Recorder, arrivals: Arrivals) -> None
     instance.outbox.clear()
 
 
-def _timeline(instance: Instance) -> Timeline:
+def _timeline(instance: EngineInstance) -> Timeline:
     samples = np.array([*instance.measures.samples, (instance.now_s, 0, 0, 0)])
     waiting, running, blocks = samples[:, 1:].T
     return Timeline(
@@ -86,7 +86,7 @@ def _timeline(instance: Instance) -> Timeline:
     )
 
 
-def _totals(instance: Instance, recorder: Recorder) -> Totals:
+def _totals(instance: EngineInstance, recorder: Recorder) -> Totals:
     m, total = instance.measures, instance.ledger.total
     makespan_s = float(np.max(recorder.records.finish_s, initial=0.0, where=_known(recorder)))
     return Totals(

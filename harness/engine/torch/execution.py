@@ -7,11 +7,11 @@ from collections.abc import Sequence as Seq
 
 from ...core.learned_predictions import LearnedPredictions
 from ...core.state import RequestState
-from ..loop.timed import Ran, TimedInstance, Told
+from ..loop.timed import Ran, RecordedStepTime, TimedInstance
 from .batch import Piece
 from .cache import Swapper
-from .clock import Clock
-from .kv_cache_manager import PagedLedger
+from .clock import WallClock
+from .kv_cache_manager import TorchKVCacheManager
 from .packed import InUse
 from .runner import Runner
 from .sequence import Sequence
@@ -19,7 +19,7 @@ from .sequence import Sequence
 Opens = Callable[[RequestState], Sequence]  # the prompt of a request that enters
 
 
-class Execution(Told):
+class Execution(RecordedStepTime):
     """Carries out what a `TimedInstance` decides, and tells how long it took.
 
     Args:
@@ -34,9 +34,9 @@ class Execution(Told):
     def __init__(
         self,
         runner: Runner,
-        ledger: PagedLedger,
+        ledger: TorchKVCacheManager,
         swapper: Swapper | None,
-        clock: Clock,
+        clock: WallClock,
         predictions: LearnedPredictions,
         opens: Opens,
     ) -> None:

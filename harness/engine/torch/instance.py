@@ -10,7 +10,7 @@ from ...core.state import Phase, RequestState
 from ..loop.measures import Measures
 from ..loop.timed import TimedInstance
 from .execution import Execution
-from .kv_cache_manager import PagedLedger
+from .kv_cache_manager import TorchKVCacheManager
 from .sequence import Sequence
 
 
@@ -27,7 +27,7 @@ class PagedInstance(TimedInstance):
     def __init__(
         self,
         policy: Policy,
-        ledger: PagedLedger,
+        ledger: TorchKVCacheManager,
         predictions: LearnedPredictions,
         execution: Execution,
         measures: Measures,
@@ -58,7 +58,7 @@ class PagedInstance(TimedInstance):
         there = len(self.resident)
         super()._preempt()
         if len(self.resident) > there:
-            assert isinstance(self.ledger, PagedLedger)
+            assert isinstance(self.ledger, TorchKVCacheManager)
             self._execution.swap_out(self.resident[-1], self.ledger.last_released)
 
     def _start_decode(self, r: RequestState) -> None:

@@ -15,7 +15,7 @@ from ...core.state import RequestState
 from .pipeline import Traffic
 
 
-class PagedLedger(BlockLedger):
+class TorchKVCacheManager(BlockLedger):
     """The lowest free ids are taken first: what is in use stays close together."""
 
     def __init__(

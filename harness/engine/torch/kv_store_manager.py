@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from heapq import heappop
 
 from ...core.kv_store_manager import StoreLedger
-from .kv_cache_manager import PagedLedger
+from .kv_cache_manager import TorchKVCacheManager
 from .pipeline import Traffic
 from .tiers import Tiers, path_of
 
@@ -80,7 +80,7 @@ class SharedUnits:
             del self._kept[unit]
 
 
-class PagedStoreLedger(StoreLedger, PagedLedger):
+class PagedStoreLedger(StoreLedger, TorchKVCacheManager):
     """A prefix is taken from the device as far as it lies there, and from the store beyond."""
 
     def __init__(
@@ -97,7 +97,7 @@ class PagedStoreLedger(StoreLedger, PagedLedger):
 
     def _ids_of(self, unit: int) -> list[int]:
         if unit not in self._unit_ids:
-            PagedLedger.evict(self)  # then there are as many free ids as free blocks
+            TorchKVCacheManager.evict(self)  # then there are as many free ids as free blocks
             count = self.unit_blocks
             self._unit_ids[unit] = [heappop(self._free_ids) for _ in range(count)]
             self._coming[unit] = None

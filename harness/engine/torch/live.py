@@ -23,7 +23,7 @@ _DIGEST = (1 << 62) - 1
 
 
 @dataclass(frozen=True)
-class Asked:
+class GenerationRequest:
     """A request from outside. Functions are called from the engine's thread.
 
     `gave` gets every token; then one of `ended` (with the reason, `stop` or `length`) and `lost`
@@ -43,7 +43,7 @@ class Asked:
 
 
 @dataclass
-class Counts:
+class ServedCounts:
     """What has been served so far."""
 
     requests: int = 0
@@ -53,7 +53,7 @@ class Counts:
     output_tokens: int = 0
 
 
-class Live:
+class LiveEngine:
     """Runs an instance in a thread of its own, for as long as the block lasts.
 
     Raises:
@@ -62,9 +62,9 @@ class Live:
 
     def __init__(self, engine: Engine, policy: Policy) -> None:
         self.engine = engine
-        self.counts = Counts()
+        self.counts = ServedCounts()
         self._clock = RealClock()
-        self._asked: dict[RequestState, Asked] = {}
+        self._asked: dict[RequestState, GenerationRequest] = {}
         made = engine.instance(policy, self._opens, self._clock)
         assert isinstance(made, PagedInstance)
         self.instance = made
@@ -77,7 +77,7 @@ class Live:
         self._problem: BaseException | None = None
         self._thread = threading.Thread(target=self._work, name="paged engine", daemon=True)
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> LiveEngine:
         self._thread.start()
         return self
 
@@ -94,7 +94,7 @@ class Live:
         """Does it still serve?"""
         return self._thread.is_alive() and self._problem is None
 
-    def submit(self, asked: Asked) -> RequestState:
+    def submit(self, asked: GenerationRequest) -> RequestState:
         """A request arrives now."""
         now_s = self._clock.now_s()
         tokens = asked.tokens

@@ -33,7 +33,7 @@ _OUT, _IN = "to-host", "to-gpu"
 
 
 @dataclass(frozen=True)
-class Shape:
+class BatchShape:
     """A batch: `chunks` equal chunks of `tokens` after `before` each, beside `sequences` that
     decode over `kv_tokens` each; or, with `blocks`, a copy of so many KV blocks in one direction.
     """
@@ -59,20 +59,20 @@ class Shape:
         return self.chunks * each + self.sequences * -(-(self.kv_tokens + 1) // block_tokens)
 
 
-def grid(context: int, most_sequences: int) -> Iterator[Shape]:
+def grid(context: int, most_sequences: int) -> Iterator[BatchShape]:
     """Batches in order of size, so that what is measured first says most.
 
     Lengths go up to the model's context, decoding sequences up to `most_sequences`.
     """
     counts = [n for n in (1, 2, 4, 8, 16, 32, 64, 128, 256) if n <= most_sequences]
     lengths = [n for n in (16, 64, 128, 256, 512, 1024, 2048, 4096) if n < context]
-    shapes = [Shape(sequences=n, kv_tokens=kv) for n in counts for kv in lengths]
+    shapes = [BatchShape(sequences=n, kv_tokens=kv) for n in counts for kv in lengths]
     spans = [(tokens, before) for tokens in lengths for before in (0, *lengths[1::2])]
     spans = [(tokens, before) for tokens, before in spans if tokens + before <= context]
-    shapes += [Shape(1, tokens, before) for tokens, before in spans]
-    shapes += [Shape(chunks, tokens, 0) for chunks in (2, 4, 8) for tokens in lengths[:5]]
+    shapes += [BatchShape(1, tokens, before) for tokens, before in spans]
+    shapes += [BatchShape(chunks, tokens, 0) for chunks in (2, 4, 8) for tokens in lengths[:5]]
     shapes += [
-        Shape(1, tokens, before, n, kv)
+        BatchShape(1, tokens, before, n, kv)
         for tokens, before in spans
         if tokens >= 64 and before in (0, *lengths[3:4])
         for n in counts[1::2]
@@ -81,7 +81,7 @@ def grid(context: int, most_sequences: int) -> Iterator[Shape]:
     yield from sorted(shapes, key=_weight)
 
 
-def _weight(shape: Shape) -> int:
+def _weight(shape: BatchShape) -> int:
     read = shape.chunks * shape.tokens * (shape.before + shape.tokens) // 64
     return (
         40 * (shape.chunks * shape.tokens + shape.sequences)
@@ -90,24 +90,24 @@ def _weight(shape: Shape) -> int:
     )
 
 
-def swaps(most_blocks: int) -> Iterator[Shape]:
+def swaps(most_blocks: int) -> Iterator[BatchShape]:
     """Copies of 1, 2, 3, 4, 6, 8, … blocks, in both directions."""
     sizes = sorted({size for k in range(12) for size in (2**k, 3 * 2**k)})
     for size in (s for s in sizes if s <= most_blocks):
         for direction in (_OUT, _IN):
-            yield Shape(blocks=size, direction=direction)
+            yield BatchShape(blocks=size, direction=direction)
 
 
-class Meter:
+class BatchTimer:
     """Times batches and copies on one engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         context = engine.decoder.config.context
         kv_tokens, tokens = min(256, context // 2), min(64, context // 4)
-        self._reference = _step(engine, Shape(1, tokens, 0, 4, kv_tokens))
+        self._reference = _step(engine, BatchShape(1, tokens, 0, 4, kv_tokens))
 
-    def timed(self, shape: Shape) -> Timing:
+    def timed(self, shape: BatchShape) -> Timing:
         """Of a step the median of a few runs after one that does not count; of a copy the best."""
         if shape.blocks:
             copy = _copy(self._engine, shape)
@@ -124,7 +124,7 @@ class Meter:
         return [self._reference() for _ in range(_REFERENCE_REPEATS)]
 
 
-def _step(engine: Engine, shape: Shape) -> _Timed:
+def _step(engine: Engine, shape: BatchShape) -> _Timed:
     free = iter(range(engine.room.blocks))
     size = engine.room.block_tokens
 
@@ -138,7 +138,7 @@ def _step(engine: Engine, shape: Shape) -> _Timed:
     return _Timed(engine.decoder.device, lambda: engine.runner.run(decodes, pieces))
 
 
-def _copy(engine: Engine, shape: Shape) -> _Timed:
+def _copy(engine: Engine, shape: BatchShape) -> _Timed:
     assert engine.swapper is not None
     swapper, count = engine.swapper, shape.blocks
     copy = swapper.out if shape.direction == _OUT else swapper.into
@@ -203,7 +203,7 @@ def _best_s(run: _Timed) -> float:
     return min(run() for _ in range(4))
 
 
-def host_s(engine: Engine, shapes: Seq[Shape]) -> float:
+def host_s(engine: Engine, shapes: Seq[BatchShape]) -> float:
     """Median time to put a batch together, which is part of every step."""
     times = []
     for shape in shapes:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from .cache import KvCache
 from .decoder import Decoder
-from .distributed import Move, Spread
+from .distributed import CompletedMove, Spread
 from .sequence import Sequence
 from .workers import Workers
 
@@ -15,7 +15,9 @@ _MOST_BYTES = 1 << 27  # of one layer's KV
 _ROUNDS = 4
 
 
-def measured_moves(decoder: Decoder, workers: Workers, block_tokens: int) -> Iterator[Move]:
+def measured_moves(
+    decoder: Decoder, workers: Workers, block_tokens: int
+) -> Iterator[CompletedMove]:
     """Moves of every kind with more and more KV, to worker 1 and back; the first round of each
     size is for warming up and left out.
     """

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ...core.module_moves import Module, ModulePolicy, Move
+from ...core.module_moves import Module, ModuleMove, ModulePolicy
 
 if TYPE_CHECKING:
     from . import distributed as spreading
@@ -23,13 +23,13 @@ HERE = 0
 
 
 @dataclass(frozen=True)
-class Moved:
+class ExecutedMove:
     """A move that was made: when, on which loads, what they were to become, and what it took."""
 
     time_s: float
     loads: Mapping[int, float]
-    planned: Move
-    made: tuple[spreading.Move, ...]
+    planned: ModuleMove
+    made: tuple[spreading.CompletedMove, ...]
 
     def line(self) -> str:
         """For a log."""
@@ -42,7 +42,7 @@ class Moved:
 
 @dataclass
 class Migrator:
-    """Looks every `rule.review_every_s` seconds, before an iteration, and moves at most once.
+    """Looks every `rule.control_every_s` seconds, before an iteration, and moves at most once.
 
     Args:
         spread: the model over its processes.
@@ -55,12 +55,12 @@ class Migrator:
     used_blocks: Callable[[], int]
     rule: ModulePolicy
     now_s: Callable[[], float]
-    history: list[Moved] = field(default_factory=list)
+    history: list[ExecutedMove] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rule, spread = self.rule, self.spread
         self._planner = rule.planner()
-        self._next_s = self.now_s() + rule.review_every_s
+        self._next_s = self.now_s() + rule.control_every_s
         self._cpu_s = self._spent()
         self._looked_s = time.perf_counter()
         self._compute: dict[int, float] = {}
@@ -71,12 +71,12 @@ class Migrator:
         now_s = self.now_s()
         if now_s < self._next_s:
             return
-        self._next_s = now_s + self.rule.review_every_s
+        self._next_s = now_s + self.rule.control_every_s
         self._measure()
         loads = self.loads()
         for planned in self._planner.plan(loads, self._offer):
             made = self._carry_out(planned)
-            self.history.append(Moved(now_s, loads, planned, made))
+            self.history.append(ExecutedMove(now_s, loads, planned, made))
 
     def loads(self) -> dict[int, float]:
         """U of each process."""
@@ -103,14 +103,14 @@ class Migrator:
 
     def _offer(
         self, module: Module, source: int, target: int, load: Mapping[int, float]
-    ) -> Move | None:
+    ) -> ModuleMove | None:
         if module is Module.LAYERS and self.rule.layer_moves:
             return self._layers(source, target, load)
         if module is Module.HEADS and self.rule.head_moves:
             return self._heads(source, target, load)
         return None
 
-    def _layers(self, source: int, target: int, load: Mapping[int, float]) -> Move | None:
+    def _layers(self, source: int, target: int, load: Mapping[int, float]) -> ModuleMove | None:
         there = self.spread.movable(source)
         most = len(there) - (source == HERE)  # the first process keeps one
         if most < 1:
@@ -119,7 +119,7 @@ class Migrator:
         computed = self._compute[source] / self.spread.layers_at(source)
         return self._nearest(Module.LAYERS, source, target, most, computed, each_bytes, load)
 
-    def _heads(self, source: int, target: int, load: Mapping[int, float]) -> Move | None:
+    def _heads(self, source: int, target: int, load: Mapping[int, float]) -> ModuleMove | None:
         """KV heads of all whole layers that are here; or all that a helper has come home."""
         spread, every = self.spread, self.spread.config.kv_heads
         kv_bytes = spread.kv_bytes(self.used_blocks())
@@ -130,7 +130,7 @@ class Migrator:
             moved = sum(kv_bytes * heads // every for heads in held.values())
             shift = moved / self._capacity_bytes
             after = (load[source] - shift, load[target] + shift)
-            return Move(Module.HEADS, source, target, 0, *after, self._cost_s(moved))
+            return ModuleMove(Module.HEADS, source, target, 0, *after, self._cost_s(moved))
         each_bytes = kv_bytes * len(spread.movable(HERE)) // every
         return self._nearest(Module.HEADS, source, target, every - 1, 0.0, each_bytes, load)
 
@@ -143,7 +143,7 @@ class Migrator:
         computed: float,
         each_bytes: int,
         load: Mapping[int, float],
-    ) -> Move | None:
+    ) -> ModuleMove | None:
         """As many units as bring the two loads as near as can be."""
         shift = computed + each_bytes / self._capacity_bytes
         if shift <= 0:
@@ -153,7 +153,9 @@ class Migrator:
         if not units:
             return None
         here, there = load[source] - units * shift, load[target] + units * shift
-        return Move(module, source, target, units, here, there, self._cost_s(units * each_bytes))
+        return ModuleMove(
+            module, source, target, units, here, there, self._cost_s(units * each_bytes)
+        )
 
     def _cost_s(self, moved_bytes: int) -> float:
         """At the pace of all moves so far; the first is made to learn it."""
@@ -163,7 +165,7 @@ class Migrator:
 
     # ---------------------------------------------------------------- moving
 
-    def _carry_out(self, move: Move) -> tuple[spreading.Move, ...]:
+    def _carry_out(self, move: ModuleMove) -> tuple[spreading.CompletedMove, ...]:
         spread = self.spread
         there = spread.movable(move.source)
         if move.module is Module.LAYERS:

@@ -34,7 +34,7 @@ class Traffic:
 
 
 @dataclass
-class Carried:
+class TransferTotals:
     """Sums over iterations. `waited_s`: what loading and storing the computation had to wait for;
     the rest of `load_s` and `store_s` went on beside it.
     """
@@ -49,7 +49,7 @@ class Carried:
 class Carrier(Protocol):
     """Carries the traffic of an iteration; without any, nothing of this waits."""
 
-    carried: Carried  # in this process
+    carried: TransferTotals  # in this process
 
     def begin(self, traffic: Traffic) -> None:
         """All layers are computed next, in their order; loading begins."""
@@ -81,7 +81,7 @@ class Pipeline:
     kv_of: Callable[[int], Tensor]
     layers: Callable[[], Iterable[int]]
     last: bool = False
-    carried: Carried = field(default_factory=Carried)
+    carried: TransferTotals = field(default_factory=TransferTotals)
 
     def __post_init__(self) -> None:
         self._loader = ThreadPoolExecutor(1, "loads KV")

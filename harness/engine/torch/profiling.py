@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....predictors.profiles.link_fit import fit_links
-from ....predictors.profiles.profile import Device, Profile, Source, table_of, write_profile
-from ....predictors.profiles.whole_steps import LEAST_STEPS, Step, profile_of_steps
+from ....predictors.profiles.profile import MeasuredDevice, Profile, Source, table_of, write_profile
+from ....predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, profile_of_steps
 from ....predictors.specs import models
 from ....workloads.errors import SloBenchError
 from ..loop.gc_control import heap_frozen
@@ -21,8 +21,8 @@ from .timing import Timing
 
 if TYPE_CHECKING:
     from .decoder import Decoder
-    from .distributed import Move
-    from .measure import Shape
+    from .distributed import CompletedMove
+    from .measure import BatchShape
 
 BUDGET_S = 540.0
 _BLOCK_TOKENS = 16
@@ -33,7 +33,7 @@ Tell = Callable[[int, int], None]  # rows done, rows in all
 
 
 @dataclass(frozen=True)
-class Asked:
+class ProfilingOptions:
     """What to measure. `gpu` is the catalogue's name of the device; by default the device's own."""
 
     model: Path
@@ -57,7 +57,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Measured:
+class ProfilingResult:
     """The profile and where it is; `left` batches of the grid were not measured in time, and
     `steadiness` says how steady the machine was (empty: nobody can tell).
     """
@@ -69,7 +69,7 @@ class Measured:
     steadiness: str = ""
 
 
-def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measured:
+def measure_profile(asked: ProfilingOptions, tell: Tell = lambda done, of: None) -> ProfilingResult:
     """Measure what the rows' file lacks, fit, and write the profile.
 
     Raises:
@@ -77,13 +77,13 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
             not suffice for a fit.
     """
     from . import measure
-    from .build import Engine, Room, kv_blocks
+    from .build import Engine, KvCacheConfig, kv_blocks
     from .load import load_decoder
 
     decoder = load_decoder(asked.model, asked.device)
     blocks = min(_MOST_BLOCKS, kv_blocks(decoder, _BLOCK_TOKENS))
     swapped = min(_HOST_BLOCKS, blocks)
-    engine = Engine(decoder, Room(blocks, _BLOCK_TOKENS, swapped))
+    engine = Engine(decoder, KvCacheConfig(blocks, _BLOCK_TOKENS, swapped))
     steps = [
         shape
         for shape in measure.grid(decoder.config.context, asked.most_sequences)
@@ -99,7 +99,7 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
     if measure.by_cpu_time(decoder.device):
         about["clock"] = "CPU time of one thread"
     rows = _Rows(asked.rows_file, about)
-    begin_s, meter = time.monotonic(), measure.Meter(engine)
+    begin_s, meter = time.monotonic(), measure.BatchTimer(engine)
     rounds = [(number, shape) for number in range(measure.ROUNDS) for shape in wanted]
     with heap_frozen():
         for done, (number, shape) in enumerate(rounds):
@@ -117,14 +117,14 @@ def measure_profile(asked: Asked, tell: Tell = lambda done, of: None) -> Measure
         figures = measure.device_figures(decoder.device, decoder.dtype)
         kv_bytes = kv_blocks(decoder, _BLOCK_TOKENS) * engine.cache.block_bytes
         profile = dataclasses.replace(
-            profile, device=Device(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
+            profile, device=MeasuredDevice(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
         )
     left = sum(rows.time_s(shape) is None for shape in wanted)
     header = write_profile(with_shape(profile, asked), asked.out)
-    return Measured(profile, header, left, host_s, rows.steadiness())
+    return ProfilingResult(profile, header, left, host_s, rows.steadiness())
 
 
-def _moves(decoder: Decoder) -> list[Move]:
+def _moves(decoder: Decoder) -> list[CompletedMove]:
     from .measure_moves import measured_moves
     from .workers import Workers
 
@@ -132,10 +132,10 @@ def _moves(decoder: Decoder) -> list[Move]:
         return list(measured_moves(decoder, workers, _BLOCK_TOKENS))
 
 
-def _with_links(profile: Profile, moves: Sequence[Move]) -> Profile:
+def _with_links(profile: Profile, moves: Sequence[CompletedMove]) -> Profile:
     tables = dict(profile.tables)
     if moves:
-        quickest: dict[tuple[str, int, int], Move] = {}
+        quickest: dict[tuple[str, int, int], CompletedMove] = {}
         for move in moves:  # anything else that runs makes them longer
             key = (move.what, move.target, move.moved_bytes)
             if key not in quickest or move.seconds < quickest[key].seconds:
@@ -145,7 +145,7 @@ def _with_links(profile: Profile, moves: Sequence[Move]) -> Profile:
     return dataclasses.replace(profile, tables=tables, links=fit_links(tables))
 
 
-def with_shape(profile: Profile, asked: Asked) -> Profile:
+def with_shape(profile: Profile, asked: ProfilingOptions) -> Profile:
     """The model's configuration beside the profile, unless the catalogue knows the model."""
     if asked.model_name in models():
         return profile
@@ -155,16 +155,16 @@ def with_shape(profile: Profile, asked: Asked) -> Profile:
 
 
 def _profile(
-    asked: Asked,
+    asked: ProfilingOptions,
     rows: _Rows,
-    wanted: Sequence[Shape],
+    wanted: Sequence[BatchShape],
     host_s: float,
     dtype: str,
     block_bytes: int,
 ) -> Profile:
     timed = [(shape, rows.time_s(shape)) for shape in wanted]
     steps = [
-        Step(
+        LoggedStep(
             s.sequences,
             s.sequences * s.kv_tokens,
             [(s.before, s.tokens)] * s.chunks,
@@ -227,11 +227,11 @@ class _Rows:
                 continue  # cut off when a run was interrupted
             self._known.setdefault(tuple(key), []).append(Timing(seconds, reference_s))
 
-    def rounds(self, shape: Shape) -> int:
+    def rounds(self, shape: BatchShape) -> int:
         """In how many it was measured."""
         return len(self._known.get(tuple(shape.key), ()))
 
-    def time_s(self, shape: Shape) -> float | None:
+    def time_s(self, shape: BatchShape) -> float | None:
         """Seconds, if measured.
 
         Of a step the median over rounds, at the speed that the machine usually has: each round's
@@ -268,7 +268,7 @@ class _Rows:
             f"{said}; reduced so, a step differs by {statistics.median(apart):.1%} between rounds"
         )
 
-    def add(self, shape: Shape, timing: Timing) -> None:
+    def add(self, shape: BatchShape, timing: Timing) -> None:
         """Measured."""
         self._known.setdefault(tuple(shape.key), []).append(timing)
         with self._path.open("a", encoding="utf-8") as file:

@@ -23,7 +23,7 @@ GREEDY = Sampling()
 
 
 @dataclass(frozen=True)
-class Lent:
+class OffloadedBlocks:
     """The first blocks of a sequence, which are at a worker: their ids there."""
 
     rank: int
@@ -34,8 +34,8 @@ class Lent:
 class Sequence:
     """`tokens` are the prompt and all that was given back; while it decodes, the last of them has
     no KV yet. `blocks` are ids of KV blocks in the order of the tokens. The answer ends with the
-    first of the tokens in `ends`, if one comes before its length is reached. With `lent`, `blocks`
-    are those after the lent ones.
+    first of the tokens in `ends`, if one comes before its length is reached. With `offloaded`,
+    `blocks` are those after the lent ones.
     """
 
     tokens: list[int]
@@ -43,9 +43,9 @@ class Sequence:
     ends: frozenset[int] = frozenset()
     blocks: list[int] = field(default_factory=list)
     host_blocks: list[int] = field(default_factory=list)  # where its KV lies while swapped out
-    lent: Lent | None = None
+    offloaded: OffloadedBlocks | None = None
 
     @property
-    def lent_blocks(self) -> int:
+    def offloaded_blocks(self) -> int:
         """How many are elsewhere."""
-        return len(self.lent.blocks) if self.lent else 0
+        return len(self.offloaded.blocks) if self.offloaded else 0

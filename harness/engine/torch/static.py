@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
-from ...core.device import Device
+from ...core.device import StageDevice
 from ...core.policy import StaticPolicy
 from ...core.state import RequestState
 from ...core.view import Predictions
 from ..loop.measures import Measures
 from ..simulator.static import StaticInstance
 from .batch import Piece
-from .clock import Clock
+from .clock import WallClock
 from .execution import Opens
-from .kv_cache_manager import PagedLedger
+from .kv_cache_manager import TorchKVCacheManager
 from .runner import Runner
 from .sequence import Sequence
 
@@ -22,7 +22,9 @@ from .sequence import Sequence
 class StaticExecution:
     """A `StepTime` that carries out what a `PagedStaticInstance` runs: it took what it took."""
 
-    def __init__(self, runner: Runner, ledger: PagedLedger, clock: Clock, opens: Opens) -> None:
+    def __init__(
+        self, runner: Runner, ledger: TorchKVCacheManager, clock: WallClock, opens: Opens
+    ) -> None:
         self._runner = runner
         self._ledger = ledger
         self._clock = clock
@@ -79,13 +81,13 @@ class PagedStaticInstance(StaticInstance):
     def __init__(
         self,
         policy: StaticPolicy,
-        ledger: PagedLedger,
+        ledger: TorchKVCacheManager,
         predictions: Predictions,
         execution: StaticExecution,
         measures: Measures,
         index: int = 0,
     ) -> None:
-        device = (Device(f"instance {index}"),)
+        device = (StageDevice(f"instance {index}"),)
         super().__init__(policy, ledger, predictions, execution, device, measures, index)
         self._execution = execution
         self.ended: Callable[[RequestState, Sequence], None] | None = None

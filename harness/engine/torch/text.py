@@ -85,7 +85,7 @@ def _word(told: Any) -> str:
     return str(told.get("content", "")) if isinstance(told, dict) else str(told or "")
 
 
-class Stream:
+class TextStream:
     """An answer's text as it grows: half a character is held back until it is whole."""
 
     def __init__(self, text: Text) -> None:

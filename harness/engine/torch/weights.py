@@ -54,7 +54,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Weights:
+class DecoderWeights:
     """All of a decoder. `positions` are learned ones, else None."""
 
     embed: Tensor
@@ -99,7 +99,7 @@ _OPT = _Names(
 
 def load_weights(
     folder: Path, config: DecoderConfig, dtype: torch.dtype, device: torch.device
-) -> Weights:
+) -> DecoderWeights:
     """The weights in a folder.
 
     Raises:
@@ -128,7 +128,7 @@ class _Reader:
             if f"{bare}embed_tokens.weight" in checkpoint:
                 self._root = bare
 
-    def weights(self) -> Weights:
+    def weights(self) -> DecoderWeights:
         config = self._config
         embed = self._get("embed_tokens.weight", config.vocab, config.hidden)
         head = embed.t()  # where they are one, there is no second copy
@@ -140,7 +140,7 @@ class _Reader:
             places = config.context + config.position_offset
             positions = self._get("embed_positions.weight", places, config.hidden)
         layers = [self._layer(f"layers.{n}.") for n in range(config.layers)]
-        return Weights(embed, positions, layers, self._norm(self._names.last_norm), head)
+        return DecoderWeights(embed, positions, layers, self._norm(self._names.last_norm), head)
 
     def _layer(self, at: str) -> Layer:
         config, names = self._config, self._names

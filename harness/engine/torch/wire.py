@@ -15,18 +15,18 @@ import torch
 import torch.distributed as dist
 
 from .attention import Partial
-from .batch import Batch, Chunk, Decodes
+from .batch import Batch, Decodes, PrefillChunk
 from .config import DecoderConfig, Rope
 from .errors import WorkerError
 from .packed import InUse, Packed
-from .pipeline import Carried, Traffic
+from .pipeline import Traffic, TransferTotals
 from .tiers import UnitShape
 from .weights import Layer, Linear
 
 _TOLD = [
     Batch,
-    Carried,
-    Chunk,
+    TransferTotals,
+    PrefillChunk,
     DecoderConfig,
     Decodes,
     InUse,

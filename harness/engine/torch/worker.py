@@ -25,16 +25,16 @@ from .decoder import Decoder, store
 from .errors import WorkerError
 from .packed import InUse, LayerKv, Packed, packed, unpacked
 from .pipeline import Pipeline, Traffic
-from .weights import Layer, Weights
+from .weights import DecoderWeights, Layer
 
 
-class Worker:
+class TorchWorker:
     """Answers each message with another; see `spread` for who asks what."""
 
     def begin(self, config: DecoderConfig) -> None:
         """Nothing of this model is here yet, and of none before it any more."""
         nothing = torch.empty(0)
-        weights = Weights(nothing, None, [], (nothing, None), nothing)
+        weights = DecoderWeights(nothing, None, [], (nothing, None), nothing)
         self._config = config
         self._decoder = Decoder(config, weights)
         self._layers: dict[int, tuple[Layer, LayerKv]] = {}
@@ -133,7 +133,7 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         wire.join(Path(place), int(rank), int(size), float(timeout_s))
-        worker = Worker()
+        worker = TorchWorker()
         with torch.inference_mode():
             while (asked := wire.receive(0)) is not None:
                 what, arguments = asked

@@ -26,7 +26,7 @@ from ....workloads.workload import Workload
 from ...load_generator.client_health import Client
 from ...load_generator.http.columns import FAULTS
 from ...load_generator.http.endpoint import Endpoint
-from ...load_generator.http.faults import Fault
+from ...load_generator.http.faults import RequestFault
 from ...load_generator.routed_load import HttpResult, measure
 from ...load_generator.send_job import Senders
 from ...results.csv_columns import Choice, Column, gzip_csv
@@ -35,7 +35,7 @@ from ...results.run_folder import Value, write_whole
 from ...servers.launch.nvml import Gpu, visible_gpus
 from ..config.client_schema import ClientSchema
 from ..execution.cells import CellSpec
-from .base import Measured, Progress
+from .base import CellMeasurement, Progress
 from .gpu_watch import GpuWatch, watching
 from .vllm_json import write_vllm_json
 
@@ -106,7 +106,7 @@ class Attached:
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
-    ) -> Measured:
+    ) -> CellMeasurement:
         """See `Deployment`."""
         options = self.client.options(
             model=self.model, salt=spec.cell, values_field=self.values_field
@@ -136,7 +136,7 @@ class Attached:
         if "vllm" in self.client.export:
             path = folder / "vllm" / f"{spec.cell}.json"
             write_vllm_json(path, workload, found, model=self.model, rate_rps=spec.rate_rps)
-        return Measured(
+        return CellMeasurement(
             found.result,
             invalid_because=found.invalid_because,
             columns=_columns(found),
@@ -262,7 +262,9 @@ def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
     }
     counts = found.faults()
     figures |= {
-        f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0) for fault in Fault if fault
+        f"fault_{fault.value.replace('-', '_')}": counts.get(fault, 0)
+        for fault in RequestFault
+        if fault
     }
     return figures
 
@@ -281,7 +283,7 @@ def _prefix_hit_rate(found: HttpResult) -> float | None:
 
 def _short_answers(workload: Workload, found: HttpResult) -> int:
     """Whole answers with fewer tokens than the workload has."""
-    whole = found.columns.fault == FAULTS.index(Fault.NONE)
+    whole = found.columns.fault == FAULTS.index(RequestFault.NONE)
     generated = whole & (found.columns.tokens_out > 0)
     return int((generated & (found.columns.tokens_out < workload.output_tokens)).sum())
 

@@ -25,7 +25,7 @@ Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 
 
 @dataclass(frozen=True)
-class Measured:
+class CellMeasurement:
     """What a real cell gave.
 
     `invalid_because` is None, or why the level must not be used (the client was late, ...).
@@ -59,7 +59,7 @@ class Deployment(Protocol):
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
-    ) -> Measured:
+    ) -> CellMeasurement:
         """Offer `workload` to the servers and follow every request to its end.
 
         Files of the cell go into sub-folders of `folder`, under the name `spec.cell`.

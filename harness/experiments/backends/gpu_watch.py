@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ...results.run_folder import Value, write_whole
-from ...servers.launch.nvml import Reading
+from ...servers.launch.nvml import GpuReading
 
 INTERVAL_S = 0.25
 
@@ -29,25 +29,25 @@ class WatchedGpu(Protocol):
         """Its number on this machine."""
         ...
 
-    def read(self) -> Reading:
+    def read(self) -> GpuReading:
         """What it does now."""
         ...
 
 
 @dataclass(frozen=True)
-class Sample:
+class GpuSample:
     """A reading of one GPU at `time_s`, by the clock of the watch."""
 
     time_s: float
     gpu: int
-    reading: Reading
+    reading: GpuReading
 
 
 @dataclass
 class GpuWatch:
     """Readings so far."""
 
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[GpuSample] = field(default_factory=list)
 
     def figures(self, begin_s: float, end_s: float) -> dict[str, Value]:
         """Columns of `cells.csv`, over the span between two moments of the watch's clock.
@@ -76,7 +76,7 @@ class GpuWatch:
         """The table; `begin_s` is the workload's time zero by the watch's clock."""
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        names = [f.name for f in fields(Reading)]
+        names = [f.name for f in fields(GpuReading)]
         writer.writerow(["time_s", "gpu", *names])
         for sample in self.samples:
             values = [getattr(sample.reading, name) for name in names]
@@ -84,7 +84,7 @@ class GpuWatch:
         write_whole(path, [text.getvalue().encode()])
 
 
-def _mean_power_w(samples: Sequence[Sample]) -> float | None:
+def _mean_power_w(samples: Sequence[GpuSample]) -> float | None:
     first, last = samples[0], samples[-1]
     energies = first.reading.energy_j, last.reading.energy_j
     if None not in energies and last.time_s > first.time_s:
@@ -113,7 +113,7 @@ def watching(
 
     def read_all() -> None:
         for gpu in gpus:
-            watch.samples.append(Sample(clock(), gpu.index, gpu.read()))
+            watch.samples.append(GpuSample(clock(), gpu.index, gpu.read()))
 
     def read_on() -> None:
         while not stop.wait(interval_s):

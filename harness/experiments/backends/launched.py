@@ -30,13 +30,13 @@ from ...servers.gateway import serving_apart
 from ...servers.gateway.split import transfer_of
 from ...servers.launch.environments import environment, home
 from ...servers.launch.serve import Serve
-from ...servers.launch.server_process import Server, ServerError
+from ...servers.launch.server_process import ServerError, ServerProcess
 from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema
 from ..execution.cells import CellSpec, PlacementSpec, workload_of
 from . import plugin_counters as tally
 from .attached import Attached
-from .base import Measured, Progress
+from .base import CellMeasurement, Progress
 
 _BLOCK_TOKENS = 16  # an experiment's default: the server then chooses itself
 _TP = {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}
@@ -158,7 +158,7 @@ class Launched:
     """Servers of ours that are up."""
 
     attached: Attached
-    servers: Sequence[Server]
+    servers: Sequence[ServerProcess]
     step_logs: Sequence[Path]
     wanted: Serve
     model: str = field(init=False)
@@ -171,7 +171,7 @@ class Launched:
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
-    ) -> Measured:
+    ) -> CellMeasurement:
         """See `Deployment`. A server that dies meanwhile makes the level invalid, and so do swaps
         that were decided and not executed, and KV that was given up before it was fetched.
 

@@ -25,9 +25,9 @@ from ...core.module_moves import ModulePolicy
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ...core.state import RequestState
 from ...engine.loop.gc_control import collections_off, heap_frozen
-from ...engine.loop.instance import Instance
+from ...engine.loop.instance import EngineInstance
 from ...engine.loop.overlong_requests import fit
-from ...engine.loop.timed import Ran, TimedInstance, Told
+from ...engine.loop.timed import Ran, RecordedStepTime, TimedInstance
 from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
 from ...engine.torch.migrating import Migrator
@@ -42,10 +42,10 @@ from ...servers.launch.compatibility import check as check_system
 from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
 from ..execution.cells import CellSpec, configured, longest_output_tokens, predicted_output_tokens
-from .base import Measured, Progress
+from .base import CellMeasurement, Progress
 
 if TYPE_CHECKING:
-    from ...engine.torch.build import Engine, Room
+    from ...engine.torch.build import Engine, KvCacheConfig
     from ...engine.torch.decoder import Decoder
     from ...engine.torch.tiers import TierFolder
     from ...engine.torch.workers import Workers
@@ -119,7 +119,7 @@ class PagedBackend:
         return replace(spec, cell=cell, seed=spec.seed + PROFILING_SEEDS)
 
     @contextlib.contextmanager
-    def started(self, spec: CellSpec, folder: Path) -> Iterator[Loaded]:
+    def started(self, spec: CellSpec, folder: Path) -> Iterator[LoadedModel]:
         """See `Backend`."""
         from ...engine.torch.load import load_decoder
         from ...engine.torch.workers import Workers
@@ -130,15 +130,15 @@ class PagedBackend:
         decoder = load_decoder(model, place.gpu)
         store = self.server.kv_store
         if not self.server.workers:
-            yield Loaded(decoder, model, logged, clock=self.server.clock, store=store)
+            yield LoadedModel(decoder, model, logged, clock=self.server.clock, store=store)
             return
         with Workers(self.server.workers) as workers:
             rule = module_policy(self.server.moving)
-            yield Loaded(decoder, model, logged, workers, rule, store=store)
+            yield LoadedModel(decoder, model, logged, workers, rule, store=store)
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedModel:
     """A model in memory. With `workers`, layers and heads move to them by `rule`. `store`: tiers
     beyond the device, of which each cell has some of its own while it is measured.
     """
@@ -163,7 +163,7 @@ class Loaded:
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
-    ) -> Measured:
+    ) -> CellMeasurement:
         """See `Deployment`.
 
         Raises:
@@ -191,8 +191,8 @@ class Loaded:
         folder: Path,
         progress: Progress | None,
         policy: AnyPolicy,
-        room: Room,
-    ) -> Measured:
+        room: KvCacheConfig,
+    ) -> CellMeasurement:
         import torch
 
         from ...engine.torch.build import Engine
@@ -238,9 +238,9 @@ class Loaded:
             write_whole(folder / "servers" / f"{spec.cell}.moves.jsonl", [log.encode()])
         if self.logged:
             _keep_log(folder, spec, self, engine, lines, most_tokens)
-        return Measured(result, figures=_store_figures(engine, instance))
+        return CellMeasurement(result, figures=_store_figures(engine, instance))
 
-    def _migrator(self, engine: Engine, instance: Instance) -> Migrator | None:
+    def _migrator(self, engine: Engine, instance: EngineInstance) -> Migrator | None:
         from ...engine.torch.execution import Execution
 
         if engine.spread is None or self.rule is None or not isinstance(instance, TimedInstance):
@@ -256,8 +256,8 @@ class Loaded:
         execution.between = migrator.look
         return migrator
 
-    def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_tokens: int) -> Room:
-        from ...engine.torch.build import Room, kv_blocks, swaps
+    def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_tokens: int) -> KvCacheConfig:
+        from ...engine.torch.build import KvCacheConfig, kv_blocks, swaps
         from ...engine.torch.load import kv_bytes
 
         place = spec.placement
@@ -269,7 +269,7 @@ class Loaded:
             each = kv_bytes(self.decoder.config, self.decoder.dtype, place.block_tokens)
             room = int(place.host_memory_gib * GIB) // each
             host_blocks = room if place.host_blocks is None else place.host_blocks
-        return Room(blocks, place.block_tokens, host_blocks, prefix_block_tokens)
+        return KvCacheConfig(blocks, place.block_tokens, host_blocks, prefix_block_tokens)
 
     def _most_tokens(self, engine: Engine, policy: AnyPolicy) -> int:
         """Longest prompt + answer that the instance can hold."""
@@ -306,14 +306,14 @@ def _log_steps(instance: TimedInstance, lines: list[str]) -> None:
         lines.append(json.dumps({"event": "done", "time_s": end_s, "left": 0, "ran": ran}))
 
     told = instance.step_time
-    assert isinstance(told, Told)
+    assert isinstance(told, RecordedStepTime)
     told.heard = heard
 
 
 def _keep_log(
     folder: Path,
     spec: CellSpec,
-    loaded: Loaded,
+    loaded: LoadedModel,
     engine: Engine,
     lines: Sequence[str],
     most_tokens: int,
@@ -376,7 +376,7 @@ def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
         yield tuple(tiers)
 
 
-def _store_figures(engine: Engine, instance: Instance) -> Mapping[str, Value]:
+def _store_figures(engine: Engine, instance: EngineInstance) -> Mapping[str, Value]:
     from ...engine.torch.kv_store_manager import PagedStoreLedger
 
     if not isinstance(instance.ledger, PagedStoreLedger):

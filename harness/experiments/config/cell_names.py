@@ -13,7 +13,7 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import CellSpec, WorkloadSpec, source
 from .choices import AXES
-from .load import Level
+from .load import OperatingPoint
 from .schema import ExperimentSchema
 
 NAMED = ("workload", "model", "gpu", "gpus")  # these columns are always there
@@ -21,7 +21,7 @@ _LONGEST_NAME = 150  # of a cell, which is a file's name
 
 
 @dataclass(frozen=True)
-class Columns:
+class AxisColumns:
     """Which settings have a column, and what they call workloads and models there."""
 
     swept: tuple[str, ...]
@@ -30,7 +30,7 @@ class Columns:
     backend: str
 
     @classmethod
-    def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> Columns:
+    def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> AxisColumns:
         """Settings with several values have one; names stand for texts where they are distinct."""
         names = {spec.workload: source(spec).name for spec in workloads}
         return cls(
@@ -58,7 +58,7 @@ def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
     return names if len(set(names.values())) == len(names) else {text: text for text in names}
 
 
-def offered(level: Level, natural_rate_rps: float | None) -> dict[str, Value]:
+def offered(level: OperatingPoint, natural_rate_rps: float | None) -> dict[str, Value]:
     """The columns of the load; a rate that only the run can tell is None here."""
     if level.load is not None:
         return {"rate_rps": level.rate_rps, "speed": level.speed, "load": level.load}

@@ -27,7 +27,7 @@ _SAMPLE_REQUESTS = 500
 
 
 @dataclass(frozen=True)
-class Level:
+class OperatingPoint:
     """One offered load: a rate, a speed of the trace's own arrivals, a share of the estimated
     capacity, or none of them (closed loop).
     """
@@ -50,7 +50,7 @@ class Level:
 class Load:
     """The levels of an experiment, how many requests each has by default, and its seeds."""
 
-    levels: tuple[Level, ...]
+    levels: tuple[OperatingPoint, ...]
     requests: int | None  # where neither requests nor duration_s is asked
     seeds: int
 
@@ -87,7 +87,7 @@ def _levels(
     workloads: Sequence[WorkloadSpec],
     place: PlacementSpec,
     instances: int,
-) -> tuple[Level, ...]:
+) -> tuple[OperatingPoint, ...]:
     closed = [source(spec).closed_loop for spec in workloads]
     if any(closed) and not all(closed):
         raise SloBenchError(
@@ -101,25 +101,25 @@ def _levels(
                 "concurrency(…) sets the load itself; leave rates, speeds and loads out, "
                 "or choose another arrival process"
             )
-        return (Level(),)
+        return (OperatingPoint(),)
     if asked.speeds is not None:
         if not recorded:
             raise SloBenchError(
                 "speeds need a workload with arrivals of its own (a trace); give rates instead"
             )
-        return tuple(Level(speed=speed) for speed in asked.speeds)
+        return tuple(OperatingPoint(speed=speed) for speed in asked.speeds)
     if asked.rates is not None:
-        return tuple(Level(rate_rps=rate) for rate in asked.rates)
+        return tuple(OperatingPoint(rate_rps=rate) for rate in asked.rates)
     if asked.loads is not None and asked.backend == SIMULATED:
-        return tuple(Level(load=load) for load in asked.loads)
+        return tuple(OperatingPoint(load=load) for load in asked.loads)
     if recorded and asked.loads is None:
-        return tuple(Level(speed=speed) for speed in DEFAULT_SPEEDS)
+        return tuple(OperatingPoint(speed=speed) for speed in DEFAULT_SPEEDS)
     if asked.backend != SIMULATED:
         raise SloBenchError(
             "what a real server carries is not estimated beforehand; give rates (--rates 1,2,4)"
         )
     capacity_rps = estimated_capacity_rps(workloads[0], place, asked.seed) * instances
-    return tuple(Level(rate_rps=two_digits(capacity_rps * share)) for share in LADDER)
+    return tuple(OperatingPoint(rate_rps=two_digits(capacity_rps * share)) for share in LADDER)
 
 
 def _draws(asked: ExperimentSchema) -> bool:

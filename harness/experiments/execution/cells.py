@@ -36,7 +36,7 @@ from ....workloads.workload import Workload
 from ...core.multi_model_policy import SharingPolicy
 from ...core.records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
-from ...engine.loop.traced import Trace
+from ...engine.loop.traced import EngineTrace
 from ...engine.simulator.simulate import simulate
 from ...engine.simulator.simulate_models import OneModel, simulate_models
 from ...policies.systems import System, system
@@ -304,7 +304,7 @@ def simulated(
     *,
     step_time: StepTime | None = None,
     progress: Progress | None = None,
-    trace: Trace | None = None,
+    trace: EngineTrace | None = None,
 ) -> Result:
     """What comes of a cell.
 
@@ -421,7 +421,7 @@ def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy)
 
 def _roles(result: Result) -> dict[str, Column]:
     """What the instance of each request is there for, where they differ."""
-    names = [instance.role for instance in result.instances]
+    names = [engine.role for engine in result.instances]
     if not any(names):
         return {}
     kinds = ["", *dict.fromkeys(names)]

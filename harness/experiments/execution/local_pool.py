@@ -26,7 +26,7 @@ _Message = tuple[str, str, tuple[object, ...]]  # a module, its function, what t
 _Work = tuple[Future[Any], _Message]
 
 
-class PoolHere:
+class LocalPool:
     """A `Pool` of `jobs` processes, for as long as the block lasts."""
 
     def __init__(self, jobs: int) -> None:
@@ -40,7 +40,7 @@ class PoolHere:
         self._stopped = False
         self._workers = [_Worker(self._todo) for _ in range(jobs)]
 
-    def __enter__(self) -> PoolHere:
+    def __enter__(self) -> LocalPool:
         return self
 
     def __exit__(self, *problem: object) -> None:

@@ -17,7 +17,7 @@ from ...policies.routers import router as router_by_name
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
-from ..config.cell_names import NAMED, Columns, column, distinct, file_name, offered, part
+from ..config.cell_names import NAMED, AxisColumns, column, distinct, file_name, offered, part
 from ..config.choices import (
     AXES,
     Combination,
@@ -27,13 +27,13 @@ from ..config.choices import (
     systems_of,
 )
 from ..config.compatible import check_layouts, check_models
-from ..config.load import Level, estimated_capacity_rps, filled_in, load_of
+from ..config.load import OperatingPoint, estimated_capacity_rps, filled_in, load_of
 from ..config.schema import ExperimentSchema
 from .cells import CellSpec, placed, source
 
 
 @dataclass(frozen=True)
-class Plan:
+class ExperimentPlan:
     """All cells of an experiment in order, and the experiment with nothing left open."""
 
     cells: tuple[CellSpec, ...]
@@ -52,7 +52,7 @@ class Plan:
         return found
 
 
-def plan(asked: ExperimentSchema) -> Plan:
+def plan(asked: ExperimentSchema) -> ExperimentPlan:
     """Look up, fill in and check everything that can be checked without running.
 
     Raises:
@@ -85,7 +85,7 @@ def plan(asked: ExperimentSchema) -> Plan:
         check_layouts(systems, combinations)
     workloads = list(dict.fromkeys(c.workload for c in combinations))
     load = load_of(asked, workloads, combinations[0].place, combinations[0].instances)
-    columns = Columns.of(asked, workloads)
+    columns = AxisColumns.of(asked, workloads)
     seeds = range(asked.seed, asked.seed + load.seeds)
     cells = (
         _cell(system, combination, level, seed, load.requests, columns)
@@ -94,16 +94,16 @@ def plan(asked: ExperimentSchema) -> Plan:
         )
     )
     filled = _hardware(asked, systems, combinations) | filled_in(asked, load) | _records(asked)
-    return Plan(tuple(distinct(cells)), asked.model_copy(update=filled))
+    return ExperimentPlan(tuple(distinct(cells)), asked.model_copy(update=filled))
 
 
 def _cell(
     system: SystemChoice,
     combination: Combination,
-    level: Level,
+    level: OperatingPoint,
     seed: int,
     default_requests: int | None,
-    columns: Columns,
+    columns: AxisColumns,
 ) -> CellSpec:
     values = combination.values
     if level.load is not None:
@@ -153,7 +153,9 @@ def _cell(
     )
 
 
-def _warmup_s(values: Mapping[str, Any], level: Level, default_requests: int | None) -> float:
+def _warmup_s(
+    values: Mapping[str, Any], level: OperatingPoint, default_requests: int | None
+) -> float:
     """Seconds whose arrivals do not count.
 
     Raises:

@@ -75,7 +75,7 @@ class NotDoneError(SloBenchError):
     """A piece of work could not be done elsewhere; that says nothing about the work itself."""
 
 
-class Pool(Protocol):
+class WorkerPool(Protocol):
     """Does pieces of work elsewhere, several at once; may be asked from any thread."""
 
     @property
@@ -99,7 +99,7 @@ class Pool(Protocol):
         ...
 
 
-def together(calls: Sequence[Callable[[], Answer]], pool: Pool) -> list[Answer]:
+def together(calls: Sequence[Callable[[], Answer]], pool: WorkerPool) -> list[Answer]:
     """What all calls answer, each of which has a thread of its own and `pool` work for it.
 
     The first exception, and Ctrl-C, stop the pool and with it all the others.
@@ -136,7 +136,7 @@ def unpack(files: Mapping[str, bytes], folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class SideBySide:
+class LocalExecutor:
     """In `jobs` processes of this machine; a single one is this process."""
 
     jobs: int

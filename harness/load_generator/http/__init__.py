@@ -4,7 +4,7 @@
 """
 
 from .endpoint import Endpoint
-from .faults import Fault
+from .faults import RequestFault
 from .options import Api, HttpOptions, Prompts
 
-__all__ = ["Api", "Endpoint", "Fault", "HttpOptions", "Prompts"]
+__all__ = ["Api", "Endpoint", "HttpOptions", "Prompts", "RequestFault"]

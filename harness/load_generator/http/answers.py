@@ -16,7 +16,7 @@ from typing import Any, cast
 from ....workloads.parsing import parse_event, parse_json
 from ...core.records import Outcome
 from ...core.wire import DROPPED, REJECTED
-from .faults import Fault, outcome_of
+from .faults import RequestFault, outcome_of
 
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
 _TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
@@ -26,11 +26,11 @@ _MOST_TOKENS = 1 << 24  # more than any context holds
 
 
 @dataclass
-class Answer:
+class CompletionResult:
     """What a request was given; `token_s` are the clock's times, one for each token."""
 
     outcome: Outcome
-    fault: Fault
+    fault: RequestFault
     detail: str
     token_s: array[float] = field(default_factory=lambda: array("d"))
     chunks: int = 0  # events that brought tokens
@@ -46,7 +46,7 @@ class Raw:
     """An exchange, as kept."""
 
     status: int
-    fault: Fault
+    fault: RequestFault
     detail: str
     stamps: array[float]
     lengths: array[int]  # of the pieces
@@ -54,12 +54,12 @@ class Raw:
     embeds: bool
 
 
-def read_answer(raw: Raw, *, keep_text: bool = False) -> Answer:
+def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
     """What the bytes say."""
-    answer = Answer(Outcome.UNFINISHED, raw.fault, raw.detail)
-    if raw.fault is Fault.NONE and raw.status != 200:
-        answer.fault, answer.detail = _error(Fault.STATUS, raw.body)
-        if answer.fault is Fault.STATUS:
+    answer = CompletionResult(Outcome.UNFINISHED, raw.fault, raw.detail)
+    if raw.fault is RequestFault.NONE and raw.status != 200:
+        answer.fault, answer.detail = _error(RequestFault.STATUS, raw.body)
+        if answer.fault is RequestFault.STATUS:
             answer.detail = f"{raw.status}: {answer.detail}"
     elif raw.status == 200:
         reader = _Reader(raw, answer, keep_text)
@@ -74,12 +74,12 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> Answer:
     return answer
 
 
-def _error(fault: Fault, body: bytes) -> tuple[Fault, str]:
+def _error(fault: RequestFault, body: bytes) -> tuple[RequestFault, str]:
     """What an error means, in the server's words: also a request that a policy of ours let go ends
     with one.
     """
     message = _message(body)
-    return (Fault.ABORTED if message.startswith((REJECTED, DROPPED)) else fault), message
+    return (RequestFault.ABORTED if message.startswith((REJECTED, DROPPED)) else fault), message
 
 
 def _message(body: bytes) -> str:
@@ -134,7 +134,7 @@ class _Shape:
 class _Reader:
     """Fills an answer."""
 
-    def __init__(self, raw: Raw, answer: Answer, keep_text: bool) -> None:
+    def __init__(self, raw: Raw, answer: CompletionResult, keep_text: bool) -> None:
         self._raw = raw
         self._answer = answer
         self._keep_text = keep_text
@@ -151,20 +151,20 @@ class _Reader:
         try:
             found = parse_event(body)
         except ValueError as error:
-            self._fault(Fault.MALFORMED, f"no JSON: {error}")
+            self._fault(RequestFault.MALFORMED, f"no JSON: {error}")
             return
         if found.get("error"):
-            self._fault(*_error(Fault.ERROR_EVENT, body))
+            self._fault(*_error(RequestFault.ERROR_EVENT, body))
             return
         choices = _choices(found)
         if choices is None:
-            self._fault(Fault.MALFORMED, "choices are no list of objects")
+            self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return
         self._usage(found.get("usage"))
         last_s = raw.stamps[-1]
         if raw.embeds:
             if not found.get("data"):
-                self._fault(Fault.EMPTY, "no embedding in the answer")
+                self._fault(RequestFault.EMPTY, "no embedding in the answer")
             else:
                 answer.token_s.append(last_s)
             return
@@ -201,16 +201,16 @@ class _Reader:
             if not isinstance(found, dict):
                 raise ValueError("no object")
         except ValueError as error:
-            self._fault(Fault.MALFORMED, f"an event is no JSON: {error}")
+            self._fault(RequestFault.MALFORMED, f"an event is no JSON: {error}")
             return False
         if found.get("error") or found.get("object") == "error":
-            self._fault(*_error(Fault.ERROR_EVENT, data))
+            self._fault(*_error(RequestFault.ERROR_EVENT, data))
             return False
         usage = found.get("usage")
         self._usage(usage)
         choices = _choices(found)
         if choices is None:
-            self._fault(Fault.MALFORMED, "choices are no list of objects")
+            self._fault(RequestFault.MALFORMED, "choices are no list of objects")
             return False
         for choice in choices:
             self._choice(choice, time_s)
@@ -244,7 +244,7 @@ class _Reader:
         if isinstance(details, dict):
             answer.cached_tokens = _count(details.get("cached_tokens"))
 
-    def _fault(self, fault: Fault, detail: str) -> None:
+    def _fault(self, fault: RequestFault, detail: str) -> None:
         self._answer.fault = fault
         self._answer.detail = detail
         self._settle()
@@ -255,16 +255,16 @@ class _Reader:
         answer.text = "".join(self._texts)
         answer.finish = self._finish
         self._count_tokens()
-        if answer.fault is not Fault.NONE:
+        if answer.fault is not RequestFault.NONE:
             return
         if self._finish == "abort":
-            answer.fault = Fault.ABORTED
+            answer.fault = RequestFault.ABORTED
             answer.detail = self._stop.encode(errors="replace").decode() or "the server gave it up"
         elif not self._done and not self._finish:
-            answer.fault = Fault.CUT
+            answer.fault = RequestFault.CUT
             answer.detail = "the stream ended without an end"
         elif not answer.token_s:
-            answer.fault = Fault.EMPTY
+            answer.fault = RequestFault.EMPTY
             answer.detail = "a whole answer without a token"
 
     def _count_tokens(self) -> None:
@@ -278,7 +278,7 @@ class _Reader:
             return
         with_text = sum(event.has_text for event in events)
         known = answer.completion_tokens
-        if known <= with_text or answer.fault is not Fault.NONE:
+        if known <= with_text or answer.fault is not RequestFault.NONE:
             # As many as there are texts: usage that counts fewer (tokens without a meaning left
             # out) does not take back what was seen.
             for event in events:

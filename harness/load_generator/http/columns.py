@@ -12,20 +12,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.records import Gaps, Outcome, Told
-from .answers import Answer, read_answer
-from .drive import Driven
+from .answers import CompletionResult, read_answer
+from .drive import DriveResult
 from .exchange import Exchange
-from .faults import Fault
+from .faults import RequestFault
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-FAULTS: tuple[Fault, ...] = tuple(Fault)
+FAULTS: tuple[RequestFault, ...] = tuple(RequestFault)
 _MICROSECONDS = 1e6
 _GAPS_AT_ONCE = 1 << 18
 
 
 @dataclass
-class Columns:
+class RequestColumns:
     """One row for each request of the workload. Times count from its time zero, NaN: never.
 
     `started_s` is when we turned to the request, `sent_s` when it was written to a connection;
@@ -52,7 +52,7 @@ class Columns:
     cached_tokens: Ints
 
     @classmethod
-    def empty(cls, n: int) -> Columns:
+    def empty(cls, n: int) -> RequestColumns:
         """Requests to which nothing has happened: none ever came."""
         unknown = ("endpoint", "prompt_tokens", "completion_tokens", "cached_tokens")
         columns = {}
@@ -66,12 +66,12 @@ class Columns:
 
 
 @dataclass
-class Part:
+class SenderResult:
     """What one process saw: the rows it sent, of a workload of any length."""
 
     start_s: float  # the workload's time zero, by `time.perf_counter`
     rows: Ints
-    columns: Columns  # of those rows only
+    columns: RequestColumns  # of those rows only
     gaps: Gaps
     lag_s: Floats
     cpu_s: float
@@ -83,7 +83,7 @@ class Part:
 
     def save(self, path: Path) -> None:
         """Write it for another process."""
-        arrays = {f.name: getattr(self.columns, f.name) for f in fields(Columns)}
+        arrays = {f.name: getattr(self.columns, f.name) for f in fields(RequestColumns)}
         numbers = np.array([self.start_s, self.cpu_s, self.peak_rss_bytes])
         np.savez(
             path,
@@ -98,7 +98,7 @@ class Part:
         path.with_suffix(".json").write_text(json.dumps([self.details, self.texts]), "utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> Part:
+    def load(cls, path: Path) -> SenderResult:
         """What `save` wrote."""
         details, texts = json.loads(path.with_suffix(".json").read_text("utf-8"))
         with np.load(path, allow_pickle=False) as found:
@@ -106,7 +106,9 @@ class Part:
             return cls(
                 start_s=start_s,
                 rows=found["rows"],
-                columns=Columns(**{f.name: found[f"column_{f.name}"] for f in fields(Columns)}),
+                columns=RequestColumns(
+                    **{f.name: found[f"column_{f.name}"] for f in fields(RequestColumns)}
+                ),
                 gaps=Gaps(found["gap_s"], found["gap_count"]),
                 lag_s=found["lag_s"],
                 cpu_s=cpu_s,
@@ -118,18 +120,18 @@ class Part:
 
 
 def read_part(
-    driven: Driven,
+    driven: DriveResult,
     embeds: Callable[[int], bool],
     *,
     keep_texts: bool,
     keep_token_times: bool,
-) -> Part:
+) -> SenderResult:
     """Read all answers; the spool is closed."""
     start_s = driven.start_s
     exchanges = sorted(driven.exchanges, key=lambda exchange: exchange.row)
-    columns = Columns.empty(len(exchanges))
+    columns = RequestColumns.empty(len(exchanges))
     gaps = _GapCounts()
-    part = Part(
+    part = SenderResult(
         start_s=start_s,
         rows=np.array([exchange.row for exchange in exchanges], dtype=np.int64),
         columns=columns,
@@ -158,7 +160,13 @@ def read_part(
     return part
 
 
-def _fill(columns: Columns, place: int, exchange: Exchange, answer: Answer, start_s: float) -> None:
+def _fill(
+    columns: RequestColumns,
+    place: int,
+    exchange: Exchange,
+    answer: CompletionResult,
+    start_s: float,
+) -> None:
     columns.arrival_s[place] = exchange.arrival_s
     columns.started_s[place] = exchange.started_s - start_s
     columns.sent_s[place] = exchange.sent_s - start_s
@@ -217,10 +225,10 @@ def joined_gaps(parts: Iterable[Gaps]) -> Gaps:
     return Gaps(values, counts)
 
 
-def joined_columns(parts: Sequence[Part], n: int) -> Columns:
+def joined_columns(parts: Sequence[SenderResult], n: int) -> RequestColumns:
     """The columns of all `n` requests; who was never sent is cancelled."""
-    whole = Columns.empty(n)
+    whole = RequestColumns.empty(n)
     for part in parts:
-        for f in fields(Columns):
+        for f in fields(RequestColumns):
             getattr(whole, f.name)[part.rows] = getattr(part.columns, f.name)
     return whole

@@ -18,7 +18,7 @@ import httptools
 
 from .endpoint import Endpoint
 from .exchange import Exchange
-from .faults import Fault, connect_fault
+from .faults import RequestFault, connect_fault
 
 _CLOSE_LIMIT_S = 2.0
 MOST_BODY_BYTES = 256 << 20  # of one answer, with its head; a million tokens have less
@@ -45,7 +45,7 @@ class Connection(asyncio.Protocol):
         "exchange",
     )
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ConnectionPool) -> None:
         self._pool = pool
         self._transport: asyncio.Transport
         self._parser: Any = None
@@ -133,10 +133,12 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError:
             raise  # a fault of ours: the driver hears of it
         except httptools.HttpParserError as error:
-            self.break_off(Fault.MALFORMED, f"no HTTP: {error}")
+            self.break_off(RequestFault.MALFORMED, f"no HTTP: {error}")
 
     def _too_long(self) -> None:
-        self.break_off(Fault.MALFORMED, f"the answer has more than {MOST_BODY_BYTES >> 20} MiB")
+        self.break_off(
+            RequestFault.MALFORMED, f"the answer has more than {MOST_BODY_BYTES >> 20} MiB"
+        )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -172,7 +174,7 @@ class Connection(asyncio.Protocol):
         """Close at once, without the farewells of TLS."""
         self._transport.abort()
 
-    def break_off(self, fault: Fault, detail: str) -> None:
+    def break_off(self, fault: RequestFault, detail: str) -> None:
         """End the exchange, and the connection with it."""
         exchange, self.exchange = self.exchange, None
         self._transport.abort()
@@ -194,19 +196,19 @@ class Connection(asyncio.Protocol):
         if exchange.status == 200 and not self._framed and exc is None:
             exchange.end_s = perf_counter()  # closing is how old servers end a body
         elif exc is None:
-            _fail(exchange, Fault.CUT, "closed before the end of the answer")
+            _fail(exchange, RequestFault.CUT, "closed before the end of the answer")
         else:
-            _fail(exchange, Fault.RESET, str(exc) or type(exc).__name__)
+            _fail(exchange, RequestFault.RESET, str(exc) or type(exc).__name__)
         pool.ended(exchange)
 
 
-def _fail(exchange: Exchange, fault: Fault, detail: str) -> None:
+def _fail(exchange: Exchange, fault: RequestFault, detail: str) -> None:
     exchange.fault = fault
     exchange.detail = detail
     exchange.end_s = perf_counter()
 
 
-class Pool:
+class ConnectionPool:
     """The connections to one server: as many as are needed, the one used last first.
 
     `request_of` gives the bytes of a row's request, `ended` hears of every exchange once.
@@ -293,7 +295,7 @@ class Pool:
             and exchange.stamps[-1] < before_s
         ]
 
-    def give_up(self, fault: Fault, detail: str) -> None:
+    def give_up(self, fault: RequestFault, detail: str) -> None:
         """End whatever is under way."""
         for connection in list(self.open):
             if connection.exchange is not None:

@@ -21,11 +21,11 @@ from ...core.wire import Told
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ..machine import allow_many_sockets
 from .answers import Raw, read_answer
-from .connection import Pool
+from .connection import ConnectionPool
 from .endpoint import Endpoint
 from .exchange import Exchange
-from .faults import Fault
-from .length_prediction import AT_ONCE, Foretells
+from .faults import RequestFault
+from .length_prediction import AT_ONCE, LengthSource
 from .spool import Spool
 
 Progress = Callable[[int, float], None]
@@ -66,7 +66,7 @@ class Route(Protocol):
         ...
 
 
-class Requests(Protocol):
+class RequestEncoder(Protocol):
     """What goes over the wire."""
 
     def of(self, endpoint: int, row: int) -> list[bytes]:
@@ -83,7 +83,7 @@ class Requests(Protocol):
 
 
 @dataclass(frozen=True)
-class Limits:
+class ClientLimits:
     """When we give up; see `HttpOptions`."""
 
     time_s: float
@@ -92,7 +92,7 @@ class Limits:
 
 
 @dataclass
-class Driven:
+class DriveResult:
     """Everything that was sent, and how well we did it. Times are `time.perf_counter`'s."""
 
     start_s: float  # the workload's time zero
@@ -110,12 +110,12 @@ class Driver:
         self,
         due: Due,
         route: Route,
-        requests: Requests,
+        requests: RequestEncoder,
         endpoints: Sequence[Endpoint],
-        limits: Limits,
+        limits: ClientLimits,
         tls: ssl.SSLContext | None,
         progress: Progress | None = None,
-        foretells: Foretells | None = None,
+        foretells: LengthSource | None = None,
     ) -> None:
         self._foretells = foretells
         self._unread: list[Exchange] = []  # due, and not foretold yet
@@ -137,7 +137,7 @@ class Driver:
         self._lag_s: array[float] = array("d")
         self._error: BaseException | None = None
 
-    def run(self, start_s: Callable[[], float]) -> Driven:
+    def run(self, start_s: Callable[[], float]) -> DriveResult:
         """Run to the end; `start_s` is asked when all is ready to go.
 
         Raises:
@@ -151,7 +151,7 @@ class Driver:
             self._spool.close()
             raise
 
-    async def _run(self, start_s: Callable[[], float]) -> Driven:
+    async def _run(self, start_s: Callable[[], float]) -> DriveResult:
         loop = self._loop = asyncio.get_running_loop()
         self._finished: asyncio.Future[None] = loop.create_future()
         loop.set_exception_handler(self._on_error)
@@ -172,7 +172,7 @@ class Driver:
             self._over = True
             for pool in self._pools:
                 await pool.close()
-        return Driven(
+        return DriveResult(
             self._start_s,
             self._exchanges,
             self._spool,
@@ -181,9 +181,9 @@ class Driver:
             _peak_rss_bytes(),
         )
 
-    def _pool(self, index: int) -> Pool:
+    def _pool(self, index: int) -> ConnectionPool:
         endpoint = self._endpoints[index]
-        return Pool(
+        return ConnectionPool(
             endpoint,
             lambda row: self._requests.of(index, row),
             self._ended,
@@ -231,7 +231,7 @@ class Driver:
             self._unread.append(exchange)
             self._foretell(self._foretells)
 
-    def _foretell(self, foretells: Foretells) -> None:
+    def _foretell(self, foretells: LengthSource) -> None:
         """Have those read that have come since, unless others are being read."""
         if self._reads or not self._unread:
             return
@@ -276,7 +276,7 @@ class Driver:
 
     def _give_up(self) -> None:
         for pool in self._pools:
-            pool.give_up(Fault.TIME_LIMIT, f"not ended after {self._limits.time_s:g} s")
+            pool.give_up(RequestFault.TIME_LIMIT, f"not ended after {self._limits.time_s:g} s")
 
     def _tick(self, number: int) -> None:
         """Now and then: how late the loop is, what stalls, whether time is up."""
@@ -291,7 +291,7 @@ class Driver:
             limit_s = self._limits.stall_s
             for pool in self._pools:
                 for connection in pool.stalled(now_s - limit_s):
-                    connection.break_off(Fault.STALLED, f"nothing came for {limit_s:g} s")
+                    connection.break_off(RequestFault.STALLED, f"nothing came for {limit_s:g} s")
         if now_s - self._start_s >= self._limits.time_s:
             self._over = True
             self._give_up()
@@ -301,7 +301,7 @@ class Driver:
         self._loop.call_later(_TICK_S, self._tick, number + 1)
 
 
-def _run(main: Coroutine[Any, Any, Driven]) -> Driven:
+def _run(main: Coroutine[Any, Any, DriveResult]) -> DriveResult:
     """Run on a loop of its own: of this thread or, if it has one already, of another."""
     try:
         asyncio.get_running_loop()
@@ -311,12 +311,12 @@ def _run(main: Coroutine[Any, Any, Driven]) -> Driven:
         return other.submit(_run_here, main).result()
 
 
-def _run_here(main: Coroutine[Any, Any, Driven]) -> Driven:
+def _run_here(main: Coroutine[Any, Any, DriveResult]) -> DriveResult:
     if sys.platform == "win32":
         return asyncio.run(main)
     import uvloop
 
-    driven: Driven = uvloop.run(main)
+    driven: DriveResult = uvloop.run(main)
     return driven
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 
-from .faults import Fault
+from .faults import RequestFault
 
 NOT_YET_S = float("nan")
 
@@ -43,7 +43,7 @@ class Exchange:
         self.first_byte_s = NOT_YET_S
         self.end_s = NOT_YET_S
         self.status = 0
-        self.fault = Fault.NONE
+        self.fault = RequestFault.NONE
         self.detail = ""
         self.connections = 0  # that were tried
         self.waited_for = waited_for  # others arrive when this one is answered

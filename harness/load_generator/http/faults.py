@@ -10,7 +10,7 @@ from enum import StrEnum
 from ...core.records import Outcome
 
 
-class Fault(StrEnum):
+class RequestFault(StrEnum):
     """Why a request has no whole answer. `NONE`: it has one."""
 
     NONE = ""
@@ -32,15 +32,15 @@ class Fault(StrEnum):
 REFUSALS = (429, 503)  # statuses by which a server turns a request away
 
 
-def outcome_of(fault: Fault, status: int, *, refused: bool = False) -> Outcome:
+def outcome_of(fault: RequestFault, status: int, *, refused: bool = False) -> Outcome:
     """What counts: a refusal is `REJECTED`, what the server gave up `DROPPED`, the rest failed."""
-    if fault is Fault.NONE:
+    if fault is RequestFault.NONE:
         return Outcome.FINISHED
-    if fault is Fault.TIME_LIMIT:
+    if fault is RequestFault.TIME_LIMIT:
         return Outcome.UNFINISHED
-    if fault is Fault.ABORTED:
+    if fault is RequestFault.ABORTED:
         return Outcome.REJECTED if refused else Outcome.DROPPED
-    if fault is Fault.STATUS and status in REFUSALS:
+    if fault is RequestFault.STATUS and status in REFUSALS:
         return Outcome.REJECTED
     return Outcome.FAILED
 
@@ -48,12 +48,12 @@ def outcome_of(fault: Fault, status: int, *, refused: bool = False) -> Outcome:
 _OURS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 
 
-def connect_fault(error: BaseException) -> Fault:
+def connect_fault(error: BaseException) -> RequestFault:
     """Why no connection came about."""
     if isinstance(error, ssl.SSLError | ssl.CertificateError):
-        return Fault.TLS
+        return RequestFault.TLS
     if isinstance(error, TimeoutError | asyncio.TimeoutError):
-        return Fault.CONNECT_TIMEOUT
+        return RequestFault.CONNECT_TIMEOUT
     if isinstance(error, OSError) and error.errno in _OURS:
-        return Fault.CLIENT
-    return Fault.CONNECT
+        return RequestFault.CLIENT
+    return RequestFault.CONNECT

@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from ....predictors.output_length import AtDispatch, Learned, length_predictor
+from ....predictors.output_length import AtDispatch, LearnedLength, length_predictor
 from ....workloads.workload import Workload
 from ...core import records
 from ...core.wire import Told
@@ -23,7 +23,7 @@ AT_ONCE = 32  # requests whose prompts are read together, at most
 _LENGTHS_STREAM = 3
 
 
-class Foretells(Protocol):
+class LengthSource(Protocol):
     """Says of requests how long their answers will be."""
 
     def of(self, rows: Sequence[int]) -> list[Told]:
@@ -48,7 +48,7 @@ class Foretells(Protocol):
         ...
 
 
-class Known:
+class PrecomputedLengths:
     """Lengths that nothing at dispatch could change: a constant, a noisy oracle."""
 
     hears = False
@@ -57,21 +57,21 @@ class Known:
         self._tokens = tokens
 
     def of(self, rows: Sequence[int]) -> list[Told]:
-        """See `Foretells`."""
+        """See `LengthSource`."""
         return [Told(int(self._tokens[row]), int(self._tokens[row])) for row in rows]
 
     def heard(self, row: int, raw: Raw) -> None:
-        """See `Foretells`."""
+        """See `LengthSource`."""
 
     def close(self) -> None:
-        """See `Foretells`."""
+        """See `LengthSource`."""
 
     def drift(self, start_s: float) -> tuple[records.Told, ...]:
-        """See `Foretells`."""
+        """See `LengthSource`."""
         return ()
 
 
-class Read:
+class TrainedLengths:
     """Lengths that a trained predictor reads off prompts; answers are read in a thread of its own,
     where it follows what comes.
     """
@@ -81,16 +81,16 @@ class Read:
         self._hearing = ThreadPoolExecutor(1, thread_name_prefix="answers heard")
 
     def of(self, rows: Sequence[int]) -> list[Told]:
-        """See `Foretells`."""
+        """See `LengthSource`."""
         return [Told(*pair) for pair in self._predictor.lengths(rows)]
 
     @property
     def hears(self) -> bool:
-        """See `Foretells`."""
+        """See `LengthSource`."""
         return self._predictor.follower.online > 0
 
     def heard(self, row: int, raw: Raw) -> None:
-        """See `Foretells`."""
+        """See `LengthSource`."""
         self._hearing.submit(self._hear, row, raw)
 
     def _hear(self, row: int, raw: Raw) -> None:
@@ -99,12 +99,12 @@ class Read:
             self._predictor.came(row, len(answer.token_s))
 
     def close(self) -> None:
-        """See `Foretells`."""
+        """See `LengthSource`."""
         self._hearing.shutdown()
         self._predictor.close()
 
     def drift(self, start_s: float) -> tuple[records.Told, ...]:
-        """See `Foretells`."""
+        """See `LengthSource`."""
         follower, found = self._predictor.follower, []
         begin_s = start_s
         for window in follower.all_windows():
@@ -123,7 +123,7 @@ class Read:
         return tuple(found)
 
 
-def foretells(workload: Workload, options: HttpOptions) -> Foretells | None:
+def length_source(workload: Workload, options: HttpOptions) -> LengthSource | None:
     """What `options` ask for; None: policies are told nothing.
 
     Raises:
@@ -133,6 +133,6 @@ def foretells(workload: Workload, options: HttpOptions) -> Foretells | None:
         return None
     rng = np.random.default_rng((options.length_seed, _LENGTHS_STREAM))
     predictor = length_predictor(options.length_predictor)
-    if isinstance(predictor, Learned) and workload.texts is not None and any(workload.texts):
-        return Read(predictor.at_dispatch(workload, rng, options.lengths_folder))
-    return Known(predictor.predict(workload, rng))
+    if isinstance(predictor, LearnedLength) and workload.texts is not None and any(workload.texts):
+        return TrainedLengths(predictor.at_dispatch(workload, rng, options.lengths_folder))
+    return PrecomputedLengths(predictor.predict(workload, rng))

@@ -11,7 +11,7 @@ from typing import IO
 from .answers import Raw
 from .chunks import unchunk
 from .exchange import Exchange
-from .faults import Fault
+from .faults import RequestFault
 
 _IN_MEMORY_BYTES = 8 << 20
 
@@ -61,8 +61,8 @@ class Spool:
             found = unchunk(_apart(body, lengths), stamps)
             stamps, body = found.stamps, b"".join(found.pieces)
             lengths = array("I", map(len, found.pieces))
-            if found.problem or (fault is Fault.NONE and not found.complete):
-                fault, detail = Fault.MALFORMED, found.problem or "the chunks do not add up"
+            if found.problem or (fault is RequestFault.NONE and not found.complete):
+                fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
         return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds)
 
     def close(self) -> None:

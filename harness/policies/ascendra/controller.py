@@ -17,14 +17,14 @@ from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import (
     DROP,
     ClusterPolicy,
-    Instead,
+    ClusterView,
     OnServers,
     Role,
+    RouteOutcome,
     ServerRole,
-    View,
 )
 from ...core.decisions import Why
-from ...core.instance import Site
+from ...core.instance import Instance
 from ...core.policy import AnyPolicy, knob
 from ...core.release import Release
 from ...core.routing import least_loaded
@@ -36,21 +36,21 @@ LP, HP = "lp", "hp"
 
 
 @dataclass
-class Group:
+class ControllerGroup:
     """One controller's instances that are up, and whose turn it is among the LP ones."""
 
-    lp: list[Site]
-    hp: list[Site]
+    lp: list[Instance]
+    hp: list[Instance]
     turn: int = 0
 
 
 @dataclass
-class Groups:
+class ControllerGroups:
     """All groups, and whose turn it is."""
 
-    all: list[Group] = dataclasses.field(default_factory=list)
+    all: list[ControllerGroup] = dataclasses.field(default_factory=list)
     turn: int = 0
-    up: Sequence[Site] = ()  # those that `all` was made from
+    up: Sequence[Instance] = ()  # those that `all` was made from
 
 
 @dataclass(frozen=True)
@@ -127,45 +127,45 @@ class Ascendra(ClusterPolicy):
             refusals=refusals,
         )
 
-    def new_state(self) -> Groups:
-        return Groups()
+    def new_state(self) -> ControllerGroups:
+        return ControllerGroups()
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         groups = self._groups(cluster)
         group = groups.all[groups.turn]
         groups.turn = (groups.turn + 1) % len(groups.all)
         if self.tickets:
-            for site in group.hp:
-                if not site.prefills(cluster.now_s):
-                    return site
+            for instance in group.hp:
+                if not instance.prefills(cluster.now_s):
+                    return instance
         if not group.lp:
             return self._anywhere(cluster)
         group.turn += 1
         return group.lp[(group.turn - 1) % len(group.lp)]
 
-    def returned(self, release: Release, cluster: View) -> Site | Instead:
+    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
         if release.why is Why.FAIL:
             return self._anywhere(cluster)
         groups = self._groups(cluster)
-        lp = cluster.sites[release.request.instance]
+        lp = cluster.instances[release.request.instance]
         hps = groups.all[lp.number // self.n_lp].hp or cluster.role(HP)
         if not hps:
             return DROP
-        return min(hps, key=lambda site: (site.queue, site.index))
+        return min(hps, key=lambda instance: (instance.queue, instance.index))
 
-    def _anywhere(self, cluster: View) -> Site | Instead:
+    def _anywhere(self, cluster: ClusterView) -> Instance | RouteOutcome:
         there = cluster.role(LP) or cluster.role(HP)
         return least_loaded(there) if there else DROP
 
-    def _groups(self, cluster: View) -> Groups:
-        groups: Groups = cluster.state
+    def _groups(self, cluster: ClusterView) -> ControllerGroups:
+        groups: ControllerGroups = cluster.state
         if groups.up is not cluster.up:
             groups.up = cluster.up
             turns = [group.turn for group in groups.all]
-            number = (cluster.sites[-1].number + 1) // self.least_instances
-            groups.all = [Group([], [], turn) for turn in turns or [0] * number]
-            for site in cluster.role(LP):
-                groups.all[site.number // self.n_lp].lp.append(site)
-            for site in cluster.role(HP):
-                groups.all[(site.number - number * self.n_lp) // self.n_hp].hp.append(site)
+            number = (cluster.instances[-1].number + 1) // self.least_instances
+            groups.all = [ControllerGroup([], [], turn) for turn in turns or [0] * number]
+            for instance in cluster.role(LP):
+                groups.all[instance.number // self.n_lp].lp.append(instance)
+            for instance in cluster.role(HP):
+                groups.all[(instance.number - number * self.n_lp) // self.n_hp].hp.append(instance)
         return groups

@@ -11,17 +11,17 @@ from typing import ClassVar
 
 from ....predictors.placement import Placement
 from ....workloads.errors import SloBenchError
-from ...core.cluster_policy import HOLD, INF, Action, Instead, Role, View
-from ...core.instance import Site
+from ...core.cluster_policy import HOLD, INF, Action, ClusterView, Role, RouteOutcome
+from ...core.instance import Instance
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import AnyPolicy, knob
 from ...core.records import Told
 from ...core.state import RequestState
 from ..load_aware import LoadAware
 from ..routers import PrefixAware
-from ..shared.disaggregated import DECODE, PREFILL, Apart, Promised, has_room
+from ..shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy, ReservedBlocks, has_room
 from ..shared.instance_load import compute_use, decode_load
-from ..shared.kv_store_parameters import Shelf
+from ..shared.kv_store_parameters import SharedStoreLedgers
 from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
 
@@ -30,14 +30,14 @@ _OF_MOVES = (
     "fall",
     "large_gap",
     "efficiency",
-    "review_every_s",
+    "control_every_s",
     "layer_moves",
     "head_moves",
 )
 
 
 @dataclass
-class Known(Promised):
+class BanaServeState(ReservedBlocks):
     """What the orchestrator remembers between two looks."""
 
     balancer: Balancer = field(default_factory=lambda: Balancer(Thresholds()))
@@ -48,14 +48,14 @@ class Known(Promised):
 
 
 @dataclass(frozen=True)
-class BanaServe(Apart):
+class BanaServe(DisaggregatedPolicy):
     """Requests go by load alone, since every instance finds every prefix; modules follow the load.
 
     `store`: one KV store in host memory (`store_cpu_gib` an instance) and on disks
     (`store_ssd_gib` an instance); without it each instance has the prefixes on its own GPU.
     `load_aware`: Algorithm 4-2; without it prefill instances are chosen by their prefixes, as
     SGLang's router does. `layer_moves` and `head_moves`: what Algorithm 4-1 may move, every
-    `review_every_s` seconds. An instance lends modules to one other and hosts those of one other
+    `control_every_s` seconds. An instance offloads modules to one other and helps one other
     (see `modules`).
 
     Where the paper is silent: C of U = C/Cmax + M/Mmax is the share of the GPU's arithmetic (Eq.
@@ -78,7 +78,7 @@ class BanaServe(Apart):
     fall: float = knob(0.2, 0.0, 2.0)  # delta down
     large_gap: float = knob(0.5, 0.0, 2.0)
     efficiency: float = knob(0.1, 0.0, 100.0)  # rho, of a second
-    review_every_s: float = knob(1.0, 0.01, 3600.0)
+    control_every_s: float = knob(1.0, 0.01, 3600.0)
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         prefill, decode = super().layout(policy, placement, instances)
@@ -90,7 +90,7 @@ class BanaServe(Apart):
                 role.name,
                 role.policy,
                 role.instances,
-                hands_over=role.hands_over,
+                prefill_only=role.prefill_only,
                 ledger=role.ledger,
                 devices=tuple(f"{role.name} {k}" for k in range(role.instances)),
             )
@@ -104,45 +104,52 @@ class BanaServe(Apart):
     def ledgers(self, placement: Placement, instances: int) -> Callable[..., BlockLedger]:
         if not self.store:
             return BlockLedger
-        return Shelf(placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances)
+        return SharedStoreLedgers(
+            placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances
+        )
 
-    def new_state(self) -> Known:
-        return Known(balancer=self.planner())
+    def new_state(self) -> BanaServeState:
+        return BanaServeState(balancer=self.planner())
 
     def planner(self) -> Balancer:
         """Algorithm 4-1 with these thresholds, one move a cycle."""
         thresholds = Thresholds(self.rise, self.fall, self.large_gap, self.efficiency, moves=1)
         return Balancer(thresholds)
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
-        sites = cluster.role(PREFILL)
-        if not sites:
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
+        instances = cluster.role(PREFILL)
+        if not instances:
             return HOLD
         if not self.load_aware:
-            known: Known = cluster.state
-            return known.router.dispatch(r, sites)
-        return LoadAware(self.window_s, self.load_threshold).dispatch(r, sites)
+            known: BanaServeState = cluster.state
+            return known.router.route(r, instances)
+        return LoadAware(self.window_s, self.load_threshold).route(r, instances)
 
-    def hand_over(self, r: RequestState, source: Site, cluster: View) -> Site | Instead:
-        known: Known = cluster.state
-        uses = {site: decode_load(site, known.blocks(site)) for site in cluster.role(DECODE)}
-        for site in sorted(uses, key=lambda s: (uses[s], s.index)):
-            if has_room(r.kv_tokens, site, known):
-                return self.handed(r, site, cluster)
+    def decode_instance(
+        self, r: RequestState, source: Instance, cluster: ClusterView
+    ) -> Instance | RouteOutcome:
+        known: BanaServeState = cluster.state
+        uses = {
+            instance: decode_load(instance, known.blocks(instance))
+            for instance in cluster.role(DECODE)
+        }
+        for instance in sorted(uses, key=lambda s: (uses[s], s.index)):
+            if has_room(r.kv_tokens, instance, known):
+                return self.handed(r, instance, cluster)
         return HOLD
 
     @property
-    def review_s(self) -> float:
-        return self.review_every_s if self._moves else INF
+    def control_interval_s(self) -> float:
+        return self.control_every_s if self._moves else INF
 
-    def review(self, cluster: View) -> Sequence[Action]:
+    def control_step(self, cluster: ClusterView) -> Sequence[Action]:
         """Algorithm 4-1, on loads as they are measured now."""
-        known: Known = cluster.state
+        known: BanaServeState = cluster.state
         modules = known.modules
-        for site in cluster.up:
-            asked = compute_use(site, self.window_s)
-            before = known.asked.get(site.index, asked)
-            known.asked[site.index] = before + self.smoothing * (asked - before)
+        for instance in cluster.up:
+            asked = compute_use(instance, self.window_s)
+            before = known.asked.get(instance.index, asked)
+            known.asked[instance.index] = before + self.smoothing * (asked - before)
         measured = modules.loads(cluster.up, known.asked)
         known.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
         planned = known.balancer.plan(
@@ -150,16 +157,16 @@ class BanaServe(Apart):
             modules.offers(
                 cluster.up,
                 measured,
-                self.over(cluster.sites[0].placement),
+                self.over(cluster.instances[0].placement),
                 layers=self.layer_moves,
                 heads=self.head_moves,
             ),
         )
         return [ShiftModules(move, modules) for move in planned]
 
-    def told(self, state: Known, sites: Sequence[Site]) -> Sequence[Told]:
+    def extra_records(self, state: BanaServeState, instances: Sequence[Instance]) -> Sequence[Told]:
         """Loads as the orchestrator saw them, and every move when it ended."""
-        names = {site.index: site.name for site in sites}
+        names = {instance.index: instance.name for instance in instances}
         loads = [Told(now_s, "load", names[index], total) for now_s, index, total in state.loads]
         moves = [
             Told(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...core.module_moves import Module, Move, Offers
+from ...core.module_moves import Module, ModuleMove, Offers
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Balancer:
         self._at = thresholds
         self._moving = False  # since the gap exceeded `rise`
 
-    def plan(self, loads: Mapping[int, float], offer: Offers) -> list[Move]:
+    def plan(self, loads: Mapping[int, float], offer: Offers) -> list[ModuleMove]:
         """The moves of one cycle, in order.
 
         Args:
@@ -50,7 +50,7 @@ class Balancer:
                 moves so far would leave; None where nothing can.
         """
         at, load = self._at, dict(loads)
-        planned: list[Move] = []
+        planned: list[ModuleMove] = []
         if len(load) < 2:
             return planned
         while len(planned) < at.moves:
@@ -68,23 +68,23 @@ class Balancer:
             planned.append(move)
         return planned
 
-    def _best(self, load: Mapping[int, float], offer: Offers) -> Move | None:
+    def _best(self, load: Mapping[int, float], offer: Offers) -> ModuleMove | None:
         """The first pair, from the largest gap on, with a move that is worth it."""
-        givers = sorted(load, key=lambda d: (-load[d], d))
-        takers = sorted(load, key=lambda d: (load[d], d))
-        for giver in givers:
-            for taker in takers:
-                gap = load[giver] - load[taker]
+        sources = sorted(load, key=lambda d: (-load[d], d))
+        targets = sorted(load, key=lambda d: (load[d], d))
+        for source in sources:
+            for target in targets:
+                gap = load[source] - load[target]
                 if gap <= self._at.fall:
                     break
                 kinds = (Module.LAYERS, Module.HEADS) if gap >= self._at.large else (Module.HEADS,)
                 for kind in kinds:
-                    move = offer(kind, giver, taker, load)
+                    move = offer(kind, source, target, load)
                     if move is not None and self._pays(move, gap):
                         return move
         return None
 
-    def _pays(self, move: Move, gap: float) -> bool:
+    def _pays(self, move: ModuleMove, gap: float) -> bool:
         """Is what the move brings, Eq. 4-31, worth what it costs?"""
         benefit = gap - abs(move.source_load - move.target_load)
         return benefit > 0 and benefit >= self._at.efficiency * move.cost_s

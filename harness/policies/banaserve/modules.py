@@ -1,4 +1,4 @@
-"""Which instance has lent layers or heads to which, what could move next, and moving it.
+"""Which instance has offloaded layers or heads to which, what could move next, and moving it.
 
 Source: BanaServe (docs/papers.md), §4.3.1, §4.3.2, §4.4.3 and §4.4.4.
 """
@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 from ....predictors.specs import LinkSpec
 from ...core.cluster_policy import ClusterControl
-from ...core.instance import Site
-from ...core.module_moves import Module, Move, Offers
+from ...core.instance import Instance
+from ...core.module_moves import Module, ModuleMove, Offers
 from ..shared.disaggregated import DECODE, KvNetwork
 from .module_costs import SYNC_S, MoveCost, head_move, head_toll, layer_move, layer_toll
 from .module_step_time import MovedStepTime
 
-_OFFERED = 0.5  # of a host's free blocks, for what it hosts
+_OFFERED = 0.5  # of a helper's free blocks, for what it hosts
 _AGAIN_S = 0.05  # until it is looked again whether blocks are free
 
 
@@ -35,33 +35,33 @@ class Use:
 
 
 @dataclass(slots=True)
-class Lent:
-    """Modules of `owner` that are on `host`: `units` layers, or KV heads of all layers."""
+class OffloadedModules:
+    """Modules of `owner` that are on `helper`: `units` layers, or KV heads of all layers."""
 
-    owner: Site
-    host: Site
+    owner: Instance
+    helper: Instance
     module: Module
     units: int
-    hosted_blocks: int  # that `host` has given up for them
+    helper_blocks: int  # that `helper` has given up for them
 
     @property
     def share(self) -> float:
-        """Of the owner's KV that lies at the host."""
+        """Of the owner's KV that lies at the helper."""
         return _share(self.owner, self.module, self.units)
 
     @property
     def weight_bytes(self) -> int:
-        """That lie at the host, on each GPU."""
+        """That lie at the helper, on each GPU."""
         return _weight_bytes(self.owner, self.module, self.units)
 
 
 @dataclass(frozen=True, slots=True)
-class Shifted:
+class ModuleMoveRecord:
     """A move that has been made."""
 
     begin_s: float
     end_s: float
-    move: Move
+    move: ModuleMove
     moved_bytes: int
 
 
@@ -70,47 +70,52 @@ class _Blocks:
     """What a move would make of the two ledgers."""
 
     owner_total: int
-    hosted: int
+    helper_blocks: int
 
 
 @dataclass
 class Modules:
-    """An instance lends modules of one kind to one other, which lends none and hosts no others'.
+    """An instance offloads modules of one kind to one other, which offloads none and helps no
+    other.
 
-    The host computes them at once, on its owner's account: its own steps wait for what they take,
-    so that a GPU never computes more than it can. The host gives up KV blocks for weights and KV.
+    The helper computes them at once, on its owner's account: its own steps wait for what they take,
+    so that a GPU never computes more than it can. The helper gives up KV blocks for weights and KV.
     An instance that decodes then holds as many more blocks as the space that became free is worth;
     one that prefills, twice what it has in use, or four full contexts. Everybody keeps room for the
     longest request there can be.
     """
 
-    lent: dict[int, Lent] = field(default_factory=dict)  # by the owner's index
-    hosted: dict[int, Lent] = field(default_factory=dict)  # by the host's index
+    offloaded: dict[int, OffloadedModules] = field(default_factory=dict)  # by the owner's index
+    received: dict[int, OffloadedModules] = field(default_factory=dict)  # by the helper's index
     own_blocks: dict[int, int] = field(default_factory=dict)  # before anything moved
     in_motion: set[int] = field(default_factory=set)
-    history: list[Shifted] = field(default_factory=list)
+    history: list[ModuleMoveRecord] = field(default_factory=list)
 
-    def loads(self, sites: Sequence[Site], asked: Mapping[int, float]) -> dict[int, Use]:
+    def loads(self, instances: Sequence[Instance], asked: Mapping[int, float]) -> dict[int, Use]:
         """What each instance's GPUs do, given the share of compute that each model asks for."""
-        return {site.index: self._use(site, asked) for site in sites}
+        return {instance.index: self._use(instance, asked) for instance in instances}
 
-    def _use(self, site: Site, asked: Mapping[int, float]) -> Use:
-        lent, hosts = self.lent.get(site.index), self.hosted.get(site.index)
-        compute = asked[site.index]
-        memory = _own_bytes(site, lent.module, lent.units) if lent else _own_bytes(site)
-        if lent and lent.module is Module.LAYERS:
-            compute *= 1 - lent.share
-        if hosts:
-            memory += _away_bytes(hosts.owner, hosts.module, hosts.units)
-            if hosts.module is Module.LAYERS and hosts.owner.index in asked:
-                compute += asked[hosts.owner.index] * hosts.share
-        return Use(compute, memory / site.placement.usable_bytes_per_gpu)
+    def _use(self, instance: Instance, asked: Mapping[int, float]) -> Use:
+        offloaded, received = self.offloaded.get(instance.index), self.received.get(instance.index)
+        compute = asked[instance.index]
+        memory = (
+            _own_bytes(instance, offloaded.module, offloaded.units)
+            if offloaded
+            else _own_bytes(instance)
+        )
+        if offloaded and offloaded.module is Module.LAYERS:
+            compute *= 1 - offloaded.share
+        if received:
+            memory += _away_bytes(received.owner, received.module, received.units)
+            if received.module is Module.LAYERS and received.owner.index in asked:
+                compute += asked[received.owner.index] * received.share
+        return Use(compute, memory / instance.placement.usable_bytes_per_gpu)
 
     # ---------------------------------------------------------------- what could move
 
     def offers(
         self,
-        sites: Sequence[Site],
+        instances: Sequence[Instance],
         loads: Mapping[int, Use],
         over: LinkSpec,
         *,
@@ -121,66 +126,79 @@ class Modules:
 
         `layers` and `heads`: whether those may move at all.
         """
-        by_index = {site.index: site for site in sites}
+        by_index = {instance.index: instance for instance in instances}
         allowed = {Module.LAYERS: layers, Module.HEADS: heads}
 
-        def offer(module: Module, source: int, target: int, _: Mapping[int, float]) -> Move | None:
-            if not allowed[module] or {source, target} & self.in_motion:
+        def offer(
+            module: Module, source_index: int, target_index: int, _: Mapping[int, float]
+        ) -> ModuleMove | None:
+            if not allowed[module] or {source_index, target_index} & self.in_motion:
                 return None
-            giver, taker = by_index[source], by_index[target]
-            back = self.hosted.get(source)
+            source, target = by_index[source_index], by_index[target_index]
+            back = self.received.get(source_index)
             if back is not None:
-                fits = back.owner is taker and back.module is module
+                fits = back.owner is target and back.module is module
                 return self._home(back, loads, over) if fits else None
-            lent = self.lent.get(source)
-            if lent is not None and (lent.host is not taker or lent.module is not module):
+            offloaded = self.offloaded.get(source_index)
+            if offloaded is not None and (
+                offloaded.helper is not target or offloaded.module is not module
+            ):
                 return None
-            if target in self.lent or (lent is None and target in self.hosted):
+            if target_index in self.offloaded or (
+                offloaded is None and target_index in self.received
+            ):
                 return None
-            if module is Module.HEADS and giver.role != DECODE:
+            if module is Module.HEADS and source.role != DECODE:
                 return None  # a prompt's Q, K, V and O are as large as its activations
-            return self._best(module, giver, taker, loads, over)
+            return self._best(module, source, target, loads, over)
 
         return offer
 
     def _best(
-        self, module: Module, giver: Site, taker: Site, loads: Mapping[int, Use], over: LinkSpec
-    ) -> Move | None:
+        self,
+        module: Module,
+        source: Instance,
+        target: Instance,
+        loads: Mapping[int, Use],
+        over: LinkSpec,
+    ) -> ModuleMove | None:
         """As many more units as bring the two loads together."""
-        lent = self.lent.get(giver.index)
-        before = lent.units if lent else 0
-        most = _units(giver, module) // 2
-        best: Move | None = None
+        offloaded = self.offloaded.get(source.index)
+        before = offloaded.units if offloaded else 0
+        most = _units(source, module) // 2
+        best: ModuleMove | None = None
         for units in range(before + 1, most + 1):
-            if self._blocks(module, units, giver, taker) is None:
+            if self._blocks(module, units, source, target) is None:
                 continue
-            here, there = self._after(module, before, units, giver, taker, loads)
-            cost = _cost(giver, module, units - before, over)
-            move = Move(module, giver.index, taker.index, units, here, there, cost.seconds)
+            here, there = self._after(module, before, units, source, target, loads)
+            cost = _cost(source, module, units - before, over)
+            move = ModuleMove(module, source.index, target.index, units, here, there, cost.seconds)
             if best is None or abs(here - there) < abs(best.source_load - best.target_load):
                 best = move
         return best
 
-    def _home(self, lent: Lent, loads: Mapping[int, Use], over: LinkSpec) -> Move | None:
-        """All that an owner has lent, if it can do with the blocks it had."""
-        owner, host = lent.owner, lent.host
+    def _home(
+        self, offloaded: OffloadedModules, loads: Mapping[int, Use], over: LinkSpec
+    ) -> ModuleMove | None:
+        """All that an owner has offloaded, if it can do with the blocks it had."""
+        owner, helper = offloaded.owner, offloaded.helper
         if _used(owner) > self.own_blocks[owner.index]:
             return None
-        there, here = self._after(lent.module, lent.units, 0, owner, host, loads)
-        cost = _cost(owner, lent.module, lent.units, over)
-        return Move(lent.module, host.index, owner.index, 0, here, there, cost.seconds)
+        there, here = self._after(offloaded.module, offloaded.units, 0, owner, helper, loads)
+        cost = _cost(owner, offloaded.module, offloaded.units, over)
+        return ModuleMove(offloaded.module, helper.index, owner.index, 0, here, there, cost.seconds)
 
     @staticmethod
     def _after(
         module: Module,
         before: int,
         units: int,
-        owner: Site,
-        host: Site,
+        owner: Instance,
+        helper: Instance,
         loads: Mapping[int, Use],
     ) -> tuple[float, float]:
-        """Loads of owner and host with `units` lent in place of `before`."""
-        here, there = loads[owner.index], loads[host.index]
+        """Loads of owner and helper with `units` offloaded in place of `before`."""
+        here, there = loads[owner.index], loads[helper.index]
         kept = _own_bytes(owner, module, units) - _own_bytes(owner, module, before)
         away = _away_bytes(owner, module, units) - _away_bytes(owner, module, before)
         shift = 0.0
@@ -189,11 +207,13 @@ class Modules:
             shift = asked * (_share(owner, module, units) - _share(owner, module, before))
         return (
             here.total - shift + kept / owner.placement.usable_bytes_per_gpu,
-            there.total + shift + away / host.placement.usable_bytes_per_gpu,
+            there.total + shift + away / helper.placement.usable_bytes_per_gpu,
         )
 
-    def _blocks(self, module: Module, units: int, owner: Site, host: Site) -> _Blocks | None:
-        """None if the host has no room, or the owner would have too little."""
+    def _blocks(
+        self, module: Module, units: int, owner: Instance, helper: Instance
+    ) -> _Blocks | None:
+        """None if the helper has no room, or the owner would have too little."""
         share = _share(owner, module, units)
         own = self.own_blocks.get(owner.index, owner.ledger.total)
         weights = _weight_bytes(owner, module, units) / owner.placement.block_bytes_per_gpu
@@ -203,10 +223,10 @@ class Modules:
             context = owner.ledger.blocks(owner.placement.model.context_tokens)
             least = min(own, max(_used(owner), 2 * context))
             total = min(total, own, max(2 * _used(owner), 4 * context))
-        lent = self.lent.get(owner.index)
-        hosted = lent.hosted_blocks if lent else 0
-        longest = host.ledger.blocks(host.placement.model.context_tokens) + 1
-        room = min(_OFFERED * host.free_blocks, host.ledger.total - longest) + hosted
+        offloaded = self.offloaded.get(owner.index)
+        helper_blocks = offloaded.helper_blocks if offloaded else 0
+        longest = helper.ledger.blocks(helper.placement.model.context_tokens) + 1
+        room = min(_OFFERED * helper.free_blocks, helper.ledger.total - longest) + helper_blocks
         total = min(total, math.floor((room - weights) / share))
         if total < max(least, _used(owner)):
             return None
@@ -214,81 +234,85 @@ class Modules:
 
     # ---------------------------------------------------------------- moving
 
-    def begin(self, move: Move, cluster: ClusterControl) -> None:
+    def begin(self, move: ModuleMove, cluster: ClusterControl) -> None:
         """Start a transfer; what it changes holds from its end on."""
-        by_index = {site.index: site for site in cluster.sites}
-        giver, taker = by_index[move.source], by_index[move.target]
-        back = self.hosted.get(move.source)
-        owner, host = (taker, giver) if back else (giver, taker)
-        before = self.lent[owner.index].units if owner.index in self.lent else 0
-        blocks = None if back else self._blocks(move.module, move.units, owner, host)
+        by_index = {instance.index: instance for instance in cluster.instances}
+        source, target = by_index[move.source], by_index[move.target]
+        back = self.received.get(move.source)
+        owner, helper = (target, source) if back else (source, target)
+        before = self.offloaded[owner.index].units if owner.index in self.offloaded else 0
+        blocks = None if back else self._blocks(move.module, move.units, owner, helper)
         if not back:
             if blocks is None:
                 return  # room went in the meantime
-            self._set_aside(move.module, owner, host, blocks)
+            self._set_aside(move.module, owner, helper, blocks)
         cost = _cost(owner, move.module, abs(move.units - before), _network(cluster).network.spec)
         on_a_link = cost.moved_bytes // owner.placement.gpus
         now_s = cluster.now_s
-        transfer = _network(cluster).network.send(giver.number, taker.number, on_a_link, now_s)
-        self.in_motion |= {owner.index, host.index}
-        self.history.append(Shifted(now_s, transfer.end_s + SYNC_S, move, cost.moved_bytes))
+        transfer = _network(cluster).network.send(source.number, target.number, on_a_link, now_s)
+        self.in_motion |= {owner.index, helper.index}
+        self.history.append(
+            ModuleMoveRecord(now_s, transfer.end_s + SYNC_S, move, cost.moved_bytes)
+        )
         cluster.at(
             transfer.end_s,
-            lambda: self._settle(move.module, move.units, owner, host, blocks, cluster),
+            lambda: self._settle(move.module, move.units, owner, helper, blocks, cluster),
         )
 
-    def _set_aside(self, module: Module, owner: Site, host: Site, blocks: _Blocks) -> None:
-        """The host gives up its blocks before anything arrives."""
+    def _set_aside(
+        self, module: Module, owner: Instance, helper: Instance, blocks: _Blocks
+    ) -> None:
+        """The helper gives up its blocks before anything arrives."""
         self.own_blocks.setdefault(owner.index, owner.ledger.total)
-        lent = self.lent.get(owner.index)
-        if lent is None:
-            lent = Lent(owner, host, module, 0, 0)
-            self.lent[owner.index] = self.hosted[host.index] = lent
-        host.resize(host.ledger.total - (blocks.hosted - lent.hosted_blocks))
-        lent.hosted_blocks = blocks.hosted
+        offloaded = self.offloaded.get(owner.index)
+        if offloaded is None:
+            offloaded = OffloadedModules(owner, helper, module, 0, 0)
+            self.offloaded[owner.index] = self.received[helper.index] = offloaded
+        helper.resize(helper.ledger.total - (blocks.helper_blocks - offloaded.helper_blocks))
+        offloaded.helper_blocks = blocks.helper_blocks
 
     def _settle(
         self,
         module: Module,
         units: int,
-        owner: Site,
-        host: Site,
+        owner: Instance,
+        helper: Instance,
         blocks: _Blocks | None,
         cluster: ClusterControl,
     ) -> None:
-        """Owner and host synchronise and go on with the modules where they are now."""
+        """Owner and helper synchronise and go on with the modules where they are now."""
         cluster.bring(owner)  # what it has computed until now took as long as it did
         total = blocks.owner_total if blocks else self.own_blocks[owner.index]
         if _used(owner) > total:
             again_s = cluster.now_s + _AGAIN_S
-            cluster.at(again_s, lambda: self._settle(module, units, owner, host, blocks, cluster))
+            cluster.at(again_s, lambda: self._settle(module, units, owner, helper, blocks, cluster))
             return
         owner.resize(total)
-        lent = self.lent[owner.index]
-        lent.units = units
+        offloaded = self.offloaded[owner.index]
+        offloaded.units = units
         if not units:
-            del self.lent[owner.index], self.hosted[host.index]
-            host.resize(host.ledger.total + lent.hosted_blocks)
+            del self.offloaded[owner.index], self.received[helper.index]
+            helper.resize(helper.ledger.total + offloaded.helper_blocks)
             owner.compute_by(owner.step_time)
-            cluster.separate(owner, host)
+            cluster.separate(owner, helper)
         else:
-            cluster.unite(owner, host)
+            cluster.unite(owner, helper)
             over = _network(cluster).network.spec
-            owner.lend(_moved(owner, module, units, over), host.devices[0])
+            owner.lend(_moved(owner, module, units, over), helper.devices[0])
         owner.devices[0].owed_s += SYNC_S
-        self.in_motion -= {owner.index, host.index}
-        for site in (owner, host):
-            cluster.reconsider(site)
+        self.in_motion -= {owner.index, helper.index}
+        for instance in (owner, helper):
+            cluster.reconsider(instance)
 
 
 @dataclass(frozen=True, slots=True)
 class ShiftModules:
     """An action: carry out a planned move."""
 
-    move: Move
+    move: ModuleMove
     modules: Modules
 
-    def carry_out(self, cluster: ClusterControl) -> None:
+    def apply(self, cluster: ClusterControl) -> None:
         self.modules.begin(self.move, cluster)
 
 
@@ -297,49 +321,49 @@ def _network(cluster: ClusterControl) -> KvNetwork:
     return cluster.links
 
 
-def _units(site: Site, module: Module) -> int:
-    model = site.placement.model
+def _units(instance: Instance, module: Module) -> int:
+    model = instance.placement.model
     return model.layers if module is Module.LAYERS else model.kv_heads
 
 
-def _share(site: Site, module: Module, units: int) -> float:
-    return units / _units(site, module)
+def _share(instance: Instance, module: Module, units: int) -> float:
+    return units / _units(instance, module)
 
 
-def _used(site: Site) -> int:
-    return site.ledger.total - site.free_blocks
+def _used(instance: Instance) -> int:
+    return instance.ledger.total - instance.free_blocks
 
 
-def _weight_bytes(site: Site, module: Module, units: int) -> int:
+def _weight_bytes(instance: Instance, module: Module, units: int) -> int:
     if module is Module.HEADS:
         return 0
-    place = site.placement
+    place = instance.placement
     return units * place.model.layer_weight_bytes(place.weight_dtype) // place.tp
 
 
-def _away_bytes(site: Site, module: Module, units: int) -> float:
+def _away_bytes(instance: Instance, module: Module, units: int) -> float:
     """Weights and KV of so many units, on each GPU."""
-    kv_bytes = _used(site) * site.placement.block_bytes_per_gpu
-    return _weight_bytes(site, module, units) + kv_bytes * _share(site, module, units)
+    kv_bytes = _used(instance) * instance.placement.block_bytes_per_gpu
+    return _weight_bytes(instance, module, units) + kv_bytes * _share(instance, module, units)
 
 
-def _own_bytes(site: Site, module: Module = Module.LAYERS, units: int = 0) -> float:
+def _own_bytes(instance: Instance, module: Module = Module.LAYERS, units: int = 0) -> float:
     """Weights and KV of what is left."""
-    kv_bytes = _used(site) * site.placement.block_bytes_per_gpu
-    whole = site.placement.weight_bytes_per_gpu + kv_bytes
-    return whole - _away_bytes(site, module, units)
+    kv_bytes = _used(instance) * instance.placement.block_bytes_per_gpu
+    whole = instance.placement.weight_bytes_per_gpu + kv_bytes
+    return whole - _away_bytes(instance, module, units)
 
 
-def _cost(site: Site, module: Module, units: int, over: LinkSpec) -> MoveCost:
-    tokens = _used(site) * site.placement.block_tokens
+def _cost(instance: Instance, module: Module, units: int, over: LinkSpec) -> MoveCost:
+    tokens = _used(instance) * instance.placement.block_tokens
     make = layer_move if module is Module.LAYERS else head_move
-    return make(site.placement, units, tokens, over)
+    return make(instance.placement, units, tokens, over)
 
 
-def _moved(site: Site, module: Module, units: int, over: LinkSpec) -> MovedStepTime:
-    share = _share(site, module, units)
+def _moved(instance: Instance, module: Module, units: int, over: LinkSpec) -> MovedStepTime:
+    share = _share(instance, module, units)
     if module is Module.LAYERS:
-        toll = layer_toll(site.placement, over)
-        return MovedStepTime(site.step_time, layer_share=share, layer_toll=toll)
-    toll = head_toll(site.placement, units, over)
-    return MovedStepTime(site.step_time, head_share=share, head_toll=toll)
+        toll = layer_toll(instance.placement, over)
+        return MovedStepTime(instance.step_time, layer_share=share, layer_toll=toll)
+    toll = head_toll(instance.placement, units, over)
+    return MovedStepTime(instance.step_time, head_share=share, head_toll=toll)

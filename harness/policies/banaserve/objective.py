@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Weights:
+class ObjectiveWeights:
     """alpha, beta and gamma of Eq. 4-15; the paper gives no values.
 
     Of a full GPU, of a second of latency, and of a thousand tokens a second.
@@ -23,14 +23,14 @@ class Weights:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class BanaServeObjective:
     """Eq. 4-15 and its parts. The two latencies are of very unlike size, so both are told."""
 
     utilisation: float  # mean over GPUs
     ttft_s: float  # mean over requests
     tpot_s: float  # mean over requests that have one
     tokens_per_s: float
-    weights: Weights = Weights()
+    weights: ObjectiveWeights = ObjectiveWeights()
 
     @property
     def latency_s(self) -> float:
@@ -53,11 +53,15 @@ def objective(
     ttft_s: Sequence[float],
     tpot_s: Sequence[float],
     tokens_per_s: float,
-    weights: Weights | None = None,
-) -> Objective:
+    weights: ObjectiveWeights | None = None,
+) -> BanaServeObjective:
     """Eq. 4-16 over GPUs and requests; a mean over none is 0."""
-    return Objective(
-        _mean(utilisations), _mean(ttft_s), _mean(tpot_s), tokens_per_s, weights or Weights()
+    return BanaServeObjective(
+        _mean(utilisations),
+        _mean(ttft_s),
+        _mean(tpot_s),
+        tokens_per_s,
+        weights or ObjectiveWeights(),
     )
 
 
@@ -68,7 +72,7 @@ def _mean(values: Sequence[float]) -> float:
 def of_run(row: Mapping[str, float]) -> float:
     """Eq. 4-15 with all weights 1, of the figures of one run by the names of their columns."""
     tpot_s = row["tpot_mean_s"]
-    return Objective(
+    return BanaServeObjective(
         row["compute_utilisation"],
         row["ttft_mean_s"],
         0.0 if math.isnan(tpot_s) else tpot_s,

@@ -12,7 +12,14 @@ from typing import ClassVar
 
 from ....predictors.activation import Loader, NaiveStart
 from ...core.cluster_policy import INF
-from ...core.multi_model_policy import Backlog, Fleet, Gpus, Hosted, IdleModel, Tenant
+from ...core.multi_model_policy import (
+    Backlog,
+    Gpus,
+    IdleModel,
+    ModelInstance,
+    MultiModelCluster,
+    ServedModel,
+)
 from ...core.policy import knob
 from ...core.state import RequestState
 from ..shared.model_sharing import VllmSharing
@@ -24,7 +31,7 @@ _Idle = tuple[int, float, float, float]  # model, SLO, idle time, its threshold
 
 
 @dataclass(frozen=True)
-class Prism(VllmSharing):
+class PrismGlobal(VllmSharing):
     """Global: Algorithm 1 at each review, activation on demand, eviction of who is idle.
 
     Local: Algorithm 2 over all models of a GPU; a request goes to its engine when it would begin
@@ -52,7 +59,7 @@ class Prism(VllmSharing):
         *("worth_s", "worth_share", "default_idle_s"),
     )
 
-    review_every_s: float = knob(5.0, 0.1, 600.0, log=True)
+    control_every_s: float = knob(5.0, 0.1, 600.0, log=True)
     threshold: float = knob(0.3, 0.0, 1.0)
     low_memory: float = knob(0.1, 0.0, 0.9)
     worth_s: float = knob(10.0, 0.1, 3600.0, log=True)
@@ -70,87 +77,93 @@ class Prism(VllmSharing):
         return Loader() if self.activation == "pool" else NaiveStart()
 
     @property
-    def review_s(self) -> float:
-        return self.review_every_s
+    def control_interval_s(self) -> float:
+        return self.control_every_s
 
-    def backlog(self, fleet: Fleet) -> Backlog:
-        return Queues(fleet, self)
+    def backlog(self, cluster: MultiModelCluster) -> Backlog:
+        return Queues(cluster, self)
 
-    def begin(self, fleet: Fleet) -> None:
+    def begin(self, cluster: MultiModelCluster) -> None:
         """Who fits stands somewhere from the start, by Algorithm 1 on the mean rates."""
-        demands = [_demand(model, model.rate_rps) for model in fleet.models]
-        found = place(demands, _empty(fleet), node_gpus=fleet.node_gpus)
-        found = swapped(found, demands, swaps=self.swaps, node_gpus=fleet.node_gpus)
+        demands = [_demand(model, model.rate_rps) for model in cluster.models]
+        found = place(demands, _empty(cluster), node_gpus=cluster.node_gpus)
+        found = swapped(found, demands, swaps=self.swaps, node_gpus=cluster.node_gpus)
         for index, gpus in sorted(found.gpus.items()):
-            fleet.activate(fleet.models[index], gpus, loaded=True)
+            cluster.activate(cluster.models[index], gpus, loaded=True)
 
     # ---------------------------------------------------------------- requests
 
-    def arrived(self, r: RequestState, model: int, fleet: Fleet) -> None:
-        queues = _queues(fleet)
+    def arrived(self, r: RequestState, model: int, cluster: MultiModelCluster) -> None:
+        queues = _queues(cluster)
         queues.homeless.setdefault(model, []).append(r)
-        tenant = fleet.serving[model] or self._activated(fleet.models[model], fleet)
-        if tenant is not None:
-            self._let_in(tenant, fleet)
+        model_instance = cluster.serving[model] or self._activated(cluster.models[model], cluster)
+        if model_instance is not None:
+            self._let_in(model_instance, cluster)
         elif not self.evicts:
-            fleet.reject(queues.homeless.pop(model)[0])  # nobody will make room
+            cluster.reject(queues.homeless.pop(model)[0])  # nobody will make room
 
-    def _let_in(self, tenant: Tenant, fleet: Fleet) -> None:
+    def _let_in(self, model_instance: ModelInstance, cluster: MultiModelCluster) -> None:
         """Who waited for the model to stand somewhere now waits there."""
-        queues = _queues(fleet)
-        for r in queues.homeless.pop(tenant.model):
+        queues = _queues(cluster)
+        for r in queues.homeless.pop(model_instance.model):
             if self.local_queue:
-                queues.push(r, tenant)
+                queues.push(r, model_instance)
             else:
-                fleet.send(r, tenant)
+                cluster.send(r, model_instance)
 
-    def _activated(self, model: Hosted, fleet: Fleet) -> Tenant | None:
+    def _activated(self, model: ServedModel, cluster: MultiModelCluster) -> ModelInstance | None:
         """On the GPUs of least pressure among those on which there is room, or can be made."""
-        idle = [t for t in fleet.tenants if self.evicts and self._may_go(t, fleet)]
-        room = self._room(idle, fleet)
-        needed = model.weight_pages + int(self.reserve * fleet.pools[0].total)
-        loads = _loads([t for t in fleet.tenants if t not in idle], fleet)
+        idle = [t for t in cluster.model_instances if self.evicts and self._may_go(t, cluster)]
+        room = self._room(idle, cluster)
+        needed = model.weight_pages + int(self.reserve * cluster.pools[0].total)
+        loads = _loads([t for t in cluster.model_instances if t not in idle], cluster)
         for gpu, pages in enumerate(room):
             if pages < needed:
                 loads.kv_bytes[gpu] = 0
-        demand = _demand(model, fleet.rate_rps[model.index])
-        gpus = best_gpus(demand, loads, fleet.node_gpus)
+        demand = _demand(model, cluster.rate_rps[model.index])
+        gpus = best_gpus(demand, loads, cluster.node_gpus)
         if not gpus:
             return None
         for gpu in gpus:
-            self._make_room(gpu, needed, idle, fleet)
-        return fleet.activate(model, gpus)
+            self._make_room(gpu, needed, idle, cluster)
+        return cluster.activate(model, gpus)
 
-    def _room(self, idle: Iterable[Tenant], fleet: Fleet) -> list[int]:
+    def _room(self, idle: Iterable[ModelInstance], cluster: MultiModelCluster) -> list[int]:
         """Free pages of every GPU, if these were evicted."""
-        room = [pool.free for pool in fleet.pools]
-        for tenant in idle:
-            for gpu in tenant.gpus:
-                room[gpu] += tenant.weight_pages + tenant.ledger.held_pages
+        room = [pool.free for pool in cluster.pools]
+        for model_instance in idle:
+            for gpu in model_instance.gpus:
+                room[gpu] += model_instance.weight_pages + model_instance.ledger.held_pages
         return room
 
-    def _may_go(self, tenant: Tenant, fleet: Fleet) -> bool:
-        waits = fleet.serving[tenant.model] is tenant and _queues(fleet).wanted(tenant)
-        return not (tenant.busy or waits) and tenant.ready_s <= fleet.now_s
+    def _may_go(self, model_instance: ModelInstance, cluster: MultiModelCluster) -> bool:
+        waits = cluster.serving[model_instance.model] is model_instance and _queues(cluster).wanted(
+            model_instance
+        )
+        return not (model_instance.busy or waits) and model_instance.ready_s <= cluster.now_s
 
-    def _make_room(self, gpu: int, pages: int, idle: Iterable[Tenant], fleet: Fleet) -> None:
+    def _make_room(
+        self, gpu: int, pages: int, idle: Iterable[ModelInstance], cluster: MultiModelCluster
+    ) -> None:
         """Evict these from a GPU, until so many pages are free."""
-        here = {t.model: t for t in idle if gpu in t.gpus and t in fleet.tenants}
-        order = eviction_order(self._idle(here.values(), fleet))
-        while fleet.pools[gpu].free < pages and order:
-            fleet.evict(here[order.pop(0)])
+        here = {t.model: t for t in idle if gpu in t.gpus and t in cluster.model_instances}
+        order = eviction_order(self._idle(here.values(), cluster))
+        while cluster.pools[gpu].free < pages and order:
+            cluster.evict(here[order.pop(0)])
 
-    def _idle(self, tenants: Iterable[Tenant], fleet: Fleet) -> list[_Idle]:
+    def _idle(
+        self, model_instances: Iterable[ModelInstance], cluster: MultiModelCluster
+    ) -> list[_Idle]:
         return [
             self._ranked(
                 IdleModel(
                     t.model,
-                    fleet.models[t.model].weighed_slo_s,
-                    fleet.idle_s(t),
-                    fleet.gaps[t.model],
+                    cluster.models[t.model].weighed_slo_s,
+                    cluster.idle_s(t),
+                    cluster.gaps[t.model],
                 )
             )
-            for t in tenants
+            for t in model_instances
         ]
 
     def _ranked(self, one: IdleModel) -> _Idle:
@@ -177,92 +190,100 @@ class Prism(VllmSharing):
 
     # ---------------------------------------------------------------- reviews
 
-    def review(self, fleet: Fleet) -> None:
-        for model in list(_queues(fleet).homeless):
-            tenant = fleet.serving[model] or self._activated(fleet.models[model], fleet)
-            if tenant is not None:
-                self._let_in(tenant, fleet)
+    def control_step(self, cluster: MultiModelCluster) -> None:
+        for model in list(_queues(cluster).homeless):
+            model_instance = cluster.serving[model] or self._activated(
+                cluster.models[model], cluster
+            )
+            if model_instance is not None:
+                self._let_in(model_instance, cluster)
         if self.evicts:
-            self._relieve(fleet)
+            self._relieve(cluster)
         if self.global_placement:
-            self._move(fleet)
+            self._move(cluster)
 
-    def _relieve(self, fleet: Fleet) -> None:
+    def _relieve(self, cluster: MultiModelCluster) -> None:
         """GPUs short of pages lose models that have been idle for long, the largest SLO first; any
         idle ones where requests wait for the pages.
         """
-        low = int(self.low_memory * fleet.pools[0].total)
-        for gpu, pool in enumerate(fleet.pools):
+        low = int(self.low_memory * cluster.pools[0].total)
+        for gpu, pool in enumerate(cluster.pools):
             if pool.free < low:
-                waits = _queues(fleet).waits((gpu,))
-                idle = [t for t in fleet.on(gpu) if self._may_go(t, fleet)]
-                due = idle if waits else self._due(idle, fleet)
-                self._make_room(gpu, low, due, fleet)
+                waits = _queues(cluster).waits((gpu,))
+                idle = [t for t in cluster.on(gpu) if self._may_go(t, cluster)]
+                due = idle if waits else self._due(idle, cluster)
+                self._make_room(gpu, low, due, cluster)
 
-    def _due(self, idle: Iterable[Tenant], fleet: Fleet) -> list[Tenant]:
+    def _due(
+        self, idle: Iterable[ModelInstance], cluster: MultiModelCluster
+    ) -> list[ModelInstance]:
         """Those that have been idle for longer than their threshold."""
         due = {
-            model for model, _, spell_s, limit_s in self._idle(idle, fleet) if spell_s >= limit_s
+            model for model, _, spell_s, limit_s in self._idle(idle, cluster) if spell_s >= limit_s
         }
         return [t for t in idle if t.model in due]
 
-    def _move(self, fleet: Fleet) -> None:
+    def _move(self, cluster: MultiModelCluster) -> None:
         """Algorithm 1 over those that stand somewhere; who is idle need not move."""
-        pressed = self._pressed(fleet)
-        if not any(map(pressed, range(fleet.gpus))):
+        pressed = self._pressed(cluster)
+        if not any(map(pressed, range(cluster.gpus))):
             return
-        idle = [t for t in fleet.tenants if self.evicts and self._may_go(t, fleet)]
-        due = self._due(idle, fleet)
-        standing = [t for t in fleet.tenants if fleet.serving[t.model] is t and t not in idle]
-        demands = [
-            _demand(fleet.models[t.model], fleet.rate_rps[t.model], t.gpus) for t in standing
+        idle = [t for t in cluster.model_instances if self.evicts and self._may_go(t, cluster)]
+        due = self._due(idle, cluster)
+        standing = [
+            t for t in cluster.model_instances if cluster.serving[t.model] is t and t not in idle
         ]
-        found = place(demands, _empty(fleet), threshold=self.threshold, node_gpus=fleet.node_gpus)
-        low = int(self.low_memory * fleet.pools[0].total)
-        for tenant in standing:
-            gpus = found.gpus.get(tenant.model, tenant.gpus)
-            model = fleet.models[tenant.model]
-            if set(gpus) & set(tenant.gpus) or tenant.ready_s > fleet.now_s:
+        demands = [
+            _demand(cluster.models[t.model], cluster.rate_rps[t.model], t.gpus) for t in standing
+        ]
+        found = place(
+            demands, _empty(cluster), threshold=self.threshold, node_gpus=cluster.node_gpus
+        )
+        low = int(self.low_memory * cluster.pools[0].total)
+        for model_instance in standing:
+            gpus = found.gpus.get(model_instance.model, model_instance.gpus)
+            model = cluster.models[model_instance.model]
+            if set(gpus) & set(model_instance.gpus) or model_instance.ready_s > cluster.now_s:
                 continue
-            if fleet.moves(tenant.model) or not any(map(pressed, tenant.gpus)):
+            if cluster.moves(model_instance.model) or not any(map(pressed, model_instance.gpus)):
                 continue
-            room = self._room((t for t in due if t in fleet.tenants), fleet)
+            room = self._room((t for t in due if t in cluster.model_instances), cluster)
             if all(room[gpu] >= model.weight_pages + low for gpu in gpus):
                 for gpu in gpus:
-                    self._make_room(gpu, model.weight_pages + low, due, fleet)
-                fleet.activate(model, gpus)
+                    self._make_room(gpu, model.weight_pages + low, due, cluster)
+                cluster.activate(model, gpus)
 
-    def _pressed(self, fleet: Fleet) -> Callable[[int], bool]:
+    def _pressed(self, cluster: MultiModelCluster) -> Callable[[int], bool]:
         """Is a GPU short of pages, or does anybody wait for it?"""
-        queues, low = _queues(fleet), self.low_memory * fleet.pools[0].total
-        return lambda gpu: fleet.pools[gpu].free < low or queues.waits((gpu,))
+        queues, low = _queues(cluster), self.low_memory * cluster.pools[0].total
+        return lambda gpu: cluster.pools[gpu].free < low or queues.waits((gpu,))
 
-    def moved(self, old: Tenant, new: Tenant, fleet: Fleet) -> None:
-        _queues(fleet).follow(old, new)
+    def moved(self, old: ModelInstance, new: ModelInstance, cluster: MultiModelCluster) -> None:
+        _queues(cluster).follow(old, new)
 
 
 class Queues:
     """Implements `Backlog`: Algorithm 2 on every GPU, at the first GPU of each model."""
 
-    def __init__(self, fleet: Fleet, policy: Prism) -> None:
-        self._fleet = fleet
+    def __init__(self, cluster: MultiModelCluster, policy: PrismGlobal) -> None:
+        self._fleet = cluster
         self._policy = policy
-        self._of = [SharedQueue() for _ in range(fleet.gpus)]
+        self._of = [SharedQueue() for _ in range(cluster.gpus)]
         self.homeless: dict[int, list[RequestState]] = {}  # by model: it stands nowhere
 
-    def push(self, r: RequestState, tenant: Tenant) -> None:
+    def push(self, r: RequestState, model_instance: ModelInstance) -> None:
         """`r` waits for its model's engine, which stands there."""
-        model = self._fleet.models[tenant.model]
-        self._fleet.bring(tenant.gpus)
+        model = self._fleet.models[model_instance.model]
+        self._fleet.bring(model_instance.gpus)
         prefill_s = model.prefill_s(r.target_tokens, self._policy.max_num_batched_tokens)
-        self._of[tenant.gpus[0]].push(r, prefill_s)
+        self._of[model_instance.gpus[0]].push(r, prefill_s)
 
-    def wanted(self, tenant: Tenant) -> bool:
+    def wanted(self, model_instance: ModelInstance) -> bool:
         """Does anybody wait for this model?"""
         model_of = self._fleet.model_of
-        return any(model_of(r) == tenant.model for r in self._of[tenant.gpus[0]])
+        return any(model_of(r) == model_instance.model for r in self._of[model_instance.gpus[0]])
 
-    def follow(self, old: Tenant, new: Tenant) -> None:
+    def follow(self, old: ModelInstance, new: ModelInstance) -> None:
         """Who waits for a model that moves waits at its new place."""
         queue = self._of[old.gpus[0]]
         for r in [r for r in queue if self._fleet.model_of(r) == old.model]:
@@ -292,53 +313,55 @@ class Queues:
         """In Algorithm 2's order, whoever would begin at once; where memory is short nobody else
         gets what the next one lacks.
         """
-        fleet, policy, queue = self._fleet, self._policy, self._of[gpu]
+        cluster, policy, queue = self._fleet, self._policy, self._of[gpu]
         full: set[int] = set()
         for r in queue.ordered(now_s):
-            model = fleet.model_of(r)
-            tenant = fleet.serving[model]
-            if model in full or tenant is None or tenant.ready_s > now_s:
+            model = cluster.model_of(r)
+            model_instance = cluster.serving[model]
+            if model in full or model_instance is None or model_instance.ready_s > now_s:
                 continue
-            if not self._begins_at_once(tenant):
+            if not self._begins_at_once(model_instance):
                 full.add(model)
                 continue
-            ledger = tenant.ledger
+            ledger = model_instance.ledger
             spare = int(policy.reserve * ledger.total)
-            coming = max(sum(t.coming_pages for t in fleet.on(g)) for g in tenant.gpus)
+            coming = max(sum(t.coming_pages for t in cluster.on(g)) for g in model_instance.gpus)
             room = ledger.free - ledger.blocks_in(coming)
-            if tenant.idle:
+            if model_instance.idle:
                 spare = 0
             if room < ledger.blocks(r.target_tokens) + spare:
                 return
             queue.remove(r)
-            tenant.receive(r, now_s)
+            model_instance.receive(r, now_s)
 
-    def _begins_at_once(self, tenant: Tenant) -> bool:
+    def _begins_at_once(self, model_instance: ModelInstance) -> bool:
         """Is there room in the next iteration of its engine?"""
-        if tenant.n_waiting or tenant.n_admitted >= self._policy.max_num_seqs:
+        if model_instance.n_waiting or model_instance.n_admitted >= self._policy.max_num_seqs:
             return False
-        return tenant.unbegun_tokens < self._policy.max_num_batched_tokens
+        return model_instance.unbegun_tokens < self._policy.max_num_batched_tokens
 
 
-def _queues(fleet: Fleet) -> Queues:
-    assert isinstance(fleet.requests, Queues)
-    return fleet.requests
+def _queues(cluster: MultiModelCluster) -> Queues:
+    assert isinstance(cluster.requests, Queues)
+    return cluster.requests
 
 
-def _demand(model: Hosted, rate_rps: float, gpus: Gpus = ()) -> Demand:
+def _demand(model: ServedModel, rate_rps: float, gpus: Gpus = ()) -> Demand:
     pages = model.weight_pages
     return Demand(model.index, rate_rps, model.weighed_slo_s, pages, model.tp, gpus)
 
 
-def _empty(fleet: Fleet) -> Loads:
-    return Loads.empty(fleet.gpus, fleet.pools[0].total)
+def _empty(cluster: MultiModelCluster) -> Loads:
+    return Loads.empty(cluster.gpus, cluster.pools[0].total)
 
 
-def _loads(tenants: Iterable[Tenant], fleet: Fleet) -> Loads:
+def _loads(model_instances: Iterable[ModelInstance], cluster: MultiModelCluster) -> Loads:
     """W and S that these make."""
-    loads = _empty(fleet)
-    for tenant in tenants:
-        demand = _demand(fleet.models[tenant.model], fleet.rate_rps[tenant.model])
-        for gpu in tenant.gpus:
+    loads = _empty(cluster)
+    for model_instance in model_instances:
+        demand = _demand(
+            cluster.models[model_instance.model], cluster.rate_rps[model_instance.model]
+        )
+        for gpu in model_instance.gpus:
             loads.add(gpu, demand)
     return loads

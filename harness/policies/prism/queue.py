@@ -16,24 +16,24 @@ from ...core.queue import Queue
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
-from ..shared.moore_hodgson import InTimeQueue, Job, in_time
-from ..shared.slack_victim import Pace, keep_key
+from ..shared.moore_hodgson import InTimeQueue, PrefillJob, in_time
+from ..shared.slack_victim import SpeedEstimate, keep_key
 from ..shared.timeouts import DropsHopeless
 from ..vllm import Vllm
 
 
 @dataclass
-class Known:
+class PrismState:
     """What one instance holds of its last plan, for engines that ask request by request."""
 
-    pace: Pace = field(default_factory=Pace)
+    pace: SpeedEstimate = field(default_factory=SpeedEstimate)
     planned_at: tuple[float, int] | None = None
-    jobs: dict[int, Job] = field(default_factory=dict)  # by order of arrival, as the keys
+    jobs: dict[int, PrefillJob] = field(default_factory=dict)  # by order of arrival, as the keys
     keys: dict[int, Key] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class Prism(DropsHopeless, Vllm):
+class PrismLocal(DropsHopeless, Vllm):
     """Algorithm 2: sorted by deadline a + s; where one would be late the longest so far goes out.
 
     The work of a prefill is e = p / c: its tokens over the speed of chunked prefill, which is
@@ -66,8 +66,8 @@ class Prism(DropsHopeless, Vllm):
     victim: str = knob("newest", choices=("newest", "slack"))
     nearly_done_tokens: int = knob(8, 0, 4096)
 
-    def new_state(self) -> Known:
-        return Known()
+    def new_state(self) -> PrismState:
+        return PrismState()
 
     def limits(self, view: View) -> Limits:
         return Limits(
@@ -79,9 +79,9 @@ class Prism(DropsHopeless, Vllm):
         )
 
     @staticmethod
-    def _job(r: RequestState, emitted_tokens: int) -> Job:
+    def _job(r: RequestState, emitted_tokens: int) -> PrefillJob:
         """What Algorithm 2 knows of `r`."""
-        return Job(-math.inf if emitted_tokens else due_s(r), r.seq, r.target_tokens, r)
+        return PrefillJob(-math.inf if emitted_tokens else due_s(r), r.seq, r.target_tokens, r)
 
     def s_per_token(self, view: View) -> float:
         """1 / c, scaled by `caution`."""
@@ -94,14 +94,14 @@ class Prism(DropsHopeless, Vllm):
         )
 
     def urgency(self, r: RequestState, view: View) -> Key:
-        known: Known = view.state
+        known: PrismState = view.state
         now = view.now_s, view.n_waiting
         if known.planned_at != now or r.seq not in known.keys:
             known.planned_at = now
             self._plan(r, view, known)
         return known.keys[r.seq]
 
-    def _plan(self, r: RequestState, view: View, known: Known) -> None:
+    def _plan(self, r: RequestState, view: View, known: PrismState) -> None:
         """Keys of all who wait: under way, in time, the others."""
         jobs = []
         for w in {*view.waiting(), r}:
@@ -123,7 +123,7 @@ class Prism(DropsHopeless, Vllm):
     def keep(self, r: RequestState, view: View) -> Key:
         if self.victim == "newest":
             return -r.arrival_s
-        pace: Pace = view.state.pace
+        pace: SpeedEstimate = view.state.pace
         pace.look(view, self.max_num_batched_tokens)
         return keep_key(r, view, pace, self.nearly_done_tokens)
 

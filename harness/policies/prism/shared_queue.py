@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 
 from ...core.state import RequestState
-from ..shared.moore_hodgson import Job, in_time
+from ..shared.moore_hodgson import PrefillJob, in_time
 
 _TICK_S = 1e-6  # prefill times in whole microseconds
 
@@ -22,8 +22,8 @@ class SharedQueue:
     """
 
     def __init__(self) -> None:
-        self._jobs: list[Job] = []  # by deadline, then by order of arrival
-        self._job_of: dict[int, Job] = {}
+        self._jobs: list[PrefillJob] = []  # by deadline, then by order of arrival
+        self._job_of: dict[int, PrefillJob] = {}
         self._arrived = 0
 
     def __len__(self) -> int:
@@ -36,7 +36,7 @@ class SharedQueue:
         """`r` enters; its prompt takes `prefill_s` of the GPU (e = p / c)."""
         self._arrived += 1
         due_s = r.arrival_s + r.slo.ttft_s
-        job = Job(due_s, self._arrived, max(1, round(prefill_s / _TICK_S)), r)
+        job = PrefillJob(due_s, self._arrived, max(1, round(prefill_s / _TICK_S)), r)
         self._job_of[r.id] = job
         insort(self._jobs, job)
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from ....predictors.placement import Placement
 from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
-from ...core.cluster_policy import HOLD, ClusterPolicy, Instead, Role, View
-from ...core.instance import Site
+from ...core.cluster_policy import HOLD, ClusterPolicy, ClusterView, Role, RouteOutcome
+from ...core.instance import Instance
 from ...core.kv_cache_manager import BlockLedger
 from ...core.links import Links
-from ...core.network import Network
+from ...core.network import SwitchNetwork
 from ...core.policy import AnyPolicy, knob
 from ...core.release import Release
 from ...core.routing import least_loaded
@@ -26,56 +26,56 @@ class KvNetwork:
     """KV over a network: every GPU of an instance sends its part over a link of its own."""
 
     def __init__(self, over: LinkSpec) -> None:
-        self.network = Network(over)
+        self.network = SwitchNetwork(over)
 
-    def ends_s(self, source: Site, target: Site, kv_tokens: int, now_s: float) -> float:
+    def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
         return self.network.send(
             source.number, target.number, self.bytes_on_a_link(source, target, kv_tokens), now_s
         ).end_s
 
     @staticmethod
-    def bytes_on_a_link(source: Site, target: Site, kv_tokens: int) -> int:
+    def bytes_on_a_link(source: Instance, target: Instance, kv_tokens: int) -> int:
         """What the busiest link carries: the side with fewer GPUs sets it."""
         gpus = min(source.placement.gpus, target.placement.gpus)
         return kv_tokens * source.placement.kv_bytes_per_token // gpus
 
 
 @dataclass
-class Promised:
+class ReservedBlocks:
     """Blocks that are set aside at instances for requests that have not entered there yet."""
 
     at: dict[int, dict[RequestState, int]] = field(default_factory=dict)  # in order
     total: dict[int, int] = field(default_factory=dict)
 
-    def blocks(self, site: Site) -> int:
+    def blocks(self, instance: Instance) -> int:
         """Those of one instance. Who has entered, or has none to bring, needs them no longer; that
         is noticed when all who were promised some before have, too.
         """
-        promised = self.at.get(site.index)
+        promised = self.at.get(instance.index)
         while promised:
             r = next(iter(promised))
-            if not _settled(r, site):
-                return self.total[site.index]
-            self.drop(r, site)
+            if not _settled(r, instance):
+                return self.total[instance.index]
+            self.drop(r, instance)
         return 0
 
-    def promise(self, r: RequestState, site: Site, blocks: int) -> None:
+    def promise(self, r: RequestState, instance: Instance, blocks: int) -> None:
         """Set aside so many for `r`."""
-        self.at.setdefault(site.index, {})[r] = blocks
-        self.total[site.index] = self.total.get(site.index, 0) + blocks
+        self.at.setdefault(instance.index, {})[r] = blocks
+        self.total[instance.index] = self.total.get(instance.index, 0) + blocks
 
-    def drop(self, r: RequestState, site: Site) -> None:
+    def drop(self, r: RequestState, instance: Instance) -> None:
         """`r` does not come."""
-        self.total[site.index] -= self.at[site.index].pop(r, 0)
+        self.total[instance.index] -= self.at[instance.index].pop(r, 0)
 
 
-def _settled(r: RequestState, site: Site) -> bool:
-    entered = r.instance == site.index and r.phase is not Phase.RESIDENT
+def _settled(r: RequestState, instance: Instance) -> bool:
+    entered = r.instance == instance.index and r.phase is not Phase.RESIDENT
     return entered or r.phase in (Phase.WAITING, Phase.DONE)
 
 
 @dataclass(frozen=True)
-class Apart(ClusterPolicy):
+class DisaggregatedPolicy(ClusterPolicy):
     """Prefill instances hand each request over to a decode instance that has room for its KV.
 
     With several times as many instances as `prefill_instances` and `decode_instances` together,
@@ -119,7 +119,7 @@ class Apart(ClusterPolicy):
         prefill, decode = self.counts(instances)
         made = self.ledgers(placement, instances)
         return (
-            Role(PREFILL, self.prefill_policy(policy), prefill, hands_over=True, ledger=made),
+            Role(PREFILL, self.prefill_policy(policy), prefill, prefill_only=True, ledger=made),
             Role(DECODE, policy, decode, ledger=made),
         )
 
@@ -135,46 +135,48 @@ class Apart(ClusterPolicy):
         """What KV moves over."""
         return link_between(placement, self.network_gb_per_s)
 
-    def links(self, sites: Sequence[Site]) -> Links:
-        return KvNetwork(self.over(sites[0].placement))
+    def links(self, instances: Sequence[Instance]) -> Links:
+        return KvNetwork(self.over(instances[0].placement))
 
-    def new_state(self) -> Promised:
-        return Promised()
+    def new_state(self) -> ReservedBlocks:
+        return ReservedBlocks()
 
-    def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
+    def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         """Prefill where the fewest are."""
-        sites = cluster.role(PREFILL)
-        return least_loaded(sites) if sites else HOLD
+        instances = cluster.role(PREFILL)
+        return least_loaded(instances) if instances else HOLD
 
-    def returned(self, release: Release, cluster: View) -> Site | Instead:
+    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
         """Whom an instance has lost is prefilled again."""
-        return self.dispatch(release.request, cluster)
+        return self.route(release.request, cluster)
 
-    def hand_over(self, r: RequestState, source: Site, cluster: View) -> Site | Instead:
+    def decode_instance(
+        self, r: RequestState, source: Instance, cluster: ClusterView
+    ) -> Instance | RouteOutcome:
         """Decode where the fewest are, among those that have room."""
-        sites = cluster.role(DECODE)
-        if sites and has_room(r.kv_tokens, first := least_loaded(sites), cluster.state):
+        instances = cluster.role(DECODE)
+        if instances and has_room(r.kv_tokens, first := least_loaded(instances), cluster.state):
             return self.handed(r, first, cluster)
-        for site in sorted(sites, key=lambda s: (s.n_requests, s.index)):
-            if has_room(r.kv_tokens, site, cluster.state):
-                return self.handed(r, site, cluster)
+        for instance in sorted(instances, key=lambda s: (s.n_requests, s.index)):
+            if has_room(r.kv_tokens, instance, cluster.state):
+                return self.handed(r, instance, cluster)
         return HOLD
 
-    def handed(self, r: RequestState, site: Site, cluster: View) -> Site:
-        """`site`, with blocks promised to `r` there."""
-        promised: Promised = cluster.state
-        promised.promise(r, site, needed_blocks(r.kv_tokens, site))
-        return site
+    def handed(self, r: RequestState, instance: Instance, cluster: ClusterView) -> Instance:
+        """`instance`, with blocks promised to `r` there."""
+        promised: ReservedBlocks = cluster.state
+        promised.promise(r, instance, needed_blocks(r.kv_tokens, instance))
+        return instance
 
 
-def needed_blocks(kv_tokens: int, site: Site) -> int:
+def needed_blocks(kv_tokens: int, instance: Instance) -> int:
     """Blocks for so much KV and the next token."""
-    return site.ledger.blocks(kv_tokens + 1)
+    return instance.ledger.blocks(kv_tokens + 1)
 
 
-def has_room(kv_tokens: int, site: Site, promised: Promised) -> bool:
+def has_room(kv_tokens: int, instance: Instance, promised: ReservedBlocks) -> bool:
     """Could somebody with so much KV enter there if nobody else came?"""
-    return needed_blocks(kv_tokens, site) + promised.blocks(site) <= site.free_blocks
+    return needed_blocks(kv_tokens, instance) + promised.blocks(instance) <= instance.free_blocks
 
 
 def link_between(placement: Placement, network_gb_per_s: float) -> LinkSpec:

@@ -14,7 +14,7 @@ SSD = LinkSpec("ssd", bandwidth_bytes_per_s=5e9, latency_s=100e-6, origin="an NV
 
 
 @dataclass
-class Shelf:
+class SharedStoreLedgers:
     """Makes the ledgers of instances that share one store: host memory, and a disk below it.
 
     `cpu_gib` and `ssd_gib` are for the whole store. A GPU reads host memory over its host link and

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...core.multi_model_policy import Fleet, Hosted, SharingPolicy
+from ...core.multi_model_policy import MultiModelCluster, ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
 from ...core.policy import Policy
 from ..vllm import Vllm
@@ -24,21 +24,23 @@ class VllmSharing(SharingPolicy):
         )
 
 
-def by_load(models: Sequence[Hosted], fleet: Fleet) -> dict[int, tuple[int, ...]]:
+def by_load(
+    models: Sequence[ServedModel], cluster: MultiModelCluster
+) -> dict[int, tuple[int, ...]]:
     """Models to GPUs once and for all, so that GPUs are about equally busy.
 
     By falling rate × work, each where there is the least of it so far and its weights fit; parts
     on GPUs of one node. What a static system does that knows the mean rates (MuxServe's placement
     by popularity and demand, without its search of parallelism).
     """
-    busy = [0.0] * fleet.gpus
-    free = [pool.free for pool in fleet.pools]
+    busy = [0.0] * cluster.gpus
+    free = [pool.free for pool in cluster.pools]
     least_kv = LEAST_KV_BYTES // PAGE_BYTES
     found: dict[int, tuple[int, ...]] = {}
     for model in sorted(models, key=lambda m: (-m.rate_rps * m.work_s, m.index)):
         best: tuple[float, tuple[int, ...]] | None = None
-        for begin in range(0, fleet.gpus, fleet.node_gpus):
-            node = range(begin, min(begin + fleet.node_gpus, fleet.gpus))
+        for begin in range(0, cluster.gpus, cluster.node_gpus):
+            node = range(begin, min(begin + cluster.node_gpus, cluster.gpus))
             fitting = [g for g in node if free[g] >= model.weight_pages + least_kv]
             chosen = tuple(sorted(fitting, key=lambda g: (busy[g], g))[: model.tp])
             if len(chosen) == model.tp:

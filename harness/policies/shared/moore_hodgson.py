@@ -21,7 +21,7 @@ _PLACE_BITS = 32
 _PLACES = (1 << _PLACE_BITS) - 1
 
 
-class Job(NamedTuple):
+class PrefillJob(NamedTuple):
     """A prefill: when it is due and the tokens it takes. Compares by `due_s`, then `seq`."""
 
     due_s: float
@@ -30,7 +30,7 @@ class Job(NamedTuple):
     request: RequestState
 
 
-def in_time(jobs: Sequence[Job], start_s: float, s_per_token: float) -> list[Job]:
+def in_time(jobs: Sequence[PrefillJob], start_s: float, s_per_token: float) -> list[PrefillJob]:
     """The most jobs of `jobs` (sorted) that can all be in time, one after the other from `start_s`.
 
     Of all such sets the one with the least work; of equally long jobs the last due is left out.
@@ -48,7 +48,7 @@ def in_time(jobs: Sequence[Job], start_s: float, s_per_token: float) -> list[Job
     return list(compress(jobs, keep))
 
 
-def slack_s(kept: Iterable[Job], start_s: float, s_per_token: float) -> float:
+def slack_s(kept: Iterable[PrefillJob], start_s: float, s_per_token: float) -> float:
     """By how much the start may slip with all of `kept` still in time."""
     least_s, tokens = math.inf, 0
     for due_s, _, job_tokens, _ in kept:
@@ -73,19 +73,22 @@ class InTimeQueue:
     """
 
     def __init__(
-        self, view: View, job: Callable[[RequestState], Job], s_per_token: Callable[[], float]
+        self,
+        view: View,
+        job: Callable[[RequestState], PrefillJob],
+        s_per_token: Callable[[], float],
     ) -> None:
         self._view, self._job, self._s_per_token = view, job, s_per_token
-        self._jobs: dict[RequestState, Job] = {}
+        self._jobs: dict[RequestState, PrefillJob] = {}
         self.live = 0
-        self._under_way: list[Job] = []
+        self._under_way: list[PrefillJob] = []
         self._under_way_tokens = 0
-        self._endless: list[Job] = []
-        self._due: list[Job] = []  # those with a deadline ahead
-        self._late: list[Job] = []  # those whose deadline has passed
-        self._plan: list[Job] = []  # of `_due`, the next one last
+        self._endless: list[PrefillJob] = []
+        self._due: list[PrefillJob] = []  # those with a deadline ahead
+        self._late: list[PrefillJob] = []  # those whose deadline has passed
+        self._plan: list[PrefillJob] = []  # of `_due`, the next one last
         self._plan_tokens = 0
-        self._new: dict[RequestState, Job] = {}  # of `_due`, not looked at yet
+        self._new: dict[RequestState, PrefillJob] = {}  # of `_due`, not looked at yet
         self._planned = False  # is `_plan` one, for `_due` without `_new`?
         self._start_s = 0.0
         self._slack_s = 0.0  # at least so much may the start slip
@@ -103,7 +106,7 @@ class InTimeQueue:
         elif job.due_s < math.inf:
             self._new[r] = job
 
-    def _list_of(self, job: Job) -> list[Job]:
+    def _list_of(self, job: PrefillJob) -> list[PrefillJob]:
         if job.due_s == -math.inf:
             return self._under_way
         return self._due if job.due_s < math.inf else self._endless
@@ -208,11 +211,13 @@ class InTimeQueue:
         return math.inf
 
 
-def _last_first(job: Job) -> tuple[float, int]:
+def _last_first(job: PrefillJob) -> tuple[float, int]:
     return -job.due_s, -job.seq
 
 
-def _discard(jobs: list[Job], job: Job, key: Callable[[Job], Any] | None = None) -> bool:
+def _discard(
+    jobs: list[PrefillJob], job: PrefillJob, key: Callable[[PrefillJob], Any] | None = None
+) -> bool:
     """Take it out of a list sorted by `key`, if it is there."""
     at = bisect_left(jobs, job if key is None else key(job), key=key)
     if at < len(jobs) and jobs[at] is job:

@@ -16,7 +16,7 @@ from ...core.view import View
 _LOST, _CAN_WAIT, _MUST_GO_ON, _NEARLY_DONE = range(4)
 
 
-class Pace:
+class SpeedEstimate:
     """How fast an instance decodes and prefills now; asked once for all victims of a moment."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Pace:
         self.prefill_s = step_s(0, 0, ((0, chunk_tokens),)) / chunk_tokens
 
 
-def keep_key(r: RequestState, view: View, pace: Pace, nearly_done_tokens: int) -> Key:
+def keep_key(r: RequestState, view: View, pace: SpeedEstimate, nearly_done_tokens: int) -> Key:
     """For `Policy.keep`: the smallest goes. All slack is in seconds, and none is divided by.
 
     First those who miss their SLO even if they stay (the longest to go first), then those who meet

@@ -30,7 +30,7 @@ Batch = Sequence[Item]
 
 
 @dataclass(frozen=True)
-class Room:
+class BatchCapacity:
     """What one batch may hold: so many requests, and their padded KV in so many blocks."""
 
     max_batch: int
@@ -79,7 +79,7 @@ class S3(StaticPolicy):
         for r in waiting[: self.window]:
             tokens = expected_tokens(r, view)
             items.append(Item(r, tokens, r.prompt_tokens, reserve_of(r, tokens, view)))
-        room = Room(self.max_batch, view.total_blocks, view.block_tokens)
+        room = BatchCapacity(self.max_batch, view.total_blocks, view.block_tokens)
         batches = pack(items, room)
         if self.first == "oldest":
             oldest = items[0]
@@ -98,14 +98,14 @@ def padding_tokens(batches: Sequence[Batch]) -> int:
     )
 
 
-def pack(items: Sequence[Item], room: Room) -> list[Batch]:
+def pack(items: Sequence[Item], room: BatchCapacity) -> list[Batch]:
     """Batches of all items (in order of arrival), each within `room`; see `S3`."""
     cut = cut_sorted(sorted(items, key=lambda item: -item.output_tokens), room)
     plain = first_fit(items, room)
     return cut if padding_tokens(cut) <= padding_tokens(plain) else plain
 
 
-def first_fit(items: Sequence[Item], room: Room) -> list[Batch]:
+def first_fit(items: Sequence[Item], room: BatchCapacity) -> list[Batch]:
     """Each item into the first batch that still has room for it."""
     batches: list[list[Item]] = []
     longest: list[tuple[int, int]] = []  # prompt and reservation of each batch
@@ -128,7 +128,7 @@ def first_fit(items: Sequence[Item], room: Room) -> list[Batch]:
     return list(batches)
 
 
-def cut_sorted(items: Sequence[Item], room: Room) -> list[Batch]:
+def cut_sorted(items: Sequence[Item], room: BatchCapacity) -> list[Batch]:
     """Items, longest answer first, cut into the fewest batches that fit; of those the least padded.
 
     What fits still fits without some of it, so the fewest batches before and behind each place are
@@ -171,7 +171,7 @@ def cut_sorted(items: Sequence[Item], room: Room) -> list[Batch]:
     return batches_found
 
 
-def _first_starts(items: Sequence[Item], room: Room) -> list[int]:
+def _first_starts(items: Sequence[Item], room: BatchCapacity) -> list[int]:
     """Where the longest batch begins that ends at each place and fits."""
     n = len(items)
     most_prompt = max((item.prompt_tokens for item in items), default=0)

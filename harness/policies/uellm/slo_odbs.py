@@ -20,7 +20,7 @@ from .odbs_rule import BatchRule, OpenBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class RequestProfile:
     """Eq. 3-2: what the batcher knows of a request (its input plays no part in Alg. 3-1)."""
 
     request: RequestState
@@ -37,7 +37,7 @@ class Profiled:
     def __init__(self) -> None:
         self.lengths = LengthMonitor()
         self.mispredicted = self.lengths.mispredicted
-        self.profiles: dict[int, Profile] = {}  # by request: noted once, sorted many times
+        self.profiles: dict[int, RequestProfile] = {}  # by request: noted once, sorted many times
 
 
 @dataclass(frozen=True)
@@ -81,13 +81,13 @@ class SloOdbs(BatchRule, StaticPolicy):
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
         known, now_s = view.state.profiles, view.now_s
-        profiles: list[Profile] = [
+        profiles: list[RequestProfile] = [
             p
             if (p := known.get(r.id)) is not None and p.began_anew == r.recomputes
             else self._profile(r, view)
             for r in waiting
         ]
-        key: Callable[[Profile], Any] = attrgetter("order")
+        key: Callable[[RequestProfile], Any] = attrgetter("order")
         if self.overdue == "last":
             key = lambda p: (p.due_s < now_s, p.order)  # noqa: E731
         if self.sort_by == "slo" or self.batch_order == "built":
@@ -98,7 +98,7 @@ class SloOdbs(BatchRule, StaticPolicy):
         tightest = min(batches, key=lambda b: min(self._tightness(p, now_s) for p in b))
         return [p.request for p in tightest]
 
-    def _profile(self, r: RequestState, view: View) -> Profile:
+    def _profile(self, r: RequestState, view: View) -> RequestProfile:
         known: LengthMonitor = view.state.lengths
         alike = self.lengths == "alike"
         output_tokens = known.alike_tokens(r, view) if alike else known.expected_tokens(r, view)
@@ -109,20 +109,22 @@ class SloOdbs(BatchRule, StaticPolicy):
         if self.sort_by == "weighted":
             order = self.slo_weight * order if self.slo_weight else 0.0
             order += self.output_weight * output_tokens
-        found = Profile(r, output_tokens, slo_s, due_s, order, r.recomputes)
+        found = RequestProfile(r, output_tokens, slo_s, due_s, order, r.recomputes)
         view.state.profiles[r.id] = found
         return found
 
-    def _slo_s(self, p: Profile, now_s: float) -> float:
+    def _slo_s(self, p: RequestProfile, now_s: float) -> float:
         """The SLO that Algorithm 3-1 reckons with."""
         return p.slo_s if self.slo_term == "stated" else max(0.0, p.due_s - now_s)
 
-    def _tightness(self, p: Profile, now_s: float) -> tuple[bool, float]:
+    def _tightness(self, p: RequestProfile, now_s: float) -> tuple[bool, float]:
         return self.overdue == "last" and p.due_s < now_s, self._slo_s(p, now_s)
 
-    def _batches(self, profiles: Sequence[Profile], now_s: float) -> Iterator[list[Profile]]:
+    def _batches(
+        self, profiles: Sequence[RequestProfile], now_s: float
+    ) -> Iterator[list[RequestProfile]]:
         """Lines 4 to 24."""
-        batch: list[Profile] = []
+        batch: list[RequestProfile] = []
         opened = OpenBatch(self)
         for p in profiles:
             slo_s = self._slo_s(p, now_s)

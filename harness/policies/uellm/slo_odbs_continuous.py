@@ -23,7 +23,7 @@ from .slo_odbs import stated_slo_s
 _Place = tuple[float, int, int, RequestState]  # order, seq, how often it began anew
 
 
-class Known:
+class SloOdbsState:
     """What one instance has learnt of lengths, the profiles of who is here, and who waits."""
 
     def __init__(self) -> None:
@@ -50,8 +50,8 @@ class SloOdbsContinuous(BatchRule, Vllm):
 
     sort_by: str = knob("slo", choices=("slo", "weighted"))
 
-    def new_state(self) -> Known:
-        return Known()
+    def new_state(self) -> SloOdbsState:
+        return SloOdbsState()
 
     def limits(self, view: View) -> Limits:
         limits = super().limits(view)
@@ -87,7 +87,7 @@ class SloOdbsContinuous(BatchRule, Vllm):
         return self._order(*self._profile(r, view)), r.seq, r.recomputes, r
 
     def urgency(self, r: RequestState, view: View) -> Key:
-        known: Known = view.state
+        known: SloOdbsState = view.state
         noted = known.profiles.get(r.id)
         place = self._place(r, view)
         if noted is None or noted[0] != r.recomputes:
@@ -104,7 +104,7 @@ class SloOdbsContinuous(BatchRule, Vllm):
 
     def _profile(self, r: RequestState, view: View) -> tuple[int, float]:
         """Predicted answer (tokens) and SLO (s), noted when `r` comes or begins anew."""
-        known: Known = view.state
+        known: SloOdbsState = view.state
         noted = known.profiles.get(r.id)
         if noted is None or noted[0] != r.recomputes:
             tokens = known.lengths.expected_tokens(r, view)

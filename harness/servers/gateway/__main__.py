@@ -6,7 +6,7 @@ import sys
 
 from ....workloads.child_process import Parent
 from ....workloads.errors import SloBenchError
-from .running import Plan, serving
+from .running import GatewayPlan, serving
 
 
 def main() -> None:
@@ -18,7 +18,7 @@ def main() -> None:
     parent = Parent()
     messages = parent.messages()
     try:
-        with serving(Plan.from_plain(next(messages)), say=say) as url:
+        with serving(GatewayPlan.from_plain(next(messages)), say=say) as url:
             parent.send(url)
             next(messages, None)  # until the parent closes the connection
     except SloBenchError as error:

@@ -19,12 +19,12 @@ from ...core.release import Release
 from ...core.state import RequestState
 from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
 from ...load_generator.http.endpoint import Endpoint
-from ...load_generator.real_cluster import RealCluster, RealSite
+from ...load_generator.real_cluster import RealCluster, ServerInstance
 from ..http_server import HttpRequest, Reply, refuse
-from .health_checks import Sample, Say, Watched
-from .replies import Held, Kept
+from .health_checks import HealthChecks, Sample, Say
+from .replies import BufferedReply, CollectedReply
 from .states import state_of, wire_of
-from .upstream import LostError, UnreachableError
+from .upstream import ConnectionLostError, UnreachableError
 
 _LOOK_EVERY_S = 0.25
 _LOOK_LIMIT_S = 5.0
@@ -32,7 +32,7 @@ _SHOWN_WINDOW_S = 1.0
 _METRICS = HttpRequest("GET", "/metrics", [])
 
 
-class Controlled:
+class ControlledServing:
     """One group of servers; a request that was lost before its answer began starts again."""
 
     role = "serve"
@@ -49,7 +49,7 @@ class Controlled:
         """`roles`: of each server, as the policy's `layout` names them, in its order."""
         self.groups = (self,)
         self._cluster = RealCluster(policy, roles, time.monotonic)
-        self._servers = Watched(
+        self._servers = HealthChecks(
             endpoints,
             health_path=health_path,
             say=say,
@@ -77,15 +77,15 @@ class Controlled:
             self._looks = asyncio.get_running_loop().create_task(self._look())
         self._number += 1
         r = state_of(body, self._number, self._cluster.now_s)
-        to = self._cluster.dispatch(r)
-        if isinstance(to, RealSite):
+        to = self._cluster.route(r)
+        if isinstance(to, ServerInstance):
             self._dispatched[to.index] += 1
-        while isinstance(to, RealSite):
+        while isinstance(to, ServerInstance):
             release = await self._at(to, r, asked, reply)
             if release is None:
                 return
-            to = self._cluster.returned(release)
-            if isinstance(to, RealSite):
+            to = self._cluster.on_returned(release)
+            if isinstance(to, ServerInstance):
                 self._taken[to.index] += 1
                 waited_s = self._cluster.now_s - r.arrival_s
                 body = {**body, VLLM_FIELD: {**wire_of(body), WAITED_FIELD: round(waited_s, 6)}}
@@ -93,20 +93,20 @@ class Controlled:
         refuse(reply, 503, f"{REJECTED if to is REJECT else DROPPED} by the controller")
 
     async def _at(
-        self, site: RealSite, r: RequestState, asked: HttpRequest, reply: Reply
+        self, instance: ServerInstance, r: RequestState, asked: HttpRequest, reply: Reply
     ) -> Release | None:
         """Let a server answer; or what became of the request there instead."""
-        servers, index = self._servers, site.index
-        held = Held(reply, lambda: site.begun(r))
+        servers, index = self._servers, instance.index
+        held = BufferedReply(reply, lambda: instance.begun(r))
         upstream = servers.upstreams[index]
-        site.sent(r)
+        instance.sent(r)
         try:
             await upstream.exchange(asked, held)
-        except (UnreachableError, LostError) as error:
+        except (UnreachableError, ConnectionLostError) as error:
             servers.down(index, error)
             return None if reply.begun else Release(r, Why.FAIL, self._cluster.now_s)
         finally:
-            site.ended(r)
+            instance.ended(r)
         if held.given_back:
             self._offloaded[index] += 1
             return Release(r, Why.OFFLOAD, self._cluster.now_s)
@@ -116,16 +116,16 @@ class Controlled:
     async def _look(self) -> None:
         """At every server's metrics, again and again."""
         while True:
-            await asyncio.gather(*(self._look_at(site) for site in self._cluster.up))
+            await asyncio.gather(*(self._look_at(instance) for instance in self._cluster.up))
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _look_at(self, site: RealSite) -> None:
-        upstream, found = self._servers.upstreams[site.index], Kept()
-        with contextlib.suppress(UnreachableError, LostError, TimeoutError):
+    async def _look_at(self, instance: ServerInstance) -> None:
+        upstream, found = self._servers.upstreams[instance.index], CollectedReply()
+        with contextlib.suppress(UnreachableError, ConnectionLostError, TimeoutError):
             async with asyncio.timeout(_LOOK_LIMIT_S):
                 await upstream.exchange(_METRICS, found)
         if found.status == 200:
-            site.meter.look(found.body.decode(errors="replace"), self._cluster.now_s)
+            instance.meter.look(found.body.decode(errors="replace"), self._cluster.now_s)
 
     async def forward(self, asked: HttpRequest, reply: Reply) -> None:
         """What is no work: whoever is up answers."""
@@ -134,7 +134,7 @@ class Controlled:
             upstream = self._servers.upstreams[index]
             try:
                 await upstream.exchange(asked, reply)
-            except (UnreachableError, LostError) as error:
+            except (UnreachableError, ConnectionLostError) as error:
                 self._servers.down(index, error)
                 if not reply.begun:
                     continue
@@ -143,15 +143,15 @@ class Controlled:
 
     def metrics(self) -> Iterator[Sample]:
         """Name, labels and value, as Prometheus has them."""
-        for site in self._cluster.sites:
-            index = site.index
-            labels = self._servers.labels(index, site.role)
-            yield from self._servers.samples(index, labels, site.n_waiting + site.n_running)
+        for instance in self._cluster.instances:
+            index = instance.index
+            labels = self._servers.labels(index, instance.role)
+            yield from self._servers.samples(index, labels, instance.n_waiting + instance.n_running)
             yield "slo_bench_gateway_dispatched_total", labels, self._dispatched[index]
             yield "slo_bench_gateway_offloaded_total", labels, self._offloaded[index]
             yield "slo_bench_gateway_taken_over_total", labels, self._taken[index]
             if self._cluster.measures:
-                yield "slo_bench_gateway_load", labels, round(site.use(_SHOWN_WINDOW_S), 6)
+                yield "slo_bench_gateway_load", labels, round(instance.use(_SHOWN_WINDOW_S), 6)
 
     def close(self) -> None:
         """Close all connections."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ...load_generator.http.endpoint import Endpoint
 from ..http_server import HttpRequest
-from .replies import Kept
-from .upstream import LostError, UnreachableError, Upstream
+from .replies import CollectedReply
+from .upstream import ConnectionLostError, UnreachableError, Upstream
 
 _LOOK_EVERY_S = 1.0
 _LOOK_LIMIT_S = 10.0
@@ -17,7 +17,7 @@ Say = Callable[[str], None]
 Sample = tuple[str, str, float]
 
 
-class Watched:
+class HealthChecks:
     """One that is down is asked again and again whether it is well.
 
     `leave` and `join` are told the number of a server that goes down, or is up again.
@@ -48,7 +48,7 @@ class Watched:
 
     def down(self, index: int, why: Exception) -> None:
         """It refused a connection, or lost one."""
-        if isinstance(why, LostError):
+        if isinstance(why, ConnectionLostError):
             self.losses[index] += 1
         if index not in self._up:
             return
@@ -63,11 +63,11 @@ class Watched:
         upstream = self.upstreams[index]
         look = HttpRequest("GET", self._health_path, [])
         while True:
-            found = Kept()
+            found = CollectedReply()
             try:
                 async with asyncio.timeout(_LOOK_LIMIT_S):
                     await upstream.exchange(look, found)
-            except (UnreachableError, LostError, TimeoutError):
+            except (UnreachableError, ConnectionLostError, TimeoutError):
                 pass
             if found.status == 200:
                 self._up.add(index)

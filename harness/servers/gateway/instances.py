@@ -12,13 +12,13 @@ from ...load_generator.routed_servers import RoutedServers
 from ...policies.routers import PrefixAware
 from ...policies.routers import router as router_by_name
 from ..http_server import HttpRequest, Reply, refuse
-from .health_checks import Sample, Say, Watched
-from .upstream import LostError, UnreachableError
+from .health_checks import HealthChecks, Sample, Say
+from .upstream import ConnectionLostError, UnreachableError
 
 _NO_SLO = Slo()
 
 
-class Instances:
+class RoutedServerGroup:
     """Servers behind a router.
 
     One that refuses a connection, or loses one in the middle of an answer, is down until it says
@@ -42,7 +42,7 @@ class Instances:
         self.role = role
         self._router = router_by_name(router)
         self._balanced = RoutedServers(len(endpoints), self._router)
-        self._servers = Watched(
+        self._servers = HealthChecks(
             endpoints,
             health_path=health_path,
             say=say,
@@ -82,7 +82,7 @@ class Instances:
                 except UnreachableError as error:
                     servers.down(index, error)
                     continue
-                except LostError as error:
+                except ConnectionLostError as error:
                     servers.down(index, error)
                     if not reply.begun:
                         url = upstream.endpoint.url

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
-from ....predictors.output_length import Constant, Learned, length_predictor
+from ....predictors.output_length import ConstantLength, LearnedLength, length_predictor
 from ....workloads.errors import SloBenchError
 from ...core.records import Outcome
 from ...core.wire import Told, told_from_wire
 from ...load_generator.http.answers import Raw, read_answer
-from ...load_generator.http.faults import Fault
+from ...load_generator.http.faults import RequestFault
 from ...load_generator.http.length_prediction import AT_ONCE
 from ..http_server import HttpRequest, Reply
 from .health_checks import Sample, Say
-from .replies import Counted
+from .replies import CountedReply
 from .routes import Serving
-from .running import Behind
+from .running import GatewayTarget
 from .states import last_said, prompt_tokens
 
 _GENERATES = ("/v1/completions", "/v1/chat/completions")
@@ -34,7 +34,7 @@ _SHOWN = (0.5, 0.99)
 
 
 @dataclass(frozen=True)
-class AskedOf:
+class PredictionRequest:
     """A request, as a predictor knows it."""
 
     text: str
@@ -42,10 +42,10 @@ class AskedOf:
     model: str
 
 
-class Foretells(Protocol):
+class PromptLengths(Protocol):
     """Says of prompts how long their answers will be. `said` is what `read` gave for one."""
 
-    def read(self, asked: Sequence[AskedOf]) -> Sequence[tuple[Told, Any]]:
+    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[Told, Any]]:
         """In order; takes its time, so it is asked in a thread of its own."""
         ...
 
@@ -67,7 +67,7 @@ class Foretells(Protocol):
         ...
 
 
-class Always:
+class ConstantPromptLengths:
     """The same of every request."""
 
     hears = False
@@ -75,30 +75,30 @@ class Always:
     def __init__(self, tokens: int) -> None:
         self._told = Told(tokens, tokens)
 
-    def read(self, asked: Sequence[AskedOf]) -> Sequence[tuple[Told, Any]]:
-        """See `Foretells`."""
+    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[Told, Any]]:
+        """See `PromptLengths`."""
         return [(self._told, None)] * len(asked)
 
     def came(self, said: Any, output_tokens: int) -> None:
-        """See `Foretells`."""
+        """See `PromptLengths`."""
 
     def samples(self) -> Iterator[Sample]:
-        """See `Foretells`."""
+        """See `PromptLengths`."""
         yield from ()
 
     def close(self) -> None:
-        """See `Foretells`."""
+        """See `PromptLengths`."""
 
 
-class ReadOff:
+class TrainedPromptLengths:
     """What a trained predictor reads off prompts; with `online` it follows what comes."""
 
-    def __init__(self, learned: Learned, say: Say) -> None:
+    def __init__(self, learned: LearnedLength, say: Say) -> None:
         self._model = learned.model
         self._follower = learned.follower(say)
 
-    def read(self, asked: Sequence[AskedOf]) -> Sequence[tuple[Told, Any]]:
-        """See `Foretells`."""
+    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[Told, Any]]:
+        """See `PromptLengths`."""
         from ....predictors.lengths.online_predictor import Prompt
 
         prompts = [Prompt(one.text, one.tokens, self._model or one.model) for one in asked]
@@ -106,15 +106,15 @@ class ReadOff:
 
     @property
     def hears(self) -> bool:
-        """See `Foretells`."""
+        """See `PromptLengths`."""
         return self._follower.online > 0
 
     def came(self, said: Any, output_tokens: int) -> None:
-        """See `Foretells`."""
+        """See `PromptLengths`."""
         self._follower.came(said, output_tokens)
 
     def samples(self) -> Iterator[Sample]:
-        """See `Foretells`."""
+        """See `PromptLengths`."""
         follower = self._follower
         yield f"{_NAME}_generation", "", follower.config.generation
         if not follower.online:
@@ -129,21 +129,21 @@ class ReadOff:
                 yield f"{_NAME}_window_{of}", "", round(getattr(window, of), 6)
 
     def close(self) -> None:
-        """See `Foretells`."""
+        """See `PromptLengths`."""
         self._follower.close()
 
 
-def foretells(text: str, say: Say) -> Foretells:
+def prompt_lengths(text: str, say: Say) -> PromptLengths:
     """A predictor by name, for requests that nobody knows beforehand.
 
     Raises:
         SloBenchError: there is no such predictor, or it needs to know the answer.
     """
     found = length_predictor(text)
-    if isinstance(found, Constant):
-        return Always(found.tokens)
-    if isinstance(found, Learned):
-        return ReadOff(found, say)
+    if isinstance(found, ConstantLength):
+        return ConstantPromptLengths(found.tokens)
+    if isinstance(found, LearnedLength):
+        return TrainedPromptLengths(found, say)
     raise SloBenchError(
         f"{text} cannot predict before real answers; --length-predictor of serve takes a folder "
         "of slo-bench predict-train, learned(DIR, …) or constant(N)"
@@ -154,7 +154,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-class Together(Generic[T, U]):
+class BatchedPredictions(Generic[T, U]):
     """Asks for several at once: for all that came while the last were asked for."""
 
     def __init__(self, ask: Callable[[list[T]], Sequence[U]], at_once: int) -> None:
@@ -200,7 +200,7 @@ class Together(Generic[T, U]):
         asked.add_done_callback(answered)
 
 
-class Foretold:
+class LengthPredictingServing:
     """What stands behind a gateway, told lengths. Its own group, for it has metrics.
 
     `field` is where the servers take values from.
@@ -209,13 +209,15 @@ class Foretold:
     role = "lengths"
     any_up = True
 
-    def __init__(self, inner: Serving, field: str, predictor: Foretells, say: Say) -> None:
+    def __init__(self, inner: Serving, field: str, predictor: PromptLengths, say: Say) -> None:
         self.groups = (*inner.groups, self)
         self._inner = inner
         self._field = field
         self._predictor = predictor
         self._say = say
-        self._together: Together[AskedOf, tuple[Told, Any]] = Together(predictor.read, AT_ONCE)
+        self._together: BatchedPredictions[PredictionRequest, tuple[Told, Any]] = (
+            BatchedPredictions(predictor.read, AT_ONCE)
+        )
         self._counts: Counter[str] = Counter()
         self._sum_s = 0.0
         self._last_s: deque[float] = deque(maxlen=_TIMES)
@@ -242,7 +244,7 @@ class Foretold:
                 return
         await self._inner.work(asked, reply)
 
-    async def _read(self, one: AskedOf) -> tuple[Told, Any] | None:
+    async def _read(self, one: PredictionRequest) -> tuple[Told, Any] | None:
         begin_s = perf_counter()
         try:
             found = await self._together.of(one)
@@ -269,11 +271,11 @@ class Foretold:
         def whole(raw: Raw) -> None:
             loop.run_in_executor(None, self._hear, said, raw, exact)
 
-        await self._inner.work(asked, Counted(reply, whole))
+        await self._inner.work(asked, CountedReply(reply, whole))
 
     def _hear(self, said: Any, raw: Raw, exact: bool) -> None:
         answer = read_answer(raw)
-        if answer.outcome is not Outcome.FINISHED or answer.fault is not Fault.NONE:
+        if answer.outcome is not Outcome.FINISHED or answer.fault is not RequestFault.NONE:
             return
         if answer.finish == "length" and not exact:
             self._counts["cut_off"] += 1  # it would have been longer: nobody knows how long
@@ -301,26 +303,28 @@ class Foretold:
 
 
 @dataclass(frozen=True)
-class ForetoldPlan:
+class LengthPredictionPlan:
     """`plan` with lengths predicted before it."""
 
-    plan: Behind
+    plan: GatewayTarget
     field: str
-    predictor: Foretells
+    predictor: PromptLengths
 
     def check(self) -> None:
-        """See `Behind`."""
+        """See `GatewayTarget`."""
         self.plan.check()
 
     def made(self, say: Say) -> Serving:
-        """See `Behind`."""
-        return Foretold(self.plan.made(say), self.field, self.predictor, say)
+        """See `GatewayTarget`."""
+        return LengthPredictingServing(self.plan.made(say), self.field, self.predictor, say)
 
 
-def _asked_of(body: Mapping[str, Any]) -> AskedOf | None:
+def _asked_of(body: Mapping[str, Any]) -> PredictionRequest | None:
     """What is known of a request before it is answered; None where it has no text."""
     text = last_said(body)
     if not text:
         return None
     model = body.get("model")
-    return AskedOf(text, prompt_tokens({"prompt": text}), model if isinstance(model, str) else "")
+    return PredictionRequest(
+        text, prompt_tokens({"prompt": text}), model if isinstance(model, str) else ""
+    )

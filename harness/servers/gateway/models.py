@@ -24,16 +24,16 @@ from ...core.state import RequestState
 from ...load_generator.http.endpoint import Endpoint
 from ..http_server import HttpRequest, Reply, refuse, respond, respond_json
 from .health_checks import Sample, Say
-from .replies import Held
+from .replies import BufferedReply
 from .states import state_of
-from .upstream import LostError, UnreachableError, Upstream
+from .upstream import ConnectionLostError, UnreachableError, Upstream
 
 T = TypeVar("T")
 
 _NEW = 0.2  # weight of the last prompt in what is known of a model's speed
 
 
-class Standing(Protocol):
+class ModelLifecycle(Protocol):
     """Puts models on a device and takes them away; both may take long, and run in a thread."""
 
     def activate(self, model: str) -> Endpoint:
@@ -49,7 +49,7 @@ class Standing(Protocol):
         ...
 
 
-class Place(Enum):
+class ModelState(Enum):
     """Where a model stands."""
 
     AWAY = "away"
@@ -59,12 +59,12 @@ class Place(Enum):
 
 
 @dataclass
-class Model:
+class GatewayModel:
     """One model: who is there, and what is known of it."""
 
     name: str
     index: int
-    place: Place = Place.AWAY
+    place: ModelState = ModelState.AWAY
     upstream: Upstream | None = None
     unbegun: dict[RequestState, float] = field(default_factory=dict)  # since when
     running: set[RequestState] = field(default_factory=set)
@@ -111,7 +111,7 @@ class SharedPlan:
     """What stands behind a gateway: models by name, no more than `awake` of them at a time."""
 
     models: Sequence[str]
-    standing: Standing
+    standing: ModelLifecycle
     policy: SharingPolicy
     awake: int | None = None
     clock: Callable[[], float] = time.monotonic
@@ -143,14 +143,14 @@ class SharedModels:
 
     def __init__(self, plan: SharedPlan, say: Say) -> None:
         self.groups = (self,)
-        self._models = {name: Model(name, k) for k, name in enumerate(plan.models)}
+        self._models = {name: GatewayModel(name, k) for k, name in enumerate(plan.models)}
         self._places = len(self._models) if plan.awake is None else plan.awake
         self._standing = plan.standing
         self._policy = plan.policy
         self._clock = plan.clock
         self._say = say
         self._queue = plan.policy.server_queue()
-        self._waiting: dict[RequestState, tuple[Model, asyncio.Future[str]]] = {}
+        self._waiting: dict[RequestState, tuple[GatewayModel, asyncio.Future[str]]] = {}
         self._number = 0
         self._last: int | None = None  # who may go on while a model lacks a place; None: all
 
@@ -191,13 +191,15 @@ class SharedModels:
             model.left(r, self._clock())
             self._admit()
 
-    async def _serve(self, model: Model, r: RequestState, asked: HttpRequest, reply: Reply) -> None:
+    async def _serve(
+        self, model: GatewayModel, r: RequestState, asked: HttpRequest, reply: Reply
+    ) -> None:
         upstream = model.upstream
         assert upstream is not None
-        held = Held(reply, lambda: model.begun(r, self._clock()))
+        held = BufferedReply(reply, lambda: model.begun(r, self._clock()))
         try:
             await upstream.exchange(asked, held)
-        except (UnreachableError, LostError) as error:
+        except (UnreachableError, ConnectionLostError) as error:
             model.losses += 1
             self._lost(model, upstream, error)
             if not reply.begun:
@@ -205,9 +207,9 @@ class SharedModels:
             return
         model.answers += 1
 
-    def _lost(self, model: Model, upstream: Upstream, why: Exception) -> None:
+    def _lost(self, model: GatewayModel, upstream: Upstream, why: Exception) -> None:
         """Its server is gone: who asks next has it started again."""
-        if model.upstream is upstream and model.place is Place.HERE:
+        if model.upstream is upstream and model.place is ModelState.HERE:
             self._say(f"{model.name} is lost: {why}")
             self._go(model)
 
@@ -215,7 +217,7 @@ class SharedModels:
         """May it go on, although somebody waits for a place for a model?"""
         return self._last is None or r.id <= self._last
 
-    def _wanted(self, model: Model) -> bool:
+    def _wanted(self, model: GatewayModel) -> bool:
         """Does anybody wait for it who may go on?"""
         return any(one is model and self._passes(r) for r, (one, _) in self._waiting.items())
 
@@ -230,10 +232,10 @@ class SharedModels:
         lacks = False
         for r in self._queue.ordered(now_s):
             model, go = self._waiting[r]
-            if model.place is not Place.HERE:
-                if model.place is Place.AWAY and not self._makes_room(model, now_s):
+            if model.place is not ModelState.HERE:
+                if model.place is ModelState.AWAY and not self._makes_room(model, now_s):
                     lacks = True
-                    if self._last is None and not self._any(Place.COMING):
+                    if self._last is None and not self._any(ModelState.COMING):
                         self._last = self._number
             elif self._passes(r) and self._begins_at_once(model):
                 self._queue.remove(r)
@@ -243,23 +245,25 @@ class SharedModels:
         if not lacks:
             self._last = None
 
-    def _begins_at_once(self, model: Model) -> bool:
+    def _begins_at_once(self, model: GatewayModel) -> bool:
         """Is there room in the next iteration of its engine?"""
         there = len(model.unbegun) + len(model.running)
         return self._policy.begins_at_once(there, model.unbegun_tokens)
 
     # ---------------------------------------------------------------- coming and going
 
-    def _makes_room(self, model: Model, now_s: float) -> bool:
+    def _makes_room(self, model: GatewayModel, now_s: float) -> bool:
         """Does it come, or does somebody go for it? False: all who are here have requests."""
         models = self._models.values()
-        if sum(one.place is not Place.AWAY for one in models) < self._places:
+        if sum(one.place is not ModelState.AWAY for one in models) < self._places:
             self._come(model)
             return True
-        if self._any(Place.GOING):
+        if self._any(ModelState.GOING):
             return True
         idle = [
-            one for one in models if one.place is Place.HERE and not (one.busy or self._wanted(one))
+            one
+            for one in models
+            if one.place is ModelState.HERE and not (one.busy or self._wanted(one))
         ]
         order = self._policy.leaving_order(
             IdleModel(
@@ -274,23 +278,23 @@ class SharedModels:
             self._go(next(one for one in idle if one.index == index))
         return bool(order)
 
-    def _any(self, place: Place) -> bool:
+    def _any(self, place: ModelState) -> bool:
         return any(one.place is place for one in self._models.values())
 
-    def _come(self, model: Model) -> None:
-        model.place = Place.COMING
+    def _come(self, model: GatewayModel) -> None:
+        model.place = ModelState.COMING
         begin_s = self._clock()
 
         def came(endpoint: Endpoint | None, problem: str) -> None:
             if endpoint is None:
-                model.place = Place.AWAY
+                model.place = ModelState.AWAY
                 self._say(f"{model.name} does not come up: {problem}")
                 for r in [r for r, (one, _) in self._waiting.items() if one is model]:
                     self._queue.remove(r)
                     self._waiting.pop(r)[1].set_result(f"{model.name} does not come up")
             else:
                 now_s = self._clock()
-                model.place, model.upstream = Place.HERE, Upstream(endpoint)
+                model.place, model.upstream = ModelState.HERE, Upstream(endpoint)
                 model.idle_since_s = now_s
                 model.activations += 1
                 self._say(f"{model.name} is at {endpoint.url}: {now_s - begin_s:.1f} s")
@@ -298,15 +302,15 @@ class SharedModels:
 
         _in_thread(lambda: self._standing.activate(model.name), came)
 
-    def _go(self, model: Model) -> None:
-        model.place = Place.GOING
+    def _go(self, model: GatewayModel) -> None:
+        model.place = ModelState.GOING
 
         def went(_: None, problem: str) -> None:
             if problem:
                 self._say(f"{model.name} does not go: {problem}")
             if model.upstream is not None:
                 model.upstream.close()
-            model.place, model.upstream = Place.AWAY, None
+            model.place, model.upstream = ModelState.AWAY, None
             model.evictions += 1
             self._say(f"{model.name} has left")
             self._admit()
@@ -325,7 +329,7 @@ class SharedModels:
             respond_json(reply, {"object": "list", "data": data})
             return
         model = self._models.get(str((asked.json() or {}).get("model")))
-        if model is None or model.upstream is None or model.place is not Place.HERE:
+        if model is None or model.upstream is None or model.place is not ModelState.HERE:
             refuse(reply, 503, "the model that should answer is away, or none is named")
             return
         await model.upstream.exchange(asked, reply)
@@ -335,7 +339,7 @@ class SharedModels:
         for model in self._models.values():
             labels = f'{{model="{model.name}"}}'
             waiting = sum(one is model for one, _ in self._waiting.values())
-            yield "slo_bench_gateway_up", labels, int(model.place is Place.HERE)
+            yield "slo_bench_gateway_up", labels, int(model.place is ModelState.HERE)
             yield "slo_bench_gateway_queued", labels, waiting
             yield (
                 "slo_bench_gateway_in_flight",

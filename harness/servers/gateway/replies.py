@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.wire import OFFLOADED
 from ...load_generator.http.answers import Raw
-from ...load_generator.http.faults import Fault
+from ...load_generator.http.faults import RequestFault
 from ..http_server import Headers, Reply, json_object
 
 _MOST_BYTES = 16 << 20
@@ -17,7 +17,7 @@ _GIVEN_BACK = OFFLOADED.encode()
 _EVENTS = b"text/event-stream"
 
 
-class Kept:
+class CollectedReply:
     """A `Reply` that keeps the answer instead of passing it on."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class _Wrapped:
         self._reply.comes_from(source)
 
 
-class Counted(_Wrapped):
+class CountedReply(_Wrapped):
     """A `Reply` that passes on at once what it is given.
 
     `whole` gets an answer that has come to its end, unless it is an error or more than is kept; at
@@ -107,10 +107,10 @@ class Counted(_Wrapped):
             lengths = array("I", map(len, self._pieces))
             stamps = array("d", [0.0]) * len(lengths)
             body = b"".join(self._pieces)
-            self._whole(Raw(200, Fault.NONE, "", stamps, lengths, body, embeds=False))
+            self._whole(Raw(200, RequestFault.NONE, "", stamps, lengths, body, embeds=False))
 
 
-class Held(_Wrapped):
+class BufferedReply(_Wrapped):
     """A `Reply` that passes on from the first event of a stream, or from the end of an error.
 
     vLLM sends the head of a stream before there is a token, and the error of a request that it

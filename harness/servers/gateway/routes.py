@@ -7,7 +7,7 @@ from typing import Protocol
 
 from ..http_server import HttpRequest, Reply, refuse, respond
 from .health_checks import Sample
-from .instances import Instances
+from .instances import RoutedServerGroup
 from .prefixes import prefix_blocks
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
@@ -36,7 +36,7 @@ _KINDS = {
 }
 
 
-class Group(Protocol):
+class ServerGroup(Protocol):
     """Servers that can stand in for each other."""
 
     @property
@@ -66,7 +66,7 @@ class Serving(Protocol):
     """Servers, and how a request passes through them."""
 
     @property
-    def groups(self) -> Sequence[Group]:
+    def groups(self) -> Sequence[ServerGroup]:
         """All of them; each group must have somebody up."""
         ...
 
@@ -75,10 +75,10 @@ class Serving(Protocol):
         ...
 
 
-class Whole:
+class AggregatedServing:
     """Every instance serves a request from its prompt to its last token."""
 
-    def __init__(self, instances: Instances) -> None:
+    def __init__(self, instances: RoutedServerGroup) -> None:
         self._instances = instances
         self.groups = (instances,)
 
@@ -87,7 +87,7 @@ class Whole:
         await self._instances.forward(asked, reply, blocks_for(self._instances, asked))
 
 
-def blocks_for(instances: Instances, asked: HttpRequest) -> tuple[int, ...]:
+def blocks_for(instances: RoutedServerGroup, asked: HttpRequest) -> tuple[int, ...]:
     """The prompt's blocks, where the router compares them."""
     if not instances.looks_at_prompts:
         return ()

@@ -17,17 +17,17 @@ from ...load_generator.http.endpoint import Endpoint
 from ...policies.routers import router as router_by_name
 from ..http_server import Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
-from .controlled import Controlled
+from .controlled import ControlledServing
 from .health_checks import Say
-from .instances import Instances
-from .routes import Serving, Whole, answer
-from .split import Split, Transfer
+from .instances import RoutedServerGroup
+from .routes import AggregatedServing, Serving, answer
+from .split import DisaggregatedServing, KvTransferMode
 
 _START_S = 20.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class GatewayPlan:
     """What stands behind a gateway.
 
     With `prefill` servers the others only decode, and KV comes to them as `transfer` says. With a
@@ -37,7 +37,7 @@ class Plan:
     endpoints: Sequence[Endpoint]
     router: str = "round-robin"
     prefill: Sequence[Endpoint] = ()
-    transfer: Transfer = Transfer.FILES
+    transfer: KvTransferMode = KvTransferMode.FILES
     health_path: str = "/health"
     controller: ClusterPolicy | None = None
     roles: Sequence[str] = ()
@@ -51,14 +51,14 @@ class Plan:
         return plain
 
     @classmethod
-    def from_plain(cls, plain: dict[str, Any]) -> Plan:
+    def from_plain(cls, plain: dict[str, Any]) -> GatewayPlan:
         """The inverse of `to_plain`."""
         plain = {**plain, "roles": tuple(plain["roles"])}
         for name in ("endpoints", "prefill"):
             plain[name] = tuple(Endpoint(**one) for one in plain[name])
         if plain["controller"] is not None:
             plain["controller"] = PolicySpec(**plain["controller"]).made()
-        return cls(**{**plain, "transfer": Transfer(plain["transfer"])})
+        return cls(**{**plain, "transfer": KvTransferMode(plain["transfer"])})
 
     def check(self) -> None:
         """Refuse what cannot be served.
@@ -76,18 +76,18 @@ class Plan:
     def made(self, say: Say) -> Serving:
         """The servers, with routers of their own."""
 
-        def instances(endpoints: Sequence[Endpoint], role: str) -> Instances:
-            return Instances(
+        def instances(endpoints: Sequence[Endpoint], role: str) -> RoutedServerGroup:
+            return RoutedServerGroup(
                 endpoints, self.router, role=role, health_path=self.health_path, say=say
             )
 
         if self.controller is not None:
-            return Controlled(
+            return ControlledServing(
                 self.endpoints, self.roles, self.controller, health_path=self.health_path, say=say
             )
         router = router_by_name(self.router)
         if router.measures:
-            return Controlled(
+            return ControlledServing(
                 self.endpoints,
                 ["serve"] * len(self.endpoints),
                 Routed(router=router),
@@ -95,13 +95,13 @@ class Plan:
                 say=say,
             )
         if not self.prefill:
-            return Whole(instances(self.endpoints, "serve"))
+            return AggregatedServing(instances(self.endpoints, "serve"))
         prefill, decode = instances(self.prefill, "prefill"), instances(self.endpoints, "decode")
-        return Split(prefill, decode, self.transfer)
+        return DisaggregatedServing(prefill, decode, self.transfer)
 
 
-class Behind(Protocol):
-    """What can stand behind a gateway: a `Plan`, or models that come and go."""
+class GatewayTarget(Protocol):
+    """What can stand behind a gateway: a `GatewayPlan`, or models that come and go."""
 
     def check(self) -> None:
         """Refuse what cannot be served."""
@@ -114,12 +114,12 @@ class Behind(Protocol):
 
 @contextlib.contextmanager
 def serving(
-    plan: Behind, *, host: str = "127.0.0.1", port: int = 0, say: Say = lambda line: None
+    plan: GatewayTarget, *, host: str = "127.0.0.1", port: int = 0, say: Say = lambda line: None
 ) -> Iterator[str]:
     """The address of a gateway that is up; leaving the block closes all its connections.
 
     Raises:
-        SloBenchError: what `Plan.check` refuses, or the port is taken.
+        SloBenchError: what `GatewayPlan.check` refuses, or the port is taken.
     """
     plan.check()
 
@@ -138,11 +138,11 @@ def serving(
 
 
 @contextlib.contextmanager
-def serving_apart(plan: Plan) -> Iterator[str]:
+def serving_apart(plan: GatewayPlan) -> Iterator[str]:
     """As `serving`, in a process of its own: who measures must not wait for it.
 
     Raises:
-        SloBenchError: what `Plan.check` refuses, or it does not come up.
+        SloBenchError: what `GatewayPlan.check` refuses, or it does not come up.
     """
     plan.check()
     child = ChildProcess(__package__)

@@ -15,30 +15,30 @@ from typing import Any
 from ....workloads.errors import UnknownNameError
 from ...core.wire import LOAD_KV, STORE_KV
 from ..http_server import HttpRequest, Reply, refuse
-from .instances import Instances
-from .replies import Kept
+from .instances import RoutedServerGroup
+from .replies import CollectedReply
 from .routes import blocks_for
 
 _GENERATES = ("/v1/completions", "/v1/chat/completions")
 
 
-class Transfer(StrEnum):
+class KvTransferMode(StrEnum):
     """How KV comes from a prefill server to a decode server."""
 
     FILES = "files"  # through a shared folder
     NIXL = "nixl"  # straight from memory to memory; the prefill server's answer says from where
 
 
-def transfer_of(name: str) -> Transfer:
+def transfer_of(name: str) -> KvTransferMode:
     """A transfer by name.
 
     Raises:
         UnknownNameError: no such transfer.
     """
-    names = [transfer.value for transfer in Transfer]
+    names = [transfer.value for transfer in KvTransferMode]
     if name not in names:
         raise UnknownNameError("KV transfer", name, names)
-    return Transfer(name)
+    return KvTransferMode(name)
 
 
 # What asks a server with vLLM's NixlConnector to keep a prompt's KV until somebody fetches it.
@@ -70,10 +70,12 @@ def prefill_body(body: Mapping[str, Any], kv_transfer_params: object) -> dict[st
     return found
 
 
-class Split:
+class DisaggregatedServing:
     """See the module."""
 
-    def __init__(self, prefill: Instances, decode: Instances, transfer: Transfer) -> None:
+    def __init__(
+        self, prefill: RoutedServerGroup, decode: RoutedServerGroup, transfer: KvTransferMode
+    ) -> None:
         self._prefill = prefill
         self._decode = decode
         self._transfer = transfer
@@ -90,9 +92,9 @@ class Split:
             return
         blocks = blocks_for(self._prefill, asked)
         name = uuid.uuid4().hex
-        by_files = self._transfer is Transfer.FILES
+        by_files = self._transfer is KvTransferMode.FILES
         keep = {STORE_KV: name} if by_files else KEEP_FOR_OTHERS
-        first = Kept()
+        first = CollectedReply()
         await self._prefill.forward(asked.with_json(prefill_body(body, keep)), first, blocks)
         if first.status != 200:
             first.pass_on(reply)

@@ -32,7 +32,7 @@ class UnreachableError(Exception):
     """No connection came about: the request was not sent."""
 
 
-class LostError(Exception):
+class ConnectionLostError(Exception):
     """The connection ended before the answer did."""
 
 
@@ -53,7 +53,7 @@ class Upstream:
 
         Raises:
             UnreachableError: nobody listens there.
-            LostError: the server went away before its answer was whole.
+            ConnectionLostError: the server went away before its answer was whole.
         """
         request = wire(asked, self.endpoint)
         if self.idle:
@@ -64,7 +64,7 @@ class Upstream:
         try:
             await connection.exchange(request, reply)
         except _StaleError as error:
-            raise LostError("closed without an answer") from error
+            raise ConnectionLostError("closed without an answer") from error
 
     async def _connect(self) -> _Connection:
         host, port = self.endpoint.host, self.endpoint.port
@@ -131,7 +131,7 @@ class _Connection(asyncio.Protocol):
         except httptools.HttpParserCallbackError:
             raise
         except httptools.HttpParserError as error:
-            self._fail(LostError(f"no HTTP: {error}"))
+            self._fail(ConnectionLostError(f"no HTTP: {error}"))
             self.abort()
             return
         self._flush()
@@ -194,4 +194,6 @@ class _Connection(asyncio.Protocol):
             self._stays = False  # closing is how old servers end a body
             self._finish()
         else:
-            self._fail(LostError(str(exc) if exc else "closed before the end of the answer"))
+            self._fail(
+                ConnectionLostError(str(exc) if exc else "closed before the end of the answer")
+            )

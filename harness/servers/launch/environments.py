@@ -28,7 +28,7 @@ from importlib.metadata import version as version_of
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError, UnknownNameError
-from .recipe import Build, Recipe, Step
+from .recipe import Build, InstallStep, Recipe
 from .recipes import RECIPES
 
 HOME_VARIABLE = "SLO_BENCH_HOME"
@@ -197,7 +197,7 @@ def install(
             part.replace(path / _MARKER)
         if packages:
             say(f"adding {', '.join(packages)}")
-            installer.add(Step(tuple(packages)), build.without)
+            installer.add(InstallStep(tuple(packages)), build.without)
         return _read(path / _MARKER)
 
 
@@ -291,7 +291,7 @@ class _Installer:
         else:
             self._run([self._base, "-m", "venv", self._path])
 
-    def add(self, step: Step, without: Sequence[str]) -> None:
+    def add(self, step: InstallStep, without: Sequence[str]) -> None:
         flags: list[str | Path] = [] if step.dependencies else ["--no-deps"]
         index = step.index and os.environ.get(TORCH_INDEX_VARIABLE, step.index)
         if index:

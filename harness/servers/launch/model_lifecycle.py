@@ -16,7 +16,7 @@ from ...policies.systems import SYSTEMS
 from ...policies.systems import system as system_by_name
 from .environments import environment
 from .serve import Serve
-from .server_process import Server, ServerError
+from .server_process import ServerError, ServerProcess
 
 _SLEEP_LIMIT_S = 120.0
 
@@ -55,7 +55,7 @@ def served_names(models: Sequence[str]) -> list[str]:
     return [model.rstrip("/").rpartition("/")[2] for model in models]
 
 
-class Stage:
+class ServerLifecycle:
     """Implements `gateway.models.Standing` over servers of ours.
 
     With `sleeps` a server that has been started stays: evicted, it sleeps (vLLM's level 1: weights
@@ -75,13 +75,13 @@ class Stage:
         self._log = log
         self._sleeps = sleeps
         self._say = say
-        self._up: dict[str, Server] = {}
+        self._up: dict[str, ServerProcess] = {}
         self._stacks: dict[str, contextlib.ExitStack] = {}
         self._lock = threading.Lock()
         self._over = False
 
     @property
-    def servers(self) -> list[Server]:
+    def servers(self) -> list[ServerProcess]:
         """Those that run, awake or asleep."""
         return list(self._up.values())
 
@@ -132,7 +132,7 @@ def stage_of(
     log: Path,
     *,
     say: Say = lambda line: None,
-) -> Stage:
+) -> ServerLifecycle:
     """Servers of these models, none of them started yet; `common` is what they share.
 
     With `activation=pool` they sleep where the server can (vLLM on GPUs); with `naive`, and
@@ -163,7 +163,7 @@ def stage_of(
     sleeps = can_sleep and policy.keeps_engines
     how = "sleep and are woken up" if sleeps else "are stopped and started"
     say(f"{len(serves)} models, which {how}")
-    return Stage(serves, log, sleeps=sleeps, say=say)
+    return ServerLifecycle(serves, log, sleeps=sleeps, say=say)
 
 
 def _post(url: str) -> None:

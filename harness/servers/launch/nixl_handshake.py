@@ -14,13 +14,15 @@ import urllib.request
 from typing import Any
 
 from ..gateway.split import KEEP_FOR_OTHERS, prefill_body
-from .server_process import Say, Server, ServerError, with_log
+from .server_process import Say, ServerError, ServerProcess, with_log
 
 _PROMPT = [1, 1]  # any vocabulary has it
 _AGAIN_S = 1.0
 
 
-def introduce(prefill: Server, decode: Server, model: str, within_s: float, say: Say) -> None:
+def nixl_handshake(
+    prefill: ServerProcess, decode: ServerProcess, model: str, within_s: float, say: Say
+) -> None:
     """Let one short prompt pass from `prefill` to `decode`, again until it does.
 
     Args:
@@ -55,7 +57,7 @@ def introduce(prefill: Server, decode: Server, model: str, within_s: float, say:
         time.sleep(_AGAIN_S)
 
 
-def _ask(server: Server, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def _ask(server: ServerProcess, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
     asked = urllib.request.Request(
         f"{server.url}/v1/completions",
         json.dumps(body).encode(),

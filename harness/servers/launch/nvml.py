@@ -31,7 +31,7 @@ class _Memory(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Reading:
+class GpuReading:
     """One GPU at one moment. `energy_j` counts from when the driver was loaded."""
 
     utilisation: float | None
@@ -67,14 +67,14 @@ class Gpu:
         memory = self._get("nvmlDeviceGetMemoryInfo", _Memory())
         return None if memory is None else int(memory.total)
 
-    def read(self) -> Reading:
+    def read(self) -> GpuReading:
         """What it does now; costs a few calls into the driver."""
         utilisation = self._get("nvmlDeviceGetUtilizationRates", _Utilisation())
         memory = self._get("nvmlDeviceGetMemoryInfo", _Memory())
         milliwatts = self._get("nvmlDeviceGetPowerUsage", ctypes.c_uint())
         clock = self._get("nvmlDeviceGetClockInfo", ctypes.c_uint(), ctypes.c_int(_SM_CLOCK))
         millijoules = self._get("nvmlDeviceGetTotalEnergyConsumption", ctypes.c_ulonglong())
-        return Reading(
+        return GpuReading(
             utilisation=None if utilisation is None else utilisation.gpu / 100,
             memory_bytes=None if memory is None else int(memory.used),
             power_w=None if milliwatts is None else milliwatts.value / 1000,

@@ -17,7 +17,7 @@ TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True)
-class Step:
+class InstallStep:
     """One call of the installer. `index` is asked beside the configured one."""
 
     packages: tuple[str, ...]
@@ -38,7 +38,7 @@ class Build:
     """
 
     version: str
-    steps: Callable[[str], Sequence[Step]]
+    steps: Callable[[str], Sequence[InstallStep]]
     probe: str
     oldest_python: tuple[int, int]
     newest_python: tuple[int, int]

@@ -17,16 +17,16 @@ from ...core.wire import SGLANG_FIELD, VLLM_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ...policies.systems import System
 from ...policies.systems import system as system_by_name
-from ..gateway.running import Plan
-from ..gateway.split import Transfer
+from ..gateway.running import GatewayPlan
+from ..gateway.split import KvTransferMode
 from .compatibility import check
 from .environments import Environment, environment
 from .gpu_shares import gpus_each, shares
-from .nixl_handshake import introduce
+from .nixl_handshake import nixl_handshake
 from .nvml import visible_gpus
 from .recipe import KvTransfer, Launch
 from .recipes import recipe
-from .server_process import READY_S, Server, free_low_port, free_port, serving
+from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving
 
 HOST_BLOCKS = 1024  # for swapping, where nothing is said
 OWN_OPTIONS = {
@@ -88,7 +88,7 @@ class Serve:
     server_args: tuple[str, ...] = ()
     step_log: Path | None = None
     ready_s: float = READY_S
-    transfer: Transfer = Transfer.FILES
+    transfer: KvTransferMode = KvTransferMode.FILES
     kvcached: bool = False
     sleeps: bool = False
 
@@ -151,7 +151,7 @@ class Serve:
             )
         if self.patched or self._split is not None:
             check(self.found(), name)
-        if self._split is not None and self.transfer is Transfer.NIXL:
+        if self._split is not None and self.transfer is KvTransferMode.NIXL:
             _check_nixl(found)
         if self.kvcached:
             self._check_kvcached(found)
@@ -170,7 +170,7 @@ class Serve:
         instances: int = 1,
         port: int | None = None,
         say: Say = lambda line: None,
-    ) -> list[Server]:
+    ) -> list[ServerProcess]:
         """Start one server after the other; closing `stack` stops them.
 
         With several, `-1`, `-2`, … (with roles `-prefill-1`, …) is added to the name of the log.
@@ -197,12 +197,12 @@ class Serve:
                 recipe(found.backend), found, launch, log=own_log, ready_s=self.ready_s, say=say
             )
             servers.append(stack.enter_context(server))
-        if self._split is not None and self.transfer is Transfer.NIXL:
+        if self._split is not None and self.transfer is KvTransferMode.NIXL:
             model = self.served_name or self.model
             prefills, _ = self._split
             for prefill in servers[:prefills]:
                 for decode in servers[prefills:]:
-                    introduce(prefill, decode, model, self.ready_s, say)
+                    nixl_handshake(prefill, decode, model, self.ready_s, say)
         return servers
 
     def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
@@ -247,21 +247,23 @@ class Serve:
         if split is None:
             return [None] * len(self._parts(instances))
         prefills = [True] * split[0] + [False] * split[1]
-        if self.transfer is Transfer.NIXL:
+        if self.transfer is KvTransferMode.NIXL:
             return [KvTransfer(one, port=free_low_port()) for one in prefills]
         made = tempfile.TemporaryDirectory(prefix="slo-bench-kv-", ignore_cleanup_errors=True)
         folder = Path(stack.enter_context(made))
         return [KvTransfer(one, folder=folder) for one in prefills]
 
-    def behind(self, servers: Sequence[Server], router: str | None = None) -> Plan:
+    def behind(self, servers: Sequence[ServerProcess], router: str | None = None) -> GatewayPlan:
         """What a gateway before these servers of `start` does; by default with our own router."""
         endpoints = [Endpoint.parse(server.url) for server in servers]
         health_path = recipe(environment(self.backend).backend).health_path
         if self.controller is not None:
             roles = [part.role for part in self._parts(1)]
-            return Plan(endpoints, health_path=health_path, controller=self.controller, roles=roles)
+            return GatewayPlan(
+                endpoints, health_path=health_path, controller=self.controller, roles=roles
+            )
         prefills = 0 if self._split is None else self._split[0]
-        return Plan(
+        return GatewayPlan(
             endpoints[prefills:],
             router or self.router,
             prefill=endpoints[:prefills],
@@ -269,7 +271,7 @@ class Serve:
             health_path=health_path,
         )
 
-    def stand_ins(self, servers: Sequence[Server]) -> list[Sequence[Server]]:
+    def stand_ins(self, servers: Sequence[ServerProcess]) -> list[Sequence[ServerProcess]]:
         """Servers by what they do: who is lost can be replaced by others of the same group."""
         prefills = 0 if self._split is None else self._split[0]
         return [group for group in (servers[:prefills], servers[prefills:]) if group]

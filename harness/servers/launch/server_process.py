@@ -50,7 +50,7 @@ class ServerError(SloBenchError):
 
 
 @dataclass
-class Server:
+class ServerProcess:
     """A server that is up. `handshake` is what the plugin inside said; empty if unpatched."""
 
     name: str
@@ -152,7 +152,7 @@ def serving(
     log: Path,
     ready_s: float = READY_S,
     say: Say = lambda line: None,
-) -> Iterator[Server]:
+) -> Iterator[ServerProcess]:
     """A server that answers, for as long as the block lasts.
 
     Args:
@@ -175,7 +175,7 @@ def serving(
         argv = recipe.argv(environment.programs, environment.device, launch)
         environ = _environ(recipe, environment, launch)
         base = f"http://{launch.host}:{launch.port}"
-        server = Server(name, base, log, base + recipe.metrics_path)
+        server = ServerProcess(name, base, log, base + recipe.metrics_path)
         try:
             server._process = _start(argv, environ, log)
             _wait_until_ready(server, base + recipe.health_path, ready_s, say)
@@ -222,7 +222,7 @@ def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subpro
         )
 
 
-def _wait_until_ready(server: Server, health_url: str, ready_s: float, say: Say) -> None:
+def _wait_until_ready(server: ServerProcess, health_url: str, ready_s: float, say: Say) -> None:
     begin_s = time.monotonic()
     said_s = begin_s
     while True:
@@ -240,7 +240,7 @@ def _wait_until_ready(server: Server, health_url: str, ready_s: float, say: Say)
         time.sleep(_LOOK_EVERY_S)
 
 
-def _handshake(server: Server, launch: Launch) -> Mapping[str, object]:
+def _handshake(server: ServerProcess, launch: Launch) -> Mapping[str, object]:
     """What the plugin said; without a word from it, it does not run in this server."""
     if not launch.plugged:
         return {}

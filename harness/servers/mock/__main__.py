@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from ....workloads.child_process import Parent
 from ....workloads.errors import SloBenchError
-from .config import Fault, MockConfig
+from .config import InjectedFault, MockConfig
 from .running import serve_until_interrupted
 
 
@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--service", type=float, help="seconds that any answer takes in its slot")
     parser.add_argument("--tokens-per-chunk", type=int, default=1)
     parser.add_argument("--model", default=default.model, help="the name it gives itself")
-    parser.add_argument("--fault", choices=[fault.value for fault in Fault])
+    parser.add_argument("--fault", choices=[fault.value for fault in InjectedFault])
     parser.add_argument("--fault-every", type=int, default=1, help="which requests it happens to")
     parser.add_argument("--fault-after", type=int, default=default.fault_after, help="tokens")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
@@ -43,7 +43,7 @@ def _config(asked: argparse.Namespace) -> MockConfig:
         service_s=asked.service,
         tokens_per_chunk=asked.tokens_per_chunk,
         model=asked.model,
-        fault=None if asked.fault is None else Fault(asked.fault),
+        fault=None if asked.fault is None else InjectedFault(asked.fault),
         fault_every=asked.fault_every,
         fault_after=asked.fault_after,
     )
@@ -58,7 +58,7 @@ def main() -> None:
             parent = Parent()
             settings = next(parent.messages())
             fault = settings.pop("fault")
-            config = MockConfig(**settings, fault=None if fault is None else Fault(fault))
+            config = MockConfig(**settings, fault=None if fault is None else InjectedFault(fault))
             parent.exit_with()
             say = parent.send
         else:

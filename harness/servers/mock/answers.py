@@ -17,15 +17,18 @@ from ..http_server import (
     respond,
     respond_json,
 )
-from .config import Fault
-from .service import Job, Service, Truth
-from .wire import DONE, Answer, embedding, event
+from .config import InjectedFault
+from .service import MockJob, Service, Truth
+from .wire import DONE, CompletionEvents, embedding, event
 
 _AT_ONCE = {
-    Fault.REFUSED_IN_STREAM: (400, "cannot be served"),
-    Fault.OFFLOADED: (503, f"{OFFLOADED} by the policy"),
+    InjectedFault.REFUSED_IN_STREAM: (400, "cannot be served"),
+    InjectedFault.OFFLOADED: (503, f"{OFFLOADED} by the policy"),
 }
-_REFUSALS = {Fault.TOO_MANY: (429, "too many requests"), Fault.BROKEN: (500, "out of order")}
+_REFUSALS = {
+    InjectedFault.TOO_MANY: (429, "too many requests"),
+    InjectedFault.BROKEN: (500, "out of order"),
+}
 _STREAM: Headers = [
     (b"server", b"slo-bench-mock"),
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -75,7 +78,7 @@ class MockHandler:
         service = self._service
         fault = service.next_fault()
         refused = _REFUSALS.get(fault) if fault else None
-        if fault is Fault.OFFLOADED and not body.get("stream"):
+        if fault is InjectedFault.OFFLOADED and not body.get("stream"):
             refused = _AT_ONCE[fault]
         if refused is not None:
             refuse(reply, *refused)
@@ -86,19 +89,19 @@ class MockHandler:
             return
         ids = [v.decode("latin-1") for n, v in request.headers if n.lower() == b"x-request-id"]
         truth = Truth("".join(ids[-1:]), request.received_s, streamed.prompt_tokens)
-        streamed.job = job = Job(streamed, truth, streamed.output_tokens, fault)
+        streamed.job = job = MockJob(streamed, truth, streamed.output_tokens, fault)
         try:
             service.submit(job)
             await streamed.over
         finally:
-            if not reply.complete or fault is Fault.MALFORMED:
+            if not reply.complete or fault is InjectedFault.MALFORMED:
                 service.cancel(job)
 
 
 class Streamed:
     """One answer on its way out."""
 
-    job: Job
+    job: MockJob
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class Streamed:
         self._streams = bool(body.get("stream")) and not self._embeds
         self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         self._model = service.config.model
-        self._answer = Answer(self._model, service.arrived, chat=self._chat)
+        self._answer = CompletionEvents(self._model, service.arrived, chat=self._chat)
         given = body.get("messages") or body.get("input") or body.get("prompt") or ""
         self._inputs = len(given) if isinstance(given, list) and _nested(given) else 1
         self.prompt_tokens = _count_tokens(given)
@@ -145,7 +148,7 @@ class Streamed:
         events = b""
         if first == 0 and self._chat:
             events = self._answer.role()
-        if first == 0 and self.job.fault is Fault.EMPTY_FIRST:
+        if first == 0 and self.job.fault is InjectedFault.EMPTY_FIRST:
             events += self._answer.empty()
         last = first + count == self.output_tokens
         self._write(events + self._answer.tokens(count, last=last))
@@ -156,7 +159,7 @@ class Streamed:
         if self._embeds:
             respond_json(reply, embedding(self._model, self._inputs, self.prompt_tokens))
         elif self._streams:
-            end = b"" if self.job.fault is Fault.NO_DONE else DONE
+            end = b"" if self.job.fault is InjectedFault.NO_DONE else DONE
             usage = self._answer.usage(self.prompt_tokens, tokens) if self._with_usage else b""
             if usage + end:
                 self._write(usage + end)
@@ -165,15 +168,15 @@ class Streamed:
             respond_json(reply, self._answer.complete(self.prompt_tokens, tokens))
         self._end()
 
-    def failed(self, fault: Fault) -> None:
+    def failed(self, fault: InjectedFault) -> None:
         """See `Listener`."""
-        if fault is Fault.MALFORMED:
+        if fault is InjectedFault.MALFORMED:
             self._write(b'data: {"choices": [{"text": \n\n' + DONE)
             self._reply.end()
             self._reply.stays = False
-        elif fault is Fault.RESET:
+        elif fault is InjectedFault.RESET:
             self._reply.reset()
-        elif fault is Fault.DIE:
+        elif fault is InjectedFault.DIE:
             self._die()
             return
         self._end()  # CUT: the connection is closed without the end of the answer

@@ -8,7 +8,7 @@ from enum import StrEnum
 from ....workloads.errors import SloBenchError
 
 
-class Fault(StrEnum):
+class InjectedFault(StrEnum):
     """What happens to a request instead of a whole answer."""
 
     TOO_MANY = "429"  # refused with a status
@@ -43,7 +43,7 @@ class MockConfig:
     service_s: float | None = None
     tokens_per_chunk: int = 1
     model: str = "mock"
-    fault: Fault | None = None
+    fault: InjectedFault | None = None
     fault_every: int = 1
     fault_after: int = 2
 

@@ -8,7 +8,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from .config import Fault, MockConfig
+from .config import InjectedFault, MockConfig
 
 
 @dataclass
@@ -36,26 +36,32 @@ class Listener(Protocol):
         """All have left."""
         ...
 
-    def failed(self, fault: Fault) -> None:
+    def failed(self, fault: InjectedFault) -> None:
         """That happens now."""
         ...
 
 
 @dataclass(eq=False)
-class Job:
+class MockJob:
     """One request."""
 
     listener: Listener
     truth: Truth
     output_tokens: int
-    fault: Fault | None
+    fault: InjectedFault | None
     sent: int = 0
     timer: asyncio.TimerHandle | None = None
     in_slot: bool = False
     stalled: bool = False
 
 
-_IN_STREAM = (Fault.RESET, Fault.CUT, Fault.STALL, Fault.MALFORMED, Fault.DIE)
+_IN_STREAM = (
+    InjectedFault.RESET,
+    InjectedFault.CUT,
+    InjectedFault.STALL,
+    InjectedFault.MALFORMED,
+    InjectedFault.DIE,
+)
 
 
 class Service:
@@ -66,25 +72,25 @@ class Service:
         self.truths: list[Truth] = []
         self.arrived = 0
         self.running = 0
-        self.waiting: deque[Job] = deque()
+        self.waiting: deque[MockJob] = deque()
         self._loop = loop
 
-    def next_fault(self) -> Fault | None:
+    def next_fault(self) -> InjectedFault | None:
         """Of the request that arrives now."""
         self.arrived += 1
         return self.config.fault if self.arrived % self.config.fault_every == 0 else None
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: MockJob) -> None:
         """Serve it when a slot is free."""
         self.truths.append(job.truth)
-        if job.fault is Fault.SILENT:
+        if job.fault is InjectedFault.SILENT:
             return
         if self.config.slots is None or self.running < self.config.slots:
             self._start(job)
         else:
             self.waiting.append(job)
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: MockJob) -> None:
         """Its client has gone."""
         if job.timer is not None:
             job.timer.cancel()
@@ -94,19 +100,19 @@ class Service:
         elif job in self.waiting:
             self.waiting.remove(job)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: MockJob) -> None:
         self.running += 1
         job.in_slot = True
         job.truth.started_s = time.perf_counter()
         self._sleep(job)
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: MockJob) -> None:
         job.in_slot = False
         self.running -= 1
         if self.waiting:
             self._start(self.waiting.popleft())
 
-    def _sleep(self, job: Job) -> None:
+    def _sleep(self, job: MockJob) -> None:
         """Until the last token of the next chunk is due; the times do not drift."""
         config = self.config
         last = min(job.sent + config.tokens_per_chunk, job.output_tokens) - 1
@@ -114,13 +120,13 @@ class Service:
         wait_s = due_s - time.perf_counter()
         job.timer = self._loop.call_later(max(0.0, wait_s), self._act, job, due_s)
 
-    def _act(self, job: Job, due_s: float) -> None:
+    def _act(self, job: MockJob, due_s: float) -> None:
         if due_s - time.perf_counter() > 1e-4:  # the loop's clock is coarse, and was early
             self._sleep(job)
             return
         job.timer = None
         if job.fault in _IN_STREAM and job.sent >= self.config.fault_after:
-            if job.fault is not Fault.STALL:
+            if job.fault is not InjectedFault.STALL:
                 job.listener.failed(job.fault)
             return
         count = min(self.config.tokens_per_chunk, job.output_tokens - job.sent)

@@ -14,7 +14,7 @@ def event(value: object) -> bytes:
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
 
-class Answer:
+class CompletionEvents:
     """The events of one answer, for completions or chat."""
 
     def __init__(self, model: str, number: int, *, chat: bool) -> None:

@@ -11,11 +11,11 @@ from slo_bench.harness.load_generator.http.chunks import unchunk
 from slo_bench.harness.load_generator.http.connection import Connection
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.load_generator.http.exchange import Exchange
-from slo_bench.harness.load_generator.http.faults import Fault
+from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.http.spool import Spool
-from slo_bench.harness.servers.gateway.replies import Kept
+from slo_bench.harness.servers.gateway.replies import CollectedReply
 from slo_bench.harness.servers.gateway.upstream import (
-    LostError,
+    ConnectionLostError,
     Upstream,
     _Connection,
     _StaleError,
@@ -164,15 +164,19 @@ def _answer(data: bytes) -> object:
     stamps, lengths = array("d", range(len(pieces))), array("I", map(len, pieces))
     found = None
     for embeds in (False, True):
-        found = read_answer(Raw(200, Fault.NONE, "", stamps, lengths, data, embeds))
+        found = read_answer(Raw(200, RequestFault.NONE, "", stamps, lengths, data, embeds))
         assert len(found.token_s) <= 1 << 24
-    read_answer(Raw(500, Fault.NONE, "", stamps, lengths, data, False))
+    read_answer(Raw(500, RequestFault.NONE, "", stamps, lengths, data, False))
     return found
 
 
 def _gateway_to_server(data: bytes) -> object:
-    async def exchange() -> Kept:
-        upstream, kept, wire = Upstream(Endpoint.parse("http://127.0.0.1:1")), Kept(), _Wire()
+    async def exchange() -> CollectedReply:
+        upstream, kept, wire = (
+            Upstream(Endpoint.parse("http://127.0.0.1:1")),
+            CollectedReply(),
+            _Wire(),
+        )
         connection = _Connection(upstream)
         connection.connection_made(wire)
         asked = asyncio.ensure_future(connection.exchange([b""], kept))
@@ -183,7 +187,7 @@ def _gateway_to_server(data: bytes) -> object:
         connection.connection_lost(None)
         try:
             await asked
-        except (LostError, _StaleError):
+        except (ConnectionLostError, _StaleError):
             return kept
         kept.json()
         return kept

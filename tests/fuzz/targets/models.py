@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import transformers
 
-from slo_bench.harness.engine.torch.batch import Chunk
+from slo_bench.harness.engine.torch.batch import PrefillChunk
 from slo_bench.harness.engine.torch.checkpoint import Checkpoint
 from slo_bench.harness.engine.torch.config import read_config
 from slo_bench.harness.engine.torch.encoder import read_encoder
@@ -20,12 +20,12 @@ from slo_bench.harness.engine.torch.load import load_decoder
 from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, UnitShape
 from slo_bench.harness.engine.torch.tiny import make_tiny
 from slo_bench.harness.engine.torch.wire import loaded
-from slo_bench.predictors.lengths.config import CONFIG, Base, PredictorConfig, Shape
+from slo_bench.predictors.lengths.config import CONFIG, Base, NetworkShape, PredictorConfig
 from slo_bench.predictors.lengths.encoded import SIZES, Encoded
 from slo_bench.predictors.lengths.heads import HEADS
-from slo_bench.predictors.lengths.network import Network
+from slo_bench.predictors.lengths.network import LengthNetwork
 from slo_bench.predictors.lengths.predictor import put_weights
-from slo_bench.predictors.lengths.tfidf import Words
+from slo_bench.predictors.lengths.tfidf import TfIdfClassifier
 from slo_bench.predictors.lengths.train import save_weights
 
 from .target import Target, beside, from_file
@@ -56,7 +56,7 @@ def targets(folder: Path) -> list[Target]:
     index.write_text(json.dumps({"weight_map": dict.fromkeys(_names(model), "a.safetensors")}))
     store = _store(folder / "kv")
     said = io.BytesIO()
-    torch.save(("run", [Chunk.__name__, torch.zeros(2)]), said)
+    torch.save(("run", [PrefillChunk.__name__, torch.zeros(2)]), said)
     return [
         beside(model, model / "config.json", read_config, "a decoder"),
         Target(
@@ -76,11 +76,11 @@ def targets(folder: Path) -> list[Target]:
 def _predictor(folder: Path) -> list[Target]:
     """Its configuration as if written by hand, for a checksum would end every try; its weights."""
     folder.mkdir(parents=True, exist_ok=True)
-    shape = Shape(edges=(0, 8, 16), models=("m",), lora_r=1)
+    shape = NetworkShape(edges=(0, 8, 16), models=("m",), lora_r=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # between peft and transformers
-        network = Network(transformers.BertModel(transformers.BertConfig(**_BERT)), shape)
-    fitted = Words.fit(_ENCODED, np.array([0, 1]), 3)
+        network = LengthNetwork(transformers.BertModel(transformers.BertConfig(**_BERT)), shape)
+    fitted = TfIdfClassifier.fit(_ENCODED, np.array([0, 1]), 3)
     config = PredictorConfig(
         shape, Base("b", "", ""), "words", 0.0, 0.1, 0.5, ((1, 0, 0),) * 3, {"rows": {}}
     )

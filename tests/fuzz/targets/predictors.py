@@ -6,14 +6,14 @@ import gzip
 from pathlib import Path
 
 from slo_bench.predictors.lengths.samples import TEST, TRAIN, pack, read_samples, seen_in
-from slo_bench.workloads.labelled_prompts import Answered
+from slo_bench.workloads.labelled_prompts import LabelledPrompt
 
 from .target import Target, from_file
 
 
 def targets(folder: Path) -> list[Target]:
     """The samples, packed and not."""
-    row = Answered("Why?", 2, 7, "m", "c")
+    row = LabelledPrompt("Why?", 2, 7, "m", "c")
     packed = pack({TRAIN: [row], TEST: [row]})
 
     def samples(path: Path) -> object:

@@ -8,7 +8,7 @@ import numpy as np
 
 from slo_bench.predictors.costs.grid import CostGrid, Swap, read_cost_grid
 from slo_bench.predictors.profiles.profile import Source, read_profile, write_profile
-from slo_bench.predictors.profiles.whole_steps import Step, profile_of_steps
+from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 
 from .target import Target, beside, from_file
 
@@ -16,7 +16,8 @@ from .target import Target, beside, from_file
 def targets(folder: Path) -> list[Target]:
     """A folder of a profile with one file edited."""
     steps = [
-        Step(n, 100 * n, [(0, 64 * n)] if n % 2 else [], 0.01 + 0.001 * n) for n in range(1, 41)
+        LoggedStep(n, 100 * n, [(0, 64 * n)] if n % 2 else [], 0.01 + 0.001 * n)
+        for n in range(1, 41)
     ]
     profile = profile_of_steps(
         steps, model="llama-3-8b", gpu="a100-80g", source=Source("a test", "here")

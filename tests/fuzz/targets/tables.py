@@ -14,7 +14,7 @@ from slo_bench.harness.results.engine_logs import read_log
 from slo_bench.harness.validation.step_log import read_steps
 from slo_bench.predictors.device_map import read_device_map
 from slo_bench.predictors.model_config import read_model
-from slo_bench.predictors.profiles.importers import Asked as AskedProfile
+from slo_bench.predictors.profiles.importers import ImportOptions as AskedProfile
 from slo_bench.predictors.profiles.importers import import_profile
 from slo_bench.reports.compare.comparing import read_results
 from slo_bench.reports.pages.published import load_published

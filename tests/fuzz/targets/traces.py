@@ -6,7 +6,7 @@ import gzip
 import json
 from pathlib import Path
 
-from slo_bench.workloads.labelled_prompts import read_answered
+from slo_bench.workloads.labelled_prompts import read_labelled_prompts
 from slo_bench.workloads.readers import FORMATS, read
 
 from .target import Target, from_file
@@ -55,6 +55,8 @@ def targets(folder: Path) -> list[Target]:
     prompts = [TRACES["sharegpt"], TRACES["alpaca"], TRACES["custom"]]
     prompts.append(b'{"prompt": "a", "answer": "b", "model": "m"}\n')
     found.append(
-        Target("prompts", prompts, from_file(folder / "traces", "prompts.json", read_answered))
+        Target(
+            "prompts", prompts, from_file(folder / "traces", "prompts.json", read_labelled_prompts)
+        )
     )
     return found

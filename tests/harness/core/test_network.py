@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.network import Link, Memory, Network, send
+from slo_bench.harness.core.network import Link, MemoryPool, SwitchNetwork, send
 from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.errors import SloBenchError
 
@@ -41,7 +41,7 @@ def test_nothing_to_move_is_there_at_once_and_less_is_an_error():
 
 
 def test_two_senders_to_one_receiver_share_its_link():
-    network = Network(TEN)
+    network = SwitchNetwork(TEN)
     one, two = network.send(0, 2, 10, 0.0), network.send(1, 2, 10, 0.0)
     assert (one.end_s, two.end_s) == (1.5, 2.5)  # one latency a hop
     assert network.send(2, 2, 10, 0.0).end_s == 0.0
@@ -55,7 +55,7 @@ def test_two_senders_to_one_receiver_share_its_link():
     )
 )
 def test_bytes_and_bandwidth_are_conserved(asked):
-    network = Network(TEN)
+    network = SwitchNetwork(TEN)
     now_s = last_s = 0.0
     for source, target, size, pause in asked:
         now_s += pause
@@ -69,7 +69,7 @@ def test_bytes_and_bandwidth_are_conserved(asked):
 
 
 def test_memory_by_hand():
-    memory = Memory("GPU 0", 10)
+    memory = MemoryPool("GPU 0", 10)
     memory.take(7)
     memory.give_back(4)
     assert (memory.used_bytes, memory.free_bytes, memory.peak_bytes) == (3, 7, 7)
@@ -78,4 +78,4 @@ def test_memory_by_hand():
     with pytest.raises(SloBenchError, match="3 bytes booked; 4 cannot"):
         memory.give_back(4)
     with pytest.raises(SloBenchError, match="at least 0 bytes"):
-        Memory("GPU 1", -1)
+        MemoryPool("GPU 1", -1)

@@ -22,7 +22,7 @@ from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.predictors.staged import staged_step_time
-from slo_bench.predictors.stages import Stage
+from slo_bench.predictors.stages import PipelineStage
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.workload import Workload
 
@@ -225,9 +225,9 @@ UNLIKE = Placement(
     gpu("a100-80g"),
     pp=3,
     split=(
-        Stage(gpu("a100-80g"), 20, link("node")),
-        Stage(gpu("l4"), 4, link("sys"), layer_extra_s=0.0002),
-        Stage(gpu("a100-40g"), 8),
+        PipelineStage(gpu("a100-80g"), 20, link("node")),
+        PipelineStage(gpu("l4"), 4, link("sys"), layer_extra_s=0.0002),
+        PipelineStage(gpu("a100-40g"), 8),
     ),
 )
 

@@ -14,7 +14,7 @@ from slo_bench.harness.engine.loop.overlong_requests import fit, fit_embeds
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.cells import placed, workload_of
 from slo_bench.harness.policies.systems import system
-from slo_bench.harness.results.metrics import Objective, judge, parse_objective
+from slo_bench.harness.results.metrics import CollocationObjective, judge, parse_objective
 from slo_bench.harness.results.metrics import _by_kind as by_kind
 from slo_bench.harness.validation.trace import cell_names, replay
 from slo_bench.predictors.embedder import embedder
@@ -79,7 +79,7 @@ def test_figures_by_kind():
     records.outcome[:] = [Outcome.FINISHED, Outcome.FINISHED, Outcome.REJECTED, Outcome.FINISHED]
     judged = judge(workload, records)
     everybody = np.ones(4, dtype=bool)
-    found = by_kind(workload, records, everybody, judged.met, Objective(1.0, 2.0, 4.0))
+    found = by_kind(workload, records, everybody, judged.met, CollocationObjective(1.0, 2.0, 4.0))
     assert found["llm_attainment"] == pytest.approx(1 / 3)
     assert found["embed_attainment"] == 1.0
     assert found["embed_p50_s"] == 0.5
@@ -87,7 +87,7 @@ def test_figures_by_kind():
     kept_up = 4 / 9  # offered over 4 s, served in 9
     assert found["objective"] == pytest.approx(1 / 3 + 2 * 1 + 4 * 0.75 * kept_up)
     alone = dataclasses.replace(workload, kind=np.zeros(4, dtype=np.int64))
-    assert by_kind(alone, records, everybody, judged.met, Objective()) == {}
+    assert by_kind(alone, records, everybody, judged.met, CollocationObjective()) == {}
 
 
 @pytest.mark.parametrize(

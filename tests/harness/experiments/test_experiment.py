@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.workers import SideBySide
+from slo_bench.harness.experiments.execution.workers import LocalExecutor
 from slo_bench.harness.experiments.experiment import new_folder, suites
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
@@ -78,7 +78,7 @@ def test_resume_runs_only_what_is_missing(tmp_path):
         small().run(tmp_path / "run", jobs=1, progress=stop_after_three)
     ran = []
 
-    class Watched(SideBySide):
+    class Watched(LocalExecutor):
         def run(self, specs, folder, **more):
             ran.extend(spec.cell for spec in specs)
             super().run(specs, folder, **more)

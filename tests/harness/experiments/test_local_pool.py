@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from slo_bench.harness.experiments.execution.local_pool import PoolHere
+from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.experiments.execution.workers import NotDoneError
 from slo_bench.predictors.specs import gpu
 from slo_bench.workloads.errors import SloBenchError
@@ -20,7 +20,7 @@ PATIENCE_S = 60
 
 
 def test_answers_come_from_other_processes():
-    with PoolHere(2) as pool:
+    with LocalPool(2) as pool:
         begun = [pool.begin(math.factorial, number) for number in range(20)]
         assert [one.result(PATIENCE_S) for one in begun] == [math.factorial(n) for n in range(20)]
         assert pool.begin(os.getpid).result(PATIENCE_S) != os.getpid()
@@ -28,14 +28,14 @@ def test_answers_come_from_other_processes():
 
 
 def test_what_work_raises_is_raised_here():
-    with PoolHere(1) as pool:
+    with LocalPool(1) as pool:
         with pytest.raises(SloBenchError, match="did you mean"):
             pool.begin(gpu, "a100-80gg").result(PATIENCE_S)
         assert pool.begin(abs, -1).result(PATIENCE_S) == 1  # the same process goes on
 
 
 def test_a_process_that_dies_is_told_and_replaced():
-    with PoolHere(1) as pool:
+    with LocalPool(1) as pool:
         with pytest.raises(NotDoneError, match="failed with code 3"):
             pool.begin(os._exit, 3).result(PATIENCE_S)
         with pytest.raises(NotDoneError, match=r"killed \(signal 9\); if memory ran out"):
@@ -44,7 +44,7 @@ def test_a_process_that_dies_is_told_and_replaced():
 
 
 def test_a_pool_that_stops_leaves_nobody_waiting():
-    pool = PoolHere(1)
+    pool = LocalPool(1)
     begun = [pool.begin(time.sleep, 600), pool.begin(time.sleep, 600)]
     pool.stop()
     for one in begun:
@@ -57,13 +57,13 @@ def test_a_pool_that_stops_leaves_nobody_waiting():
 
 def test_at_least_one_job():
     with pytest.raises(SloBenchError, match="at least 1 but is 0"):
-        PoolHere(0)
+        LocalPool(0)
 
 
 ORPHANS = """
 import os, sys, time
-from slo_bench.harness.experiments.execution.local_pool import PoolHere
-pool = PoolHere(2)
+from slo_bench.harness.experiments.execution.local_pool import LocalPool
+pool = LocalPool(2)
 begun = [pool.begin(os.getpid) for _ in range(8)]
 print(*{one.result() for one in begun}, flush=True)
 time.sleep(600)

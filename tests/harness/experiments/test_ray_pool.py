@@ -17,12 +17,12 @@ from typer.testing import CliRunner
 from slo_bench import __version__
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.execution.ray_pool import OnRay, _cell, _done
-from slo_bench.harness.experiments.execution.workers import SideBySide
+from slo_bench.harness.experiments.execution.workers import LocalExecutor
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.load_generator.ray_senders import _check_versions
 from slo_bench.harness.results.capacity_file import FILE
 from slo_bench.harness.servers.mock import MockConfig, serving
-from slo_bench.tuner.capacity.checkpoint import Asked
+from slo_bench.tuner.capacity.checkpoint import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.tune import tune
@@ -89,7 +89,7 @@ def test_two_nodes_give_what_one_process_gives(tmp_path, lose):
 @pytest.mark.parametrize("lose", [False, True])
 def test_a_capacity_search_on_two_nodes_finds_what_one_process_finds(tmp_path, lose):
     searched = Experiment(systems=["vllm", "sarathi", "orca"], requests=200, seeds=3)
-    asked = Asked(targets=(0.9,), tolerance=0.2, max_requests=10_000)
+    asked = CapacityOptions(targets=(0.9,), tolerance=0.2, max_requests=10_000)
     runs = 0
     with two_nodes() as (cluster, other):
 
@@ -246,7 +246,7 @@ def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
 
 
 def test_servers_of_ours_are_measured_from_here(tmp_path):
-    class Elsewhere(SideBySide):
+    class Elsewhere(LocalExecutor):
         pass
 
     asked = Experiment(backend="paged", model="tiny-llama", rates=[1])

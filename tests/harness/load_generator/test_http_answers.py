@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.load_generator.http.answers import Raw, read_answer
 from slo_bench.harness.load_generator.http.chunks import unchunk
-from slo_bench.harness.load_generator.http.faults import Fault
+from slo_bench.harness.load_generator.http.faults import RequestFault
 
 DONE = b"data: [DONE]\n\n"
 
@@ -30,7 +30,7 @@ def usage(tokens, prompt=3, **more):
     return {"prompt_tokens": prompt, "completion_tokens": tokens, **more}
 
 
-def raw(*pieces, status=200, fault=Fault.NONE, detail="", embeds=False):
+def raw(*pieces, status=200, fault=RequestFault.NONE, detail="", embeds=False):
     """Each piece came a second after the one before."""
     return Raw(
         status,
@@ -105,18 +105,18 @@ def test_texts_with_quotes_and_escapes_are_tokens_like_others():
 @pytest.mark.parametrize(
     ("pieces", "options", "fault", "outcome"),
     [
-        ([b'{"error": "busy"}'], {"status": 429}, Fault.STATUS, Outcome.REJECTED),
-        ([b"oops"], {"status": 500}, Fault.STATUS, Outcome.FAILED),
-        ([event(" a"), b"data: {no\n\n", DONE], {}, Fault.MALFORMED, Outcome.FAILED),
-        ([b'data: {"error": {"message": "no"}}\n\n'], {}, Fault.ERROR_EVENT, Outcome.FAILED),
-        ([event(" a")], {}, Fault.CUT, Outcome.FAILED),
-        ([DONE], {}, Fault.EMPTY, Outcome.FAILED),
-        ([], {}, Fault.CUT, Outcome.FAILED),
-        ([event(" a"), event("", finish="abort"), DONE], {}, Fault.ABORTED, Outcome.DROPPED),
-        ([event(" a")], {"fault": Fault.RESET}, Fault.RESET, Outcome.FAILED),
-        ([], {"fault": Fault.TIME_LIMIT}, Fault.TIME_LIMIT, Outcome.UNFINISHED),
-        ([b"{"], {}, Fault.MALFORMED, Outcome.FAILED),
-        ([b'{"data": []}'], {"embeds": True}, Fault.EMPTY, Outcome.FAILED),
+        ([b'{"error": "busy"}'], {"status": 429}, RequestFault.STATUS, Outcome.REJECTED),
+        ([b"oops"], {"status": 500}, RequestFault.STATUS, Outcome.FAILED),
+        ([event(" a"), b"data: {no\n\n", DONE], {}, RequestFault.MALFORMED, Outcome.FAILED),
+        ([b'data: {"error": {"message": "no"}}\n\n'], {}, RequestFault.ERROR_EVENT, Outcome.FAILED),
+        ([event(" a")], {}, RequestFault.CUT, Outcome.FAILED),
+        ([DONE], {}, RequestFault.EMPTY, Outcome.FAILED),
+        ([], {}, RequestFault.CUT, Outcome.FAILED),
+        ([event(" a"), event("", finish="abort"), DONE], {}, RequestFault.ABORTED, Outcome.DROPPED),
+        ([event(" a")], {"fault": RequestFault.RESET}, RequestFault.RESET, Outcome.FAILED),
+        ([], {"fault": RequestFault.TIME_LIMIT}, RequestFault.TIME_LIMIT, Outcome.UNFINISHED),
+        ([b"{"], {}, RequestFault.MALFORMED, Outcome.FAILED),
+        ([b'{"data": []}'], {"embeds": True}, RequestFault.EMPTY, Outcome.FAILED),
     ],
 )
 def test_what_is_no_whole_answer(pieces, options, fault, outcome):
@@ -141,13 +141,17 @@ def test_a_policy_inside_a_server_says_so_by_an_error(says, outcome):
     streamed = b"data: " + json.dumps({"error": body}).encode() + b"\n\n"
     whole = json.dumps(body).encode()
     for answer in (read(event(" a"), streamed, DONE), read(streamed), read(whole, status=503)):
-        assert (answer.fault, answer.outcome, answer.detail) == (Fault.ABORTED, outcome, message)
+        assert (answer.fault, answer.outcome, answer.detail) == (
+            RequestFault.ABORTED,
+            outcome,
+            message,
+        )
 
 
 def test_a_server_that_is_too_busy_is_no_policy():
     body = json.dumps({"message": "queue full, not slo_bench: dropped", "code": 503}).encode()
     answer = read(body, status=503)
-    assert (answer.fault, answer.outcome) == (Fault.STATUS, Outcome.REJECTED)
+    assert (answer.fault, answer.outcome) == (RequestFault.STATUS, Outcome.REJECTED)
     assert answer.detail.startswith("503: queue full")
 
 

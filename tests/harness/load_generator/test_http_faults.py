@@ -4,22 +4,22 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.records import Outcome
-from slo_bench.harness.load_generator.http import Api, Endpoint, Fault, HttpOptions
+from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions, RequestFault
 from slo_bench.harness.load_generator.routed_load import measure
-from slo_bench.harness.servers.mock import Fault as MockFault
+from slo_bench.harness.servers.mock import InjectedFault as MockFault
 from slo_bench.harness.servers.mock import MockConfig
 from slo_bench.workloads.errors import SloBenchError
 
 EXPECTED = {
-    MockFault.TOO_MANY: (Fault.STATUS, Outcome.REJECTED, 0),
-    MockFault.BROKEN: (Fault.STATUS, Outcome.FAILED, 0),
-    MockFault.REFUSED_IN_STREAM: (Fault.ERROR_EVENT, Outcome.FAILED, 0),
-    MockFault.RESET: (Fault.RESET, Outcome.FAILED, 2),
-    MockFault.CUT: (Fault.CUT, Outcome.FAILED, 2),
-    MockFault.STALL: (Fault.STALLED, Outcome.FAILED, 2),
-    MockFault.MALFORMED: (Fault.MALFORMED, Outcome.FAILED, 2),
-    MockFault.EMPTY_FIRST: (Fault.NONE, Outcome.FINISHED, 5),
-    MockFault.NO_DONE: (Fault.NONE, Outcome.FINISHED, 5),
+    MockFault.TOO_MANY: (RequestFault.STATUS, Outcome.REJECTED, 0),
+    MockFault.BROKEN: (RequestFault.STATUS, Outcome.FAILED, 0),
+    MockFault.REFUSED_IN_STREAM: (RequestFault.ERROR_EVENT, Outcome.FAILED, 0),
+    MockFault.RESET: (RequestFault.RESET, Outcome.FAILED, 2),
+    MockFault.CUT: (RequestFault.CUT, Outcome.FAILED, 2),
+    MockFault.STALL: (RequestFault.STALLED, Outcome.FAILED, 2),
+    MockFault.MALFORMED: (RequestFault.MALFORMED, Outcome.FAILED, 2),
+    MockFault.EMPTY_FIRST: (RequestFault.NONE, Outcome.FINISHED, 5),
+    MockFault.NO_DONE: (RequestFault.NONE, Outcome.FINISHED, 5),
 }
 
 
@@ -33,8 +33,8 @@ def test_each_is_recorded_as_what_it_was(workload, run, mock_fault, api):
     records = found.result.records
     assert records.outcome.tolist() == [1, 1, outcome, 1, 1, outcome]
     assert records.tokens_out.tolist() == [5, 5, tokens, 5, 5, tokens]
-    assert found.faults() == ({} if fault is Fault.NONE else {fault: 2})
-    assert set(found.details) == (set() if fault is Fault.NONE else {2, 5})
+    assert found.faults() == ({} if fault is RequestFault.NONE else {fault: 2})
+    assert set(found.details) == (set() if fault is RequestFault.NONE else {2, 5})
     assert np.isnan(records.finish_s).tolist() == (records.outcome != Outcome.FINISHED).tolist()
 
 
@@ -43,7 +43,7 @@ def test_the_time_limit_ends_what_is_under_way(workload, run):
     found, _ = run(workload(concurrency=1), config, time_limit_s=0.5)
     outcomes = [Outcome.FINISHED] * 2 + [Outcome.UNFINISHED] + [Outcome.CANCELLED] * 3
     assert found.result.records.outcome.tolist() == outcomes
-    assert found.faults() == {Fault.TIME_LIMIT: 1}
+    assert found.faults() == {RequestFault.TIME_LIMIT: 1}
 
 
 def test_a_server_that_dies(workload, run):
@@ -51,7 +51,7 @@ def test_a_server_that_dies(workload, run):
     found, _ = run(workload(10, concurrency=1), config)
     outcomes = [Outcome.FINISHED] * 2 + [Outcome.FAILED] * 8
     assert found.result.records.outcome.tolist() == outcomes
-    assert found.faults() == {Fault.RESET: 1, Fault.CONNECT: 7}
+    assert found.faults() == {RequestFault.RESET: 1, RequestFault.CONNECT: 7}
 
 
 def test_nobody_listens(workload):
@@ -59,7 +59,7 @@ def test_nobody_listens(workload):
         taken.bind(("127.0.0.1", 0))  # and does not listen
         endpoint = Endpoint("127.0.0.1", taken.getsockname()[1])
         found = measure(workload(), [endpoint], HttpOptions(processes=1))
-    assert found.faults() == {Fault.CONNECT: 6}
+    assert found.faults() == {RequestFault.CONNECT: 6}
     assert "refused" in found.details[0]
     assert found.result.totals.decode_tokens == 0
 
@@ -77,7 +77,7 @@ def test_nobody_accepts(workload):
         found = measure(workload(3), [Endpoint(*address)], options)
         for one in waiting:
             one.close()
-    assert found.faults() == {Fault.CONNECT_TIMEOUT: 3}
+    assert found.faults() == {RequestFault.CONNECT_TIMEOUT: 3}
 
 
 def test_what_speaks_no_http(workload):
@@ -99,7 +99,7 @@ def test_what_speaks_no_http(workload):
         thread.start()
         found = measure(workload(2), [Endpoint(*listening.getsockname())], HttpOptions(processes=1))
         thread.join()
-    assert found.faults() == {Fault.MALFORMED: 2}
+    assert found.faults() == {RequestFault.MALFORMED: 2}
 
 
 def test_no_such_host(workload):
@@ -123,7 +123,7 @@ def test_followers_of_an_unanswered_request_never_come(workload, run):
 def test_a_closed_loop_goes_on_after_faults(workload, run):
     config = MockConfig(ttft_s=0.001, itl_s=0.001, fault=MockFault.BROKEN, fault_every=2)
     found, _ = run(workload(8, concurrency=2), config)
-    assert found.faults() == {Fault.STATUS: 4}
+    assert found.faults() == {RequestFault.STATUS: 4}
     assert not np.isnan(found.result.records.arrival_s).any()
 
 

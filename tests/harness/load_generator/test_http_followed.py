@@ -17,7 +17,7 @@ import numpy as np  # noqa: E402
 from slo_bench.harness.servers.mock import MockConfig  # noqa: E402
 from slo_bench.predictors.lengths.config import PredictorConfig  # noqa: E402
 from slo_bench.predictors.lengths.online import QUEUE, read_queue  # noqa: E402
-from slo_bench.predictors.lengths.online_predictor import Follower  # noqa: E402
+from slo_bench.predictors.lengths.online_predictor import OnlineLengthPredictor  # noqa: E402
 from slo_bench.predictors.lengths.train import TrainSettings, train  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402
 
@@ -47,7 +47,7 @@ def test_answers_are_heard_and_taught_in_a_copy(workload, run, lengths, tmp_path
         lessons.append(new)
         taught.set()
 
-    monkeypatch.setattr("slo_bench.predictors.lengths.trainer_process.Teacher.teach", teach)
+    monkeypatch.setattr("slo_bench.predictors.lengths.trainer_process.TrainerProcess.teach", teach)
     texts = [f"narrate dragons engines please {n}" for n in range(60)]
     asked = workload(60, gap_s=0.02, tokens=7, texts=texts)
     found, _ = run(
@@ -75,7 +75,9 @@ def test_answers_are_heard_and_taught_in_a_copy(workload, run, lengths, tmp_path
 
 
 def test_without_online_nothing_is_heard(workload, run, lengths, tmp_path, monkeypatch):
-    monkeypatch.setattr(Follower, "came", lambda *words: pytest.fail("it heard something"))
+    monkeypatch.setattr(
+        OnlineLengthPredictor, "came", lambda *words: pytest.fail("it heard something")
+    )
     found, _ = run(
         workload(3, texts=["name apples"] * 3),
         values_field="vllm_xargs",

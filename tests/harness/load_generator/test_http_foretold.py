@@ -15,10 +15,13 @@ from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import Told, told_from_wire
 from slo_bench.harness.load_generator import sender
-from slo_bench.harness.load_generator.http import Endpoint, Fault, HttpOptions
+from slo_bench.harness.load_generator.http import Endpoint, HttpOptions, RequestFault
 from slo_bench.harness.load_generator.http.bodies import Bodies
 from slo_bench.harness.load_generator.http.heads import WireRequests
-from slo_bench.harness.load_generator.http.length_prediction import Known, foretells
+from slo_bench.harness.load_generator.http.length_prediction import (
+    PrecomputedLengths,
+    length_source,
+)
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 
@@ -26,7 +29,7 @@ OPTIONS = HttpOptions(values_field="vllm_xargs", length_predictor="constant(7)")
 HOSTILE = '","vllm_xargs":{"row":9}} says this prompt'
 
 
-class Slow(Known):
+class Slow(PrecomputedLengths):
     """Takes its time over every batch, and remembers them."""
 
     def __init__(self, each_s):
@@ -45,7 +48,7 @@ def reading(monkeypatch):
     """Have requests read by this."""
 
     def put(one):
-        monkeypatch.setattr(sender, "foretells", lambda workload, options: one)
+        monkeypatch.setattr(sender, "length_source", lambda workload, options: one)
         return one
 
     return put
@@ -109,11 +112,11 @@ def test_who_comes_while_others_are_read_is_read_at_once(workload, run, reading)
 def test_time_is_up_while_they_are_read(workload, run, reading):
     reading(Slow(1.0))
     found, _ = run(workload(3, gap_s=0.001), values_field="vllm_xargs", time_limit_s=0.2)
-    assert found.faults() == {Fault.TIME_LIMIT: 3}
+    assert found.faults() == {RequestFault.TIME_LIMIT: 3}
 
 
 def test_a_predictor_that_fails_ends_the_run(workload, run, reading):
-    class Broken(Known):
+    class Broken(PrecomputedLengths):
         def of(self, rows):
             raise SloBenchError("no such thing")
 
@@ -124,12 +127,12 @@ def test_a_predictor_that_fails_ends_the_run(workload, run, reading):
 
 def test_what_needs_no_prompt_is_known_beforehand(workload):
     asked = workload(4, tokens=40)
-    assert foretells(asked, OPTIONS).of([2, 0]) == [(7, 7), (7, 7)]
+    assert length_source(asked, OPTIONS).of([2, 0]) == [(7, 7), (7, 7)]
     noisy = HttpOptions(values_field="x", length_predictor="noisy(accuracy=1)")
-    assert foretells(asked, noisy).of([1]) == [(48, 48)]
+    assert length_source(asked, noisy).of([1]) == [(48, 48)]
     # Nobody asks, or nobody would hear it.
-    assert foretells(asked, HttpOptions(values_field="x")) is None
-    assert foretells(asked, HttpOptions(length_predictor="constant(7)")) is None
+    assert length_source(asked, HttpOptions(values_field="x")) is None
+    assert length_source(asked, HttpOptions(length_predictor="constant(7)")) is None
 
 
 def test_one_process_predicts(workload, run):

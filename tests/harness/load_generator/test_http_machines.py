@@ -14,9 +14,13 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.cluster.arrivals import INF, Arrivals
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.load_generator.clocks import Offset, Reading, error_over, offset_of
+from slo_bench.harness.load_generator.clocks import ClockReading, Offset, error_over, offset_of
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
-from slo_bench.harness.load_generator.load_workers import LostError, Station, send_from
+from slo_bench.harness.load_generator.load_workers import (
+    LoadWorkers,
+    LoadWorkersLostError,
+    send_from,
+)
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.load_generator.send_job import ThisMachine, start_sender
 from slo_bench.harness.load_generator.shares import Share, rows_elsewhere
@@ -27,7 +31,7 @@ from slo_bench.workloads.workload import Workload
 EARLY_S = 0.0005 + 1e-6  # the event loop's timers count milliseconds
 
 
-class Elsewhere(Station):
+class Elsewhere(LoadWorkers):
     """A station whose clock shows something else."""
 
     def __init__(self, ahead_s):
@@ -42,7 +46,7 @@ class Elsewhere(Station):
 
 
 class Near:
-    """A `RemoteStation` that is none: calls travel as bytes, answers come from threads."""
+    """A `RemoteLoadWorkers` that is none: calls travel as bytes, answers come from threads."""
 
     def __init__(self, machine, ahead_s):
         self.machine = machine
@@ -61,7 +65,7 @@ class Near:
             except Exception as error:
                 found = error
             if self.lost.is_set():
-                found = LostError("gone")
+                found = LoadWorkersLostError("gone")
             (answer.set_exception if isinstance(found, Exception) else answer.set_result)(found)
 
         self.threads.submit(do)
@@ -149,7 +153,7 @@ seconds = st.floats(0, 0.05)
 def test_a_clock_is_known_within_the_bound(truth_s, journeys):
     """However slow the way there and back, and however uneven."""
     readings = [
-        Reading(at_s, at_s + there_s + truth_s, at_s + there_s + back_s)
+        ClockReading(at_s, at_s + there_s + truth_s, at_s + there_s + back_s)
         for at_s, there_s, back_s in journeys
     ]
     found = offset_of(readings)

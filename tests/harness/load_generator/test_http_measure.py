@@ -12,7 +12,7 @@ from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.load_generator.http import Api, Endpoint, HttpOptions
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.load_generator.shares import Share, processes_for, rows_elsewhere
-from slo_bench.harness.servers.mock import Fault, MockConfig, serving
+from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 from slo_bench.workloads.request import Kind
 from slo_bench.workloads.workload import Workload
@@ -194,7 +194,7 @@ def test_it_runs_where_a_loop_runs_already(workload, run):
 
 def test_ctrl_c_stops_it(workload):
     """With a server that never answers; the connections are closed on the way out."""
-    silent = MockConfig(fault=Fault.SILENT)
+    silent = MockConfig(fault=InjectedFault.SILENT)
     with serving(silent) as server:
         code = (
             "import signal, sys\n"

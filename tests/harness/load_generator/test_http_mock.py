@@ -5,7 +5,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from slo_bench.harness.servers.mock import Fault, MockConfig, serving, serving_apart
+from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving, serving_apart
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -60,7 +60,7 @@ def test_what_cannot_be(wrong):
 
 
 def test_a_client_that_leaves_frees_its_slot():
-    with serving(MockConfig(ttft_s=0.05, itl_s=0, slots=1, fault=Fault.STALL)) as server:
+    with serving(MockConfig(ttft_s=0.05, itl_s=0, slots=1, fault=InjectedFault.STALL)) as server:
         import socket
 
         host, port = server.url.removeprefix("http://").split(":")

@@ -7,7 +7,7 @@ import pytest
 
 from slo_bench.cli.commands.run import EXAMPLES
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.servers.mock import Fault, MockConfig, serving
+from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.predictors.specs import gpu
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 from slo_bench.workloads.source import load_source
@@ -56,7 +56,7 @@ def test_a_run_folder_as_of_a_simulation(tmp_path):
 
 
 def test_records_come_back_as_a_workload(tmp_path):
-    config = MockConfig(ttft_s=0.002, itl_s=0.0005, fault=Fault.BROKEN, fault_every=3)
+    config = MockConfig(ttft_s=0.002, itl_s=0.0005, fault=InjectedFault.BROKEN, fault_every=3)
     with serving(config) as server:
         result = experiment(server.url).run(tmp_path / "run")
         (row,) = result.rows()
@@ -78,7 +78,7 @@ def test_records_come_back_as_a_workload(tmp_path):
 
 
 def test_the_json_of_vllm_bench(tmp_path):
-    config = MockConfig(ttft_s=0.002, itl_s=0.0005, fault=Fault.BROKEN, fault_every=12)
+    config = MockConfig(ttft_s=0.002, itl_s=0.0005, fault=InjectedFault.BROKEN, fault_every=12)
     with serving(config) as server:
         result = experiment(server.url, client={"export": "vllm"}).run(tmp_path / "run")
     (row,) = result.rows()

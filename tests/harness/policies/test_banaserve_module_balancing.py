@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.module_moves import Module, Move
+from slo_bench.harness.core.module_moves import Module, ModuleMove
 from slo_bench.harness.policies.banaserve.module_balancing import Balancer, Thresholds
 from slo_bench.harness.policies.load_aware import assign
 
@@ -21,7 +21,7 @@ def offer(step=0.1, cost_s=0.1, can=(Module.LAYERS, Module.HEADS)):
             return None
         shift = step * (3 if module is Module.LAYERS else 1)
         after = loads[source] - shift, loads[target] + shift
-        return Move(module, source, target, 1, *after, cost_s)
+        return ModuleMove(module, source, target, 1, *after, cost_s)
 
     return one
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.device import Device, occupy
+from slo_bench.harness.core.device import StageDevice, occupy
 from slo_bench.harness.policies.banaserve.module_costs import Toll
 from slo_bench.harness.policies.banaserve.module_step_time import MovedStepTime
 from slo_bench.predictors.placement import Placement
@@ -80,7 +80,7 @@ def test_both_gpus_together_never_exceed_one_each(share, tokens):
 
 
 def test_the_host_s_own_steps_wait_for_what_it_computes_for_others():
-    device = Device("GPU")
+    device = StageDevice("GPU")
     assert occupy((device,), 0.0, 1.0) == 1.0
     device.owed_s += 0.5
     assert occupy((device,), 1.0, 1.0) == 2.5  # busy all the time: all of it is owed

@@ -14,9 +14,14 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
-from slo_bench.harness.policies.prism.queue import Prism
-from slo_bench.harness.policies.shared.moore_hodgson import InTimeQueue, Job, in_time, slack_s
-from slo_bench.harness.policies.shared.slack_victim import Pace, keep_key
+from slo_bench.harness.policies.prism.queue import PrismLocal
+from slo_bench.harness.policies.shared.moore_hodgson import (
+    InTimeQueue,
+    PrefillJob,
+    in_time,
+    slack_s,
+)
+from slo_bench.harness.policies.shared.slack_victim import SpeedEstimate, keep_key
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 
@@ -32,7 +37,9 @@ def most_in_time(jobs, start_s, rate):
 
 
 jobs_of = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=9).map(
-    lambda rows: sorted(Job(float(due), n, tokens, None) for n, (due, tokens) in enumerate(rows))
+    lambda rows: sorted(
+        PrefillJob(float(due), n, tokens, None) for n, (due, tokens) in enumerate(rows)
+    )
 )
 
 
@@ -49,9 +56,9 @@ def test_as_many_in_time_as_by_brute_force(jobs, start_s):
 
 def test_the_longest_so_far_goes_out_not_the_one_that_would_be_late():
     long, short, last = (
-        Job(10.0, 0, 8, None),
-        Job(11.0, 1, 4, None),
-        Job(12.0, 2, 5, None),
+        PrefillJob(10.0, 0, 8, None),
+        PrefillJob(11.0, 1, 4, None),
+        PrefillJob(12.0, 2, 5, None),
     )
     assert in_time([long, short, last], 0.0, 1.0) == [short, last]
 
@@ -105,7 +112,7 @@ def test_the_queue_is_what_planning_anew_would_give(moves):
         if move in ("comes", "endless", "under way"):
             r = request(n, 1.0, tokens)
             due_s = x if math.isinf(x) else clock.now_s + x
-            jobs[r] = Job(due_s, n, tokens, r)
+            jobs[r] = PrefillJob(due_s, n, tokens, r)
             queue.push(r)
         elif move == "waits":
             clock.now_s += x
@@ -154,16 +161,16 @@ def first_tokens(records):
 def test_the_late_wait_behind(serve_each_way, requests):
     workload = requests(*ROWS, ttft_slo_s=TTFT_SLO_S)
     one_by_one = {"max_num_batched_tokens": 16, "max_num_seqs": 1}
-    prism = serve_each_way(workload, Prism(**one_by_one), **ALONE).records
+    prism = serve_each_way(workload, PrismLocal(**one_by_one), **ALONE).records
     assert first_tokens(prism) == [17.0, 4.0, 9.0]
     edf = serve_each_way(workload, EarliestDeadlineFirst(**one_by_one), **ALONE).records
     assert first_tokens(edf) == [8.0, 12.0, 17.0]
-    unworried = Prism(**one_by_one, caution=0.0)
+    unworried = PrismLocal(**one_by_one, caution=0.0)
     assert first_tokens(serve_each_way(workload, unworried, **ALONE).records) == first_tokens(edf)
 
 
 def test_the_late_may_be_dropped(serve_each_way, requests):
-    policy = Prism(max_num_batched_tokens=16, max_num_seqs=1, late="drop")
+    policy = PrismLocal(max_num_batched_tokens=16, max_num_seqs=1, late="drop")
     records = serve_each_way(requests(*ROWS, ttft_slo_s=TTFT_SLO_S), policy, **ALONE).records
     assert records.outcome.tolist() == [Outcome.DROPPED, Outcome.FINISHED, Outcome.FINISHED]
 
@@ -180,7 +187,7 @@ def test_more_in_time_than_by_deadline_under_overload(serve, requests):
         return int((r.first_token_s - r.arrival_s <= workload.ttft_slo_s).sum())
 
     one_by_one = {"max_num_batched_tokens": 16, "max_num_seqs": 1}
-    prism = in_time_with(Prism(**one_by_one))
+    prism = in_time_with(PrismLocal(**one_by_one))
     assert prism > 1.5 * in_time_with(EarliestDeadlineFirst(**one_by_one))
 
 
@@ -213,7 +220,7 @@ class Batch:
 
 def victims(batch, slos, output_tokens=50):
     """Places in order of going, of requests with 100 prompt tokens that arrived at 0 s."""
-    pace = Pace()
+    pace = SpeedEstimate()
     pace.look(batch, 10)
     keys = {}
     for n, slo in enumerate(slos):
@@ -246,4 +253,4 @@ def test_close_to_zero_slack_nothing_jumps():
 def test_bad_knobs_are_refused_by_name():
     for knob, value in [("caution", -1.0), ("buffer", 0.9), ("late", "reject"), ("victim", "x")]:
         with pytest.raises(SloBenchError, match=knob):
-            Prism(**{knob: value})
+            PrismLocal(**{knob: value})

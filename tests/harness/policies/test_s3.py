@@ -9,8 +9,8 @@ import pytest
 
 from slo_bench.harness.policies.uellm.s3 import (
     S3,
+    BatchCapacity,
     Item,
-    Room,
     cut_sorted,
     first_fit,
     pack,
@@ -25,7 +25,9 @@ def item(id_, output, prompt=10, reserved=None):
 def cases(n):
     rng = np.random.default_rng(3)
     for _ in range(n):
-        room = Room(int(rng.integers(1, 12)), int(rng.integers(4, 200)), int(rng.choice([1, 16])))
+        room = BatchCapacity(
+            int(rng.integers(1, 12)), int(rng.integers(4, 200)), int(rng.choice([1, 16]))
+        )
         requests = int(rng.integers(1, 30))
         outputs = np.maximum(1, rng.lognormal(4, 1.2, requests)).astype(int)
         prompts = np.maximum(1, rng.lognormal(3, 1, requests)).astype(int)
@@ -90,7 +92,7 @@ def test_padding_by_hand():
 
 def test_first_fit_by_hand():
     # Four blocks of 16 tokens; a batch of two may hold 32 tokens each, one of one anything.
-    room = Room(4, 4, 16)
+    room = BatchCapacity(4, 4, 16)
     items = [item(0, 20), item(1, 100), item(2, 20), item(3, 6), item(4, 6)]
     ids = [[i.request for i in b] for b in first_fit(items, room)]
     assert ids == [[0, 2], [1], [3, 4]]

@@ -17,7 +17,7 @@ from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.harness.results.engine_logs import EngineSettings, RealLog, read_log
 from slo_bench.harness.validation.log_replay import METRICS, STATISTICS, validate
 from slo_bench.predictors.placement import Placement
-from slo_bench.predictors.profiles.importers import Asked, import_profile
+from slo_bench.predictors.profiles.importers import ImportOptions, import_profile
 from slo_bench.predictors.profiles.models import profiled_step_time
 from slo_bench.predictors.profiles.profile import Profile, table_of, write_profile
 from slo_bench.predictors.profiles.table import Host
@@ -239,7 +239,7 @@ def test_the_page_has_all_requests_and_no_foreign_text(tmp_path):
 def test_llama_on_rtx_pro_6000():
     """vLLM 0.19 on 300 ShareGPT requests: every figure within 3 %, means within 2 %."""
     folder = REAL / "RTXPRO6000-Llama-3.1-8B-bf16-tp1"
-    profile = import_profile("llmservingsim", folder, Asked())
+    profile = import_profile("llmservingsim", folder, ImportOptions())
     log = read_log(folder / "real_vllm" / "requests.jsonl")
     found = validate(log, profile)
     rows = {(row.metric, row.statistic): row for row in found.rows()}
@@ -257,7 +257,7 @@ def test_llama_on_rtx_pro_6000():
 @needs_data
 def test_qwen_of_two_gpus_by_a_profile_of_one_is_reported_with_its_warning():
     folder = REAL / "RTXPRO6000-Qwen3-32B-bf16-tp1"
-    profile = import_profile("llmservingsim", folder, Asked())
+    profile = import_profile("llmservingsim", folder, ImportOptions())
     found = validate(read_log(folder / "real_vllm" / "requests.jsonl"), profile)
     assert any("tp 2, the profile of tp 1" in note for note in found.notes)
     assert {row.metric: row.error for row in found.rows() if row.statistic == "mean"}["tpot"] > 0

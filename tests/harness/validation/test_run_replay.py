@@ -34,7 +34,7 @@ from slo_bench.harness.validation.log_replay import METRICS, STATISTICS
 from slo_bench.harness.validation.run_replay import validate_run
 from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.profiles.profile import Source, read_profile, write_profile
-from slo_bench.predictors.profiles.whole_steps import Step, profile_of_steps
+from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.reports.pages import levels_validated
 from slo_bench.workloads.errors import SloBenchError
@@ -317,7 +317,7 @@ def test_settings_of_the_server_are_read_with_a_given_profile(run):
 
 
 def constant_profile(tmp_path):
-    steps = [Step(n, 40 * n, [(0, 8)] * (n % 2), 0.002) for n in range(1, 60)]
+    steps = [LoggedStep(n, 40 * n, [(0, 8)] * (n % 2), 0.002) for n in range(1, 60)]
     profile = profile_of_steps(
         steps, model="llama-3.1-8b", gpu="a100-80g", source=Source("test", "steps")
     )

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome
-from slo_bench.harness.engine.loop.traced import Trace
+from slo_bench.harness.engine.loop.traced import EngineTrace
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.experiments.execution.cells import (
     PlacementSpec,
@@ -23,8 +23,14 @@ from slo_bench.harness.experiments.execution.cells import (
 )
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.policies.systems import SYSTEMS, system
-from slo_bench.harness.servers.mock import Fault, MockConfig, serving
-from slo_bench.harness.validation.latency_breakdown import MEANING, Part, Stay, stays, totals_s
+from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
+from slo_bench.harness.validation.latency_breakdown import (
+    MEANING,
+    LatencySpan,
+    SpanKind,
+    latency_breakdown,
+    totals_s,
+)
 from slo_bench.harness.validation.measured_trace import MeasuredCell
 from slo_bench.harness.validation.trace import (
     cell_names,
@@ -51,7 +57,7 @@ def watched(name, place=PLACE, requests=120, rate_rps=9.0, **options):
     )
     asked = (workload, system(name), spec.placement, spec.step_time.model)
     plain = simulate(*asked, oversize="reject", **options)
-    trace = Trace()
+    trace = EngineTrace()
     return plain, simulate(*asked, oversize="reject", trace=trace, **options), trace
 
 
@@ -59,7 +65,7 @@ def told(result, trace):
     """The stays of every finished request, by its number."""
     finished = np.flatnonzero(result.records.outcome == Outcome.FINISHED).tolist()
     arrival_s = result.records.arrival_s
-    return {r: stays(trace.log_of(r), r, float(arrival_s[r])) for r in finished}
+    return {r: latency_breakdown(trace.log_of(r), r, float(arrival_s[r])) for r in finished}
 
 
 def check(result, trace):
@@ -93,7 +99,7 @@ def test_lanes_over_pipeline_stages(name):
     everything = check(result, trace)
     assert len(trace.instances) == 2
     if name != "fifo":
-        assert any(s.part is Part.PIPELINE for of in everything.values() for s in of)
+        assert any(s.part is SpanKind.PIPELINE for of in everything.values() for s in of)
 
 
 def test_several_instances():
@@ -111,7 +117,7 @@ def test_queue_and_prefill_are_the_time_to_first_token(name):
         first_s = records.first_token_s[request]
         before = [stay for stay in of if stay.end_s <= first_s]
         assert before[-1].end_s == first_s
-        if of[0].part is Part.QUEUE:
+        if of[0].part is SpanKind.QUEUE:
             assert of[0].end_s == records.scheduled_s[request]
         else:
             assert records.scheduled_s[request] == records.arrival_s[request]
@@ -124,19 +130,19 @@ def test_what_pressure_does_is_told():
     assert again
     for request, of in everything.items():
         parts = {stay.part for stay in of}
-        assert (Part.RECOMPUTE in parts) == (request in again)
+        assert (SpanKind.RECOMPUTE in parts) == (request in again)
     _, result, trace = watched("vllm-swap", requests=300)
     everything = told(result, trace)
     swapped = np.flatnonzero(result.records.preemptions_swap).tolist()
     assert swapped
-    assert all(Part.SWAPPED in {s.part for s in everything[r]} for r in swapped)
-    assert any(Part.SWAP in {s.part for s in of} for of in everything.values())
+    assert all(SpanKind.SWAPPED in {s.part for s in everything[r]} for r in swapped)
+    assert any(SpanKind.SWAP in {s.part for s in of} for of in everything.values())
 
 
 def test_static_batches_tell_padding():
     _, result, trace = watched("fifo")
     everything = told(result, trace)
-    padded = [r for r, of in everything.items() if of[-1].part is Part.PADDING]
+    padded = [r for r, of in everything.items() if of[-1].part is SpanKind.PADDING]
     # Of each batch all but the longest wait for it.
     assert len(everything) / 2 < len(padded) < len(everything)
 
@@ -159,13 +165,13 @@ def test_decodes_that_wait_for_prefill_add_up_by_hand():
             if step.begin_s >= first_s and step.end_s <= finish_s
         )
         if result.records.preemptions_recompute[request] == 0:
-            held_up = totals_s(of).get(Part.BEHIND_PREFILL, 0.0)
+            held_up = totals_s(of).get(SpanKind.BEHIND_PREFILL, 0.0)
             assert held_up == pytest.approx(expected, abs=1e-9)
 
 
 def test_every_part_has_a_meaning():
-    assert set(MEANING) == set(Part)
-    assert Stay(1.0, 3.0, Part.QUEUE).duration_s == 2.0
+    assert set(MEANING) == set(SpanKind)
+    assert LatencySpan(1.0, 3.0, SpanKind.QUEUE).duration_s == 2.0
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +257,7 @@ def test_cells_of_real_servers_are_told_as_far_as_a_client_sees(tmp_path, record
     if records == "parquet":
         pytest.importorskip("pyarrow")
     folder = tmp_path / "run"
-    slow_to_answer = MockConfig(ttft_s=0.02, itl_s=0.002, fault=Fault.BROKEN, fault_every=4)
+    slow_to_answer = MockConfig(ttft_s=0.02, itl_s=0.002, fault=InjectedFault.BROKEN, fault_every=4)
     with serving(slow_to_answer) as server:
         result = Experiment(
             backend="http",
@@ -276,8 +282,12 @@ def test_cells_of_real_servers_are_told_as_far_as_a_client_sees(tmp_path, record
         assert of[0].begin_s == row["arrival_s"]
         assert of[-1].end_s == row["finish_s"]
         assert all(a.end_s == b.begin_s for a, b in pairwise(of))
-        assert totals_s(of)[Part.UNTIL_ANSWER] > 0
-        assert {stay.part for stay in of} <= {Part.CLIENT, Part.UNTIL_ANSWER, Part.ANSWER}
+        assert totals_s(of)[SpanKind.UNTIL_ANSWER] > 0
+        assert {stay.part for stay in of} <= {
+            SpanKind.CLIENT,
+            SpanKind.UNTIL_ANSWER,
+            SpanKind.ANSWER,
+        }
     path = write_events(cell.events(), tmp_path / "trace.json")
     found = check_trace_events(path.read_text())
     whole = [e["args"]["request"] for e in found if e["name"].startswith("request ")]

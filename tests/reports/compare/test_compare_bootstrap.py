@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.reports.compare.bootstrap import (
-    Sample,
+    RunSample,
     block_count,
     block_length,
     draw_counts,
@@ -32,7 +32,7 @@ def sample(n=400, seed=0, slow=1.0, correlated=False):
     tpot_s = rng.gamma(20.0, 0.002, n) * slow
     tpot_s[::7] = np.nan
     latency_s = {"ttft": ttft_s, "tpot": tpot_s, "e2e": ttft_s + 1.0}
-    return Sample(latency_s, rng.integers(1, 50, n).astype(float), ttft_s < 1.0, arrival_s[-1])
+    return RunSample(latency_s, rng.integers(1, 50, n).astype(float), ttft_s < 1.0, arrival_s[-1])
 
 
 def test_estimates_are_what_cells_csv_has():
@@ -59,7 +59,7 @@ def test_a_draw_gives_the_figures_of_the_blocks_drawn(n):
                 for b in range(blocks)
             ]
         )
-        drawn = Sample(
+        drawn = RunSample(
             {name: values[rows] for name, values in of.latency_s.items()},
             of.tokens[rows],
             of.met[rows],
@@ -77,7 +77,7 @@ def test_many_values_are_binned_without_harm():
 
 def test_no_met_no_attainment():
     of = sample()
-    blind = Sample(of.latency_s, of.tokens, None, of.window_s)
+    blind = RunSample(of.latency_s, of.tokens, None, of.window_s)
     assert math.isnan(estimates(blind, metrics_named("attainment"))[0])
     assert np.isnan(replicate_figures(blind, metrics_named("goodput"), np.ones((2, 4)))).all()
 
@@ -103,7 +103,7 @@ def test_the_same_results_never_differ():
 def test_pairing_takes_out_what_both_share():
     a = [sample(seed=s, correlated=True) for s in range(3)]
     b = [
-        Sample({k: v * 1.05 for k, v in r.latency_s.items()}, r.tokens, r.met, r.window_s)
+        RunSample({k: v * 1.05 for k, v in r.latency_s.items()}, r.tokens, r.met, r.window_s)
         for r in a
     ]
     metrics = metrics_named("ttft_p99,ttft_mean")

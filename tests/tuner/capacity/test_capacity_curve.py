@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.tuner.capacity.curve import Level, crossing, falling_shares, student_t
+from slo_bench.tuner.capacity.curve import CapacityLevel, crossing, falling_shares, student_t
 from slo_bench.tuner.capacity.samples import BATCHES, LevelSample
 
 
@@ -26,7 +26,7 @@ def run(rate, met, counted, seed=0, *, backlog=None, valid=True):
 
 def level(rate, *shares, counted=1000):
     runs = (run(rate, round(share * counted), counted, at) for at, share in enumerate(shares))
-    return Level(rate, tuple(runs))
+    return CapacityLevel(rate, tuple(runs))
 
 
 def logistic(rate, capacity, slope, target):
@@ -77,7 +77,12 @@ def test_between_all_and_nothing_the_interval_is_the_gap():
 
 def test_a_growing_backlog_is_over_capacity_whatever_was_met():
     growing = run(11.0, 1000, 1000, backlog=list(range(0, 10 * BATCHES + 1, 10)))
-    levels = [level(9.0, 1.0), level(10.0, 0.99), Level(11.0, (growing,)), level(12.0, 0.999)]
+    levels = [
+        level(9.0, 1.0),
+        level(10.0, 0.99),
+        CapacityLevel(11.0, (growing,)),
+        level(12.0, 0.999),
+    ]
     assert levels[2].growing
     assert not levels[2].passes(0.9)
     found = crossing(levels, 0.9)
@@ -87,7 +92,7 @@ def test_a_growing_backlog_is_over_capacity_whatever_was_met():
 def test_invalid_runs_count_for_nothing():
     late = run(10.0, 0, 1000, seed=9, valid=False)
     alone = level(10.0, 0.95)
-    mixed = Level(10.0, (*alone.samples, late))
+    mixed = CapacityLevel(10.0, (*alone.samples, late))
     assert mixed.attainment == alone.attainment
     assert mixed.requests == 2000
     assert crossing([mixed, level(12.0, 0.8)], 0.9) == crossing([alone, level(12.0, 0.8)], 0.9)

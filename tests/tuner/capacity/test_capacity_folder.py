@@ -10,11 +10,11 @@ from slo_bench.harness.results.capacity_file import FILE
 from slo_bench.harness.servers.mock.config import MockConfig
 from slo_bench.harness.servers.mock.running import serving
 from slo_bench.reports.pages.run_page import write_report
-from slo_bench.tuner.capacity.checkpoint import Asked, read_capacity
+from slo_bench.tuner.capacity.checkpoint import CapacityOptions, read_capacity
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
 
-QUICK = Asked(tolerance=0.3, targets=(0.9,), max_requests=6000)
+QUICK = CapacityOptions(tolerance=0.3, targets=(0.9,), max_requests=6000)
 
 
 def experiment(**changes):

@@ -5,13 +5,13 @@ import json
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.local_pool import PoolHere
+from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.results.capacity_file import FILE
-from slo_bench.tuner.capacity.checkpoint import Asked
+from slo_bench.tuner.capacity.checkpoint import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
 
-ASKED = Asked(tolerance=0.3, targets=(0.9,), max_requests=6000)
+ASKED = CapacityOptions(tolerance=0.3, targets=(0.9,), max_requests=6000)
 EXPERIMENT = Experiment(
     systems=["vllm", "sarathi", "orca"], requests=200, seeds=3, output_tokens="20", tp=[1, 2]
 )
@@ -52,7 +52,7 @@ def test_a_pool_finds_what_one_process_finds(tmp_path, here, pool_of, at_once):
 
 
 def test_processes_of_this_machine_find_it_too(tmp_path, here):
-    with PoolHere(2) as pool:
+    with LocalPool(2) as pool:
         search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
     assert files(tmp_path / "run") == here
 

@@ -6,7 +6,7 @@ import pytest
 
 from slo_bench.predictors.specs import model
 from slo_bench.tuner.placement.launch import accelerate_map
-from slo_bench.tuner.placement.problem import Held
+from slo_bench.tuner.placement.problem import LayerRange
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -36,7 +36,7 @@ def test_every_module_has_a_device(family):
     made = transformers.AutoModelForCausalLM.from_config(config)
     spec = dataclasses.replace(model(name), layers=3)
     assert spec.family == family
-    found = accelerate_map(spec, (Held(1, 2), Held(0, 1)))
+    found = accelerate_map(spec, (LayerRange(1, 2), LayerRange(0, 1)))
     modeling.check_device_map(made, found)
     known = dict(made.named_modules())
     missing = [module for module in found if module not in known]

@@ -12,9 +12,9 @@ from slo_bench.tuner.placement.problem import (
     INF,
     MODES,
     Candidate,
-    Held,
+    CostWeights,
+    LayerRange,
     Problem,
-    Weights,
     weights_of,
 )
 from slo_bench.tuner.placement.search import search
@@ -85,7 +85,7 @@ def test_exact_equals_brute_force_in_500_random_cases(part):
     for case in range(50):
         devices = 6 if case % 10 == 0 else int(rng.integers(1, 6))
         problem = random_problem(rng, devices, int(rng.integers(1, 13)))
-        weights = [*MODES.values(), Weights(1.0, 0.0), Weights(1.0, 0.1)][case % 5]
+        weights = [*MODES.values(), CostWeights(1.0, 0.0), CostWeights(1.0, 0.1)][case % 5]
         least = brute_force(problem, weights)
         if least == INF:
             with pytest.raises(SloBenchError, match="do not fit"):
@@ -114,7 +114,7 @@ def four_kinds(rooms):
 
 def test_64_devices_of_4_kinds_where_nearly_all_are_needed():
     problem = four_kinds((1, 2, 1, 2))
-    placed = exact(problem, Weights(1.0, 0.0))
+    placed = exact(problem, CostWeights(1.0, 0.0))
     assert problem.fits(placed)
     # The 48 fastest hold 64 layers; the other 16 go, two each, to eight of the slowest. The racks
     # are passed one after the other, either way.
@@ -128,7 +128,7 @@ def test_64_devices_of_which_few_are_needed():
     problem = four_kinds((10, 20, 5, 40))
     fewest = exact(problem, weights_of("he"))
     assert [held.layers for held in fewest] == [40, 40]
-    fastest = exact(problem, Weights(1.0, 0.0))
+    fastest = exact(problem, CostWeights(1.0, 0.0))
     assert problem.latency_s(fastest) < problem.latency_s(fewest)
     assert {problem.devices[held.device].layer_s for held in fastest} == {1.0}
 
@@ -136,7 +136,7 @@ def test_64_devices_of_which_few_are_needed():
 def test_ties_go_to_the_lower_latency():
     devices = tuple(Candidate(f"d{i}", s, 4, 4, 4, 4, 4) for i, s in enumerate((3.0, 1.0, 2.0)))
     hop_s = ((0.0, 1.0, 1.0), (1.0, 0.0, 1.0), (1.0, 1.0, 0.0))
-    assert exact(Problem(4, devices, hop_s), weights_of("he")) == (Held(1, 4),)
+    assert exact(Problem(4, devices, hop_s), weights_of("he")) == (LayerRange(1, 4),)
 
 
 def test_devices_that_all_differ_are_too_many():
@@ -158,7 +158,7 @@ def test_the_papers_procedure_finds_the_optimum_where_all_layers_are_alike():
             for d in problem.devices
         )
         problem = Problem(8, alike, problem.hop_s)
-        weights = Weights(1.0, 0.2)
+        weights = CostWeights(1.0, 0.2)
         least = brute_force(problem, weights)
         if least == INF:
             with pytest.raises(SloBenchError, match="do not fit"):
@@ -173,7 +173,7 @@ def test_the_papers_procedure_may_overfill_the_ends():
     spare = Candidate("spare", 2.0, 13, 11, 11, 10, room_spread=12)
     problem = Problem(12, (wide, spare), ((0.0, 0.1), (0.1, 0.0)))
     weights = weights_of("balanced")
-    assert paper(problem, weights) == (Held(0, 12),)
+    assert paper(problem, weights) == (LayerRange(0, 12),)
     assert not problem.fits(paper(problem, weights))
     assert problem.fits(exact(problem, weights))
 
@@ -204,4 +204,4 @@ def test_unknown_mode():
     with pytest.raises(UnknownNameError, match="balanced"):
         weights_of("balance")
     with pytest.raises(SloBenchError, match="both 0"):
-        Weights(0.0, 0.0)
+        CostWeights(0.0, 0.0)

@@ -21,7 +21,7 @@ from slo_bench.tuner.placement.launch import (
 )
 from slo_bench.tuner.placement.morphling import Bench, Setup, Stress, adapt, morphling
 from slo_bench.tuner.placement.nvidia_smi import link_of, parse_gpus, parse_topo
-from slo_bench.tuner.placement.problem import Held, problem_of, weights_of
+from slo_bench.tuner.placement.problem import LayerRange, problem_of, weights_of
 from slo_bench.tuner.placement.topology import alike, named_topology, read_topology, this_machine
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
@@ -274,24 +274,27 @@ def test_modes_differ_where_speed_costs_devices():
 
 
 def test_what_accelerate_is_given():
-    placed = (Held(2, 20), Held(0, 8))
+    placed = (LayerRange(2, 20), LayerRange(0, 8))
     found = accelerate_map(model("chatglm2-6b"), placed)
     assert len(found) == 28 + 4
     assert found["transformer.embedding"] == found["transformer.encoder.layers.19"] == 2
     assert found["transformer.encoder.layers.20"] == found["transformer.output_layer"] == 0
-    tied = accelerate_map(model("qwen2.5-0.5b"), (Held(0, 20), Held(1, 4)))
+    tied = accelerate_map(model("qwen2.5-0.5b"), (LayerRange(0, 20), LayerRange(1, 4)))
     assert (tied["lm_head"], tied["model.norm"]) == (0, 1)
 
 
 def test_what_servers_are_given():
-    found = server_settings((Held(2, 20), Held(0, 8)))
+    found = server_settings((LayerRange(2, 20), LayerRange(0, 8)))
     assert found["vllm"]["environment"] == {
         "CUDA_VISIBLE_DEVICES": "2,0",
         "VLLM_PP_LAYER_PARTITION": "20,8",
     }
     assert found["vllm"]["arguments"] == ["--pipeline-parallel-size", "2"]
     assert found["sglang"]["environment"]["SGLANG_PP_LAYER_PARTITION"] == "20,8"
-    assert "VLLM_PP_LAYER_PARTITION" not in server_settings((Held(1, 28),))["vllm"]["environment"]
+    assert (
+        "VLLM_PP_LAYER_PARTITION"
+        not in server_settings((LayerRange(1, 28),))["vllm"]["environment"]
+    )
 
 
 def test_even_maps():
@@ -344,7 +347,7 @@ def test_morphling_charges_its_tests():
     bench = Bench(topology, requests=20, host_s=0.03)
     found = morphling(spec, bench, tests=2, batches=(1, 4))
     assert found.best == Setup(1, 4)
-    assert found.placed == (Held(0, 28),)
+    assert found.placed == (LayerRange(0, 28),)
     assert found.took_s == pytest.approx(sum(test.took_s for test in found.tests))
     assert found.took_s > 15
     with pytest.raises(SloBenchError, match="at least 1 test"):
@@ -379,7 +382,7 @@ def test_table_2_1():
     published = {16: 11.19, 20: 13.09, 24: 14.85, 28: 17.23, 32: 22.55}
     spec, first, second = model("chatglm2-6b"), gpu("rtx-3090"), gpu("v100-16g")
     extra_s = named_topology("uellm-table-2-1").devices[1].layer_extra_s
-    kind = type(device_map(spec, alike(first, 1), (Held(0, 28),)).stages[0])
+    kind = type(device_map(spec, alike(first, 1), (LayerRange(0, 28),)).stages[0])
     for modules, tokens_per_s in published.items():
         layers = round(28 * modules / 33)
         slow = kind(second, 28 - layers, None, extra_s * 33 / 28)

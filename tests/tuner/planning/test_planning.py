@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.tuner.capacity.samples import LevelSample
-from slo_bench.tuner.planning import Wanted, plan_cheapest
+from slo_bench.tuner.planning import TargetLoad, plan_cheapest
 from slo_bench.tuner.planning.launch_files import launch_script, write_launch_files
 from slo_bench.tuner.planning.offers import offers
 from slo_bench.workloads.errors import SloBenchError
@@ -64,7 +64,7 @@ def test_the_cheapest_is_what_brute_force_finds(each, rate, plans):
     def found():
         return plan_cheapest(
             ASKED,
-            Wanted(rate, plans=plans),
+            TargetLoad(rate, plans=plans),
             kinds=KINDS,
             runner_of=lambda spec: Formula(spec, carries),
         )
@@ -84,7 +84,7 @@ def _most(every, key, rate):
 
 def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
     asked = ASKED.model_copy(update={"knobs": ONE_BUDGET})
-    wanted = Wanted(4, plans=2)
+    wanted = TargetLoad(4, plans=2)
     simulated = []
     first = plan_cheapest(
         asked, wanted, kinds=("a100-80g", "l40s"), folder=tmp_path, say=simulated.append
@@ -107,12 +107,12 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
     assert second == first
     assert all(line.startswith("what") for line in again)  # only the capacities
     with pytest.raises(SloBenchError, match="something else"):
-        plan_cheapest(asked, Wanted(5), folder=tmp_path, resume=True)
+        plan_cheapest(asked, TargetLoad(5), folder=tmp_path, resume=True)
 
 
 def test_prices_decide():
     kinds = ("a100-80g", "h100-80g")
-    wanted = Wanted(2, plans=1)
+    wanted = TargetLoad(2, plans=1)
     dear = plan_cheapest(ASKED, wanted, kinds=kinds, prices={"h100-80g": 100})
     cheap = plan_cheapest(ASKED, wanted, kinds=kinds, prices={"h100-80g": 0.1})
     assert dear.plans[0].offer.gpu == "a100-80g"
@@ -132,7 +132,7 @@ def test_the_ratio_of_prefill_to_decode_is_chosen():
 @pytest.fixture
 def planned():
     asked = ASKED.model_copy(update={"tp": (2,)})
-    wanted = Wanted(18, plans=1)
+    wanted = TargetLoad(18, plans=1)
     return asked, wanted, plan_cheapest(asked, wanted, kinds=("a100-80g",)).plans[0]
 
 
@@ -171,7 +171,7 @@ def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
 )
 def test_systems_of_ours_are_served_by_us(system, word):
     asked = ASKED.model_copy(update={"systems": (system,)})
-    wanted = Wanted(2, plans=1)
+    wanted = TargetLoad(2, plans=1)
     [plan] = plan_cheapest(asked, wanted, kinds=("a100-80g",)).plans
     script = launch_script(asked, wanted, plan)
     assert word in script

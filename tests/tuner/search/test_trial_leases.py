@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 from slo_bench.tuner.search.storage import JOURNAL, cut_half_a_line, open_storage
-from slo_bench.tuner.search.study_location import Place, place_of, without_password
+from slo_bench.tuner.search.study_location import StudyLocation, study_location, without_password
 from slo_bench.tuner.search.study_results import OWNER, SAME_AS, note
 from slo_bench.tuner.search.trial_leases import alive, claim, new_name
 from slo_bench.workloads.errors import SloBenchError
@@ -86,24 +86,27 @@ def test_a_folder_remembers_where_its_study_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     here = tmp_path / "here"
     here.mkdir()
-    place = place_of(here, "postgresql+psycopg://me:secret@host/db", "mine", resume=False)
+    place = study_location(here, "postgresql+psycopg://me:secret@host/db", "mine", resume=False)
     place.write(here)
     assert "secret" not in (here / "study.json").read_text()
-    assert place_of(here, None, None, resume=True) == Place(
+    assert study_location(here, None, None, resume=True) == StudyLocation(
         "postgresql+psycopg://me@host/db", "mine"
     )
-    assert place_of(here, place.storage, "mine", resume=True) == place
+    assert study_location(here, place.storage, "mine", resume=True) == place
     with pytest.raises(SloBenchError, match=r"is kept in .*me@host/db, not in sqlite:///"):
-        place_of(here, "sqlite:///x.db", None, resume=True)
+        study_location(here, "sqlite:///x.db", None, resume=True)
     with pytest.raises(SloBenchError, match="is mine, not yours"):
-        place_of(here, None, "yours", resume=True)
+        study_location(here, None, "yours", resume=True)
     assert (
-        place_of(here, "sqlite:///x.db", None, resume=False).storage == f"sqlite:///{tmp_path}/x.db"
+        study_location(here, "sqlite:///x.db", None, resume=False).storage
+        == f"sqlite:///{tmp_path}/x.db"
     )
-    assert place_of(here, "x.journal", None, resume=False).storage == str(tmp_path / "x.journal")
+    assert study_location(here, "x.journal", None, resume=False).storage == str(
+        tmp_path / "x.journal"
+    )
     (here / "study.json").write_text("{}")
     with pytest.raises(SloBenchError, match=r"cannot be read.*study.json"):
-        place_of(here, None, None, resume=True)
+        study_location(here, None, None, resume=True)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import optuna
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.execution.local_pool import PoolHere
+from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.experiments.execution.workers import NotDoneError
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.storage import open_storage
@@ -137,7 +137,7 @@ def test_jobs_need_a_pool(tmp_path):
 
 
 def test_processes_of_this_machine_share_the_trials(tmp_path):
-    with PoolHere(2) as pool:
+    with LocalPool(2) as pool:
         outcome = tune(EXPERIMENT, quick(), tmp_path / "o", pool=pool)
     assert {row.state for row in outcome.found.trials} <= {"finished", "lost"}  # to a better one
     assert len({str(row.configuration) for row in outcome.found.trials}) == 6

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from slo_bench.tuner.capacity import Budget, LevelSample, SearchOptions, find_capacity
-from slo_bench.tuner.search.race import LADDER, Pace, pace_of, race
+from slo_bench.tuner.search.race import LADDER, PruningThreshold, pace_of, race
 
 BATCHES = 20
 
@@ -72,4 +72,4 @@ def test_invalid_runs_decide_nothing(pace):
 
 
 def test_a_pace_survives_storage(pace):
-    assert Pace.of_plain(pace.plain()) == pace
+    assert PruningThreshold.of_plain(pace.plain()) == pace

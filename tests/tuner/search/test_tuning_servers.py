@@ -7,7 +7,7 @@ import pytest
 
 from slo_bench import Experiment
 from slo_bench.harness.experiments.backends import choose
-from slo_bench.harness.experiments.backends.base import Measured
+from slo_bench.harness.experiments.backends.base import CellMeasurement
 from slo_bench.harness.results.metrics import Hardware
 from slo_bench.harness.servers.launch.server_process import ServerError
 from slo_bench.tuner.search.evaluate import cell_of
@@ -75,7 +75,7 @@ class FakeDeployment:
         done = QuickSimulator().measure(_simulated(spec), workload, None)
         if self.seqs == 6:
             self.dead = True
-            return Measured(done.result, invalid_because="vllm ended with exit code -9")
+            return CellMeasurement(done.result, invalid_because="vllm ended with exit code -9")
         return done
 
 

@@ -26,7 +26,7 @@ from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED
 from ..contract import StepLog
 from .compatibility import refusal_of
-from .steps import Steps, requests_left
+from .steps import SglangSteps, requests_left
 from .view import SglangRequest, SglangView, all_ours, ours
 
 
@@ -39,7 +39,7 @@ class Decider:
         self._scheduler = scheduler
         self._policy = policy
         predictions = LearnedPredictions()
-        self.steps = Steps(predictions, StepLog())
+        self.steps = SglangSteps(predictions, StepLog())
         self.view = SglangView(scheduler, predictions, policy.new_state())
         self._arrived = 0
         self._leavers: list[tuple[float, int, SglangRequest, Why]] = []

@@ -14,7 +14,7 @@ from ....core.learned_predictions import LearnedPredictions
 from ....core.policy import Policy
 from ..contract import PolicySpec, StepLog, announce, asked_for
 from .compatibility import refusal
-from .steps import Steps, engine_settings, requests_left
+from .steps import SglangSteps, engine_settings, requests_left
 from .targets import (
     ALLOCATABLE,
     ENQUEUE,
@@ -97,7 +97,7 @@ class _WatchHooks:
 
     def __init__(self, log: StepLog, originals: Mapping[str, Any]) -> None:
         self._originals = originals
-        self._steps = Steps(LearnedPredictions(), log)
+        self._steps = SglangSteps(LearnedPredictions(), log)
         self._up = False
 
     def started(

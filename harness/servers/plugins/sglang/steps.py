@@ -11,7 +11,7 @@ from ..contract import StepLog
 
 
 @dataclass(frozen=True)
-class Step:
+class SglangStep:
     """The composition of a batch. `chunks` are (tokens in KV before, tokens prefilled)."""
 
     begin_s: float
@@ -21,13 +21,13 @@ class Step:
     entered: list[str]
 
 
-class Steps:
+class SglangSteps:
     """Begun steps in their order; results come in the same order, perhaps a step later."""
 
     def __init__(self, predictions: LearnedPredictions, log: StepLog) -> None:
         self.log = log
         self._predictions = predictions
-        self._begun: deque[Step] = deque()
+        self._begun: deque[SglangStep] = deque()
         self._done_s = 0.0
 
     def begin(self, batch: Any, now_s: float, *, waiting: int, free_blocks: int) -> None:
@@ -92,12 +92,12 @@ def engine_settings(scheduler: Any) -> dict[str, Any]:
     return found
 
 
-def _step(batch: Any, now_s: float) -> Step:
+def _step(batch: Any, now_s: float) -> SglangStep:
     mode = batch.forward_mode
     if not mode.is_extend():
         reqs = batch.reqs if mode.is_decode() else []
         kv_tokens = sum(int(req.kv.kv_committed_len) for req in reqs)
-        return Step(now_s, len(reqs), kv_tokens, [], [])
+        return SglangStep(now_s, len(reqs), kv_tokens, [], [])
     decoding = {id(req) for req in batch.decoding_reqs or ()}  # in a mixed batch
     lengths = zip(batch.reqs, batch.prefix_lens, batch.extend_lens, strict=True)
     chunks, entered, kv_tokens = [], [], 0
@@ -107,4 +107,4 @@ def _step(batch: Any, now_s: float) -> Step:
         else:
             chunks.append((int(before), int(tokens)))
             entered.append(str(req.rid))
-    return Step(now_s, len(decoding), kv_tokens, chunks, entered)
+    return SglangStep(now_s, len(decoding), kv_tokens, chunks, entered)

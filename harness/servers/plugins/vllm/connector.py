@@ -33,7 +33,7 @@ class SwapMetadata(KVConnectorMetadata):
 
 
 @dataclass
-class Moved(KVConnectorStats):
+class SwapStats(KVConnectorStats):
     """What a worker has swapped since it last said so: requests out and in, blocks, seconds."""
 
     swaps_out: int = 0
@@ -43,7 +43,7 @@ class Moved(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
         """Of two workers: what both have done, in the time of the slower."""
-        assert isinstance(other, Moved)
+        assert isinstance(other, SwapStats)
         self.swaps_out = min(self.swaps_out, other.swaps_out)
         self.swaps_in = min(self.swaps_in, other.swaps_in)
         self.blocks = min(self.blocks, other.blocks)
@@ -70,7 +70,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
         self._local: dict[str, int] = {}
         self._host: dict[str, list[torch.Tensor]] = {}
         self._layers: list[torch.Tensor] = []
-        self._moved = Moved()
+        self._moved = SwapStats()
         self._n_blocks = int(getattr(kv_cache_config, "num_blocks", 0) or 0)
 
     # ---------------------------------------------------------------- in the scheduler's process
@@ -131,7 +131,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
         """A few blocks out and back in: the first decision knows what a swap costs here."""
         blocks = list(range(min(_TRIAL_BLOCKS, n_blocks)))
         for _ in range(2):  # the first time pays for what is set up once
-            self._moved = Moved()
+            self._moved = SwapStats()
             begin_s = time.perf_counter()
             self._back(self._copied(blocks), blocks, 0)
             self._took(2 * len(blocks), begin_s)
@@ -157,7 +157,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
         """Goes with the step's output to the scheduler, which takes it out again."""
         if self._moved.is_empty():
             return None
-        moved, self._moved = self._moved, Moved()
+        moved, self._moved = self._moved, SwapStats()
         return moved
 
     def _copied(self, block_ids: Sequence[int]) -> list[torch.Tensor]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from reference.plain import PlainInstance
 from slo_bench.harness.core.decisions import Admission, Leave, Limits, Why
-from slo_bench.harness.core.device import Device
+from slo_bench.harness.core.device import StageDevice
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.cluster.arrivals import Arrivals
@@ -389,7 +389,7 @@ def test_instances_of_lanes(serve, requests):
     assert records.instance.tolist() == [0, 0, 1, 1, 0, 0]
 
 
-class Watched(Device):
+class Watched(StageDevice):
     """Remembers when each step left it."""
 
     ends: list[list[float]] = []  # noqa: RUF012
@@ -414,7 +414,7 @@ class Watched(Device):
 @pytest.mark.parametrize("name", ["sarathi", "vllm-v0", "fifo"])
 def test_a_stage_computes_one_step_at_a_time(serve, monkeypatch, pp, leaps, name):
     Watched.ends = []
-    monkeypatch.setattr(simulated_instances, "Device", Watched)
+    monkeypatch.setattr(simulated_instances, "StageDevice", Watched)
     rng = np.random.default_rng(9)
     n = 60
     workload = Workload(

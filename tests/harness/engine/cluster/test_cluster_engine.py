@@ -17,7 +17,7 @@ from slo_bench.harness.core.policy import knob
 from slo_bench.harness.core.records import Outcome, Records
 from slo_bench.harness.core.routing import least_loaded
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.engine.cluster.instance import Site
+from slo_bench.harness.engine.cluster.instance import Instance
 from slo_bench.harness.engine.loop.instance import EngineStuckError
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.fifo import Fifo
@@ -69,13 +69,13 @@ class Offload(ClusterPolicy):
         first = OffloadsLate(max_num_seqs=self.batch, max_num_batched_tokens=128)
         return (Role("first", first, instances), Role("second", self.sink, instances))
 
-    def dispatch(self, r, cluster):
-        sites = cluster.role("first") or cluster.up
-        return sites[r.id % len(sites)] if sites else REJECT
+    def route(self, r, cluster):
+        instances = cluster.role("first") or cluster.up
+        return instances[r.id % len(instances)] if instances else REJECT
 
-    def returned(self, release, cluster):
-        sites = cluster.role("second")
-        return DROP if self.drops or not sites else least_loaded(sites)
+    def on_returned(self, release, cluster):
+        instances = cluster.role("second")
+        return DROP if self.drops or not instances else least_loaded(instances)
 
 
 @dataclass
@@ -104,22 +104,24 @@ class Disaggregated(ClusterPolicy):
 
     def layout(self, policy, placement, instances):
         return (
-            Role("prefill", policy, instances, hands_over=True),
+            Role("prefill", policy, instances, prefill_only=True),
             Role("decode", self.decode, instances),
         )
 
-    def links(self, sites):
+    def links(self, instances):
         return Wire(self.per_token_s)
 
-    def dispatch(self, r, cluster):
-        sites = cluster.role("prefill") or cluster.up
-        return least_loaded(sites) if sites else REJECT
+    def route(self, r, cluster):
+        instances = cluster.role("prefill") or cluster.up
+        return least_loaded(instances) if instances else REJECT
 
-    def hand_over(self, r, source, cluster):
-        sites = [s for s in cluster.role("decode") if s.n_requests < self.most]
-        return least_loaded(sites) if sites else (HOLD if cluster.role("decode") else source)
+    def decode_instance(self, r, source, cluster):
+        instances = [s for s in cluster.role("decode") if s.n_requests < self.most]
+        return (
+            least_loaded(instances) if instances else (HOLD if cluster.role("decode") else source)
+        )
 
-    def returned(self, release, cluster):
+    def on_returned(self, release, cluster):
         return least_loaded(cluster.up) if cluster.up else DROP
 
 
@@ -129,14 +131,14 @@ class SharedQueue(ClusterPolicy):
 
     most: int = 2
 
-    def dispatch(self, r, cluster):
+    def route(self, r, cluster):
         free = [s for s in cluster.up if s.n_requests < self.most]
         return least_loaded(free) if free else HOLD
 
-    def emptied(self, site, cluster):
-        return cluster.held[0] if site.n_requests < self.most else None
+    def on_capacity(self, instance, cluster):
+        return cluster.held[0] if instance.n_requests < self.most else None
 
-    def returned(self, release, cluster):
+    def on_returned(self, release, cluster):
         return HOLD
 
 
@@ -145,10 +147,10 @@ class MigrateRequest:
     """`request` leaves `source` between two iterations and goes on at `target`."""
 
     request: RequestState
-    source: Site
-    target: Site
+    source: Instance
+    target: Instance
 
-    def carry_out(self, cluster):
+    def apply(self, cluster):
         cluster.migrate(self.request, self.source, self.target)
 
 
@@ -157,9 +159,9 @@ class SendHeld:
     """A request from the controller's own queue goes to `target`."""
 
     request: RequestState
-    target: Site
+    target: Instance
 
-    def carry_out(self, cluster):
+    def apply(self, cluster):
         cluster.send(self.request, self.target)
 
 
@@ -169,24 +171,27 @@ class Rebalance(ClusterPolicy):
 
     every_s: float = 0.2
 
-    def links(self, sites):
+    def links(self, instances):
         return Wire(1e-5)
 
-    def dispatch(self, r, cluster):
+    def route(self, r, cluster):
         return HOLD if r.id % 5 == 4 else cluster.up[0]
 
-    def returned(self, release, cluster):
+    def on_returned(self, release, cluster):
         return least_loaded(cluster.up) if cluster.up else DROP
 
     @property
-    def review_s(self):
+    def control_interval_s(self):
         return self.every_s
 
-    def review(self, cluster):
+    def control_step(self, cluster):
         actions = [SendHeld(r, least_loaded(cluster.up)) for r in cluster.held[:1]]
-        full, empty = max(cluster.up, key=lambda site: site.n_requests), least_loaded(cluster.up)
+        full, empty = (
+            max(cluster.up, key=lambda instance: instance.n_requests),
+            least_loaded(cluster.up),
+        )
         if full.n_requests > empty.n_requests + 1:
-            there = [*full.view.running(), *full.view.waiting(), *full.instance.resident]
+            there = [*full.view.running(), *full.view.waiting(), *full.engine.resident]
             r = min(there, key=lambda r: (r.id * 7919) % 101, default=None)
             if r is not None:
                 actions.append(MigrateRequest(r, full, empty))
@@ -337,12 +342,17 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
 class Watches(ClusterPolicy):
     """Looks at everybody at each arrival, first without letting them run, then with."""
 
-    def dispatch(self, r, cluster):
-        for site in cluster.up:
-            said = (site.n_requests, site.roster.n_running, site.queue, *site.lengths())
-            view = site.view
-            there = view.n_waiting + len(site.instance.inbox)
-            held = there + view.n_resident + len(site.instance.stalled) + view.n_running
+    def route(self, r, cluster):
+        for instance in cluster.up:
+            said = (
+                instance.n_requests,
+                instance.snapshot.n_running,
+                instance.queue,
+                *instance.lengths(),
+            )
+            view = instance.view
+            there = view.n_waiting + len(instance.engine.inbox)
+            held = there + view.n_resident + len(instance.engine.stalled) + view.n_running
             found = (held, view.n_running, there, view.free_blocks, view.decode_kv_tokens)
             assert said == found
         return least_loaded(cluster.up)
@@ -403,9 +413,9 @@ class StartsLate(Offload):
     def layout(self, policy, placement, instances):
         return (Role("first", policy, instances, start_s=4.0),)
 
-    def dispatch(self, r, cluster):
-        sites = cluster.role("first")
-        return sites[0] if sites else HOLD
+    def route(self, r, cluster):
+        instances = cluster.role("first")
+        return instances[0] if instances else HOLD
 
 
 def test_held_requests_go_to_an_instance_that_starts(serve_each_way, requests):
@@ -437,7 +447,7 @@ def test_requests_of_an_instance_that_fails(serve_each_way, requests, reroutes):
 
 @dataclass(frozen=True)
 class HoldsAll(ClusterPolicy):
-    def dispatch(self, r, cluster):
+    def route(self, r, cluster):
         return HOLD
 
 

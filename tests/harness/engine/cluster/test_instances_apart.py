@@ -30,14 +30,14 @@ from slo_bench.workloads.workload import Workload
 
 PLACEMENT = Placement(model("llama-13b"), gpu("a100-80g"))
 STEP_TIME = step_time(PLACEMENT).model
-EAGER = {"rise": 0.02, "fall": 0.01, "large_gap": 0.05, "efficiency": 0.0, "review_every_s": 0.2}
+EAGER = {"rise": 0.02, "fall": 0.01, "large_gap": 0.05, "efficiency": 0.0, "control_every_s": 0.2}
 CLUSTERS = {
     "distserve": DistServe(prefill_instances=1, decode_instances=0),
     "distserve over a slow network": DistServe(2, 2, 0.5),
     "splitwise": Splitwise(prefill_instances=2, decode_instances=0),
     "mooncake": Mooncake(1, 1, store_cpu_gib=0.05, store_ssd_gib=0.1),
     "memserve": MemServe(prefill_instances=2, decode_instances=0, store_cpu_gib=0.1),
-    "llumnix": Llumnix(low=400, high=450, review_every_s=0.1),
+    "llumnix": Llumnix(low=400, high=450, control_every_s=0.1),
     "banaserve": BanaServe(prefill_instances=1, decode_instances=0),
     "banaserve, eager": BanaServe(2, 2, **EAGER),
     "banaserve, eager, layers": BanaServe(1, 3, head_moves=False, store=False, **EAGER),
@@ -126,8 +126,8 @@ def test_parked_kv_that_blocks_prefill_blocks_it_until_it_has_gone(name, workloa
 def test_kv_that_leaves_arrives(name, workload):
     seen = []
 
-    def links(self, sites):
-        made = type(CLUSTERS[name]).links(self, sites)
+    def links(self, instances):
+        made = type(CLUSTERS[name]).links(self, instances)
         seen.append(made)
         return made
 

@@ -16,7 +16,7 @@ from slo_bench.harness.engine.cluster.multi_model import SharedGpuCluster
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.engine.simulator.simulate_models import OneModel, simulate_models
 from slo_bench.harness.policies.muxserve import MuxServe
-from slo_bench.harness.policies.prism.controller import Prism
+from slo_bench.harness.policies.prism.controller import PrismGlobal
 from slo_bench.harness.policies.qlm import Qlm
 from slo_bench.harness.policies.shared.model_sharing import VllmSharing
 from slo_bench.harness.policies.static_partition import StaticPartition
@@ -31,10 +31,10 @@ from slo_bench.workloads.source import load_source
 from slo_bench.workloads.workload import Workload
 
 POLICIES: list[SharingPolicy] = [
-    Prism(),
-    Prism(local_queue=False, global_placement=False),
-    Prism(activation="naive"),
-    Prism(evicts=False),
+    PrismGlobal(),
+    PrismGlobal(local_queue=False, global_placement=False),
+    PrismGlobal(activation="naive"),
+    PrismGlobal(evicts=False),
     MuxServe(),
     MuxServe(memory="quota"),
     StaticPartition(),
@@ -57,7 +57,7 @@ def workload(models: str, rate_rps: float, duration_s: float, seed: int = 0) -> 
     return dataclasses.replace(made, ttft_slo_s=np.full(len(made), 0.5))
 
 
-def check(made: Workload, fleets: list[SharedGpuCluster], result: Result) -> None:
+def check(made: Workload, clusters: list[SharedGpuCluster], result: Result) -> None:
     """Everyone has ended, once; pages are where they were; links are free."""
     records = result.records
     assert (records.outcome != Outcome.UNFINISHED).all()
@@ -66,14 +66,14 @@ def check(made: Workload, fleets: list[SharedGpuCluster], result: Result) -> Non
     assert (records.first_token_s[done] > made.arrival_s[done]).all()
     assert (records.finish_s[done] >= records.first_token_s[done]).all()
     assert result.gaps.count.sum() == (made.output_tokens[done] - 1).sum()
-    for fleet in fleets:
-        for index, pool in enumerate(fleet.pools):
-            weights = sum(t.weight_pages for t in fleet.on(index))
+    for cluster in clusters:
+        for index, pool in enumerate(cluster.pools):
+            weights = sum(t.weight_pages for t in cluster.on(index))
             assert pool.free == pool.total - weights
 
 
 @pytest.fixture
-def fleets(monkeypatch: pytest.MonkeyPatch) -> list[SharedGpuCluster]:
+def clusters(monkeypatch: pytest.MonkeyPatch) -> list[SharedGpuCluster]:
     seen: list[SharedGpuCluster] = []
     run = SharedGpuCluster.run
 
@@ -88,13 +88,13 @@ def fleets(monkeypatch: pytest.MonkeyPatch) -> list[SharedGpuCluster]:
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("rate_rps", [2.0, 14.0])
 def test_nothing_is_lost(
-    policy: SharingPolicy, rate_rps: float, fleets: list[SharedGpuCluster]
+    policy: SharingPolicy, rate_rps: float, clusters: list[SharedGpuCluster]
 ) -> None:
     """Six models of 8B on two GPUs, where memory is short; on one, where not all fit."""
     models = "fleet(llama-3.1-8b*2, qwen3-8b*2, mistral-7b*2, active_s=20, idle_s=20)"
     made = workload(models, rate_rps, 60.0)
     result = simulate_models(made, policy, hosted(made.model_names), gpus=2, oversize="reject")
-    check(made, fleets, result)
+    check(made, clusters, result)
     assert (result.records.outcome == Outcome.FINISHED).mean() > 0.95
 
 
@@ -120,14 +120,14 @@ def test_nothing_is_lost_whatever_comes(
     np.testing.assert_array_equal(result.records.finish_s, again.records.finish_s)
 
 
-def test_tensor_parallel_models_beside_others(fleets: list[SharedGpuCluster]) -> None:
+def test_tensor_parallel_models_beside_others(clusters: list[SharedGpuCluster]) -> None:
     text = "fleet(llama-3.1-8b*3, llama-3.1-70b, exponent=0, active_s=20, idle_s=20)"
     made = workload(text, 4.0, 60.0)
     models = hosted(made.model_names[1:]) | hosted(("llama-3.1-70b",), tp=4)
-    for policy in (Prism(), MuxServe(), Qlm()):
+    for policy in (PrismGlobal(), MuxServe(), Qlm()):
         result = simulate_models(made, policy, models, gpus=4, oversize="reject")
-        check(made, fleets, result)
-        parts = {len(t.gpus) for t in fleets[-1].tenants if t.model == 0}
+        check(made, clusters, result)
+        parts = {len(t.gpus) for t in clusters[-1].model_instances if t.model == 0}
         assert parts <= {4}
 
 
@@ -170,26 +170,26 @@ class Moving(VllmSharing):
 
     evicted: str = "old"
 
-    def begin(self, fleet: SharedGpuCluster) -> None:
-        fleet.activate(fleet.models[0], (0,), loaded=True)
+    def begin(self, cluster: SharedGpuCluster) -> None:
+        cluster.activate(cluster.models[0], (0,), loaded=True)
 
-    def arrived(self, r: RequestState, model: int, fleet: SharedGpuCluster) -> None:
-        tenant = fleet.serving[model]
-        assert tenant is not None
-        assert tenant in fleet.tenants
-        fleet.send(r, tenant)
+    def arrived(self, r: RequestState, model: int, cluster: SharedGpuCluster) -> None:
+        model_instance = cluster.serving[model]
+        assert model_instance is not None
+        assert model_instance in cluster.model_instances
+        cluster.send(r, model_instance)
 
-    def review(self, fleet: SharedGpuCluster) -> None:
-        if not fleet.migrations:
-            old = fleet.serving[0]
+    def control_step(self, cluster: SharedGpuCluster) -> None:
+        if not cluster.migrations:
+            old = cluster.serving[0]
             assert old is not None
-            new = fleet.activate(fleet.models[0], (1,))
-            fleet.evict(old if self.evicted == "old" else new)
+            new = cluster.activate(cluster.models[0], (1,))
+            cluster.evict(old if self.evicted == "old" else new)
 
 
 @pytest.mark.parametrize("evicted", ["old", "new"])
 def test_one_of_two_copies_is_evicted_in_the_midst_of_a_move(
-    evicted: str, fleets: list[SharedGpuCluster]
+    evicted: str, clusters: list[SharedGpuCluster]
 ) -> None:
     made = dataclasses.replace(
         workload("fleet(llama-3.1-8b, idle_s=0)", 5.0, 30.0),
@@ -199,8 +199,8 @@ def test_one_of_two_copies_is_evicted_in_the_midst_of_a_move(
     result = simulate_models(
         made, Moving(evicted=evicted), hosted(made.model_names), gpus=2, oversize="reject"
     )
-    check(made, fleets, result)
-    assert [t.gpus for t in fleets[0].tenants] == [(1,) if evicted == "old" else (0,)]
+    check(made, clusters, result)
+    assert [t.gpus for t in clusters[0].model_instances] == [(1,) if evicted == "old" else (0,)]
     if evicted == "old":  # the first wait for the weights, 0.7 s
         assert result.records.first_token_s[0] > 5.7
 
@@ -217,12 +217,14 @@ def test_slos_of_dedicated_gpus() -> None:
 def test_what_it_does_not_serve() -> None:
     made = workload("fleet(llama-3.1-8b, llama-3.2-1b)", 2.0, 30.0)
     with pytest.raises(SloBenchError, match=r"llama-3\.2-1b"):
-        simulate_models(made, Prism(), hosted(("llama-3.1-8b",)), gpus=1)
+        simulate_models(made, PrismGlobal(), hosted(("llama-3.1-8b",)), gpus=1)
     closed = dataclasses.replace(made, concurrency=4)
     with pytest.raises(SloBenchError, match="open arrivals"):
-        simulate_models(closed, Prism(), hosted(made.model_names), gpus=1)
+        simulate_models(closed, PrismGlobal(), hosted(made.model_names), gpus=1)
     long = dataclasses.replace(made, prompt_tokens=np.full(len(made), 10**6))
     with pytest.raises(SloBenchError, match="too long"):
-        simulate_models(long, Prism(), hosted(made.model_names), gpus=1)
-    refused = simulate_models(long, Prism(), hosted(made.model_names), gpus=1, oversize="reject")
+        simulate_models(long, PrismGlobal(), hosted(made.model_names), gpus=1)
+    refused = simulate_models(
+        long, PrismGlobal(), hosted(made.model_names), gpus=1, oversize="reject"
+    )
     assert refused.oversize == len(made)

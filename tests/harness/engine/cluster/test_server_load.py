@@ -8,7 +8,7 @@ import pytest
 from slo_bench.harness.core.cluster_policy import Routed
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.load_generator.real_cluster import RealCluster
-from slo_bench.harness.load_generator.server_load import Fastest, Meter
+from slo_bench.harness.load_generator.server_load import Fastest, ServerLoadMeter
 from slo_bench.harness.policies.load_aware import LoadAware
 from slo_bench.harness.policies.routers import ROUTERS
 from slo_bench.workloads.request import Slo
@@ -33,7 +33,7 @@ def request(number: int, tokens: int) -> RequestState:
 
 def test_a_meter_reads_rates_and_shares():
     fastest = Fastest()
-    meter = Meter(fastest)
+    meter = ServerLoadMeter(fastest)
     meter.look(metrics(100, 10, 0.25, cached=1000), 5.0)
     assert (meter.kv_share, meter.kv_tokens, meter.s_per_token) == (0.25, 1600, 0.0)
     meter.look(metrics(500, 30, 0.5, cached=9000), 7.0)
@@ -47,7 +47,7 @@ def test_a_meter_reads_rates_and_shares():
 
 
 def test_sglang_says_it_in_other_words():
-    meter = Meter(Fastest())
+    meter = ServerLoadMeter(Fastest())
     for moment, tokens in ((0.0, 0), (1.0, 80)):
         meter.look(
             f"sglang:prompt_tokens_total {tokens}\nsglang:generation_tokens_total {tokens}\n"
@@ -60,42 +60,44 @@ def test_sglang_says_it_in_other_words():
 @pytest.fixture
 def cluster() -> RealCluster:
     found = RealCluster(Routed(router=LoadAware()), ["serve"] * 3, lambda: 0.0)
-    for site in found.sites:
-        site.meter.look(metrics(0, 0, 0.0), 0.0)
-    found.sites[2].meter.look(metrics(900, 100, 0.0), 1.0)  # 1000 tokens a second
-    found.sites[2].meter.look(metrics(900, 100, 0.0), 2.0)
+    for instance in found.instances:
+        instance.meter.look(metrics(0, 0, 0.0), 0.0)
+    found.instances[2].meter.look(metrics(900, 100, 0.0), 1.0)  # 1000 tokens a second
+    found.instances[2].meter.look(metrics(900, 100, 0.0), 2.0)
     return found
 
 
 def test_real_servers_are_chosen_by_measured_load(cluster):
-    first, second, third = cluster.sites
+    first, second, third = cluster.instances
     assert cluster.measures
-    assert cluster.dispatch(request(1, 50)) is first
+    assert cluster.route(request(1, 50)) is first
     first.meter.look(metrics(0, 0, 0.4), 1.0)
     second.meter.look(metrics(0, 300, 0.0), 1.0)  # decodes with 300 of 1000 tokens a second
-    assert [site.use(1.0) for site in cluster.sites] == pytest.approx([0.4, 0.3, 0.0])
-    assert cluster.dispatch(request(2, 50)) is third
+    assert [instance.use(1.0) for instance in cluster.instances] == pytest.approx([0.4, 0.3, 0.0])
+    assert cluster.route(request(2, 50)) is third
     third.sent(request(3, 350))  # a prompt of 0.35 s
     assert third.use(1.0) == pytest.approx(0.35)
-    assert cluster.dispatch(request(4, 50)) is second
+    assert cluster.route(request(4, 50)) is second
     assert second.adds(request(5, 160), 1.0) == pytest.approx(0.16 + 0.1)
 
 
 def test_past_the_threshold_the_shortest_queue_gets_it(cluster):
-    for site, prompts in zip(cluster.sites, ((900, 900), (5000,), (900, 900, 900)), strict=True):
+    for instance, prompts in zip(
+        cluster.instances, ((900, 900), (5000,), (900, 900, 900)), strict=True
+    ):
         for k, tokens in enumerate(prompts):
-            site.sent(request(k, tokens))
-        site.meter.look(metrics(0, 0, 0.6), 3.0)
-    assert all(site.use(1.0) >= 1.2 for site in cluster.sites)
-    assert cluster.dispatch(request(9, 10)) is cluster.sites[1]
+            instance.sent(request(k, tokens))
+        instance.meter.look(metrics(0, 0, 0.6), 3.0)
+    assert all(instance.use(1.0) >= 1.2 for instance in cluster.instances)
+    assert cluster.route(request(9, 10)) is cluster.instances[1]
 
 
 def test_who_is_down_is_not_chosen_and_a_router_is_asked_again(cluster):
     cluster.leave(0)
-    chosen = {cluster.dispatch(request(k, 10)).index for k in range(4)}
+    chosen = {cluster.route(request(k, 10)).index for k in range(4)}
     assert 0 not in chosen
     cluster.join(0)
-    assert cluster.dispatch(request(9, 10)) is cluster.sites[0]
+    assert cluster.route(request(9, 10)) is cluster.instances[0]
 
 
 def test_it_is_a_router_like_others():

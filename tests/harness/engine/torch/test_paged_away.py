@@ -13,7 +13,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from slo_bench.harness.core.policy import Policy  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
-from slo_bench.harness.engine.torch.build import Engine, Room  # noqa: E402
+from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.clock import RealClock  # noqa: E402
 from slo_bench.harness.engine.torch.execution import Execution  # noqa: E402
 from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
@@ -52,7 +52,7 @@ def test_swaps_while_layers_and_heads_are_away(
     workers: Workers, model_folder: Callable[[str], Path], generated: Greedy
 ) -> None:
     decoder = load_decoder(model_folder("qwen3"))
-    engine = Engine(decoder, Room(24, BLOCK, 40), workers)
+    engine = Engine(decoder, KvCacheConfig(24, BLOCK, 40), workers)
     policy, spread = system("vllm-swap").policy, engine.spread
     assert isinstance(policy, Policy)
     assert spread is not None

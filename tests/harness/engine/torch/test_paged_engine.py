@@ -26,7 +26,7 @@ from slo_bench.harness.engine.torch.cache import KvCache, Swapper  # noqa: E402
 from slo_bench.harness.engine.torch.decoder import Decoder  # noqa: E402
 from slo_bench.harness.engine.torch.execution import Execution  # noqa: E402
 from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
-from slo_bench.harness.engine.torch.kv_cache_manager import PagedLedger  # noqa: E402
+from slo_bench.harness.engine.torch.kv_cache_manager import TorchKVCacheManager  # noqa: E402
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sampling, Sequence  # noqa: E402
@@ -102,7 +102,7 @@ class Engine:
         cache = KvCache(decoder.config, blocks, BLOCK, decoder.dtype, decoder.device)
         cpu = torch.device("cpu")
         host = KvCache(decoder.config, host_blocks, BLOCK, decoder.dtype, cpu, pinned=True)
-        self.ledger = PagedLedger(blocks, BLOCK, host_blocks, BLOCK if prefixes else 0)
+        self.ledger = TorchKVCacheManager(blocks, BLOCK, host_blocks, BLOCK if prefixes else 0)
         predictions = LearnedPredictions()
         how = sampling or Sampling()
         self.execution = Execution(
@@ -325,7 +325,7 @@ def test_static_batches(name: str, blocks: int, decoder: Decoder, generated: Gre
     policy = system(name).policy
     assert isinstance(policy, StaticPolicy)
     cache = KvCache(decoder.config, blocks, BLOCK, decoder.dtype, decoder.device)
-    ledger = PagedLedger(blocks, BLOCK)
+    ledger = TorchKVCacheManager(blocks, BLOCK)
     clock = Jumps()
     execution = StaticExecution(
         Runner(decoder, cache), ledger, clock, lambda r: Sequence(prompt_of(r))

@@ -24,8 +24,8 @@ from slo_bench.workloads.request import Slo
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-from slo_bench.harness.engine.torch.build import Engine, Room  # noqa: E402
-from slo_bench.harness.engine.torch.distributed import Move, Spread  # noqa: E402
+from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
+from slo_bench.harness.engine.torch.distributed import CompletedMove, Spread  # noqa: E402
 from slo_bench.harness.engine.torch.errors import WorkerError  # noqa: E402
 from slo_bench.harness.engine.torch.execution import Execution  # noqa: E402
 from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
@@ -100,9 +100,9 @@ def test_the_algorithm_moves_layers_there_and_back(
     workers: Workers, save_model: Callable[..., Path]
 ) -> None:
     decoder = load_decoder(save_model("qwen3", num_hidden_layers=4))
-    undisturbed = served(Engine(decoder, Room(200, BLOCK)), lambda made: None)
-    engine = Engine(decoder, Room(24, BLOCK, 40), workers)
-    rule = module_policy({"review_every_s": 0.05, "efficiency": 0.0})
+    undisturbed = served(Engine(decoder, KvCacheConfig(200, BLOCK)), lambda made: None)
+    engine = Engine(decoder, KvCacheConfig(24, BLOCK, 40), workers)
+    rule = module_policy({"control_every_s": 0.05, "efficiency": 0.0})
     found: list[Scripted] = []
 
     def watched(made: PagedInstance) -> Scripted:
@@ -127,7 +127,7 @@ def test_the_algorithm_moves_layers_there_and_back(
 
 
 def test_small_gaps_move_heads(workers: Workers, model_folder: Callable[[str], Path]) -> None:
-    engine = Engine(load_decoder(model_folder("qwen3")), Room(400, BLOCK), workers)
+    engine = Engine(load_decoder(model_folder("qwen3")), KvCacheConfig(400, BLOCK), workers)
     assert engine.spread is not None
     rule = module_policy({"rise": 0.0, "fall": 0.0, "large_gap": 2.0, "efficiency": 0.0})
     clock = Ticks()
@@ -146,7 +146,7 @@ def test_small_gaps_move_heads(workers: Workers, model_folder: Callable[[str], P
 
 def test_a_worker_that_dies_before_a_look(model_folder: Callable[[str], Path]) -> None:
     with Workers(1) as workers:
-        engine = Engine(load_decoder(model_folder("llama")), Room(24, BLOCK), workers)
+        engine = Engine(load_decoder(model_folder("llama")), KvCacheConfig(24, BLOCK), workers)
         assert engine.spread is not None
         clock = Ticks()
         migrator = Migrator(engine.spread, lambda: 10, module_policy({}), clock.now_s)
@@ -181,7 +181,7 @@ rise = 0.0
 fall = 0.0
 large_gap = 0.0
 efficiency = 0.0
-review_every_s = 0.01
+control_every_s = 0.01
 """
 
 
@@ -206,7 +206,7 @@ def test_a_run_whose_worker_is_killed_in_a_move(
     file.write_text(_RUN.format(system="vllm", backend="paged"))
     processes, real = [], Spread.move_layers
 
-    def killed(self: Spread, layers: list[int], target: int) -> Move:
+    def killed(self: Spread, layers: list[int], target: int) -> CompletedMove:
         (process,) = self._workers.processes
         processes.append(process)
         process.send_signal(signal.SIGSTOP)

@@ -18,7 +18,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
 from slo_bench.harness.engine.torch import measure, profiling  # noqa: E402
-from slo_bench.harness.engine.torch.measure import Shape, grid, swaps  # noqa: E402
+from slo_bench.harness.engine.torch.measure import BatchShape, grid, swaps  # noqa: E402
 from slo_bench.harness.engine.torch.timing import Timing  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,16 +48,16 @@ def test_a_profile_is_measured_resumed_and_fitted(
     tmp_path: Path, model_folder: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "cpu.toml"
-    calls: list[Shape] = []
-    real = measure.Meter.timed
+    calls: list[BatchShape] = []
+    real = measure.BatchTimer.timed
 
-    def counted(meter: measure.Meter, shape: Shape) -> Timing:
+    def counted(meter: measure.BatchTimer, shape: BatchShape) -> Timing:
         calls.append(shape)
         if len(calls) == 60:
             raise KeyboardInterrupt
         return real(meter, shape)
 
-    monkeypatch.setattr(measure.Meter, "timed", counted)
+    monkeypatch.setattr(measure.BatchTimer, "timed", counted)
     monkeypatch.setattr(measure, "ROUNDS", 2)
     words = ["profile", "run", "--model", str(model_folder("llama")), "--out", str(out)]
     words += ["--max-seqs", "4", "--name", "a-llama"]
@@ -105,8 +105,8 @@ def test_a_profile_is_measured_resumed_and_fitted(
 def test_the_speed_of_the_machine_is_divided_out(tmp_path: Path) -> None:
     """A machine that is half as quick in one round says the same of every step."""
     rows = profiling._Rows(tmp_path / "cpu.rows.jsonl", {})
-    shapes = {Shape(sequences=n, kv_tokens=64): 0.001 * n for n in range(1, 9)}
-    copies = {Shape(blocks=n, direction="to-host"): 0.0001 * n for n in range(1, 9)}
+    shapes = {BatchShape(sequences=n, kv_tokens=64): 0.001 * n for n in range(1, 9)}
+    copies = {BatchShape(blocks=n, direction="to-host"): 0.0001 * n for n in range(1, 9)}
     for slower in (1.0, 2.0, 1.2):
         for shape, seconds in shapes.items():
             rows.add(shape, Timing(slower * seconds, slower * 0.004))
@@ -117,18 +117,18 @@ def test_the_speed_of_the_machine_is_divided_out(tmp_path: Path) -> None:
         assert rows.time_s(shape) == pytest.approx(1.2 * seconds)  # the median speed
     for shape, seconds in copies.items():
         assert rows.time_s(shape) == seconds  # the quickest
-    assert rows.time_s(Shape(sequences=9, kv_tokens=64)) is None
+    assert rows.time_s(BatchShape(sequences=9, kv_tokens=64)) is None
     assert rows.steadiness().startswith("a batch that never changes took 4.00 to 8.00 ms")
     assert rows.steadiness().endswith("a step differs by 0.0% between rounds")
     again = profiling._Rows(tmp_path / "cpu.rows.jsonl", {})
-    assert again.time_s(Shape(sequences=4, kv_tokens=64)) == pytest.approx(0.0048)
+    assert again.time_s(BatchShape(sequences=4, kv_tokens=64)) == pytest.approx(0.0048)
 
 
 def test_rows_of_something_else_are_not_mixed_in(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     (tmp_path / "cpu.rows.jsonl").write_text(json.dumps({"model": "another"}) + "\n")
-    asked = profiling.Asked(model_folder("llama"), tmp_path / "cpu.toml")
+    asked = profiling.ProfilingOptions(model_folder("llama"), tmp_path / "cpu.toml")
     with pytest.raises(SloBenchError, match="something else"):
         profiling.measure_profile(asked)
 
@@ -144,6 +144,6 @@ def test_backends_that_cannot_be_profiled(tmp_path: Path) -> None:
 
 
 def test_too_little_time(tmp_path: Path, model_folder: Callable[[str], Path]) -> None:
-    asked = profiling.Asked(model_folder("llama"), tmp_path / "cpu.toml", budget_s=0.0)
+    asked = profiling.ProfilingOptions(model_folder("llama"), tmp_path / "cpu.toml", budget_s=0.0)
     with pytest.raises(SloBenchError, match="go on with the same command"):
         profiling.measure_profile(asked)

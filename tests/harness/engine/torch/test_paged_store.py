@@ -21,7 +21,7 @@ pytest.importorskip("safetensors", reason="safetensors is not installed")
 from slo_bench.harness.core.policy import Policy  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
 from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
-from slo_bench.harness.engine.torch.build import Engine, Room  # noqa: E402
+from slo_bench.harness.engine.torch.build import Engine, KvCacheConfig  # noqa: E402
 from slo_bench.harness.engine.torch.cache import KvCache  # noqa: E402
 from slo_bench.harness.engine.torch.clock import RealClock  # noqa: E402
 from slo_bench.harness.engine.torch.decoder import Decoder, unit_shape  # noqa: E402
@@ -88,7 +88,7 @@ class Served:
         asked: list[RequestState],
         blocks: int,
     ) -> None:
-        engine = Engine(decoder, Room(blocks, BLOCK, 0, BLOCK, store))
+        engine = Engine(decoder, KvCacheConfig(blocks, BLOCK, 0, BLOCK, store))
         policy = system("vllm").policy
         assert isinstance(policy, Policy)
         instance = engine.instance(policy, lambda r: Sequence(prompt_of(r)), RealClock())

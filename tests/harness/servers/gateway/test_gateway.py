@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.servers.gateway import Plan, serving, serving_apart
+from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart
 from slo_bench.harness.servers.mock import MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError
@@ -69,7 +69,7 @@ def gateway() -> Iterator[Callable[..., str]]:
 
         def up(*urls: str, **plan: object) -> str:
             endpoints = [Endpoint.parse(url) for url in urls]
-            return stack.enter_context(serving(Plan(endpoints, **plan)))
+            return stack.enter_context(serving(GatewayPlan(endpoints, **plan)))
 
         yield up
 
@@ -382,7 +382,7 @@ def test_what_is_no_http_is_told_so_and_an_upgrade_is_passed_over(gateway, mocks
 
 def test_leaving_closes_everything(mocks):
     [server] = mocks(1, MockConfig(ttft_s=PATIENCE_S))
-    with serving(Plan([Endpoint.parse(server.url)])) as url:
+    with serving(GatewayPlan([Endpoint.parse(server.url)])) as url:
         client = Client(url).wire
         client.request("POST", "/v1/completions", b'{"prompt": "a"}')
         eventually(lambda: served(server) == 1)
@@ -396,21 +396,24 @@ def test_leaving_closes_everything(mocks):
 def test_what_cannot_be_served_is_refused(mocks):
     [server] = mocks(1)
     endpoint = Endpoint.parse(server.url)
-    with pytest.raises(SloBenchError, match="sideways"), serving(Plan([endpoint], "sideways")):
+    with (
+        pytest.raises(SloBenchError, match="sideways"),
+        serving(GatewayPlan([endpoint], "sideways")),
+    ):
         pass
-    with pytest.raises(SloBenchError, match="needs a server"), serving(Plan([])):
+    with pytest.raises(SloBenchError, match="needs a server"), serving(GatewayPlan([])):
         pass
     with (
         pytest.raises(SloBenchError, match=f"no gateway at 127.0.0.1:{endpoint.port}.*in use"),
-        serving(Plan([endpoint]), port=endpoint.port),
+        serving(GatewayPlan([endpoint]), port=endpoint.port),
     ):
         pass
 
 
 def test_a_process_of_its_own_serves_and_goes(mocks):
     servers = mocks(2)
-    plan = Plan(tuple(Endpoint.parse(m.url) for m in servers), "least-loaded")
-    assert Plan.from_plain(json.loads(json.dumps(plan.to_plain()))) == plan
+    plan = GatewayPlan(tuple(Endpoint.parse(m.url) for m in servers), "least-loaded")
+    assert GatewayPlan.from_plain(json.loads(json.dumps(plan.to_plain()))) == plan
     with serving_apart(plan) as url:
         assert [Client(url).complete() for _ in range(3)] == [200] * 3
     with pytest.raises(ConnectionRefusedError):

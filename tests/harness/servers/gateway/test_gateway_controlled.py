@@ -19,15 +19,15 @@ import pytest
 from slo_bench.harness.core.wire import DROPPED, OFFLOADED
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.policies.ascendra.controller import Ascendra
-from slo_bench.harness.servers.gateway import Plan, serving, serving_apart
-from slo_bench.harness.servers.mock import Fault, MockConfig
+from slo_bench.harness.servers.gateway import GatewayPlan, serving, serving_apart
+from slo_bench.harness.servers.mock import InjectedFault, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError
 
 PATIENCE_S = 30
 QUICK = MockConfig(ttft_s=0.002, itl_s=0.001)
 SILENT = MockConfig(ttft_s=10 * PATIENCE_S)
-GIVES_BACK = MockConfig(fault=Fault.OFFLOADED)
+GIVES_BACK = MockConfig(fault=InjectedFault.OFFLOADED)
 BODY = {"prompt": "a b", "max_tokens": 3, "stream": True}
 
 
@@ -42,9 +42,9 @@ def gateway() -> Iterator[Callable[..., str]]:
         yield up
 
 
-def plan(policy: Ascendra, lp: list[str], hp: list[str]) -> Plan:
+def plan(policy: Ascendra, lp: list[str], hp: list[str]) -> GatewayPlan:
     endpoints = tuple(Endpoint.parse(url) for url in (*lp, *hp))
-    return Plan(endpoints, controller=policy, roles=("lp",) * len(lp) + ("hp",) * len(hp))
+    return GatewayPlan(endpoints, controller=policy, roles=("lp",) * len(lp) + ("hp",) * len(hp))
 
 
 @pytest.fixture
@@ -226,7 +226,7 @@ def test_who_is_lost_before_a_token_begins_again(gateway, server):
 
 
 def test_who_is_lost_in_mid_answer_is_told_so(gateway, server, asking):
-    cut = MockConfig(ttft_s=0.002, itl_s=0.001, fault=Fault.CUT)
+    cut = MockConfig(ttft_s=0.002, itl_s=0.001, fault=InjectedFault.CUT)
     url = gateway(Ascendra(n_lp=1, tickets=False), [server(cut)], [server()])
     found = asking(url, max_tokens=9)
     assert found.status == 200
@@ -236,12 +236,12 @@ def test_who_is_lost_in_mid_answer_is_told_so(gateway, server, asking):
 
 
 def test_what_a_server_refuses_is_the_answer(gateway, server):
-    broken = MockConfig(fault=Fault.REFUSED_IN_STREAM)
+    broken = MockConfig(fault=InjectedFault.REFUSED_IN_STREAM)
     url = gateway(Ascendra(n_lp=1, tickets=False), [server(broken)], [server()])
     status, body = complete(url)
     assert status == 200
     assert b"cannot be served" in body
-    too_many = server(MockConfig(fault=Fault.TOO_MANY))
+    too_many = server(MockConfig(fault=InjectedFault.TOO_MANY))
     busy = gateway(Ascendra(n_lp=1, tickets=False), [too_many], [server()])
     assert complete(busy)[0] == 429
 
@@ -267,7 +267,7 @@ def test_where_nobody_is_up_there_is_no_service(gateway, server):
 def test_a_process_of_its_own_has_the_same_controller(server):
     policy = Ascendra(n_lp=1, tickets=False, hp_batch_tokens=512)
     wanted = plan(policy, [server(GIVES_BACK)], [server()])
-    assert Plan.from_plain(json.loads(json.dumps(wanted.to_plain()))) == wanted
+    assert GatewayPlan.from_plain(json.loads(json.dumps(wanted.to_plain()))) == wanted
     with serving_apart(wanted) as url:
         assert complete(url)[0] == 200
         assert counts(url, "taken_over_total") == [0, 1]
@@ -290,7 +290,7 @@ vllm:kv_cache_usage_perc 0.9
             self.wfile.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
 
     with answering(Loaded) as full:
-        wanted = Plan([Endpoint.parse(url) for url in (full, server())], "load-aware")
+        wanted = GatewayPlan([Endpoint.parse(url) for url in (full, server())], "load-aware")
         with serving(wanted) as url:
             complete(url)  # nothing is known yet: to the first
             assert counts(url, "dispatched_total") == [1, 0]
@@ -306,6 +306,6 @@ def test_load_aware_cannot_stand_everywhere(server):
     endpoint = Endpoint.parse(server())
     with (
         pytest.raises(SloBenchError, match="before whole servers"),
-        serving(Plan([endpoint], "load-aware", prefill=[endpoint])),
+        serving(GatewayPlan([endpoint], "load-aware", prefill=[endpoint])),
     ):
         pass

@@ -16,8 +16,12 @@ import pytest
 
 from slo_bench.harness.core.wire import Told, told_from_wire
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.servers.gateway import Plan, serving
-from slo_bench.harness.servers.gateway.length_prediction import Always, ForetoldPlan, foretells
+from slo_bench.harness.servers.gateway import GatewayPlan, serving
+from slo_bench.harness.servers.gateway.length_prediction import (
+    ConstantPromptLengths,
+    LengthPredictionPlan,
+    prompt_lengths,
+)
 from slo_bench.harness.servers.gateway.states import last_said
 from slo_bench.workloads.errors import SloBenchError
 
@@ -73,7 +77,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
 
-class Words(Always):
+class Words(ConstantPromptLengths):
     """Says a token for each character; keeps what it is asked and what it hears."""
 
     hears = True
@@ -107,7 +111,7 @@ def up():
             server = stack.enter_context(Server())
             stack.callback(server.shutdown)
             threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-            plan = ForetoldPlan(Plan([Endpoint.parse(server.url)]), FIELD, predictor)
+            plan = LengthPredictionPlan(GatewayPlan([Endpoint.parse(server.url)]), FIELD, predictor)
             return stack.enter_context(serving(plan)), server
 
         yield made
@@ -205,7 +209,7 @@ def test_it_hears_how_long_answers_were(up, stream):
 
 
 def test_one_number_for_all(up):
-    url, server = up(foretells("constant(64)", lambda line: None))
+    url, server = up(prompt_lengths("constant(64)", lambda line: None))
     ask(url, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
     assert told_from_wire(server.asked[0][FIELD]) == (64, 64)
 
@@ -213,7 +217,7 @@ def test_one_number_for_all(up):
 @pytest.mark.parametrize("text", ["oracle", "noisy(accuracy=0.5)"])
 def test_nobody_knows_the_truth_before_real_answers(text):
     with pytest.raises(SloBenchError, match="cannot predict before real answers"):
-        foretells(text, lambda line: None)
+        prompt_lengths(text, lambda line: None)
 
 
 def test_what_is_to_be_answered():

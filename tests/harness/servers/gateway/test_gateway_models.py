@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.policies.prism.controller import Prism
+from slo_bench.harness.policies.prism.controller import PrismGlobal
 from slo_bench.harness.servers.gateway import serving
 from slo_bench.harness.servers.gateway.models import SharedPlan
 from slo_bench.harness.servers.mock import Mock, MockConfig
@@ -61,9 +61,9 @@ def models() -> Iterator[Callable[..., str]]:
     """The address of a gateway before models `a` and `b`."""
     with contextlib.ExitStack() as stack:
 
-        def up(stage: Stage, policy: Prism | None = None, **more: object) -> str:
+        def up(stage: Stage, policy: PrismGlobal | None = None, **more: object) -> str:
             stack.callback(stage.close)
-            plan = SharedPlan(("a", "b"), stage, policy or Prism(), **more)
+            plan = SharedPlan(("a", "b"), stage, policy or PrismGlobal(), **more)
             return stack.enter_context(serving(plan))
 
         yield up
@@ -174,7 +174,7 @@ def test_nobody_is_evicted_who_has_requests_and_nobody_passes_who_waits(models, 
 
 def test_the_queue_goes_by_deadline_over_all_models(models, asking):
     stage = Stage(a=MockConfig(ttft_s=LONG), b=MockConfig(ttft_s=LONG))
-    url = models(stage, Prism(max_num_seqs=1))
+    url = models(stage, PrismGlobal(max_num_seqs=1))
     full = {name: asking(url, name) for name in "ab"}  # an engine takes one at a time
     eventually(lambda: all(count(url, "in_flight", name) == 1 for name in "ab"))
     bounds = {"a b c": 3000.0, "a b c d": 1000.0, "a b c d e": 2000.0}
@@ -193,7 +193,7 @@ def test_the_queue_goes_by_deadline_over_all_models(models, asking):
 
 def test_who_goes_away_waits_no_longer(models, asking):
     stage = Stage(a=MockConfig(ttft_s=LONG))
-    url = models(stage, Prism(max_num_seqs=1))
+    url = models(stage, PrismGlobal(max_num_seqs=1))
     asking(url, "a")
     eventually(lambda: count(url, "in_flight", "a") == 1)
     waits = asking(url, "a")
@@ -250,9 +250,9 @@ def test_a_model_under_way_holds_nobody_up(models, asking):
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [
-        (SharedPlan((), Stage(), Prism()), "needs a model"),
-        (SharedPlan(("a", "a"), Stage(), Prism()), "two models are named a"),
-        (SharedPlan(("a",), Stage(), Prism(), awake=0), "at least 1"),
+        (SharedPlan((), Stage(), PrismGlobal()), "needs a model"),
+        (SharedPlan(("a", "a"), Stage(), PrismGlobal()), "two models are named a"),
+        (SharedPlan(("a",), Stage(), PrismGlobal(), awake=0), "at least 1"),
     ],
 )
 def test_what_cannot_be_served_is_refused(plan, problem):

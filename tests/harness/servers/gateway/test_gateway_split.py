@@ -14,8 +14,8 @@ import pytest
 
 from slo_bench.harness.core.wire import LOAD_KV, STORE_KV
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
-from slo_bench.harness.servers.gateway import Plan, serving
-from slo_bench.harness.servers.gateway.split import Transfer, transfer_of
+from slo_bench.harness.servers.gateway import GatewayPlan, serving
+from slo_bench.harness.servers.gateway.split import KvTransferMode, transfer_of
 from slo_bench.workloads.errors import UnknownNameError
 
 PATIENCE_S = 30
@@ -72,9 +72,11 @@ def split() -> Iterator[tuple[Recorder, Recorder]]:
 
 
 @contextmanager
-def gateway(split: tuple[Recorder, Recorder], transfer: Transfer = Transfer.FILES) -> Iterator[str]:
+def gateway(
+    split: tuple[Recorder, Recorder], transfer: KvTransferMode = KvTransferMode.FILES
+) -> Iterator[str]:
     prefill, decode = (Endpoint.parse(one.url) for one in split)
-    with serving(Plan([decode], prefill=[prefill], transfer=transfer)) as url:
+    with serving(GatewayPlan([decode], prefill=[prefill], transfer=transfer)) as url:
         yield url
 
 
@@ -106,7 +108,7 @@ def test_with_nixl_the_prefill_server_says_where_the_kv_is(split):
     prefill, decode = split
     where = {"remote_engine_id": "e", "remote_block_ids": [1, 2], "remote_port": 5}
     prefill.given = (200, {"kv_transfer_params": where})
-    with gateway(split, Transfer.NIXL) as url:
+    with gateway(split, KvTransferMode.NIXL) as url:
         post(f"{url}/v1/chat/completions", {"messages": [], "max_completion_tokens": 9})
     [(_, first)] = prefill.asked
     assert first["kv_transfer_params"]["do_remote_decode"] is True
@@ -155,6 +157,6 @@ def test_without_either_kind_there_is_no_service(split):
 
 
 def test_transfers_have_names():
-    assert transfer_of("files") is Transfer.FILES
+    assert transfer_of("files") is KvTransferMode.FILES
     with pytest.raises(UnknownNameError, match="did you mean nixl"):
         transfer_of("nix")

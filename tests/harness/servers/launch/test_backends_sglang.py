@@ -23,7 +23,7 @@ import pytest
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.wire import DROPPED, REJECTED, SGLANG_FIELD
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
-from slo_bench.harness.load_generator.http.faults import Fault
+from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.servers.launch.environments import environment, home
@@ -381,7 +381,7 @@ def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(turns_
     found = measure(workload, [Endpoint.parse(turns_away.server.url)], options)
     wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
     assert found.columns.outcome.tolist() == wanted, found.details
-    assert found.faults() == {Fault.ABORTED: 2}
+    assert found.faults() == {RequestFault.ABORTED: 2}
     assert found.details[1].startswith(REJECTED)
     assert found.details[2].startswith(DROPPED)
     assert found.columns.tokens_out.tolist() == [5, 0, 0]

@@ -23,10 +23,10 @@ import pytest
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.wire import DROPPED, REJECTED, VLLM_FIELD
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
-from slo_bench.harness.load_generator.http.faults import Fault
+from slo_bench.harness.load_generator.http.faults import RequestFault
 from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.servers.launch.serve import Serve
-from slo_bench.harness.servers.launch.server_process import Server, ServerError
+from slo_bench.harness.servers.launch.server_process import ServerError, ServerProcess
 from slo_bench.workloads.workload import Workload
 
 pytestmark = pytest.mark.backends
@@ -48,7 +48,7 @@ class Reply:
 class Up:
     """A server that is up, and the log of its steps."""
 
-    server: Server
+    server: ServerProcess
     step_log: Path
 
     def ask(self, prompt: list[int], max_tokens: int, name: str = "", **wire: float) -> Reply:
@@ -330,7 +330,7 @@ def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(strict
     found = measure(workload, [Endpoint.parse(strict.server.url)], options)
     wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
     assert found.columns.outcome.tolist() == wanted, found.details
-    assert found.faults() == {Fault.ABORTED: 2}
+    assert found.faults() == {RequestFault.ABORTED: 2}
     assert found.columns.tokens_out.tolist() == [5, 0, 0]
 
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
 from slo_bench.harness.servers.launch import environments
-from slo_bench.harness.servers.launch.recipe import Build, Recipe, Step
+from slo_bench.harness.servers.launch.recipe import Build, InstallStep, Recipe
 from slo_bench.harness.servers.launch.recipes import RECIPES
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
@@ -26,7 +26,7 @@ def recipe(*packages: str, python=(HERE, HERE), probe="print('works')") -> Recip
 
     build = Build(
         version="1.2",
-        steps=lambda version: [Step(packages)] if packages else [],
+        steps=lambda version: [InstallStep(packages)] if packages else [],
         probe=probe,
         oldest_python=python[0],
         newest_python=python[1],

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.harness.experiments.backends.gpu_watch import GpuWatch, Sample, watching
+from slo_bench.harness.experiments.backends.gpu_watch import GpuSample, GpuWatch, watching
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.servers.launch import nvml
 from slo_bench.harness.servers.mock import MockConfig, serving
@@ -119,7 +119,7 @@ def machine(monkeypatch):
 def test_a_reading_is_in_our_units(machine):
     machine(FakeGpu("GPU-a"))
     (gpu,) = nvml.visible_gpus()
-    assert gpu.read() == nvml.Reading(0.5, 3 << 30, 200.0, 1980, 1000.0)
+    assert gpu.read() == nvml.GpuReading(0.5, 3 << 30, 200.0, 1980, 1000.0)
     assert (gpu.index, gpu.name, gpu.uuid) == (0, "NVIDIA Test", "GPU-a")
     assert gpu.memory_bytes == 141 << 30
 
@@ -127,7 +127,7 @@ def test_a_reading_is_in_our_units(machine):
 def test_what_a_gpu_does_not_tell_is_unknown(machine):
     machine(FakeGpu("GPU-a", lacks={"utilisation", "memory", "power", "energy"}))
     (gpu,) = nvml.visible_gpus()
-    assert gpu.read() == nvml.Reading(None, None, None, 1980, None)
+    assert gpu.read() == nvml.GpuReading(None, None, None, 1980, None)
 
 
 @pytest.mark.parametrize(
@@ -147,17 +147,17 @@ def test_a_library_without_a_driver():
 
 
 def reading(power_w=None, energy_j=None, utilisation=None, memory_bytes=None):
-    return nvml.Reading(utilisation, memory_bytes, power_w, None, energy_j)
+    return nvml.GpuReading(utilisation, memory_bytes, power_w, None, energy_j)
 
 
 def test_energy_counters_are_preferred_and_gpus_add_up():
     watch = GpuWatch(
         [
-            Sample(0.0, 0, reading(999.0, 50.0, 1.0, 99)),  # before the level
-            Sample(1.0, 0, reading(100.0, 100.0, 0.5, 10)),
-            Sample(1.0, 1, reading(40.0, None, 0.1, 30)),
-            Sample(3.0, 0, reading(100.0, 500.0, 0.5, 20)),
-            Sample(3.0, 1, reading(60.0, None, 0.3, 20)),
+            GpuSample(0.0, 0, reading(999.0, 50.0, 1.0, 99)),  # before the level
+            GpuSample(1.0, 0, reading(100.0, 100.0, 0.5, 10)),
+            GpuSample(1.0, 1, reading(40.0, None, 0.1, 30)),
+            GpuSample(3.0, 0, reading(100.0, 500.0, 0.5, 20)),
+            GpuSample(3.0, 1, reading(60.0, None, 0.3, 20)),
         ]
     )
     figures = watch.figures(1.0, 5.0)
@@ -171,11 +171,11 @@ def test_energy_counters_are_preferred_and_gpus_add_up():
 
 
 def test_what_no_gpu_tells_is_no_number():
-    figures = GpuWatch([Sample(0.0, 0, reading())]).figures(0.0, 1.0)
+    figures = GpuWatch([GpuSample(0.0, 0, reading())]).figures(0.0, 1.0)
     assert figures.pop("gpus_watched") == 1
     assert set(figures.values()) == {None}
     assert GpuWatch().figures(0.0, 1.0) == {}
-    assert GpuWatch([Sample(0.0, 0, reading())]).figures(0.0, float("nan")) == {}
+    assert GpuWatch([GpuSample(0.0, 0, reading())]).figures(0.0, float("nan")) == {}
 
 
 def test_readings_are_taken_meanwhile_and_at_both_ends(machine, tmp_path):

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from slo_bench.harness.servers.launch.nixl_handshake import introduce
+from slo_bench.harness.servers.launch.nixl_handshake import nixl_handshake
 from slo_bench.harness.servers.launch.server_process import ServerError
 
 KEPT = {"remote_block_ids": [[7]]}
 
 
 class Stub:
-    """What `introduce` needs of a server; `down` is what it finds when it looks after it."""
+    """What `nixl_handshake` needs of a server; `down` is what it finds when it looks after it."""
 
     def __init__(self, name: str, url: str, log: Path) -> None:
         self.name = name
@@ -69,7 +69,7 @@ def test_a_meeting_that_fails_is_repeated(tmp_path, monkeypatch):
         answering("p", log, [200]) as (prefill, firsts),
         answering("d", log, [500, 500, 200]) as (decode, seconds),
     ):
-        introduce(prefill, decode, "tiny", 300, said.append)
+        nixl_handshake(prefill, decode, "tiny", 300, said.append)
     assert len(firsts) == len(seconds) == 3  # each time with KV of its own
     assert len(said) == 2
     assert all("500" in line for line in said)
@@ -84,7 +84,7 @@ def test_a_meeting_that_never_succeeds_says_where_the_log_is(tmp_path):
     log.write_text("Error: no route\n")
     with answering("p", log, [200]) as (prefill, _), answering("d", log, [500]) as (decode, _):
         with pytest.raises(ServerError, match=r"no KV came from p to d within 0 s .*500.*log"):
-            introduce(prefill, decode, "tiny", 0, print)
+            nixl_handshake(prefill, decode, "tiny", 0, print)
         prefill.down = True
         with pytest.raises(ServerError, match="p has died"):
-            introduce(prefill, decode, "tiny", 300, print)
+            nixl_handshake(prefill, decode, "tiny", 300, print)

@@ -13,12 +13,12 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
-from slo_bench.harness.policies.prism.controller import Prism
+from slo_bench.harness.policies.prism.controller import PrismGlobal
 from slo_bench.harness.servers.launch import model_lifecycle as standing
 from slo_bench.harness.servers.launch import serve as serve_module
 from slo_bench.harness.servers.launch.environments import Environment
 from slo_bench.harness.servers.launch.model_lifecycle import (
-    Stage,
+    ServerLifecycle,
     served_names,
     shared_policy,
     stage_of,
@@ -73,9 +73,9 @@ def fakes(monkeypatch) -> Iterator[list[FakeServer]]:
         yield started
 
 
-def stage(tmp_path: Path, *, sleeps: bool) -> Stage:
+def stage(tmp_path: Path, *, sleeps: bool) -> ServerLifecycle:
     serves = {name: Serve("vllm", name) for name in "ab"}
-    return Stage(serves, tmp_path / "log", sleeps=sleeps)
+    return ServerLifecycle(serves, tmp_path / "log", sleeps=sleeps)
 
 
 def test_without_sleep_models_are_stopped_and_started(tmp_path, fakes):
@@ -130,8 +130,8 @@ def cuda(monkeypatch, tmp_path) -> Environment:
 def test_who_can_sleep_sleeps(cuda, tmp_path):
     said: list[str] = []
     common = Serve("vllm", "m")
-    stage_of(["x/a", "x/b"], common, Prism(), tmp_path / "log", say=said.append)
-    stage_of(["x/a"], common, Prism(activation="naive"), tmp_path / "log", say=said.append)
+    stage_of(["x/a", "x/b"], common, PrismGlobal(), tmp_path / "log", say=said.append)
+    stage_of(["x/a"], common, PrismGlobal(activation="naive"), tmp_path / "log", say=said.append)
     assert "are woken up" in said[0]
     assert "are stopped" in said[1]
 
@@ -179,11 +179,11 @@ def test_kvcached_is_refused_where_it_cannot_be(cuda, monkeypatch):
 
 def test_of_systems_for_several_models_prism_stands_before_servers():
     assert shared_policy("vllm", {}, "vllm") is None
-    assert shared_policy("prism", {"worth_s": 3.0}, "vllm") == Prism(worth_s=3.0)
+    assert shared_policy("prism", {"worth_s": 3.0}, "vllm") == PrismGlobal(worth_s=3.0)
     with pytest.raises(SloBenchError, match="simulated alone"):
         shared_policy("muxserve", {}, "vllm")
-    with pytest.raises(SloBenchError, match="review_every_s decides nothing"):
-        shared_policy("prism", {"review_every_s": 3.0}, "vllm")
+    with pytest.raises(SloBenchError, match="control_every_s decides nothing"):
+        shared_policy("prism", {"control_every_s": 3.0}, "vllm")
     assert served_names(["x/a", "b/"]) == ["a", "b"]
 
 

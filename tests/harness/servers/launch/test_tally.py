@@ -6,7 +6,7 @@ import pytest
 
 from slo_bench.harness.core.learned_predictions import LearnedPredictions
 from slo_bench.harness.experiments.backends.plugin_counters import figures, growth, swap_problem
-from slo_bench.harness.servers.launch.server_process import Server
+from slo_bench.harness.servers.launch.server_process import ServerProcess
 from slo_bench.harness.servers.plugins.contract import HANDSHAKE_VARIABLE, Tally, tally_file
 
 BEFORE = {"decided_out": 3, "executed_out": 3, "decided_in": 3, "executed_in": 3}
@@ -36,7 +36,7 @@ def test_a_swap_that_was_decided_and_not_executed_is_told(way):
 def test_totals_are_read_while_they_are_written(tmp_path, monkeypatch):
     handshake = tmp_path / "handshake.json"
     monkeypatch.setenv(HANDSHAKE_VARIABLE, str(handshake))
-    server = Server("one", "", tmp_path / "log", "", tally_file=tally_file(handshake))
+    server = ServerProcess("one", "", tmp_path / "log", "", tally_file=tally_file(handshake))
     assert server.tally() == {}
     tally = Tally()
     tally.write(decided_out=1)

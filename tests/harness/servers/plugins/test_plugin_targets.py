@@ -14,7 +14,7 @@ def test_what_is_as_we_know_it_is_no_problem():
         moved({f"{HERE}.learned_predictions:LearnedPredictions.step_s": ("self", "decode_seqs")})
         == []
     )
-    assert moved({f"{HERE}.over_http.faults:Fault.ABORTED": ()}) == []  # nothing to call
+    assert moved({f"{HERE}.over_http.faults:RequestFault.ABORTED": ()}) == []  # nothing to call
 
 
 def test_what_is_gone_or_takes_something_else_is_named():

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from slo_bench.harness.core.device import Device
+from slo_bench.harness.core.device import StageDevice
 from slo_bench.harness.core.kv_cache_manager import BlockLedger
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.predictions import ModelledPredictions
@@ -27,7 +27,7 @@ from slo_bench.harness.policies.ascendra.high_priority import AscendraHp
 from slo_bench.harness.policies.ascendra.low_priority import AscendraLp
 from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
-from slo_bench.harness.policies.prism.queue import Prism
+from slo_bench.harness.policies.prism.queue import PrismLocal
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.policies.uellm.slo_odbs_continuous import SloOdbsContinuous
@@ -124,7 +124,7 @@ class Case:
             BlockLedger(self.kv_blocks, BLOCK_TOKENS, self.host_blocks),
             ModelledPredictions(self.costs, self.costs.block_ticks / TICKS_PER_S),
             self.costs,
-            (Device("one"),),
+            (StageDevice("one"),),
             Measures(),
         )
         for r in self.requests:
@@ -165,8 +165,8 @@ SETTINGS = {
         AdaptiveLlm(chunk_tokens=512, groups="mean-priority"), 40, FAST_LINK
     ),
     "sarathi": Setting(Sarathi(), 0, WEIGHED),
-    "prism": Setting(Prism(), 0, WEIGHED),
-    "prism, victims by slack": Setting(Prism(victim="slack"), 0, WEIGHED),
+    "prism": Setting(PrismLocal(), 0, WEIGHED),
+    "prism, victims by slack": Setting(PrismLocal(victim="slack"), 0, WEIGHED),
     "ascendra": Setting(AscendraLp(), 0, WEIGHED),
     "ascendra, shortest first": Setting(AscendraLp(value="sjf", misfit="stop"), 0, WEIGHED),
     "ascendra, short steps": Setting(AscendraLp(step_budget_s=0.02), 0, WEIGHED),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from reference.plain import PlainInstance
-from slo_bench.harness.core.device import Device
+from slo_bench.harness.core.device import StageDevice
 from slo_bench.harness.core.kv_cache_manager import BlockLedger
 from slo_bench.harness.core.predictions import ModelledPredictions
 from slo_bench.harness.core.state import RequestState
@@ -75,7 +75,7 @@ class Case:
             BlockLedger(self.kv_blocks, BLOCK_TOKENS, 0, caching),
             ModelledPredictions(step_time, 0.0),
             step_time,
-            (Device("one"),),
+            (StageDevice("one"),),
             Measures(),
         )
         for row, r in enumerate(self.requests):
