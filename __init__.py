@@ -207,14 +207,14 @@ __all__ = [
 
 # These bring numpy, pandas and pydantic; a bare `import slo_bench` (and --help) should not.
 _WHERE = {
-    "CapacityOptions": (".tuner.capacity.checkpoint", "Asked"),
+    "CapacityOptions": (".tuner.capacity.checkpoint", "CapacityOptions"),
     "CapacityResult": (".tuner.capacity.folder", "CapacityResult"),
     "Experiment": (".harness.experiments.experiment", "Experiment"),
     "Request": (".workloads.request", "Request"),
     "RunResult": (".harness.experiments.experiment", "RunResult"),
     "SloBenchError": (".workloads.errors", "SloBenchError"),
     "TuneSettings": (".tuner.search.settings", "TuneSettings"),
-    "Wanted": (".tuner.planning", "Wanted"),
+    "TargetLoad": (".tuner.planning", "TargetLoad"),
     "Workload": (".workloads.workload", "Workload"),
     "compare": (".reports.compare.comparing", "compare"),
     "load_source": (".workloads.source", "load_source"),

@@ -248,19 +248,19 @@ __all__ = [
 _ACROSS_INSTANCES = {
     "Action": (".harness.core.cluster_policy", "Action"),
     "ClusterPolicy": (".harness.core.cluster_policy", "ClusterPolicy"),
-    "ClusterView": (".harness.core.cluster_policy", "View"),
-    "Fleet": (".harness.core.multi_model_policy", "Fleet"),
-    "Hosted": (".harness.core.multi_model_policy", "Hosted"),
-    "Instead": (".harness.core.cluster_policy", "Instead"),
+    "ClusterView": (".harness.core.cluster_policy", "ClusterView"),
+    "Instance": (".harness.core.instance", "Instance"),
     "Links": (".harness.core.links", "Links"),
+    "ModelInstance": (".harness.core.multi_model_policy", "ModelInstance"),
+    "MultiModelCluster": (".harness.core.multi_model_policy", "MultiModelCluster"),
     "Placement": (".predictors.placement", "Placement"),
     "Release": (".harness.core.release", "Release"),
     "Role": (".harness.core.cluster_policy", "Role"),
+    "RouteOutcome": (".harness.core.cluster_policy", "RouteOutcome"),
     "Routed": (".harness.core.cluster_policy", "Routed"),
     "Router": (".harness.core.routing", "Router"),
+    "ServedModel": (".harness.core.multi_model_policy", "ServedModel"),
     "SharingPolicy": (".harness.core.multi_model_policy", "SharingPolicy"),
-    "Site": (".harness.core.instance", "Site"),
-    "Tenant": (".harness.core.multi_model_policy", "Tenant"),
 }
 
 

@@ -76,7 +76,7 @@ def inline_source(
     Raises:
         SloBenchError: a value is missing or cannot be read.
     """
-    lengths = {"Lengths": lambda text, what: parse_lengths(text)}
+    lengths = {"LengthDistribution": lambda text, what: parse_lengths(text)}
     if call.name == "synthetic":
         made = build(_Synthetic, call, lengths)
         return _source(call, pair(made.prompt, made.output), arrivals, models, made.priority)

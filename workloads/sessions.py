@@ -152,7 +152,7 @@ def parse_sessions(text: str) -> Sessions:
     if call.name != "sessions":
         raise UnknownNameError("session setting", call.name, ("sessions",))
     read = {
-        "Lengths": lambda value, what: parse_lengths(value),
+        "LengthDistribution": lambda value, what: parse_lengths(value),
         "Pauses": lambda value, what: parse_pauses(value),
     }
     return build(Sessions, call, read)
