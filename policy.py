@@ -1,18 +1,18 @@
 """Everything that the author of a policy needs.
 
 A policy of one instance is a frozen dataclass that overrides what it changes of `Policy`, which
-answers as vLLM V1 does. Its fields made by `knob` can be set, swept and tuned; `Bounds` says what
-they may be. A `Key` is a number or a tuple of numbers; the smallest comes first.
+answers as vLLM V1 does. Its fields made by `parameter` can be set, swept and tuned; `Bounds` says
+what they may be. A `Key` is a number or a tuple of numbers; the smallest comes first.
 
 >>> from dataclasses import dataclass
->>> from slo_bench.policy import Bounds, Key, Policy, RequestState, Slo, View, knob
+>>> from slo_bench.policy import Bounds, Key, Policy, RequestState, Slo, View, parameter
 >>> @dataclass(frozen=True)
 ... class ShortPrompts(Policy):
 ...     '''A prompt token counts as much as `wait_s_per_token` seconds of waiting.'''
 ...
-...     wait_s_per_token: float = knob(0.001, low=0.0, high=1.0)
+...     wait_s_per_token: float = parameter(0.001, low=0.0, high=1.0)
 ...
-...     def urgency(self, r: RequestState, view: View) -> Key:
+...     def queue_key(self, r: RequestState, view: View) -> Key:
 ...         return r.arrival_s + self.wait_s_per_token * r.prompt_tokens
 >>> ShortPrompts.bounds() == {"wait_s_per_token": Bounds(low=0.0, high=1.0)}
 True
@@ -41,35 +41,21 @@ requests; `view.predict` (`Predictions`) says what steps, swaps and answers are 
 ...     return r.arrival_s + r.slo.ttft_s - view.now_s - prefill_s
 
 What hooks answer: `Limits` of an iteration (`UNLIMITED` where there is none), `Admission` on
-arrival, `PreemptBy` for a victim, `Refill` for who enters next, `Leave` for when a request goes
-that has not begun, with `Why`, and `Line` for a key that changes with time.
+arrival, `PreemptionMode` for a victim, `NextQueue` for who enters next, `Leave` for when a request
+goes that has not begun, with `Why`, and `Line` for a key that changes with time.
 
->>> from slo_bench.policy import UNLIMITED, Admission, Leave, Limits, Line, PreemptBy, Refill, Why
->>> @dataclass(frozen=True)
-... class Strict(Policy):
-...     '''Swaps its victims, refuses prompts that are too long, drops who is late.'''
-...
-...     longest: int = knob(8192, low=1)
-...
-...     def limits(self, view: View) -> Limits:
-...         return Limits(token_budget=UNLIMITED, chunked=False, mix=False)
-...
-...     def admit(self, r: RequestState, view: View) -> Admission:
-...         return Admission.REJECT if r.prompt_tokens > self.longest else Admission.ADMIT
-...
-...     def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
-...         return PreemptBy.SWAP
-...
-...     def refill(self, view: View) -> Refill:
-...         return Refill.WAITING if view.n_waiting else Refill.RESIDENT
-...
-...     def leave(self, r: RequestState, view: View) -> Leave:
-...         return Leave(r.arrival_s + r.slo.ttft_s, Why.DROP)
->>> Strict(longest=100).admit(r, view=None)
-<Admission.REJECT: 'reject'>
->>> Strict().leave(r, view=None).time_s
-2.0
->>> Line(time_s=1.0, value=3.0, per_s=-0.5).at(now_s=3.0)
+>>> from slo_bench.policy import UNLIMITED, Admission, Leave, Limits, Line, PreemptionMode,
+NextQueue, Why >>> @dataclass(frozen=True) ... class Strict(Policy): ...     '''Swaps its victims,
+refuses prompts that are too long, drops who is late.''' ... ...     longest: int = parameter(8192,
+low=1) ... ...     def limits(self, view: View) -> Limits: ...         return
+Limits(token_budget=UNLIMITED, chunked=False, mix=False) ... ...     def admit(self, r:
+RequestState, view: View) -> Admission: ...         return Admission.REJECT if r.prompt_tokens >
+self.longest else Admission.ADMIT ... ...     def preemption_mode(self, r: RequestState, view: View)
+-> PreemptionMode: ...         return PreemptionMode.SWAP ... ...     def refill(self, view: View)
+-> NextQueue: ...         return NextQueue.WAITING if view.n_waiting else NextQueue.SWAPPED ... ...
+def leave(self, r: RequestState, view: View) -> Leave: ...         return Leave(r.arrival_s +
+r.slo.ttft_s, Why.DROP) >>> Strict(longest=100).admit(r, view=None) <Admission.REJECT: 'reject'> >>>
+Strict().leave(r, view=None).time_s 2.0 >>> Line(time_s=1.0, value=3.0, per_s=-0.5).at(now_s=3.0)
 2.0
 
 A policy whose keys hang on who else waits may bring a `Queue` that finds the smallest of them
@@ -116,7 +102,7 @@ controller does at its own times is an `Action`.
 ... class LongPromptsApart(ClusterPolicy):
 ...     '''The first instance gets the long prompts, the others the rest.'''
 ...
-...     long_tokens: int = knob(1000, low=1)
+...     long_tokens: int = parameter(1000, low=1)
 ...
 ...     def layout(self, policy: Policy, placement: Placement, instances: int) -> Sequence[Role]:
 ...         return (Role("long", policy, 1), Role("short", policy, instances - 1))
@@ -175,14 +161,14 @@ from .harness.core.collocated_policy import Beside, Collocated, EmbedView
 from .harness.core.decisions import (
     UNLIMITED,
     Admission,
-    Leave,
     Limits,
     Line,
-    PreemptBy,
-    Refill,
-    Why,
+    NextQueue,
+    PreemptionMode,
+    ReleaseReason,
+    Timeout,
 )
-from .harness.core.policy import Bounds, Key, Policy, StaticPolicy, knob
+from .harness.core.policy import Bounds, Key, Policy, StaticPolicy, parameter
 from .harness.core.queue import Queue
 from .harness.core.state import Phase, RequestState
 from .harness.core.view import Predictions, View
@@ -215,20 +201,20 @@ __all__ = [
     "EmbedView",
     "Instance",
     "Key",
-    "Leave",
     "Limits",
     "Line",
     "Links",
     "ModelInstance",
     "MultiModelCluster",
+    "NextQueue",
     "Phase",
     "Placement",
     "Policy",
     "Predictions",
-    "PreemptBy",
+    "PreemptionMode",
     "Queue",
-    "Refill",
     "Release",
+    "ReleaseReason",
     "RequestState",
     "Role",
     "RouteOutcome",
@@ -238,9 +224,9 @@ __all__ = [
     "SharingPolicy",
     "Slo",
     "StaticPolicy",
+    "Timeout",
     "View",
-    "Why",
-    "knob",
+    "parameter",
 ]
 
 # Imported when they are asked for: a policy of one instance also runs inside vLLM and SGLang, where

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slo_bench import Experiment, compare, read_results
-from slo_bench.policy import Key, Policy, RequestState, View, knob
+from slo_bench.policy import Key, Policy, RequestState, View, parameter
 
 
 @dataclass(frozen=True)
 class ShortPrompts(Policy):
     """A prompt token counts as much as `wait_s_per_token` seconds of waiting."""
 
-    wait_s_per_token: float = knob(0.001, low=0.0, high=1.0)
+    wait_s_per_token: float = parameter(0.001, low=0.0, high=1.0)
 
-    def urgency(self, r: RequestState, view: View) -> Key:
+    def queue_key(self, r: RequestState, view: View) -> Key:
         """The smallest key goes next."""
         return r.arrival_s + self.wait_s_per_token * r.prompt_tokens
 

@@ -60,10 +60,10 @@ POLICIES = {
     "Phase",
     "Placement",
     "Policy",
-    "PreemptBy",
+    "PreemptionMode",
     "Predictions",
     "Queue",
-    "Refill",
+    "NextQueue",
     "Release",
     "RequestState",
     "Role",
@@ -77,7 +77,7 @@ POLICIES = {
     "UNLIMITED",
     "View",
     "Why",
-    "knob",
+    "parameter",
 }
 NO_EXAMPLE = {"__version__", "policy"}
 NO_DOCSTRING = {*NO_EXAMPLE, "Key", "UNLIMITED"}  # a type and a number
@@ -133,7 +133,7 @@ def test_unknown_name_is_an_attribute_error():
     ("statement", "unwanted"),
     [
         ("import slo_bench", {"numpy", "pandas", "pydantic", "optuna"}),
-        ("from slo_bench.policy import Policy, View, knob", {"pandas", "pydantic", "optuna"}),
+        ("from slo_bench.policy import Policy, View, parameter", {"pandas", "pydantic", "optuna"}),
     ],
     ids=["bare import", "policy"],
 )

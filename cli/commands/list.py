@@ -57,7 +57,7 @@ def list_names(
     elif name is not None:
         _show_whole(entries[0])
         if kind == "systems":
-            _show_knobs(name)
+            _show_parameters(name)
     else:
         _show_all(kind, entries)
 
@@ -98,12 +98,12 @@ def _show_whole(entry: Entry) -> None:
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
     for column, value in entry.items():
-        if column != "knobs":
+        if column != "parameters":
             table.add_row(column.replace("_", " "), Text(_shown(value)))
     terminal().print(table)
 
 
-def _show_knobs(name: str) -> None:
+def _show_parameters(name: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -112,14 +112,14 @@ def _show_knobs(name: str) -> None:
 
     found = system(name)
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("knob", no_wrap=True)
+    table.add_column("parameter", no_wrap=True)
     table.add_column("default", justify="right", overflow="fold")
     table.add_column("may be", overflow="fold")
-    values = found.knobs()
-    for knob, bounds in found.bounds().items():
-        value = values[knob]
+    values = found.parameters()
+    for parameter, bounds in found.bounds().items():
+        value = values[parameter]
         shown = str(value).lower() if isinstance(value, bool) else _shown(value)
-        table.add_row(knob, Text(shown or "–"), Text(str(bounds)))
+        table.add_row(parameter, Text(shown or "–"), Text(str(bounds)))
     terminal().print()
     terminal().print(table)
 

@@ -12,8 +12,8 @@ from ..options.completion import listed
 
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
-    "slo-bench serve distserve --backend vllm --model path/to/model --knob decode_instances=2",
-    "slo-bench serve ascendra --backend vllm --model path/to/model --knob n_lp=1",
+    "slo-bench serve distserve --backend vllm --model path/to/model --set decode_instances=2",
+    "slo-bench serve ascendra --backend vllm --model path/to/model --set n_lp=1",
     "slo-bench serve prism --backend vllm --model path/to/a --model path/to/b --awake 1",
     "slo-bench serve edf --backend vllm --model path/to/model",
     "slo-bench serve slo-odbs-continuous --backend vllm --model M "
@@ -63,9 +63,11 @@ def serve(
             help="vllm, sglang or paged (our own small engine); vllm==0.32.0 chooses a version.",
         ),
     ] = "vllm",
-    knob: Annotated[
+    parameter: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="A knob of the system. May be repeated."),
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="A parameter of the system. May be repeated."
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option(metavar="N", help="Default: one that is free.")
@@ -173,8 +175,8 @@ def serve(
     from .serve_until_stopped import (
         before,
         check_hears,
-        knobs_of,
         only_one,
+        parameters_of,
         serve_models,
         serve_paged,
         stop_on_signals,
@@ -190,7 +192,7 @@ def serve(
         serve_paged(
             system,
             only_one(models, system),
-            knobs_of(knob or []),
+            parameters_of(parameter or []),
             served_name=served_name,
             kv_blocks=kv_blocks,
             block_tokens=block_tokens or 16,
@@ -214,7 +216,7 @@ def serve(
         backend=backend,
         model=models[0],
         system=system,
-        knobs=knobs_of(knob or []),
+        parameters=parameters_of(parameter or []),
         served_name=served_name,
         kv_blocks=kv_blocks,
         block_tokens=block_tokens,
@@ -230,7 +232,7 @@ def serve(
         raise SloBenchError(f"{system} decides across instances itself; leave --router out")
     if port is not None:
         check_port(port)
-    shared = shared_policy(system, wanted.knobs, backend)
+    shared = shared_policy(system, wanted.parameters, backend)
     if length_predictor is not None:
         check_hears(wanted, inside=shared is None, say=say)
     if shared is not None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.5
 
 
-def knobs_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
+def parameters_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
     """NAME=VALUE options.
 
     Raises:
@@ -37,7 +37,7 @@ def knobs_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
     for option in options:
         name, equals, text = option.partition("=")
         if not equals or not name or not text:
-            raise SloBenchError(f"cannot read --knob {option!r}; write NAME=VALUE")
+            raise SloBenchError(f"cannot read --set {option!r}; write NAME=VALUE")
         found[name] = value_of(text)
     return found
 
@@ -100,7 +100,7 @@ def check_hears(wanted: Serve, *, inside: bool, say: Callable[[str], None]) -> N
 
 def say_whether_it_looks(found: System, say: Callable[[str], None]) -> None:
     """A policy that does not look at lengths is told them all the same."""
-    if not found.policy.reads_lengths:
+    if not found.policy.uses_predicted_lengths:
         say(
             f"{found.name} does not look at predicted lengths: they are told, cost their time, and "
             "change nothing"
@@ -159,7 +159,7 @@ def serve_models(
 def serve_paged(
     system: str,
     model: str | None,
-    knobs: Mapping[str, bool | int | float | str],
+    parameters: Mapping[str, bool | int | float | str],
     *,
     port: int,
     length_predictor: str | None,
@@ -188,7 +188,7 @@ def serve_paged(
         say(f"{TINY}: a tiny Llama with random weights, made here")
     with contextlib.ExitStack() as stack:
         own_port = port if length_predictor is None else 0
-        served = serving_model(system, knobs, model or TINY, port=own_port, **options)
+        served = serving_model(system, parameters, model or TINY, port=own_port, **options)
         if length_predictor is None:
             url = stack.enter_context(served)
         else:

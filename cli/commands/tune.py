@@ -1,4 +1,6 @@
-"""`slo-bench tune`: which knobs, instances, placement and server settings carry the most load?"""
+"""`slo-bench tune`: which parameters, instances, placement and server settings carry the
+most load?
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ class _SystemsByName(TyperGroup):
 
 app = typer.Typer(
     cls=_SystemsByName,
-    help="Search for the knobs, instances, placement and server settings that carry the most.",
+    help="Search for the parameters, instances, placement and server settings that carry the most.",
     no_args_is_help=True,
     epilog=epilog([*SYSTEM_EXAMPLES, SERVER_EXAMPLES[0], "slo-bench tune system --help"]),
 )
@@ -46,7 +48,7 @@ app = typer.Typer(
 
 @app.callback()
 def tune() -> None:
-    """Search for the knobs, instances, placement and server settings that carry the most."""
+    """Search for the parameters, instances, placement and server settings that carry the most."""
 
 
 app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES))(tune_system)

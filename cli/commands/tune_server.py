@@ -67,8 +67,8 @@ def tune_server(
 ) -> None:
     """Tune a real server: it is started, measured and stopped for every configuration.
 
-    Knobs are the server's own options (see `slo-bench list systems vllm`); others are searched as
-    server.NAME=A,B, where NAME is the server's option without its dashes. A configuration with
+    Parameters are the server's own options (see `slo-bench list systems vllm`); others are searched
+    as server.NAME=A,B, where NAME is the server's option without its dashes. A configuration with
     which the server does not start or dies is a failed trial, whose log is kept. To go on:
     `slo-bench tune --resume --out DIR`.
     """

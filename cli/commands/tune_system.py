@@ -18,7 +18,7 @@ EXAMPLES = (
     "slo-bench tune ascendra --gpus 4 --search n_lp=1..3 --search n_hp=1..3 --search threshold",
     "slo-bench tune vllm --objective capacity --objective cost --search instances=1..4 "
     "--search tp=1,2",
-    "slo-bench tune vllm --objective ttft_p99 --rate 4 --search knobs --sampler random",
+    "slo-bench tune vllm --objective ttft_p99 --rate 4 --search parameters --sampler random",
     "slo-bench tune --resume --out runs/tune-sarathi",
     "slo-bench tune tune.toml --trials 20",
     "slo-bench tune vllm --executor ray --address 10.0.0.1:6379 --jobs 8 --trials 100",
@@ -83,7 +83,7 @@ def tune_system(
     no_report: tune_options.NoReport = False,
     as_json: tune_options.AsJson = False,
 ) -> None:
-    """Tune a system: every knob, or what --search names; the word `system` may be left out."""
+    """Tune a system: every parameter, or what --search names; the word `system` may be left out."""
     given = dict(locals())
     from ..output.tune import tuned
 

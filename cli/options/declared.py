@@ -41,7 +41,7 @@ Sweep = Annotated[
     typer.Option(
         metavar="FIELD=A,B,…",
         help="Run every combination with these values of a setting (tp=1,2) or of a system's "
-        "knob (sarathi.chunk_tokens=512,1024); one value just sets it. May be repeated.",
+        "parameter (sarathi.chunk_tokens=512,1024); one value just sets it. May be repeated.",
         rich_help_panel=COMPARED,
     ),
 ]

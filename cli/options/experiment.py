@@ -210,7 +210,9 @@ def _changed(base: Experiment, asked: Mapping[str, Any], sweeps: Sequence[str]) 
     for name, table in tables.items():
         settings[name] = settings.get(name, {}) | table
     systems: Sequence[str] = settings.get("systems", base.systems)
-    settings["knobs"] = {name: dict(knobs) for name, knobs in base.knobs.items() if name in systems}
+    settings["parameters"] = {
+        name: dict(parameters) for name, parameters in base.parameters.items() if name in systems
+    }
     seen = set(asked)
     for sweep in sweeps:
         name, equals, text = sweep.partition("=")
@@ -223,13 +225,13 @@ def _changed(base: Experiment, asked: Mapping[str, Any], sweeps: Sequence[str]) 
         if name == "slo":
             raise SloBenchError("an SLO has commas of its own; repeat --slo to compare several")
         values = split_outside(text, ",")
-        owner, dot, knob = name.rpartition(".")
+        owner, dot, parameter = name.rpartition(".")
         if dot:
-            choices = settings["knobs"].setdefault(_asked_name(owner, systems), {})
-            choices[knob] = tuple(map(value_of, values))
-        elif name not in Experiment.model_fields or name == "knobs":
+            choices = settings["parameters"].setdefault(_asked_name(owner, systems), {})
+            choices[parameter] = tuple(map(value_of, values))
+        elif name not in Experiment.model_fields or name == "parameters":
             raise UnknownNameError(
-                "setting in --sweep", name, set(Experiment.model_fields) - {"knobs"}
+                "setting in --sweep", name, set(Experiment.model_fields) - {"parameters"}
             )
         else:
             settings[name] = values[0] if len(values) == 1 else tuple(values)

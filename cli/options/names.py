@@ -18,7 +18,9 @@ def _systems() -> list[Entry]:
             "source": system.source,
             "router": None if system.cluster or system.sharing else system.router,
             "runs_on": ", ".join(b for b, reason in matrix(system).items() if reason is None),
-            "knobs": ", ".join(f"{name}={value}" for name, value in system.knobs().items()),
+            "parameters": ", ".join(
+                f"{name}={value}" for name, value in system.parameters().items()
+            ),
         }
         for system in SYSTEMS.values()
     ]

@@ -61,9 +61,9 @@ Search = Annotated[
     typer.Option(
         "--search",
         metavar="NAME[=LOW..HIGH|A,B,…]",
-        help="Search this knob or setting, and no others: slo_weight (all that it may be), "
-        "threshold=1..4000 (…:log by orders of magnitude), tp=1,2,4, slo_weight=0:7:1, or knobs "
-        "(all of them). May be repeated. Default: knobs.",
+        help="Search this parameter or setting, and no others: slo_weight (all that it may be), "
+        "threshold=1..4000 (…:log by orders of magnitude), tp=1,2,4, slo_weight=0:7:1, or "
+        "parameters (all of them). May be repeated. Default: parameters.",
         rich_help_panel=SEARCHED,
     ),
 ]
@@ -72,7 +72,7 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Fix a knob or a setting. May be repeated.",
+        help="Fix a parameter or a setting. May be repeated.",
         rich_help_panel=SEARCHED,
     ),
 ]
@@ -296,7 +296,9 @@ def _sweeps(texts: list[str], system_name: str) -> list[str]:
         elif name in SETTINGS:
             sweeps.append(f"{name}={value}")
         else:
-            raise UnknownNameError("knob or setting in --set", name, [*found.bounds(), *SETTINGS])
+            raise UnknownNameError(
+                "parameter or setting in --set", name, [*found.bounds(), *SETTINGS]
+            )
         if "," in value:
             raise SloBenchError(f"--set {name} takes one value; several are for --search")
     return sweeps

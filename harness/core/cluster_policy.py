@@ -16,9 +16,9 @@ from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
 from .instance import Instance
-from .kv_cache_manager import BlockLedger
+from .kv_cache_manager import KVCacheManager
 from .links import Links, NoDelay
-from .policy import AnyPolicy, Knobs
+from .policy import AnyPolicy, Parameters
 from .predictions import Learner
 from .records import Told
 from .release import Release
@@ -48,7 +48,8 @@ class Role:
     from the start of the run until the instances accept requests. `learner` makes, for each
     instance, what its policy predicts step times by; the true ones by default. `devices`: the
     device that each instance computes on, by name; instances that name the same one take turns.
-    Each has one of its own by default. `ledger` makes that of each instance, as `BlockLedger` does.
+    Each has one of its own by default. `kv_manager` makes that of each instance, as
+    `KVCacheManager` does.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Role:
     start_s: float = 0.0
     learner: Callable[[Placement], Learner] | None = None
     devices: tuple[str, ...] = ()
-    ledger: Callable[[int, int, int, int], BlockLedger] = BlockLedger
+    kv_manager: Callable[[int, int, int, int], KVCacheManager] = KVCacheManager
 
     def __post_init__(self) -> None:
         if self.devices and len(self.devices) != self.instances:
@@ -188,11 +189,11 @@ class Action(Protocol):
 
 
 @dataclass(frozen=True)
-class ClusterPolicy(Knobs):
+class ClusterPolicy(Parameters):
     """Decides across instances. Override what a system changes; the rest costs nothing.
 
-    Knobs are frozen dataclass fields with bounds, as for instances. Where times or loads tie, let
-    the smaller `index` decide: the same seed gives the same bytes.
+    Parameters are frozen dataclass fields with bounds, as for instances. Where times or loads tie,
+    let the smaller `index` decide: the same seed gives the same bytes.
     """
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
@@ -239,8 +240,8 @@ class ClusterPolicy(Knobs):
         self, r: RequestState, source: Instance, cluster: ClusterView
     ) -> Instance | RouteOutcome:
         """Where `r`, prefilled at `source`, decodes. Its KV moves over a link; to `source` itself
-        it need not. HOLD: it stays parked, and nobody who is prefilled later overtakes it; it is
-        asked for again whenever a request has ended, or an instance has started or failed.
+        it need not. HOLD: it stays in transfer, and nobody who is prefilled later overtakes it; it
+        is asked for again whenever a request has ended, or an instance has started or failed.
         """
         return source
 

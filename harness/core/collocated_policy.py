@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from .decisions import Admission
-from .policy import Policy, knob
+from .policy import Policy, parameter
 from .state import RequestState
 
 
 class EmbedView(Protocol):
-    """Read-only state of an embedder. Its requests have `texts`."""
+    """Read-only state of an embedder. Its requests have `num_inputs`."""
 
     @property
     def now_s(self) -> float:
@@ -25,7 +25,7 @@ class EmbedView(Protocol):
         ...
 
     @property
-    def learnt(self) -> Any:
+    def policy_state(self) -> Any:
         """What the policy's `new_state()` returned, for both models."""
         ...
 
@@ -86,7 +86,8 @@ class Collocated(Policy):
 
     merges: ClassVar[bool] = False
 
-    batch_texts: int = knob(128, 1, 65536, log=True)  # of one pass; a larger request goes alone
+    # of one pass; a larger request goes alone
+    batch_texts: int = parameter(128, 1, 65536, log=True)
 
     def new_state(self) -> Any:
         """A `Beside` or one of its subclasses."""
@@ -118,7 +119,7 @@ class Collocated(Policy):
         """Who came first, as many as `batch_texts` hold."""
         texts = 0
         for n, r in enumerate(waiting):
-            texts += r.texts
+            texts += r.num_inputs
             if texts > self.batch_texts and n:
                 return list(waiting[:n])
         return list(waiting)

@@ -12,23 +12,24 @@ UNLIMITED = 1 << 62
 class Limits:
     """What one iteration may hold.
 
-    `mix`: prefill and decode share an iteration (False: prefill goes first, alone).
-    `chunked`: a prompt may be split over iterations. `by_chunk`: its blocks are taken chunk by
-    chunk instead of at entry; entry still needs room for all of it. `watermark_blocks` stay free
-    after an entry, `headroom_blocks` after decode growth. `ahead`: an iteration is decided while
-    the one before it runs: it holds only who had arrived when that one began, and who ends in that
-    one keeps place and blocks for it. `overlap_swap`: copies to and from host memory run beside the
-    step's computation, layer by layer, and lengthen it only by what exceeds it.
+    `mixed_batches`: prefill and decode share an iteration (False: prefill goes first, alone).
+    `chunked`: a prompt may be split over iterations. `allocate_per_chunk`: its blocks are taken
+    chunk by chunk instead of at entry; entry still needs room for all of it. `watermark_blocks`
+    stay free after an entry, `decode_headroom_blocks` after decode growth. `async_scheduling`: an
+    iteration is decided while the one before it runs: it holds only who had arrived when that one
+    began, and who ends in that one keeps place and blocks for it. `overlap_swap`: copies to and
+    from host memory run beside the step's computation, layer by layer, and lengthen it only by what
+    exceeds it.
     """
 
     token_budget: int = 2048
     max_seqs: int = 256
-    mix: bool = True
+    mixed_batches: bool = True
     chunked: bool = True
-    by_chunk: bool = False
+    allocate_per_chunk: bool = False
     watermark_blocks: int = 0
-    headroom_blocks: int = 0
-    ahead: bool = False
+    decode_headroom_blocks: int = 0
+    async_scheduling: bool = False
     overlap_swap: bool = False
 
     def exposed_swap_s(self, step_s: float, swap_s: float) -> float:
@@ -43,7 +44,7 @@ class Admission(Enum):
     REJECT = "reject"
 
 
-class PreemptBy(Enum):
+class PreemptionMode(Enum):
     """How a victim gives up its place."""
 
     RECOMPUTE = "recompute"  # KV thrown away, prompt and given tokens prefilled again
@@ -51,15 +52,15 @@ class PreemptBy(Enum):
     STALL = "stall"  # keeps its blocks and sits out until a block is free
 
 
-class Refill(Enum):
+class NextQueue(Enum):
     """Who may enter the batch next."""
 
     WAITING = "waiting"
-    RESIDENT = "resident"
-    NEITHER = "neither"
+    SWAPPED = "swapped"
+    NONE = "none"
 
 
-class Why(Enum):
+class ReleaseReason(Enum):
     """Why an instance gives a request back, or what it tells of one."""
 
     OFFLOAD = "offload"  # before its prefill began
@@ -72,11 +73,11 @@ class Why(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Timeout:
     """When a request that has still not begun goes, and why."""
 
     time_s: float
-    why: Why
+    reason: ReleaseReason
 
 
 @dataclass(frozen=True, slots=True)

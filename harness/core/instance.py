@@ -9,7 +9,7 @@ from typing import Protocol
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from .device import SplitStepTime, StageDevice
-from .kv_cache_manager import BlockLedger
+from .kv_cache_manager import KVCacheManager
 from .state import RequestState
 from .view import View
 
@@ -62,7 +62,7 @@ class Instance(Protocol):
         ...
 
     @property
-    def ledger(self) -> BlockLedger:
+    def kv_manager(self) -> KVCacheManager:
         """Its KV blocks. Free blocks may lag: read `free_blocks`."""
         ...
 

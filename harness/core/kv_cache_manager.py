@@ -7,12 +7,12 @@ import math
 from .state import RequestState
 
 
-class BlockLedger:
+class KVCacheManager:
     """Counts blocks; a real engine keeps their ids beside it.
 
     `free` counts every block that can be taken, also those that only hold cached prefixes nobody
-    uses. With `unit_tokens` set, the ledger keeps a prefix cache of units of so many tokens:
-    reference counts, and least-recently-used eviction of idle units (a request's last units
+    uses. With `unit_tokens` set, the KV cache manager keeps a prefix cache of units of so many
+    tokens: reference counts, and least-recently-used eviction of idle units (a request's last units
     first), done as soon as the free blocks no longer cover them. A hash names its tokens and all
     before them, as in vLLM and in Mooncake's traces: equal hashes are equal prefixes.
     """
@@ -57,7 +57,7 @@ class BlockLedger:
         """Blocks that hold so many tokens."""
         return -(-tokens // self.block_tokens)
 
-    def match_units(self, r: RequestState) -> int:
+    def get_computed_blocks(self, r: RequestState) -> int:
         """Leading units of `r` in the cache; the last token is always left to compute."""
         if not self.refs or not r.prefix_blocks:
             return 0
@@ -70,7 +70,7 @@ class BlockLedger:
             n += 1
         return n
 
-    def idle_in_match(self, r: RequestState, units: int) -> int:
+    def num_evictable_blocks(self, r: RequestState, units: int) -> int:
         """Blocks of those leading units that nobody uses: taking them lessens `free`."""
         stride = self.stride
         idle = self.idle
@@ -78,13 +78,14 @@ class BlockLedger:
         return sum(1 for h in hashes if h in idle) * self.unit_blocks
 
     def load_s(self, r: RequestState, units: int) -> float:
-        """Seconds that `take_match` would say."""
+        """Seconds that `allocate` would say."""
         return 0.0
 
-    def take_match(self, r: RequestState, units: int) -> float:
+    def allocate(self, r: RequestState, units: int) -> float:
         """`r` holds its leading `units` from the cache; its KV and blocks start with them.
 
-        Seconds to bring in what was not on the GPU: none of it, unless a ledger has more tiers.
+        Seconds to bring in what was not on the GPU: none of it, unless a KV cache manager has more
+        tiers.
         """
         stride = self.stride
         taken = list(r.prefix_blocks[stride - 1 : units * stride : stride])
@@ -99,7 +100,7 @@ class BlockLedger:
         r.blocks = units * self.unit_blocks
         return 0.0
 
-    def publish(self, r: RequestState, kv_tokens: int) -> None:
+    def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
         """Every full unit of the first `kv_tokens` of `r` is cached from now on, held by `r`."""
         stride = self.stride
         full = min(kv_tokens // self.unit_tokens, len(r.prefix_blocks) // stride)

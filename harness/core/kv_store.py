@@ -40,9 +40,9 @@ class PrefixHit:
 class KvStore:
     """Units of KV by the hash of their prefix; least recently used go one tier down, then out.
 
-    What is in use on a GPU is the business of that instance's own ledger: the GPU is the tier
-    above these. A hash names its tokens and all before them, so that equal hashes are equal KV on
-    every instance that serves the same model.
+    What is in use on a GPU is the business of that instance's own KV cache manager: the GPU is the
+    tier above these. A hash names its tokens and all before them, so that equal hashes are equal KV
+    on every instance that serves the same model.
     """
 
     def __init__(self, tiers: Sequence[TierSpec], unit_bytes: int) -> None:

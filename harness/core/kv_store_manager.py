@@ -1,4 +1,5 @@
-"""The KV ledger of an instance that finds prefixes in a shared store as well as on its own GPU.
+"""The KV cache manager of an instance that finds prefixes in a shared store as well as on its own
+GPU.
 
 Source: BanaServe (docs/papers.md), §4.3.3.
 """
@@ -8,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from .kv_cache_manager import BlockLedger
+from .kv_cache_manager import KVCacheManager
 from .state import RequestState
 
 
 class Units(Protocol):
-    """A store of units (`KvStore`), as a ledger needs it."""
+    """A store of units (`KvStore`), as a KV cache manager needs it."""
 
     def __contains__(self, unit: int) -> bool: ...
 
@@ -26,7 +27,7 @@ class Units(Protocol):
         ...
 
 
-class StoreLedger(BlockLedger):
+class StoreKVCacheManager(KVCacheManager):
     """Its GPU is the first tier of the store.
 
     Every unit that is computed here is written to the store at once, beside the computation of the
@@ -48,8 +49,8 @@ class StoreLedger(BlockLedger):
         super().__init__(total, block_tokens, host_total, prefix_block_tokens)
         self.store = store
 
-    def match_units(self, r: RequestState) -> int:
-        """See `BlockLedger`."""
+    def get_computed_blocks(self, r: RequestState) -> int:
+        """See `KVCacheManager`."""
         refs, store = self.refs, self.store
         n = 0
         for h in r.prefix_blocks[self.stride - 1 :: self.stride]:
@@ -58,17 +59,17 @@ class StoreLedger(BlockLedger):
             n += 1
         return min(n, (r.target_tokens - 1) // self.unit_tokens)
 
-    def idle_in_match(self, r: RequestState, units: int) -> int:
-        """See `BlockLedger`."""
+    def num_evictable_blocks(self, r: RequestState, units: int) -> int:
+        """See `KVCacheManager`."""
         absent = len(self._absent(r, units))
-        return super().idle_in_match(r, units) + absent * self.unit_blocks
+        return super().num_evictable_blocks(r, units) + absent * self.unit_blocks
 
     def load_s(self, r: RequestState, units: int) -> float:
-        """See `BlockLedger`."""
+        """See `KVCacheManager`."""
         return self.store.load_s(self._absent(r, units))
 
-    def take_match(self, r: RequestState, units: int) -> float:
-        """See `BlockLedger`."""
+    def allocate(self, r: RequestState, units: int) -> float:
+        """See `KVCacheManager`."""
         hashes, absent = self._hashes(r, units), self._absent(r, units)
         for h in absent:
             self.refs[h] = 0
@@ -76,12 +77,12 @@ class StoreLedger(BlockLedger):
             self.cache_version += 1
         load_s = self.store.load_s(absent)
         self.store.put(reversed(hashes))
-        return load_s + super().take_match(r, units)
+        return load_s + super().allocate(r, units)
 
-    def publish(self, r: RequestState, kv_tokens: int) -> None:
-        """See `BlockLedger`."""
+    def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
+        """See `KVCacheManager`."""
         known = len(r.shared or ())
-        super().publish(r, kv_tokens)
+        super().cache_blocks(r, kv_tokens)
         self.store.put((r.shared or [])[known:])
 
     def _absent(self, r: RequestState, units: int) -> list[int]:

@@ -64,11 +64,19 @@ class LearnedPredictions:
 
     def output_tokens(self, r: RequestState) -> int:
         """What the client has told; else the most it may have: a server knows no more."""
-        return r.max_output_tokens if r.told is None else min(r.told[0], r.max_output_tokens)
+        return (
+            r.max_output_tokens
+            if r.predicted_output_tokens is None
+            else min(r.predicted_output_tokens[0], r.max_output_tokens)
+        )
 
-    def longest_output_tokens(self, r: RequestState) -> int:
+    def output_tokens_p90(self, r: RequestState) -> int:
         """The same."""
-        return r.max_output_tokens if r.told is None else min(r.told[1], r.max_output_tokens)
+        return (
+            r.max_output_tokens
+            if r.predicted_output_tokens is None
+            else min(r.predicted_output_tokens[1], r.max_output_tokens)
+        )
 
 
 class Guess(LearnedPredictions):
@@ -77,19 +85,19 @@ class Guess(LearnedPredictions):
     def __init__(
         self,
         output_tokens: Callable[[RequestState], int] | None = None,
-        longest_output_tokens: Callable[[RequestState], int] | None = None,
+        output_tokens_p90: Callable[[RequestState], int] | None = None,
     ) -> None:
         super().__init__()
         self._told = output_tokens
-        self._longest = longest_output_tokens or output_tokens
+        self._longest = output_tokens_p90 or output_tokens
 
     def output_tokens(self, r: RequestState) -> int:
         """What was told; else the most it may have."""
         return super().output_tokens(r) if self._told is None else self._told(r)
 
-    def longest_output_tokens(self, r: RequestState) -> int:
+    def output_tokens_p90(self, r: RequestState) -> int:
         """The same; where no more was told, as expected."""
-        return super().longest_output_tokens(r) if self._longest is None else self._longest(r)
+        return super().output_tokens_p90(r) if self._longest is None else self._longest(r)
 
 
 def _features(

@@ -65,7 +65,7 @@ class LineQueue:
     def push(self, r: RequestState) -> None:
         """`r` enters."""
         r.version += 1
-        line = self._policy.urgency_line(r, self._view)
+        line = self._policy.queue_key_line(r, self._view)
         kind, rank = _kind_and_rank(line)
         row = self._kinds.get(kind)
         if row is None:

@@ -11,8 +11,8 @@ from ...predictors.placement import OVERHEAD_BYTES, Placement
 from ...predictors.step_time import StepTime
 from .cluster_policy import INF
 from .idle_gaps import IdleGaps
-from .pages import PagedLedger, PagePool, pages_of
-from .policy import Knobs, Policy, knob
+from .pages import PagePool, PooledKVCacheManager, pages_of
+from .policy import Parameters, Policy, parameter
 from .state import RequestState
 
 Gpus = tuple[int, ...]
@@ -105,7 +105,7 @@ class ModelInstance(Protocol):
         ...
 
     @property
-    def ledger(self) -> PagedLedger: ...
+    def kv_manager(self) -> PooledKVCacheManager: ...
     @property
     def ready_s(self) -> float:
         """It can serve from then on."""
@@ -281,7 +281,7 @@ class IdleModel:
 
 
 @dataclass(frozen=True)
-class SharingPolicy(Knobs):
+class SharingPolicy(Parameters):
     """Decides for a `MultiModelCluster`: which model stands where, and where requests wait.
 
     The two parameters are limits of each model's engine.
@@ -290,8 +290,8 @@ class SharingPolicy(Knobs):
     # Parameters that decide before real servers, too; none: the system is simulated alone.
     on_servers: ClassVar[tuple[str, ...]] = ()
 
-    max_num_batched_tokens: int = knob(2048, 16, 131072, log=True)
-    max_num_seqs: int = knob(256, 1, 8192, log=True)
+    max_num_batched_tokens: int = parameter(2048, 16, 131072, log=True)
+    max_num_seqs: int = parameter(256, 1, 8192, log=True)
 
     @property
     def engine(self) -> Policy:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .kv_cache_manager import BlockLedger
+from .kv_cache_manager import KVCacheManager
 
 PAGE_BYTES = 2 << 20
 
@@ -28,7 +28,7 @@ class PagePool:
         self.total = self.free = total
 
 
-class PagedLedger(BlockLedger):
+class PooledKVCacheManager(KVCacheManager):
     """Blocks of one model in pages of pools that others use too, one pool for each of its GPUs.
 
     Blocks are counted, not named: what a request gives back is taken to empty pages, as it does

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from .decisions import Admission, Leave, Limits, Line, PreemptBy, Refill
+from .decisions import Admission, Limits, Line, NextQueue, PreemptionMode, Timeout
 from .queue import Queue
 from .state import RequestState
 from .view import View
@@ -18,7 +18,7 @@ Key = float | tuple[float, ...]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a knob may be; the tuner searches this range."""
+    """What a parameter may be; the tuner searches this range."""
 
     low: float | None = None
     high: float | None = None
@@ -55,7 +55,7 @@ class Bounds:
             raise SloBenchError(f"{name} must be from {low} to {high} but is {value!r}")
 
 
-def knob(
+def parameter(
     default: Any,
     low: float | None = None,
     high: float | None = None,
@@ -73,8 +73,8 @@ def knob(
 
 
 @dataclass(frozen=True)
-class Knobs:
-    """Knobs are the frozen fields of a policy, for one instance or for several."""
+class Parameters:
+    """Parameters are the frozen fields of a policy, for one instance or for several."""
 
     def __post_init__(self) -> None:
         for name, bounds in self.bounds().items():
@@ -82,20 +82,20 @@ class Knobs:
 
     @classmethod
     def bounds(cls) -> dict[str, Bounds]:
-        """Name to bounds of every knob."""
+        """Name to bounds of every parameter."""
         fields = dataclasses.fields(cls)
         return {f.name: f.metadata["bounds"] for f in fields if "bounds" in f.metadata}
 
-    def with_knobs(self, **values: Any) -> Any:
-        """The same policy with other knobs.
+    def with_parameters(self, **values: Any) -> Any:
+        """The same policy with other parameters.
 
         Raises:
-            SloBenchError: an unknown knob, a wrong type or a value out of bounds.
+            SloBenchError: an unknown parameter, a wrong type or a value out of bounds.
         """
         known = self.bounds()
         for name, value in values.items():
             if name not in known:
-                raise UnknownNameError(f"knob of {type(self).__name__}", name, known)
+                raise UnknownNameError(f"parameter of {type(self).__name__}", name, known)
             if known[name].whole and isinstance(value, float) and value.is_integer():
                 values[name] = int(value)
             if isinstance(getattr(self, name), bool) and not isinstance(value, bool):
@@ -104,92 +104,95 @@ class Knobs:
 
 
 @dataclass(frozen=True)
-class Policy(Knobs):
+class Policy(Parameters):
     """Continuous batching with vLLM V1's answers. Override what a system changes.
 
     Engines skip hooks that nobody overrides. Ties go to the request that came first; of equal
-    `keep` the later comer is preempted. Policies hold no state: what one learns lives in the
-    object that `new_state` makes and the engine keeps (`view.state`).
+    `victim_key` the later comer is preempted. Policies hold no state: what one learns lives in the
+    object that `new_state` makes and the engine keeps (`view.policy_state`).
     """
 
-    # When urgency is asked: once on entering the queue, again when the prefix cache changed, or
+    # When `queue_key` is asked: once on entering the queue, again when the prefix cache changed, or
     # whenever somebody may enter, where it hangs on anything in the view (who else waits, room).
-    # With "time" the keys are straight lines in time, and `urgency_line` says which.
-    order: ClassVar[Literal["entry", "cache", "time", "view"]] = "entry"
+    # With "linear-in-time" the keys are straight lines in time, and `queue_key_line` says which.
+    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time", "dynamic"]] = "static"
     # Do the limits depend on the view? Then they are asked whenever the composition changed.
-    limits_vary: ClassVar[bool] = False
+    dynamic_limits: ClassVar[bool] = False
     # May a request whose time to leave has come still enter at that moment?
-    leaves_last: ClassVar[bool] = False
+    may_start_at_timeout: ClassVar[bool] = False
     # May it look at predicted lengths of answers? Only said to users.
-    reads_lengths: ClassVar[bool] = False
+    uses_predicted_lengths: ClassVar[bool] = False
 
     def new_state(self) -> Any:
         """What this policy learns on one instance, empty."""
         return None
 
     def limits(self, view: View) -> Limits:
-        """What the next iterations may hold; asked once, or see `limits_vary`."""
+        """What the next iterations may hold; asked once, or see `dynamic_limits`."""
         return Limits()
 
     def admit(self, r: RequestState, view: View) -> Admission:
         """On arrival."""
         return Admission.ADMIT
 
-    def urgency(self, r: RequestState, view: View) -> Key:
+    def queue_key(self, r: RequestState, view: View) -> Key:
         """Order of the queue: the smallest key goes next. Times in seconds compare with times."""
         return r.arrival_s
 
     def queue(self, view: View) -> Queue | None:
-        """Where `order` is "view": a queue that finds the smallest `urgency` without asking all.
+        """Where `queue_order` is "dynamic": a queue that finds the smallest `queue_key` without
+        asking all.
 
         Called once an instance. None: the engine asks for every key each time.
         """
         return None
 
-    def urgency_line(self, r: RequestState, view: View) -> Line:
-        """The line on which `urgency` moves, where `order` is "time"; asked on entering."""
+    def queue_key_line(self, r: RequestState, view: View) -> Line:
+        """The line on which `queue_key` moves, where `queue_order` is "linear-in-time"; asked on
+        entering.
+        """
         raise NotImplementedError(f"{type(self).__name__} orders by time but gives no line")
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         """Under KV pressure the request in the batch with the smallest key is preempted."""
         return -r.arrival_s
 
-    def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
+    def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
         """How the victim goes. A swap for which host memory has no room is a recomputation."""
-        return PreemptBy.RECOMPUTE
+        return PreemptionMode.RECOMPUTE
 
-    def refill(self, view: View) -> Refill:
+    def next_queue(self, view: View) -> NextQueue:
         """Who enters next, asked when either group waits; asked again after anybody entered.
 
-        `view.would_enter(group)` names those of a group for whom there is room now.
+        `view.admissible(group)` names those of a group for whom there is room now.
         """
-        return Refill.RESIDENT if view.n_resident else Refill.WAITING
+        return NextQueue.SWAPPED if view.n_swapped else NextQueue.WAITING
 
-    def reserve(self, r: RequestState, view: View) -> int:
+    def headroom_blocks(self, r: RequestState, view: View) -> int:
         """Blocks that must stay free beyond what `r` needs to enter."""
         return 0
 
-    def commit(self, r: RequestState, view: View) -> int:
+    def reserved_blocks(self, r: RequestState, view: View) -> int:
         """Blocks promised to `r` for life; promises never exceed the instance's blocks."""
         return 0
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
         """When `r` goes if it has not begun by then; asked once, on entering the queue."""
         return None
 
-    def finished(self, r: RequestState, view: View) -> None:
+    def on_finished(self, r: RequestState, view: View) -> None:
         """`r` is done: learn from it."""
 
 
 @dataclass(frozen=True)
-class StaticPolicy(Knobs):
+class StaticPolicy(Parameters):
     """Static batching: a batch is formed when the engine idles and runs until its longest ends.
 
     `continuous` names the system that is what a server can run of it, if there is one.
     """
 
     continuous: ClassVar[str] = ""
-    reads_lengths: ClassVar[bool] = False  # as `Policy` has it
+    uses_predicted_lengths: ClassVar[bool] = False  # as `Policy` has it
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
         """The batch to run next, at least one request, from `waiting` (in order of arrival)."""
@@ -203,7 +206,7 @@ class StaticPolicy(Knobs):
         """Answer tokens that KV is reserved for; a batch of more than one never exceeds memory."""
         return r.max_output_tokens
 
-    def finished(self, r: RequestState, view: View) -> None:
+    def on_finished(self, r: RequestState, view: View) -> None:
         """`r` is done: learn from it."""
 
 

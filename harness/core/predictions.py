@@ -52,12 +52,12 @@ class ModelledPredictions:
         step_time: Predicts,
         swap_s_per_block: float,
         output_tokens: Callable[[RequestState], int] = true_output_tokens,
-        longest_output_tokens: Callable[[RequestState], int] | None = None,
+        output_tokens_p90: Callable[[RequestState], int] | None = None,
     ) -> None:
         self._step_time = step_time
         self._swap_s_per_block = swap_s_per_block
         self._output_tokens = output_tokens
-        self._longest = longest_output_tokens or output_tokens
+        self._longest = output_tokens_p90 or output_tokens
 
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
@@ -70,5 +70,5 @@ class ModelledPredictions:
     def output_tokens(self, r: RequestState) -> int:
         return self._output_tokens(r)
 
-    def longest_output_tokens(self, r: RequestState) -> int:
+    def output_tokens_p90(self, r: RequestState) -> int:
         return self._longest(r)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any
 
-from .kv_cache_manager import BlockLedger
+from .kv_cache_manager import KVCacheManager
 from .policy import Key, Policy, overrides
 from .state import RequestState
 from .view import View
@@ -25,7 +25,7 @@ class WaitQueue:
 
     def __init__(self, policy: Policy, view: View) -> None:
         self._policy = policy
-        self._by_arrival = not overrides(policy, "urgency")
+        self._by_arrival = not overrides(policy, "queue_key")
         self._view = view
         self._heap: list[tuple[Any, int, int, RequestState]] = []
         self.live = 0
@@ -37,7 +37,7 @@ class WaitQueue:
         """`r` enters."""
         self.live += 1
         r.version += 1
-        key = r.arrival_s if self._by_arrival else self._policy.urgency(r, self._view)
+        key = r.arrival_s if self._by_arrival else self._policy.queue_key(r, self._view)
         heappush(self._heap, (key, r.seq, r.version, r))
 
     def head(self) -> RequestState:
@@ -75,23 +75,23 @@ class CacheOrderedQueue(WaitQueue):
     arrival.
     """
 
-    __slots__ = ("_ledger", "_seen")
+    __slots__ = ("_kv_manager", "_seen")
 
-    def __init__(self, policy: Policy, view: View, ledger: BlockLedger) -> None:
+    def __init__(self, policy: Policy, view: View, kv_manager: KVCacheManager) -> None:
         super().__init__(policy, view)
-        self._ledger = ledger
+        self._kv_manager = kv_manager
         self._seen = 0
 
     def head(self) -> RequestState:
         """The next request by today's cache."""
         by_arrival = self.live > REKEY_AT_MOST
-        changed = self._ledger.cache_version != self._seen
+        changed = self._kv_manager.cache_version != self._seen
         if by_arrival != self._by_arrival or (changed and not by_arrival):
-            self._seen = self._ledger.cache_version
+            self._seen = self._kv_manager.cache_version
             self._by_arrival = by_arrival
-            urgency, view = self._policy.urgency, self._view
+            queue_key, view = self._policy.queue_key, self._view
             self._heap = [
-                (r.arrival_s if by_arrival else urgency(r, view), r.seq, r.version, r)
+                (r.arrival_s if by_arrival else queue_key(r, view), r.seq, r.version, r)
                 for r in super().__iter__()
             ]
             heapify(self._heap)
@@ -120,7 +120,7 @@ class ViewOrderedQueue:
         r.version += 1
 
     def _rank(self, r: RequestState) -> tuple[Key, int]:
-        return self._policy.urgency(r, self._view), r.seq
+        return self._policy.queue_key(r, self._view), r.seq
 
     def head(self) -> RequestState:
         """The next request by today's keys; the queue must not be empty."""

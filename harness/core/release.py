@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .decisions import Why
+from .decisions import ReleaseReason
 from .state import RequestState
 
 
@@ -12,10 +12,10 @@ class Release(NamedTuple):
     """What became of a request at `time_s`, the clock of its instance."""
 
     request: RequestState
-    why: Why
+    reason: ReleaseReason
     time_s: float
 
     @classmethod
     def finish(cls, r: RequestState) -> Release:
         """`r` is done and somebody waits for it."""
-        return cls(r, Why.FINISH, r.finish_s)
+        return cls(r, ReleaseReason.FINISH, r.finish_s)

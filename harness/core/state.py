@@ -13,7 +13,7 @@ class Phase(Enum):
     """Where a request stands on its instance."""
 
     WAITING = "waiting"  # needs prefill: new, or to be recomputed
-    RESIDENT = "resident"  # its KV exists elsewhere: host memory, or the instance it came from
+    SWAPPED = "swapped"  # its KV exists elsewhere: host memory, or the instance it came from
     PREFILL = "prefill"
     DECODE = "decode"
     STALLED = "stalled"  # keeps its blocks, sits out
@@ -40,20 +40,22 @@ class RequestState:
         "finish_s",
         "first_token_s",
         "id",
-        "in_host",
+        "in_host_memory",
         "instance",
         "kv_tokens",
         "last_token_s",
         "max_output_tokens",
-        "notify",
+        "notify_on_finish",
+        "num_inputs",
         "output_tokens",
         "phase",
+        "predicted_output_tokens",
         "prefix_blocks",
         "priority",
-        "promised_blocks",
         "prompt_tokens",
         "queued_s",
         "recomputes",
+        "reserved_blocks",
         "residue",
         "scheduled_s",
         "seq",
@@ -61,9 +63,7 @@ class RequestState:
         "slo",
         "swaps",
         "target_tokens",
-        "texts",
         "tick0",
-        "told",
         "version",
         "visible_s",
     )
@@ -77,7 +77,7 @@ class RequestState:
         max_output_tokens: int,
         slo: Slo,
         prefix_blocks: tuple[int, ...] = (),
-        notify: bool = False,
+        notify_on_finish: bool = False,
     ) -> None:
         self.id = id
         self.arrival_s = self.visible_s = arrival_s
@@ -87,15 +87,16 @@ class RequestState:
         self.max_output_tokens = max_output_tokens
         self.slo = slo
         self.prefix_blocks = prefix_blocks
-        self.notify = notify  # somebody waits for this answer
+        self.notify_on_finish = notify_on_finish  # somebody waits for this answer
         self.scheduled_s = self.first_token_s = self.finish_s = self.last_token_s = NOT_YET_S
         self.phase = WAITING
-        self.emitted_tokens = self.kv_tokens = self.blocks = self.promised_blocks = 0
+        self.emitted_tokens = self.kv_tokens = self.blocks = self.reserved_blocks = 0
         self.tick0 = self.residue = self.version = self.recomputes = self.swaps = 0
         self.cached_tokens = self.instance = self.seq = -1  # not looked up, not sent, not come yet
-        self.in_host = False
-        self.texts = self.priority = 0  # texts to embed in one pass; 0: an answer is generated
-        self.told: tuple[int, int] | None = None  # by a client, of its answer; see `wire.Told`
+        self.in_host_memory = False
+        self.num_inputs = self.priority = 0  # texts to embed in one pass; 0: an answer is generated
+        # by a client, of its answer; see `wire.PredictedLength`
+        self.predicted_output_tokens: tuple[int, int] | None = None
         self.shared: list[int] | None = None  # hashes of the cached units it holds
 
     def __repr__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from .decisions import Refill
+from .decisions import NextQueue
 from .state import RequestState
 
 
@@ -26,7 +26,7 @@ class Predictions(Protocol):
         """Expected length of the answer."""
         ...
 
-    def longest_output_tokens(self, r: RequestState) -> int:
+    def output_tokens_p90(self, r: RequestState) -> int:
         """What nine in ten such answers do not exceed; as expected, where no more is known."""
         ...
 
@@ -45,7 +45,7 @@ class View(Protocol):
         ...
 
     @property
-    def state(self) -> Any:
+    def policy_state(self) -> Any:
         """What the policy's `new_state()` returned; the engine keeps it."""
         ...
 
@@ -75,7 +75,7 @@ class View(Protocol):
         ...
 
     @property
-    def n_resident(self) -> int:
+    def n_swapped(self) -> int:
         """Requests that wait with their KV elsewhere."""
         ...
 
@@ -85,7 +85,7 @@ class View(Protocol):
         ...
 
     @property
-    def unfilled_tokens(self) -> int:
+    def remaining_prefill_tokens(self) -> int:
         """Tokens that they still lack."""
         ...
 
@@ -105,7 +105,7 @@ class View(Protocol):
         ...
 
     @property
-    def future_tokens(self) -> int:
+    def max_future_kv_tokens(self) -> int:
         """Most tokens that the requests in the batch may still add to the KV cache."""
         ...
 
@@ -117,8 +117,8 @@ class View(Protocol):
         """Requests in the batch."""
         ...
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
-        """Those of a group, in their order, for whom there is room now (for `refill`)."""
+    def admissible(self, group: NextQueue) -> list[RequestState]:
+        """Those of a group, in their order, for whom there is room now (for `next_queue`)."""
         ...
 
     def kv_tokens(self, r: RequestState) -> int:

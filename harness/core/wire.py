@@ -36,13 +36,13 @@ _TOLD = ("predicted_output_tokens", "predicted_output_tokens_p90")
 Wire = dict[str, str | int | float]
 
 
-class Told(NamedTuple):
+class PredictedLength(NamedTuple):
     """How long an answer will be, as the client predicts it: tokens that half of such answers do
     not exceed, and nine in ten.
     """
 
-    half: int
-    most: int
+    median: int
+    p90: int
 
     def to_wire(self) -> Wire:
         """Beside the values of `to_wire`."""
@@ -81,12 +81,12 @@ def waited_s(wire: Mapping[str, Any]) -> float:
     return found if 0 < found < math.inf else 0.0
 
 
-def told_from_wire(wire: Mapping[str, Any]) -> Told | None:
+def predicted_length_from_wire(wire: Mapping[str, Any]) -> PredictedLength | None:
     """What the client predicts; None: nothing, or no such numbers."""
     half, most = (_seconds(wire.get(name), 0.0) for name in _TOLD)
     if not 1 <= half < math.inf:
         return None
-    return Told(int(half), int(most) if half <= most < math.inf else int(half))
+    return PredictedLength(int(half), int(most) if half <= most < math.inf else int(half))
 
 
 def _seconds(value: object, otherwise: float = NEVER_S) -> float:

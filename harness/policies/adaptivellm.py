@@ -11,10 +11,11 @@ by waiting time per token.
 Which part answers what:
 
 - Algorithm 1 (victims from the lowest priority up; the cheaper of swap and recompute for each):
-  `AdaptiveLlm.keep` and `AdaptiveLlm.preempt_by`; Eq. 2 (cost of a swap): `AdaptiveLlm._costs_s`.
+  `AdaptiveLlm.keep` and `AdaptiveLlm.preemption_mode`; Eq. 2 (cost of a swap):
+  `AdaptiveLlm._costs_s`.
 - Algorithm 2 (the swapped or the waiting requests enter next): `AdaptiveLlm.refill`.
 - §3.5 (priority: time since first queued / sequence length): `AdaptiveLlm.priority`, and as the key
-  of the queue `AdaptiveLlm.urgency_line`.
+  of the queue `AdaptiveLlm.queue_key_line`.
 - §6 (1), future work (deadlines): `AdaptiveLlmDeadlines`; system `adaptivellm-deadlines`.
 - §6 (2), future work (copies beside computation, recomputation in chunks): parameters
   `overlap_swap` and `chunk_tokens`.
@@ -36,8 +37,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...predictors.costs.grid import read_cost_grid
-from ..core.decisions import Leave, Limits, Line, PreemptBy, Refill, Why
-from ..core.policy import Key, knob
+from ..core.decisions import Limits, Line, NextQueue, PreemptionMode, ReleaseReason, Timeout
+from ..core.policy import Key, parameter
 from ..core.state import RequestState
 from ..core.view import View
 from .vllm_v0 import VllmV0
@@ -64,14 +65,14 @@ class AdaptiveLlm(VllmV0):
     `fair` off keeps vLLM's order and shows what the memory decisions alone are worth.
     """
 
-    order: ClassVar[Literal["entry", "cache", "time"]] = "time"
+    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time"]] = "linear-in-time"
 
-    groups: str = knob("swapped-first", choices=("swapped-first", "mean-priority"))
-    fair: bool = knob(True, choices=(True, False))
-    adaptive: bool = knob(True, choices=(True, False))  # off: always recompute
-    cost_grid: str = knob("", file=True)
-    overlap_swap: bool = knob(False)
-    chunk_tokens: int = knob(0, 0, 131072)
+    groups: str = parameter("swapped-first", choices=("swapped-first", "mean-priority"))
+    fair: bool = parameter(True, choices=(True, False))
+    adaptive: bool = parameter(True, choices=(True, False))  # off: always recompute
+    cost_grid: str = parameter("", file=True)
+    overlap_swap: bool = parameter(False)
+    chunk_tokens: int = parameter(0, 0, 131072)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -82,29 +83,31 @@ class AdaptiveLlm(VllmV0):
         limits = dataclasses.replace(super().limits(view), overlap_swap=self.overlap_swap)
         if not self.chunk_tokens:
             return limits
-        return dataclasses.replace(limits, token_budget=self.chunk_tokens, mix=True, chunked=True)
+        return dataclasses.replace(
+            limits, token_budget=self.chunk_tokens, mixed_batches=True, chunked=True
+        )
 
     def priority(self, r: RequestState, view: View) -> float:
         """§3.5: seconds since it was first queued, per token of its sequence."""
         return (view.now_s - r.arrival_s) / (r.prompt_tokens + view.emitted_tokens(r))
 
-    def urgency(self, r: RequestState, view: View) -> Key:
-        return self.urgency_line(r, view).at(view.now_s)
+    def queue_key(self, r: RequestState, view: View) -> Key:
+        return self.queue_key_line(r, view).at(view.now_s)
 
-    def urgency_line(self, r: RequestState, view: View) -> Line:
+    def queue_key_line(self, r: RequestState, view: View) -> Line:
         if not self.fair:
             return Line(0.0, r.arrival_s, 0.0)
         return Line(r.arrival_s, 0.0, -1 / (r.prompt_tokens + view.emitted_tokens(r)))
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         return self.priority(r, view) if self.fair else -r.arrival_s
 
-    def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
+    def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
         blocks = view.held_blocks(r)
         if not self.adaptive or blocks > view.host_free_blocks:
-            return PreemptBy.RECOMPUTE
+            return PreemptionMode.RECOMPUTE
         swap_s, recompute_s = self._costs_s(r, blocks, view)
-        return PreemptBy.SWAP if swap_s < recompute_s else PreemptBy.RECOMPUTE
+        return PreemptionMode.SWAP if swap_s < recompute_s else PreemptionMode.RECOMPUTE
 
     def _costs_s(self, r: RequestState, blocks: int, view: View) -> tuple[float, float]:
         """What swapping `r` out and in again (Eq. 2) and recomputing it add to the run time."""
@@ -128,16 +131,16 @@ class AdaptiveLlm(VllmV0):
             return read_cost_grid(self.cost_grid).step_seconds(prefill, seqs, kv_tokens)
         return view.predict.step_s(seqs, kv_tokens, ((0, prefill),) if prefill else ())
 
-    def refill(self, view: View) -> Refill:
+    def next_queue(self, view: View) -> NextQueue:
         if self.groups == "swapped-first":
-            return Refill.RESIDENT if view.n_resident else Refill.WAITING
-        swapped = view.would_enter(Refill.RESIDENT)
-        waiting = view.would_enter(Refill.WAITING)
+            return NextQueue.SWAPPED if view.n_swapped else NextQueue.WAITING
+        swapped = view.admissible(NextQueue.SWAPPED)
+        waiting = view.admissible(NextQueue.WAITING)
         if not swapped and not waiting:
-            return Refill.NEITHER
+            return NextQueue.NONE
         if self._mean_priority(waiting, view) <= self._mean_priority(swapped, view):
-            return Refill.RESIDENT
-        return Refill.WAITING
+            return NextQueue.SWAPPED
+        return NextQueue.WAITING
 
     def _mean_priority(self, group: Sequence[RequestState], view: View) -> float:
         if not group:
@@ -157,8 +160,8 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
     which they came.
     """
 
-    order: ClassVar[Literal["entry", "cache", "time"]] = "entry"
-    reads_lengths: ClassVar[bool] = True
+    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time"]] = "static"
+    uses_predicted_lengths: ClassVar[bool] = True
 
     def due_s(self, r: RequestState) -> float:
         """When the last token must be out; infinite where nobody asks."""
@@ -168,13 +171,13 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
         """For the mean of a group (Algorithm 2): it grows as the deadline comes near."""
         return 1 / max(1e-3, self.due_s(r) - view.now_s)
 
-    def urgency(self, r: RequestState, view: View) -> Key:
+    def queue_key(self, r: RequestState, view: View) -> Key:
         return (self.due_s(r), r.arrival_s) if self.fair else r.arrival_s
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         return (-self.due_s(r), -r.arrival_s) if self.fair else -r.arrival_s
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
         due_s = self.due_s(r)
         if due_s == float("inf"):
             return None
@@ -182,4 +185,4 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
         least_s = self._step_s(view, 0, 0, r.prompt_tokens)
         if decodes:
             least_s += decodes * self._step_s(view, 1, r.prompt_tokens)
-        return Leave(due_s - least_s, Why.DROP)
+        return Timeout(due_s - least_s, ReleaseReason.DROP)

@@ -26,8 +26,8 @@ class EarliestDeadlineFirst(Vllm):
     Due is the earliest moment that the SLO names: first token, end, or deadline.
     """
 
-    def urgency(self, r: RequestState, view: View) -> Key:
+    def queue_key(self, r: RequestState, view: View) -> Key:
         return due_s(r)
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         return -due_s(r)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.policy import knob
+from ..core.policy import parameter
 from .edf import EarliestDeadlineFirst
 from .shared.timeouts import DropsHopeless
 
@@ -21,4 +21,4 @@ class EdfDrop(DropsHopeless, EarliestDeadlineFirst):
     `caution` scales the predicted prefill time: above 1 drops earlier, 0 drops at that moment.
     """
 
-    caution: float = knob(1.0, 0.0, 10.0)
+    caution: float = parameter(1.0, 0.0, 10.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.decisions import UNLIMITED, Limits
-from ..core.policy import Policy, knob
+from ..core.policy import Policy, parameter
 from ..core.state import RequestState
 from ..core.view import View
 
@@ -23,13 +23,13 @@ class FasterTransformer(Policy):
     empty. (For padded batches that are given back as a whole see `fifo`.)
     """
 
-    limits_vary: ClassVar[bool] = True
+    dynamic_limits: ClassVar[bool] = True
 
-    max_batch: int = knob(128, 1, 8192, log=True)
+    max_batch: int = parameter(128, 1, 8192, log=True)
 
     def limits(self, view: View) -> Limits:
         seqs = 0 if view.n_running else self.max_batch
-        return Limits(UNLIMITED, seqs, mix=False, chunked=False)
+        return Limits(UNLIMITED, seqs, mixed_batches=False, chunked=False)
 
-    def commit(self, r: RequestState, view: View) -> int:
+    def reserved_blocks(self, r: RequestState, view: View) -> int:
         return -(-(r.prompt_tokens + r.max_output_tokens) // view.block_tokens)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.policy import StaticPolicy, knob
+from ..core.policy import StaticPolicy, parameter
 from ..core.state import RequestState
 from ..core.view import View
 
@@ -17,7 +17,7 @@ from ..core.view import View
 class Fifo(StaticPolicy):
     """The first `max_batch` that wait, in order of arrival."""
 
-    max_batch: int = knob(32, 1, 4096, log=True)
+    max_batch: int = parameter(32, 1, 4096, log=True)
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
         return list(waiting[: self.max_batch])

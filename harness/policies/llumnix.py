@@ -21,7 +21,7 @@ from ..core.cluster_policy import (
 )
 from ..core.instance import Instance
 from ..core.links import Links
-from ..core.policy import knob
+from ..core.policy import parameter
 from ..core.release import Release
 from ..core.state import Phase, RequestState
 from .shared.disaggregated import KvNetwork, ReservedBlocks, has_room, link_between, needed_blocks
@@ -43,10 +43,10 @@ class Llumnix(ClusterPolicy):
     for V, where the paper counts the first.
     """
 
-    low: float = knob(100.0, -100_000.0, 100_000.0)
-    high: float = knob(200.0, -100_000.0, 100_000.0)
-    control_every_s: float = knob(0.5, 0.01, 3600.0)
-    network_gb_per_s: float = knob(0.0, 0.0, 10_000.0)
+    low: float = parameter(100.0, -100_000.0, 100_000.0)
+    high: float = parameter(200.0, -100_000.0, 100_000.0)
+    control_every_s: float = parameter(0.5, 0.01, 3600.0)
+    network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0)
 
     def over(self, placement: Placement) -> LinkSpec:
         """What KV moves over."""
@@ -122,7 +122,7 @@ class MigrateLive:
 
 def freeness(instance: Instance) -> float:
     """F of §4.4.1, in iterations."""
-    free_tokens = instance.free_blocks * instance.ledger.block_tokens
+    free_tokens = instance.free_blocks * instance.kv_manager.block_tokens
     return (free_tokens - waiting_tokens(instance)) / max(1, instance.snapshot.n_running)
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, ClusterView, Role, RouteOutcome
 from ..core.instance import Instance
-from ..core.kv_cache_manager import BlockLedger
-from ..core.kv_store_manager import StoreLedger, Units
-from ..core.policy import AnyPolicy, knob
+from ..core.kv_cache_manager import KVCacheManager
+from ..core.kv_store_manager import StoreKVCacheManager, Units
+from ..core.policy import AnyPolicy, parameter
 from ..core.routing import least_loaded
 from ..core.state import RequestState
 from .routers import PrefixAware
@@ -22,46 +22,46 @@ from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
 from .shared.kv_store_parameters import SharedStoreLedgers
 
 
-class _AtHome(StoreLedger):
+class _AtHome(StoreKVCacheManager):
     """Of a prefill instance: remembers whose KV began here."""
 
     __slots__ = ("_homes",)
 
-    def __init__(self, homes: dict[int, Units], ledger: StoreLedger) -> None:
+    def __init__(self, homes: dict[int, Units], kv_manager: StoreKVCacheManager) -> None:
         super().__init__(
-            ledger.store,
-            ledger.total,
-            ledger.block_tokens,
-            ledger.host_total,
-            ledger.unit_tokens // ledger.stride,
+            kv_manager.store,
+            kv_manager.total,
+            kv_manager.block_tokens,
+            kv_manager.host_total,
+            kv_manager.unit_tokens // kv_manager.stride,
         )
         self._homes = homes
 
-    def publish(self, r: RequestState, kv_tokens: int) -> None:
-        super().publish(r, kv_tokens)
+    def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
+        super().cache_blocks(r, kv_tokens)
         self._homes[r.id] = self.store
 
 
-class _Away(BlockLedger):
+class _Away(KVCacheManager):
     """Of a decode instance: what is computed here is sent back to where the prompt was computed."""
 
     __slots__ = ("_homes",)
 
-    def __init__(self, homes: dict[int, Units], ledger: BlockLedger) -> None:
+    def __init__(self, homes: dict[int, Units], kv_manager: KVCacheManager) -> None:
         super().__init__(
-            ledger.total,
-            ledger.block_tokens,
-            ledger.host_total,
-            ledger.unit_tokens // ledger.stride,
+            kv_manager.total,
+            kv_manager.block_tokens,
+            kv_manager.host_total,
+            kv_manager.unit_tokens // kv_manager.stride,
         )
         self._homes = homes
 
-    def publish(self, r: RequestState, kv_tokens: int) -> None:
+    def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
         home = self._homes.get(r.id)
         if home is not None:
             units = r.prefix_blocks[self.stride - 1 :: self.stride]
             home.put(reversed(units[: kv_tokens // self.unit_tokens]))
-        super().publish(r, kv_tokens)
+        super().cache_blocks(r, kv_tokens)
 
 
 @dataclass(frozen=True)
@@ -76,23 +76,27 @@ class MemServe(DisaggregatedPolicy):
     prefill to decode instances. When loads are out of balance is taken from SGLang's router.
     """
 
-    store_cpu_gib: float = knob(64.0, 0.0, 4096.0)
+    store_cpu_gib: float = parameter(64.0, 0.0, 4096.0)
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         prefill, decode = self.counts(instances)
         homes: dict[int, Units] = {}
 
-        def at_home(*size: int) -> BlockLedger:
-            ledger = SharedStoreLedgers(placement, self.store_cpu_gib, 0.0)(*size)
-            return _AtHome(homes, ledger) if isinstance(ledger, StoreLedger) else ledger
+        def at_home(*size: int) -> KVCacheManager:
+            kv_manager = SharedStoreLedgers(placement, self.store_cpu_gib, 0.0)(*size)
+            return (
+                _AtHome(homes, kv_manager)
+                if isinstance(kv_manager, StoreKVCacheManager)
+                else kv_manager
+            )
 
-        def away(*size: int) -> BlockLedger:
-            ledger = BlockLedger(*size)
-            return _Away(homes, ledger) if ledger.unit_tokens else ledger
+        def away(*size: int) -> KVCacheManager:
+            kv_manager = KVCacheManager(*size)
+            return _Away(homes, kv_manager) if kv_manager.unit_tokens else kv_manager
 
         return (
-            Role(PREFILL, policy, prefill, prefill_only=True, ledger=at_home),
-            Role(DECODE, policy, decode, ledger=away),
+            Role(PREFILL, policy, prefill, prefill_only=True, kv_manager=at_home),
+            Role(DECODE, policy, decode, kv_manager=away),
         )
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
@@ -107,5 +111,7 @@ class MemServe(DisaggregatedPolicy):
 
 
 def _cached_tokens(r: RequestState, instance: Instance) -> int:
-    ledger = instance.ledger
-    return ledger.match_units(r) * ledger.unit_tokens if ledger.unit_tokens else 0
+    kv_manager = instance.kv_manager
+    return (
+        kv_manager.get_computed_blocks(r) * kv_manager.unit_tokens if kv_manager.unit_tokens else 0
+    )

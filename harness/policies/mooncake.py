@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, REJECT, ClusterView, RouteOutcome
 from ..core.instance import Instance
-from ..core.kv_cache_manager import BlockLedger
-from ..core.policy import knob
+from ..core.kv_cache_manager import KVCacheManager
+from ..core.policy import parameter
 from ..core.state import RequestState
 from .shared.disaggregated import PREFILL, DisaggregatedPolicy
 from .shared.instance_load import queued_tokens
@@ -33,11 +33,11 @@ class Mooncake(DisaggregatedPolicy):
     need no copies on several hosts.
     """
 
-    store_cpu_gib: float = knob(64.0, 0.0, 4096.0)
-    store_ssd_gib: float = knob(512.0, 0.0, 65536.0)
-    early_reject: bool = knob(False)
+    store_cpu_gib: float = parameter(64.0, 0.0, 4096.0)
+    store_ssd_gib: float = parameter(512.0, 0.0, 65536.0)
+    early_reject: bool = parameter(False)
 
-    def ledgers(self, placement: Placement, instances: int) -> Callable[..., BlockLedger]:
+    def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
         return SharedStoreLedgers(
             placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances
         )
@@ -57,10 +57,10 @@ class Mooncake(DisaggregatedPolicy):
 def estimated_ttft_s(r: RequestState, instance: Instance) -> float:
     """Queue, then loading or computing, whichever is longer: they run side by side."""
     queue_s = queued_tokens(instance) * instance.sizes.s_per_token
-    ledger = instance.ledger
+    kv_manager = instance.kv_manager
     cached, load_s = 0, 0.0
-    if ledger.unit_tokens:
-        units = ledger.match_units(r)
-        cached, load_s = units * ledger.unit_tokens, ledger.load_s(r, units)
+    if kv_manager.unit_tokens:
+        units = kv_manager.get_computed_blocks(r)
+        cached, load_s = units * kv_manager.unit_tokens, kv_manager.load_s(r, units)
     compute_s = instance.step_time.step_s(0, 0, ((cached, r.target_tokens - cached),))
     return queue_s + max(load_s, compute_s)

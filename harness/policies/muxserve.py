@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.multi_model_policy import MultiModelCluster
-from ..core.policy import knob
+from ..core.policy import parameter
 from .static_partition import StaticPartition
 
 
@@ -22,11 +22,11 @@ class MuxServe(StaticPartition):
     come, first come first served.
     """
 
-    shares: str = knob("demand", choices=("equal", "demand"))
-    memory: str = knob("on-demand", choices=("on-demand", "quota"))
+    shares: str = parameter("demand", choices=("equal", "demand"))
+    memory: str = parameter("on-demand", choices=("on-demand", "quota"))
 
     def begin(self, cluster: MultiModelCluster) -> None:
         super().begin(cluster)
         if self.memory == "on-demand":
             for model_instance in cluster.model_instances:
-                model_instance.ledger.quota_blocks = None
+                model_instance.kv_manager.quota_blocks = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.decisions import UNLIMITED, Limits
-from ..core.policy import Policy, knob
+from ..core.policy import Policy, parameter
 from ..core.state import RequestState
 from ..core.view import View
 
@@ -22,10 +22,10 @@ class Orca(Policy):
     much memory stands empty.
     """
 
-    max_batch: int = knob(256, 1, 8192, log=True)
+    max_batch: int = parameter(256, 1, 8192, log=True)
 
     def limits(self, view: View) -> Limits:
         return Limits(UNLIMITED, self.max_batch, chunked=False)
 
-    def commit(self, r: RequestState, view: View) -> int:
+    def reserved_blocks(self, r: RequestState, view: View) -> int:
         return -(-(r.prompt_tokens + r.max_output_tokens) // view.block_tokens)

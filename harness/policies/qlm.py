@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ...predictors.activation import NaiveStart
 from ..core.multi_model_policy import Gpus, MultiModelCluster
-from ..core.policy import knob
+from ..core.policy import parameter
 from ..core.state import RequestState
 from .shared.model_sharing import VllmSharing
 
@@ -46,8 +46,8 @@ class Qlm(VllmSharing):
     GPUs for one group.
     """
 
-    swap: str = knob("weights", choices=("weights", "start"))
-    control_every_s: float = knob(0.25, 0.05, 60.0, log=True)
+    swap: str = parameter("weights", choices=("weights", "start"))
+    control_every_s: float = parameter(0.25, 0.05, 60.0, log=True)
 
     @property
     def starts(self) -> NaiveStart:

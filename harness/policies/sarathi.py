@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.decisions import Limits
-from ..core.policy import Policy, knob
+from ..core.policy import Policy, parameter
 from ..core.view import View
 
 
@@ -21,9 +21,9 @@ class Sarathi(Policy):
     of a whole prompt are taken at entry, above a watermark.
     """
 
-    chunk_tokens: int = knob(512, 16, 16384, log=True)
-    max_num_seqs: int = knob(256, 1, 8192, log=True)
-    watermark: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
+    chunk_tokens: int = parameter(512, 16, 16384, log=True)
+    max_num_seqs: int = parameter(256, 1, 8192, log=True)
+    watermark: float = parameter(0.01, 0.0, 0.5)  # share of blocks left free after an entry
 
     def limits(self, view: View) -> Limits:
         return Limits(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ..core.decisions import Limits
-from ..core.policy import Key, Policy, knob
+from ..core.policy import Key, Policy, parameter
 from ..core.state import RequestState
 from ..core.view import View
 
@@ -25,21 +25,21 @@ class Sglang(Policy):
     fewest given tokens is retracted, of equals the one with the longest prompt.
     """
 
-    order: ClassVar[Literal["entry", "cache"]] = "cache"
+    queue_order: ClassVar[Literal["static", "prefix-cache"]] = "prefix-cache"
 
-    chunked_prefill_tokens: int = knob(8192, 16, 131072, log=True)
-    max_running_requests: int = knob(256, 1, 8192, log=True)
-    new_token_ratio: float = knob(0.1, 0.0, 1.0)
+    chunked_prefill_tokens: int = parameter(8192, 16, 131072, log=True)
+    max_running_requests: int = parameter(256, 1, 8192, log=True)
+    new_token_ratio: float = parameter(0.1, 0.0, 1.0)
 
     def limits(self, view: View) -> Limits:
-        return Limits(self.chunked_prefill_tokens, self.max_running_requests, mix=False)
+        return Limits(self.chunked_prefill_tokens, self.max_running_requests, mixed_batches=False)
 
-    def urgency(self, r: RequestState, view: View) -> Key:
+    def queue_key(self, r: RequestState, view: View) -> Key:
         return (-view.cached_tokens(r), r.arrival_s)
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         return (view.emitted_tokens(r), -r.prompt_tokens)
 
-    def reserve(self, r: RequestState, view: View) -> int:
-        tokens = self.new_token_ratio * (view.future_tokens + r.max_output_tokens)
+    def headroom_blocks(self, r: RequestState, view: View) -> int:
+        tokens = self.new_token_ratio * (view.max_future_kv_tokens + r.max_output_tokens)
         return int(tokens) // view.block_tokens if view.n_running else 0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core.policy import StaticPolicy, knob
+from ..core.policy import StaticPolicy, parameter
 from ..core.state import RequestState
 from ..core.view import View
 
@@ -18,9 +18,9 @@ from ..core.view import View
 class ShortestJobFirst(StaticPolicy):
     """The `max_batch` requests with the shortest predicted answers, of equals the oldest."""
 
-    reads_lengths: ClassVar[bool] = True
+    uses_predicted_lengths: ClassVar[bool] = True
 
-    max_batch: int = knob(32, 1, 4096, log=True)
+    max_batch: int = parameter(32, 1, 4096, log=True)
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
         return sorted(waiting, key=view.predict.output_tokens)[: self.max_batch]

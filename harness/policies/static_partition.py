@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.multi_model_policy import MultiModelCluster, ServedModel
-from ..core.policy import knob
+from ..core.policy import parameter
 from ..core.state import RequestState
 from .shared.model_sharing import VllmSharing, by_load
 
@@ -23,7 +23,7 @@ class StaticPartition(VllmSharing):
     part could never hold, are rejected.
     """
 
-    shares: str = knob("equal", choices=("equal", "demand"))
+    shares: str = parameter("equal", choices=("equal", "demand"))
 
     def begin(self, cluster: MultiModelCluster) -> None:
         found = by_load(cluster.models, cluster)

@@ -18,7 +18,7 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ..core.cluster_policy import ClusterPolicy, OnServers
 from ..core.module_moves import ModulePolicy
 from ..core.multi_model_policy import SharingPolicy
-from ..core.policy import AnyPolicy, Bounds, Knobs, Policy, StaticPolicy
+from ..core.policy import AnyPolicy, Bounds, Parameters, Policy, StaticPolicy
 
 ENTRY_POINT_GROUP = "slo_bench.systems"
 
@@ -46,7 +46,9 @@ class System:
         """
         kind = type(self.sharing or self.cluster or self.policy)
         module = sys.modules[kind.__module__]
-        mates = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Knobs)]
+        mates = [
+            c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Parameters)
+        ]
         alone = [c for c in mates if c.__module__ == kind.__module__] == [kind]
         text = (alone and module.__doc__) or inspect.getdoc(kind) or self.name
         return text.strip().splitlines()[0]
@@ -56,7 +58,7 @@ class System:
         """How it runs on several real servers; None: as any system behind a router, or not."""
         return None if self.cluster is None else self.cluster.on_servers(self.policy)
 
-    def knobs(self) -> dict[str, Any]:
+    def parameters(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
         if self.sharing is not None:
             return {name: getattr(self.sharing, name) for name in self.sharing.bounds()}
@@ -76,22 +78,22 @@ class System:
         """With how many instances it runs where nobody says how many."""
         return 1 if self.cluster is None else self.cluster.least_instances
 
-    def with_knobs(self, **values: Any) -> System:
-        """The same system with other knobs.
+    def with_parameters(self, **values: Any) -> System:
+        """The same system with other parameters.
 
         Raises:
-            SloBenchError: an unknown knob, a wrong type or a value out of bounds.
+            SloBenchError: an unknown parameter, a wrong type or a value out of bounds.
         """
         if self.sharing is not None:
-            return _shared(self.name, self.sharing.with_knobs(**values), self.source)
+            return _shared(self.name, self.sharing.with_parameters(**values), self.source)
         cluster = self.cluster
         if cluster is not None:
             across = {name: values.pop(name) for name in cluster.bounds() if name in values}
             strangers = [name for name in values if name not in self.policy.bounds()]
             if strangers:
-                raise UnknownNameError(f"knob of {self.name}", strangers[0], self.knobs())
-            cluster = cluster.with_knobs(**across)
-        policy = self.policy.with_knobs(**values)
+                raise UnknownNameError(f"parameter of {self.name}", strangers[0], self.parameters())
+            cluster = cluster.with_parameters(**across)
+        policy = self.policy.with_parameters(**values)
         return dataclasses.replace(self, policy=policy, cluster=cluster)
 
 
@@ -266,17 +268,17 @@ def system(name: str) -> System:
 
 
 def _made(policy: type[AnyPolicy], where: str) -> AnyPolicy:
-    """The policy with its default knobs."""
+    """The policy with its default parameters."""
     undeclared = [k for k, v in vars(policy).items() if isinstance(v, dataclasses.Field)]
     if undeclared:
         raise SloBenchError(
-            f"{undeclared[0]} of {policy.__name__} ({where}) is no knob yet: put "
-            "@dataclass(frozen=True) above the class and give the knob a type"
+            f"{undeclared[0]} of {policy.__name__} ({where}) is no parameter yet: put "
+            "@dataclass(frozen=True) above the class and give the parameter a type"
         )
     try:
         return policy()
     except TypeError as error:
-        raise SloBenchError(f"{where}: every knob needs a default ({error})") from error
+        raise SloBenchError(f"{where}: every parameter needs a default ({error})") from error
 
 
 def _from_file(name: str, path: Path, attribute: str) -> System:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from ..core.decisions import Limits, PreemptBy
-from ..core.policy import knob
+from ..core.decisions import Limits, PreemptionMode
+from ..core.policy import parameter
 from ..core.state import RequestState
 from ..core.view import View
 from .vllm_v0 import VllmV0
@@ -28,21 +28,21 @@ class VllmSwap(VllmV0):
     away. A request by itself may always enter.
     """
 
-    overlap_swap: bool = knob(False)  # copies run beside the layers' computation
-    host_full: str = knob("admit-none", choices=("admit-none", "stall", "recompute"))
+    overlap_swap: bool = parameter(False)  # copies run beside the layers' computation
+    host_full: str = parameter("admit-none", choices=("admit-none", "stall", "recompute"))
 
     def limits(self, view: View) -> Limits:
         return dataclasses.replace(super().limits(view), overlap_swap=self.overlap_swap)
 
-    def preempt_by(self, r: RequestState, view: View) -> PreemptBy:
+    def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
         if self.host_full != "stall" or view.held_blocks(r) <= view.host_free_blocks:
-            return PreemptBy.SWAP
-        return PreemptBy.STALL
+            return PreemptionMode.SWAP
+        return PreemptionMode.STALL
 
-    def reserve(self, r: RequestState, view: View) -> int:
+    def headroom_blocks(self, r: RequestState, view: View) -> int:
         if self.host_full != "admit-none" or not view.n_running:
             return 0
-        to_come = view.future_tokens + r.max_output_tokens - view.emitted_tokens(r)
+        to_come = view.max_future_kv_tokens + r.max_output_tokens - view.emitted_tokens(r)
         if view.n_prefilling:  # the blocks of prompts are taken already
             to_come -= sum(max(0, x.target_tokens - view.kv_tokens(x)) for x in view.running())
         return max(0, -(-to_come // view.block_tokens) - view.host_free_blocks)

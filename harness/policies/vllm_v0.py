@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.decisions import Limits
-from ..core.policy import Policy, knob
+from ..core.policy import Policy, parameter
 from ..core.view import View
 
 
@@ -17,16 +17,16 @@ from ..core.view import View
 class VllmV0(Policy):
     """Prefill-only iterations while prompts wait and fit, otherwise decode-only ones."""
 
-    max_num_batched_tokens: int = knob(4096, 16, 131072, log=True)
-    max_num_seqs: int = knob(256, 1, 8192, log=True)
-    watermark: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
+    max_num_batched_tokens: int = parameter(4096, 16, 131072, log=True)
+    max_num_seqs: int = parameter(256, 1, 8192, log=True)
+    watermark: float = parameter(0.01, 0.0, 0.5)  # share of blocks left free after an entry
 
     def limits(self, view: View) -> Limits:
         return Limits(
             self.max_num_batched_tokens,
             self.max_num_seqs,
-            mix=False,
+            mixed_batches=False,
             chunked=False,
             watermark_blocks=int(self.watermark * view.total_blocks),
-            headroom_blocks=1,
+            decode_headroom_blocks=1,
         )

@@ -418,7 +418,7 @@ def check_row(path: Path, line: int, names: Sequence[str], fields: Sequence[str]
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Rows as CSV; a column that some rows lack is empty there.
 
-    What identifies a row, knobs of other systems too, stands before its figures.
+    What identifies a row, parameters of other systems too, stands before its figures.
     """
     identity = [name for row in rows for name in itertools.takewhile(_FIRST_FIGURE.__ne__, row)]
     columns = list(dict.fromkeys((*identity, *(name for row in rows for name in row))))

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ...workloads.errors import SloBenchError
-from ..core.decisions import Why
-from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, slo_from_wire, told_from_wire
+from ..core.decisions import ReleaseReason
+from ..core.wire import DROPPED, REJECTED, VLLM_FIELD, predicted_length_from_wire, slo_from_wire
 from ..engine.loop.gc_control import heap_frozen
 from ..engine.torch.encoder import Encoder
 from ..engine.torch.live import GenerationRequest, LiveEngine
@@ -144,7 +144,7 @@ class _Routes:
 
     def _metrics(self) -> str:
         live, counts = self._live, self._live.counts
-        view, ledger = live.instance.view, live.instance.ledger
+        view, kv_manager = live.instance.view, live.instance.kv_manager
         carried = live.engine.runner.carrier.carried
         lines = []
         for name, kind, value in (
@@ -157,10 +157,10 @@ class _Routes:
             ("steps_total", "counter", live.instance.measures.steps),
             ("kv_store_loaded_bytes_total", "counter", carried.loaded_bytes),
             ("kv_store_stored_bytes_total", "counter", carried.stored_bytes),
-            ("num_requests_waiting", "gauge", view.n_waiting + view.n_resident),
+            ("num_requests_waiting", "gauge", view.n_waiting + view.n_swapped),
             ("num_requests_running", "gauge", view.n_running),
-            ("kv_blocks_used", "gauge", ledger.total - ledger.free),
-            ("kv_blocks", "gauge", ledger.total),
+            ("kv_blocks_used", "gauge", kv_manager.total - kv_manager.free),
+            ("kv_blocks", "gauge", kv_manager.total),
         ):
             lines += [f"# TYPE slo_bench_paged_{name} {kind}", f"slo_bench_paged_{name} {value}"]
         return "\n".join(lines) + "\n"
@@ -249,7 +249,7 @@ class _Generation:
             ),
             ends=frozenset() if free else self._model.eos,
             slo=lambda arrival_s: slo_from_wire(wire, arrival_s),
-            told=told_from_wire(wire),
+            predicted_output_tokens=predicted_length_from_wire(wire),
             priority=int(_number(body, "priority", 0, -(1 << 31), 1 << 31)),
             gave=tell("token"),
             ended=tell("end"),
@@ -260,7 +260,7 @@ class _Generation:
         r = self._live.submit(self._asked)
         over = False
         try:
-            text, tokens, why = "", [], "length"
+            text, tokens, reason = "", [], "length"
             while not over:
                 kind, value = await self._events.get()
                 if kind == "lost":
@@ -273,37 +273,37 @@ class _Generation:
                     if value not in self._asked.ends:
                         piece = self._said.add(value)
                 else:
-                    over, why, piece = True, value, self._said.rest()
+                    over, reason, piece = True, value, self._said.rest()
                 cut = _first(text + piece, self._stop)
                 if cut is not None:
-                    piece, why = (text + piece)[len(text) : cut], "stop"
+                    piece, reason = (text + piece)[len(text) : cut], "stop"
                 text += piece
                 if self._stream and (piece or kind == "token"):
                     self._send(reply, piece, value if kind == "token" else None, None)
                 if cut is not None:
                     break
             if self._stream:
-                self._send(reply, "", None, why)
+                self._send(reply, "", None, reason)
                 if self._with_usage:
                     self._event(reply, {**self._frame([]), "usage": self._usage(len(tokens))})
                 reply.pieces([b"data: [DONE]\n\n"])
                 reply.end()
             else:
-                choice = self._choice(text, tokens, why)
+                choice = self._choice(text, tokens, reason)
                 respond_json(reply, {**self._frame([choice]), "usage": self._usage(len(tokens))})
         finally:
             if not over:
                 self._live.cancel(r)
 
-    def _lost(self, reply: Reply, why: Why) -> None:
-        message = REJECTED if why is Why.REJECT else DROPPED
+    def _lost(self, reply: Reply, reason: ReleaseReason) -> None:
+        message = REJECTED if reason is ReleaseReason.REJECT else DROPPED
         if not reply.begun:
             refuse(reply, 503, message)
             return
         self._event(reply, {"error": {"message": message, "code": 503}})
         reply.end()
 
-    def _send(self, reply: Reply, piece: str, token: int | None, why: str | None) -> None:
+    def _send(self, reply: Reply, piece: str, token: int | None, reason: str | None) -> None:
         if not reply.begun:
             headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-cache")]
             reply.begin(200, b"OK", headers)
@@ -311,12 +311,12 @@ class _Generation:
                 first = {"index": 0, "delta": {"role": "assistant"}, "finish_reason": None}
                 self._event(reply, self._frame([first]))
         tokens = [] if token is None else [token]
-        self._event(reply, self._frame([self._choice(piece, tokens, why, part=True)]))
+        self._event(reply, self._frame([self._choice(piece, tokens, reason, part=True)]))
 
     def _choice(
-        self, text: str, tokens: list[int], why: str | None, *, part: bool = False
+        self, text: str, tokens: list[int], reason: str | None, *, part: bool = False
     ) -> dict[str, Any]:
-        choice: dict[str, Any] = {"index": 0, "finish_reason": why, "logprobs": None}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
         if self._chat and part:
             choice["delta"] = {"content": text} if text else {}
         elif self._chat:
@@ -377,7 +377,7 @@ def _first(text: str, stops: list[str]) -> int | None:
 @contextlib.contextmanager
 def serving_model(
     system_name: str,
-    knobs: Mapping[str, bool | int | float | str],
+    parameters: Mapping[str, bool | int | float | str],
     model: str,
     *,
     device: str = "cpu",
@@ -406,7 +406,7 @@ def serving_model(
     from .launch.model_folders import model_folder
     from .launch.serve import HOST_BLOCKS
 
-    found = system_by_name(system_name).with_knobs(**knobs)
+    found = system_by_name(system_name).with_parameters(**parameters)
     check(found, PAGED)
     if not isinstance(found.policy, Policy):
         raise SloBenchError(f"{system_name} serves static batches, which no server streams")
@@ -431,7 +431,7 @@ def serving_model(
     engine = Engine(decoder, room)
     with LiveEngine(engine, found.policy) as live:
         limits = found.policy.limits(live.instance.view)
-        spare = limits.watermark_blocks + limits.headroom_blocks
+        spare = limits.watermark_blocks + limits.decode_headroom_blocks
         most = min(decoder.config.context, (room.blocks - spare) * block_tokens)
         served = HttpModel(
             served_name or folder.name, Text(folder), decoder.config.eos, most, embeds

@@ -101,7 +101,7 @@ def validate(
     profile: Profile,
     engine: str = "vllm",
     *,
-    knobs: Mapping[str, bool | int | float | str] | None = None,
+    parameters: Mapping[str, bool | int | float | str] | None = None,
     overrides: EngineSettings | None = None,
     host_s: float | None = None,
     client_s: float = 0.0,
@@ -112,7 +112,7 @@ def validate(
         log: what a real engine did.
         profile: step times of its model on its GPU.
         engine: the system that stands for it.
-        knobs: of that system; the engine's settings win over them.
+        parameters: of that system; the engine's settings win over them.
         overrides: settings that win over the log's own.
         host_s: seconds that the host adds to a step that is launched kernel by kernel; None: the
             stated constant (`predictors.profiles.build.LAUNCH_S`). Nothing is added to step times
@@ -126,7 +126,7 @@ def validate(
     notes: list[str] = []
     if log.unfinished:
         notes.append(f"{log.unfinished} requests of the log did not finish and are left out")
-    served = system(engine).with_knobs(**(knobs or {}))
+    served = system(engine).with_parameters(**(parameters or {}))
     settings = _merged(_merged(_DEFAULTS, log.engine), overrides or EngineSettings())
     ahead = settings.async_scheduling
     if ahead is None:
@@ -141,7 +141,7 @@ def validate(
             f"{log.cached_tokens:,} prompt tokens of the log came from the prefix cache; which "
             "requests share a prefix is not told, and the simulation finds none of them"
         )
-    if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preempt_by"):
+    if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preemption_mode"):
         notes.append("the time of swapping is the catalogue's, not measured")
     workload = _workload(log, settings)
     records = simulate(
@@ -279,7 +279,7 @@ def _same_model(said: str, name: str) -> bool:
 
 
 def _configured(served: System, settings: EngineSettings) -> System:
-    """With the engine's settings, as far as the system has such knobs."""
+    """With the engine's settings, as far as the system has such parameters."""
     names = {
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
@@ -288,8 +288,8 @@ def _configured(served: System, settings: EngineSettings) -> System:
         "max_running_requests": settings.max_num_seqs,
         "chunked_prefill_tokens": settings.max_num_batched_tokens,
     }
-    knobs = {name: value for name, value in names.items() if name in served.knobs()}
-    return served.with_knobs(**knobs)
+    parameters = {name: value for name, value in names.items() if name in served.parameters()}
+    return served.with_parameters(**parameters)
 
 
 def _host(settings: EngineSettings, host_s: float | None) -> Host:

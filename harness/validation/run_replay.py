@@ -292,13 +292,13 @@ def _catalogue_name(served: str) -> str:
 
 
 def _replayed(level: _Measured, profile: Profile, client_s: float = 0.0) -> Validation:
-    engine, knobs = str(level.meta.get("system") or "vllm"), level.meta.get("knobs") or {}
-    own = system(engine).knobs()
+    engine, parameters = str(level.meta.get("system") or "vllm"), level.meta.get("parameters") or {}
+    own = system(engine).parameters()
     return validate(
         level.log,
         profile,
         engine,
-        knobs={name: value for name, value in knobs.items() if name in own},
+        parameters={name: value for name, value in parameters.items() if name in own},
         client_s=client_s,
     )
 

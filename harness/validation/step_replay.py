@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
-from ..core.kv_cache_manager import BlockLedger
+from ..core.kv_cache_manager import KVCacheManager
 from ..core.learned_predictions import Guess, LearnedPredictions
 from ..core.policy import Policy, StaticPolicy, overrides
 from ..core.records import Outcome
@@ -28,7 +28,7 @@ from ..engine.torch.execute import execute
 from ..experiments.execution.cells import (
     CellSpec,
     configured,
-    longest_output_tokens,
+    output_tokens_p90,
     predicted_output_tokens,
     workload_of,
 )
@@ -88,23 +88,23 @@ def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
         ReplayError: something else would have been decided, or the log is of no use for this.
         FileFormatError: the log cannot be read.
     """
-    served = configured(spec.system, spec.knobs)
+    served = configured(spec.system, spec.parameters)
     policy = served.policy
     if not isinstance(policy, Policy) or isinstance(policy, StaticPolicy):
         raise ReplayError("static batches keep no log of iterations")
-    reserved = overrides(policy, "commit")
+    reserved = overrides(policy, "reserved_blocks")
     workload, rejected = fit(
         workload_of(spec), int(room["most_tokens"]), spec.oversize, reserved=reserved
     )
     told = predicted_output_tokens(spec, workload)
     lengths = workload.output_tokens if told is None else told
-    longest = longest_output_tokens(spec, workload)
+    longest = output_tokens_p90(spec, workload)
     longest = lengths if longest is None else longest
     predictions = Guess(lambda r: int(lengths[r.id]), lambda r: int(longest[r.id]))
     log = _Log(_read(steps), predictions)
     names = ("blocks", "block_tokens", "host_blocks", "prefix_block_tokens")
-    ledger = BlockLedger(*(int(room[name]) for name in names))
-    instance = TimedInstance(policy, ledger, predictions, log, (), Measures())
+    kv_manager = KVCacheManager(*(int(room[name]) for name in names))
+    instance = TimedInstance(policy, kv_manager, predictions, log, (), Measures())
     records = execute(workload, instance, rejected=rejected).records
     ended = records.outcome == Outcome.FINISHED
     found = latencies(

@@ -1,8 +1,8 @@
 """What stands side by side in a figure, and what has a figure of its own.
 
-Systems, and the setups somebody chooses between (knobs, parallelism, routers, GPUs), are compared:
-each is a series. Conditions they are compared under (workload, model, lengths, SLO) are facets:
-figures show the series of one. Where a facet would hold one series only, there are none.
+Systems, and the setups somebody chooses between (parameters, parallelism, routers, GPUs), are
+compared: each is a series. Conditions they are compared under (workload, model, lengths, SLO) are
+facets: figures show the series of one. Where a facet would hold one series only, there are none.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ SETUP = frozenset(
         "length_predictor",
     }
 )
-"""Axes of which somebody who runs a system has the choice; knobs (`system.knob`) are such, too."""
+"""Axes of which somebody who runs a system has the choice; parameters (`system.parameter`) are
+such, too.
+"""
 
 MOST_SERIES = 8
 """Of a facet, as many as there are colours; where there are more, setups become facets as well."""
@@ -70,12 +72,12 @@ def division(cells: pd.DataFrame) -> Division:
     varying = [c for c in columns if cells[c].nunique(dropna=False) > 1]
     if _follows("gpus", ["system", *(c for c in varying if c != "gpus")], cells):
         varying = [c for c in varying if c != "gpus"]
-    series = [c for c in varying if c in SETUP or _is_knob(c)]
+    series = [c for c in varying if c in SETUP or _is_parameter(c)]
     facets = [c for c in varying if c not in series]
     if facets and _series_in_a_facet(cells, facets, series) < 2:
         return Division((), tuple(varying))
     series = [c for c in series if c == "backend" or not _follows(c, facets, cells)]
-    for column in [c for c in series if c != "backend" and not _is_knob(c)]:
+    for column in [c for c in series if c != "backend" and not _is_parameter(c)]:
         if _series_in_a_facet(cells, facets, series) <= MOST_SERIES:
             break
         fewer = [c for c in series if c != column]
@@ -84,7 +86,7 @@ def division(cells: pd.DataFrame) -> Division:
     return Division(tuple(facets), tuple(series))
 
 
-def _is_knob(column: str) -> bool:
+def _is_parameter(column: str) -> bool:
     return "." in column
 
 
@@ -121,7 +123,7 @@ def with_facets(cells: pd.DataFrame) -> pd.DataFrame:
     for column in of.series:
         own = column.rpartition(".")[0]
         part = " · " + cells[column].map(_texts(column, cells)).astype("str")
-        if _is_knob(column):
+        if _is_parameter(column):
             part = part.where(cells["system"] == own, "")
         series = series + part.where(~_blank(cells[column]), "")
     if "run" in cells.columns and _shared_between_runs(cells, facet, series):

@@ -100,7 +100,7 @@ def front(found: Plain, names: Sequence[str]) -> list[Figure]:
 
 
 def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
-    """A bar for each knob or setting; none where nothing could be told."""
+    """A bar for each parameter or setting; none where nothing could be told."""
     views = {}
     for name, shares in found["importances"].items():
         ordered = sorted(shares.items(), key=lambda item: -item[1])

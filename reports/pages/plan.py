@@ -22,7 +22,7 @@ def plan_rows(planned: DeploymentPlan) -> list[dict[str, Any]]:
             "instances": one.instances,
             "tp": one.offer.tp,
             "pp": one.offer.pp,
-            "knobs": dict(one.knobs),
+            "parameters": dict(one.parameters),
             "usd_per_hour": round(one.usd_per_hour, 6),
             "rate_rps": planned.wanted.rate_rps,
             "headroom": planned.wanted.headroom,
@@ -55,10 +55,10 @@ def plan_table(rows: Iterable[dict[str, Any]]) -> Table:
     for row in rows:
         spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
         star = "" if row["step_time"] == "fitted" else " *"
-        knobs = "".join(f"\n  {name}={value}" for name, value in row["knobs"].items())
+        parameters = "".join(f"\n  {name}={value}" for name, value in row["parameters"].items())
         shape = f"{row['gpus']} × {row['gpu']}{star}, {row['instances']} × {spread}"
         table.add_row(
-            f"{shape}: {row['system']}{knobs}",
+            f"{shape}: {row['system']}{parameters}",
             f"{row['usd_per_hour']:.2f}",
             f"{row['attainment']:.1%}".rstrip("%"),
             _interval(row),

@@ -12,7 +12,8 @@ here, `published = "mine.toml"` a file. A table is
     column = "attainment"                # of cells.csv; without it the row was not run
     scale = 100                          # ours is the mean of the column times this
     where = { system = "s3", rate_rps = "knee" }   # columns that choose the rows averaged;
-                                         # "" chooses those without a value, as of another's knob
+                                         # "" chooses those without a value, as of another's
+                                         # parameter
     than = { system = "fifo" }           # compare with these instead (the rest as in `where`) …
     by = "ratio"                         # … as a `ratio`, `reduction` (1 - ratio) or `difference`
     reason = "Why they differ."

@@ -86,8 +86,8 @@ def value_text(name: str, value: float | None) -> str:
     return rate_text(value) if OBJECTIVES[name].maximise else seconds_text(value)
 
 
-def knob_text(value: object) -> str:
-    """A knob or setting as it is written on the command line."""
+def parameter_text(value: object) -> str:
+    """A parameter or setting as it is written on the command line."""
     if isinstance(value, bool):
         return str(value).lower()
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -105,14 +105,14 @@ def _best_table(found: Plain) -> Table:
         name = f"{row['number']}{' (default)' if row['default'] else ''}"
         values = row["values"] or [None] * len(found["objectives"])
         figures = [value_text(o, v) for o, v in zip(found["objectives"], values, strict=True)]
-        settings = ", ".join(f"{k} {knob_text(v)}" for k, v in row["configuration"].items())
+        settings = ", ".join(f"{k} {parameter_text(v)}" for k, v in row["configuration"].items())
         table.add_row(name, *figures, Text(settings))
     return table
 
 
 def _importance_table(found: Plain) -> Table:
     table = Table(title=Text("What mattered"), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("knob or setting", overflow="fold")
+    table.add_column("parameter or setting", overflow="fold")
     names = [name for name, shares in found["importances"].items() if shares]
     for name in names:
         table.add_column(OBJECTIVES[name].label, justify="right")

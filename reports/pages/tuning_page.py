@@ -26,8 +26,8 @@ from .tuning import (
     confirmed_sentence,
     first_line,
     headline,
-    knob_text,
     origin,
+    parameter_text,
     value_text,
 )
 
@@ -123,7 +123,7 @@ def _trials(found: Plain) -> str:
     for row in found["trials"]:
         values = row["values"] or [None] * len(found["objectives"])
         figures = [value_text(o, v) for o, v in zip(found["objectives"], values, strict=True)]
-        settings = [knob_text(row["configuration"].get(name, "")) for name in found["space"]]
+        settings = [parameter_text(row["configuration"].get(name, "")) for name in found["space"]]
         state = "raced out" if row["state"] == "lost" else row["state"]
         if row["reason"]:
             state += f": {first_line(row['reason'])}"

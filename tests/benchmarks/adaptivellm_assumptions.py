@@ -39,7 +39,7 @@ SYSTEMS = ("vllm-v0", "vllm-swap", "adaptivellm")
 class HighestFirst(AdaptiveLlm):
     """Algorithm 1 to the letter: the highest priority is preempted."""
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         return -self.priority(r, view)
 
 
@@ -65,7 +65,7 @@ class Assumptions:
     answers: str = "64"  # all 64 tokens; "alpaca": lengths of Alpaca's answers, cut at 64
     output_tokens: int = 64
     host_full: str = "admit-none"
-    knobs: Mapping[str, Any] = field(default_factory=dict)  # of AdaptiveLLM
+    parameters: Mapping[str, Any] = field(default_factory=dict)  # of AdaptiveLLM
     max_num_seqs: int = 256
     victim: str = "lowest"
 
@@ -83,32 +83,35 @@ CASES = (
     Assumptions("answers as Alpaca's", answers="alpaca"),
     Assumptions("host full: recompute", host_full="recompute"),
     Assumptions("host full: stall", host_full="stall"),
-    Assumptions("AdaptiveLLM unfair", knobs=UNFAIR),
+    Assumptions("AdaptiveLLM unfair", parameters=UNFAIR),
     Assumptions("Alg. 1 to the letter", victim="highest"),
-    Assumptions("unfair, swap free of charge", knobs=UNFAIR, swap_gb_per_s=1e6),
-    Assumptions("Alg. 2 to the letter", knobs={"groups": "mean-priority"}),
-    Assumptions("never swaps, fair", knobs={"adaptive": False}),
+    Assumptions("unfair, swap free of charge", parameters=UNFAIR, swap_gb_per_s=1e6),
+    Assumptions("Alg. 2 to the letter", parameters={"groups": "mean-priority"}),
+    Assumptions("never swaps, fair", parameters={"adaptive": False}),
     *(
-        Assumptions(f"unfair, prefill step + {ms} ms", knobs=UNFAIR, prefill_step_ms=ms)
+        Assumptions(f"unfair, prefill step + {ms} ms", parameters=UNFAIR, prefill_step_ms=ms)
         for ms in (10, 20, 30, 40)
     ),
-    Assumptions("unfair, swap at 12 GB/s", knobs=UNFAIR, swap_gb_per_s=12),
+    Assumptions("unfair, swap at 12 GB/s", parameters=UNFAIR, swap_gb_per_s=12),
     Assumptions(
-        "unfair, prefill step + 30 ms, 12 GB/s", knobs=UNFAIR, prefill_step_ms=30, swap_gb_per_s=12
+        "unfair, prefill step + 30 ms, 12 GB/s",
+        parameters=UNFAIR,
+        prefill_step_ms=30,
+        swap_gb_per_s=12,
     ),
     *(
         Assumptions(
             f"the most against vLLM-swap, {gb_per_s} GB/s",
-            knobs=UNFAIR,
+            parameters=UNFAIR,
             swap_gb_per_s=gb_per_s,
         )
         for gb_per_s in (1, 2, 5, 12, 24.6)
     ),
-    Assumptions("future work: overlapped swap", knobs={"overlap_swap": True}),
-    Assumptions("future work: chunked recomputation", knobs={"chunk_tokens": 512}),
-    Assumptions("future work: both", knobs={"overlap_swap": True, "chunk_tokens": 512}),
+    Assumptions("future work: overlapped swap", parameters={"overlap_swap": True}),
+    Assumptions("future work: chunked recomputation", parameters={"chunk_tokens": 512}),
+    Assumptions("future work: both", parameters={"overlap_swap": True, "chunk_tokens": 512}),
     Assumptions(
-        "future work: overlapped swap, unfair", knobs={"overlap_swap": True, "fair": False}
+        "future work: overlapped swap, unfair", parameters={"overlap_swap": True, "fair": False}
     ),
     *(Assumptions(f"batch cap {n}", max_num_seqs=n) for n in (8, 16, 32, 64, 128)),
     *(Assumptions(f"{n} output tokens", output_tokens=n) for n in (16, 32, 128, 256)),
@@ -118,12 +121,12 @@ CASES = (
 def systems_under(a: Assumptions) -> dict[str, System]:
     """The three systems."""
     cap = {"max_num_seqs": a.max_num_seqs}
-    swap = system("vllm-swap").with_knobs(**cap, host_full=a.host_full)
-    ours = system("adaptivellm").with_knobs(**cap, **a.knobs)
+    swap = system("vllm-swap").with_parameters(**cap, host_full=a.host_full)
+    ours = system("adaptivellm").with_parameters(**cap, **a.parameters)
     if a.victim == "highest":
         ours = System("adaptivellm", HighestFirst(max_num_seqs=a.max_num_seqs))
     return {
-        "vllm-v0": system("vllm-v0").with_knobs(**cap),
+        "vllm-v0": system("vllm-v0").with_parameters(**cap),
         "vllm-swap": swap,
         "adaptivellm": ours,
     }

@@ -24,11 +24,11 @@ def runs(
     slo: str = "ttft=1,tpot=0.15",
     model: str = "mistral-7b",
     host_s: float | None = None,
-    **knobs: object,
+    **parameters: object,
 ) -> list[tuple[float, Result]]:
     """Share within SLO and result, for each seed."""
     place = placed(PlacementSpec(model=model, gpu="a100-80g", tp=1, host_s=host_s))
-    system = SYSTEMS["ascendra"].with_knobs(**knobs)
+    system = SYSTEMS["ascendra"].with_parameters(**parameters)
     source = load_source("sharegpt")
     found = []
     for seed in SEEDS:

@@ -26,15 +26,15 @@ def cases() -> dict[str, tuple[System, str | None]]:
         "vllm, round-robin": (SYSTEMS["vllm"], "round-robin"),
         "vllm, least-loaded": (SYSTEMS["vllm"], "least-loaded"),
         "vllm-v0, least-loaded": (SYSTEMS["vllm-v0"], "least-loaded"),
-        "ascendra 3L1H": (ascendra.with_knobs(n_lp=3), None),
+        "ascendra 3L1H": (ascendra.with_parameters(n_lp=3), None),
         "ascendra 3L1H, given": (
-            ascendra.with_knobs(n_lp=3, performance_model="given"),
+            ascendra.with_parameters(n_lp=3, performance_model="given"),
             None,
         ),
         "llumnix": (SYSTEMS["llumnix"], None),
         **{
             f"{name} 4P4D": (
-                SYSTEMS[name].with_knobs(prefill_instances=4, decode_instances=4),
+                SYSTEMS[name].with_parameters(prefill_instances=4, decode_instances=4),
                 None,
             )
             for name in ("distserve", "splitwise", "mooncake", "memserve", "banaserve")

@@ -25,7 +25,16 @@ from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.slo import parse_slo
 from slo_bench.workloads.source import load_source
 
-HOOKS = ("admit", "urgency", "leave", "limits", "reserve", "keep", "preempt_by", "finished")
+HOOKS = (
+    "admit",
+    "queue_key",
+    "timeout",
+    "limits",
+    "headroom_blocks",
+    "victim_key",
+    "preemption_mode",
+    "on_finished",
+)
 EMBED_HOOKS = ("embed_admit", "embed_batch")
 
 MIX = (
@@ -65,10 +74,12 @@ def timed(name: str) -> Callable[..., Any]:
 def main() -> None:
     """Run, and print a line for each hook and the sum."""
     requests = int(sys.argv[1]) if len(sys.argv) > 1 else 3000
-    timed_hooks = {name: timed(name) for name in (*HOOKS, *EMBED_HOOKS) if name != "preempt_by"}
+    timed_hooks = {
+        name: timed(name) for name in (*HOOKS, *EMBED_HOOKS) if name != "preemption_mode"
+    }
     policy_type = dataclass(frozen=True)(type("Timed", (Collocation,), timed_hooks))
     language, embeds = model("llama-2-7b"), model("bge-m3")
-    for label, knobs in (
+    for label, parameters in (
         ("no memory pressure", {"safety_ratio": 0.0}),
         ("memory half as large", {"safety_ratio": 0.0}),
         ("the same, no admission control by reservations", {"counts": "current"}),
@@ -88,7 +99,7 @@ def main() -> None:
         begin_s = time.process_time()
         result = simulate(
             workload,
-            System("timed", policy_type(**knobs)),
+            System("timed", policy_type(**parameters)),
             where,
             step_time(where).model,
             embedder=embedder(embeds, where),

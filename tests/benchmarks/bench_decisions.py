@@ -25,7 +25,7 @@ from slo_bench.predictors.step_time import StepTime, step_time
 from slo_bench.workloads.workload import Workload
 
 RUNNING, WAITING = 256, 256
-BATCH_KNOBS = ("max_num_seqs", "max_batch", "max_running_requests", "max_batch_size")
+BATCH_PARAMETERS = ("max_num_seqs", "max_batch", "max_running_requests", "max_batch_size")
 PLACEMENT = Placement(
     model("llama-3-8b"),
     gpu("a100-80g"),
@@ -67,7 +67,9 @@ def workload(requests: int) -> Workload:
 
 def large_batches(system: System) -> System:
     """The system with batches of 256."""
-    return system.with_knobs(**{k: RUNNING for k in system.knobs() if k in BATCH_KNOBS})
+    return system.with_parameters(
+        **{k: RUNNING for k in system.parameters() if k in BATCH_PARAMETERS}
+    )
 
 
 def main(names: str = "", requests: str = "4000") -> None:

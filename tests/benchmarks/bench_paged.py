@@ -93,7 +93,7 @@ def requests(count: int, vocabulary: int, seed: int = 0) -> list[Asked]:
 
 def by_engine(decoder: Decoder, asked: Sequence[Asked], places: int) -> tuple[float, list[Any]]:
     """CPU seconds, and the answers."""
-    found = system("vllm").with_knobs(max_num_seqs=places)
+    found = system("vllm").with_parameters(max_num_seqs=places)
     engine = Engine(decoder, KvCacheConfig(64 * places, 16))
     states = [
         RequestState(row, 0.0, len(one.prompt), one.answer, one.answer, Slo())

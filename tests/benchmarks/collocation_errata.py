@@ -48,11 +48,13 @@ def main() -> None:
     suite = Experiment.suite("collocation")
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 4
     workloads = (suite.workload[1], *suite.workload[3:])[:first]
-    for label, knobs in VARIANTS.items():
+    for label, parameters in VARIANTS.items():
         asked = suite.model_copy(
             update={
                 "systems": ("collocation",),
-                "knobs": {"collocation": {name: (value,) for name, value in knobs.items()}},
+                "parameters": {
+                    "collocation": {name: (value,) for name, value in parameters.items()}
+                },
                 "workload": workloads,
                 "loads": (1.25,),
                 "seeds": seeds,

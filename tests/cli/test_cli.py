@@ -131,7 +131,7 @@ def test_an_interrupted_folder_is_finished_by_resume_alone(slo_bench, tmp_path):
 def test_a_file_and_options(slo_bench, tmp_path):
     (tmp_path / "x.toml").write_text(
         'systems = ["vllm", "orca"]\nrates = [1, 2]\nseeds = 1\nrequests = 10\n'
-        "[knobs.orca]\nmax_batch = 8\n"
+        "[parameters.orca]\nmax_batch = 8\n"
     )
     code, out, _ = slo_bench("run", "x.toml", "-s", "vllm", "--sweep", "tp=1,2", "--json")
     assert code == 0
@@ -143,7 +143,7 @@ def test_a_file_and_options(slo_bench, tmp_path):
     ]
 
 
-def test_knobs_on_the_command_line(slo_bench):
+def test_parameters_on_the_command_line(slo_bench):
     sweep = ["--sweep", "vllm.max_num_seqs=1,64", "--sweep", "rates=3"]
     code, out, _ = slo_bench(
         "run", "-s", "vllm", "--requests", "30", "--seeds", "1", *sweep, "--json"

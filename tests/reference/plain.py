@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 
-from slo_bench.harness.core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
+from slo_bench.harness.core.decisions import (
+    Admission,
+    Limits,
+    NextQueue,
+    PreemptionMode,
+    ReleaseReason,
+    Timeout,
+)
 from slo_bench.harness.core.device import SplitStepTime, StageDevice, occupy
-from slo_bench.harness.core.kv_cache_manager import BlockLedger
+from slo_bench.harness.core.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.queues import REKEY_AT_MOST
 from slo_bench.harness.core.release import Release
@@ -34,7 +41,7 @@ class PlainInstance:
     def __init__(
         self,
         policy: Policy,
-        ledger: BlockLedger,
+        kv_manager: KVCacheManager,
         predictions: Predictions,
         step_time: StepTime,
         stages: tuple[StageDevice, ...],
@@ -42,7 +49,7 @@ class PlainInstance:
         index: int = 0,
     ) -> None:
         self.policy = policy
-        self.ledger = ledger
+        self.kv_manager = kv_manager
         self.predictions = predictions
         self.step_time = step_time
         self.away: Away | None = None
@@ -56,12 +63,12 @@ class PlainInstance:
         self.outbox: list[Release] = []
         self.finished: list[RequestState] = []
         self.waiting = ArrivalQueue()
-        self.resident: list[RequestState] = []
+        self.swapped: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
         self.decoding: dict[RequestState, None] = {}
-        self.lingering: list[RequestState] = []  # ended, but not let go yet
-        self.parked: dict[RequestState, None] = {}  # on their way to another instance
+        self.pending_free: list[RequestState] = []  # ended, but not let go yet
+        self.in_transfer: dict[RequestState, None] = {}  # on their way to another instance
         self.prefill_only = self.tells_ends = self.tells_begun = False
         self.blocked_till_s = 0.0
         self.chunks: list[tuple[int, int]] = []
@@ -70,7 +77,7 @@ class PlainInstance:
         self.held = 0
         self.arrived = 0
         self.changed = True
-        self.leaves: dict[RequestState, Leave] = {}
+        self.timeouts: dict[RequestState, Timeout] = {}
         self.next_ones: list[RequestState] = []
         self.view = LoopView(self)
         self.limits = policy.limits(self.view)
@@ -87,13 +94,13 @@ class PlainInstance:
     @property
     def idle(self) -> bool:
         return not (
-            self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
+            self.decoding or self.prefilling or self.waiting.live or self.swapped or self.stalled
         )
 
     @property
     def n_requests(self) -> int:
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
-        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+        return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
     def earliest_release_s(self) -> float:
         return max(self.ready_s(), self.blocked_till_s)
@@ -111,58 +118,58 @@ class PlainInstance:
     def take_out(self, r: RequestState) -> None:
         if r.phase is Phase.WAITING:
             self.waiting.remove_all([r])
-            self.leaves.pop(r, None)
-        elif r.phase is Phase.RESIDENT:
-            self.resident.remove(r)
+            self.timeouts.pop(r, None)
+        elif r.phase is Phase.SWAPPED:
+            self.swapped.remove(r)
             self._leave_host(r)
         elif r.phase is Phase.PREFILL:
             self.prefilling.remove(r)
-            self.ledger.release(r)
+            self.kv_manager.release(r)
             r.phase, r.kv_tokens = Phase.WAITING, 0
         elif r.phase is Phase.DECODE:
             del self.decoding[r]
-            self._park(r)
+            self._put_in_transfer(r)
         else:
             self.stalled.remove(r)
-            self._park(r)
-        r.promised_blocks = 0
+            self._put_in_transfer(r)
+        r.reserved_blocks = 0
         self.reconsider()
 
     def let_go_of(self, r: RequestState) -> None:
-        del self.parked[r]
-        self.ledger.release(r)
+        del self.in_transfer[r]
+        self.kv_manager.release(r)
         self.reconsider()
 
     def lose_all(self) -> list[RequestState]:
         self._let_go()
-        there = [*self.inbox, *self.waiting, *self.resident, *self.stalled]
-        there += [*self.prefilling, *self.decoding, *self.parked]
+        there = [*self.inbox, *self.waiting, *self.swapped, *self.stalled]
+        there += [*self.prefilling, *self.decoding, *self.in_transfer]
         for r in there:
             r.recomputes += r.phase is not Phase.WAITING
             self._leave_host(r)
-            self.ledger.release(r)
-            r.phase, r.kv_tokens, r.promised_blocks = Phase.WAITING, 0, 0
+            self.kv_manager.release(r)
+            r.phase, r.kv_tokens, r.reserved_blocks = Phase.WAITING, 0, 0
             r.target_tokens = r.prompt_tokens + r.emitted_tokens
-        self.ledger.forget()
+        self.kv_manager.forget()
         self.waiting = ArrivalQueue()
-        self.resident, self.stalled, self.prefilling, self.decoding = [], [], [], {}
+        self.swapped, self.stalled, self.prefilling, self.decoding = [], [], [], {}
         self.inbox.clear()
-        self.parked.clear()
-        self.leaves.clear()
+        self.in_transfer.clear()
+        self.timeouts.clear()
         self.chunks = []
         self.swap_s = 0.0
         self.reconsider()
         return sorted(there, key=lambda r: (r.arrival_s, r.id))
 
-    def _park(self, r: RequestState) -> None:
-        r.phase = Phase.RESIDENT
-        r.promised_blocks = 0
-        self.parked[r] = None
+    def _put_in_transfer(self, r: RequestState) -> None:
+        r.phase = Phase.SWAPPED
+        r.reserved_blocks = 0
+        self.in_transfer[r] = None
 
     def _leave_host(self, r: RequestState) -> None:
-        if r.in_host:
-            self.ledger.host_free += r.blocks
-            r.blocks, r.in_host = 0, False
+        if r.in_host_memory:
+            self.kv_manager.host_free += r.blocks
+            r.blocks, r.in_host_memory = 0, False
 
     def ready_s(self) -> float:
         if not self.idle:
@@ -173,7 +180,7 @@ class PlainInstance:
         self.blocked_till_s = 0.0
         while True:
             self._arrive(known=self.now_s < horizon_s and not (stop_on_release and self.outbox))
-            if not self.policy.leaves_last:
+            if not self.policy.may_start_at_timeout:
                 self._dismiss()
             if stop_on_release and self.outbox:
                 return
@@ -187,7 +194,7 @@ class PlainInstance:
             if not self._iterate():
                 if self.idle:
                     continue
-                if self.lingering:
+                if self.pending_free:
                     self._let_go()
                 elif not self._pass_time(horizon_s):
                     return
@@ -197,7 +204,7 @@ class PlainInstance:
 
     def _arrive(self, *, known: bool) -> None:
         """`known`: is everybody here who has come by now?"""
-        if not self.limits.ahead:
+        if not self.limits.async_scheduling:
             self._take_in(self.now_s)
             return
         self._take_in(self.began_s)
@@ -213,55 +220,55 @@ class PlainInstance:
             r.seq = self.arrived
             r.instance = self.index
             self.changed = True
-            if r.phase is Phase.RESIDENT:
-                self.resident.append(r)
+            if r.phase is Phase.SWAPPED:
+                self.swapped.append(r)
             elif self.policy.admit(r, self.view) is Admission.REJECT:
-                self.outbox.append(Release(r, Why.REJECT, self.now_s))
+                self.outbox.append(Release(r, ReleaseReason.REJECT, self.now_s))
             else:
                 self.waiting.push(r)
-                leave = None if r.emitted_tokens else self.policy.leave(r, self.view)
-                if leave is not None:
-                    self.leaves[r] = leave
+                timeout = None if r.emitted_tokens else self.policy.timeout(r, self.view)
+                if timeout is not None:
+                    self.timeouts[r] = timeout
 
     def _dismiss(self) -> None:
-        due = [(leave.time_s, r.seq, r) for r, leave in self.leaves.items()]
+        due = [(timeout.time_s, r.seq, r) for r, timeout in self.timeouts.items()]
         for time_s, _, r in sorted(due, key=lambda d: d[:2]):
             if time_s <= self.now_s:
-                leave = self.leaves.pop(r)
+                timeout = self.timeouts.pop(r)
                 self.waiting.remove_all([r])
-                self.outbox.append(Release(r, leave.why, self.now_s))
+                self.outbox.append(Release(r, timeout.reason, self.now_s))
                 self.changed = True
 
-    def _by_urgency(self, requests: list[RequestState]) -> list[RequestState]:
-        return sorted(requests, key=lambda r: (self.policy.urgency(r, self.view), r.seq))
+    def _by_queue_key(self, requests: list[RequestState]) -> list[RequestState]:
+        return sorted(requests, key=lambda r: (self.policy.queue_key(r, self.view), r.seq))
 
     def _next_ones(self) -> list[RequestState]:
         """Who would go next of those that wait and of those whose KV is elsewhere."""
-        groups = (list(self.waiting), self.resident)
-        return [self._by_urgency(group)[0] for group in groups if group]
+        groups = (list(self.waiting), self.swapped)
+        return [self._by_queue_key(group)[0] for group in groups if group]
 
     def _next_waiting(self) -> RequestState:
-        if self.policy.order == "cache" and self.waiting.live > REKEY_AT_MOST:
+        if self.policy.queue_order == "prefix-cache" and self.waiting.live > REKEY_AT_MOST:
             return min(self.waiting, key=lambda r: (r.arrival_s, r.seq))
-        return self._by_urgency(list(self.waiting))[0]
+        return self._by_queue_key(list(self.waiting))[0]
 
     # ---------------------------------------------------------------- one iteration
 
     def _iterate(self) -> bool:
-        if self.policy.order == "time" and self._next_ones() != self.next_ones:
+        if self.policy.queue_order == "linear-in-time" and self._next_ones() != self.next_ones:
             self.changed = True
-        if self.changed and self.policy.limits_vary:
+        if self.changed and self.policy.dynamic_limits:
             self.limits = self.policy.limits(self.view)
-        limits, ledger = self.limits, self.ledger
+        limits, kv_manager = self.limits, self.kv_manager
         preempted = self._preempt_until_growth_fits(limits)
-        if self.changed and not (preempted and (self.decoding or self.lingering)):
+        if self.changed and not (preempted and (self.decoding or self.pending_free)):
             self.changed = self._enter_who_fits(limits)
             self.next_ones = self._next_ones()
         self.changed = self.changed or preempted
-        if self.policy.leaves_last:
+        if self.policy.may_start_at_timeout:
             self._dismiss()
         plan = self._chunks(limits)
-        decoders = list(self.decoding) if limits.mix or not plan else []
+        decoders = list(self.decoding) if limits.mixed_batches or not plan else []
         kv_tokens = sum(r.kv_tokens for r in decoders)
         longest = max((r.kv_tokens for r in decoders), default=0)
         for r in decoders:
@@ -271,9 +278,9 @@ class PlainInstance:
             chunks.append((r.kv_tokens, tokens))
             r.kv_tokens += tokens
             self._hold(r, r.kv_tokens)
-            if r.prefix_blocks and ledger.unit_tokens:
-                ledger.publish(r, r.kv_tokens)
-        ledger.evict()
+            if r.prefix_blocks and kv_manager.unit_tokens:
+                kv_manager.cache_blocks(r, r.kv_tokens)
+        kv_manager.evict()
         if not decoders and not plan:
             return False
         batch = (len(decoders), kv_tokens, chunks)
@@ -298,8 +305,8 @@ class PlainInstance:
         return True
 
     def _hold(self, r: RequestState, tokens: int) -> None:
-        blocks = max(r.blocks, self.ledger.blocks(tokens))
-        self.ledger.free -= blocks - r.blocks
+        blocks = max(r.blocks, self.kv_manager.blocks(tokens))
+        self.kv_manager.free -= blocks - r.blocks
         r.blocks = blocks
 
     def _decoded(self, r: RequestState) -> None:
@@ -322,36 +329,36 @@ class PlainInstance:
         if r.emitted_tokens == r.output_tokens:
             self._finish(r)
         elif self.prefill_only:
-            self._park(r)
-            self.outbox.append(Release(r, Why.HAND_OVER, self.now_s))
+            self._put_in_transfer(r)
+            self.outbox.append(Release(r, ReleaseReason.HAND_OVER, self.now_s))
             self.changed = True
         else:
             r.phase = Phase.DECODE
             r.tick0 = 0
             self.decoding[r] = None
-        if self.waiting.live or self.resident or self.policy.limits_vary:
+        if self.waiting.live or self.swapped or self.policy.dynamic_limits:
             self.changed = True
 
     def _finish(self, r: RequestState) -> None:
         r.finish_s = self.now_s
         r.phase = Phase.DONE
-        if r.prefix_blocks and self.ledger.unit_tokens:
-            self.ledger.publish(r, r.kv_tokens)
-        if self.limits.ahead:
-            self.lingering.append(r)
+        if r.prefix_blocks and self.kv_manager.unit_tokens:
+            self.kv_manager.cache_blocks(r, r.kv_tokens)
+        if self.limits.async_scheduling:
+            self.pending_free.append(r)
         else:
-            self.ledger.release(r)
+            self.kv_manager.release(r)
         self.finished.append(r)
         self.changed = True
-        if r.notify or self.tells_ends:
+        if r.notify_on_finish or self.tells_ends:
             self.outbox.append(Release.finish(r))
-        self.policy.finished(r, self.view)
+        self.policy.on_finished(r, self.view)
 
     def _let_go(self) -> None:
-        for r in self.lingering:
-            self.ledger.release(r)
+        for r in self.pending_free:
+            self.kv_manager.release(r)
             self.changed = True
-        self.lingering = []
+        self.pending_free = []
 
     def _pass_time(self, horizon_s: float) -> bool:
         self.changed = True
@@ -359,7 +366,7 @@ class PlainInstance:
             self.now_s += self.swap_s
             self.swap_s = 0.0
             return True
-        times = [leave.time_s for leave in self.leaves.values()]
+        times = [timeout.time_s for timeout in self.timeouts.values()]
         if self.inbox:
             times.append(self.inbox[0].visible_s)
         next_s = min(times, default=INF)
@@ -376,9 +383,9 @@ class PlainInstance:
 
     def _growth(self, limits: Limits) -> int:
         """Blocks that the running requests take in this iteration."""
-        blocks = self.ledger.blocks
+        blocks = self.kv_manager.blocks
         need = sum(blocks(r.kv_tokens + 1) - r.blocks for r in self.decoding)
-        if limits.by_chunk:
+        if limits.allocate_per_chunk:
             room = limits.token_budget - len(self.decoding)
             for r in self.prefilling:
                 tokens = min(r.target_tokens - r.kv_tokens, room)
@@ -392,10 +399,10 @@ class PlainInstance:
         preempted = False
         while self.decoding or self.prefilling:
             need = self._growth(limits)
-            if self.ledger.free - limits.headroom_blocks >= need:
+            if self.kv_manager.free - limits.decode_headroom_blocks >= need:
                 break
             alone = len(self.decoding) == 1 and not self.prefilling
-            if alone and self.ledger.free >= need:
+            if alone and self.kv_manager.free >= need:
                 break
             self._preempt()
             preempted = True
@@ -403,24 +410,24 @@ class PlainInstance:
 
     def _preempt(self) -> None:
         def rank(r: RequestState) -> tuple[object, int]:
-            return (self.policy.keep(r, self.view), -r.seq)
+            return (self.policy.victim_key(r, self.view), -r.seq)
 
         self.measures.preemptions += 1
-        victim = min([*self.decoding, *self.prefilling, *self.lingering], key=rank)
-        if victim in self.lingering:
-            self.lingering.remove(victim)
-            self.ledger.release(victim)
+        victim = min([*self.decoding, *self.prefilling, *self.pending_free], key=rank)
+        if victim in self.pending_free:
+            self.pending_free.remove(victim)
+            self.kv_manager.release(victim)
             return
-        how = PreemptBy.RECOMPUTE
+        how = PreemptionMode.RECOMPUTE
         cached = victim.kv_tokens
         if victim in self.decoding:
-            how = self.policy.preempt_by(victim, self.view)
+            how = self.policy.preemption_mode(victim, self.view)
             del self.decoding[victim]
-            if self.limits.ahead and cached > victim.target_tokens:
+            if self.limits.async_scheduling and cached > victim.target_tokens:
                 cached -= 1  # the text of its last token is still to come
         else:
             self.prefilling.remove(victim)
-        if how is PreemptBy.STALL:
+        if how is PreemptionMode.STALL:
             victim.phase = Phase.STALLED
             self.stalled.append(victim)
             if self.decoding or self.prefilling:
@@ -429,16 +436,16 @@ class PlainInstance:
             self.stalled.remove(victim)
             self.changed = True
         blocks = victim.blocks
-        if victim.prefix_blocks and self.ledger.unit_tokens:
-            self.ledger.publish(victim, cached)
-        self.ledger.release(victim)
-        if how is PreemptBy.SWAP and blocks <= self.ledger.host_free:
+        if victim.prefix_blocks and self.kv_manager.unit_tokens:
+            self.kv_manager.cache_blocks(victim, cached)
+        self.kv_manager.release(victim)
+        if how is PreemptionMode.SWAP and blocks <= self.kv_manager.host_free:
             victim.blocks = blocks
-            self.ledger.host_free -= blocks
-            victim.phase = Phase.RESIDENT
-            victim.in_host = True
+            self.kv_manager.host_free -= blocks
+            victim.phase = Phase.SWAPPED
+            victim.in_host_memory = True
             victim.swaps += 1
-            self.resident.append(victim)
+            self.swapped.append(victim)
             self.swap_s += self.predictions.swap_s(blocks)
         else:
             victim.phase = Phase.WAITING
@@ -453,68 +460,68 @@ class PlainInstance:
         if self.stalled:
             self._resume_stalled(limits)
         held = self.held = self._growth(limits)
-        if self.resident or self.waiting.live:
-            which = self.policy.refill(self.view)
-            if self.resident and which is Refill.RESIDENT:
-                return self._enter_residents(limits, held)
-            if which is Refill.NEITHER:
+        if self.swapped or self.waiting.live:
+            which = self.policy.next_queue(self.view)
+            if self.swapped and which is NextQueue.SWAPPED:
+                return self._enter_swapped(limits, held)
+            if which is NextQueue.NONE:
                 return self._budget_taken(limits)
-        ledger = self.ledger
-        if not limits.mix:
+        kv_manager = self.kv_manager
+        if not limits.mixed_batches:
             held = 0  # if anybody enters, nobody decodes in this iteration
-        room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        room = limits.token_budget - (len(self.decoding) if limits.mixed_batches else 0)
         entered = False
-        ledger.evict(held)
+        kv_manager.evict(held)
         while self.waiting.live:
             pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
             if pending >= room:
                 return True
             r = self._next_waiting()
-            units = ledger.match_units(r) if ledger.unit_tokens else 0
-            tokens = r.target_tokens - units * ledger.unit_tokens
+            units = kv_manager.get_computed_blocks(r) if kv_manager.unit_tokens else 0
+            tokens = r.target_tokens - units * kv_manager.unit_tokens
             if not limits.chunked and pending and pending + tokens > room:
                 return True
-            need = ledger.blocks(r.target_tokens)
+            need = kv_manager.blocks(r.target_tokens)
             if units:
-                need += ledger.idle_in_match(r, units) - units * ledger.unit_blocks
+                need += kv_manager.num_evictable_blocks(r, units) - units * kv_manager.unit_blocks
             if not self._has_room(r, need + held, limits):
                 break
             entered = True
             self.waiting.remove_all([r])
-            self.leaves.pop(r, None)
+            self.timeouts.pop(r, None)
             if units:
-                self.swap_s += ledger.take_match(r, units)
+                self.swap_s += kv_manager.allocate(r, units)
             if r.cached_tokens < 0:
                 r.cached_tokens = r.kv_tokens
-            if limits.by_chunk:
+            if limits.allocate_per_chunk:
                 chunk = min(tokens, room - pending)
-                held += ledger.blocks(r.kv_tokens + chunk) - r.blocks
+                held += kv_manager.blocks(r.kv_tokens + chunk) - r.blocks
             else:
                 self._hold(r, r.target_tokens)
-            ledger.evict(held)
+            kv_manager.evict(held)
             r.phase = Phase.PREFILL
             self.prefilling.append(r)
             self._enlist(r)
         if self.tells_begun and entered and not self.waiting.live:
-            self.outbox.append(Release(self.prefilling[-1], Why.BEGUN, self.now_s))
-        return entered and bool(self.resident)
+            self.outbox.append(Release(self.prefilling[-1], ReleaseReason.BEGUN, self.now_s))
+        return entered and bool(self.swapped)
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
+    def admissible(self, group: NextQueue) -> list[RequestState]:
         """Those of a group, in their order, for whom there is room now."""
-        limits, ledger = self.limits, self.ledger
-        waits = group is Refill.WAITING
-        held = 0 if waits and not limits.mix else self.held
+        limits, kv_manager = self.limits, self.kv_manager
+        waits = group is NextQueue.WAITING
+        held = 0 if waits and not limits.mixed_batches else self.held
         pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
-        room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
-        seqs = len(self.decoding) + len(self.prefilling) + len(self.lingering)
+        room = limits.token_budget - (len(self.decoding) if limits.mixed_batches else 0)
+        seqs = len(self.decoding) + len(self.prefilling) + len(self.pending_free)
         fitting: list[RequestState] = []
-        for r in self._by_urgency(list(self.waiting) if waits else self.resident):
+        for r in self._by_queue_key(list(self.waiting) if waits else self.swapped):
             tokens = r.target_tokens if waits else r.kv_tokens + 1
-            held += ledger.blocks(tokens)
-            needed = held + limits.watermark_blocks + self.policy.reserve(r, self.view)
-            if needed > ledger.free or seqs + len(fitting) >= limits.max_seqs:
+            held += kv_manager.blocks(tokens)
+            needed = held + limits.watermark_blocks + self.policy.headroom_blocks(r, self.view)
+            if needed > kv_manager.free or seqs + len(fitting) >= limits.max_seqs:
                 break
-            if (waits or limits.mix) and pending >= room:
+            if (waits or limits.mixed_batches) and pending >= room:
                 break
             if waits and not limits.chunked and pending and pending + tokens > room:
                 break
@@ -523,43 +530,43 @@ class PlainInstance:
         return fitting
 
     def _has_room(self, r: RequestState, need: int, limits: Limits) -> bool:
-        policy, ledger = self.policy, self.ledger
-        need += limits.watermark_blocks + policy.reserve(r, self.view)
-        promised = sum(x.promised_blocks for x in self._everybody())
-        promise = 0 if r.promised_blocks else policy.commit(r, self.view)
+        policy, kv_manager = self.policy, self.kv_manager
+        need += limits.watermark_blocks + policy.headroom_blocks(r, self.view)
+        promised = sum(x.reserved_blocks for x in self._everybody())
+        promise = 0 if r.reserved_blocks else policy.reserved_blocks(r, self.view)
         return (
-            len(self.decoding) + len(self.prefilling) + len(self.lingering) < limits.max_seqs
-            and need <= ledger.free
-            and promised + promise <= ledger.total
+            len(self.decoding) + len(self.prefilling) + len(self.pending_free) < limits.max_seqs
+            and need <= kv_manager.free
+            and promised + promise <= kv_manager.total
         )
 
     def _everybody(self) -> list[RequestState]:
         batch = [*self.decoding, *self.prefilling]
-        return [*batch, *self.stalled, *self.resident, *self.waiting]
+        return [*batch, *self.stalled, *self.swapped, *self.waiting]
 
     def _enlist(self, r: RequestState) -> None:
         if r.scheduled_s != r.scheduled_s:
             r.scheduled_s = self.now_s
-        if not r.promised_blocks:
-            r.promised_blocks = self.policy.commit(r, self.view)
+        if not r.reserved_blocks:
+            r.reserved_blocks = self.policy.reserved_blocks(r, self.view)
 
-    def _enter_residents(self, limits: Limits, held: int) -> bool:
-        ledger = self.ledger
+    def _enter_swapped(self, limits: Limits, held: int) -> bool:
+        kv_manager = self.kv_manager
         entered = False
-        for r in self._by_urgency(self.resident):
-            if limits.mix and self._budget_taken(limits):
+        for r in self._by_queue_key(self.swapped):
+            if limits.mixed_batches and self._budget_taken(limits):
                 return True
-            blocks = ledger.blocks(r.kv_tokens + 1)
+            blocks = kv_manager.blocks(r.kv_tokens + 1)
             if not self._has_room(r, blocks + held, limits):
                 break
             entered = True
-            self.resident.remove(r)
-            if r.in_host:
-                ledger.host_free += r.blocks
+            self.swapped.remove(r)
+            if r.in_host_memory:
+                kv_manager.host_free += r.blocks
                 self.swap_s += self.predictions.swap_s(r.blocks)
-                r.in_host = False
-            r.blocks = ledger.blocks(r.kv_tokens)
-            ledger.free -= r.blocks
+                r.in_host_memory = False
+            r.blocks = kv_manager.blocks(r.kv_tokens)
+            kv_manager.free -= r.blocks
             held += blocks - r.blocks
             self._enlist(r)
             r.phase = Phase.DECODE
@@ -568,24 +575,24 @@ class PlainInstance:
 
     def _budget_taken(self, limits: Limits) -> bool:
         pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
-        return pending + (len(self.decoding) if limits.mix else 0) >= limits.token_budget
+        return pending + (len(self.decoding) if limits.mixed_batches else 0) >= limits.token_budget
 
     def _resume_stalled(self, limits: Limits) -> None:
         def rank(r: RequestState) -> tuple[object, int]:
-            return (self.policy.keep(r, self.view), -r.seq)
+            return (self.policy.victim_key(r, self.view), -r.seq)
 
         for r in sorted(self.stalled, key=rank, reverse=True):
-            spare = limits.headroom_blocks if self.decoding else 0
+            spare = limits.decode_headroom_blocks if self.decoding else 0
             decoders = [*self.decoding, r]
-            need = sum(self.ledger.blocks(x.kv_tokens + 1) - x.blocks for x in decoders)
-            if self.ledger.free - need < spare:
+            need = sum(self.kv_manager.blocks(x.kv_tokens + 1) - x.blocks for x in decoders)
+            if self.kv_manager.free - need < spare:
                 break
             self.stalled.remove(r)
             r.phase = Phase.DECODE
             self.decoding[r] = None
 
     def _chunks(self, limits: Limits) -> list[tuple[RequestState, int]]:
-        budget = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        budget = limits.token_budget - (len(self.decoding) if limits.mixed_batches else 0)
         plan: list[tuple[RequestState, int]] = []
         for r in self.prefilling:
             tokens = r.target_tokens - r.kv_tokens

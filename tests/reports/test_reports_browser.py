@@ -55,7 +55,7 @@ def published(folder):
 @pytest.fixture
 def faceted(make_run, tmp_path):
     """The address of a report with long workloads and models, hostile ones among them."""
-    axes = {"workload": [*LONG, HOSTILE], "model": ["x", "y" * 70], "vllm.knob": ["1"]}
+    axes = {"workload": [*LONG, HOSTILE], "model": ["x", "y" * 70], "vllm.parameter": ["1"]}
     folder = make_run(axes=axes, systems=["vllm", "orca"], seeds=1, toml=published(tmp_path))
     return write_report([folder], tmp_path / "report.html").as_uri()
 

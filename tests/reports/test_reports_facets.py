@@ -44,7 +44,7 @@ def cells_of(systems=("a", "b"), **axes):
         (cells_of(model=["x", "y"], slo=["s", "t"]), Division(("model", "slo"), ())),
         # One series in each facet: then there is nothing to compare in any.
         (cells_of("a", model=["x", "y"]), Division((), ("model",))),
-        # More series than colours: setups make facets, knobs never.
+        # More series than colours: setups make facets, parameters never.
         (cells_of(pp=list("123"), **{"a.k": list("1234")}), Division(("pp",), ("a.k",))),
         (cells_of("a", **{"a.k": list("123456789")}), Division((), ("a.k",))),
         # The number of GPUs follows from another axis, and is left out.
@@ -76,7 +76,7 @@ def test_facets_stand_in_the_order_of_their_settings():
     assert facet_noun(cells_of(model=["x", "y"])) == "model"
 
 
-def test_a_knob_is_named_where_it_belongs():
+def test_a_parameter_is_named_where_it_belongs():
     cells = cells_of(**{"a.k": ["1", "2"]})
     assert list(with_series(cells)["series"]) == ["a · k 1", "a · k 2", "b", "b"]
 

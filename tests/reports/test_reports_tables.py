@@ -55,7 +55,7 @@ def test_facets_stand_below_one_another_under_their_labels(make_run):
 
 @pytest.mark.parametrize("width", [50, 80, 200])
 def test_tables_of_facets_keep_every_column_in_any_width(make_run, width):
-    axes = {"model": ["x", "y"], "vllm.long_knob": ["a-long-value-of-a-knob" * 2, "2"]}
+    axes = {"model": ["x", "y"], "vllm.long_parameter": ["a-long-value-of-a-parameter" * 2, "2"]}
     cells = combine(read_runs([make_run(axes=axes, systems=["vllm", "orca"], requests=30)]))
     lines = printed(cells, width=width).splitlines()
     assert max(map(len, lines)) <= width

@@ -112,7 +112,7 @@ class Bench:
         made = load_source(self.workload).make(
             rate_rps=_BURST_RPS, requests=self.requests, seed=self.seed
         )
-        fifo = system("fifo").with_knobs(max_batch=setup.batch)
+        fifo = system("fifo").with_parameters(max_batch=setup.batch)
         steps = staged_step_time(place, self.host_s).model
         totals = simulate(made, fifo, place, steps, oversize="reject").totals
         loading_s = max(

@@ -62,7 +62,7 @@ def write_launch_files(
     Raises:
         SloBenchError: they cannot be written.
     """
-    experiment = experiment_of(asked, plan.offer, plan.knobs, plan.instances, wanted.rate_rps)
+    experiment = experiment_of(asked, plan.offer, plan.parameters, plan.instances, wanted.rate_rps)
     kept = experiment.model_copy(update={"records": asked.records, "name": "plan"})
     files = {folder / "experiment.toml": kept.to_toml()}
     script = launch_script(asked, wanted, plan)
@@ -95,16 +95,16 @@ def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer)
     spread = [str(word) for pair in degrees if pair[1] > 1 for word in pair]
     if system.cluster is not None:
         words = ["slo-bench serve", system.name, "--backend", backend, '--model "$MODEL"']
-        words += _knobs(plan.knobs)
+        words += _parameters(plan.parameters)
         words += [f"--server-arg={word}" for word in spread]
         return _ROLES.format(**fields, all_gpus=plan.gpus, command=" ".join(words))
     if system.name == backend:
         words = [_STOCK[backend][0], '--host "$ADDRESS"', f"--port $(({_PORT} + k))", *spread]
         options = OWN_OPTIONS[backend]
-        words += [f"{options[k]} {v}" for k, v in plan.knobs.items() if k in options]
+        words += [f"{options[k]} {v}" for k, v in plan.parameters.items() if k in options]
     else:
         words = ["slo-bench serve", system.name, "--backend", backend, '--model "$MODEL"']
-        words += [f"--port $(({_PORT} + k))", *_knobs(plan.knobs)]
+        words += [f"--port $(({_PORT} + k))", *_parameters(plan.parameters)]
         words += [f"--server-arg={word}" for word in spread]
     per_host = max(1, GPUS_OF_A_HOST // plan.offer.gpus)
     return _SCRIPT.format(
@@ -117,5 +117,5 @@ def launch_script(asked: ExperimentSchema, wanted: TargetLoad, plan: SizedOffer)
     )
 
 
-def _knobs(knobs: Mapping[str, Value]) -> list[str]:
-    return [f"--knob {name}={str(value).lower()}" for name, value in knobs.items()]
+def _parameters(parameters: Mapping[str, Value]) -> list[str]:
+    return [f"--set {name}={str(value).lower()}" for name, value in parameters.items()]

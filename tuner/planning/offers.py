@@ -18,7 +18,7 @@ from ...workloads.errors import SloBenchError
 
 Value = bool | int | float | str
 
-# Knobs that say how many instances of either kind there are; their ratio is searched.
+# Parameters that say how many instances of either kind there are; their ratio is searched.
 _PAIRS = (("prefill_instances", "decode_instances"), ("n_lp", "n_hp"))
 _RATIOS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1))
 _ALL_RATIOS_UP_TO = 6  # instances
@@ -33,7 +33,7 @@ class Offer:
     """`instances` like this can be had, each on `tp` × `pp` GPUs for `usd_per_hour` of them all."""
 
     system: str
-    settings: tuple[Mapping[str, Value], ...]  # knobs to choose from
+    settings: tuple[Mapping[str, Value], ...]  # parameters to choose from
     gpu: str
     tp: int
     pp: int
@@ -53,16 +53,16 @@ class Offer:
         return f"{self.system} on {self.gpu} {spread}"
 
     def shapes(self, instances: int) -> Iterator[Mapping[str, Value]]:
-        """Knobs for so many instances: all settings, with every ratio worth a try where there are
-        two kinds of instances.
+        """Parameters for so many instances: all settings, with every ratio worth a try where there
+        are two kinds of instances.
         """
-        for knobs in self.settings:
-            pair = _open_pair(self.system, knobs)
+        for parameters in self.settings:
+            pair = _open_pair(self.system, parameters)
             if pair is None:
-                yield knobs
+                yield parameters
                 continue
             for one, other in _ratios(instances):
-                yield {**knobs, pair[0]: one, pair[1]: other}
+                yield {**parameters, pair[0]: one, pair[1]: other}
 
 
 def offers(
@@ -74,7 +74,7 @@ def offers(
     """Everything that may carry `rate_rps`, the cheapest by a bound first.
 
     Args:
-        asked: the model, the workload, systems and their knobs; `tp` and `pp` where not open.
+        asked: the model, the workload, systems and their parameters; `tp` and `pp` where not open.
         rate_rps: requests per second.
         kinds: GPUs to choose from; by default all of the catalogue with a price.
         prices: USD per hour by GPU, where they are not the catalogue's.
@@ -111,7 +111,7 @@ def offers(
 def spec_of(
     asked: ExperimentSchema,
     offer: Offer,
-    knobs: Mapping[str, Value],
+    parameters: Mapping[str, Value],
     instances: int,
     rate_rps: float,
 ) -> CellSpec:
@@ -120,13 +120,13 @@ def spec_of(
     Raises:
         SloBenchError: so many instances make no such system, or the model does not fit.
     """
-    return plan(experiment_of(asked, offer, knobs, instances, rate_rps)).cells[0]
+    return plan(experiment_of(asked, offer, parameters, instances, rate_rps)).cells[0]
 
 
 def experiment_of(
     asked: ExperimentSchema,
     offer: Offer,
-    knobs: Mapping[str, Value],
+    parameters: Mapping[str, Value],
     instances: int,
     rate_rps: float,
 ) -> ExperimentSchema:
@@ -134,7 +134,7 @@ def experiment_of(
     return asked.model_copy(
         update={
             "systems": (offer.system,),
-            "knobs": {offer.system: {name: (value,) for name, value in knobs.items()}},
+            "parameters": {offer.system: {name: (value,) for name, value in parameters.items()}},
             "gpu": (offer.gpu,),
             "tp": (offer.tp,),
             "pp": (offer.pp,),
@@ -150,7 +150,7 @@ def _offer(
     asked: ExperimentSchema, rate_rps: float, kind: str, tp: int, pp: int, system: str, usd: float
 ) -> Offer:
     settings = tuple(_settings(asked, system))
-    wanted = system_by_name(system).with_knobs(**settings[0])
+    wanted = system_by_name(system).with_parameters(**settings[0])
     least = 1 if wanted.cluster is None else wanted.cluster.least_instances
     if _open_pair(system, settings[0]) is not None:
         least = 2
@@ -177,28 +177,28 @@ def _degrees(asked: ExperimentSchema, kind: str, pp: int) -> Sequence[int]:
 
 
 def _settings(asked: ExperimentSchema, name: str) -> Iterator[Mapping[str, Value]]:
-    """A system's knobs: those given, and a few token budgets where none is."""
+    """A system's parameters: those given, and a few token budgets where none is."""
     wanted = system_by_name(name)
     if wanted.sharing is not None:
         raise SloBenchError(f"{name} serves several models; plan chooses for one")
-    given = dict(asked.knobs.get(name, {}))
-    for knob, bounds in wanted.bounds().items():
-        if knob in _BUDGETS and knob not in given:
-            default = wanted.knobs()[knob]
+    given = dict(asked.parameters.get(name, {}))
+    for parameter, bounds in wanted.bounds().items():
+        if parameter in _BUDGETS and parameter not in given:
+            default = wanted.parameters()[parameter]
             budgets = dict.fromkeys(round(default * factor) for factor in _BUDGET_FACTORS)
-            given[knob] = tuple(
+            given[parameter] = tuple(
                 one for one in budgets if (bounds.low or 0) <= one <= (bounds.high or math.inf)
             )
     for values in itertools.product(*given.values()):
         yield dict(zip(given, values, strict=True))
 
 
-def _open_pair(name: str, knobs: Mapping[str, Value]) -> tuple[str, str] | None:
+def _open_pair(name: str, parameters: Mapping[str, Value]) -> tuple[str, str] | None:
     """The two numbers of instances of a system, unless one is given."""
     cluster = system_by_name(name).cluster
     for pair in _PAIRS:
         if cluster is not None and all(hasattr(cluster, one) for one in pair):
-            return None if any(one in knobs for one in pair) else pair
+            return None if any(one in parameters for one in pair) else pair
     return None
 
 

@@ -74,7 +74,7 @@ class SizedOffer:
 
     offer: Offer
     instances: int
-    knobs: Mapping[str, Value]
+    parameters: Mapping[str, Value]
     attainment: float
     low: float
     high: float
@@ -116,7 +116,7 @@ def plan_cheapest(
     """The cheapest ways to carry a load within its SLOs, simulated.
 
     Args:
-        asked: model, workload, SLO, systems and their knobs; GPUs and their number stay open.
+        asked: model, workload, SLO, systems and their parameters; GPUs and their number stay open.
         wanted: the rate, the target, and how many alternatives.
         kinds: GPUs to choose from; by default all of the catalogue.
         prices: USD per hour by GPU, where they are not the catalogue's.
@@ -239,12 +239,12 @@ class _Search:
     ) -> SizedOffer | None:
         """The best of the shapes that carry the rate with so many instances."""
         found: list[SizedOffer] = []
-        for knobs in offer.shapes(instances):
+        for parameters in offer.shapes(instances):
             try:
-                spec = spec_of(self._asked, offer, knobs, instances, rate_rps)
+                spec = spec_of(self._asked, offer, parameters, instances, rate_rps)
             except SloBenchError:  # so many make no such system
                 continue
-            set_to = "".join(f" {knob}={value}" for knob, value in knobs.items())
+            set_to = "".join(f" {parameter}={value}" for parameter, value in parameters.items())
             name = f"{instances} × {offer.name}{set_to} at {rate_rps:.3g} req/s"
             level = self._memory.levels.get(name)
             if level is None:
@@ -253,7 +253,7 @@ class _Search:
                 self._memory.keep(name, level)
             carries, attainment, low, high = level
             if carries:
-                found.append(SizedOffer(offer, instances, knobs, attainment, low, high))
+                found.append(SizedOffer(offer, instances, parameters, attainment, low, high))
         return max(found, key=lambda one: one.attainment, default=None)
 
     def _level(self, spec: CellSpec, rate: float, requests: int) -> Sequence[float]:
@@ -280,7 +280,7 @@ class _Search:
     def _with_capacity(self, one: SizedOffer) -> SizedOffer:
         self._say(f"what {one.instances} × {one.offer.name} can carry at most")
         rate = self._wanted.whole_rps
-        spec = spec_of(self._asked, one.offer, one.knobs, one.instances, rate)
+        spec = spec_of(self._asked, one.offer, one.parameters, one.instances, rate)
         options = SearchOptions(
             targets=(self._wanted.target,),
             tolerance=_TOLERANCE,

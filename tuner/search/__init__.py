@@ -1,4 +1,4 @@
-"""Tuning: which knobs, instances, placement and server settings serve an objective best?
+"""Tuning: which parameters, instances, placement and server settings serve an objective best?
 
 >>> from slo_bench import Experiment
 >>> from slo_bench.tuner.search.settings import TuneSettings

@@ -119,7 +119,7 @@ class Dimension:
 
 
 def of_bounds(name: str, bounds: Bounds) -> Dimension | None:
-    """The whole range of a knob; None where it has no ends, or is the name of a file."""
+    """The whole range of a parameter; None where it has no ends, or is the name of a file."""
     if bounds.choices is not None:
         return Dimension(name, choices=tuple(bounds.choices))
     if bounds.file or bounds.low is None or bounds.high is None:

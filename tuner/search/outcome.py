@@ -150,10 +150,10 @@ def launch_commands(
     """What runs the winner again, and what serves it."""
     commands = [f"slo-bench run {shlex.quote(str(path))}"]
     found = system(space.system)
-    knobs = {
+    parameters = {
         name: values[0]
-        for name, values in applied.knobs.get(space.system, {}).items()
-        if values[0] != found.knobs()[name]
+        for name, values in applied.parameters.get(space.system, {}).items()
+        if values[0] != found.parameters()[name]
     }
     backend: str = applied.backend
     if backend == SIMULATED:
@@ -162,9 +162,11 @@ def launch_commands(
         return tuple(commands)
     words = ["slo-bench", "serve", space.system, "--backend", backend, "--model", applied.model[0]]
     if backend == space.system:  # the server as it is, with options of its own
-        knobs = {name: value for name, value in knobs.items() if name in OWN_OPTIONS[backend]}
-    for name, value in knobs.items():
-        words += ["--knob", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
+        parameters = {
+            name: value for name, value in parameters.items() if name in OWN_OPTIONS[backend]
+        }
+    for name, value in parameters.items():
+        words += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
     for name, option in (
         ("instances", "--instances"),
         ("router", "--router"),

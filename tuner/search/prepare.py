@@ -86,7 +86,7 @@ def _gpus(experiment: Experiment) -> int:
     """
     if experiment.gpus == (None,) or system(experiment.systems[0]).cluster is None:
         return gpus_of(cell_of(experiment, "default"))
-    table = experiment.model_dump(exclude_unset=True) | {"systems": ("vllm",), "knobs": {}}
+    table = experiment.model_dump(exclude_unset=True) | {"systems": ("vllm",), "parameters": {}}
     return gpus_of(cell_of(Experiment(**table), "default"))
 
 

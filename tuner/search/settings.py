@@ -34,8 +34,8 @@ _LISTS = ("objectives", "confirm_workloads")
 class TuneSettings:
     """The objectives, what is searched, by whom, for how long, and what the winner must prove.
 
-    `search` is name to range, as `--search` has it; empty: all knobs of the system. A budget that
-    is None is no limit. `confirm_backend`: the winner is measured there as well.
+    `search` is name to range, as `--search` has it; empty: all parameters of the system. A budget
+    that is None is no limit. `confirm_backend`: the winner is measured there as well.
 
     Raises:
         SloBenchError: a value makes no sense.

@@ -1,4 +1,4 @@
-"""The search space of a system: its knobs, and settings of where and how it runs."""
+"""The search space of a system: its parameters, and settings of where and how it runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .dimension import Dimension, Value, of_bounds, of_values, parse
 Configuration = Mapping[str, Value]
 Asked = str | Sequence[Value] | Value  # what stands behind a name that is searched
 
-KNOBS = "knobs"  # stands for all of the system's own
+PARAMETERS = "parameters"  # stands for all of the system's own
 SERVER = "server."  # begins the name of a server's own option
 _MOST_DRAWS = 2000
 
@@ -85,7 +85,7 @@ class Space:
             SloBenchError: they make no experiment.
         """
         changes: dict[str, Any] = {}
-        knobs = dict(experiment.knobs.get(self.system, {}))
+        parameters = dict(experiment.parameters.get(self.system, {}))
         args = list(experiment.server.args)
         for name, value in configuration.items():
             if name.startswith(SERVER):
@@ -93,12 +93,12 @@ class Space:
             elif name in SETTINGS:
                 changes[name] = (value,)
             else:
-                knobs[name] = (value,)
+                parameters[name] = (value,)
         if "instances" in changes:
             changes["gpus"] = (None,)
         table = experiment.model_dump(exclude_unset=True) | changes
-        if knobs:
-            table["knobs"] = {self.system: knobs}
+        if parameters:
+            table["parameters"] = {self.system: parameters}
         if args != list(experiment.server.args):
             table["server"] = {**table.get("server", {}), "args": tuple(args)}
         return Experiment(**table)
@@ -129,27 +129,28 @@ def key_of(configuration: Configuration) -> str:
 
 
 def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | None) -> Space:
-    """What is searched: by default all knobs of the system, else what is named.
+    """What is searched: by default all parameters of the system, else what is named.
 
     Args:
         experiment: of one system, and one value for every setting.
-        asked: name to range or values, as `--search` has them; "" is the whole range of a knob.
+        asked: name to range or values, as `--search` has them; "" is the whole range of a
+            parameter.
         gpus: how many there are, where that is fixed: numbers of instances stay below.
 
     Raises:
-        SloBenchError: an unknown name, a range beyond a knob's bounds, or one that is missing.
+        SloBenchError: an unknown name, a range beyond a parameter's bounds, or one that is missing.
     """
     name = experiment.systems[0]
     found = system(name)
     bounds = _searchable(found, experiment.backend)
-    set_already = experiment.knobs.get(name, {})
+    set_already = experiment.parameters.get(name, {})
     wanted: dict[str, Dimension] = {}
-    for full_name, what in (asked or {KNOBS: ""}).items():
-        if full_name == KNOBS:
-            for knob, of_knob in bounds.items():
-                dimension = of_bounds(knob, of_knob)
-                if dimension is not None and knob not in set_already and dimension.size > 1:
-                    wanted.setdefault(knob, _affordable(dimension, found, gpus))
+    for full_name, what in (asked or {PARAMETERS: ""}).items():
+        if full_name == PARAMETERS:
+            for parameter, of_parameter in bounds.items():
+                dimension = of_bounds(parameter, of_parameter)
+                if dimension is not None and parameter not in set_already and dimension.size > 1:
+                    wanted.setdefault(parameter, _affordable(dimension, found, gpus))
             continue
         one = _short(full_name, found)
         dimension = _dimension(one, what, found, bounds, experiment)
@@ -158,13 +159,13 @@ def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | Non
             raise SloBenchError(f"{one} is both set and searched; keep one of them")
     if not wanted:
         raise SloBenchError(
-            f"{found.name} has no knobs to search; name settings, as in --search tp=1,2,4"
+            f"{found.name} has no parameters to search; name settings, as in --search tp=1,2,4"
         )
     return Space(name, tuple(wanted.values()), _defaults(experiment, found, wanted))
 
 
 def _searchable(found: System, backend: str) -> dict[str, Bounds]:
-    """The knobs; of a server as it is those that are options of its own."""
+    """The parameters; of a server as it is those that are options of its own."""
     own = OWN_OPTIONS.get(backend, {}) if found.name == backend else found.bounds()
     return {name: bounds for name, bounds in found.bounds().items() if name in own}
 
@@ -188,20 +189,22 @@ def _dimension(
             )
         return _read(name, what, whole=False, needs_range=True)
     if name in bounds:
-        of_knob = bounds[name]
+        of_parameter = bounds[name]
         if what == "":
-            whole_range = of_bounds(name, of_knob)
+            whole_range = of_bounds(name, of_parameter)
             if whole_range is None:
                 raise SloBenchError(
-                    f"{found.name}.{name} has no ends ({of_knob}); say which to search, as in "
+                    f"{found.name}.{name} has no ends ({of_parameter}); say which to search, as in "
                     f"--search {name}=1..10"
                 )
             return whole_range
-        read = _read(name, what, whole=of_knob.whole, needs_range=False)
-        _check_bounds(read, of_knob, found.name)
+        read = _read(name, what, whole=of_parameter.whole, needs_range=False)
+        _check_bounds(read, of_parameter, found.name)
         return read
     if name not in SETTINGS:
-        raise UnknownNameError("knob or setting in --search", name, [*bounds, *SETTINGS, KNOBS])
+        raise UnknownNameError(
+            "parameter or setting in --search", name, [*bounds, *SETTINGS, PARAMETERS]
+        )
     read = _read(name, what, whole=SETTINGS[name], needs_range=True)
     for value in read.points(2):
         changed: dict[str, Any] = {name: value}
@@ -232,7 +235,9 @@ def _check_bounds(read: Dimension, bounds: Bounds, owner: str) -> None:
 
 
 def _affordable(dimension: Dimension, found: System, gpus: int | None) -> Dimension:
-    """A knob that counts instances no higher than there are GPUs for the instances it makes."""
+    """A parameter that counts instances no higher than there are GPUs for the instances it
+    makes.
+    """
     if gpus is None or not dimension.whole or found.cluster is None:
         return dimension
     name = dimension.name
@@ -247,7 +252,7 @@ def _affordable(dimension: Dimension, found: System, gpus: int | None) -> Dimens
         return dimension
     high = int(dimension.low)
     while high < dimension.high:
-        bigger = found.with_knobs(**others, **{name: high + 1})
+        bigger = found.with_parameters(**others, **{name: high + 1})
         if bigger.least_instances > gpus:
             break
         high += 1
@@ -255,13 +260,13 @@ def _affordable(dimension: Dimension, found: System, gpus: int | None) -> Dimens
 
 
 def _counts(found: System, name: str) -> bool:
-    """Whether a knob says how many instances there are."""
-    now = found.knobs()[name]
+    """Whether a parameter says how many instances there are."""
+    now = found.parameters()[name]
     bounds = found.bounds()[name]
     if isinstance(now, bool) or not isinstance(now, int):
         return False
     other = now + 1 if bounds.high is None or now + 1 <= bounds.high else now - 1
-    return found.with_knobs(**{name: other}).least_instances != found.least_instances
+    return found.with_parameters(**{name: other}).least_instances != found.least_instances
 
 
 def counts_gpus(space: Space) -> tuple[str, ...]:
@@ -282,12 +287,12 @@ def _is_set(experiment: Experiment, name: str) -> bool:
 def _defaults(
     experiment: Experiment, found: System, wanted: Mapping[str, Dimension]
 ) -> dict[str, Value]:
-    knobs = found.knobs()
+    parameters = found.parameters()
     defaults: dict[str, Value] = {}
     for name in wanted:
         value = None
-        if name in knobs:
-            value = knobs[name]
+        if name in parameters:
+            value = parameters[name]
         elif name in SETTINGS:
             value = getattr(experiment, name)[0]
             if name == "instances" and value is None and experiment.gpus == (None,):

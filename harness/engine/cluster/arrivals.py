@@ -75,7 +75,7 @@ class Arrivals:
             w = self._workload
             for r in made:
                 r.priority = int(w.priority[r.id])
-                r.texts = int(w.n_texts[r.id]) if w.kind[r.id] == Kind.EMBED else 0
+                r.num_inputs = int(w.n_texts[r.id]) if w.kind[r.id] == Kind.EMBED else 0
         return made
 
     def _made(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:

@@ -24,7 +24,7 @@ from ...core.cluster_policy import (
     RouteOutcome,
     overrides,
 )
-from ...core.decisions import Why
+from ...core.decisions import ReleaseReason
 from ...core.instance import Instance
 from ...core.links import Links
 from ...core.release import Release
@@ -73,7 +73,8 @@ class Cluster:
         self._runner = InstanceRunner(instances, self._collect)
         self._roles: dict[str, list[LazyInstance]] = {}
         self._held: dict[RequestState, None] = {}
-        self._parked: dict[RequestState, LazyInstance] = {}  # prefilled there, and sent nowhere yet
+        # prefilled there, and sent nowhere yet
+        self._prefilled: dict[RequestState, LazyInstance] = {}
         self._moving: dict[RequestState, object] = {}  # by transfer
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
@@ -125,7 +126,7 @@ class Cluster:
         self._runner.bring(source)
         source.movable.take_out(r)
         self._runner.note(source.device_group)
-        if r in source.movable.parked:
+        if r in source.movable.in_transfer:
             self._transfer(r, source, target, source.engine.now_s, copied_tokens)
         else:
             self.at(source.engine.now_s, lambda: self._enters(r, target))
@@ -150,7 +151,7 @@ class Cluster:
         self._runner.bring(instance)
         instance.movable.reconsider()
         self._runner.note(instance.device_group)
-        self._ask_parked()
+        self._ask_prefilled()
 
     def start(self, instance: LazyInstance) -> None:
         """`instance` accepts requests from now on; those that are held are dispatched again."""
@@ -161,7 +162,7 @@ class Cluster:
         self._changed_up()
         for r in self.held:
             self._sent(r, self._policy.route(r, self))
-        self._ask_parked()
+        self._ask_prefilled()
         self._offer_capacity(instance)
 
     def stop(self, instance: LazyInstance) -> None:
@@ -180,11 +181,11 @@ class Cluster:
         lost = instance.movable.lose_all()
         self._runner.note(instance.device_group)
         for r in lost:
-            self._parked.pop(r, None)
+            self._prefilled.pop(r, None)
             self._moving.pop(r, None)
-            release = Release(r, Why.FAIL, max(self.now_s, instance.engine.now_s))
+            release = Release(r, ReleaseReason.FAIL, max(self.now_s, instance.engine.now_s))
             self.at(release.time_s, partial(self._given_back, release))
-        self._ask_parked()
+        self._ask_prefilled()
 
     # ---------------------------------------------------------------- running
 
@@ -277,7 +278,7 @@ class Cluster:
                     self._record(instance)
 
     def _nobody_left(self) -> None:
-        left = [*self._held, *self._parked]
+        left = [*self._held, *self._prefilled]
         if left:
             raise EngineStuckError(
                 f"{type(self._policy).__name__} holds {len(left)} requests, as it does request "
@@ -290,10 +291,10 @@ class Cluster:
         """Hear what the instance tells."""
         engine = instance.engine
         for release in engine.outbox:
-            r, why, _ = release
-            if why is Why.FINISH and r.notify:
+            r, reason, _ = release
+            if reason is ReleaseReason.FINISH and r.notify_on_finish:
                 self._arrivals.ended(r.id, r.finish_s, answered=True)
-            if self._tells or why not in (Why.FINISH, Why.BEGUN):
+            if self._tells or reason not in (ReleaseReason.FINISH, ReleaseReason.BEGUN):
                 self._heard(release, instance)
         engine.outbox.clear()
         if len(engine.finished) >= _TOGETHER:
@@ -306,7 +307,7 @@ class Cluster:
             self._closed
             or len(self.instances) > 1
             or engine.measures.preemptions
-            or engine.ledger.unit_tokens
+            or engine.kv_manager.unit_tokens
         )
         self._recorder.finished(engine.finished, engine.index, eventful=eventful)
         engine.finished.clear()
@@ -321,32 +322,32 @@ class Cluster:
     # ---------------------------------------------------------------- requests between instances
 
     def _arrived(self, r: RequestState) -> None:
-        if r.texts and self._embedders:
+        if r.num_inputs and self._embedders:
             self.send(r, least_loaded(self._embedders))
         else:
             self._sent(r, self._policy.route(r, self))
 
     def _told(self, release: Release, instance: LazyInstance, version: int) -> None:
-        why, r = release.why, release.request
-        if why is Why.HAND_OVER:
-            if r in instance.movable.parked and r.version == version:  # else it has failed
-                self._parked[r] = instance
-                self._ask_parked()
-        elif why is Why.OFFLOAD:
+        reason, r = release.reason, release.request
+        if reason is ReleaseReason.HAND_OVER:
+            if r in instance.movable.in_transfer and r.version == version:  # else it has failed
+                self._prefilled[r] = instance
+                self._ask_prefilled()
+        elif reason is ReleaseReason.OFFLOAD:
             self._given_back(release)
-        elif why in (Why.DROP, Why.REJECT):
+        elif reason in (ReleaseReason.DROP, ReleaseReason.REJECT):
             self._gone(release)
-        if self._parked and why is Why.FINISH:
-            self._ask_parked()
+        if self._prefilled and reason is ReleaseReason.FINISH:
+            self._ask_prefilled()
         if self._held and instance.role != EMBEDS:
             self._offer_capacity(instance)
 
-    def _ask_parked(self) -> None:
+    def _ask_prefilled(self) -> None:
         """Hand over, in the order of prefill; who has to wait holds up those behind."""
-        while self._parked:
-            r = next(iter(self._parked))
+        while self._prefilled:
+            r = next(iter(self._prefilled))
             self._begin_decode(r)
-            if r in self._parked:
+            if r in self._prefilled:
                 return
 
     def _given_back(self, release: Release) -> None:
@@ -363,15 +364,15 @@ class Cluster:
         self._recorder.gone(release)
         r = release.request
         self._held.pop(r, None)
-        if r.notify:
+        if r.notify_on_finish:
             self._arrivals.ended(r.id, release.time_s, answered=False)
 
     def _sent(self, r: RequestState, answer: Instance | RouteOutcome) -> None:
         if answer is HOLD:
             self._held.setdefault(r)
         elif isinstance(answer, RouteOutcome):
-            why = Why.DROP if answer is DROP else Why.REJECT
-            self._gone(Release(r, why, self.now_s))
+            reason = ReleaseReason.DROP if answer is DROP else ReleaseReason.REJECT
+            self._gone(Release(r, reason, self.now_s))
         else:
             self.send(r, own(answer))
 
@@ -383,15 +384,15 @@ class Cluster:
             self.send(r, instance)
 
     def _begin_decode(self, r: RequestState) -> None:
-        source = self._parked[r]
+        source = self._prefilled[r]
         answer = self._policy.decode_instance(r, source, self)
         if answer is HOLD:
             return
-        del self._parked[r]
+        del self._prefilled[r]
         if isinstance(answer, RouteOutcome):
             self._leave(r, source)
-            why = Why.DROP if answer is DROP else Why.REJECT
-            self._gone(Release(r, why, self.now_s))
+            reason = ReleaseReason.DROP if answer is DROP else ReleaseReason.REJECT
+            self._gone(Release(r, reason, self.now_s))
         elif answer is source:
             self._leave(r, source)
             self.send(r, source)
@@ -428,11 +429,11 @@ class Cluster:
         if target.up:
             self.send(r, target)
             return
-        if r.phase is Phase.RESIDENT:  # its KV is lost
+        if r.phase is Phase.SWAPPED:  # its KV is lost
             r.phase, r.kv_tokens = Phase.WAITING, 0
             r.target_tokens = r.prompt_tokens + r.emitted_tokens
             r.recomputes += 1
-        self._given_back(Release(r, Why.FAIL, self.now_s))
+        self._given_back(Release(r, ReleaseReason.FAIL, self.now_s))
 
     # ---------------------------------------------------------------- the controller's own times
 
@@ -454,7 +455,7 @@ class Cluster:
         self._fruitless = self._fruitless + 1 if steps == self._steps_seen else 0
         self._steps_seen = steps
         busy = any(instance.engine.inbox or not instance.engine.idle for instance in self.instances)
-        return bool(busy or self._held or self._parked)
+        return bool(busy or self._held or self._prefilled)
 
     def _fail_later(self, failure: Failure) -> None:
         for instance in self.instances:

@@ -11,7 +11,7 @@ from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.device import SplitStepTime, StageDevice
 from ...core.instance import Instance, Sizes
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.state import RequestState
 from ...policies.shared.instance_load import compute_use, estimated, memory_use
 from ..loop.instance import EngineInstance, Movable
@@ -78,7 +78,7 @@ class LazyInstance:
         "device_group",
         "engine",
         "index",
-        "ledger",
+        "kv_manager",
         "number",
         "placement",
         "role",
@@ -99,7 +99,7 @@ class LazyInstance:
         up: bool = True,
     ) -> None:
         self.engine = engine
-        self.ledger: BlockLedger = engine.ledger
+        self.kv_manager: KVCacheManager = engine.kv_manager
         self.index = index
         self.role = role
         self.number = number
@@ -218,7 +218,7 @@ class LazyInstance:
         return self.engine.stages
 
     def resize(self, blocks: int) -> None:
-        self.ledger.resize(blocks)
+        self.kv_manager.resize(blocks)
         self.decode_only_until_s = -1.0  # blocks may end sooner
 
     def compute_by(self, step_time: StepTime) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...core.decisions import Why
+from ...core.decisions import ReleaseReason
 from ...core.idle_gaps import IdleGaps
 from ...core.multi_model_policy import Gpus, ModelInstance, ServedModel, SharingPolicy
-from ...core.pages import PagedLedger, PagePool
+from ...core.pages import PagePool, PooledKVCacheManager
 from ...core.records import Told
 from ...core.release import Release
 from ...core.state import RequestState
@@ -111,11 +111,11 @@ class SharedGpuCluster:
         Those beside it keep their weights, and have no KV.
         """
         tokens = r.prompt_tokens + r.output_tokens
-        quota = model_instance.ledger.quota_blocks
+        quota = model_instance.kv_manager.quota_blocks
         if quota is None:
             weights = max(sum(t.weight_pages for t in self.on(gpu)) for gpu in model_instance.gpus)
-            quota = model_instance.ledger.blocks_in(self.pools[0].total - weights)
-        return model_instance.ledger.blocks(tokens) <= quota - int(0.02 * quota)
+            quota = model_instance.kv_manager.blocks_in(self.pools[0].total - weights)
+        return model_instance.kv_manager.blocks(tokens) <= quota - int(0.02 * quota)
 
     def activation_s(self, model: ServedModel) -> float:
         """How long it takes until a model serves whose weights nobody else delays."""
@@ -155,14 +155,14 @@ class SharedGpuCluster:
             assert pool.free >= model.weight_pages, "weights do not fit"
             pool.free -= model.weight_pages
         place = model.placement
-        ledger = PagedLedger(pools, place.block_bytes_per_gpu, place.block_tokens)
+        kv_manager = PooledKVCacheManager(pools, place.block_bytes_per_gpu, place.block_tokens)
         if quota_pages is not None:
-            ledger.quota_blocks = ledger.blocks_in(quota_pages)
+            kv_manager.quota_blocks = kv_manager.blocks_in(quota_pages)
         model_instance = SharedGpuInstance(
             model.index,
             gpus,
             model.weight_pages,
-            ledger,
+            kv_manager,
             self._policy.engine,
             model.step_time,
             ready_s=ready_s,
@@ -194,7 +194,7 @@ class SharedGpuCluster:
         self.bring(model_instance.gpus)
         assert not model_instance.busy, "a model with requests cannot be evicted"
         model_instance.instance.let_go()
-        model_instance.ledger.close()
+        model_instance.kv_manager.close()
         for gpu in model_instance.gpus:
             self.pools[gpu].free += model_instance.weight_pages
         if self._successor.get(model_instance.model) is model_instance:
@@ -212,7 +212,7 @@ class SharedGpuCluster:
 
     def reject(self, r: RequestState) -> None:
         """`r` is not served."""
-        self._recorder.gone(Release(r, Why.REJECT, self.now_s))
+        self._recorder.gone(Release(r, ReleaseReason.REJECT, self.now_s))
 
     # ---------------------------------------------------------------- running
 
@@ -285,7 +285,7 @@ class SharedGpuCluster:
         recorder.finished(engine.finished, model_instance.gpus[0], eventful=eventful)
         engine.finished.clear()
         for release in engine.outbox:
-            if release.why is not Why.FINISH:
+            if release.reason is not ReleaseReason.FINISH:
                 recorder.gone(release)
         engine.outbox.clear()
         self._idle_since_s[model_instance.model] = engine.now_s

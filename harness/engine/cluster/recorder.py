@@ -6,16 +6,16 @@ from operator import attrgetter
 
 import numpy as np
 
-from ...core.decisions import Why
+from ...core.decisions import ReleaseReason
 from ...core.records import Outcome, Records
 from ...core.release import Release
 from ...core.state import RequestState
 
 _OUTCOMES = {
-    Why.DROP: Outcome.DROPPED,
-    Why.REJECT: Outcome.REJECTED,
-    Why.OFFLOAD: Outcome.DROPPED,
-    Why.FAIL: Outcome.FAILED,
+    ReleaseReason.DROP: Outcome.DROPPED,
+    ReleaseReason.REJECT: Outcome.REJECTED,
+    ReleaseReason.OFFLOAD: Outcome.DROPPED,
+    ReleaseReason.FAIL: Outcome.FAILED,
 }
 
 
@@ -65,7 +65,7 @@ class Recorder:
         self.ended += 1
         columns.arrival_s[r.id] = r.arrival_s
         columns.queued_s[r.id] = r.queued_s
-        columns.outcome[r.id] = _OUTCOMES[release.why]
+        columns.outcome[r.id] = _OUTCOMES[release.reason]
         columns.instance[r.id] = r.instance
 
     def cancelled(self, rows: list[int]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from heapq import heappop, heappush
 
 from ....workloads.errors import SloBenchError
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.state import Phase, RequestState
 from .measures import Measures
 
@@ -26,18 +26,18 @@ class DecodeCounters:
         "_mask",
         "decoding",
         "ends",
+        "kv_manager",
         "kv_sum",
-        "ledger",
         "measures",
         "residues",
         "tick",
     )
 
-    def __init__(self, ledger: BlockLedger, measures: Measures) -> None:
-        bs = ledger.block_tokens
+    def __init__(self, kv_manager: KVCacheManager, measures: Measures) -> None:
+        bs = kv_manager.block_tokens
         if bs & (bs - 1):
             raise SloBenchError(f"block_tokens must be a power of two but is {bs}")
-        self.ledger = ledger
+        self.kv_manager = kv_manager
         self.measures = measures
         self.decoding: dict[RequestState, None] = {}
         self.tick = 0
@@ -92,7 +92,7 @@ class DecodeCounters:
             self.measures.unjoin(r.last_token_s)
         r.kv_tokens += steps
         r.emitted_tokens += steps
-        r.blocks = -(-r.kv_tokens // self.ledger.block_tokens)
+        r.blocks = -(-r.kv_tokens // self.kv_manager.block_tokens)
         self.residues[r.residue] -= 1
         self.kv_sum -= r.kv_tokens
         del self.decoding[r]
@@ -100,7 +100,7 @@ class DecodeCounters:
 
     def _take_out_due(self) -> Iterator[RequestState]:
         """Those whose last token is out, one after another, out of the counters."""
-        ends, tick, bs = self.ends, self.tick, self.ledger.block_tokens
+        ends, tick, bs = self.ends, self.tick, self.kv_manager.block_tokens
         while ends and ends[0][0] <= tick:
             _, _, version, r = heappop(ends)
             if version == r.version:

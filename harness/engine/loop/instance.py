@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.device import SplitStepTime, StageDevice
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy
 from ...core.release import Release
 from ...core.state import RequestState
@@ -26,7 +26,7 @@ class EngineInstance(Protocol):
 
     index: int
     now_s: float
-    ledger: BlockLedger
+    kv_manager: KVCacheManager
     measures: Measures
     stages: tuple[StageDevice, ...]
     inbox: deque[RequestState]  # by visible_s
@@ -86,7 +86,7 @@ class Iterating(EngineInstance, Protocol):
 class Movable(EngineInstance, Protocol):
     """An instance whose requests can go elsewhere between two iterations."""
 
-    parked: dict[RequestState, None]  # on their way; they hold their blocks until `let_go_of`
+    in_transfer: dict[RequestState, None]  # on their way; they hold their blocks until `let_go_of`
 
     def reconsider(self) -> None:
         """Something changed beside this instance: the policy is asked again."""
@@ -101,11 +101,11 @@ class Movable(EngineInstance, Protocol):
         ...
 
     def take_out(self, r: RequestState) -> None:
-        """`r` leaves: parked if it has KV on the GPU, else as somebody who waits."""
+        """`r` leaves: in transfer if it has KV on the GPU, else as somebody who waits."""
         ...
 
     def let_go_of(self, r: RequestState) -> None:
-        """The KV of a parked request is elsewhere now: its blocks are free."""
+        """The KV of a request in transfer is elsewhere now: its blocks are free."""
         ...
 
     def lose_all(self) -> list[RequestState]:

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
 
-from ...core.decisions import Admission, Limits, PreemptBy, Refill, Why
-from ...core.kv_cache_manager import BlockLedger
+from ...core.decisions import Admission, Limits, NextQueue, PreemptionMode, ReleaseReason
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.line_queue import LineQueue, overtaken_s
 from ...core.policy import Policy, overrides
 from ...core.queue import Queue
@@ -24,16 +24,16 @@ from .measures import Measures
 from .view import LoopView
 
 INF = float("inf")
-_DECODE, _DONE, _PREFILL, _RESIDENT = Phase.DECODE, Phase.DONE, Phase.PREFILL, Phase.RESIDENT
+_DECODE, _DONE, _PREFILL, _SWAPPED = Phase.DECODE, Phase.DONE, Phase.PREFILL, Phase.SWAPPED
 
 
-def _queue(policy: Policy, view: View, ledger: BlockLedger) -> Queue:
-    if policy.order == "time":
+def _queue(policy: Policy, view: View, kv_manager: KVCacheManager) -> Queue:
+    if policy.queue_order == "linear-in-time":
         return LineQueue(policy, view)
-    if policy.order == "view":
+    if policy.queue_order == "dynamic":
         return policy.queue(view) or ViewOrderedQueue(policy, view)
-    if policy.order == "cache":
-        return CacheOrderedQueue(policy, view, ledger)
+    if policy.queue_order == "prefix-cache":
+        return CacheOrderedQueue(policy, view, kv_manager)
     return WaitQueue(policy, view)
 
 
@@ -49,43 +49,43 @@ class Loop(DecodeCounters):
     __slots__ = (
         "_arrived",
         "_asks_admit",
-        "_asks_commit",
-        "_asks_leave",
-        "_asks_refill",
-        "_asks_reserve",
+        "_asks_headroom",
+        "_asks_next_queue",
+        "_asks_reserved",
+        "_asks_timeout",
         "_by_time",
         "_dirty",
+        "_dynamic_limits",
         "_filled",
         "_hold",
         "_lim",
-        "_limits_vary",
-        "_tells_finished",
+        "_tells_policy",
         "blocked_till_s",
         "chunks",
         "decode_kv_tokens",
         "decode_seqs",
         "finished",
+        "in_transfer",
         "inbox",
         "index",
-        "leavers",
-        "lingering",
         "most_tokens",
         "now_s",
         "outbox",
         "overtaken_s",
-        "parked",
+        "pending_free",
         "policy",
         "policy_state",
         "predictions",
         "prefill_only",
         "prefill_pending",
         "prefilling",
-        "promised_blocks",
-        "resident",
+        "reserved_blocks",
         "stalled",
         "swap_s",
+        "swapped",
         "tells_begun",
         "tells_ends",
+        "timeouts",
         "view",
         "waiting",
     )
@@ -93,12 +93,12 @@ class Loop(DecodeCounters):
     def __init__(
         self,
         policy: Policy,
-        ledger: BlockLedger,
+        kv_manager: KVCacheManager,
         predictions: Predictions,
         measures: Measures,
         index: int = 0,
     ) -> None:
-        super().__init__(ledger, measures)
+        super().__init__(kv_manager, measures)
         self.policy = policy
         self.predictions = predictions
         self.index = index
@@ -109,21 +109,22 @@ class Loop(DecodeCounters):
         self.inbox: deque[RequestState] = deque()  # by visible_s, complete up to the horizon
         self.outbox: list[Release] = []
         self.finished: list[RequestState] = []
-        self.waiting = _queue(policy, self.view, ledger)
-        self.resident: list[RequestState] = []
+        self.waiting = _queue(policy, self.view, kv_manager)
+        self.swapped: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
-        # Ended in the iteration before, while the next had been decided (`Limits.ahead`): they run
-        # no more, but keep place and blocks until that next one is over.
-        self.lingering: list[RequestState] = []
+        # Finished in the iteration before, while the next had been decided
+        # (`Limits.async_scheduling`): they run no more, but keep place and blocks until that next
+        # one is over.
+        self.pending_free: list[RequestState] = []
         # On their way to another instance: they keep their blocks until `let_go_of`.
-        self.parked: dict[RequestState, None] = {}
+        self.in_transfer: dict[RequestState, None] = {}
         self.prefill_only = False  # who has been prefilled decodes elsewhere
-        self.tells_ends = self.tells_begun = False  # see `Why`
+        self.tells_ends = self.tells_begun = False  # see `ReleaseReason`
         self.blocked_till_s = 0.0  # nothing runs, nor will by itself before this
 
-        self.leavers: list[tuple[float, int, int, RequestState, Why]] = []
-        self.promised_blocks = 0
+        self.timeouts: list[tuple[float, int, int, RequestState, ReleaseReason]] = []
+        self.reserved_blocks = 0
         self.most_tokens = 0  # sum of prompt + maximum output over the batch
         self.prefill_pending = 0  # tokens that `prefilling` still lacks
 
@@ -138,14 +139,14 @@ class Loop(DecodeCounters):
         self._filled = False  # does a prefill complete in this iteration?
         self._hold = 0  # blocks that running requests take in this iteration
         self._arrived = 0
-        self._limits_vary = policy.limits_vary
-        self._by_time = policy.order == "time"
+        self._dynamic_limits = policy.dynamic_limits
+        self._by_time = policy.queue_order == "linear-in-time"
         self._asks_admit = overrides(policy, "admit")
-        self._asks_refill = overrides(policy, "refill")
-        self._asks_reserve = overrides(policy, "reserve")
-        self._asks_commit = overrides(policy, "commit")
-        self._asks_leave = overrides(policy, "leave")
-        self._tells_finished = overrides(policy, "finished")
+        self._asks_next_queue = overrides(policy, "next_queue")
+        self._asks_headroom = overrides(policy, "headroom_blocks")
+        self._asks_reserved = overrides(policy, "reserved_blocks")
+        self._asks_timeout = overrides(policy, "timeout")
+        self._tells_policy = overrides(policy, "on_finished")
 
     # ---------------------------------------------------------------- what waits
 
@@ -153,14 +154,14 @@ class Loop(DecodeCounters):
     def idle(self) -> bool:
         """Is nothing here that could run (arrivals still in the inbox aside)?"""
         return not (
-            self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
+            self.decoding or self.prefilling or self.waiting.live or self.swapped or self.stalled
         )
 
     @property
     def n_requests(self) -> int:
         """Who waits, runs, or is on the way here."""
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
-        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+        return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
     def deliver(self, seen_s: float) -> None:
         """Take in everything from the inbox that was there at `seen_s`."""
@@ -171,26 +172,26 @@ class Loop(DecodeCounters):
             r.seq = self._arrived
             r.instance = self.index
             self._dirty = True
-            if r.phase is _RESIDENT:
-                self.resident.append(r)
+            if r.phase is _SWAPPED:
+                self.swapped.append(r)
                 continue
             if self._asks_admit and self.policy.admit(r, self.view) is Admission.REJECT:
-                self.outbox.append(Release(r, Why.REJECT, self.now_s))
+                self.outbox.append(Release(r, ReleaseReason.REJECT, self.now_s))
                 continue
             self.waiting.push(r)
-            if self._asks_leave and not r.emitted_tokens:
-                leave = self.policy.leave(r, self.view)
-                if leave is not None:
-                    heappush(self.leavers, (leave.time_s, r.seq, r.version, r, leave.why))
+            if self._asks_timeout and not r.emitted_tokens:
+                timeout = self.policy.timeout(r, self.view)
+                if timeout is not None:
+                    heappush(self.timeouts, (timeout.time_s, r.seq, r.version, r, timeout.reason))
 
-    def dismiss(self) -> None:
+    def expire_timeouts(self) -> None:
         """Those whose time to leave has come and who have not begun go back to the router."""
-        leavers = self.leavers
-        while leavers and leavers[0][0] <= self.now_s:
-            _, _, version, r, why = heappop(leavers)
+        timeouts = self.timeouts
+        while timeouts and timeouts[0][0] <= self.now_s:
+            _, _, version, r, reason = heappop(timeouts)
             if version == r.version:
                 self.waiting.remove(r)
-                self.outbox.append(Release(r, why, self.now_s))
+                self.outbox.append(Release(r, reason, self.now_s))
                 self._dirty = True
 
     def reconsider(self) -> None:
@@ -198,45 +199,45 @@ class Loop(DecodeCounters):
         self._dirty = True
         self.blocked_till_s = 0.0
 
-    def next_leave_s(self) -> float:
+    def next_timeout_s(self) -> float:
         """When the next waiting request would leave; infinite if none would."""
-        leavers = self.leavers
-        while leavers and leavers[0][2] != leavers[0][3].version:
-            heappop(leavers)
-        return leavers[0][0] if leavers else INF
+        timeouts = self.timeouts
+        while timeouts and timeouts[0][2] != timeouts[0][3].version:
+            heappop(timeouts)
+        return timeouts[0][0] if timeouts else INF
 
     # ---------------------------------------------------------------- to and from other instances
 
     def take_out(self, r: RequestState) -> None:
-        """`r` leaves between two iterations, waiting or resident for wherever it goes.
+        """`r` leaves between two iterations, waiting or swapped for wherever it goes.
 
         What has KV here keeps its blocks until `let_go_of`.
         """
         if r.phase is WAITING:
             self.waiting.remove(r)
-        elif r.phase is _RESIDENT:
-            self.resident.remove(r)
+        elif r.phase is _SWAPPED:
+            self.swapped.remove(r)
             self._leave_host(r)
         elif r.phase is _PREFILL:
             self.prefilling.remove(r)
             self._unfill(r)
-            self.ledger.release(r)
+            self.kv_manager.release(r)
             self.most_tokens -= r.prompt_tokens + r.max_output_tokens
             r.phase, r.kv_tokens = WAITING, 0
         elif r.phase is _DECODE:
             self._stop_decode(r)
             self.most_tokens -= r.prompt_tokens + r.max_output_tokens
-            self._park(r)
+            self._put_in_transfer(r)
         else:
             self.stalled.remove(r)
-            self._park(r)
+            self._put_in_transfer(r)
         self._unpromise(r)
         self.reconsider()
 
     def let_go_of(self, r: RequestState) -> None:
-        """The KV of a parked request is elsewhere now."""
-        del self.parked[r]
-        self.ledger.release(r)
+        """The KV of a request in transfer is elsewhere now."""
+        del self.in_transfer[r]
+        self.kv_manager.release(r)
         self.reconsider()
 
     def lose_all(self) -> list[RequestState]:
@@ -244,38 +245,38 @@ class Loop(DecodeCounters):
         first comers first.
         """
         self.let_go()
-        there = [*self.inbox, *self.waiting, *self.resident, *self.stalled, *self.prefilling]
+        there = [*self.inbox, *self.waiting, *self.swapped, *self.stalled, *self.prefilling]
         for r in self.prefilling:
             self._unfill(r)
         for r in list(self.decoding):
             self._stop_decode(r)
             there.append(r)
-        there += self.parked
+        there += self.in_transfer
         for r in there:
             r.recomputes += r.phase is not WAITING
             self._leave_host(r)
-            self.ledger.release(r)
+            self.kv_manager.release(r)
             self._unpromise(r)
             r.phase, r.kv_tokens = WAITING, 0
             r.target_tokens = r.prompt_tokens + r.emitted_tokens
-        self.ledger.forget()
-        self.waiting = _queue(self.policy, self.view, self.ledger)
+        self.kv_manager.forget()
+        self.waiting = _queue(self.policy, self.view, self.kv_manager)
         self.inbox.clear()
-        self.resident.clear()
+        self.swapped.clear()
         self.stalled.clear()
         self.prefilling.clear()
-        self.parked.clear()
+        self.in_transfer.clear()
         self.ends.clear()
-        self.leavers.clear()
+        self.timeouts.clear()
         self.chunks = []
         self.most_tokens = 0
         self.swap_s = 0.0
         self.reconsider()
         return sorted(there, key=lambda r: (r.arrival_s, r.id))
 
-    def _park(self, r: RequestState) -> None:
-        r.phase = _RESIDENT
-        self.parked[r] = None
+    def _put_in_transfer(self, r: RequestState) -> None:
+        r.phase = _SWAPPED
+        self.in_transfer[r] = None
 
     def _unfill(self, r: RequestState) -> None:
         missing = r.target_tokens - r.kv_tokens
@@ -283,37 +284,37 @@ class Loop(DecodeCounters):
         self.measures.prefill_tokens -= missing
 
     def _unpromise(self, r: RequestState) -> None:
-        self.promised_blocks -= r.promised_blocks
-        r.promised_blocks = 0
+        self.reserved_blocks -= r.reserved_blocks
+        r.reserved_blocks = 0
 
     def _leave_host(self, r: RequestState) -> None:
-        if r.in_host:
-            self.ledger.host_free += r.blocks
-            r.blocks, r.in_host = 0, False
+        if r.in_host_memory:
+            self.kv_manager.host_free += r.blocks
+            r.blocks, r.in_host_memory = 0, False
 
     # ---------------------------------------------------------------- one iteration
 
     def schedule(self) -> bool:
         """Decide the next iteration. False if there is nothing to run now."""
-        ledger = self.ledger
+        kv_manager = self.kv_manager
         if self.now_s >= self.overtaken_s:
             self.overtaken_s = INF
             self._dirty = True
-        if self._dirty and self._limits_vary:
+        if self._dirty and self._dynamic_limits:
             self._lim = self.policy.limits(self.view)
         lim = self._lim
         decoding = self.decoding
         before = len(decoding)
         growth = need = self.residues[self.tick & self._mask] if before else 0
-        if self.prefilling and lim.by_chunk:
+        if self.prefilling and lim.allocate_per_chunk:
             need += self._chunk_need(lim)
         preempted = False
-        if ledger.free - lim.headroom_blocks < need:
+        if kv_manager.free - lim.decode_headroom_blocks < need:
             need, preempted = self._make_room(lim)
-        if self._dirty and not (preempted and (decoding or self.lingering)):
-            if self.waiting.live or self.resident or self.stalled:
+        if self._dirty and not (preempted and (decoding or self.pending_free)):
+            if self.waiting.live or self.swapped or self.stalled:
                 self._hold = need
-                self._dirty = self._refill(lim)
+                self._dirty = self._fill_batch(lim)
                 if self._by_time and not self._dirty:
                     self.overtaken_s = self._overtaken_s()
             else:
@@ -330,12 +331,12 @@ class Loop(DecodeCounters):
             self.decode_kv_tokens = self.kv_sum
             if preempted or len(decoding) != before:
                 growth = self.residues[self.tick & self._mask]
-            ledger.free -= growth
+            kv_manager.free -= growth
         else:
             self.decode_kv_tokens = 0
         self.decode_seqs = seqs
-        if ledger.idle_blocks > ledger.free:
-            ledger.evict()
+        if kv_manager.idle_blocks > kv_manager.free:
+            kv_manager.evict()
         return seqs > 0 or bool(self.chunks)
 
     def complete(self) -> bool:
@@ -344,7 +345,7 @@ class Loop(DecodeCounters):
         Each decoding request has one more token; requests whose prompt is in have their next.
         """
         ended = False
-        if self.lingering:
+        if self.pending_free:
             self.let_go()
         if self.decode_seqs:
             self.tick = tick = self.tick + 1
@@ -357,10 +358,10 @@ class Loop(DecodeCounters):
         return ended
 
     def let_go(self) -> None:
-        """Those who linger give back their places and blocks."""
-        for r in self.lingering:
-            self.ledger.release(r)
-        self.lingering.clear()
+        """Finished requests give back their places and blocks."""
+        for r in self.pending_free:
+            self.kv_manager.release(r)
+        self.pending_free.clear()
         self._dirty = True
 
     def finish_due(self) -> bool:
@@ -377,17 +378,17 @@ class Loop(DecodeCounters):
         """Preempt until the blocks are there that running requests take in this iteration; how
         many that is then, and whether anybody had to go.
         """
-        ledger = self.ledger
+        kv_manager = self.kv_manager
         preempted = False
         while True:
             need = self.residues[self.tick & self._mask] if self.decoding else 0
-            if lim.by_chunk and self.prefilling:
+            if lim.allocate_per_chunk and self.prefilling:
                 need += self._chunk_need(lim)
-            if ledger.free - lim.headroom_blocks >= need:
+            if kv_manager.free - lim.decode_headroom_blocks >= need:
                 break
             if not (self.decoding or self.prefilling):
                 break
-            if len(self.decoding) == 1 and not self.prefilling and ledger.free >= need:
+            if len(self.decoding) == 1 and not self.prefilling and kv_manager.free >= need:
                 break  # the headroom is for others, and there are none
             self._preempt()
             preempted = True
@@ -401,52 +402,52 @@ class Loop(DecodeCounters):
             if chunk <= 0:
                 break
             room -= chunk
-            need += self.ledger.blocks(r.kv_tokens + chunk) - r.blocks
+            need += self.kv_manager.blocks(r.kv_tokens + chunk) - r.blocks
         return need
 
     def _preempt(self) -> None:
-        policy, view, ledger, lim = self.policy, self.view, self.ledger, self._lim
+        policy, view, kv_manager, lim = self.policy, self.view, self.kv_manager, self._lim
         self.measures.preemptions += 1
-        candidates = [*self.decoding, *self.prefilling, *self.lingering]
-        victim = min(candidates, key=lambda r: (policy.keep(r, view), -r.seq))
+        candidates = [*self.decoding, *self.prefilling, *self.pending_free]
+        victim = min(candidates, key=lambda r: (policy.victim_key(r, view), -r.seq))
         if victim.phase is _DONE:
-            self.lingering.remove(victim)
-            ledger.release(victim)
+            self.pending_free.remove(victim)
+            kv_manager.release(victim)
             return
         cached = victim.kv_tokens
         if victim.phase is Phase.DECODE:
-            how = policy.preempt_by(victim, view)
+            how = policy.preemption_mode(victim, view)
             self._stop_decode(victim)
             # The last token's text is still to come where steps are decided ahead.
-            cached = max(cached, victim.kv_tokens - lim.ahead)
+            cached = max(cached, victim.kv_tokens - lim.async_scheduling)
         else:
-            how = PreemptBy.RECOMPUTE
+            how = PreemptionMode.RECOMPUTE
             self.prefilling.remove(victim)
             self._unfill(victim)
         self.most_tokens -= victim.prompt_tokens + victim.max_output_tokens
-        if how is PreemptBy.STALL:
+        if how is PreemptionMode.STALL:
             victim.phase = Phase.STALLED
             self.stalled.append(victim)
             if self.decoding or self.prefilling:
                 return
             # Nobody is left to run: the least of those sitting out must give up its blocks.
-            victim = min(self.stalled, key=lambda r: (policy.keep(r, view), -r.seq))
+            victim = min(self.stalled, key=lambda r: (policy.victim_key(r, view), -r.seq))
             self.stalled.remove(victim)
             self._dirty = True
-        if ledger.unit_tokens and victim.prefix_blocks:
-            ledger.publish(victim, cached)  # what it comes back for, if it still is there
-        if how is PreemptBy.SWAP and victim.blocks <= ledger.host_free:
+        if kv_manager.unit_tokens and victim.prefix_blocks:
+            kv_manager.cache_blocks(victim, cached)  # what it comes back for, if it still is there
+        if how is PreemptionMode.SWAP and victim.blocks <= kv_manager.host_free:
             blocks = victim.blocks
-            ledger.release(victim)
+            kv_manager.release(victim)
             victim.blocks = blocks
-            ledger.host_free -= blocks
-            victim.phase = Phase.RESIDENT
-            victim.in_host = True
+            kv_manager.host_free -= blocks
+            victim.phase = Phase.SWAPPED
+            victim.in_host_memory = True
             victim.swaps += 1
-            self.resident.append(victim)
+            self.swapped.append(victim)
             self.swap_s += self.predictions.swap_s(blocks)
         else:
-            ledger.release(victim)
+            kv_manager.release(victim)
             victim.phase = Phase.WAITING
             victim.target_tokens = victim.prompt_tokens + victim.emitted_tokens
             victim.kv_tokens = 0
@@ -455,32 +456,32 @@ class Loop(DecodeCounters):
 
     # ---------------------------------------------------------------- entering
 
-    def _refill(self, lim: Limits) -> bool:
+    def _fill_batch(self, lim: Limits) -> bool:
         """Let requests enter; True if the policy must be asked again in the next iteration."""
         if self.stalled:
             self._resume_stalled(lim)
-        if self.resident:
-            which = self.policy.refill(self.view)
-            if which is Refill.RESIDENT:
-                return self._enter_residents(lim)
-            if which is Refill.NEITHER:
+        if self.swapped:
+            which = self.policy.next_queue(self.view)
+            if which is NextQueue.SWAPPED:
+                return self._enter_swapped(lim)
+            if which is NextQueue.NONE:
                 return self._budget_taken(lim)
-        elif self._asks_refill and self.policy.refill(self.view) is Refill.NEITHER:
+        elif self._asks_next_queue and self.policy.next_queue(self.view) is NextQueue.NONE:
             return self._budget_taken(lim)
-        waiting, ledger = self.waiting, self.ledger
-        if not lim.mix:
+        waiting, kv_manager = self.waiting, self.kv_manager
+        if not lim.mixed_batches:
             self._hold = 0  # if anybody enters, nobody decodes in this iteration
-        room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
+        room = lim.token_budget - (len(self.decoding) if lim.mixed_batches else 0)
         entered = False
-        if ledger.idle_blocks and ledger.idle_blocks > ledger.free - self._hold:
-            ledger.evict(self._hold)  # those who run take their blocks before anybody enters
+        if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._hold:
+            kv_manager.evict(self._hold)  # those who run take their blocks before anybody enters
         while waiting.live:
             pending = self.prefill_pending
             if pending >= room:
                 return True  # only the token budget stopped us: ask again next time
             r = waiting.head()
-            units = ledger.match_units(r) if ledger.unit_tokens else 0
-            tokens = r.target_tokens - units * ledger.unit_tokens
+            units = kv_manager.get_computed_blocks(r) if kv_manager.unit_tokens else 0
+            tokens = r.target_tokens - units * kv_manager.unit_tokens
             if not lim.chunked and pending and pending + tokens > room:
                 return True
             if not self._has_room(r, lim, units):
@@ -488,82 +489,82 @@ class Loop(DecodeCounters):
             waiting.take_head()
             entered = True
             if units:
-                self.swap_s += ledger.take_match(r, units)
+                self.swap_s += kv_manager.allocate(r, units)
             if r.cached_tokens < 0:
                 r.cached_tokens = r.kv_tokens
-            if lim.by_chunk:
+            if lim.allocate_per_chunk:
                 chunk = min(tokens, room - pending)
-                self._hold += -(-(r.kv_tokens + chunk) // ledger.block_tokens) - r.blocks
+                self._hold += -(-(r.kv_tokens + chunk) // kv_manager.block_tokens) - r.blocks
             else:
-                blocks = -(-r.target_tokens // ledger.block_tokens)
-                ledger.free -= blocks - r.blocks
+                blocks = -(-r.target_tokens // kv_manager.block_tokens)
+                kv_manager.free -= blocks - r.blocks
                 r.blocks = blocks
-            if ledger.idle_blocks and ledger.idle_blocks > ledger.free - self._hold:
-                ledger.evict(self._hold)
+            if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._hold:
+                kv_manager.evict(self._hold)
             r.phase = _PREFILL
             self.prefilling.append(r)
             self.prefill_pending = pending + tokens
             self.measures.prefill_tokens += tokens
             self._enlist(r)
         if self.tells_begun and entered and not waiting.live:
-            self.outbox.append(Release(self.prefilling[-1], Why.BEGUN, self.now_s))
-        return entered and bool(self.resident)  # whose turn it may be next
+            self.outbox.append(Release(self.prefilling[-1], ReleaseReason.BEGUN, self.now_s))
+        return entered and bool(self.swapped)  # whose turn it may be next
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
+    def admissible(self, group: NextQueue) -> list[RequestState]:
         """Those of a group, in their order, for whom there is room now."""
-        lim, ledger = self._lim, self.ledger
-        if group is Refill.RESIDENT:
-            candidates, held = self._residents(), self._hold
+        lim, kv_manager = self._lim, self.kv_manager
+        if group is NextQueue.SWAPPED:
+            candidates, held = self._swapped_in_order(), self._hold
         else:
-            candidates, held = self.waiting.ordered(), self._hold if lim.mix else 0
-        room = lim.token_budget - (len(self.decoding) if lim.mix else 0)
+            candidates, held = self.waiting.ordered(), self._hold if lim.mixed_batches else 0
+        room = lim.token_budget - (len(self.decoding) if lim.mixed_batches else 0)
         pending = self.prefill_pending
-        most = lim.max_seqs - len(self.decoding) - len(self.prefilling) - len(self.lingering)
+        most = lim.max_seqs - len(self.decoding) - len(self.prefilling) - len(self.pending_free)
         fitting: list[RequestState] = []
         for r in candidates:
             if len(fitting) >= most:
                 break
             if r.phase is WAITING:
-                blocks, tokens = ledger.blocks(r.target_tokens), r.target_tokens
+                blocks, tokens = kv_manager.blocks(r.target_tokens), r.target_tokens
                 full = pending >= room or (not lim.chunked and pending and pending + tokens > room)
             else:
-                blocks, tokens = ledger.blocks(r.kv_tokens + 1), 1
-                full = lim.mix and pending >= room
-            spare = self.policy.reserve(r, self.view) if self._asks_reserve else 0
-            if full or held + blocks + lim.watermark_blocks + spare > ledger.free:
+                blocks, tokens = kv_manager.blocks(r.kv_tokens + 1), 1
+                full = lim.mixed_batches and pending >= room
+            spare = self.policy.headroom_blocks(r, self.view) if self._asks_headroom else 0
+            if full or held + blocks + lim.watermark_blocks + spare > kv_manager.free:
                 break
             held += blocks
             pending += tokens
             fitting.append(r)
         return fitting
 
-    def _residents(self) -> Iterator[RequestState]:
+    def _swapped_in_order(self) -> Iterator[RequestState]:
         policy, view = self.policy, self.view
-        self.resident.sort(key=lambda r: (policy.urgency(r, view), r.seq))
-        return iter(self.resident)
+        self.swapped.sort(key=lambda r: (policy.queue_key(r, view), r.seq))
+        return iter(self.swapped)
 
     def _overtaken_s(self) -> float:
-        lines = [self.policy.urgency_line(r, self.view) for r in self.resident]
+        lines = [self.policy.queue_key_line(r, self.view) for r in self.swapped]
         return min(self.waiting.overtaken_s(), overtaken_s(lines, self.now_s))
 
     def _has_room(self, r: RequestState, lim: Limits, units: int) -> bool:
-        if len(self.decoding) + len(self.prefilling) + len(self.lingering) >= lim.max_seqs:
+        if len(self.decoding) + len(self.prefilling) + len(self.pending_free) >= lim.max_seqs:
             return False
-        ledger = self.ledger
+        kv_manager = self.kv_manager
         if r.phase is WAITING:
-            need = -(-r.target_tokens // ledger.block_tokens)
+            need = -(-r.target_tokens // kv_manager.block_tokens)
             if units:  # held by others: free of charge; idle: already counted as free
-                need += ledger.idle_in_match(r, units) - units * ledger.unit_blocks
+                need += kv_manager.num_evictable_blocks(r, units) - units * kv_manager.unit_blocks
         else:
-            need = ledger.blocks(r.kv_tokens + 1)
+            need = kv_manager.blocks(r.kv_tokens + 1)
         need += lim.watermark_blocks + self._hold
-        if self._asks_reserve:
-            need += self.policy.reserve(r, self.view)
-        if need > ledger.free:
+        if self._asks_headroom:
+            need += self.policy.headroom_blocks(r, self.view)
+        if need > kv_manager.free:
             return False
-        if self._asks_commit and not r.promised_blocks:
-            promise = self.policy.commit(r, self.view)
-            return self.promised_blocks + promise <= ledger.total
+        if self._asks_reserved and not r.reserved_blocks:
+            promise = self.policy.reserved_blocks(r, self.view)
+            return self.reserved_blocks + promise <= kv_manager.total
         return True
 
     def _enlist(self, r: RequestState) -> None:
@@ -571,47 +572,49 @@ class Loop(DecodeCounters):
         self.most_tokens += r.prompt_tokens + r.max_output_tokens
         if r.scheduled_s != r.scheduled_s:  # not yet
             r.scheduled_s = self.now_s
-        if self._asks_commit and not r.promised_blocks:
-            r.promised_blocks = self.policy.commit(r, self.view)
-            self.promised_blocks += r.promised_blocks
+        if self._asks_reserved and not r.reserved_blocks:
+            r.reserved_blocks = self.policy.reserved_blocks(r, self.view)
+            self.reserved_blocks += r.reserved_blocks
 
-    def _enter_residents(self, lim: Limits) -> bool:
+    def _enter_swapped(self, lim: Limits) -> bool:
         """As `_refill`. Prompts under way have the token budget before those who come back."""
-        ledger = self.ledger
+        kv_manager = self.kv_manager
         entered = 0
         full = False
-        for r in self._residents():
-            full = lim.mix and self._budget_taken(lim)
+        for r in self._swapped_in_order():
+            full = lim.mixed_batches and self._budget_taken(lim)
             if full or not self._has_room(r, lim, 0):
                 break
             entered += 1
-            blocks = ledger.blocks(r.kv_tokens)
-            ledger.free -= blocks
-            self._hold += ledger.blocks(r.kv_tokens + 1) - blocks
-            if r.in_host:
-                ledger.host_free += r.blocks
+            blocks = kv_manager.blocks(r.kv_tokens)
+            kv_manager.free -= blocks
+            self._hold += kv_manager.blocks(r.kv_tokens + 1) - blocks
+            if r.in_host_memory:
+                kv_manager.host_free += r.blocks
                 self.swap_s += self.predictions.swap_s(r.blocks)
-                r.in_host = False
+                r.in_host_memory = False
             r.blocks = blocks
             self._enlist(r)
             self._start_decode(r)
-        del self.resident[:entered]
+        del self.swapped[:entered]
         return full or entered > 0
 
     def _budget_taken(self, lim: Limits) -> bool:
         """Is no token of the budget left beside the prompts under way?"""
-        decodes = len(self.decoding) if lim.mix else 0
+        decodes = len(self.decoding) if lim.mixed_batches else 0
         return self.prefill_pending + decodes >= lim.token_budget
 
     def _resume_stalled(self, lim: Limits) -> None:
         """Those sitting out go on, who is kept longest first, while their next block exists."""
-        policy, view, ledger = self.policy, self.view, self.ledger
-        mask = ledger.block_tokens - 1
-        free = ledger.free - self.residues[self.tick & mask]
-        order = sorted(self.stalled, key=lambda r: (policy.keep(r, view), -r.seq), reverse=True)
+        policy, view, kv_manager = self.policy, self.view, self.kv_manager
+        mask = kv_manager.block_tokens - 1
+        free = kv_manager.free - self.residues[self.tick & mask]
+        order = sorted(
+            self.stalled, key=lambda r: (policy.victim_key(r, view), -r.seq), reverse=True
+        )
         for r in order:
             need = 0 if r.kv_tokens & mask else 1
-            if free - need < (lim.headroom_blocks if self.decoding else 0):
+            if free - need < (lim.decode_headroom_blocks if self.decoding else 0):
                 break
             free -= need
             self._hold += need
@@ -625,9 +628,9 @@ class Loop(DecodeCounters):
         """Share the token budget among the prefilling requests, oldest first, and take their
         blocks. Returns how many of the `seqs` decoding requests run beside them.
         """
-        ledger = self.ledger
-        mix = lim.mix
-        budget = lim.token_budget - seqs if mix else lim.token_budget
+        kv_manager = self.kv_manager
+        mixed = lim.mixed_batches
+        budget = lim.token_budget - seqs if mixed else lim.token_budget
         chunks: list[tuple[int, int]] = []
         for r in self.prefilling:
             before = r.kv_tokens
@@ -643,17 +646,17 @@ class Loop(DecodeCounters):
             else:
                 self._filled = True  # a whole prompt larger than the budget still goes, alone
             r.kv_tokens = after = before + chunk
-            if after > r.blocks * ledger.block_tokens:
-                blocks = -(-after // ledger.block_tokens)
-                ledger.free -= blocks - r.blocks
+            if after > r.blocks * kv_manager.block_tokens:
+                blocks = -(-after // kv_manager.block_tokens)
+                kv_manager.free -= blocks - r.blocks
                 r.blocks = blocks
             self.prefill_pending -= chunk
             budget -= chunk
             chunks.append((before, chunk))
-            if ledger.unit_tokens and r.prefix_blocks:
-                ledger.publish(r, after)
+            if kv_manager.unit_tokens and r.prefix_blocks:
+                kv_manager.cache_blocks(r, after)
         self.chunks = chunks
-        return seqs if mix or not chunks else 0
+        return seqs if mixed or not chunks else 0
 
     def _complete_prefills(self) -> bool:
         """Those whose prompt is in have a token; they decode from the next iteration on."""
@@ -677,31 +680,31 @@ class Loop(DecodeCounters):
             elif self.prefill_only:
                 self.most_tokens -= r.prompt_tokens + r.max_output_tokens
                 self._unpromise(r)
-                self._park(r)
-                self.outbox.append(Release(r, Why.HAND_OVER, now_s))
+                self._put_in_transfer(r)
+                self.outbox.append(Release(r, ReleaseReason.HAND_OVER, now_s))
                 ended = True
             else:
                 self._start_decode(r)
         self.prefilling = still
-        if self.waiting.live or self.resident or self._limits_vary:
+        if self.waiting.live or self.swapped or self._dynamic_limits:
             self._dirty = True
         return ended
 
     def _finish(self, r: RequestState) -> None:
         r.finish_s = self.now_s
         r.phase = _DONE
-        ledger = self.ledger
-        if ledger.unit_tokens and r.prefix_blocks:
-            ledger.publish(r, r.kv_tokens)
-        if self._lim.ahead:
-            self.lingering.append(r)
+        kv_manager = self.kv_manager
+        if kv_manager.unit_tokens and r.prefix_blocks:
+            kv_manager.cache_blocks(r, r.kv_tokens)
+        if self._lim.async_scheduling:
+            self.pending_free.append(r)
         else:
-            ledger.release(r)
+            kv_manager.release(r)
         self.most_tokens -= r.prompt_tokens + r.max_output_tokens
-        self.promised_blocks -= r.promised_blocks
+        self.reserved_blocks -= r.reserved_blocks
         self.finished.append(r)
         self._dirty = True
-        if r.notify or self.tells_ends:
+        if r.notify_on_finish or self.tells_ends:
             self.outbox.append(Release.finish(r))
-        if self._tells_finished:
-            self.policy.finished(r, self.view)
+        if self._tells_policy:
+            self.policy.on_finished(r, self.view)

@@ -97,7 +97,7 @@ class EngineTrace:
 
 _LEFT = {
     Phase.WAITING: State.PREEMPTED,
-    Phase.RESIDENT: State.SWAPPED,
+    Phase.SWAPPED: State.SWAPPED,
     Phase.STALLED: State.STALLED,
 }
 
@@ -139,7 +139,7 @@ class TracedInstance(SimulatedInstance):
         chunks: tuple[TracedChunk, ...],
         repeats: int = 1,
     ) -> None:
-        ledger = self.ledger
+        kv_manager = self.kv_manager
         self.log.steps.append(
             TracedStep(
                 begin_s=begin_s,
@@ -150,8 +150,8 @@ class TracedInstance(SimulatedInstance):
                 decode_seqs=self.decode_seqs,
                 kv_tokens=self.decode_kv_tokens,
                 chunks=chunks,
-                waiting=self.waiting.live + len(self.resident) + len(self.stalled),
-                kv_blocks=ledger.total - ledger.free,
+                waiting=self.waiting.live + len(self.swapped) + len(self.stalled),
+                kv_blocks=kv_manager.total - kv_manager.free,
                 repeats=repeats,
             )
         )

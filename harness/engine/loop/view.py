@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
-from ...core.decisions import Refill
-from ...core.kv_cache_manager import BlockLedger
+from ...core.decisions import NextQueue
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.state import Phase, RequestState
 from ...core.view import Predictions
 
@@ -26,8 +26,8 @@ class Viewed(Protocol):
     now_s: float
     predictions: Predictions
     policy_state: Any
-    ledger: BlockLedger
-    resident: list[RequestState]
+    kv_manager: KVCacheManager
+    swapped: list[RequestState]
     prefilling: list[RequestState]
     decoding: dict[RequestState, None]
     tick: int
@@ -38,7 +38,7 @@ class Viewed(Protocol):
     def kv_sum(self) -> int: ...
     @property
     def most_tokens(self) -> int: ...
-    def would_enter(self, group: Refill) -> list[RequestState]: ...
+    def admissible(self, group: NextQueue) -> list[RequestState]: ...
 
 
 class LoopView:
@@ -58,39 +58,39 @@ class LoopView:
         return self._loop.predictions
 
     @property
-    def state(self) -> Any:
+    def policy_state(self) -> Any:
         return self._loop.policy_state
 
     @property
     def block_tokens(self) -> int:
-        return self._loop.ledger.block_tokens
+        return self._loop.kv_manager.block_tokens
 
     @property
     def total_blocks(self) -> int:
-        return self._loop.ledger.total
+        return self._loop.kv_manager.total
 
     @property
     def free_blocks(self) -> int:
-        return self._loop.ledger.free
+        return self._loop.kv_manager.free
 
     @property
     def host_free_blocks(self) -> int:
-        return self._loop.ledger.host_free
+        return self._loop.kv_manager.host_free
 
     @property
     def n_waiting(self) -> int:
         return self._loop.waiting.live
 
     @property
-    def n_resident(self) -> int:
-        return len(self._loop.resident)
+    def n_swapped(self) -> int:
+        return len(self._loop.swapped)
 
     @property
     def n_prefilling(self) -> int:
         return len(self._loop.prefilling)
 
     @property
-    def unfilled_tokens(self) -> int:
+    def remaining_prefill_tokens(self) -> int:
         return sum(r.target_tokens - r.kv_tokens for r in self._loop.prefilling)
 
     @property
@@ -106,7 +106,7 @@ class LoopView:
         return self._loop.kv_sum
 
     @property
-    def future_tokens(self) -> int:
+    def max_future_kv_tokens(self) -> int:
         loop = self._loop
         return loop.most_tokens - loop.kv_sum - sum(r.kv_tokens for r in loop.prefilling)
 
@@ -116,8 +116,8 @@ class LoopView:
     def running(self) -> Iterable[RequestState]:
         return [*self._loop.decoding, *self._loop.prefilling]
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
-        return self._loop.would_enter(group)
+    def admissible(self, group: NextQueue) -> list[RequestState]:
+        return self._loop.admissible(group)
 
     def kv_tokens(self, r: RequestState) -> int:
         return r.kv_tokens + self._steps(r)
@@ -127,12 +127,12 @@ class LoopView:
 
     def held_blocks(self, r: RequestState) -> int:
         if r.phase is Phase.DECODE:
-            return self._loop.ledger.blocks(self.kv_tokens(r))
+            return self._loop.kv_manager.blocks(self.kv_tokens(r))
         return r.blocks
 
     def cached_tokens(self, r: RequestState) -> int:
-        ledger = self._loop.ledger
-        return ledger.match_units(r) * ledger.unit_tokens
+        kv_manager = self._loop.kv_manager
+        return kv_manager.get_computed_blocks(r) * kv_manager.unit_tokens
 
     def _steps(self, r: RequestState) -> int:
         return self._loop.tick - r.tick0 if r.phase is Phase.DECODE else 0

@@ -3,9 +3,9 @@
 It is an instance of its own rather than a kind of request in the iteration loop. An embedding
 request has no KV, no decode and no preemption, so the loop's bookkeeping would have nothing to
 keep; a pass of another model is a step of its own on the device, and `Device` makes instances take
-turns already. What the two models share is the ledger of memory: a pass holds the blocks of its
-activations from its beginning to its end. The language model's policy decides for both, over its
-one state, and is asked again whenever something changed here. The loop, and with it every run
+turns already. What the two models share is the KV cache manager of memory: a pass holds the blocks
+of its activations from its beginning to its end. The language model's policy decides for both, over
+its one state, and is asked again whenever something changed here. The loop, and with it every run
 without embeddings, stays as it is.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from ....predictors.embedder import Embedder
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Beside, Collocated
-from ...core.decisions import Admission, Refill, Why
+from ...core.decisions import Admission, NextQueue, ReleaseReason
 from ...core.device import occupy
 from ...core.release import Release
 from ...core.state import Phase, RequestState
@@ -34,7 +34,7 @@ class EmbeddingInstance:
 
     def __init__(self, llm: Iterating, embedder: Embedder) -> None:
         self.policy = llm.policy if isinstance(llm.policy, Collocated) else Collocated()
-        self.ledger = llm.ledger
+        self.kv_manager = llm.kv_manager
         self.predictions = llm.predictions
         self.stages = llm.stages
         self.index = llm.index
@@ -44,7 +44,7 @@ class EmbeddingInstance:
         self.outbox: list[Release] = []
         self.finished: list[RequestState] = []
         self.waiting = ArrivalQueue()
-        self.resident: list[RequestState] = []
+        self.swapped: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
         # The pass in progress, until the clock goes past its end.
@@ -70,7 +70,7 @@ class EmbeddingInstance:
     @property
     def n_requests(self) -> int:
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
-        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+        return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
     def earliest_release_s(self) -> float:
         """The end of the pass in progress, or of the shortest there can be; an arrival may be
@@ -86,7 +86,7 @@ class EmbeddingInstance:
             return self.now_s
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
+    def admissible(self, group: NextQueue) -> list[RequestState]:
         return []
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
@@ -119,7 +119,7 @@ class EmbeddingInstance:
             r.seq = self._arrived
             r.instance = self.index
             if self.policy.embed_admit(r, self._view) is Admission.REJECT:
-                self.outbox.append(Release(r, Why.REJECT, self.now_s))
+                self.outbox.append(Release(r, ReleaseReason.REJECT, self.now_s))
             else:
                 self.waiting.push(r)
             self.llm.reconsider()
@@ -128,18 +128,19 @@ class EmbeddingInstance:
         """Raises SloBenchError if the policy chose who does not wait, or more than fits."""
         blocks, waits = self._view.blocks(batch), self.waiting.live
         self.waiting.remove_all(batch)
-        name, ledger = type(self.policy).__name__, self.ledger
+        name, kv_manager = type(self.policy).__name__, self.kv_manager
         if waits - self.waiting.live != len(batch):
             raise SloBenchError(
                 f"{name}.embed_batch chose a request twice, or one that is not here"
             )
-        if blocks > ledger.free:
+        if blocks > kv_manager.free:
             raise SloBenchError(
-                f"{name}.embed_batch chose a pass of {blocks} blocks, but {ledger.free} are free"
+                f"{name}.embed_batch chose a pass of {blocks} blocks, but {kv_manager.free} are "
+                "free"
             )
-        ledger.free -= blocks
-        if ledger.idle_blocks > ledger.free:
-            ledger.evict()
+        kv_manager.free -= blocks
+        if kv_manager.idle_blocks > kv_manager.free:
+            kv_manager.evict()
         self.held_blocks = blocks
         # A step of the language model may be under way; what it frees at its end is free by then.
         begin_s = max(self.now_s, self.stages[0].free_at_s)
@@ -154,13 +155,13 @@ class EmbeddingInstance:
 
     def _give_back(self) -> None:
         """The pass has ended: its memory is free, and its requests are done."""
-        self.ledger.free += self.held_blocks
+        self.kv_manager.free += self.held_blocks
         self.held_blocks = 0
         for r in self.decoding:
             r.finish_s = self.now_s
             r.phase = Phase.DONE
             self.finished.append(r)
-            if r.notify or self.tells_ends:
+            if r.notify_on_finish or self.tells_ends:
                 self.outbox.append(Release.finish(r))
         self.decoding.clear()
         self.llm.reconsider()
@@ -172,8 +173,8 @@ class EmbeddingInstance:
         if next_s == INF:
             raise EngineStuckError(
                 f"embedder {self.index} is stuck at {self.now_s:.3f} s: {self.waiting.live} "
-                f"requests wait, {self.ledger.free} of {self.ledger.total} blocks are free and "
-                f"nothing runs; the policy {type(self.policy).__name__} begins none"
+                f"requests wait, {self.kv_manager.free} of {self.kv_manager.total} blocks are free "
+                f"and nothing runs; the policy {type(self.policy).__name__} begins none"
             )
         self.now_s = max(next_s, math.nextafter(self.now_s, INF))
 
@@ -190,16 +191,16 @@ class _View:
         return self._instance.now_s
 
     @property
-    def learnt(self) -> object:
+    def policy_state(self) -> object:
         return self._instance.policy_state
 
     @property
     def total_blocks(self) -> int:
-        return self._instance.ledger.total
+        return self._instance.kv_manager.total
 
     @property
     def free_blocks(self) -> int:
-        return self._instance.ledger.free
+        return self._instance.kv_manager.free
 
     @property
     def held_blocks(self) -> int:
@@ -223,7 +224,7 @@ class _View:
         return min(came, default=INF)
 
     def blocks(self, batch: Iterable[RequestState]) -> int:
-        return self._embedder.blocks((r.texts, r.prompt_tokens // r.texts) for r in batch)
+        return self._embedder.blocks((r.num_inputs, r.prompt_tokens // r.num_inputs) for r in batch)
 
     def pass_s(self, batch: Iterable[RequestState]) -> float:
-        return self._embedder.pass_s((r.texts, r.prompt_tokens // r.texts) for r in batch)
+        return self._embedder.pass_s((r.num_inputs, r.prompt_tokens // r.num_inputs) for r in batch)

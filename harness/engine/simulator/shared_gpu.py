@@ -6,7 +6,7 @@ more than one GPU's throughput; a tensor-parallel model is as slow as on its bus
 change only between iterations: an iteration that was under way when somebody joined is made up
 for in the next one.
 
-Memory: each model's ledger takes pages from the pools of its GPUs.
+Memory: each model's KV cache manager takes pages from the pools of its GPUs.
 
 Time: models that share a GPU, also by way of others, are a device group with one clock
 (`SharedGpus`). It advances by slices in which nobody of it begins or ends being busy, and each
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from ....predictors.step_time import StepTime
 from ...core.multi_model_policy import Backlog, Gpus
-from ...core.pages import PagedLedger, PagePool
+from ...core.pages import PagePool, PooledKVCacheManager
 from ...core.policy import Policy
 from ...core.predictions import ModelledPredictions
 from ...core.state import RequestState
@@ -61,7 +61,7 @@ class SharedGpuInstance:
         model: int,
         gpus: Gpus,
         weight_pages: int,
-        ledger: PagedLedger,
+        kv_manager: PooledKVCacheManager,
         policy: Policy,
         step_time: StepTime,
         *,
@@ -71,14 +71,14 @@ class SharedGpuInstance:
         self.model = model
         self.gpus = gpus
         self.weight_pages = weight_pages  # on each GPU
-        self.ledger = ledger
+        self.kv_manager = kv_manager
         self.ready_s = self.started_s = ready_s
         self.idle_since_s = ready_s
         self.leaving = False  # its successor serves: it goes when its last request has ended
         self.times = SharedStepTime(step_time)
         self.instance = SimulatedInstance(
             policy,
-            ledger,
+            kv_manager,
             ModelledPredictions(step_time, 0.0),
             self.times,
             (),
@@ -121,8 +121,8 @@ class SharedGpuInstance:
     @property
     def coming_pages(self) -> int:
         """Pages that requests on their way here will take."""
-        blocks = sum(self.ledger.blocks(r.target_tokens) for r in self.instance.inbox)
-        return self.ledger.pages_for(blocks)
+        blocks = sum(self.kv_manager.blocks(r.target_tokens) for r in self.instance.inbox)
+        return self.kv_manager.pages_for(blocks)
 
     def receive(self, r: RequestState, now_s: float) -> None:
         """`r` is here; it is looked at as soon as the model is ready."""

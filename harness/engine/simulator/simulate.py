@@ -51,7 +51,7 @@ def simulate(
     embedder: Embedder | None = None,
     embed_instances: int = 0,
     predicted_output_tokens: np.ndarray | None = None,
-    longest_output_tokens: np.ndarray | None = None,
+    output_tokens_p90: np.ndarray | None = None,
     failures: Sequence[Failure] = (),
     ready_s: float = 0.0,
     engine: Engine | None = None,
@@ -77,7 +77,7 @@ def simulate(
             beside every language model. Their language model stays loaded, and idle.
         predicted_output_tokens: what policies are told of each answer's length; the truth by
             default.
-        longest_output_tokens: what nine in ten such answers do not exceed, for those that reserve
+        output_tokens_p90: what nine in ten such answers do not exceed, for those that reserve
             memory; as predicted by default.
         failures: which instances fail, and when.
         ready_s: when instances begin to serve; who comes before waits.
@@ -106,8 +106,8 @@ def simulate(
     if predicted_output_tokens is not None:
         guess = _lookup("predicted_output_tokens", predicted_output_tokens, workload)
     longest = guess
-    if longest_output_tokens is not None:
-        longest = _lookup("longest_output_tokens", longest_output_tokens, workload)
+    if output_tokens_p90 is not None:
+        longest = _lookup("output_tokens_p90", output_tokens_p90, workload)
     if embedder is not None and _merges(system, embedder, placement):
         embedder = None  # texts are prompts of the language model
         embed_instances = 0
@@ -169,15 +169,17 @@ def simulate(
         cluster.run(closed=workload.closed)
     _number(recorder, handles)
     for each in built:
-        ledger = each.ledger
-        assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
-        assert ledger.host_free == ledger.host_total, "host KV blocks were lost"
+        kv_manager = each.kv_manager
+        assert kv_manager.free == kv_manager.total, (
+            f"{kv_manager.total - kv_manager.free} KV blocks were lost"
+        )
+        assert kv_manager.host_free == kv_manager.host_total, "host KV blocks were lost"
     return Result(
         recorder.records,
         gaps_of(engine.measures for engine in built),
         dataclasses.replace(_timeline(built), told=_told(handles, across, cluster.state)),
         _totals(handles, recorder),
-        tuple(engine.view.state for engine in built),
+        tuple(engine.view.policy_state for engine in built),
         oversize=len(rejected),
         instances=_by_instance(handles),
         cluster=cluster.state,
@@ -267,7 +269,7 @@ def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[Requ
 
 def _timeline(instances: list[EngineInstance]) -> Timeline:
     """Of all instances; the last sample of each is the end of its work, when it is empty."""
-    total = sum(i.ledger.total for i in instances)
+    total = sum(i.kv_manager.total for i in instances)
     times, sums = summed([*i.measures.samples, (i.now_s, 0, 0, 0)] for i in instances)
     return Timeline(times, sums[0], sums[1], sums[2] / total)
 
@@ -281,7 +283,7 @@ def _gpu_busy_s(instance: LazyInstance) -> float:
 def _totals(handles: Sequence[LazyInstance], recorder: Recorder) -> Totals:
     instances = [instance.engine for instance in handles]
     measures = [i.measures for i in instances]
-    total_blocks = sum(i.ledger.total for i in instances)
+    total_blocks = sum(i.kv_manager.total for i in instances)
     finish_s = recorder.records.finish_s
     makespan_s = float(np.nanmax(finish_s)) if np.isfinite(finish_s).any() else 0.0
     kv_mean = 0.0

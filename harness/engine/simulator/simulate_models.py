@@ -91,8 +91,8 @@ def simulate_models(
         model_instance.instance.let_go()
     if recorder.ended == len(workload):
         for model_instance in cluster.model_instances:
-            assert not model_instance.ledger.used, (
-                f"{model_instance.ledger.used} KV blocks were lost"
+            assert not model_instance.kv_manager.used, (
+                f"{model_instance.kv_manager.used} KV blocks were lost"
             )
     records = recorder.records
     makespan_s = float(np.nanmax(records.finish_s)) if np.isfinite(records.finish_s).any() else 0.0
@@ -168,7 +168,7 @@ def _kv_pages(cluster: SharedGpuCluster) -> list[tuple[int, list[Sample]]]:
                 time_s,
                 waiting,
                 running,
-                model_instance.ledger.pages_for(blocks) * len(model_instance.gpus),
+                model_instance.kv_manager.pages_for(blocks) * len(model_instance.gpus),
             )
             for time_s, waiting, running, blocks in model_instance.instance.measures.samples
         ]
@@ -201,7 +201,7 @@ def _totals(cluster: SharedGpuCluster, pages: int, makespan_s: float, timeline: 
     everyone = [*cluster.retired, *cluster.model_instances]
     measures = [t.instance.measures for t in everyone]
     page_s = sum(
-        t.instance.measures.kv_block_s * t.ledger.pages_for(1024) / 1024 * len(t.gpus)
+        t.instance.measures.kv_block_s * t.kv_manager.pages_for(1024) / 1024 * len(t.gpus)
         for t in everyone
     )
     return Totals(

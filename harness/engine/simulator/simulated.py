@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ....predictors.roofline import LengthAwareStepTime, wants_longest
 from ....predictors.step_time import StepTime
 from ...core.device import SplitStepTime, StageDevice, free_after, occupy
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy
 from ...core.predictions import Learner
 from ...core.view import Predictions
@@ -43,7 +43,7 @@ class SimulatedInstance(Loop):
     def __init__(
         self,
         policy: Policy,
-        ledger: BlockLedger,
+        kv_manager: KVCacheManager,
         predictions: Predictions,
         step_time: StepTime,
         stages: tuple[StageDevice, ...],
@@ -52,7 +52,7 @@ class SimulatedInstance(Loop):
         *,
         alone: bool = True,
     ) -> None:
-        super().__init__(policy, ledger, predictions, measures, index)
+        super().__init__(policy, kv_manager, predictions, measures, index)
         self.stages = stages
         self.learner: Learner | None = None
         self._alone = alone  # nobody else computes on these devices
@@ -88,12 +88,12 @@ class SimulatedInstance(Loop):
         """
         if self.inbox:
             return -1.0
-        if self.prefilling or self.waiting.live or self.resident or self.stalled:
+        if self.prefilling or self.waiting.live or self.swapped or self.stalled:
             return self.now_s
         if not self.decoding:
             return INF
         # Who learns is told of iterations, and those are the more the more often others look.
-        if self.lingering or self.learner is not None or (not self._alone and self._owes()):
+        if self.pending_free or self.learner is not None or (not self._alone and self._owes()):
             return self.now_s
         steps = self.next_end_tick() - self.tick - 1
         if steps <= 0 or not self._lasts(steps):
@@ -110,25 +110,25 @@ class SimulatedInstance(Loop):
         """
         seqs = len(self.decoding)
         if time_s <= self.now_s or not seqs:
-            return self.ledger.free, self.kv_sum
+            return self.kv_manager.free, self.kv_sum
         steps = self._within_of(seqs, self.kv_sum, time_s - self.now_s)
-        return self.ledger.free - self._growth(steps), self.kv_sum + steps * seqs
+        return self.kv_manager.free - self._growth(steps), self.kv_sum + steps * seqs
 
     def earliest_release_s(self) -> float:
         """No request is given back or told of before this; see `Instance`."""
         now_s, inbox = self.now_s, self.inbox
         tells = self.prefill_only or self.tells_ends or self.tells_begun
         earliest_s = INF
-        if inbox and (tells or self._asks_leave or self._asks_admit):
+        if inbox and (tells or self._asks_timeout or self._asks_admit):
             earliest_s = inbox[0].visible_s
             if earliest_s <= now_s:
                 return now_s
-        if self.leavers:
-            earliest_s = min(earliest_s, max(now_s, self.next_leave_s()))
+        if self.timeouts:
+            earliest_s = min(earliest_s, max(now_s, self.next_timeout_s()))
         if self.blocked_till_s > now_s:
             return min(earliest_s, self.blocked_till_s)
         if tells:
-            if self.prefilling or self.waiting.live or self.resident or self.stalled:
+            if self.prefilling or self.waiting.live or self.swapped or self.stalled:
                 return now_s
             if self.tells_ends and self.decoding:
                 steps = self.next_end_tick() - self.tick
@@ -141,9 +141,13 @@ class SimulatedInstance(Loop):
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         self.blocked_till_s = 0.0
-        step_s, alone, ahead = self._step_of, self._alone, self._lim.ahead
-        inbox, leavers, leaves_last = self.inbox, self.leavers, self.policy.leaves_last
-        measures, ledger = self.measures, self.ledger
+        step_s, alone, ahead = self._step_of, self._alone, self._lim.async_scheduling
+        inbox, timeouts, may_start_at_timeout = (
+            self.inbox,
+            self.timeouts,
+            self.policy.may_start_at_timeout,
+        )
+        measures, kv_manager = self.measures, self.kv_manager
         observe = None if self.learner is None else self.learner.learn
         while True:
             if inbox and inbox[0].visible_s <= self.now_s:
@@ -155,8 +159,8 @@ class SimulatedInstance(Loop):
                 self.let_go()
                 if self.now_s < horizon_s and not (stop_on_release and self.outbox):
                     self.deliver(self.now_s)
-            if leavers and leavers[0][0] <= self.now_s and not leaves_last:
-                self.dismiss()
+            if timeouts and timeouts[0][0] <= self.now_s and not may_start_at_timeout:
+                self.expire_timeouts()
             if stop_on_release and self.outbox:
                 return
             if self.now_s >= horizon_s:
@@ -168,12 +172,12 @@ class SimulatedInstance(Loop):
                 self.now_s = inbox[0].visible_s
                 continue
             runs = self.schedule()
-            if leaves_last and leavers and leavers[0][0] <= self.now_s:
-                self.dismiss()
+            if may_start_at_timeout and timeouts and timeouts[0][0] <= self.now_s:
+                self.expire_timeouts()
             if not runs:
                 if self.idle:
                     continue
-                if self.lingering:
+                if self.pending_free:
                     self.let_go()
                 elif not self._pass_time(horizon_s):
                     return
@@ -195,7 +199,7 @@ class SimulatedInstance(Loop):
                 self.now_s = occupy(self.stages, self.now_s, duration_s)
                 measures.waited_s += self.now_s - self._began_s - duration_s
             measures.steps += 1
-            used = ledger.total - ledger.free
+            used = kv_manager.total - kv_manager.free
             measures.kv_block_s += used * duration_s
             if used > measures.kv_peak:
                 measures.kv_peak = used
@@ -205,10 +209,10 @@ class SimulatedInstance(Loop):
                 self._sample()
 
     def _sample(self) -> None:
-        measures, ledger = self.measures, self.ledger
+        measures, kv_manager = self.measures, self.kv_manager
         running = len(self.decoding) + len(self.prefilling)
-        waiting = self.waiting.live + len(self.resident) + len(self.stalled)
-        measures.samples.append((self.now_s, waiting, running, ledger.total - ledger.free))
+        waiting = self.waiting.live + len(self.swapped) + len(self.stalled)
+        measures.samples.append((self.now_s, waiting, running, kv_manager.total - kv_manager.free))
         measures.next_sample_s = self.now_s + measures.sample_s
 
     def _pass_time(self, horizon_s: float) -> bool:
@@ -219,13 +223,13 @@ class SimulatedInstance(Loop):
             self.swap_s = 0.0
             return True
         arrival_s = self.inbox[0].visible_s if self.inbox else INF
-        next_s = min(arrival_s, self.next_leave_s(), self.overtaken_s)
+        next_s = min(arrival_s, self.next_timeout_s(), self.overtaken_s)
         if next_s >= horizon_s:
             if horizon_s == INF:
                 raise EngineStuckError(
                     f"instance {self.index} is stuck at {self.now_s:.3f} s: "
-                    f"{self.waiting.live} requests wait, {self.ledger.free} of "
-                    f"{self.ledger.total} KV blocks are free and nothing runs; the policy "
+                    f"{self.waiting.live} requests wait, {self.kv_manager.free} of "
+                    f"{self.kv_manager.total} KV blocks are free and nothing runs; the policy "
                     f"{type(self.policy).__name__} admits nobody"
                 )
             self.now_s = horizon_s
@@ -238,14 +242,19 @@ class SimulatedInstance(Loop):
         """Go over decode steps like the last one, which took `step_s`, to the next moment at which
         anything else could happen.
         """
-        seqs, kv_sum, ledger, measures = self.decode_seqs, self.kv_sum, self.ledger, self.measures
+        seqs, kv_sum, kv_manager, measures = (
+            self.decode_seqs,
+            self.kv_sum,
+            self.kv_manager,
+            self.measures,
+        )
         span_of = self._span_of
         steps = self.next_end_tick() - self.tick
         until_s = min(horizon_s, measures.next_sample_s, self.overtaken_s)
         if self.inbox and self.inbox[0].visible_s < until_s:
             until_s = self.inbox[0].visible_s
-        if self.leavers and self.leavers[0][0] < until_s:
-            until_s = self.leavers[0][0]
+        if self.timeouts and self.timeouts[0][0] < until_s:
+            until_s = self.timeouts[0][0]
         # Steps seldom become shorter: this tells the usual end before anything is summed up.
         span_s = steps * step_s
         if self.now_s + span_s < until_s:
@@ -258,7 +267,7 @@ class SimulatedInstance(Loop):
                     return
             span_s = span_of(seqs, kv_sum, steps)
         blocks = self._growth(steps)
-        if blocks > ledger.free - self._lim.headroom_blocks:
+        if blocks > kv_manager.free - self._lim.decode_headroom_blocks:
             steps = self._steps_before_pressure(steps)
             if steps <= 0:
                 return
@@ -269,10 +278,10 @@ class SimulatedInstance(Loop):
         self.now_s += span_s
         self.tick += steps
         self.kv_sum = kv_sum + steps * seqs
-        used = ledger.total - ledger.free
-        ledger.free -= blocks
-        if ledger.idle_blocks > ledger.free:
-            ledger.evict()
+        used = kv_manager.total - kv_manager.free
+        kv_manager.free -= blocks
+        if kv_manager.idle_blocks > kv_manager.free:
+            kv_manager.evict()
         measures.decode_span(self.now_s, seqs, steps, span_s, step_s)
         measures.steps += steps
         measures.kv_block_s += (used + 0.5 * blocks) * span_s
@@ -286,13 +295,13 @@ class SimulatedInstance(Loop):
 
     def _lasts(self, steps: int) -> bool:
         """Are there blocks for so many decode steps?"""
-        room = self.ledger.free - self._lim.headroom_blocks
-        at_most = len(self.decoding) * (steps // self.ledger.block_tokens + 1)
+        room = self.kv_manager.free - self._lim.decode_headroom_blocks
+        at_most = len(self.decoding) * (steps // self.kv_manager.block_tokens + 1)
         return at_most <= room or self._growth(steps) <= room
 
     def _growth(self, steps: int) -> int:
         """Blocks that so many decode steps take."""
-        bs = self.ledger.block_tokens
+        bs = self.kv_manager.block_tokens
         rounds, rest = divmod(steps, bs)
         blocks = rounds * len(self.decoding)
         if rest:
@@ -304,8 +313,8 @@ class SimulatedInstance(Loop):
 
     def _steps_before_pressure(self, most: int) -> int:
         """The most steps, up to `most`, whose blocks are there."""
-        room = self.ledger.free - self._lim.headroom_blocks
-        bs = self.ledger.block_tokens
+        room = self.kv_manager.free - self._lim.decode_headroom_blocks
+        bs = self.kv_manager.block_tokens
         steps = max(0, min(most, (room // max(1, len(self.decoding)) - 1) * bs))
         blocks = self._growth(steps)
         while steps < most:

@@ -13,7 +13,7 @@ from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
 from ...core.cluster_policy import Role
 from ...core.device import StageDevice
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy, StaticPolicy, overrides
 from ...core.predictions import ModelledPredictions, Predicts
 from ...core.state import RequestState
@@ -82,7 +82,7 @@ class Builder:
     def reserves_maximum(self) -> bool:
         """Are blocks kept for the longest answer that a request may have?"""
         policy = self.role.policy
-        return isinstance(policy, StaticPolicy) or overrides(policy, "commit")
+        return isinstance(policy, StaticPolicy) or overrides(policy, "reserved_blocks")
 
     def most_tokens_per_request(self) -> int:
         """Longest prompt + answer that one instance can hold."""
@@ -91,7 +91,7 @@ class Builder:
         if isinstance(policy, Policy):
             empty = self._loop(policy, 0, ())
             limits = policy.limits(empty.view)
-            spare = limits.watermark_blocks + limits.headroom_blocks
+            spare = limits.watermark_blocks + limits.decode_headroom_blocks
         tokens = (self._blocks - spare) * self.placement.block_tokens
         context = self.placement.model.context_tokens
         return min(tokens, context) if context else tokens
@@ -163,15 +163,15 @@ class Builder:
         index: int,
     ) -> Made:
         measures = Measures(self._sample_s)
-        return kind(policy, self._ledger(), predictions, self._steps, stages, measures, index)
+        return kind(policy, self._kv_manager(), predictions, self._steps, stages, measures, index)
 
     def _predicts(self, steps: Predicts) -> ModelledPredictions:
         swap_s = self.placement.swap_s_per_block
         return ModelledPredictions(steps, swap_s, self._guess, self._longest)
 
-    def _ledger(self) -> BlockLedger:
+    def _kv_manager(self) -> KVCacheManager:
         block_tokens = self.placement.block_tokens
-        return self.role.ledger(
+        return self.role.kv_manager(
             self._blocks, block_tokens, self._host_blocks, self._prefix_block_tokens
         )
 

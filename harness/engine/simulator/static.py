@@ -17,9 +17,9 @@ from typing import Any
 
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
-from ...core.decisions import Refill
+from ...core.decisions import NextQueue
 from ...core.device import StageDevice, occupy
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import StaticPolicy
 from ...core.release import Release
 from ...core.state import Phase, RequestState
@@ -36,7 +36,7 @@ class StaticInstance:
     def __init__(
         self,
         policy: StaticPolicy,
-        ledger: BlockLedger,
+        kv_manager: KVCacheManager,
         predictions: Predictions,
         step_time: StepTime,
         stages: tuple[StageDevice, ...],
@@ -44,7 +44,7 @@ class StaticInstance:
         index: int = 0,
     ) -> None:
         self.policy = policy
-        self.ledger = ledger
+        self.kv_manager = kv_manager
         self.predictions = predictions
         self.step_time = step_time
         self.stages = stages
@@ -56,7 +56,7 @@ class StaticInstance:
         self.finished: list[RequestState] = []
         self.waiting = ArrivalQueue()
         self._arrived = 0
-        self.resident: list[RequestState] = []
+        self.swapped: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
         # The batch, until the clock passes its end; policies look between batches.
@@ -65,7 +65,7 @@ class StaticInstance:
         self.policy_state: Any = policy.new_state()
         self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
         self.prefill_only = self.tells_ends = self.tells_begun = False
-        self._tells_finished = type(policy).finished is not StaticPolicy.finished
+        self._tells_policy = type(policy).on_finished is not StaticPolicy.on_finished
         self.view = LoopView(self)
 
     @property
@@ -75,7 +75,7 @@ class StaticInstance:
     @property
     def n_requests(self) -> int:
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
-        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+        return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
     def earliest_release_s(self) -> float:
         return self.ready_s()
@@ -127,7 +127,7 @@ class StaticInstance:
             )
         return batch
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
+    def admissible(self, group: NextQueue) -> list[RequestState]:
         return []  # static batches are formed, not refilled
 
     def _fitting(self, batch: list[RequestState]) -> list[RequestState]:
@@ -137,7 +137,7 @@ class StaticInstance:
             prompt = max(prompt, r.prompt_tokens)
             expected = self.policy.reserve_tokens(r, self.view)
             answer = max(answer, min(expected, r.max_output_tokens))
-            if (n + 1) * self.ledger.blocks(prompt + answer) > self.ledger.total and n:
+            if (n + 1) * self.kv_manager.blocks(prompt + answer) > self.kv_manager.total and n:
                 return batch[:n]
         return batch
 
@@ -155,7 +155,7 @@ class StaticInstance:
             prompt = max(r.prompt_tokens for r in running)
             answer = max(r.output_tokens for r in running)
             # The last token is given back without a place in the cache.
-            each = self.ledger.total // len(running) * self.ledger.block_tokens
+            each = self.kv_manager.total // len(running) * self.kv_manager.block_tokens
             upto = min(answer, each - prompt + 1)
             if upto > emitted:
                 self._decode(running, prompt, emitted, upto)
@@ -177,7 +177,7 @@ class StaticInstance:
         if began_anew:
             self.waiting.push_back(began_anew)
         if first_s >= measures.next_sample_s:
-            blocks = len(batch) * self.ledger.blocks(prompt)
+            blocks = len(batch) * self.kv_manager.blocks(prompt)
             measures.samples.append((begin_s, self.waiting.live, len(batch), blocks))
             measures.samples.append((self.now_s, self.waiting.live, 0, 0))
             measures.next_sample_s = self.now_s + measures.sample_s
@@ -187,7 +187,7 @@ class StaticInstance:
         begin_s = self.now_s
         self.now_s = occupy(self.stages, begin_s, duration_s)
         self.measures.waited_s += self.now_s - begin_s - duration_s
-        blocks = requests * self.ledger.blocks(tokens)
+        blocks = requests * self.kv_manager.blocks(tokens)
         self.measures.kv_block_s += blocks * (self.now_s - begin_s)
         self.measures.kv_peak = max(self.measures.kv_peak, blocks)
         return self.now_s
@@ -212,7 +212,10 @@ class StaticInstance:
         stay = len(unfinished)
         while stay > 1:
             most = max(r.max_output_tokens for r in unfinished[:stay])
-            if stay * self.ledger.blocks(prompt + min(2 * emitted, most)) <= self.ledger.total:
+            if (
+                stay * self.kv_manager.blocks(prompt + min(2 * emitted, most))
+                <= self.kv_manager.total
+            ):
                 break
             stay -= 1
         for r in unfinished[stay:]:
@@ -224,10 +227,10 @@ class StaticInstance:
 
     def _give_back(self) -> None:
         """The batch has ended: all its answers go out."""
-        if self._tells_finished:
+        if self._tells_policy:
             for r in self.decoding:
-                self.policy.finished(r, self.view)
+                self.policy.on_finished(r, self.view)
         self.finished.extend(self.decoding)
-        told = (r for r in self.decoding if r.notify or self.tells_ends)
+        told = (r for r in self.decoding if r.notify_on_finish or self.tells_ends)
         self.outbox.extend(map(Release.finish, told))
         self.decoding.clear()

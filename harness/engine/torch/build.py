@@ -18,7 +18,7 @@ from .errors import DoesNotFitError
 from .execution import Execution, Opens
 from .instance import PagedInstance
 from .kv_cache_manager import TorchKVCacheManager
-from .kv_store_manager import PagedStoreLedger, SharedUnits
+from .kv_store_manager import PagedStoreKVCacheManager, SharedUnits
 from .load import check_room, free_bytes, kv_bytes
 from .runner import Runner
 from .static import PagedStaticInstance, StaticExecution
@@ -66,7 +66,7 @@ def kv_blocks(decoder: Decoder, block_tokens: int, memory_share: float = 0.9) ->
 
 def swaps(policy: AnyPolicy) -> bool:
     """May it ask for a swap?"""
-    return isinstance(policy, Policy) and overrides(policy, "preempt_by")
+    return isinstance(policy, Policy) and overrides(policy, "preemption_mode")
 
 
 class Engine:
@@ -119,18 +119,18 @@ class Engine:
         sample_s: float = float("inf"),
     ) -> PagedInstance | PagedStaticInstance:
         """An empty instance. There must be no other that is in use."""
-        ledger = self._ledger()
+        kv_manager = self._kv_manager()
         predictions = predictions or Guess()
         measures = Measures(sample_s)
         if isinstance(policy, StaticPolicy):
-            executes = StaticExecution(self.runner, ledger, clock, opens)
-            return PagedStaticInstance(policy, ledger, predictions, executes, measures)
-        execution = Execution(self.runner, ledger, self.swapper, clock, predictions, opens)
+            executes = StaticExecution(self.runner, kv_manager, clock, opens)
+            return PagedStaticInstance(policy, kv_manager, predictions, executes, measures)
+        execution = Execution(self.runner, kv_manager, self.swapper, clock, predictions, opens)
         if self.spread is not None:
             self.spread.in_use = execution.in_use
-        return PagedInstance(policy, ledger, predictions, execution, measures)
+        return PagedInstance(policy, kv_manager, predictions, execution, measures)
 
-    def _ledger(self) -> TorchKVCacheManager:
+    def _kv_manager(self) -> TorchKVCacheManager:
         room = self.room
         held = (room.blocks, room.block_tokens, room.host_blocks, room.prefix_block_tokens)
         if not (room.store and room.prefix_block_tokens):
@@ -138,4 +138,4 @@ class Engine:
         unit_tokens = math.lcm(room.prefix_block_tokens, room.block_tokens)
         shape = unit_shape(self.decoder, unit_tokens // room.block_tokens, room.block_tokens)
         tiers = Tiers(room.store, shape, fingerprint(self.decoder))
-        return PagedStoreLedger(SharedUnits(tiers), *held)
+        return PagedStoreKVCacheManager(SharedUnits(tiers), *held)

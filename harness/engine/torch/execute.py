@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ....workloads.workload import Workload
-from ...core.decisions import Why
+from ...core.decisions import ReleaseReason
 from ...core.records import Result, Timeline, Totals
 from ..cluster.arrivals import INF, Arrivals
 from ..cluster.recorder import Recorder
@@ -48,15 +48,17 @@ def execute(
         if progress is not None:
             progress(recorder.ended, instance.now_s)
     recorder.cancelled(arrivals.cancelled)
-    ledger = instance.ledger
-    assert ledger.free == ledger.total, f"{ledger.total - ledger.free} KV blocks were lost"
-    assert ledger.host_free == ledger.host_total, "host KV blocks were lost"
+    kv_manager = instance.kv_manager
+    assert kv_manager.free == kv_manager.total, (
+        f"{kv_manager.total - kv_manager.free} KV blocks were lost"
+    )
+    assert kv_manager.host_free == kv_manager.host_total, "host KV blocks were lost"
     return Result(
         recorder.records,
         instance.measures.gaps(),
         _timeline(instance),
         _totals(instance, recorder),
-        (instance.view.state,),
+        (instance.view.policy_state,),
         oversize=len(rejected),
     )
 
@@ -64,13 +66,13 @@ def execute(
 def _collect(instance: EngineInstance, recorder: Recorder, arrivals: Arrivals) -> None:
     recorder.finished(instance.finished, 0, eventful=True)
     for r in instance.finished:
-        if r.notify:
+        if r.notify_on_finish:
             arrivals.ended(r.id, r.finish_s, answered=True)
     instance.finished.clear()
     for release in instance.outbox:
-        if release.why is not Why.FINISH:
+        if release.reason is not ReleaseReason.FINISH:
             recorder.gone(release)
-            if release.request.notify:
+            if release.request.notify_on_finish:
                 arrivals.ended(release.request.id, instance.now_s, answered=False)
     instance.outbox.clear()
 
@@ -82,12 +84,12 @@ def _timeline(instance: EngineInstance) -> Timeline:
         samples[:, 0],
         waiting.astype(np.int64),
         running.astype(np.int64),
-        blocks / instance.ledger.total,
+        blocks / instance.kv_manager.total,
     )
 
 
 def _totals(instance: EngineInstance, recorder: Recorder) -> Totals:
-    m, total = instance.measures, instance.ledger.total
+    m, total = instance.measures, instance.kv_manager.total
     makespan_s = float(np.max(recorder.records.finish_s, initial=0.0, where=_known(recorder)))
     return Totals(
         makespan_s=makespan_s,

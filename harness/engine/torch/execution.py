@@ -24,8 +24,8 @@ class Execution(RecordedStepTime):
 
     Args:
         runner: the model and its KV cache.
-        ledger: whose blocks are whose; as many as the cache has.
-        swapper: to and from host memory; None: the ledger has no host blocks.
+        KV cache manager: whose blocks are whose; as many as the cache has.
+        swapper: to and from host memory; None: the KV cache manager has no host blocks.
         clock: real time.
         predictions: learn from every iteration.
         opens: makes the sequence of a request when it first enters.
@@ -34,7 +34,7 @@ class Execution(RecordedStepTime):
     def __init__(
         self,
         runner: Runner,
-        ledger: TorchKVCacheManager,
+        kv_manager: TorchKVCacheManager,
         swapper: Swapper | None,
         clock: WallClock,
         predictions: LearnedPredictions,
@@ -45,10 +45,10 @@ class Execution(RecordedStepTime):
         self.sequences: dict[RequestState, Sequence] = {}
         self.given: list[tuple[RequestState, int]] = []  # tokens of the last iteration
         self._runner = runner
-        self._ledger = ledger
+        self._kv_manager = kv_manager
         self._swapper = swapper
         self._opens = opens
-        self._host_free = list(range(ledger.host_total))[::-1]  # the lowest first, side by side
+        self._host_free = list(range(kv_manager.host_total))[::-1]  # the lowest first, side by side
         self._coming: list[RequestState] = []
         self._swapped_blocks = 0
         self._swap_s = 0.0
@@ -65,11 +65,11 @@ class Execution(RecordedStepTime):
         found = self.sequences.get(r)
         if found is None:
             found = self.sequences[r] = self._opens(r)
-        found.blocks = self._ledger.table(r)
+        found.blocks = self._kv_manager.table(r)
         return found
 
     def next(self, seqs: int, kv_tokens: int, chunks: Seq[tuple[int, int]]) -> Ran:
-        loop, ledger = self._loop, self._ledger
+        loop, kv_manager = self._loop, self._kv_manager
         assert loop is not None
         self.clock.wait_until(loop.now_s)
         if self.between is not None:
@@ -81,18 +81,18 @@ class Execution(RecordedStepTime):
         decodes = []
         for r in deciding:
             sequence = self.sequence(r)
-            ledger.reserve(r, len(sequence.tokens))
+            kv_manager.allocate_slots(r, len(sequence.tokens))
             decodes.append(sequence)
         pieces = []
         for r, (before, tokens) in zip(loop.prefilling, chunks, strict=False):
-            ledger.reserve(r, before + tokens)
+            kv_manager.allocate_slots(r, before + tokens)
             piece = Piece(self.sequence(r), before, tokens)
             if piece.last:
                 deciding.append(r)
             pieces.append(piece)
         if decodes or pieces:
-            tokens_out = self._runner.run(decodes, pieces, ledger.traffic())
-            ledger.settle()
+            tokens_out = self._runner.run(decodes, pieces, kv_manager.traffic())
+            kv_manager.settle()
             self.given = list(zip(deciding, tokens_out, strict=True))
             for r, token in self.given:
                 self.sequences[r].tokens.append(token)
@@ -110,8 +110,8 @@ class Execution(RecordedStepTime):
         """Blocks that hold anything that will be read again."""
         free = set(self._host_free)
         return InUse(
-            self._ledger.ids_in_use(),
-            [n for n in range(self._ledger.host_total) if n not in free],
+            self._kv_manager.ids_in_use(),
+            [n for n in range(self._kv_manager.host_total) if n not in free],
         )
 
     def swap_out(self, r: RequestState, blocks: Seq[int]) -> None:
@@ -134,7 +134,7 @@ class Execution(RecordedStepTime):
             begin_s = self.clock.now_s()
             sequence = self.sequence(r)
             held = sequence.host_blocks
-            self._ledger.reserve(r, len(held) * self._ledger.block_tokens)
+            self._kv_manager.allocate_slots(r, len(held) * self._kv_manager.block_tokens)
             self._swapper.into(held, sequence.blocks)
             self._forget_host(sequence)
             self._swapped(len(held), begin_s)

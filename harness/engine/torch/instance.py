@@ -27,13 +27,13 @@ class PagedInstance(TimedInstance):
     def __init__(
         self,
         policy: Policy,
-        ledger: TorchKVCacheManager,
+        kv_manager: TorchKVCacheManager,
         predictions: LearnedPredictions,
         execution: Execution,
         measures: Measures,
         index: int = 0,
     ) -> None:
-        super().__init__(policy, ledger, predictions, execution, (), measures, index)
+        super().__init__(policy, kv_manager, predictions, execution, (), measures, index)
         self._execution = execution
         self.ended: Callable[[RequestState, Sequence], None] | None = None
         self.gave: Callable[[RequestState, int], None] | None = None
@@ -55,11 +55,11 @@ class PagedInstance(TimedInstance):
         return ended
 
     def _preempt(self) -> None:
-        there = len(self.resident)
+        there = len(self.swapped)
         super()._preempt()
-        if len(self.resident) > there:
-            assert isinstance(self.ledger, TorchKVCacheManager)
-            self._execution.swap_out(self.resident[-1], self.ledger.last_released)
+        if len(self.swapped) > there:
+            assert isinstance(self.kv_manager, TorchKVCacheManager)
+            self._execution.swap_out(self.swapped[-1], self.kv_manager.last_released)
 
     def _start_decode(self, r: RequestState) -> None:
         super()._start_decode(r)
@@ -77,6 +77,6 @@ class PagedInstance(TimedInstance):
             self.inbox.remove(r)
         elif r.phase is not Phase.DONE:
             self.take_out(r)
-            if r in self.parked:
+            if r in self.in_transfer:
                 self.let_go_of(r)
         self._execution.closes(r)

@@ -1,4 +1,4 @@
-"""The block ledger with ids: which blocks hold a request's KV, and which hold cached prefixes.
+"""The KV cache manager with ids: which blocks hold a request's KV, and which hold cached prefixes.
 
 The loop counts blocks when it decides; ids are taken when they are needed, right before an
 iteration is executed. Counts never fall behind, so there is always an id.
@@ -10,12 +10,12 @@ from heapq import heapify, heappop, heappush
 from itertools import islice
 from typing import Any
 
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.state import RequestState
 from .pipeline import Traffic
 
 
-class TorchKVCacheManager(BlockLedger):
+class TorchKVCacheManager(KVCacheManager):
     """The lowest free ids are taken first: what is in use stays close together."""
 
     def __init__(
@@ -37,7 +37,7 @@ class TorchKVCacheManager(BlockLedger):
             self._tables[r] = []
         return self._tables[r]
 
-    def reserve(self, r: RequestState, tokens: int) -> None:
+    def allocate_slots(self, r: RequestState, tokens: int) -> None:
         """Blocks for so many tokens of `r`, which the loop has counted already."""
         table = self.table(r)
         for _ in range(len(table), self.blocks(tokens)):
@@ -45,9 +45,9 @@ class TorchKVCacheManager(BlockLedger):
         if r.shared:
             self._name_units(r, table)
 
-    def take_match(self, r: RequestState, units: int) -> Any:
-        """See `BlockLedger`."""
-        found: Any = super().take_match(r, units)
+    def allocate(self, r: RequestState, units: int) -> Any:
+        """See `KVCacheManager`."""
+        found: Any = super().allocate(r, units)
         assert r.shared is not None
         table = self.table(r)
         for unit in r.shared:
@@ -57,9 +57,9 @@ class TorchKVCacheManager(BlockLedger):
     def _ids_of(self, unit: int) -> list[int]:
         return self._unit_ids[unit]
 
-    def publish(self, r: RequestState, kv_tokens: int) -> None:
-        """See `BlockLedger`; units whose blocks have no ids yet get them in `reserve`."""
-        super().publish(r, kv_tokens)
+    def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
+        """See `KVCacheManager`; units whose blocks have no ids yet get them in `allocate_slots`."""
+        super().cache_blocks(r, kv_tokens)
         self._name_units(r, self.table(r))
 
     def _name_units(self, r: RequestState, table: list[int]) -> None:
@@ -81,7 +81,9 @@ class TorchKVCacheManager(BlockLedger):
         """That iteration is over."""
 
     def release(self, r: RequestState) -> None:
-        """See `BlockLedger`. What the blocks hold stays readable until the next `reserve`."""
+        """See `KVCacheManager`. What the blocks hold stays readable until the next
+        `allocate_slots`.
+        """
         table = self._tables.pop(r, [])
         self.last_released = table.copy()
         for block in table[len(r.shared or ()) * self.unit_blocks :]:
@@ -90,7 +92,7 @@ class TorchKVCacheManager(BlockLedger):
         super().release(r)
 
     def evict(self, held: int = 0) -> None:
-        """See `BlockLedger`."""
+        """See `KVCacheManager`."""
         before = len(self.idle)
         excess = self.idle_blocks - max(0, self.free - held)
         oldest = list(islice(self.idle, -(-excess // self.unit_blocks))) if excess > 0 else []
@@ -101,7 +103,7 @@ class TorchKVCacheManager(BlockLedger):
                 heappush(self._free_ids, block)
 
     def forget(self) -> None:
-        """See `BlockLedger`."""
+        """See `KVCacheManager`."""
         super().forget()
         for blocks in self._unit_ids.values():
             self._free_ids += blocks

@@ -1,4 +1,4 @@
-"""The block ledger of an instance that finds prefixes in a store beyond its own device."""
+"""The KV cache manager of an instance that finds prefixes in a store beyond its own device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from heapq import heappop
 
-from ...core.kv_store_manager import StoreLedger
+from ...core.kv_store_manager import StoreKVCacheManager
 from .kv_cache_manager import TorchKVCacheManager
 from .pipeline import Traffic
 from .tiers import Tiers, path_of
@@ -80,7 +80,7 @@ class SharedUnits:
             del self._kept[unit]
 
 
-class PagedStoreLedger(StoreLedger, TorchKVCacheManager):
+class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
     """A prefix is taken from the device as far as it lies there, and from the store beyond."""
 
     def __init__(
@@ -104,14 +104,14 @@ class PagedStoreLedger(StoreLedger, TorchKVCacheManager):
         return self._unit_ids[unit]
 
     def evict(self, held: int = 0) -> None:
-        """See `BlockLedger`."""
+        """See `KVCacheManager`."""
         super().evict(held)
         for units in (self._coming, self.shared_units.new):
             for unit in [u for u in units if u not in self.refs]:
                 del units[unit]
 
     def forget(self) -> None:
-        """See `BlockLedger`."""
+        """See `KVCacheManager`."""
         super().forget()
         self._coming.clear()
         self.shared_units.new.clear()

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ....workloads.request import Slo
-from ...core.decisions import Why
+from ...core.decisions import ReleaseReason
 from ...core.policy import Policy
 from ...core.state import RequestState
-from ...core.wire import Told
+from ...core.wire import PredictedLength
 from .build import Engine
 from .clock import RealClock
 from .instance import PagedInstance
-from .kv_store_manager import PagedStoreLedger
+from .kv_store_manager import PagedStoreKVCacheManager
 from .sequence import Sampling, Sequence
 
 _IDLE_S = 0.02  # how long to wait where nobody may run now
@@ -35,11 +35,11 @@ class GenerationRequest:
     sampling: Sampling
     ends: frozenset[int]
     slo: Callable[[float], Slo]  # from the moment of arrival
-    told: Told | None  # of its length
+    predicted_output_tokens: PredictedLength | None  # of its length
     priority: int
     gave: Callable[[int], None]
     ended: Callable[[str], None]
-    lost: Callable[[Why], None]
+    lost: Callable[[ReleaseReason], None]
 
 
 @dataclass
@@ -86,8 +86,8 @@ class LiveEngine:
             self._stops = True
             self._wake.notify()
         self._thread.join()
-        if isinstance(self.instance.ledger, PagedStoreLedger):
-            self.instance.ledger.shared_units.flush()
+        if isinstance(self.instance.kv_manager, PagedStoreKVCacheManager):
+            self.instance.kv_manager.shared_units.flush()
 
     @property
     def running(self) -> bool:
@@ -102,7 +102,7 @@ class LiveEngine:
         r = RequestState(
             self.counts.requests, now_s, prompt, most, most, asked.slo(now_s), self._hashes(tokens)
         )
-        r.priority, r.told = asked.priority, asked.told
+        r.priority, r.predicted_output_tokens = asked.priority, asked.predicted_output_tokens
         with self._wake:
             self.counts.requests += 1
             self.counts.prompt_tokens += prompt
@@ -137,7 +137,7 @@ class LiveEngine:
         except BaseException as error:
             self._problem = error
             for r in list(self._asked):
-                self._asked.pop(r).lost(Why.FAIL)
+                self._asked.pop(r).lost(ReleaseReason.FAIL)
             raise
 
     def _took(self) -> bool:
@@ -170,9 +170,9 @@ class LiveEngine:
         instance.run(math.nextafter(begin_s, math.inf), True)
         for release in instance.outbox:
             asked = self._asked.pop(release.request, None)
-            if asked is not None and release.why is not Why.FINISH:
+            if asked is not None and release.reason is not ReleaseReason.FINISH:
                 self.counts.turned_away += 1
-                asked.lost(release.why)
+                asked.lost(release.reason)
         instance.outbox.clear()
         instance.finished.clear()
         if instance.measures.steps == steps and not instance.idle:

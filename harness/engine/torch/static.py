@@ -23,10 +23,10 @@ class StaticExecution:
     """A `StepTime` that carries out what a `PagedStaticInstance` runs: it took what it took."""
 
     def __init__(
-        self, runner: Runner, ledger: TorchKVCacheManager, clock: WallClock, opens: Opens
+        self, runner: Runner, kv_manager: TorchKVCacheManager, clock: WallClock, opens: Opens
     ) -> None:
         self._runner = runner
-        self._ledger = ledger
+        self._kv_manager = kv_manager
         self._clock = clock
         self._opens = opens
         self.now_s = 0.0  # of the instance, when a computation begins
@@ -38,11 +38,11 @@ class StaticExecution:
         self.running = batch
         for r in batch:
             self.sequences[r] = self._opens(r)
-            self.sequences[r].blocks = self._ledger.table(r)
+            self.sequences[r].blocks = self._kv_manager.table(r)
 
     def leaves(self, r: RequestState) -> Sequence | None:
         """`r` runs no more; its blocks are free."""
-        self._ledger.release(r)
+        self._kv_manager.release(r)
         return self.sequences.pop(r, None)
 
     def step_s(self, seqs: int, kv_tokens: int, chunks: Seq[tuple[int, int]]) -> float:
@@ -51,7 +51,7 @@ class StaticExecution:
         longest = chunks[0][1]
         pieces = []
         for r in self.running:
-            self._ledger.reserve(r, longest)
+            self._kv_manager.allocate_slots(r, longest)
             tokens = len(self.sequences[r].tokens)
             pieces.append(Piece(self.sequences[r], 0, tokens, padding=longest - tokens))
         self._take(self._runner.run([], pieces))
@@ -62,7 +62,7 @@ class StaticExecution:
         for _ in range(steps):
             sequences = [self.sequences[r] for r in self.running]
             for r, sequence in zip(self.running, sequences, strict=True):
-                self._ledger.reserve(r, len(sequence.tokens))
+                self._kv_manager.allocate_slots(r, len(sequence.tokens))
             self._take(self._runner.run(sequences, []))
         return self._clock.now_s() - self.now_s
 
@@ -81,14 +81,14 @@ class PagedStaticInstance(StaticInstance):
     def __init__(
         self,
         policy: StaticPolicy,
-        ledger: TorchKVCacheManager,
+        kv_manager: TorchKVCacheManager,
         predictions: Predictions,
         execution: StaticExecution,
         measures: Measures,
         index: int = 0,
     ) -> None:
         device = (StageDevice(f"instance {index}"),)
-        super().__init__(policy, ledger, predictions, execution, device, measures, index)
+        super().__init__(policy, kv_manager, predictions, execution, device, measures, index)
         self._execution = execution
         self.ended: Callable[[RequestState, Sequence], None] | None = None
 
@@ -115,5 +115,5 @@ class PagedStaticInstance(StaticInstance):
             if r in outgrown:
                 self._execution.leaves(r)
             elif r not in stay:  # answered: padded no more, its tokens stay until the batch ends
-                self.ledger.release(r)
+                self.kv_manager.release(r)
         return stay, outgrown

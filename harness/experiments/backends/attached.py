@@ -60,9 +60,9 @@ class HttpBackend:
                 "backend http needs the address of a server: --base-url http://127.0.0.1:8000"
             )
         _hardware(spec)
-        if spec.knobs:
+        if spec.parameters:
             raise SloBenchError(
-                f"an attached server decides for itself: knobs cannot be set for {spec.system}"
+                f"an attached server decides for itself: parameters cannot be set for {spec.system}"
             )
 
     def configuration(self, spec: CellSpec) -> Hashable:

@@ -74,8 +74,8 @@ class LaunchedBackend:
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`."""
-        knobs = tuple(sorted(spec.knobs.items()))
-        return spec.system, knobs, spec.placement, spec.instances, self._through_gateway(spec)
+        parameters = tuple(sorted(spec.parameters.items()))
+        return spec.system, parameters, spec.placement, spec.instances, self._through_gateway(spec)
 
     def _through_gateway(self, spec: CellSpec) -> bool:
         """Or does our client choose among the servers itself?"""
@@ -133,7 +133,7 @@ class LaunchedBackend:
             backend=self.name if version is None else f"{self.name}=={version}",
             model=place.model,
             system=spec.system,
-            knobs=spec.knobs,
+            parameters=spec.parameters,
             served_name=_served_name(place.model),
             kv_blocks=place.kv_blocks,
             block_tokens=place.block_tokens if own_blocks else None,
@@ -214,7 +214,7 @@ class Launched:
             "model": self.model,
             "gpu": self.gpu,
             "system": spec.system,
-            "knobs": dict(spec.knobs),
+            "parameters": dict(spec.parameters),
             "instances": len(self.servers),
             "router": spec.router or "round-robin",
             "engine_kwargs": own.get("engine_kwargs") or _asked_settings(self.wanted, spec),
@@ -252,7 +252,7 @@ def _asked_settings(wanted: Serve, spec: CellSpec) -> dict[str, Value]:
         "max_running_requests": "max_num_seqs",
         "chunked_prefill_tokens": "max_num_batched_tokens",
     }
-    return found | {names[k]: v for k, v in wanted.knobs.items() if k in names}
+    return found | {names[k]: v for k, v in wanted.parameters.items() if k in names}
 
 
 def _told_settings(metrics: str) -> dict[str, Value]:

@@ -41,7 +41,7 @@ from ...servers.launch.backend_names import PAGED
 from ...servers.launch.compatibility import check as check_system
 from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
-from ..execution.cells import CellSpec, configured, longest_output_tokens, predicted_output_tokens
+from ..execution.cells import CellSpec, configured, output_tokens_p90, predicted_output_tokens
 from .base import CellMeasurement, Progress
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class PagedBackend:
             )
         if place.embedder is not None:
             raise SloBenchError("backend paged runs no embedder beside the language model")
-        check_system(configured(spec.system, spec.knobs), PAGED)
+        check_system(configured(spec.system, spec.parameters), PAGED)
         module_policy(self.server.moving)
         if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
             raise SloBenchError("layers move between iterations, and static batches have none")
@@ -93,7 +93,7 @@ class PagedBackend:
 
         for tier in self.server.kv_store:
             TierFolder.parse(tier)
-        if not configured(spec.system, spec.knobs).prefix_cache:
+        if not configured(spec.system, spec.parameters).prefix_cache:
             raise SloBenchError(
                 f"{spec.system} looks for no prefixes: there is nothing to keep in server.kv_store"
             )
@@ -108,7 +108,7 @@ class PagedBackend:
 
     def configuration(self, spec: CellSpec) -> Hashable:
         """See `Backend`: the model is loaded once for all cells that are set up alike."""
-        return spec.system, tuple(sorted(spec.knobs.items())), spec.placement
+        return spec.system, tuple(sorted(spec.parameters.items())), spec.placement
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
         """See `Backend`: of a single cell, with other draws."""
@@ -172,7 +172,7 @@ class LoadedModel:
         """
         if (workload.kind == Kind.EMBED).any():
             raise SloBenchError(f"{workload.name} has embedding requests; backend paged has none")
-        system = configured(spec.system, spec.knobs)
+        system = configured(spec.system, spec.parameters)
         cached = system.prefix_cache and workload.prefix_blocks is not None
         if self.store and not cached:
             raise SloBenchError(
@@ -205,11 +205,11 @@ class LoadedModel:
             workload,
             most_tokens,
             spec.oversize,
-            reserved=isinstance(policy, StaticPolicy) or overrides(policy, "commit"),
+            reserved=isinstance(policy, StaticPolicy) or overrides(policy, "reserved_blocks"),
         )
         told = predicted_output_tokens(spec, workload)
         lengths = workload.output_tokens if told is None else told
-        longest = longest_output_tokens(spec, workload)
+        longest = output_tokens_p90(spec, workload)
         longest = lengths if longest is None else longest
         prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_tokens, spec.cell)
         self._warm_up(engine)
@@ -245,11 +245,11 @@ class LoadedModel:
 
         if engine.spread is None or self.rule is None or not isinstance(instance, TimedInstance):
             return None
-        execution, ledger = instance.step_time, instance.ledger
+        execution, kv_manager = instance.step_time, instance.kv_manager
         assert isinstance(execution, Execution)
         migrator = Migrator(
             engine.spread,
-            lambda: ledger.total - ledger.free,
+            lambda: kv_manager.total - kv_manager.free,
             self.rule,
             execution.clock.now_s,
         )
@@ -279,7 +279,7 @@ class LoadedModel:
         if isinstance(policy, Policy):
             empty = engine.instance(policy, _nothing, RealClock())
             limits = policy.limits(empty.view)
-            spare = limits.watermark_blocks + limits.headroom_blocks
+            spare = limits.watermark_blocks + limits.decode_headroom_blocks
         tokens = (engine.room.blocks - spare) * engine.room.block_tokens
         return min(tokens, self.decoder.config.context)
 
@@ -334,7 +334,7 @@ def _keep_log(
         "model": loaded.model,
         "gpu": loaded.gpu,
         "system": spec.system,
-        "knobs": dict(spec.knobs),
+        "parameters": dict(spec.parameters),
         "instances": 1,
         "router": "round-robin",
         "engine_kwargs": {
@@ -377,11 +377,11 @@ def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
 
 
 def _store_figures(engine: Engine, instance: EngineInstance) -> Mapping[str, Value]:
-    from ...engine.torch.kv_store_manager import PagedStoreLedger
+    from ...engine.torch.kv_store_manager import PagedStoreKVCacheManager
 
-    if not isinstance(instance.ledger, PagedStoreLedger):
+    if not isinstance(instance.kv_manager, PagedStoreKVCacheManager):
         return {}
-    instance.ledger.shared_units.flush()
+    instance.kv_manager.shared_units.flush()
     carried = engine.runner.carrier.carried
     return {
         "kv_store_loaded_bytes": carried.loaded_bytes,

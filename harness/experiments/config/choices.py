@@ -1,4 +1,6 @@
-"""What an experiment chooses between: systems with their knobs, and combinations of all else."""
+"""What an experiment chooses between: systems with their parameters, and combinations of
+all else.
+"""
 
 from __future__ import annotations
 
@@ -66,12 +68,12 @@ AXES = (
 
 @dataclass(frozen=True)
 class SystemChoice:
-    """A system with one value for each of its knobs."""
+    """A system with one value for each of its parameters."""
 
     asked: str
     label: str
-    knobs: Mapping[str, Any]
-    swept: tuple[str, ...]  # knobs that have several values in the experiment
+    parameters: Mapping[str, Any]
+    swept: tuple[str, ...]  # parameters that have several values in the experiment
     each: int = 1  # servers that make one, where their roles differ
     system: System | None = None  # None: servers that run already
 
@@ -82,8 +84,8 @@ class SystemChoice:
 
     @property
     def turned(self) -> dict[str, Value]:
-        """Its knobs that have several values, as columns."""
-        return {f"{self.label}.{knob}": self.knobs[knob] for knob in self.swept}
+        """Its parameters that have several values, as columns."""
+        return {f"{self.label}.{parameter}": self.parameters[parameter] for parameter in self.swept}
 
 
 @dataclass(frozen=True)
@@ -112,27 +114,27 @@ class Combination:
 
 
 def systems_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
-    """Every system with every combination of its knobs.
+    """Every system with every combination of its parameters.
 
     Raises:
-        SloBenchError: an unknown system or knob, or a value out of its bounds.
+        SloBenchError: an unknown system or parameter, or a value out of its bounds.
     """
     for name in asked.systems:
-        choices = asked.knobs.get(name, {})
-        swept = tuple(knob for knob, values in choices.items() if len(values) > 1)
+        choices = asked.parameters.get(name, {})
+        swept = tuple(parameter for parameter, values in choices.items() if len(values) > 1)
         for values in itertools.product(*choices.values()):
-            knobs = dict(zip(choices, values, strict=True))
-            found = configured(name, knobs)
+            parameters = dict(zip(choices, values, strict=True))
+            found = configured(name, parameters)
             each = found.least_instances if asked.backend != SIMULATED else 1
-            yield SystemChoice(name, found.name, knobs, swept, each, found)
+            yield SystemChoice(name, found.name, parameters, swept, each, found)
 
 
 def attached_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
     """Servers that run already: a system is no more than a name for them."""
-    if len(asked.systems) > 1 or asked.knobs:
+    if len(asked.systems) > 1 or asked.parameters:
         raise SloBenchError(
             "backend http measures servers that run already: it takes one system, as a name for "
-            "them, and no knobs"
+            "them, and no parameters"
         )
     yield SystemChoice(asked.systems[0], asked.systems[0], {}, ())
 

@@ -45,7 +45,7 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 PartShare = Annotated[float, Field(ge=0, lt=1)]
-Knob = bool | int | float | str
+Parameter = bool | int | float | str
 SloTable = dict[str, float | str | dict[str, float | str]]
 
 
@@ -87,7 +87,7 @@ class ExperimentSchema(BaseModel):
     # What is compared.
     name: Annotated[str, Field(min_length=1)] = "experiment"
     systems: Axis[str] = ("vllm", "sarathi", "sglang")
-    knobs: dict[str, dict[str, Axis[Knob]]] = {}  # by system
+    parameters: dict[str, dict[str, Axis[Parameter]]] = {}  # by system
     published: str | None = None  # a table of published results that the report sets beside these
 
     # What arrives.
@@ -170,10 +170,10 @@ class ExperimentSchema(BaseModel):
             raise ValueError(f"{' and '.join(levels)} contradict: give one of them")
         if any(self.requests) and any(self.duration_s):
             raise ValueError("requests and duration_s contradict: give one of them")
-        strangers = set(self.knobs) - set(self.systems)
+        strangers = set(self.parameters) - set(self.systems)
         if strangers:
             raise ValueError(
-                f"knobs are set for {min(strangers)!r}, which is not among the systems"
+                f"parameters are set for {min(strangers)!r}, which is not among the systems"
             )
         return self
 
@@ -206,7 +206,7 @@ class ExperimentSchema(BaseModel):
 
     def anchored(self, folder: Path) -> Self:
         """The same with every relative path made absolute, starting at `folder`."""
-        settings = {name: getattr(self, name) for name in (*_PATHS, "knobs")}
+        settings = {name: getattr(self, name) for name in (*_PATHS, "parameters")}
         found = _all_anchored(settings, folder) | {"client": self.client.anchored(folder)}
         return self.model_copy(update=found)
 
@@ -215,10 +215,10 @@ class ExperimentSchema(BaseModel):
         table: dict[str, object] = {}
         for name in type(self).model_fields:
             value = getattr(self, name)
-            if name == "knobs":
+            if name == "parameters":
                 value = {
-                    system: {knob: _single(v) for knob, v in knobs.items()}
-                    for system, knobs in value.items()
+                    system: {parameter: _single(v) for parameter, v in parameters.items()}
+                    for system, parameters in value.items()
                 }
             elif name in _TABLES:
                 value = value.model_dump(exclude_defaults=True)
@@ -237,9 +237,11 @@ def _all_anchored(settings: Mapping[str, object], folder: Path) -> dict[str, obj
     client = settings.get("client")
     if isinstance(client, Mapping) and client.get("tokenizer"):
         found["client"] = {**client, "tokenizer": str(folder / client["tokenizer"])}
-    knobs = settings.get("knobs")
-    if isinstance(knobs, Mapping):
-        found["knobs"] = {_anchored(system, folder): values for system, values in knobs.items()}
+    parameters = settings.get("parameters")
+    if isinstance(parameters, Mapping):
+        found["parameters"] = {
+            _anchored(system, folder): values for system, values in parameters.items()
+        }
     return found
 
 
@@ -261,7 +263,7 @@ def _problem(error: ErrorDetails, fields: Mapping[str, object]) -> str:
     """One of pydantic's complaints in this project's words."""
     location = [str(part) for part in error["loc"] if isinstance(part, str)]
     first = location[0] if location else ""
-    depth = 3 if first == "knobs" else 2 if first in _TABLES else 1
+    depth = 3 if first == "parameters" else 2 if first in _TABLES else 1
     setting = ".".join(location[:depth])
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":

@@ -38,7 +38,9 @@ def read_toml(path: Path) -> tuple[dict[str, object], str]:
 
 
 def line_of(text: str, location: Sequence[str | int]) -> int | None:
-    """The line that sets `location`, say ("knobs", "vllm", "max_num_seqs"), or the one above it."""
+    """The line that sets `location`, say ("parameters", "vllm", "max_num_seqs"), or the one above
+    it.
+    """
     wanted = [str(part) for part in location if isinstance(part, str)]
     best, best_line = 0, None
     table: list[str] = []

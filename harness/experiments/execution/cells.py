@@ -98,7 +98,7 @@ class CellSpec:
     cell: str  # unique in the experiment, and a file name
     columns: Mapping[str, Value]  # what identifies the row, as in cells.csv
     system: str
-    knobs: Mapping[str, bool | int | float | str]
+    parameters: Mapping[str, bool | int | float | str]
     placement: PlacementSpec
     instances: int
     embed_instances: int  # of these
@@ -242,9 +242,9 @@ def source(spec: WorkloadSpec) -> WorkloadSource:
     )
 
 
-def configured(name: str, knobs: Mapping[str, Any]) -> System:
-    """A system with its knobs set."""
-    return system(name).with_knobs(**knobs) if knobs else system(name)
+def configured(name: str, parameters: Mapping[str, Any]) -> System:
+    """A system with its parameters set."""
+    return system(name).with_parameters(**parameters) if parameters else system(name)
 
 
 def workload_of(spec: CellSpec) -> Workload:
@@ -271,7 +271,7 @@ def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
     return length_predictor(spec.length_predictor).predict(workload, rng)
 
 
-def longest_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
+def output_tokens_p90(spec: CellSpec, workload: Workload) -> Ints | None:
     """What policies that reserve memory are told; None: no more than the others."""
     rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
     return longest_tokens(length_predictor(spec.length_predictor), workload, rng)
@@ -320,7 +320,7 @@ def simulated(
     Raises:
         SloBenchError: the cell cannot be run as asked.
     """
-    chosen = configured(spec.system, spec.knobs)
+    chosen = configured(spec.system, spec.parameters)
     if chosen.sharing is not None:
         return simulate_models(
             workload,
@@ -342,7 +342,7 @@ def simulated(
         embedder=place.embedder,
         embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted,
-        longest_output_tokens=longest_output_tokens(spec, workload),
+        output_tokens_p90=output_tokens_p90(spec, workload),
         ready_s=place.ready_s,
         failures=parse_failures(spec.failures) if spec.failures else (),
         progress=progress,
@@ -354,7 +354,7 @@ def simulated_row(
     spec: CellSpec, workload: Workload, result: Result, folder: Path, *, records: str
 ) -> Row:
     """The row of a simulated cell, whose details are then in `folder`; see `kept_cell`."""
-    sharing = configured(spec.system, spec.knobs).sharing
+    sharing = configured(spec.system, spec.parameters).sharing
     if sharing is not None:
         hardware, fitted = _shared_hardware(spec, workload, sharing), False
     else:

@@ -125,13 +125,13 @@ def _cell(
     }
     parts = [system.label]
     parts += [part(name, values[name]) for name in columns.swept]
-    parts += [part(knob, system.knobs[knob]) for knob in system.swept]
+    parts += [part(parameter, system.parameters[parameter]) for parameter in system.swept]
     parts += [level.label, f"seed-{seed}"]
     return CellSpec(
         cell=file_name(parts),
         columns=identity,
         system=system.asked,
-        knobs=system.knobs,
+        parameters=system.parameters,
         placement=combination.place,
         instances=combination.instances_of(system.system),
         embed_instances=values["embed_instances"],

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from ....workloads.errors import SloBenchError
 from ...core.records import Outcome
 from ...core.state import RequestState
-from ...core.wire import Told
+from ...core.wire import PredictedLength
 from ...engine.loop.gc_control import collections_off, heap_frozen
 from ..machine import allow_many_sockets
 from .answers import Raw, read_answer
@@ -73,7 +73,7 @@ class RequestEncoder(Protocol):
         """Head and body."""
         ...
 
-    def tell(self, row: int, told: Told) -> None:
+    def tell(self, row: int, told: PredictedLength) -> None:
         """Say in it how long its answer will be, as predicted."""
         ...
 
@@ -221,7 +221,7 @@ class Driver:
 
     def _send(self, r: RequestState) -> None:
         endpoint = self._route.choose(r)
-        exchange = Exchange(r.id, endpoint, r.arrival_s, r.notify)
+        exchange = Exchange(r.id, endpoint, r.arrival_s, r.notify_on_finish)
         exchange.started_s = perf_counter()
         self._exchanges.append(exchange)
         self._in_flight += 1
@@ -238,7 +238,7 @@ class Driver:
         now, self._unread = self._unread[:AT_ONCE], self._unread[AT_ONCE:]
         self._reads = True
 
-        def told(done: asyncio.Future[list[Told]]) -> None:
+        def told(done: asyncio.Future[list[PredictedLength]]) -> None:
             self._reads = False
             for exchange, one in zip(now, done.result(), strict=True):
                 self._requests.tell(exchange.row, one)

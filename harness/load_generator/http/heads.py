@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ....workloads.request import Kind
 from ....workloads.workload import Workload
-from ...core.wire import Told
+from ...core.wire import PredictedLength
 from .bodies import Bodies
 from .endpoint import Endpoint
 from .options import HttpOptions
@@ -45,7 +45,7 @@ class WireRequests:
         head = self._heads[endpoint][self._kinds[row]]
         return [head % (row, len(body)), body]
 
-    def tell(self, row: int, told: Told) -> None:
+    def tell(self, row: int, told: PredictedLength) -> None:
         """Put a prediction among the values of a row's request."""
         plain = json.dumps(told.to_wire(), separators=(",", ":"))
         self._told[row] = plain[1:-1].encode() + b","  # others follow, always

@@ -15,7 +15,7 @@ import numpy as np
 from ....predictors.output_length import AtDispatch, LearnedLength, length_predictor
 from ....workloads.workload import Workload
 from ...core import records
-from ...core.wire import Told
+from ...core.wire import PredictedLength
 from .answers import Raw, read_answer
 from .options import HttpOptions
 
@@ -26,7 +26,7 @@ _LENGTHS_STREAM = 3
 class LengthSource(Protocol):
     """Says of requests how long their answers will be."""
 
-    def of(self, rows: Sequence[int]) -> list[Told]:
+    def of(self, rows: Sequence[int]) -> list[PredictedLength]:
         """In order; takes its time, so it is asked in a thread of its own."""
         ...
 
@@ -56,9 +56,9 @@ class PrecomputedLengths:
     def __init__(self, tokens: np.ndarray) -> None:
         self._tokens = tokens
 
-    def of(self, rows: Sequence[int]) -> list[Told]:
+    def of(self, rows: Sequence[int]) -> list[PredictedLength]:
         """See `LengthSource`."""
-        return [Told(int(self._tokens[row]), int(self._tokens[row])) for row in rows]
+        return [PredictedLength(int(self._tokens[row]), int(self._tokens[row])) for row in rows]
 
     def heard(self, row: int, raw: Raw) -> None:
         """See `LengthSource`."""
@@ -80,9 +80,9 @@ class TrainedLengths:
         self._predictor = predictor
         self._hearing = ThreadPoolExecutor(1, thread_name_prefix="answers heard")
 
-    def of(self, rows: Sequence[int]) -> list[Told]:
+    def of(self, rows: Sequence[int]) -> list[PredictedLength]:
         """See `LengthSource`."""
-        return [Told(*pair) for pair in self._predictor.lengths(rows)]
+        return [PredictedLength(*pair) for pair in self._predictor.lengths(rows)]
 
     @property
     def hears(self) -> bool:

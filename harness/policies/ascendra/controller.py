@@ -23,9 +23,9 @@ from ...core.cluster_policy import (
     RouteOutcome,
     ServerRole,
 )
-from ...core.decisions import Why
+from ...core.decisions import ReleaseReason
 from ...core.instance import Instance
-from ...core.policy import AnyPolicy, knob
+from ...core.policy import AnyPolicy, parameter
 from ...core.release import Release
 from ...core.routing import least_loaded
 from ...core.state import RequestState
@@ -70,14 +70,14 @@ class Ascendra(ClusterPolicy):
     (`refitted`, see `predictors.refitted`), or knows the true times of a step (`given`).
     """
 
-    n_lp: int = knob(2, 1, 64)
-    n_hp: int = knob(1, 1, 64)
-    tickets: bool = knob(True)
-    offload: bool = knob(True)
-    elastic: bool = knob(True)
-    hp_batch: int = knob(128, 1, 8192, log=True)
-    hp_batch_tokens: int = knob(4096, 16, 131072, log=True)
-    performance_model: str = knob("refitted", choices=("refitted", "given"))
+    n_lp: int = parameter(2, 1, 64)
+    n_hp: int = parameter(1, 1, 64)
+    tickets: bool = parameter(True)
+    offload: bool = parameter(True)
+    elastic: bool = parameter(True)
+    hp_batch: int = parameter(128, 1, 8192, log=True)
+    hp_batch_tokens: int = parameter(4096, 16, 131072, log=True)
+    performance_model: str = parameter("refitted", choices=("refitted", "given"))
 
     @property
     def least_instances(self) -> int:
@@ -144,7 +144,7 @@ class Ascendra(ClusterPolicy):
         return group.lp[(group.turn - 1) % len(group.lp)]
 
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
-        if release.why is Why.FAIL:
+        if release.reason is ReleaseReason.FAIL:
             return self._anywhere(cluster)
         groups = self._groups(cluster)
         lp = cluster.instances[release.request.instance]

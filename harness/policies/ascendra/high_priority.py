@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.decisions import UNLIMITED, Leave, Limits
-from ...core.policy import Policy, knob
+from ...core.decisions import UNLIMITED, Limits, Timeout
+from ...core.policy import Policy, parameter
 from ...core.state import RequestState
 from ...core.view import View
 from ..shared.timeouts import when_overdue
@@ -52,12 +52,12 @@ class AscendraHp(Policy):
     paper says how neither is reckoned. Otherwise at most `max_num_seqs`, as on LP instances.
     """
 
-    max_num_batched_tokens: int = knob(4096, 16, 131072, log=True)
-    max_num_seqs: int = knob(128, 1, 8192, log=True)
-    elastic: bool = knob(True)
-    spare: float = knob(0.1, 0.0, 0.9)
-    watermark: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
-    overdue: str = knob("keep", choices=("keep", "drop"))
+    max_num_batched_tokens: int = parameter(4096, 16, 131072, log=True)
+    max_num_seqs: int = parameter(128, 1, 8192, log=True)
+    elastic: bool = parameter(True)
+    spare: float = parameter(0.1, 0.0, 0.9)
+    watermark: float = parameter(0.01, 0.0, 0.5)  # share of blocks left free after an entry
+    overdue: str = parameter("keep", choices=("keep", "drop"))
 
     def new_state(self) -> DecodeLengths:
         return DecodeLengths()
@@ -66,23 +66,23 @@ class AscendraHp(Policy):
         return Limits(
             self.max_num_batched_tokens,
             UNLIMITED if self.elastic else self.max_num_seqs,
-            mix=False,
+            mixed_batches=False,
             chunked=False,
             watermark_blocks=int(self.watermark * view.total_blocks),
-            headroom_blocks=1,
+            decode_headroom_blocks=1,
         )
 
-    def reserve(self, r: RequestState, view: View) -> int:
+    def headroom_blocks(self, r: RequestState, view: View) -> int:
         if not (self.elastic and view.n_running):
             return 0
-        lengths: DecodeLengths = view.state
+        lengths: DecodeLengths = view.policy_state
         tokens = lengths.to_come(view.n_decoding, view.n_prefilling + 1)
         spare = int((self.spare - self.watermark) * view.total_blocks)
         return max(spare, int(tokens / view.block_tokens), 0)
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return None if self.overdue == "keep" else when_overdue(r)
 
-    def finished(self, r: RequestState, view: View) -> None:
-        lengths: DecodeLengths = view.state
+    def on_finished(self, r: RequestState, view: View) -> None:
+        lengths: DecodeLengths = view.policy_state
         lengths.add(r.output_tokens)

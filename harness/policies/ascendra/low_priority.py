@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ...core.decisions import Leave, Limits, Why
-from ...core.policy import Key, Policy, knob
+from ...core.decisions import Limits, ReleaseReason, Timeout
+from ...core.policy import Key, Policy, parameter
 from ...core.queue import Queue
 from ...core.room_queue import RoomQueue
 from ...core.state import RequestState
@@ -51,18 +51,20 @@ class AscendraLp(Policy):
     The batch that is formed at that moment may still take it: Fig. 1 executes D and offloads C.
     """
 
-    order: ClassVar[Literal["entry", "cache", "time", "view"]] = "view"
-    limits_vary: ClassVar[bool] = True
-    leaves_last: ClassVar[bool] = True
+    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time", "dynamic"]] = (
+        "dynamic"
+    )
+    dynamic_limits: ClassVar[bool] = True
+    may_start_at_timeout: ClassVar[bool] = True
 
-    value: str = knob("edf", choices=("edf", "sjf", "ljf", "fcfs"))
-    misfit: str = knob("skip", choices=("skip", "stop"))
-    step_budget_s: float = knob(0.15, 0.001, 60.0, log=True)
-    token_budget: int = knob(2048, 16, 131072, log=True)
-    max_num_seqs: int = knob(128, 1, 8192, log=True)
-    watermark: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
-    overdue: str = knob("keep", choices=("keep", "drop"))
-    threshold: float = knob(1.0, 0.0, 20.0)
+    value: str = parameter("edf", choices=("edf", "sjf", "ljf", "fcfs"))
+    misfit: str = parameter("skip", choices=("skip", "stop"))
+    step_budget_s: float = parameter(0.15, 0.001, 60.0, log=True)
+    token_budget: int = parameter(2048, 16, 131072, log=True)
+    max_num_seqs: int = parameter(128, 1, 8192, log=True)
+    watermark: float = parameter(0.01, 0.0, 0.5)  # share of blocks left free after an entry
+    overdue: str = parameter("keep", choices=("keep", "drop"))
+    threshold: float = parameter(1.0, 0.0, 20.0)
     worst_batch_tokens: int = 0
 
     def new_state(self) -> dict[int, Limits]:
@@ -72,7 +74,7 @@ class AscendraLp(Policy):
         tokens = self.token_budget
         if view.n_waiting or view.n_prefilling:
             tokens = self._batch_tokens(view)
-        made: dict[int, Limits] = view.state
+        made: dict[int, Limits] = view.policy_state
         if tokens not in made:
             watermark_blocks = self._watermark_blocks(view)
             made[tokens] = Limits(tokens, self.max_num_seqs, watermark_blocks=watermark_blocks)
@@ -93,7 +95,7 @@ class AscendraLp(Policy):
             most = int(most * spare_s / (spare_s + over_s) + 1e-6)
         return seqs + most if seqs else max(most, view.block_tokens)
 
-    def urgency(self, r: RequestState, view: View) -> Key:
+    def queue_key(self, r: RequestState, view: View) -> Key:
         if self.misfit == "stop":
             return self._worth(r)
         blocks = -(-r.target_tokens // view.block_tokens)
@@ -117,11 +119,11 @@ class AscendraLp(Policy):
             return r.arrival_s
         return r.target_tokens if self.value == "sjf" else -r.target_tokens
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
         late = when_overdue(r)
         if late is not None and self.worst_batch_tokens:
             step_s = view.predict.step_s
             worst_s = step_s(0, 0, ((0, self.worst_batch_tokens),))
             own_s = step_s(0, 0, ((0, r.prompt_tokens),))
-            return Leave(late.time_s - self.threshold * (worst_s + own_s), Why.OFFLOAD)
+            return Timeout(late.time_s - self.threshold * (worst_s + own_s), ReleaseReason.OFFLOAD)
         return None if self.overdue == "keep" else late

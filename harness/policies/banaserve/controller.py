@@ -13,8 +13,8 @@ from ....predictors.placement import Placement
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import HOLD, INF, Action, ClusterView, Role, RouteOutcome
 from ...core.instance import Instance
-from ...core.kv_cache_manager import BlockLedger
-from ...core.policy import AnyPolicy, knob
+from ...core.kv_cache_manager import KVCacheManager
+from ...core.policy import AnyPolicy, parameter
 from ...core.records import Told
 from ...core.state import RequestState
 from ..load_aware import LoadAware
@@ -66,19 +66,19 @@ class BanaServe(DisaggregatedPolicy):
 
     smoothing: ClassVar[float] = 0.3
 
-    store: bool = knob(True)
-    store_cpu_gib: float = knob(64.0, 0.0, 4096.0)
-    store_ssd_gib: float = knob(512.0, 0.0, 65536.0)
-    load_aware: bool = knob(True)
-    layer_moves: bool = knob(True)
-    head_moves: bool = knob(True)
-    window_s: float = knob(1.0, 0.01, 60.0)
-    load_threshold: float = knob(1.2, 0.0, 2.0)  # delta_L
-    rise: float = knob(0.4, 0.0, 2.0)  # delta up
-    fall: float = knob(0.2, 0.0, 2.0)  # delta down
-    large_gap: float = knob(0.5, 0.0, 2.0)
-    efficiency: float = knob(0.1, 0.0, 100.0)  # rho, of a second
-    control_every_s: float = knob(1.0, 0.01, 3600.0)
+    store: bool = parameter(True)
+    store_cpu_gib: float = parameter(64.0, 0.0, 4096.0)
+    store_ssd_gib: float = parameter(512.0, 0.0, 65536.0)
+    load_aware: bool = parameter(True)
+    layer_moves: bool = parameter(True)
+    head_moves: bool = parameter(True)
+    window_s: float = parameter(1.0, 0.01, 60.0)
+    load_threshold: float = parameter(1.2, 0.0, 2.0)  # delta_L
+    rise: float = parameter(0.4, 0.0, 2.0)  # delta up
+    fall: float = parameter(0.2, 0.0, 2.0)  # delta down
+    large_gap: float = parameter(0.5, 0.0, 2.0)
+    efficiency: float = parameter(0.1, 0.0, 100.0)  # rho, of a second
+    control_every_s: float = parameter(1.0, 0.01, 3600.0)
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         prefill, decode = super().layout(policy, placement, instances)
@@ -91,7 +91,7 @@ class BanaServe(DisaggregatedPolicy):
                 role.policy,
                 role.instances,
                 prefill_only=role.prefill_only,
-                ledger=role.ledger,
+                kv_manager=role.kv_manager,
                 devices=tuple(f"{role.name} {k}" for k in range(role.instances)),
             )
             for role in (prefill, decode)
@@ -101,9 +101,9 @@ class BanaServe(DisaggregatedPolicy):
     def _moves(self) -> bool:
         return self.layer_moves or self.head_moves
 
-    def ledgers(self, placement: Placement, instances: int) -> Callable[..., BlockLedger]:
+    def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
         if not self.store:
-            return BlockLedger
+            return KVCacheManager
         return SharedStoreLedgers(
             placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances
         )
@@ -180,17 +180,19 @@ class BanaServe(DisaggregatedPolicy):
         return [*loads, *moves]
 
 
-def moving_rule(knobs: Mapping[str, float]) -> BanaServe:
+def moving_rule(parameters: Mapping[str, float]) -> BanaServe:
     """BanaServe's thresholds, some of them changed; `layer_moves` and `head_moves` 0 forbid those.
 
     Raises:
-        SloBenchError: it has no such knob, or not that value.
+        SloBenchError: it has no such parameter, or not that value.
     """
-    unknown = set(knobs) - set(_OF_MOVES)
+    unknown = set(parameters) - set(_OF_MOVES)
     if unknown:
         raise SloBenchError(
             f"server.moving: what moves is decided by {', '.join(_OF_MOVES)}, not by {min(unknown)}"
         )
-    allowed = {name: bool(knobs[name]) for name in ("layer_moves", "head_moves") if name in knobs}
-    made: BanaServe = BanaServe().with_knobs(**{**knobs, **allowed})
+    allowed = {
+        name: bool(parameters[name]) for name in ("layer_moves", "head_moves") if name in parameters
+    }
+    made: BanaServe = BanaServe().with_parameters(**{**parameters, **allowed})
     return made

@@ -67,7 +67,7 @@ class ModuleMoveRecord:
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """What a move would make of the two ledgers."""
+    """What a move would make of the two KV cache managers."""
 
     owner_total: int
     helper_blocks: int
@@ -215,18 +215,18 @@ class Modules:
     ) -> _Blocks | None:
         """None if the helper has no room, or the owner would have too little."""
         share = _share(owner, module, units)
-        own = self.own_blocks.get(owner.index, owner.ledger.total)
+        own = self.own_blocks.get(owner.index, owner.kv_manager.total)
         weights = _weight_bytes(owner, module, units) / owner.placement.block_bytes_per_gpu
         total = math.floor((own + weights) / (1 - share))
         least = own
         if owner.role != DECODE:
-            context = owner.ledger.blocks(owner.placement.model.context_tokens)
+            context = owner.kv_manager.blocks(owner.placement.model.context_tokens)
             least = min(own, max(_used(owner), 2 * context))
             total = min(total, own, max(2 * _used(owner), 4 * context))
         offloaded = self.offloaded.get(owner.index)
         helper_blocks = offloaded.helper_blocks if offloaded else 0
-        longest = helper.ledger.blocks(helper.placement.model.context_tokens) + 1
-        room = min(_OFFERED * helper.free_blocks, helper.ledger.total - longest) + helper_blocks
+        longest = helper.kv_manager.blocks(helper.placement.model.context_tokens) + 1
+        room = min(_OFFERED * helper.free_blocks, helper.kv_manager.total - longest) + helper_blocks
         total = min(total, math.floor((room - weights) / share))
         if total < max(least, _used(owner)):
             return None
@@ -263,12 +263,12 @@ class Modules:
         self, module: Module, owner: Instance, helper: Instance, blocks: _Blocks
     ) -> None:
         """The helper gives up its blocks before anything arrives."""
-        self.own_blocks.setdefault(owner.index, owner.ledger.total)
+        self.own_blocks.setdefault(owner.index, owner.kv_manager.total)
         offloaded = self.offloaded.get(owner.index)
         if offloaded is None:
             offloaded = OffloadedModules(owner, helper, module, 0, 0)
             self.offloaded[owner.index] = self.received[helper.index] = offloaded
-        helper.resize(helper.ledger.total - (blocks.helper_blocks - offloaded.helper_blocks))
+        helper.resize(helper.kv_manager.total - (blocks.helper_blocks - offloaded.helper_blocks))
         offloaded.helper_blocks = blocks.helper_blocks
 
     def _settle(
@@ -292,7 +292,7 @@ class Modules:
         offloaded.units = units
         if not units:
             del self.offloaded[owner.index], self.received[helper.index]
-            helper.resize(helper.ledger.total + offloaded.helper_blocks)
+            helper.resize(helper.kv_manager.total + offloaded.helper_blocks)
             owner.compute_by(owner.step_time)
             cluster.separate(owner, helper)
         else:
@@ -331,7 +331,7 @@ def _share(instance: Instance, module: Module, units: int) -> float:
 
 
 def _used(instance: Instance) -> int:
-    return instance.ledger.total - instance.free_blocks
+    return instance.kv_manager.total - instance.free_blocks
 
 
 def _weight_bytes(instance: Instance, module: Module, units: int) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...core.collocated_policy import Beside, Collocated, EmbedView
-from ...core.decisions import Refill
+from ...core.decisions import NextQueue
 from ...core.state import RequestState
 from ...core.view import View
 from ..vllm import Vllm
@@ -21,14 +21,14 @@ from ..vllm import Vllm
 class CollocatedFcfs(Collocated, Vllm):
     """Nobody begins before whoever came earlier, of either kind; memory goes to who begins."""
 
-    def refill(self, view: View) -> Refill:
-        state: Beside = view.state
+    def next_queue(self, view: View) -> NextQueue:
+        state: Beside = view.policy_state
         if state.embedder is not None:
             embeds = state.embedder.waiting(view.now_s)
             first_s = min((r.arrival_s for r in view.waiting()), default=math.inf)
             if embeds and embeds[0].arrival_s < first_s:
-                return Refill.NEITHER
-        return super().refill(view)
+                return NextQueue.NONE
+        return super().next_queue(view)
 
     def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
         before_s = embedder.oldest_llm_arrival_s()

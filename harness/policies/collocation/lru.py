@@ -20,7 +20,7 @@ class CollocationLru(Collocation):
     entered first is evicted first, and nobody is spared.
     """
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         return r.scheduled_s
 
     def protected(self, r: RequestState, view: View) -> bool:

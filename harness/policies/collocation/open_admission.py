@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.decisions import Leave
+from ...core.decisions import Timeout
 from ...core.state import RequestState
 from ...core.view import View
 from .policy import Collocation
@@ -27,5 +27,5 @@ class CollocationOpen(Collocation):
     def _victims(self, view: View, lacking: float) -> list[RequestState]:
         return []  # nobody is preempted to admit another
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return None

@@ -17,8 +17,8 @@ from typing import ClassVar
 from ....predictors.load_forecaster import LoadForecaster
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Beside, Collocated, EmbedView
-from ...core.decisions import Admission, Leave, Limits, Why
-from ...core.policy import Key, knob
+from ...core.decisions import Admission, Limits, ReleaseReason, Timeout
+from ...core.policy import Key, parameter
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
@@ -78,40 +78,40 @@ class Collocation(Collocated, Vllm):
     bound on the rate of change; deadlines are what TTFT, TPOT, latency and deadline bounds imply.
     """
 
-    limits_vary: ClassVar[bool] = True
-    reads_lengths: ClassVar[bool] = True
+    dynamic_limits: ClassVar[bool] = True
+    uses_predicted_lengths: ClassVar[bool] = True
 
     # Algorithm 1
-    safety_ratio: float = knob(0.1, 0.0, 0.9)
-    defer_threshold_s: float = knob(0.0, 0.0, 3600.0)
-    counts: str = knob("reserved", choices=("reserved", "current"))
-    forecast: str = knob("queue+arrivals", choices=("queue+arrivals", "queue", "none"))
-    forecast_as: str = knob("peak", choices=("peak", "sum"))
-    horizon_s: float = knob(1.0, 0.0, 60.0)  # of the arrival forecast
-    window_s: float = knob(30.0, 0.1, 3600.0, log=True)  # that rates are measured over
-    speculative_share: float = knob(0.05, 0.0, 0.9)  # most memory kept for high priority
-    kv_scale: float = knob(1.0, 0.001, 10.0, log=True)
-    embed_scale: float = knob(1.0, 0.001, 10.0, log=True)
+    safety_ratio: float = parameter(0.1, 0.0, 0.9)
+    defer_threshold_s: float = parameter(0.0, 0.0, 3600.0)
+    counts: str = parameter("reserved", choices=("reserved", "current"))
+    forecast: str = parameter("queue+arrivals", choices=("queue+arrivals", "queue", "none"))
+    forecast_as: str = parameter("peak", choices=("peak", "sum"))
+    horizon_s: float = parameter(1.0, 0.0, 60.0)  # of the arrival forecast
+    window_s: float = parameter(30.0, 0.1, 3600.0, log=True)  # that rates are measured over
+    speculative_share: float = parameter(0.05, 0.0, 0.9)  # most memory kept for high priority
+    kv_scale: float = parameter(1.0, 0.001, 10.0, log=True)
+    embed_scale: float = parameter(1.0, 0.001, 10.0, log=True)
     # Algorithm 2
-    quota: str = knob("dynamic", choices=("dynamic", "static"))
-    min_llm_share: float = knob(0.5, 0.0, 0.95)
-    min_embed_share: float = knob(0.01, 0.0, 0.5)
-    default_llm_share: float = knob(0.9, 0.0, 1.0)
-    change_per_s: float = knob(0.2, 0.001, 100.0, log=True)  # of the memory
-    period_s: float = knob(0.5, 0.0, 60.0)
-    violation_weight: float = knob(1.0, 0.0, 1000.0)  # per second late
-    critical_weight: float = knob(1.0, 0.0, 1000.0)  # at slack 0; over (slack + 1 s)
-    critical_s: float = knob(1.0, 0.0, 3600.0)
-    hopeless_s: float = knob(10.0, 0.0, 3600.0)
-    lateness: str = knob("capped", choices=("capped", "letter"))
+    quota: str = parameter("dynamic", choices=("dynamic", "static"))
+    min_llm_share: float = parameter(0.5, 0.0, 0.95)
+    min_embed_share: float = parameter(0.01, 0.0, 0.5)
+    default_llm_share: float = parameter(0.9, 0.0, 1.0)
+    change_per_s: float = parameter(0.2, 0.001, 100.0, log=True)  # of the memory
+    period_s: float = parameter(0.5, 0.0, 60.0)
+    violation_weight: float = parameter(1.0, 0.0, 1000.0)  # per second late
+    critical_weight: float = parameter(1.0, 0.0, 1000.0)  # at slack 0; over (slack + 1 s)
+    critical_s: float = parameter(1.0, 0.0, 3600.0)
+    hopeless_s: float = parameter(10.0, 0.0, 3600.0)
+    lateness: str = parameter("capped", choices=("capped", "letter"))
     # Algorithm 3
-    completion_tokens: int = knob(16, 0, 8192)
-    high_priority_weight: float = knob(4.0, 1.0, 1000.0)
-    slack_weight: float = knob(1.0, 0.0, 1000.0)  # s²
-    epsilon_s: float = knob(0.1, 0.0001, 60.0)
-    recompute_weight: float = knob(1.0, 0.0, 1000.0)
-    slack: str = knob("clamped", choices=("clamped", "letter"))
-    recompute: str = knob("sequence", choices=("sequence", "answer"))
+    completion_tokens: int = parameter(16, 0, 8192)
+    high_priority_weight: float = parameter(4.0, 1.0, 1000.0)
+    slack_weight: float = parameter(1.0, 0.0, 1000.0)  # s²
+    epsilon_s: float = parameter(0.1, 0.0001, 60.0)
+    recompute_weight: float = parameter(1.0, 0.0, 1000.0)
+    slack: str = parameter("clamped", choices=("clamped", "letter"))
+    recompute: str = parameter("sequence", choices=("sequence", "answer"))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -128,7 +128,7 @@ class Collocation(Collocated, Vllm):
     # ---------------------------------------------------------------- what is predicted
 
     def _predicted_blocks(self, r: RequestState, view: View) -> int:
-        answer = view.predict.longest_output_tokens(r)  # memory is reserved for it
+        answer = view.predict.output_tokens_p90(r)  # memory is reserved for it
         tokens = (r.prompt_tokens + answer) * self.kv_scale
         return math.ceil(tokens / view.block_tokens)
 
@@ -136,11 +136,11 @@ class Collocation(Collocated, Vllm):
         emitted = view.emitted_tokens(r)
         left = view.predict.output_tokens(r) - emitted
         # One that has outgrown what was expected is not about to end.
-        return left if left > 0 else max(1, view.predict.longest_output_tokens(r) - emitted)
+        return left if left > 0 else max(1, view.predict.output_tokens_p90(r) - emitted)
 
     def _step_s(self, view: View) -> float:
         """Predicted time of a decode step of the present batch."""
-        state: Learnt = view.state
+        state: Learnt = view.policy_state
         if state.step[0] != view.now_s:
             step_s = view.predict.step_s(view.n_decoding, view.decode_kv_tokens, ())
             state.step = view.now_s, step_s
@@ -148,7 +148,7 @@ class Collocation(Collocated, Vllm):
 
     def slack_s(self, r: RequestState, view: View) -> float:
         """Seconds to spare before the last token of a running request is due."""
-        due = view.state.last_due_s.get(r)
+        due = view.policy_state.last_due_s.get(r)
         if due is None:
             due = self._last_due_s(r, view)
         return float(due - view.now_s - self._step_s(view) * self._remaining_tokens(r, view))
@@ -176,14 +176,14 @@ class Collocation(Collocated, Vllm):
         elif tokens <= 1:
             due = min(due, first_s)
         if out:
-            view.state.last_due_s[r] = due  # stands from now on
+            view.policy_state.last_due_s[r] = due  # stands from now on
         return due
 
     def _entry_due_s(self, r: RequestState, view: View) -> float:
         """When a waiting request must begin to be in time."""
         if r.emitted_tokens:  # evicted: its first token is out
             return view.now_s + self.slack_s(r, view)
-        known: dict[RequestState, float] = view.state.entry_due_s
+        known: dict[RequestState, float] = view.policy_state.entry_due_s
         due = known.get(r)
         if due is None:
             due = due_s(r)
@@ -194,7 +194,7 @@ class Collocation(Collocated, Vllm):
 
     def embed_forecast(self, view: View, window_s: float) -> float:
         """Alg. 1, lines 5 to 10: blocks that the embedder will need at once within `window_s`."""
-        state: Learnt = view.state
+        state: Learnt = view.policy_state
         embedder = state.embedder
         if embedder is None or self.forecast == "none":
             return 0.0
@@ -206,7 +206,7 @@ class Collocation(Collocated, Vllm):
             known = sum(self._own(r, embedder, state)[0] for r in waiting)
             return (known + embedder.held_blocks + arriving) * self.embed_scale
         batch = self._by_texts(waiting)
-        left = max(0, self.batch_texts - sum(r.texts for r in batch))
+        left = max(0, self.batch_texts - sum(r.num_inputs for r in batch))
         known = embedder.blocks(batch) if batch else 0
         coming = known + min(arriving, left * state.embeds.blocks_per_text())
         return max(embedder.held_blocks, coming * self.embed_scale)
@@ -221,7 +221,7 @@ class Collocation(Collocated, Vllm):
     # ---------------------------------------------------------------- Algorithm 1: admission
 
     def admit(self, r: RequestState, view: View) -> Admission:
-        state: Learnt = view.state
+        state: Learnt = view.policy_state
         self._forget_gone(view, state)
         blocks = state.total_blocks[r] = self._predicted_blocks(r, view)
         state.most_blocks = max(state.most_blocks, blocks)
@@ -243,7 +243,7 @@ class Collocation(Collocated, Vllm):
 
     def _lacking(self, r: RequestState, view: View) -> float:
         """Blocks that are missing for `r` to be admitted."""
-        state: Learnt = view.state
+        state: Learnt = view.policy_state
         total, known = view.total_blocks, state.total_blocks
         if self.counts == "current":
             current = total - view.free_blocks
@@ -275,29 +275,29 @@ class Collocation(Collocated, Vllm):
             return Decision.DEFER
         return Decision.REJECT
 
-    def urgency(self, r: RequestState, view: View) -> Key:
+    def queue_key(self, r: RequestState, view: View) -> Key:
         return (0.0 if r.priority > 0 else 1.0, r.arrival_s)
 
-    def reserve(self, r: RequestState, view: View) -> int:
+    def headroom_blocks(self, r: RequestState, view: View) -> int:
         if not view.n_running or self.fits(r, view):
             return 0
         return view.total_blocks + 1  # not now
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
         due = due_s(r)
         if due == INF:
             return None
         reject_s = due - self.defer_threshold_s
         if reject_s <= view.now_s and (not view.n_running or self.fits(r, view)):
             reject_s = due  # admitted by line 15, whatever the threshold
-        return Leave(reject_s, Why.REJECT)
+        return Timeout(reject_s, ReleaseReason.REJECT)
 
     def _victims(self, view: View, lacking: float) -> list[RequestState]:
         """Low-priority requests whose eviction makes up for what is lacking; empty if they cannot.
 
         By what they were promised, or hold, whichever is counted.
         """
-        state: Learnt = view.state
+        state: Learnt = view.policy_state
         low = [r for r in view.running() if r.priority <= 0]
         worth = view.held_blocks if self.counts == "current" else state.total_blocks.__getitem__
         if sum(map(worth, low)) < lacking:
@@ -327,11 +327,11 @@ class Collocation(Collocated, Vllm):
                 score += self.critical_weight / (slack_s + 1.0)
         return score
 
-    def target_llm_share(self, llm_urgency: float, embed_urgency: float) -> float:
+    def target_llm_share(self, llm_queue_key: float, embed_queue_key: float) -> float:
         """Alg. 2, lines 6 to 15, before smoothing; a share of all memory."""
         flexible = 1.0 - self.min_llm_share - self.min_embed_share
-        both = llm_urgency + embed_urgency
-        share = llm_urgency / both if both > 0 else self.default_llm_share
+        both = llm_queue_key + embed_queue_key
+        share = llm_queue_key / both if both > 0 else self.default_llm_share
         return self.min_llm_share + flexible * share
 
     def _adjust(self, view: View, state: Learnt, embedder: EmbedView) -> None:
@@ -365,7 +365,7 @@ class Collocation(Collocated, Vllm):
         return max(least, total - round(state.llm_quota_blocks))
 
     def limits(self, view: View) -> Limits:
-        state: Learnt = view.state
+        state: Learnt = view.policy_state
         embedder = state.embedder
         state.preempting = False
         if embedder is None and not view.n_waiting:
@@ -386,14 +386,14 @@ class Collocation(Collocated, Vllm):
     def _nothing_kept(self) -> Limits:
         return self._keeping(0, 0)
 
-    def _keeping(self, watermark_blocks: int, headroom_blocks: int) -> Limits:
+    def _keeping(self, watermark_blocks: int, decode_headroom_blocks: int) -> Limits:
         return Limits(
             self.max_num_batched_tokens,
             self.max_num_seqs,
-            by_chunk=True,
+            allocate_per_chunk=True,
             watermark_blocks=watermark_blocks,
-            headroom_blocks=headroom_blocks,
-            ahead=self.async_scheduling,
+            decode_headroom_blocks=decode_headroom_blocks,
+            async_scheduling=self.async_scheduling,
         )
 
     def _headroom(self, kept: int, view: View, state: Learnt) -> int:
@@ -453,26 +453,26 @@ class Collocation(Collocated, Vllm):
             return hurry_s
         return hurry_s + self.recompute_weight * view.predict.step_s(0, 0, ((0, again),))
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         spared = self.protected(r, view)
-        urgent = view.state.preempting and r.priority > 0
+        urgent = view.policy_state.preempting and r.priority > 0
         return (float(spared or urgent), self.eviction_cost_s(r, view))
 
-    def finished(self, r: RequestState, view: View) -> None:
-        state: Learnt = view.state
+    def on_finished(self, r: RequestState, view: View) -> None:
+        state: Learnt = view.policy_state
         for known in (state.total_blocks, state.last_due_s, state.entry_due_s):
             known.pop(r, None)
 
     # ---------------------------------------------------------------- the embedder
 
     def embed_admit(self, r: RequestState, embedder: EmbedView) -> Admission:
-        state = embedder.learnt
+        state = embedder.policy_state
         assert isinstance(state, Learnt)
-        state.embeds.saw(r.arrival_s, self._own(r, embedder, state)[0], r.texts)
+        state.embeds.saw(r.arrival_s, self._own(r, embedder, state)[0], r.num_inputs)
         return Admission.ADMIT
 
     def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
-        state = embedder.learnt
+        state = embedder.policy_state
         assert isinstance(state, Learnt)
         room = embedder.free_blocks
         if embedder.llm_running:

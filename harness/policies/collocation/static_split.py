@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from ...core.collocated_policy import Beside, Collocated, EmbedView
 from ...core.decisions import Admission, Limits
-from ...core.policy import knob
+from ...core.policy import parameter
 from ...core.state import RequestState
 from ...core.view import View
 from ..vllm import Vllm
@@ -25,24 +25,24 @@ class StaticSplit(Collocated, Vllm):
     Embedding requests that are larger than the embedder's share are rejected.
     """
 
-    limits_vary: ClassVar[bool] = True
+    dynamic_limits: ClassVar[bool] = True
 
-    llm_share: float = knob(0.9, 0.01, 0.99)
+    llm_share: float = parameter(0.9, 0.01, 0.99)
 
     def _embed_blocks(self, total: int) -> int:
         return total - int(self.llm_share * total)
 
     def limits(self, view: View) -> Limits:
-        state: Beside = view.state
+        state: Beside = view.policy_state
         held = state.embedder.held_blocks if state.embedder else 0
         kept = max(0, self._embed_blocks(view.total_blocks) - held)
         return Limits(
             self.max_num_batched_tokens,
             self.max_num_seqs,
-            by_chunk=True,
-            ahead=self.async_scheduling,
+            allocate_per_chunk=True,
+            async_scheduling=self.async_scheduling,
             watermark_blocks=kept,
-            headroom_blocks=kept,
+            decode_headroom_blocks=kept,
         )
 
     def embed_admit(self, r: RequestState, embedder: EmbedView) -> Admission:

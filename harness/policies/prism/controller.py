@@ -20,7 +20,7 @@ from ...core.multi_model_policy import (
     MultiModelCluster,
     ServedModel,
 )
-from ...core.policy import knob
+from ...core.policy import parameter
 from ...core.state import RequestState
 from ..shared.model_sharing import VllmSharing
 from .idleness import eviction_order
@@ -59,18 +59,18 @@ class PrismGlobal(VllmSharing):
         *("worth_s", "worth_share", "default_idle_s"),
     )
 
-    control_every_s: float = knob(5.0, 0.1, 600.0, log=True)
-    threshold: float = knob(0.3, 0.0, 1.0)
-    low_memory: float = knob(0.1, 0.0, 0.9)
-    worth_s: float = knob(10.0, 0.1, 3600.0, log=True)
-    worth_share: float = knob(0.5, 0.0, 1.0)
-    default_idle_s: float = knob(10.0, 0.1, 3600.0, log=True)
-    reserve: float = knob(0.02, 0.0, 0.5)
-    activation: str = knob("pool", choices=("pool", "naive"))
-    local_queue: bool = knob(True)
-    global_placement: bool = knob(True)
-    evicts: bool = knob(True)
-    swaps: int = knob(0, 0, 1000)
+    control_every_s: float = parameter(5.0, 0.1, 600.0, log=True)
+    threshold: float = parameter(0.3, 0.0, 1.0)
+    low_memory: float = parameter(0.1, 0.0, 0.9)
+    worth_s: float = parameter(10.0, 0.1, 3600.0, log=True)
+    worth_share: float = parameter(0.5, 0.0, 1.0)
+    default_idle_s: float = parameter(10.0, 0.1, 3600.0, log=True)
+    reserve: float = parameter(0.02, 0.0, 0.5)
+    activation: str = parameter("pool", choices=("pool", "naive"))
+    local_queue: bool = parameter(True)
+    global_placement: bool = parameter(True)
+    evicts: bool = parameter(True)
+    swaps: int = parameter(0, 0, 1000)
 
     @property
     def starts(self) -> Loader | NaiveStart:
@@ -133,7 +133,7 @@ class PrismGlobal(VllmSharing):
         room = [pool.free for pool in cluster.pools]
         for model_instance in idle:
             for gpu in model_instance.gpus:
-                room[gpu] += model_instance.weight_pages + model_instance.ledger.held_pages
+                room[gpu] += model_instance.weight_pages + model_instance.kv_manager.held_pages
         return room
 
     def _may_go(self, model_instance: ModelInstance, cluster: MultiModelCluster) -> bool:
@@ -323,13 +323,13 @@ class Queues:
             if not self._begins_at_once(model_instance):
                 full.add(model)
                 continue
-            ledger = model_instance.ledger
-            spare = int(policy.reserve * ledger.total)
+            kv_manager = model_instance.kv_manager
+            spare = int(policy.reserve * kv_manager.total)
             coming = max(sum(t.coming_pages for t in cluster.on(g)) for g in model_instance.gpus)
-            room = ledger.free - ledger.blocks_in(coming)
+            room = kv_manager.free - kv_manager.blocks_in(coming)
             if model_instance.idle:
                 spare = 0
-            if room < ledger.blocks(r.target_tokens) + spare:
+            if room < kv_manager.blocks(r.target_tokens) + spare:
                 return
             queue.remove(r)
             model_instance.receive(r, now_s)

@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from ...core.decisions import Leave, Limits
-from ...core.policy import Key, knob
+from ...core.decisions import Limits, Timeout
+from ...core.policy import Key, parameter
 from ...core.queue import Queue
 from ...core.state import RequestState
 from ...core.view import View
@@ -57,14 +57,16 @@ class PrismLocal(DropsHopeless, Vllm):
     placement and eviction of models are not part of this.
     """
 
-    order: ClassVar[Literal["entry", "cache", "time", "view"]] = "view"
-    reads_lengths: ClassVar[bool] = True
+    queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time", "dynamic"]] = (
+        "dynamic"
+    )
+    uses_predicted_lengths: ClassVar[bool] = True
 
-    caution: float = knob(1.0, 0.0, 10.0)
-    buffer: float = knob(0.01, 0.0, 0.5)  # share of blocks left free after an entry
-    late: str = knob("wait", choices=("wait", "drop"))
-    victim: str = knob("newest", choices=("newest", "slack"))
-    nearly_done_tokens: int = knob(8, 0, 4096)
+    caution: float = parameter(1.0, 0.0, 10.0)
+    buffer: float = parameter(0.01, 0.0, 0.5)  # share of blocks left free after an entry
+    late: str = parameter("wait", choices=("wait", "drop"))
+    victim: str = parameter("newest", choices=("newest", "slack"))
+    nearly_done_tokens: int = parameter(8, 0, 4096)
 
     def new_state(self) -> PrismState:
         return PrismState()
@@ -73,9 +75,9 @@ class PrismLocal(DropsHopeless, Vllm):
         return Limits(
             self.max_num_batched_tokens,
             self.max_num_seqs,
-            by_chunk=True,
+            allocate_per_chunk=True,
             watermark_blocks=int(self.buffer * view.total_blocks),
-            ahead=self.async_scheduling,
+            async_scheduling=self.async_scheduling,
         )
 
     @staticmethod
@@ -93,8 +95,8 @@ class PrismLocal(DropsHopeless, Vllm):
             view, lambda r: self._job(r, r.emitted_tokens), lambda: self.s_per_token(view)
         )
 
-    def urgency(self, r: RequestState, view: View) -> Key:
-        known: PrismState = view.state
+    def queue_key(self, r: RequestState, view: View) -> Key:
+        known: PrismState = view.policy_state
         now = view.now_s, view.n_waiting
         if known.planned_at != now or r.seq not in known.keys:
             known.planned_at = now
@@ -113,19 +115,19 @@ class PrismLocal(DropsHopeless, Vllm):
         known.jobs = {job.seq: job for job in jobs}
         begin, end = bisect_right(jobs, (-math.inf, math.inf)), bisect_left(jobs, (math.inf,))
         rate = self.s_per_token(view)
-        tokens = view.unfilled_tokens + sum(job.tokens for job in jobs[:begin])
+        tokens = view.remaining_prefill_tokens + sum(job.tokens for job in jobs[:begin])
         kept = in_time(jobs[begin:end], view.now_s + rate * tokens, rate)
         known.keys = {job.seq: (2, job.due_s) for job in jobs[begin:end]}
         known.keys.update({job.seq: (1, job.due_s) for job in kept})
         known.keys.update({job.seq: (1, job.due_s) for job in jobs[end:]})
         known.keys.update({job.seq: (0, job.seq) for job in jobs[:begin]})
 
-    def keep(self, r: RequestState, view: View) -> Key:
+    def victim_key(self, r: RequestState, view: View) -> Key:
         if self.victim == "newest":
             return -r.arrival_s
-        pace: SpeedEstimate = view.state.pace
+        pace: SpeedEstimate = view.policy_state.pace
         pace.look(view, self.max_num_batched_tokens)
         return keep_key(r, view, pace, self.nearly_done_tokens)
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
-        return None if self.late == "wait" else super().leave(r, view)
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
+        return None if self.late == "wait" else super().timeout(r, view)

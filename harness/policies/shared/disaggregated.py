@@ -10,10 +10,10 @@ from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import HOLD, ClusterPolicy, ClusterView, Role, RouteOutcome
 from ...core.instance import Instance
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.links import Links
 from ...core.network import SwitchNetwork
-from ...core.policy import AnyPolicy, knob
+from ...core.policy import AnyPolicy, parameter
 from ...core.release import Release
 from ...core.routing import least_loaded
 from ...core.state import Phase, RequestState
@@ -70,7 +70,7 @@ class ReservedBlocks:
 
 
 def _settled(r: RequestState, instance: Instance) -> bool:
-    entered = r.instance == instance.index and r.phase is not Phase.RESIDENT
+    entered = r.instance == instance.index and r.phase is not Phase.SWAPPED
     return entered or r.phase in (Phase.WAITING, Phase.DONE)
 
 
@@ -86,9 +86,9 @@ class DisaggregatedPolicy(ClusterPolicy):
     instances hold up prefill.
     """
 
-    prefill_instances: int = knob(1, 1, 64)
-    decode_instances: int = knob(1, 0, 64)
-    network_gb_per_s: float = knob(0.0, 0.0, 10_000.0)
+    prefill_instances: int = parameter(1, 1, 64)
+    decode_instances: int = parameter(1, 0, 64)
+    network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0)
 
     @property
     def least_instances(self) -> int:
@@ -98,7 +98,7 @@ class DisaggregatedPolicy(ClusterPolicy):
         """How many prefill and how many decode.
 
         Raises:
-            SloBenchError: the knobs do not make so many.
+            SloBenchError: the parameters do not make so many.
         """
         prefill, decode = self.prefill_instances, self.decode_instances
         if not decode:
@@ -117,19 +117,19 @@ class DisaggregatedPolicy(ClusterPolicy):
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         prefill, decode = self.counts(instances)
-        made = self.ledgers(placement, instances)
+        made = self.kv_managers(placement, instances)
         return (
-            Role(PREFILL, self.prefill_policy(policy), prefill, prefill_only=True, ledger=made),
-            Role(DECODE, policy, decode, ledger=made),
+            Role(PREFILL, self.prefill_policy(policy), prefill, prefill_only=True, kv_manager=made),
+            Role(DECODE, policy, decode, kv_manager=made),
         )
 
     def prefill_policy(self, policy: AnyPolicy) -> AnyPolicy:
         """What prefill instances decide by."""
         return policy
 
-    def ledgers(self, placement: Placement, instances: int) -> Callable[..., BlockLedger]:
-        """What makes the ledgers of one run."""
-        return BlockLedger
+    def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
+        """What makes the KV cache managers of one run."""
+        return KVCacheManager
 
     def over(self, placement: Placement) -> LinkSpec:
         """What KV moves over."""
@@ -171,7 +171,7 @@ class DisaggregatedPolicy(ClusterPolicy):
 
 def needed_blocks(kv_tokens: int, instance: Instance) -> int:
     """Blocks for so much KV and the next token."""
-    return instance.ledger.blocks(kv_tokens + 1)
+    return instance.kv_manager.blocks(kv_tokens + 1)
 
 
 def has_room(kv_tokens: int, instance: Instance, promised: ReservedBlocks) -> bool:

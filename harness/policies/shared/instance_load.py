@@ -26,7 +26,7 @@ def waiting_tokens(instance: Instance, enough: float = math.inf) -> int:
 
 def queued_tokens(instance: Instance, enough: float = math.inf) -> int:
     """Prompt tokens that are still to be computed there; counting ends at `enough`."""
-    unfilled = instance.snapshot.unfilled_tokens if instance.snapshot.n_prefilling else 0
+    unfilled = instance.snapshot.remaining_prefill_tokens if instance.snapshot.n_prefilling else 0
     return unfilled + waiting_tokens(instance, enough)
 
 
@@ -42,11 +42,11 @@ def decode_use(instance: Instance) -> float:
 
 def decode_load(instance: Instance, promised_blocks: int) -> float:
     """U of an instance that decodes, those on their way and their promised blocks included."""
-    sizes, ledger, n = instance.sizes, instance.ledger, instance.n_requests
+    sizes, kv_manager, n = instance.sizes, instance.kv_manager, instance.n_requests
     free_blocks, kv_tokens = instance.lengths()
-    kv_tokens += promised_blocks * ledger.block_tokens
+    kv_tokens += promised_blocks * kv_manager.block_tokens
     compute = n * sizes.s_per_token / instance.step_time.step_s(n, kv_tokens, ()) if n else 0.0
-    kv_bytes = (ledger.total - free_blocks) * sizes.block_bytes
+    kv_bytes = (kv_manager.total - free_blocks) * sizes.block_bytes
     promised_bytes = promised_blocks * sizes.block_bytes
     usable_bytes = sizes.usable_bytes
     return compute + (sizes.weight_bytes + kv_bytes) / usable_bytes + promised_bytes / usable_bytes
@@ -54,7 +54,7 @@ def decode_load(instance: Instance, promised_blocks: int) -> float:
 
 def memory_bytes(instance: Instance) -> float:
     """Weights and KV in use on each GPU of the instance (Eq. 4-19 and 4-21)."""
-    used = instance.ledger.total - instance.free_blocks
+    used = instance.kv_manager.total - instance.free_blocks
     return instance.sizes.weight_bytes + used * instance.sizes.block_bytes
 
 
@@ -66,7 +66,7 @@ def memory_use(instance: Instance) -> float:
 def estimated(r: RequestState, instance: Instance, window_s: float) -> float:
     """What `r` adds to U = C/Cmax + M/Mmax: EstimateLoad of Algorithm 4-2."""
     sizes = instance.sizes
-    kv_bytes = instance.ledger.blocks(r.prompt_tokens) * sizes.block_bytes
+    kv_bytes = instance.kv_manager.blocks(r.prompt_tokens) * sizes.block_bytes
     return r.prompt_tokens * sizes.s_per_token / window_s + kv_bytes / sizes.usable_bytes
 
 

@@ -1,4 +1,4 @@
-"""KV stores sized by knobs, and the ledgers of the instances that share them."""
+"""KV stores sized by parameters, and the KV cache managers of the instances that share them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from dataclasses import dataclass
 
 from ....predictors.placement import Placement
 from ....predictors.specs import GIB, LinkSpec
-from ...core.kv_cache_manager import BlockLedger
+from ...core.kv_cache_manager import KVCacheManager
 from ...core.kv_store import KvStore, TierSpec
-from ...core.kv_store_manager import StoreLedger
+from ...core.kv_store_manager import StoreKVCacheManager
 
 SSD = LinkSpec("ssd", bandwidth_bytes_per_s=5e9, latency_s=100e-6, origin="an NVMe disk (estimate)")
 
 
 @dataclass
 class SharedStoreLedgers:
-    """Makes the ledgers of instances that share one store: host memory, and a disk below it.
+    """Makes the KV cache managers of instances that share one store: host memory, and a disk below
+    it.
 
     `cpu_gib` and `ssd_gib` are for the whole store. A GPU reads host memory over its host link and
     the disk at 5 GB/s; with several GPUs an instance, each reads its own part.
@@ -32,9 +33,9 @@ class SharedStoreLedgers:
         block_tokens: int = 16,
         host_total: int = 0,
         prefix_block_tokens: int = 0,
-    ) -> BlockLedger:
-        """A ledger on the shared store; without prefix cache a plain one."""
-        plain = BlockLedger(total, block_tokens, host_total, prefix_block_tokens)
+    ) -> KVCacheManager:
+        """A KV cache manager on the shared store; without prefix cache a plain one."""
+        plain = KVCacheManager(total, block_tokens, host_total, prefix_block_tokens)
         if not plain.unit_blocks:
             return plain
         if self.store is None:
@@ -45,4 +46,4 @@ class SharedStoreLedgers:
             ]
             unit_bytes = plain.unit_blocks * self.placement.block_bytes_per_gpu
             self.store = KvStore(tiers, unit_bytes)
-        return StoreLedger(self.store, total, block_tokens, host_total, prefix_block_tokens)
+        return StoreKVCacheManager(self.store, total, block_tokens, host_total, prefix_block_tokens)

@@ -152,7 +152,7 @@ class InTimeQueue:
 
     def _replan(self) -> None:
         now_s, rate = self._view.now_s, self._s_per_token()
-        start_s = now_s + rate * (self._view.unfilled_tokens + self._under_way_tokens)
+        start_s = now_s + rate * (self._view.remaining_prefill_tokens + self._under_way_tokens)
         if self._planned and self._still_planned(start_s, rate):
             return
         due = self._due

@@ -36,7 +36,7 @@ class SpeedEstimate:
 
 
 def keep_key(r: RequestState, view: View, pace: SpeedEstimate, nearly_done_tokens: int) -> Key:
-    """For `Policy.keep`: the smallest goes. All slack is in seconds, and none is divided by.
+    """For `Policy.victim_key`: the smallest goes. All slack is in seconds, and none is divided by.
 
     First those who miss their SLO even if they stay (the longest to go first), then those who meet
     it even if they are prefilled again (the most slack first), then those who would not (the

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import math
 
-from ...core.decisions import Leave, Why
+from ...core.decisions import ReleaseReason, Timeout
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
 
 
-def when_overdue(r: RequestState) -> Leave | None:
+def when_overdue(r: RequestState) -> Timeout | None:
     """Drop it when its TTFT SLO has passed."""
     due = r.arrival_s + r.slo.ttft_s
-    return None if due == math.inf else Leave(due, Why.DROP)
+    return None if due == math.inf else Timeout(due, ReleaseReason.DROP)
 
 
 class DropsOverdue:
     """Drops a request when its TTFT SLO has passed."""
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return when_overdue(r)
 
 
@@ -31,9 +31,9 @@ class DropsHopeless:
 
     caution: float
 
-    def leave(self, r: RequestState, view: View) -> Leave | None:
+    def timeout(self, r: RequestState, view: View) -> Timeout | None:
         due = due_s(r)
         if due == math.inf:
             return None
         prefill_s = view.predict.step_s(0, 0, ((0, r.prompt_tokens),)) if self.caution else 0.0
-        return Leave(due - self.caution * prefill_s, Why.DROP)
+        return Timeout(due - self.caution * prefill_s, ReleaseReason.DROP)

@@ -49,7 +49,7 @@ class LengthMonitor:
         within a bucket apart; what it is sure of as it is.
         """
         predict, expected = view.predict, self.expected_tokens(r, view)
-        if predict.longest_output_tokens(r) <= predict.output_tokens(r):
+        if predict.output_tokens_p90(r) <= predict.output_tokens(r):
             return expected
         return bucket_middle_tokens(bucket_of(expected))
 
@@ -65,7 +65,7 @@ class LengthMonitor:
     def reserve_of(self, r: RequestState, expected_tokens: int, view: View) -> int:
         """The same, for a length that has been asked for already."""
         of_bucket = self._reserve_tokens[bucket_of(expected_tokens)]
-        return min(r.max_output_tokens, max(of_bucket, view.predict.longest_output_tokens(r)))
+        return min(r.max_output_tokens, max(of_bucket, view.predict.output_tokens_p90(r)))
 
     def observe(self, r: RequestState, view: View) -> None:
         """`r` has finished: compare, correct, and queue it where it was mispredicted."""

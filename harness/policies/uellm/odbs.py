@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.policy import knob
+from ...core.policy import parameter
 from .slo_odbs import SloOdbs
 
 
@@ -21,6 +21,6 @@ class Odbs(SloOdbs):
     goes first.
     """
 
-    slo_weight: float = knob(0.0, choices=(0.0,))
-    sort_by: str = knob("weighted", choices=("weighted", "slo"))
-    batch_order: str = knob("built", choices=("built", "tightest-slo"))
+    slo_weight: float = parameter(0.0, choices=(0.0,))
+    sort_by: str = parameter("weighted", choices=("weighted", "slo"))
+    batch_order: str = parameter("built", choices=("built", "tightest-slo"))

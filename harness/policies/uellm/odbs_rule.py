@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...core.policy import knob
+from ...core.policy import parameter
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,15 @@ class BatchRule:
       max_batch · min(1, `cm_limit` / CM) requests, and at least one.
     """
 
-    slo_weight: float = knob(1.0, 0.0, 100.0)
-    output_weight: float = knob(0.5, 0.0, 100.0)
-    slo_factor: float = knob(1.2, 0.01, 100.0, log=True)
-    output_factor: float = knob(1.2, 0.01, 100.0, log=True)
-    threshold: float = knob(15_000.0, 1.0, 1e9, log=True)
-    max_batch: int = knob(32, 1, 4096, log=True)
-    cm_limit: float = knob(1_000.0, 1.0, 1e9, log=True)
-    length_term: str = knob("absolute", choices=("absolute", "signed", "sum"))
-    cm_weights: str = knob("mended", choices=("mended", "printed"))
+    slo_weight: float = parameter(1.0, 0.0, 100.0)
+    output_weight: float = parameter(0.5, 0.0, 100.0)
+    slo_factor: float = parameter(1.2, 0.01, 100.0, log=True)
+    output_factor: float = parameter(1.2, 0.01, 100.0, log=True)
+    threshold: float = parameter(15_000.0, 1.0, 1e9, log=True)
+    max_batch: int = parameter(32, 1, 4096, log=True)
+    cm_limit: float = parameter(1_000.0, 1.0, 1e9, log=True)
+    length_term: str = parameter("absolute", choices=("absolute", "signed", "sum"))
+    cm_weights: str = parameter("mended", choices=("mended", "printed"))
 
     def total(
         self, length: int, slo_s: float, n: int, longest_slo_s: float, longest_output: int

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
-from ...core.policy import StaticPolicy, knob
+from ...core.policy import StaticPolicy, parameter
 from ...core.state import RequestState
 from ...core.view import View
 from .length_monitor import LengthMonitor
@@ -56,25 +56,25 @@ class S3(StaticPolicy):
     Packed are the oldest `window` requests.
     """
 
-    reads_lengths: ClassVar[bool] = True
+    uses_predicted_lengths: ClassVar[bool] = True
 
-    max_batch: int = knob(32, 1, 4096, log=True)
-    first: str = knob("oldest", choices=("oldest", "shortest"))
-    window: int = knob(256, 1, 100_000, log=True)
+    max_batch: int = parameter(32, 1, 4096, log=True)
+    first: str = parameter("oldest", choices=("oldest", "shortest"))
+    window: int = parameter(256, 1, 100_000, log=True)
 
     def new_state(self) -> LengthMonitor:
         return LengthMonitor()
 
-    def finished(self, r: RequestState, view: View) -> None:
-        view.state.observe(r, view)
+    def on_finished(self, r: RequestState, view: View) -> None:
+        view.policy_state.observe(r, view)
 
     def reserve_tokens(self, r: RequestState, view: View) -> int:
-        tokens: int = view.state.reserve_tokens(r, view)
+        tokens: int = view.policy_state.reserve_tokens(r, view)
         return tokens
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
-        expected_tokens = view.state.expected_tokens
-        reserve_of = view.state.reserve_of
+        expected_tokens = view.policy_state.expected_tokens
+        reserve_of = view.policy_state.reserve_of
         items = []
         for r in waiting[: self.window]:
             tokens = expected_tokens(r, view)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.policy import knob
+from ...core.policy import parameter
 from .slo_odbs import SloOdbs
 
 
@@ -16,4 +16,4 @@ from .slo_odbs import SloOdbs
 class SloDbs(SloOdbs):
     """Algorithm 3-1 with T_l alone."""
 
-    output_weight: float = knob(0.0, choices=(0.0,))
+    output_weight: float = parameter(0.0, choices=(0.0,))

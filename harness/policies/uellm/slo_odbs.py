@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, ClassVar
 
-from ...core.policy import StaticPolicy, knob
+from ...core.policy import StaticPolicy, parameter
 from ...core.state import RequestState
 from ...core.view import View
 from .length_monitor import LengthMonitor
@@ -60,27 +60,27 @@ class SloOdbs(BatchRule, StaticPolicy):
     """
 
     continuous: ClassVar[str] = "slo-odbs-continuous"
-    reads_lengths: ClassVar[bool] = True
+    uses_predicted_lengths: ClassVar[bool] = True
 
-    sort_by: str = knob("slo", choices=("slo", "weighted"))
-    slo_term: str = knob("stated", choices=("stated", "time-left"))
-    batch_order: str = knob("tightest-slo", choices=("tightest-slo", "built"))
-    lengths: str = knob("alike", choices=("alike", "told"))
-    overdue: str = knob("first", choices=("first", "last"))
+    sort_by: str = parameter("slo", choices=("slo", "weighted"))
+    slo_term: str = parameter("stated", choices=("stated", "time-left"))
+    batch_order: str = parameter("tightest-slo", choices=("tightest-slo", "built"))
+    lengths: str = parameter("alike", choices=("alike", "told"))
+    overdue: str = parameter("first", choices=("first", "last"))
 
     def new_state(self) -> Profiled:
         return Profiled()
 
-    def finished(self, r: RequestState, view: View) -> None:
-        view.state.lengths.observe(r, view)
-        view.state.profiles.pop(r.id, None)
+    def on_finished(self, r: RequestState, view: View) -> None:
+        view.policy_state.lengths.observe(r, view)
+        view.policy_state.profiles.pop(r.id, None)
 
     def reserve_tokens(self, r: RequestState, view: View) -> int:
-        tokens: int = view.state.lengths.reserve_tokens(r, view)
+        tokens: int = view.policy_state.lengths.reserve_tokens(r, view)
         return tokens
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
-        known, now_s = view.state.profiles, view.now_s
+        known, now_s = view.policy_state.profiles, view.now_s
         profiles: list[RequestProfile] = [
             p
             if (p := known.get(r.id)) is not None and p.began_anew == r.recomputes
@@ -99,7 +99,7 @@ class SloOdbs(BatchRule, StaticPolicy):
         return [p.request for p in tightest]
 
     def _profile(self, r: RequestState, view: View) -> RequestProfile:
-        known: LengthMonitor = view.state.lengths
+        known: LengthMonitor = view.policy_state.lengths
         alike = self.lengths == "alike"
         output_tokens = known.alike_tokens(r, view) if alike else known.expected_tokens(r, view)
         slo_s = stated_slo_s(r, output_tokens)
@@ -110,7 +110,7 @@ class SloOdbs(BatchRule, StaticPolicy):
             order = self.slo_weight * order if self.slo_weight else 0.0
             order += self.output_weight * output_tokens
         found = RequestProfile(r, output_tokens, slo_s, due_s, order, r.recomputes)
-        view.state.profiles[r.id] = found
+        view.policy_state.profiles[r.id] = found
         return found
 
     def _slo_s(self, p: RequestProfile, now_s: float) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...core.decisions import Limits
-from ...core.policy import Key, knob
+from ...core.policy import Key, parameter
 from ...core.state import WAITING, RequestState
 from ...core.view import View
 from ..vllm import Vllm
@@ -45,10 +45,10 @@ class SloOdbsContinuous(BatchRule, Vllm):
     With `output_weight` 0 it is SLO-DBS; with `slo_weight` 0 and `sort_by` weighted it is ODBS.
     """
 
-    limits_vary: ClassVar[bool] = True
-    reads_lengths: ClassVar[bool] = True
+    dynamic_limits: ClassVar[bool] = True
+    uses_predicted_lengths: ClassVar[bool] = True
 
-    sort_by: str = knob("slo", choices=("slo", "weighted"))
+    sort_by: str = parameter("slo", choices=("slo", "weighted"))
 
     def new_state(self) -> SloOdbsState:
         return SloOdbsState()
@@ -72,7 +72,7 @@ class SloOdbsContinuous(BatchRule, Vllm):
 
     def _in_line(self, view: View) -> Iterator[RequestState]:
         """Those who wait, in their order; kept sorted, since who enters leaves at the front."""
-        line: list[_Place] = view.state.line
+        line: list[_Place] = view.policy_state.line
         entered = 0
         for _, _, recomputed, r in line:
             if r.phase is WAITING and r.recomputes == recomputed:
@@ -86,8 +86,8 @@ class SloOdbsContinuous(BatchRule, Vllm):
     def _place(self, r: RequestState, view: View) -> _Place:
         return self._order(*self._profile(r, view)), r.seq, r.recomputes, r
 
-    def urgency(self, r: RequestState, view: View) -> Key:
-        known: SloOdbsState = view.state
+    def queue_key(self, r: RequestState, view: View) -> Key:
+        known: SloOdbsState = view.policy_state
         noted = known.profiles.get(r.id)
         place = self._place(r, view)
         if noted is None or noted[0] != r.recomputes:
@@ -104,7 +104,7 @@ class SloOdbsContinuous(BatchRule, Vllm):
 
     def _profile(self, r: RequestState, view: View) -> tuple[int, float]:
         """Predicted answer (tokens) and SLO (s), noted when `r` comes or begins anew."""
-        known: SloOdbsState = view.state
+        known: SloOdbsState = view.policy_state
         noted = known.profiles.get(r.id)
         if noted is None or noted[0] != r.recomputes:
             tokens = known.lengths.expected_tokens(r, view)
@@ -112,9 +112,9 @@ class SloOdbsContinuous(BatchRule, Vllm):
             known.profiles[r.id] = noted
         return noted[1], noted[2]
 
-    def finished(self, r: RequestState, view: View) -> None:
-        view.state.lengths.observe(r, view)
-        view.state.profiles.pop(r.id, None)
+    def on_finished(self, r: RequestState, view: View) -> None:
+        view.policy_state.lengths.observe(r, view)
+        view.policy_state.profiles.pop(r.id, None)
 
 
 def _first(place: _Place) -> tuple[float, int]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from ...core.cluster_policy import REJECT, ClusterPolicy
-from ...core.decisions import Why
+from ...core.decisions import ReleaseReason
 from ...core.release import Release
 from ...core.state import RequestState
 from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
@@ -104,12 +104,12 @@ class ControlledServing:
             await upstream.exchange(asked, held)
         except (UnreachableError, ConnectionLostError) as error:
             servers.down(index, error)
-            return None if reply.begun else Release(r, Why.FAIL, self._cluster.now_s)
+            return None if reply.begun else Release(r, ReleaseReason.FAIL, self._cluster.now_s)
         finally:
             instance.ended(r)
         if held.given_back:
             self._offloaded[index] += 1
-            return Release(r, Why.OFFLOAD, self._cluster.now_s)
+            return Release(r, ReleaseReason.OFFLOAD, self._cluster.now_s)
         servers.answers[index] += 1
         return None
 

@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ....predictors.output_length import ConstantLength, LearnedLength, length_predictor
 from ....workloads.errors import SloBenchError
 from ...core.records import Outcome
-from ...core.wire import Told, told_from_wire
+from ...core.wire import PredictedLength, predicted_length_from_wire
 from ...load_generator.http.answers import Raw, read_answer
 from ...load_generator.http.faults import RequestFault
 from ...load_generator.http.length_prediction import AT_ONCE
@@ -45,7 +45,7 @@ class PredictionRequest:
 class PromptLengths(Protocol):
     """Says of prompts how long their answers will be. `said` is what `read` gave for one."""
 
-    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[Told, Any]]:
+    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[PredictedLength, Any]]:
         """In order; takes its time, so it is asked in a thread of its own."""
         ...
 
@@ -73,9 +73,9 @@ class ConstantPromptLengths:
     hears = False
 
     def __init__(self, tokens: int) -> None:
-        self._told = Told(tokens, tokens)
+        self._told = PredictedLength(tokens, tokens)
 
-    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[Told, Any]]:
+    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[PredictedLength, Any]]:
         """See `PromptLengths`."""
         return [(self._told, None)] * len(asked)
 
@@ -97,12 +97,14 @@ class TrainedPromptLengths:
         self._model = learned.model
         self._follower = learned.follower(say)
 
-    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[Told, Any]]:
+    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[PredictedLength, Any]]:
         """See `PromptLengths`."""
         from ....predictors.lengths.online_predictor import Prompt
 
         prompts = [Prompt(one.text, one.tokens, self._model or one.model) for one in asked]
-        return [(Told(said.half, said.most), said) for said in self._follower.read(prompts)]
+        return [
+            (PredictedLength(said.half, said.most), said) for said in self._follower.read(prompts)
+        ]
 
     @property
     def hears(self) -> bool:
@@ -215,7 +217,7 @@ class LengthPredictingServing:
         self._field = field
         self._predictor = predictor
         self._say = say
-        self._together: BatchedPredictions[PredictionRequest, tuple[Told, Any]] = (
+        self._together: BatchedPredictions[PredictionRequest, tuple[PredictedLength, Any]] = (
             BatchedPredictions(predictor.read, AT_ONCE)
         )
         self._counts: Counter[str] = Counter()
@@ -231,7 +233,7 @@ class LengthPredictingServing:
         values = body.get(self._field)
         values = values if isinstance(values, Mapping) else {}
         one = _asked_of(body)
-        if told_from_wire(values) is not None:
+        if predicted_length_from_wire(values) is not None:
             self._counts["told_already"] += 1
         elif one is None:
             self._counts["without_text"] += 1
@@ -244,7 +246,7 @@ class LengthPredictingServing:
                 return
         await self._inner.work(asked, reply)
 
-    async def _read(self, one: PredictionRequest) -> tuple[Told, Any] | None:
+    async def _read(self, one: PredictionRequest) -> tuple[PredictedLength, Any] | None:
         begin_s = perf_counter()
         try:
             found = await self._together.of(one)

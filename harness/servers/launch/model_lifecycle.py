@@ -24,12 +24,12 @@ Say = Callable[[str], None]
 
 
 def shared_policy(
-    system: str, knobs: Mapping[str, bool | int | float | str], backend: str
+    system: str, parameters: Mapping[str, bool | int | float | str], backend: str
 ) -> SharingPolicy | None:
     """The policy, if the system puts one queue before several models' servers.
 
     Raises:
-        SloBenchError: there is no such system, or a knob is set that real servers do not have.
+        SloBenchError: there is no such system, or a parameter is set that real servers do not have.
     """
     sharing = system_by_name(system).sharing
     if sharing is None:
@@ -40,13 +40,13 @@ def shared_policy(
             f"{system} is simulated alone; of the systems for several models {able} can stand "
             f"before servers of {backend}"
         )
-    for name in knobs:
+    for name in parameters:
         if name in sharing.bounds() and name not in sharing.on_servers:
             known = ", ".join(sharing.on_servers)
             raise SloBenchError(
                 f"{name} decides nothing before real servers: {system} has {known} there"
             )
-    found: SharingPolicy = sharing.with_knobs(**knobs)
+    found: SharingPolicy = sharing.with_parameters(**parameters)
     return found
 
 
@@ -142,19 +142,19 @@ def stage_of(
         SloBenchError: one could not be started: no such server, or an option that it has not.
     """
     found = environment(common.backend)
-    knobs: dict[str, bool | int | float | str] = {}
+    parameters: dict[str, bool | int | float | str] = {}
     if found.backend == "vllm":
-        knobs = {
+        parameters = {
             "max_num_batched_tokens": policy.max_num_batched_tokens,
             "max_num_seqs": policy.max_num_seqs,
         }
     else:
-        knobs = {
+        parameters = {
             "chunked_prefill_tokens": policy.max_num_batched_tokens,
             "max_running_requests": policy.max_num_seqs,
         }
     serves = {
-        name: replace(common, model=model, system=None, knobs=knobs, served_name=name)
+        name: replace(common, model=model, system=None, parameters=parameters, served_name=name)
         for name, model in zip(served_names(models), models, strict=True)
     }
     for serve in serves.values():

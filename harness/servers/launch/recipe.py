@@ -71,7 +71,7 @@ class Launch:
     block_tokens: int | None = None
     max_model_tokens: int | None = None
     system: str | None = None  # None: the server as it is, unpatched
-    knobs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     role: AnyPolicy | None = None  # what decides inside, where the system's instances differ
     step_log: Path | None = None
     handshake: Path | None = None  # where hooks that are in place say so
@@ -87,7 +87,7 @@ class Launch:
         """What decides inside; None: the server itself."""
         if self.system is None or self.role is not None:
             return self.role
-        return system_by_name(self.system).with_knobs(**self.knobs).policy
+        return system_by_name(self.system).with_parameters(**self.parameters).policy
 
     @property
     def plugged(self) -> bool:

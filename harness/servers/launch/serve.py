@@ -66,10 +66,10 @@ class Serve:
     """A server with a policy inside.
 
     With no `system`, or the one of the server's own name, it is the server as it is, unpatched;
-    knobs are then options of its own. A step log is then written by a plugin that only watches.
-    So it is with a system that splits prefill and decode: each instance is the server unpatched,
-    and KV goes from one to the other as `transfer` says. A system with a controller says what
-    decides inside each of its instances.
+    parameters are then options of its own. A step log is then written by a plugin that only
+    watches. So it is with a system that splits prefill and decode: each instance is the server
+    unpatched, and KV goes from one to the other as `transfer` says. A system with a controller says
+    what decides inside each of its instances.
 
     Raises:
         SloBenchError: on `check`: the server is not installed, there is no such system, or it
@@ -79,7 +79,7 @@ class Serve:
     backend: str
     model: str
     system: str | None = None
-    knobs: Mapping[str, bool | int | float | str] = field(default_factory=dict)
+    parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     served_name: str | None = None
     kv_blocks: int | None = None
     block_tokens: int | None = None
@@ -228,12 +228,12 @@ class Serve:
         if instances > 1:
             raise SloBenchError(
                 f"{self.system} says itself how many instances there are: leave instances out, "
-                f"and set its knobs {found.counts[0]} and {found.counts[1]}"
+                f"and set its parameters {found.counts[0]} and {found.counts[1]}"
             )
         if not found.roles[-1].servers:
             raise SloBenchError(
                 f"{self.system} on servers must be told how many {found.roles[-1].name}: set its "
-                f"knob {found.counts[-1]} to 1 or more"
+                f"parameter {found.counts[-1]} to 1 or more"
             )
         return [
             _Part(f"-{role.name}-{k + 1}", role.name, role.policy)
@@ -298,21 +298,21 @@ class Serve:
             )
 
     def found(self) -> System:
-        """The system with its knobs."""
+        """The system with its parameters."""
         assert self.system is not None
-        return system_by_name(self.system).with_knobs(**self.knobs)
+        return system_by_name(self.system).with_parameters(**self.parameters)
 
     def _own_options(self, backend: str) -> tuple[str, ...]:
-        """The knobs of the unpatched server, as its own options."""
+        """The parameters of the unpatched server, as its own options."""
         if self.system is not None:
             self.found()  # checks names and bounds
         options = OWN_OPTIONS.get(backend, {})
         counts = self._on_servers.counts if self._on_servers is not None else ()
-        knobs = {name: value for name, value in self.knobs.items() if name not in counts}
-        strangers = set(knobs) - set(options)
+        parameters = {name: value for name, value in self.parameters.items() if name not in counts}
+        strangers = set(parameters) - set(options)
         if strangers:
             raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")
-        return tuple(word for k, v in knobs.items() for word in (options[k], str(v)))
+        return tuple(word for k, v in parameters.items() for word in (options[k], str(v)))
 
     def _launch(self, port: int, step_log: Path | None) -> Launch:
         launch = Launch(
@@ -332,12 +332,12 @@ class Serve:
             return replace(launch, server_args=args, step_log=step_log)
         policy = self.found().policy
         host_blocks = None
-        if isinstance(policy, Policy) and overrides(policy, "preempt_by"):
+        if isinstance(policy, Policy) and overrides(policy, "preemption_mode"):
             host_blocks = HOST_BLOCKS if self.host_blocks is None else self.host_blocks
         return replace(
             launch,
             system=self.system,
-            knobs=self.knobs,
+            parameters=self.parameters,
             step_log=step_log,
             host_blocks=host_blocks,
         )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from ....workloads.errors import SloBenchError
-from ...core.policy import AnyPolicy, Knobs, Policy, StaticPolicy
+from ...core.policy import AnyPolicy, Parameters, Policy, StaticPolicy
 
 POLICY_VARIABLE = "SLO_BENCH_POLICY"
 HANDSHAKE_VARIABLE = "SLO_BENCH_HANDSHAKE"
@@ -34,29 +34,29 @@ HOST_BLOCKS_VARIABLE = "SLO_BENCH_HOST_BLOCKS"
 
 @dataclass(frozen=True)
 class PolicySpec:
-    """A policy by where its class is found, and the values of all its knobs.
+    """A policy by where its class is found, and the values of all its parameters.
 
-    `given`: its fields that are no knobs, which a controller over several instances sets.
+    `given`: its fields that are no parameters, which a controller over several instances sets.
     """
 
     system: str
     module: str
     class_name: str
     file: str | None = None  # of a module that no package holds
-    knobs: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
     given: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, system: str, policy: Knobs) -> PolicySpec:
+    def of(cls, system: str, policy: Parameters) -> PolicySpec:
         """The spec of a policy object."""
         kind = type(policy)
         module = sys.modules[kind.__module__]
         own = kind.__module__.partition(".")[0] == __name__.partition(".")[0]
         file = None if own else getattr(module, "__file__", None)
-        knobs = {name: getattr(policy, name) for name in policy.bounds()}
-        names = {one.name for one in dataclasses.fields(policy)} - set(knobs)
+        parameters = {name: getattr(policy, name) for name in policy.bounds()}
+        names = {one.name for one in dataclasses.fields(policy)} - set(parameters)
         given = {name: getattr(policy, name) for name in names}
-        return cls(system, kind.__module__, kind.__qualname__, file, knobs, given)
+        return cls(system, kind.__module__, kind.__qualname__, file, parameters, given)
 
     def to_json(self) -> str:
         """For the environment variable."""
@@ -78,23 +78,25 @@ class PolicySpec:
         """The policy object.
 
         Raises:
-            SloBenchError: its module or class is not there, or the knobs are not its own.
+            SloBenchError: its module or class is not there, or the parameters are not its own.
         """
         made = self.made()
         if not isinstance(made, Policy | StaticPolicy):
             raise SloBenchError(f"{self.module}.{self.class_name} decides on no instance")
         return made
 
-    def made(self) -> Knobs:
+    def made(self) -> Parameters:
         """The policy object, also one that decides across instances.
 
         Raises:
-            SloBenchError: its module or class is not there, or the knobs are not its own.
+            SloBenchError: its module or class is not there, or the parameters are not its own.
         """
         kind = getattr(self._module(), self.class_name, None)
-        if not (isinstance(kind, type) and issubclass(kind, Knobs)):
+        if not (isinstance(kind, type) and issubclass(kind, Parameters)):
             raise SloBenchError(f"{self.module} has no policy {self.class_name}")
-        found: Knobs = dataclasses.replace(kind().with_knobs(**self.knobs), **self.given)
+        found: Parameters = dataclasses.replace(
+            kind().with_parameters(**self.parameters), **self.given
+        )
         return found
 
     def _module(self) -> Any:

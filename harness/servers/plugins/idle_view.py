@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ...core.decisions import Refill
+from ...core.decisions import NextQueue
 from ...core.learned_predictions import LearnedPredictions
 from ...core.policy import Policy
 from ...core.state import RequestState
@@ -17,12 +17,12 @@ class IdleView:
 
     now_s = 0.0
     host_free_blocks = 0
-    n_waiting = n_resident = n_prefilling = n_decoding = n_running = 0
-    decode_kv_tokens = future_tokens = unfilled_tokens = 0
+    n_waiting = n_swapped = n_prefilling = n_decoding = n_running = 0
+    decode_kv_tokens = max_future_kv_tokens = remaining_prefill_tokens = 0
 
     def __init__(self, policy: Policy, kv_blocks: int = 10_000, block_tokens: int = 16) -> None:
         self.predict: Predictions = LearnedPredictions()
-        self.state: Any = policy.new_state()
+        self.policy_state: Any = policy.new_state()
         self.total_blocks = self.free_blocks = kv_blocks
         self.block_tokens = block_tokens
 
@@ -32,7 +32,7 @@ class IdleView:
     def running(self) -> Iterable[RequestState]:
         return ()
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
+    def admissible(self, group: NextQueue) -> list[RequestState]:
         return []
 
     def kv_tokens(self, r: RequestState) -> int:

@@ -30,7 +30,7 @@ seeds = 1
 slo = "ttft=1,tpot=0.1"
 tp = [1, 2]
 gpu = "a100-80g"
-[knobs.sarathi]
+[parameters.sarathi]
 chunk_tokens = [256, 512]
 [client]
 base_urls = ["http://127.0.0.1:1"]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.kv_cache_manager import BlockLedger
+from slo_bench.harness.core.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.kv_store import KvStore, TierSpec
-from slo_bench.harness.core.kv_store_manager import StoreLedger
+from slo_bench.harness.core.kv_store_manager import StoreKVCacheManager
 from slo_bench.harness.core.state import RequestState
 from slo_bench.predictors.specs import LinkSpec
 from slo_bench.workloads.request import Slo
@@ -22,20 +22,20 @@ def request(prefix, tokens):
 
 def pair(units=100, blocks=20):
     store = KvStore([TierSpec("CPU", units * 10, HOST)], unit_bytes=10)
-    return store, [StoreLedger(store, blocks, 4, 0, 8) for _ in range(2)]
+    return store, [StoreKVCacheManager(store, blocks, 4, 0, 8) for _ in range(2)]
 
 
-def computed(ledger, r):
+def computed(kv_manager, r):
     """`r` enters, is prefilled and ends."""
-    units = ledger.match_units(r)
-    load_s = ledger.take_match(r, units) if units else 0.0
-    blocks = ledger.blocks(r.target_tokens)
-    ledger.free -= blocks - r.blocks
+    units = kv_manager.get_computed_blocks(r)
+    load_s = kv_manager.allocate(r, units) if units else 0.0
+    blocks = kv_manager.blocks(r.target_tokens)
+    kv_manager.free -= blocks - r.blocks
     r.blocks = blocks
-    ledger.evict()
+    kv_manager.evict()
     r.kv_tokens = r.target_tokens
-    ledger.publish(r, r.kv_tokens)
-    ledger.release(r)
+    kv_manager.cache_blocks(r, r.kv_tokens)
+    kv_manager.release(r)
     return units, load_s
 
 
@@ -53,7 +53,7 @@ def test_what_one_has_computed_the_other_finds():
 def test_the_last_token_is_always_computed():
     _, (one, two) = pair()
     computed(one, request([1, 2], 16))
-    assert two.match_units(request([1, 2], 16)) == 1
+    assert two.get_computed_blocks(request([1, 2], 16)) == 1
 
 
 def test_what_the_gpu_evicts_is_still_in_the_store():
@@ -71,7 +71,7 @@ def test_absent_units_count_as_blocks_to_take():
     _, (one, two) = pair()
     computed(one, request([1, 2, 3], 30))
     r = request([1, 2, 3], 30)
-    assert two.idle_in_match(r, 3) == 6  # two blocks a unit, none of them here
+    assert two.num_evictable_blocks(r, 3) == 6  # two blocks a unit, none of them here
 
 
 @given(
@@ -82,24 +82,28 @@ def test_absent_units_count_as_blocks_to_take():
     st.integers(0, 6),
 )
 def test_blocks_are_conserved_and_a_store_of_nothing_changes_nothing(served, units):
-    _, ledgers = pair(units)
-    alone = BlockLedger(20, 4, 0, 8)
+    _, kv_managers = pair(units)
+    alone = KVCacheManager(20, 4, 0, 8)
     for which, path in served:
         prefix = [hash(tuple(path[: k + 1])) for k in range(len(path))]
-        computed(ledgers[which], request(prefix, 8 * len(path) + 3))
+        computed(kv_managers[which], request(prefix, 8 * len(path) + 3))
         if which == 0 and units == 0:
             assert computed(alone, request(prefix, 8 * len(path) + 3))[1] == 0.0
-    for ledger in ledgers:
-        assert ledger.free == ledger.total
-        assert ledger.idle_blocks == len(ledger.idle) * ledger.unit_blocks <= ledger.total
+    for kv_manager in kv_managers:
+        assert kv_manager.free == kv_manager.total
+        assert (
+            kv_manager.idle_blocks
+            == len(kv_manager.idle) * kv_manager.unit_blocks
+            <= kv_manager.total
+        )
     if units == 0:
-        assert alone.idle == ledgers[0].idle
+        assert alone.idle == kv_managers[0].idle
 
 
 def test_resizing_keeps_what_is_held():
-    ledger = BlockLedger(10, 4)
-    ledger.free -= 6
-    ledger.resize(8)
-    assert (ledger.total, ledger.free) == (8, 2)
+    kv_manager = KVCacheManager(10, 4)
+    kv_manager.free -= 6
+    kv_manager.resize(8)
+    assert (kv_manager.total, kv_manager.free) == (8, 2)
     with pytest.raises(AssertionError, match="6 blocks are held, more than 5"):
-        ledger.resize(5)
+        kv_manager.resize(5)

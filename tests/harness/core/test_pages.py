@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.pages import PAGE_BYTES, PagedLedger, PagePool, pages_of
+from slo_bench.harness.core.pages import PAGE_BYTES, PagePool, PooledKVCacheManager, pages_of
 
 
 def test_pages_go_to_whoever_needs_them() -> None:
     pool = PagePool(10)
-    large = PagedLedger([pool], PAGE_BYTES)  # a block a page
-    small = PagedLedger([pool], PAGE_BYTES // 4)  # four
+    large = PooledKVCacheManager([pool], PAGE_BYTES)  # a block a page
+    small = PooledKVCacheManager([pool], PAGE_BYTES // 4)  # four
     assert (large.free, small.free, small.total) == (10, 40, 40)
     small.free -= 5  # two pages, three blocks to spare
     assert (pool.free, large.free, small.free) == (8, 8, 35)
@@ -24,7 +24,7 @@ def test_pages_go_to_whoever_needs_them() -> None:
 
 def test_a_block_of_several_pages() -> None:
     pool = PagePool(10)
-    wide = PagedLedger([pool], 3 * PAGE_BYTES - 1)
+    wide = PooledKVCacheManager([pool], 3 * PAGE_BYTES - 1)
     assert wide.free == 3
     wide.free -= 2
     assert pool.free == 4
@@ -32,8 +32,8 @@ def test_a_block_of_several_pages() -> None:
 
 def test_a_buffer_is_mapped_ahead_and_is_nobody_elses() -> None:
     pool = PagePool(10)
-    one = PagedLedger([pool], PAGE_BYTES, buffer_pages=3)
-    other = PagedLedger([pool], PAGE_BYTES)
+    one = PooledKVCacheManager([pool], PAGE_BYTES, buffer_pages=3)
+    other = PooledKVCacheManager([pool], PAGE_BYTES)
     assert (pool.free, one.free, other.free) == (7, 10, 7)
     other.free -= 7
     assert (one.free, other.free) == (3, 0)  # one can still go on
@@ -47,19 +47,19 @@ def test_a_buffer_is_mapped_ahead_and_is_nobody_elses() -> None:
 
 def test_tensor_parallel_parts_take_pages_of_every_gpu() -> None:
     pools = [PagePool(10), PagePool(4)]
-    ledger = PagedLedger(pools, PAGE_BYTES)
-    assert ledger.free == 4
-    ledger.free -= 3
+    kv_manager = PooledKVCacheManager(pools, PAGE_BYTES)
+    assert kv_manager.free == 4
+    kv_manager.free -= 3
     assert [pool.free for pool in pools] == [7, 1]
 
 
 def test_a_quota_that_shrinks_below_what_is_used() -> None:
-    ledger = PagedLedger([PagePool(10)], PAGE_BYTES, quota_blocks=6)
-    ledger.free -= 5
-    ledger.quota_blocks = 3
-    assert (ledger.free, ledger.total) == (-2, 3)
-    ledger.free += 4
-    assert ledger.free == 2
+    kv_manager = PooledKVCacheManager([PagePool(10)], PAGE_BYTES, quota_blocks=6)
+    kv_manager.free -= 5
+    kv_manager.quota_blocks = 3
+    assert (kv_manager.free, kv_manager.total) == (-2, 3)
+    kv_manager.free += 4
+    assert kv_manager.free == 2
 
 
 def test_pages_of_weights() -> None:
@@ -76,19 +76,19 @@ def test_no_page_is_lost_or_given_twice(
     total: int, sizes: list[int], buffer: int, moves: list[tuple[int, int]]
 ) -> None:
     pool = PagePool(total)
-    ledgers = [PagedLedger([pool], size, buffer_pages=buffer) for size in sizes]
+    kv_managers = [PooledKVCacheManager([pool], size, buffer_pages=buffer) for size in sizes]
     for which, blocks in moves:
-        ledger = ledgers[which % len(ledgers)]
-        free, used = ledger.free, ledger.used
+        kv_manager = kv_managers[which % len(kv_managers)]
+        free, used = kv_manager.free, kv_manager.used
         taken = max(-used, min(blocks, free))
-        ledger.free -= taken
-        assert ledger.used == used + taken
-        assert ledger.free == free - taken
+        kv_manager.free -= taken
+        assert kv_manager.used == used + taken
+        assert kv_manager.free == free - taken
         assert pool.free >= 0
-        assert pool.free + sum(each.held_pages for each in ledgers) == total
-        for size, each in zip(sizes, ledgers, strict=True):
+        assert pool.free + sum(each.held_pages for each in kv_managers) == total
+        for size, each in zip(sizes, kv_managers, strict=True):
             assert each.used * size <= each.held_pages * PAGE_BYTES
-    for ledger in ledgers:
-        ledger.free += ledger.used
-        ledger.close()
+    for kv_manager in kv_managers:
+        kv_manager.free += kv_manager.used
+        kv_manager.close()
     assert pool.free == total

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slo_bench.harness.core.decisions import Leave, Limits, Why
+from slo_bench.harness.core.decisions import Limits, ReleaseReason, Timeout
 from slo_bench.harness.core.policy import Policy, StaticPolicy
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.policies.fifo import Fifo
@@ -30,8 +30,8 @@ SIMULATED = [name for name, found in SYSTEMS.items() if not (found.cluster or fo
 class Hasty(Policy):
     """Drops everybody on the spot."""
 
-    def leave(self, r, view):
-        return Leave(r.arrival_s, Why.DROP)
+    def timeout(self, r, view):
+        return Timeout(r.arrival_s, ReleaseReason.DROP)
 
 
 @dataclass(frozen=True)

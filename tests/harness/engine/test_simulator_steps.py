@@ -12,7 +12,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reference.plain import PlainInstance
-from slo_bench.harness.core.decisions import Admission, Leave, PreemptBy, Refill, Why
+from slo_bench.harness.core.decisions import (
+    Admission,
+    NextQueue,
+    PreemptionMode,
+    ReleaseReason,
+    Timeout,
+)
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome, Records
 from slo_bench.harness.engine.simulator.simulate import simulate
@@ -54,33 +60,35 @@ class Deadlines(Policy):
     def admit(self, r, view):
         return Admission.REJECT if r.prompt_tokens > 500 else Admission.ADMIT
 
-    def urgency(self, r, view):
+    def queue_key(self, r, view):
         return r.arrival_s + r.slo.ttft_s
 
-    def keep(self, r, view):
+    def victim_key(self, r, view):
         return -(r.arrival_s + r.slo.ttft_s)
 
-    def leave(self, r, view):
-        return Leave(r.arrival_s + r.slo.ttft_s, Why.DROP)
+    def timeout(self, r, view):
+        return Timeout(r.arrival_s + r.slo.ttft_s, ReleaseReason.DROP)
 
 
 @dataclass(frozen=True)
 class SwapInBatches(Vllm):
     """Swaps, and brings the swapped back only when nobody runs."""
 
-    def preempt_by(self, r, view):
-        return PreemptBy.SWAP
+    def preemption_mode(self, r, view):
+        return PreemptionMode.SWAP
 
-    def refill(self, view):
-        if view.n_resident and view.n_decoding < 2:
-            return Refill.RESIDENT
-        return Refill.NEITHER if view.n_resident else Refill.WAITING
+    def next_queue(self, view):
+        if view.n_swapped and view.n_decoding < 2:
+            return NextQueue.SWAPPED
+        return NextQueue.NONE if view.n_swapped else NextQueue.WAITING
 
 
 def stock(name: str) -> Callable[[int], System]:
     def small(batch: int) -> System:
         system = SYSTEMS[name]
-        values = {k: batch for k in system.knobs() if k.startswith("max_") and "tokens" not in k}
+        values = {
+            k: batch for k in system.parameters() if k.startswith("max_") and "tokens" not in k
+        }
         if name == "sarathi":
             values["chunk_tokens"] = 64
         if name == "vllm":
@@ -91,7 +99,7 @@ def stock(name: str) -> Callable[[int], System]:
             values["max_num_batched_tokens"] = 128
         if name == "ascendra-lp":
             values |= {"token_budget": 64, "step_budget_s": 0.02}
-        return system.with_knobs(**values)
+        return system.with_parameters(**values)
 
     return small
 
@@ -101,31 +109,31 @@ CONTINUOUS = [
 ]
 CASES = {name: stock(name) for name in CONTINUOUS}
 for way in ("recompute", "stall"):
-    CASES[f"vllm-swap-{way}"] = lambda n, way=way: SYSTEMS["vllm-swap"].with_knobs(
+    CASES[f"vllm-swap-{way}"] = lambda n, way=way: SYSTEMS["vllm-swap"].with_parameters(
         max_num_seqs=n, host_full=way
     )
-for name, knobs in (
+for name, parameters in (
     ("vllm-swap", {"overlap_swap": True}),
     ("adaptivellm", {"overlap_swap": True}),
     ("adaptivellm", {"chunk_tokens": 96}),
     ("adaptivellm", {"chunk_tokens": 96, "overlap_swap": True}),
 ):
-    CASES[f"{name}-{'-'.join(knobs)}"] = lambda n, name=name, knobs=knobs: SYSTEMS[name].with_knobs(
-        max_num_seqs=n, **knobs
-    )
-CASES["adaptivellm-by-the-letter"] = lambda n: SYSTEMS["adaptivellm"].with_knobs(
+    CASES[f"{name}-{'-'.join(parameters)}"] = lambda n, name=name, parameters=parameters: SYSTEMS[
+        name
+    ].with_parameters(max_num_seqs=n, **parameters)
+CASES["adaptivellm-by-the-letter"] = lambda n: SYSTEMS["adaptivellm"].with_parameters(
     max_num_seqs=n, groups="mean-priority"
 )
-CASES["ascendra-lp-drop"] = lambda n: SYSTEMS["ascendra-lp"].with_knobs(
+CASES["ascendra-lp-drop"] = lambda n: SYSTEMS["ascendra-lp"].with_parameters(
     max_num_seqs=n, value="ljf", overdue="drop", step_budget_s=0.005
 )
-CASES["ascendra-lp-stop"] = lambda n: SYSTEMS["ascendra-lp"].with_knobs(
+CASES["ascendra-lp-stop"] = lambda n: SYSTEMS["ascendra-lp"].with_parameters(
     max_num_seqs=n, value="sjf", misfit="stop"
 )
-CASES["prism-slack"] = lambda n: SYSTEMS["prism-queue"].with_knobs(
+CASES["prism-slack"] = lambda n: SYSTEMS["prism-queue"].with_parameters(
     max_num_seqs=n, max_num_batched_tokens=64, victim="slack", caution=2.0, buffer=0.0
 )
-CASES["prism-drop"] = lambda n: SYSTEMS["prism-queue"].with_knobs(max_num_seqs=n, late="drop")
+CASES["prism-drop"] = lambda n: SYSTEMS["prism-queue"].with_parameters(max_num_seqs=n, late="drop")
 CASES["deadlines"] = lambda n: System("deadlines", Deadlines())
 CASES["swap-in-batches"] = lambda n: System("swap", SwapInBatches(max_num_seqs=n))
 CASES["vllm-ahead"] = lambda n: System(

@@ -45,7 +45,7 @@ SMALL_BATCHES = {"max_num_seqs", "max_batch", "max_running_requests"}
 
 def small(name, batch):
     system = SYSTEMS[name]
-    return system.with_knobs(**dict.fromkeys(SMALL_BATCHES & set(system.knobs()), batch))
+    return system.with_parameters(**dict.fromkeys(SMALL_BATCHES & set(system.parameters()), batch))
 
 
 @st.composite
@@ -118,21 +118,21 @@ def test_nobody_waits_while_the_device_pauses(name, workload, blocks, batch):
     workload=workloads(), blocks=st.sampled_from([70, 130, 400]), batch=st.sampled_from([2, 7, 64])
 )
 def test_who_would_fit_does_not_wait(name, workload, blocks, batch):
-    """After each refill: no seat, no blocks, or no tokens for who is next; where the policy passes
-    over who does not fit, no blocks for anybody.
+    """After each admission: no seat, no blocks, or no tokens for who is next; where the policy
+    passes over who does not fit, no blocks for anybody.
     """
     refill = PlainInstance._enter_who_fits
 
     def checked(self, limits):
         again = refill(self, limits)
-        batch_now = len(self.decoding) + len(self.prefilling) + len(self.lingering)
+        batch_now = len(self.decoding) + len(self.prefilling) + len(self.pending_free)
         pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
-        room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
-        taken = self._growth(limits) if limits.mix or not self.prefilling else 0
-        free = self.ledger.free - taken - limits.watermark_blocks
+        room = limits.token_budget - (len(self.decoding) if limits.mixed_batches else 0)
+        taken = self._growth(limits) if limits.mixed_batches or not self.prefilling else 0
+        free = self.kv_manager.free - taken - limits.watermark_blocks
         if not self.waiting.live:
             return again
-        need = self.ledger.blocks
+        need = self.kv_manager.blocks
         r = self._next_waiting()
         whole = limits.chunked or not pending or pending + r.target_tokens <= room
         seat = batch_now < limits.max_seqs and pending < room

@@ -154,7 +154,7 @@ def test_embeddings_across_instances(name, alone, tmp_path):
     """Beside every instance, or on one that does nothing else: nobody is lost, nobody strays."""
     run = experiment(
         systems=name,
-        knobs={name: {"decode_instances": 0}} if name in SPLIT else {},
+        parameters={name: {"decode_instances": 0}} if name in SPLIT else {},
         instances=3 + alone,
         embed_instances=alone,
         rates=[20.0],

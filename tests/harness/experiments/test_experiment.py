@@ -186,7 +186,7 @@ print("a policy may print")
 class Newest(Policy):
     '''Last come, first served.'''
 
-    def urgency(self, r, view):
+    def queue_key(self, r, view):
         return -r.arrival_s
 """
 
@@ -215,7 +215,10 @@ def test_a_system_of_the_users_own_runs_in_workers_too(tmp_path, monkeypatch):
         ("rates = 1\nspeeds = 1\n", "rates and speeds contradict"),
         ("requests = 5\nduration_s = 5\n", "requests and duration_s contradict"),
         ('oversize = "drop"\n', "oversize must be 'error', 'reject' or 'truncate' but is 'drop'"),
-        ("[knobs.vlm]\nmax_num_seqs = 1\n", r"knobs are set for 'vlm', .* not among the systems"),
+        (
+            "[parameters.vlm]\nmax_num_seqs = 1\n",
+            r"parameters are set for 'vlm', .* not among the systems",
+        ),
         ("a = = 1\n", r"is not TOML.*line 1"),
     ],
 )
@@ -240,8 +243,14 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, text, message):
         ({"gpus": 4, "instances": 3}, "gpus = 4 contradicts 3 instances"),
         ({"speeds": 2}, "speeds need a workload with arrivals of its own"),
         ({"arrivals": ["poisson", "concurrency(2)"]}, "run them as two experiments"),
-        ({"knobs": {"vllm": {"max_num_seq": 1}}, "systems": "vllm"}, "did you mean max_num_seqs"),
-        ({"knobs": {"vllm": {"max_num_seqs": 0}}, "systems": "vllm"}, "max_num_seqs must be from"),
+        (
+            {"parameters": {"vllm": {"max_num_seq": 1}}, "systems": "vllm"},
+            "did you mean max_num_seqs",
+        ),
+        (
+            {"parameters": {"vllm": {"max_num_seqs": 0}}, "systems": "vllm"},
+            "max_num_seqs must be from",
+        ),
     ],
 )
 def test_what_cannot_be_run_is_refused_before_anything_is_written(settings, message):

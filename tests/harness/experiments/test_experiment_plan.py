@@ -65,12 +65,12 @@ def test_impossible_blocks(settings, complaint):
         cells(**settings)
 
 
-def test_knobs_are_swept_for_their_own_system_only():
+def test_parameters_are_swept_for_their_own_system_only():
     found = cells(
         systems=["vllm", "sarathi"],
-        knobs={"sarathi": {"chunk_tokens": [256, 512], "max_num_seqs": 64}},
+        parameters={"sarathi": {"chunk_tokens": [256, 512], "max_num_seqs": 64}},
     )
-    assert [(c.system, dict(c.knobs)) for c in found] == [
+    assert [(c.system, dict(c.parameters)) for c in found] == [
         ("vllm", {}),
         ("sarathi", {"chunk_tokens": 256, "max_num_seqs": 64}),
         ("sarathi", {"chunk_tokens": 512, "max_num_seqs": 64}),

@@ -14,7 +14,7 @@ def ask(**settings):
     return Experiment(
         **{
             "systems": ("distserve",),
-            "knobs": {"distserve": {"prefill_instances": (2,), "decode_instances": (2,)}},
+            "parameters": {"distserve": {"prefill_instances": (2,), "decode_instances": (2,)}},
             "model": "mistral-7b",
             "rates": (4.0,),
             "requests": (80,),
@@ -51,11 +51,11 @@ def test_what_does_not_read(text, problem):
 @pytest.mark.parametrize("name", ["distserve", "vllm"])
 def test_who_is_lost_is_served_elsewhere_or_reported(tmp_path, name):
     """DistServe prefills again; a plain router's requests have failed."""
-    knobs = ask().knobs if name == "distserve" else {}
+    parameters = ask().parameters if name == "distserve" else {}
     failures = (("0@5s..9s,3@8s",), (None,))
     rows = []
     for run, failing in enumerate(failures):
-        ask(systems=(name,), knobs=knobs, failures=failing).run(tmp_path / str(run))
+        ask(systems=(name,), parameters=parameters, failures=failing).run(tmp_path / str(run))
         rows += pd.read_csv(tmp_path / str(run) / "cells.csv").to_dict("records")
     struck, whole = rows
     assert whole["unfinished"] == 0
@@ -77,7 +77,7 @@ def test_a_cell_that_is_run_again_and_watched_fails_as_it_did(tmp_path):
     [
         ({"failures": ("4@1",)}, "there is no instance 4; 4 instances have the numbers 0 to 3"),
         ({"failures": ("x",)}, "is not like"),
-        ({"systems": ("fifo",), "knobs": {}, "failures": ("0@1",)}, "static batches.*leave"),
+        ({"systems": ("fifo",), "parameters": {}, "failures": ("0@1",)}, "static batches.*leave"),
         ({"backend": "http", "failures": ("0@1",)}, "failures are simulated"),
     ],
 )

@@ -25,7 +25,7 @@ def test_what_is_written_reads_back(table):
 
 def test_it_looks_as_a_person_would_write_it():
     table = {
-        "knobs": {"vllm": {"max_num_seqs": 128}},
+        "parameters": {"vllm": {"max_num_seqs": 128}},
         "name": "night",
         "tp": None,
         "rates": [1.0, 2.5],
@@ -36,7 +36,7 @@ def test_it_looks_as_a_person_would_write_it():
         "rates = [1.0, 2.5]\n"
         "slo = [{ ttft = 1, chat = { ttft = 0.5 } }]\n"
         "\n"
-        "[knobs.vllm]\n"
+        "[parameters.vllm]\n"
         "max_num_seqs = 128\n"
     )
 
@@ -45,9 +45,9 @@ TEXTS = """\
 name = "x"  # tp = 3
 tp = 2
 
-[knobs.vllm]
+[parameters.vllm]
 max_num_seqs = 1
-[knobs."my system"]
+[parameters."my system"]
 depth = 2
 """
 
@@ -56,9 +56,9 @@ depth = 2
     ("location", "line"),
     [
         (("tp", 0), 2),
-        (("knobs", "vllm", "max_num_seqs", 0), 5),
-        (("knobs", "vllm", "other"), 4),
-        (("knobs", "my system", "depth"), 7),
+        (("parameters", "vllm", "max_num_seqs", 0), 5),
+        (("parameters", "vllm", "other"), 4),
+        (("parameters", "my system", "depth"), 7),
         (("nowhere",), None),
     ],
 )

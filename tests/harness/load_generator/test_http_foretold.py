@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.learned_predictions import LearnedPredictions
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.core.wire import Told, told_from_wire
+from slo_bench.harness.core.wire import PredictedLength, predicted_length_from_wire
 from slo_bench.harness.load_generator import sender
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions, RequestFault
 from slo_bench.harness.load_generator.http.bodies import Bodies
@@ -40,7 +40,7 @@ class Slow(PrecomputedLengths):
     def of(self, rows):
         self.batches.append(list(rows))
         time.sleep(self.each_s)
-        return [Told(10 + row, 20 + row) for row in rows]
+        return [PredictedLength(10 + row, 20 + row) for row in rows]
 
 
 @pytest.fixture
@@ -56,27 +56,27 @@ def reading(monkeypatch):
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6))
 def test_a_server_reads_what_the_client_predicts(half, more):
-    told = Told(half, half + more)
-    assert told_from_wire(json.loads(json.dumps(told.to_wire()))) == told
+    told = PredictedLength(half, half + more)
+    assert predicted_length_from_wire(json.loads(json.dumps(told.to_wire()))) == told
 
 
 @pytest.mark.parametrize("half", [None, "12", True, 0, -3, float("nan"), float("inf"), [1]])
 def test_what_is_no_length_tells_nothing(half):
-    assert told_from_wire({"predicted_output_tokens": half}) is None
+    assert predicted_length_from_wire({"predicted_output_tokens": half}) is None
 
 
 def test_nine_in_ten_are_no_fewer_than_half():
-    assert told_from_wire({"predicted_output_tokens": 9}) == (9, 9)
+    assert predicted_length_from_wire({"predicted_output_tokens": 9}) == (9, 9)
     wire = {"predicted_output_tokens": 9, "predicted_output_tokens_p90": 3}
-    assert told_from_wire(wire) == (9, 9)
+    assert predicted_length_from_wire(wire) == (9, 9)
 
 
 def test_a_policy_believes_what_was_told_up_to_the_declared_maximum():
     r = RequestState(0, 0.0, 8, 500, 100, Slo())
     predict = LearnedPredictions()
-    assert (predict.output_tokens(r), predict.longest_output_tokens(r)) == (100, 100)
-    r.told = Told(30, 300)
-    assert (predict.output_tokens(r), predict.longest_output_tokens(r)) == (30, 100)
+    assert (predict.output_tokens(r), predict.output_tokens_p90(r)) == (100, 100)
+    r.predicted_output_tokens = PredictedLength(30, 300)
+    assert (predict.output_tokens(r), predict.output_tokens_p90(r)) == (30, 100)
 
 
 def test_it_stands_among_the_values_of_its_request(workload, tmp_path):
@@ -84,13 +84,13 @@ def test_it_stands_among_the_values_of_its_request(workload, tmp_path):
     bodies = Bodies.write(asked, OPTIONS, tmp_path / "bodies")
     requests = WireRequests(asked, [Endpoint("h", 1)], OPTIONS, bodies)
     before = [json.loads(requests.of(0, row)[1]) for row in range(3)]
-    requests.tell(0, Told(5, 50))
-    requests.tell(2, Told(6, 60))
+    requests.tell(0, PredictedLength(5, 50))
+    requests.tell(2, PredictedLength(6, 60))
     for row, told in ((0, (5, 50)), (1, None), (2, (6, 60))):
         head, body = requests.of(0, row)
         assert f"content-length: {len(body)}\r\n".encode() in head
         now = json.loads(body)
-        assert told_from_wire(now["vllm_xargs"]) == told
+        assert predicted_length_from_wire(now["vllm_xargs"]) == told
         for name in ("predicted_output_tokens", "predicted_output_tokens_p90"):
             now["vllm_xargs"].pop(name, None)
         assert now == before[row]

@@ -113,7 +113,7 @@ def schedule_of(workload, share):
         else:
             r = arrivals.pop()
             found.append((r.id, r.arrival_s))
-            if r.notify:
+            if r.notify_on_finish:
                 ends.append((r.arrival_s + 0.01, r.id))
                 ends.sort()
 

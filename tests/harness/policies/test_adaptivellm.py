@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench import Experiment
-from slo_bench.harness.core.decisions import PreemptBy, Refill
+from slo_bench.harness.core.decisions import NextQueue, PreemptionMode
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
@@ -42,7 +42,7 @@ class Seen:
         return self
 
     @property
-    def n_resident(self):
+    def n_swapped(self):
         return len(self.swapped)
 
     def swap_s(self, blocks):
@@ -62,8 +62,8 @@ class Seen:
     def emitted_tokens(self, r):
         return r.emitted_tokens
 
-    def would_enter(self, group):
-        return list(self.swapped if group is Refill.RESIDENT else self.waiting)
+    def admissible(self, group):
+        return list(self.swapped if group is NextQueue.SWAPPED else self.waiting)
 
 
 def request(arrival_s=0.0, prompt=10, emitted=0, blocks=1):
@@ -90,15 +90,15 @@ def test_the_line_of_the_queue_is_the_priority(arrival_s, waited_s, prompt, emit
     """The smallest key goes first: the highest priority."""
     r, view = request(arrival_s, prompt, emitted), Seen(now_s=arrival_s + waited_s)
     policy = AdaptiveLlm()
-    assert policy.urgency(r, view) == pytest.approx(-policy.priority(r, view))
+    assert policy.queue_key(r, view) == pytest.approx(-policy.priority(r, view))
 
 
 def test_short_and_long_waiting_requests_come_first():
     view, policy = Seen(now_s=10.0), AdaptiveLlm()
     short, long, fresh = request(0, 10), request(0, 100), request(9.5, 10)
-    order = sorted([long, fresh, short], key=lambda r: policy.urgency(r, view))
+    order = sorted([long, fresh, short], key=lambda r: policy.queue_key(r, view))
     assert order == [short, long, fresh]
-    assert AdaptiveLlm(fair=False).urgency(long, view) < AdaptiveLlm(fair=False).urgency(
+    assert AdaptiveLlm(fair=False).queue_key(long, view) < AdaptiveLlm(fair=False).queue_key(
         fresh, view
     )
 
@@ -109,24 +109,24 @@ def test_short_and_long_waiting_requests_come_first():
 @pytest.mark.parametrize(
     ("blocks", "host_free", "how"),
     [
-        (1, 64, PreemptBy.SWAP),  # out and in 2 s < 4 s
-        (2, 64, PreemptBy.RECOMPUTE),  # 4 s is not less than 4 s
-        (3, 64, PreemptBy.RECOMPUTE),
-        (1, 1, PreemptBy.SWAP),  # it just fits
-        (1, 0, PreemptBy.RECOMPUTE),  # cheaper, but host memory is full
+        (1, 64, PreemptionMode.SWAP),  # out and in 2 s < 4 s
+        (2, 64, PreemptionMode.RECOMPUTE),  # 4 s is not less than 4 s
+        (3, 64, PreemptionMode.RECOMPUTE),
+        (1, 1, PreemptionMode.SWAP),  # it just fits
+        (1, 0, PreemptionMode.RECOMPUTE),  # cheaper, but host memory is full
     ],
 )
 def test_line_6_swap_where_cheaper_and_where_it_fits(blocks, host_free, how):
     view = Seen(host_free_blocks=host_free)
-    assert AdaptiveLlm().preempt_by(request(blocks=blocks), view) is how
-    assert AdaptiveLlm(adaptive=False).preempt_by(request(blocks=blocks), view) is (
-        PreemptBy.RECOMPUTE
+    assert AdaptiveLlm().preemption_mode(request(blocks=blocks), view) is how
+    assert AdaptiveLlm(adaptive=False).preemption_mode(request(blocks=blocks), view) is (
+        PreemptionMode.RECOMPUTE
     )
 
 
 def test_recomputing_prefills_the_prompt_and_all_tokens_given_back():
     view = Seen()
-    AdaptiveLlm().preempt_by(request(prompt=10, emitted=5), view)
+    AdaptiveLlm().preemption_mode(request(prompt=10, emitted=5), view)
     assert view.prefills == [(0, 15)]
 
 
@@ -151,7 +151,7 @@ def test_the_lowest_priority_goes(serve_each_way, requests):
 
 @dataclass(frozen=True)
 class HighestFirst(AdaptiveLlm):
-    def keep(self, r, view):
+    def victim_key(self, r, view):
         return -self.priority(r, view)
 
 
@@ -195,7 +195,7 @@ def test_with_a_cost_grid_learned_costs_decide(tmp_path, s_per_token, how):
     CostGrid(axis, axis, axis, np.full((2, 2, 2), 0.5), swap, swap).write(tmp_path / "c.npz")
     policy = AdaptiveLlm(cost_grid=str(tmp_path / "c.npz"))
     view = Seen()
-    assert policy.preempt_by(request(), view) is PreemptBy(how)
+    assert policy.preemption_mode(request(), view) is PreemptionMode(how)
     assert not view.prefills  # the engine's own predictions were not asked
 
 
@@ -216,25 +216,25 @@ FRESH = (request(9.0, 4),)
 @pytest.mark.parametrize(
     ("swapped", "waiting", "letter", "swapped_first"),
     [
-        (SWAPPED, FRESH, Refill.WAITING, Refill.RESIDENT),
-        (SWAPPED, (request(5.0, 90),), Refill.RESIDENT, Refill.RESIDENT),
-        (SWAPPED, (), Refill.RESIDENT, Refill.RESIDENT),
-        ((), FRESH, Refill.WAITING, Refill.WAITING),
+        (SWAPPED, FRESH, NextQueue.WAITING, NextQueue.SWAPPED),
+        (SWAPPED, (request(5.0, 90),), NextQueue.SWAPPED, NextQueue.SWAPPED),
+        (SWAPPED, (), NextQueue.SWAPPED, NextQueue.SWAPPED),
+        ((), FRESH, NextQueue.WAITING, NextQueue.WAITING),
     ],
 )
 def test_line_8_which_group_enters(swapped, waiting, letter, swapped_first):
     view = Seen(swapped=swapped, waiting=waiting)
-    assert LETTER.refill(view) is letter
-    assert AdaptiveLlm().refill(view) is swapped_first
+    assert LETTER.next_queue(view) is letter
+    assert AdaptiveLlm().next_queue(view) is swapped_first
 
 
 def test_line_8_a_tie_goes_to_the_swapped():
     view = Seen(now_s=8.0, swapped=(request(0, 16),), waiting=(request(4, 8),))  # 1/2 each
-    assert LETTER.refill(view) is Refill.RESIDENT
+    assert LETTER.next_queue(view) is NextQueue.SWAPPED
 
 
 def test_nobody_enters_where_neither_group_fits():
-    assert LETTER.refill(Seen()) is Refill.NEITHER
+    assert LETTER.next_queue(Seen()) is NextQueue.NONE
 
 
 def test_to_the_letter_fresh_short_requests_starve_the_swapped(serve_each_way, requests):
@@ -272,7 +272,7 @@ class Beside(Seen):
 
 
 @pytest.mark.parametrize(
-    ("knobs", "block_s", "how"),
+    ("parameters", "block_s", "how"),
     [
         ({}, 1.9, "swap"),  # 3.8 s < 4 s
         ({}, 2.1, "recompute"),
@@ -283,9 +283,9 @@ class Beside(Seen):
         ({"chunk_tokens": 64, "overlap_swap": True}, 1.2, "swap"),  # 0.4 s < 0.5 s
     ],
 )
-def test_costs_are_what_either_adds_to_the_step(monkeypatch, knobs, block_s, how):
+def test_costs_are_what_either_adds_to_the_step(monkeypatch, parameters, block_s, how):
     monkeypatch.setattr(Beside, "swap_s", lambda self, blocks: block_s * blocks)
-    assert AdaptiveLlm(**knobs).preempt_by(request(), Beside()) is PreemptBy(how)
+    assert AdaptiveLlm(**parameters).preemption_mode(request(), Beside()) is PreemptionMode(how)
 
 
 def test_a_recomputed_prompt_rides_on_the_decodes_of_others(serve, requests):
@@ -363,12 +363,12 @@ def test_the_suite_is_the_published_set_up():
         assert (made.output_tokens == 64).all()
 
 
-def served(dataset, name, **knobs):
+def served(dataset, name, **parameters):
     """A system on OPT-13B in the published set-up."""
     cells = Experiment.suite("adaptivellm").plan().cells
     cell = [c for c in cells if c.placement.model == "opt-13b" and c.seed == 0][dataset]
     place = placed(cell.placement)
-    system = configured(name, knobs)
+    system = configured(name, parameters)
     return simulate(workload_of(cell), system, place.placement, place.step_time.model)
 
 

@@ -125,8 +125,8 @@ def test_the_room_queue_is_sorting_by_fit_and_worth(moves):
         assert set(queue) == set(worths)
 
 
-def test_bad_knobs_are_refused_by_name():
+def test_bad_parameters_are_refused_by_name():
     bad = {"value": "rr", "misfit": "break", "step_budget_s": -1.0, "watermark": -0.1}
-    for knob, value in bad.items():
-        with pytest.raises(SloBenchError, match=knob):
-            AscendraLp(**{knob: value})
+    for parameter, value in bad.items():
+        with pytest.raises(SloBenchError, match=parameter):
+            AscendraLp(**{parameter: value})

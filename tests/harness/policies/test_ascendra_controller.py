@@ -25,9 +25,9 @@ from slo_bench.workloads.workload import Workload
 UNIT = {"step_s": 0.0, "per_token_s": 1 / 16}
 
 
-def ascendra(**knobs):
+def ascendra(**parameters):
     plain = {"performance_model": "given", "watermark": 0.0, "step_budget_s": 60.0}
-    return SYSTEMS["ascendra"].with_knobs(**{**plain, **knobs})
+    return SYSTEMS["ascendra"].with_parameters(**{**plain, **parameters})
 
 
 # B goes to the HP instance, which is idle; A, D and C to the LP instance; E comes at 1.
@@ -41,7 +41,7 @@ def in_slo(records, ttft_s=5.0):
 def test_fig_1_first_come_first_served_is_late(serve_each_way, requests):
     """A takes 3 units, C, D and E 2, B 1: E waits behind five units of work and has 5 in all."""
     rows = [FIG_1[name] for name in "ABCDE"]
-    vllm = SYSTEMS["vllm-v0"].with_knobs(max_num_seqs=1, watermark=0.0)
+    vllm = SYSTEMS["vllm-v0"].with_parameters(max_num_seqs=1, watermark=0.0)
     records = serve_each_way(requests(*rows), vllm, instances=2, **UNIT).records
     assert records.instance.tolist() == [0, 1, 0, 1, 0]
     assert records.scheduled_s.tolist() == [0, 0, 3, 1, 5]
@@ -98,10 +98,10 @@ def test_offload_goes_to_the_shortest_queue_of_the_group(serve_each_way, request
 
 def test_dropping_under_overload_on_both_kinds(serve_each_way, requests):
     workload = requests(*[(0, 64, 1)] * 4, ttft_slo_s=[5.0] * 4)
-    knobs = {"n_lp": 1, "max_num_seqs": 1, "hp_batch": 1, "elastic": False, "tickets": False}
-    kept = serve_each_way(workload, ascendra(**knobs), instances=2, **UNIT).records
+    parameters = {"n_lp": 1, "max_num_seqs": 1, "hp_batch": 1, "elastic": False, "tickets": False}
+    kept = serve_each_way(workload, ascendra(**parameters), instances=2, **UNIT).records
     assert (kept.outcome == Outcome.FINISHED).all()
-    dropped = serve_each_way(workload, ascendra(overdue="drop", **knobs), instances=2, **UNIT)
+    dropped = serve_each_way(workload, ascendra(overdue="drop", **parameters), instances=2, **UNIT)
     assert (dropped.records.outcome == Outcome.DROPPED).sum() == 1
     assert (dropped.records.finish_s[:3] <= [4, 4, 8]).all()
 
@@ -131,16 +131,21 @@ def test_the_history_of_answers():
 def test_an_elastic_batch_keeps_a_tenth_free_or_what_it_will_take():
     lengths = DecodeLengths()
     view = SimpleNamespace(
-        n_running=4, n_decoding=4, n_prefilling=0, total_blocks=1000, block_tokens=16, state=lengths
+        n_running=4,
+        n_decoding=4,
+        n_prefilling=0,
+        total_blocks=1000,
+        block_tokens=16,
+        policy_state=lengths,
     )
     hp = AscendraHp()
-    assert hp.reserve(None, view) == 90  # and 10 of the watermark
+    assert hp.headroom_blocks(None, view) == 90  # and 10 of the watermark
     for _ in range(100):
         lengths.add(800)
-    assert hp.reserve(None, view) == (4 * 400 + 800) / 16
-    assert dataclasses.replace(hp, elastic=False).reserve(None, view) == 0
+    assert hp.headroom_blocks(None, view) == (4 * 400 + 800) / 16
+    assert dataclasses.replace(hp, elastic=False).headroom_blocks(None, view) == 0
     view.n_running = 0
-    assert hp.reserve(None, view) == 0
+    assert hp.headroom_blocks(None, view) == 0
 
 
 def test_an_elastic_batch_grows_beyond_a_fixed_one(serve_each_way, requests):
@@ -171,7 +176,7 @@ def test_the_refitted_model_is_within_a_tenth_and_the_system_lives_by_it():
     results = {
         name: simulate(
             workload,
-            SYSTEMS["ascendra"].with_knobs(performance_model=name),
+            SYSTEMS["ascendra"].with_parameters(performance_model=name),
             PLACEMENT,
             steps,
             instances=3,
@@ -187,7 +192,9 @@ def test_the_refitted_model_is_within_a_tenth_and_the_system_lives_by_it():
 
 
 def test_from_settings_to_rows(tmp_path):
-    """Knobs of LP instances and of the controller are swept alike; rows say who served them."""
+    """Parameters of LP instances and of the controller are swept alike; rows say who served
+    them.
+    """
     experiment = Experiment(
         systems=["ascendra", "vllm"],
         workload="sharegpt",
@@ -199,7 +206,7 @@ def test_from_settings_to_rows(tmp_path):
         seeds=1,
         records="csv",
         oversize="reject",
-        knobs={"ascendra": {"n_lp": 2, "tickets": [True, False], "value": "sjf"}},
+        parameters={"ascendra": {"n_lp": 2, "tickets": [True, False], "value": "sjf"}},
     )
     cells = experiment.plan().cells
     assert [(cell.system, cell.router) for cell in cells] == [

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.plain import PlainInstance
-from slo_bench.harness.core.decisions import PreemptBy
+from slo_bench.harness.core.decisions import PreemptionMode
 from slo_bench.harness.core.records import Outcome, Records, Result
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.simulator.simulate import simulate
@@ -165,15 +165,15 @@ def test_first_come_first_served_across_kinds():
 
 def test_a_static_split_refuses_what_is_larger_than_its_share():
     workload = generated((0, 64 * 512, 1), kind=np.array([1]), n_texts=np.array([64]))
-    small = SYSTEMS["static-split"].with_knobs(llm_share=0.9)
-    large = SYSTEMS["static-split"].with_knobs(llm_share=0.5)
+    small = SYSTEMS["static-split"].with_parameters(llm_share=0.9)
+    large = SYSTEMS["static-split"].with_parameters(llm_share=0.5)
     assert served(small, workload, 400).records.outcome[0] == Outcome.REJECTED
     assert served(large, workload, 400).records.outcome[0] == Outcome.FINISHED
 
 
 def test_a_static_split_keeps_the_language_model_out_of_the_other_share():
     rows = [(0, 160, 100)] * 20
-    result = served(SYSTEMS["static-split"].with_knobs(llm_share=0.5), generated(*rows), 400)
+    result = served(SYSTEMS["static-split"].with_parameters(llm_share=0.5), generated(*rows), 400)
     assert result.totals.kv_peak_share <= 0.5
 
 
@@ -190,7 +190,7 @@ class Predict:
     def output_tokens(self, r):
         return r.output_tokens
 
-    longest_output_tokens = output_tokens
+    output_tokens_p90 = output_tokens
 
 
 @dataclass
@@ -204,7 +204,7 @@ class Fake:
     free_blocks: int = 100
     block_tokens: int = 1
     predict: Predict = field(default_factory=Predict)
-    state: Any = None
+    policy_state: Any = None
     decode_kv_tokens: int = 0
 
     @property
@@ -241,7 +241,7 @@ def request(
 
 
 def view_of(policy: Collocation, *batch: RequestState, **fields: Any) -> Fake:
-    view = Fake(list(batch), state=policy.new_state(), **fields)
+    view = Fake(list(batch), policy_state=policy.new_state(), **fields)
     for r in (*batch, *view.queue):
         policy.admit(r, view)
     return view
@@ -278,14 +278,14 @@ def test_who_has_outgrown_what_was_expected_is_not_about_to_end(emitted, left):
         def output_tokens(self, r):
             return 40
 
-        def longest_output_tokens(self, r):
+        def output_tokens_p90(self, r):
             return 120
 
     policy = Collocation(completion_tokens=16, **PLAIN)
     r = request(5, 300, emitted, Slo(e2e_s=60))
     view = view_of(policy, r, predict=Unsure())
     assert policy.protected(r, view) is (left < 16)
-    [slack_s] = policy._slacks_s(view, view.state)
+    [slack_s] = policy._slacks_s(view, view.policy_state)
     assert slack_s == policy.slack_s(r, view) == pytest.approx(60 - left * 0.01)
 
 
@@ -304,7 +304,7 @@ def test_deferred_until_the_threshold_then_rejected():
     assert policy.decide(new, view_of(policy, running, queue=[new])) is Decision.DEFER
     late = view_of(policy, running, queue=[new], now_s=3.5)
     assert policy.decide(new, late) is Decision.REJECT
-    leave = policy.leave(new, view_of(policy, running, queue=[new]))
+    leave = policy.timeout(new, view_of(policy, running, queue=[new]))
     assert leave is not None
     assert leave.time_s == 3.0
 
@@ -411,10 +411,10 @@ class Watched(Collocation):
             self.promised.append((sum(ends) / view.total_blocks, len(running)))
         return super().limits(view)
 
-    def preempt_by(self, r, view):
+    def preemption_mode(self, r, view):
         growth = view.n_decoding
         self.victims.append((self._remaining_tokens(r, view), view.free_blocks < growth))
-        return PreemptBy.RECOMPUTE
+        return PreemptionMode.RECOMPUTE
 
 
 @settings(max_examples=40)
@@ -501,11 +501,11 @@ def test_nobody_waits_while_the_device_idles(name, rate, blocks, seed):
             assert any(a <= arrival + 1e-9 and begin <= b + 1e-9 for a, b in merged)
 
 
-# ---------------------------------------------------------------- knobs
+# ---------------------------------------------------------------- parameters
 
 
 @pytest.mark.parametrize(
-    ("knobs", "problem"),
+    ("parameters", "problem"),
     [
         ({"recompute_weight": -1.0}, "Collocation.recompute_weight must be from 0.0 to"),
         ({"epsilon_s": 0.0}, "Collocation.epsilon_s must be from 0.0001"),
@@ -519,6 +519,6 @@ def test_nobody_waits_while_the_device_idles(name, rate, blocks, seed):
         ),
     ],
 )
-def test_bad_knobs_are_refused_by_name(knobs, problem):
+def test_bad_parameters_are_refused_by_name(parameters, problem):
     with pytest.raises(SloBenchError, match=problem):
-        SYSTEMS["collocation"].with_knobs(**knobs)
+        SYSTEMS["collocation"].with_parameters(**parameters)

@@ -1,4 +1,4 @@
-"""What every policy keeps to: frozen knobs within bounds, a named source, light imports."""
+"""What every policy keeps to: frozen parameters within bounds, a named source, light imports."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def test_a_policy_is_frozen(policy):
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.__name__)
-def test_knobs_can_be_searched(policy):
-    """Every field is a knob with a range, its default inside; the ends of the range work."""
+def test_parameters_can_be_searched(policy):
+    """Every field is a parameter with a range, its default inside; the ends of the range work."""
     made = policy()
     bounds = policy.bounds()
     assert set(bounds) | OF_THE_CONTROLLER >= {f.name for f in dataclasses.fields(made)}
@@ -67,11 +67,11 @@ def test_knobs_can_be_searched(policy):
             assert b.low > 0 or not b.log
             ends = (type(value)(b.low), type(value)(b.high))
         for end in ends:
-            assert getattr(made.with_knobs(**{name: end}), name) == end
+            assert getattr(made.with_parameters(**{name: end}), name) == end
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.__name__)
-def test_bad_knobs_are_refused_by_name(policy):
+def test_bad_parameters_are_refused_by_name(policy):
     """Beyond either end (negative weights, wrong signs), no number, a list, half of a whole one."""
     for name, b in policy.bounds().items():
         bad = [None, [], ()]

@@ -13,7 +13,7 @@ from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.workloads.workload import Workload
 
 # What must be set for it to look.
-KNOBS = {"prism-queue": {"victim": "slack"}}
+PARAMETERS = {"prism-queue": {"victim": "slack"}}
 
 
 def crowd(n=60):
@@ -30,14 +30,14 @@ def crowd(n=60):
 @pytest.mark.parametrize("name", [n for n, s in SYSTEMS.items() if s.sharing is None])
 def test_who_says_that_it_looks_does(name, serve, monkeypatch):
     asked = []
-    for hook in ("output_tokens", "longest_output_tokens"):
+    for hook in ("output_tokens", "output_tokens_p90"):
         told = getattr(ModelledPredictions, hook)
         monkeypatch.setattr(
             ModelledPredictions, hook, lambda self, r, told=told: asked.append(r) or told(self, r)
         )
-    found = SYSTEMS[name].with_knobs(**KNOBS.get(name, {}))
+    found = SYSTEMS[name].with_parameters(**PARAMETERS.get(name, {}))
     if found.cluster is not None:
         found = dataclasses.replace(found, cluster=None)
     reserves = isinstance(found.policy, StaticPolicy)
     serve(crowd(), found, kv_blocks=40 if not reserves else 200)
-    assert bool(asked) == found.policy.reads_lengths
+    assert bool(asked) == found.policy.uses_predicted_lengths

@@ -68,7 +68,7 @@ class Clock:
     """What the queue looks at."""
 
     now_s: float = 0.0
-    unfilled_tokens: int = 0
+    remaining_prefill_tokens: int = 0
     rate: float = field(default=1.0)
 
 
@@ -119,8 +119,8 @@ def test_the_queue_is_what_planning_anew_would_give(moves):
         elif move == "another pace":
             clock.rate = x
         elif move == "works":  # faster or slower than planned
-            done = min(tokens, clock.unfilled_tokens)
-            clock.unfilled_tokens -= done
+            done = min(tokens, clock.remaining_prefill_tokens)
+            clock.remaining_prefill_tokens -= done
             clock.now_s += done * x
         elif jobs and move == "goes":
             gone = list(jobs)[x % len(jobs)]
@@ -130,7 +130,7 @@ def test_the_queue_is_what_planning_anew_would_give(moves):
             r = queue.head()
             assert r is anew(clock, jobs)[0]
             queue.take_head()
-            clock.unfilled_tokens += jobs.pop(r).tokens
+            clock.remaining_prefill_tokens += jobs.pop(r).tokens
         assert queue.live == len(jobs)
         assert set(queue) == set(jobs)
         if jobs and n % 3 == 0:
@@ -140,7 +140,7 @@ def test_the_queue_is_what_planning_anew_would_give(moves):
 def anew(clock, jobs):
     """The whole order by Algorithm 2, from scratch."""
     under_way = [j for j in jobs.values() if j.due_s == -math.inf]
-    tokens = clock.unfilled_tokens + sum(j.tokens for j in under_way)
+    tokens = clock.remaining_prefill_tokens + sum(j.tokens for j in under_way)
     due = sorted(j for j in jobs.values() if math.isfinite(j.due_s))
     kept = in_time(due, clock.now_s + tokens * clock.rate, clock.rate)
     endless = sorted(j for j in jobs.values() if j.due_s == math.inf)
@@ -250,7 +250,12 @@ def test_close_to_zero_slack_nothing_jumps():
     assert victims(batch, [Slo(e2e_s=end) for end in ends]) == [0, 4, 3, 2, 1]
 
 
-def test_bad_knobs_are_refused_by_name():
-    for knob, value in [("caution", -1.0), ("buffer", 0.9), ("late", "reject"), ("victim", "x")]:
-        with pytest.raises(SloBenchError, match=knob):
-            PrismLocal(**{knob: value})
+def test_bad_parameters_are_refused_by_name():
+    for parameter, value in [
+        ("caution", -1.0),
+        ("buffer", 0.9),
+        ("late", "reject"),
+        ("victim", "x"),
+    ]:
+        with pytest.raises(SloBenchError, match=parameter):
+            PrismLocal(**{parameter: value})

@@ -1,4 +1,4 @@
-"""Systems by name: stock, a user's file, an installed package, and knobs that are checked."""
+"""Systems by name: stock, a user's file, an installed package, and parameters that are checked."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ def test_misspelt(name, hint):
 
 ONE = """
     from dataclasses import dataclass
-    from slo_bench.harness.core.policy import Policy, knob
+    from slo_bench.harness.core.policy import Policy, parameter
     from slo_bench.harness.policies.vllm import Vllm
 
     @dataclass(frozen=True)
     class ShortestFirst(Policy):
         '''Shortest prompt first.'''
-        weight: float = knob(1.0, 0.0, 10.0)
+        weight: float = parameter(1.0, 0.0, 10.0)
 
-        def urgency(self, r, view):
+        def queue_key(self, r, view):
             return self.weight * r.prompt_tokens
 """
 TWO = (
@@ -69,7 +69,7 @@ TWO = (
     + """
     @dataclass(frozen=True)
     class LongestFirst(ShortestFirst):
-        def urgency(self, r, view):
+        def queue_key(self, r, view):
             return -r.prompt_tokens
 """
 )
@@ -89,15 +89,15 @@ def test_a_file_with_one_policy(file):
     found = system(file(ONE))
     assert found.name == "my-policy"
     assert type(found.policy).__name__ == "ShortestFirst"
-    assert found.knobs() == {"weight": 1.0}
+    assert found.parameters() == {"weight": 1.0}
     assert found.description == "Shortest prompt first."
 
 
 def test_it_serves(file, serve, requests):
     workload = requests((0, 30, 2), (0.1, 30, 1), (0.2, 10, 1), (0.3, 20, 1))
-    policy = system(file(ONE.replace("def urgency", "def limits(self, view):\n"
+    policy = system(file(ONE.replace("def queue_key", "def limits(self, view):\n"
         "            from slo_bench.harness.core.decisions import Limits\n"
-        "            return Limits(max_seqs=1)\n\n        def urgency")))  # fmt: skip
+        "            return Limits(max_seqs=1)\n\n        def queue_key")))  # fmt: skip
     assert serve(workload, policy).records.scheduled_s.tolist() == [0, 4, 2, 3]
 
 
@@ -138,7 +138,7 @@ def test_a_file_is_loaded_once(file):
         ("from slo_bench.harness.policies.vllm import Vllm", r"\(found: none\)"),
         (ONE.replace("1.0, 0.0, 10.0", "99.0, 0.0, 10.0"), "ShortestFirst.weight must be from"),
         (ONE.replace("    @dataclass(frozen=True)\n", ""), "put @dataclass.* above the class"),
-        (ONE.replace(" = knob(1.0, 0.0, 10.0)", ""), "every knob needs a default"),
+        (ONE.replace(" = parameter(1.0, 0.0, 10.0)", ""), "every parameter needs a default"),
     ],
 )  # fmt: skip
 def test_a_file_that_holds_no_policy(file, text, problem):
@@ -200,26 +200,26 @@ def test_an_installed_system_that_is_broken(installed, value, problem):
         system("theirs")
 
 
-# ---------------------------------------------------------------- knobs
+# ---------------------------------------------------------------- parameters
 
 
-def test_knobs_make_another_system():
-    wide = SYSTEMS["vllm"].with_knobs(max_num_seqs=512)
-    assert wide.knobs() == {**SYSTEMS["vllm"].knobs(), "max_num_seqs": 512}
-    assert SYSTEMS["vllm"].knobs()["max_num_seqs"] == 256  # unchanged
+def test_parameters_make_another_system():
+    wide = SYSTEMS["vllm"].with_parameters(max_num_seqs=512)
+    assert wide.parameters() == {**SYSTEMS["vllm"].parameters(), "max_num_seqs": 512}
+    assert SYSTEMS["vllm"].parameters()["max_num_seqs"] == 256  # unchanged
     assert (wide.name, wide.prefix_cache) == ("vllm", True)
 
 
 def test_whole_floats_are_whole_numbers():
-    seqs = SYSTEMS["vllm"].with_knobs(max_num_seqs=8.0).knobs()["max_num_seqs"]
+    seqs = SYSTEMS["vllm"].with_parameters(max_num_seqs=8.0).parameters()["max_num_seqs"]
     assert seqs == 8
     assert isinstance(seqs, int)
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "problem"),
+    ("name", "parameters", "problem"),
     [
-        ("vllm", {"max_num_seq": 8}, "unknown knob of Vllm 'max_num_seq'; did you mean"),
+        ("vllm", {"max_num_seq": 8}, "unknown parameter of Vllm 'max_num_seq'; did you mean"),
         ("vllm", {"max_num_seqs": 0}, "max_num_seqs must be from 1 to 8192 but is 0"),
         ("vllm", {"max_num_seqs": 8.5}, "max_num_seqs must be a whole number but is 8.5"),
         ("vllm", {"max_num_seqs": "many"}, "max_num_seqs must be a whole number but is 'many'"),
@@ -231,6 +231,6 @@ def test_whole_floats_are_whole_numbers():
         ("vllm-swap", {"host_full": "wait"}, "host_full must be one of admit-none, stall"),
     ],
 )
-def test_knobs_that_cannot_be(name, knobs, problem):
+def test_parameters_that_cannot_be(name, parameters, problem):
     with pytest.raises(SloBenchError, match=problem):
-        SYSTEMS[name].with_knobs(**knobs)
+        SYSTEMS[name].with_parameters(**parameters)

@@ -26,13 +26,13 @@ class View:
     def __init__(self, policy, now_s=0.0, total_blocks=1000):
         self.now_s = now_s
         self.total_blocks = total_blocks
-        self.state = policy.new_state()
+        self.policy_state = policy.new_state()
         self.predict = self
 
     def output_tokens(self, r):
         return r.output_tokens
 
-    def longest_output_tokens(self, r):
+    def output_tokens_p90(self, r):
         return self.output_tokens(r)
 
     def emitted_tokens(self, r):
@@ -86,9 +86,9 @@ def test_total_by_hand():
     policy = SloOdbs(slo_weight=2, output_weight=3, slo_factor=1.5, output_factor=1.1)
     args = (40, 20.0, 1, 10.0, 100)
     assert policy.total(*args) == pytest.approx(2 * 90 + 3 * 60 * 2.2)
-    signed = policy.with_knobs(length_term="signed")
+    signed = policy.with_parameters(length_term="signed")
     assert signed.total(*args) == pytest.approx(2 * 90 - 3 * 60 * 2.2)
-    summed = policy.with_knobs(length_term="sum")
+    summed = policy.with_parameters(length_term="sum")
     assert summed.total(*args) == pytest.approx(2 * 90 + 3 * 140 * 2.2)
 
 
@@ -104,7 +104,7 @@ def test_the_signed_term_never_closes_a_batch():
     requests = waiting((1, 2048), *[(1, 128)] * 49)
     signed = SloOdbs(length_term="signed", threshold=1000, max_batch=50, cm_limit=1e9)
     assert batches(signed, requests) == [list(range(50))]
-    mended = signed.with_knobs(length_term="absolute")
+    mended = signed.with_parameters(length_term="absolute")
     assert batches(mended, requests)[0] == [0]  # 0.5·1920·2·1.2 = 2304 > 1000
 
 
@@ -118,7 +118,10 @@ def test_time_left_instead_of_the_stated_slo():
     new = RequestState(1, 80.0, 10, 5, 5, Slo(e2e_s=40))
     policy = SloOdbs(max_batch=1)
     assert batches(policy, [old, new], now_s=85.0) == [[1], [0]]
-    assert batches(policy.with_knobs(slo_term="time-left"), [old, new], now_s=85.0) == [[0], [1]]
+    assert batches(policy.with_parameters(slo_term="time-left"), [old, new], now_s=85.0) == [
+        [0],
+        [1],
+    ]
 
 
 def test_the_overdue_may_go_last():
@@ -127,7 +130,7 @@ def test_the_overdue_may_go_last():
     assert batches(SloOdbs(max_batch=1), [overdue, new], now_s=10.0) == [[0], [1]]
     last = SloOdbs(max_batch=1, overdue="last")
     assert batches(last, [overdue, new], now_s=10.0) == [[1], [0]]
-    by_both = last.with_knobs(sort_by="weighted", slo_term="time-left")
+    by_both = last.with_parameters(sort_by="weighted", slo_term="time-left")
     assert batches(by_both, [overdue, new], now_s=10.0) == [[1], [0]]
 
 
@@ -141,7 +144,7 @@ def test_cm_shrinks_batches():
 def test_line_12_swaps_the_weights():
     policy = SloOdbs(slo_weight=1, output_weight=0.5)
     assert policy.cm(200, 10.0) == 110
-    assert policy.with_knobs(cm_weights="printed").cm(200, 10.0) == 205
+    assert policy.with_parameters(cm_weights="printed").cm(200, 10.0) == 205
 
 
 def test_weighted_sort_groups_lengths():
@@ -149,7 +152,7 @@ def test_weighted_sort_groups_lengths():
     requests = waiting((10, 50), (10, 200), (20, 50), (5, 201))
     policy = SloOdbs(sort_by="weighted", output_weight=10, max_batch=2, cm_limit=1e9)
     assert batches(policy, requests) == [[1, 3], [0, 2]]
-    assert batches(policy.with_knobs(batch_order="built"), requests) == [[0, 2], [1, 3]]
+    assert batches(policy.with_parameters(batch_order="built"), requests) == [[0, 2], [1, 3]]
 
 
 def test_requests_without_an_slo_come_last():
@@ -176,11 +179,11 @@ def test_variants():
     assert batches(length_only, requests) == [[2, 1], [0]]
 
 
-# ---------------------------------------------------------------- knobs
+# ---------------------------------------------------------------- parameters
 
 
 @pytest.mark.parametrize(
-    ("policy", "knobs", "problem"),
+    ("policy", "parameters", "problem"),
     [
         (SloOdbs, {"slo_weight": -1.0}, "SloOdbs.slo_weight must be from 0.0 to 100.0 but is -1"),
         (SloOdbs, {"output_weight": -0.5}, "SloOdbs.output_weight must be from 0.0"),
@@ -193,9 +196,9 @@ def test_variants():
         (S3, {"max_batch": -1}, "S3.max_batch must be from 1"),
     ],
 )
-def test_bad_knobs_are_refused_by_name(policy, knobs, problem):
+def test_bad_parameters_are_refused_by_name(policy, parameters, problem):
     with pytest.raises(SloBenchError, match=problem):
-        policy(**knobs)
+        policy(**parameters)
 
 
 # ---------------------------------------------------------------- monitor
@@ -216,7 +219,7 @@ def test_memory_is_reserved_for_the_longer_ones_of_such_answers():
     """Where a distribution is known: its upper end, if that is beyond the predicted bucket."""
 
     class Unsure(Told):
-        def longest_output_tokens(self, r):
+        def output_tokens_p90(self, r):
             return 200
 
     r = RequestState(0, 0.0, 10, 40, 1024, Slo())
@@ -266,7 +269,7 @@ def test_mispredictions_are_queued():
 )
 def test_unsure_lengths_of_one_bucket_count_as_alike(serve, requests, lengths, longest, first):
     asked = requests((0, 4, 2), (0, 4, 2))
-    told = {} if longest is None else {"longest_output_tokens": np.array(longest)}
+    told = {} if longest is None else {"output_tokens_p90": np.array(longest)}
     told["predicted_output_tokens"] = np.array([40, 33])
     records = serve(asked, Odbs(max_batch=1, lengths=lengths), **told).records
     assert int(np.argmin(records.first_token_s)) == first

@@ -87,8 +87,8 @@ def test_everybody_ends_whatever_is_predicted(policy, serve, requests):
 def test_predictions_for_other_requests_are_refused(serve, requests):
     with pytest.raises(SloBenchError, match="has 3 values for 1 requests"):
         serve(requests((0, 4, 2)), S3(), predicted_output_tokens=np.array([1, 2, 3]))
-    with pytest.raises(SloBenchError, match="longest_output_tokens has 2 values for 1 requests"):
-        serve(requests((0, 4, 2)), S3(), longest_output_tokens=np.array([1, 2]))
+    with pytest.raises(SloBenchError, match="output_tokens_p90 has 2 values for 1 requests"):
+        serve(requests((0, 4, 2)), S3(), output_tokens_p90=np.array([1, 2]))
 
 
 @pytest.mark.parametrize("system", ["s3", "slo-odbs"])

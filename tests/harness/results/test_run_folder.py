@@ -69,7 +69,7 @@ def test_the_spread_over_classes_stands_last(tmp_path):
     assert header == "cell,attainment_x,attainment_y,attainment_spread"
 
 
-def test_knobs_of_some_systems_stand_before_the_figures(tmp_path):
+def test_parameters_of_some_systems_stand_before_the_figures(tmp_path):
     rows = [
         {"cell": "a", "system": "fifo", "requests": 5, "attainment": 1.0},
         {"cell": "b", "system": "s3", "s3.first": "oldest", "requests": 5, "attainment": 0.5},

@@ -85,7 +85,7 @@ def simulated_log(kv_blocks: int, caching: bool, seed: int = 1) -> tuple[RealLog
         async_scheduling=True,
     )
     placement = Placement(model("llama-3.1-8b"), gpu("rtx-4090"), fixed_kv_blocks=kv_blocks - 1)
-    system = SYSTEMS["vllm"].with_knobs(
+    system = SYSTEMS["vllm"].with_parameters(
         max_num_seqs=32, max_num_batched_tokens=1024, async_scheduling=True
     )
     host = Host(launch_s=0.004, graph_tokens=64)

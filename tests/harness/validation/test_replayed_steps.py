@@ -80,9 +80,9 @@ def workloads(draw: st.DrawFn) -> Workload:
     batch=st.sampled_from([2, 7, 64]),
 )
 def test_leaping_equals_stepping(name, lengths, workload, blocks, batch):
-    system = SYSTEMS[name.removesuffix("-async")].with_knobs(max_num_seqs=batch)
+    system = SYSTEMS[name.removesuffix("-async")].with_parameters(max_num_seqs=batch)
     if name == "vllm-async":
-        system = system.with_knobs(async_scheduling=True, max_num_batched_tokens=128)
+        system = system.with_parameters(async_scheduling=True, max_num_batched_tokens=128)
     leapt, stepped = (
         simulate(
             workload, system, SmallMemory(blocks), TABLES[lengths], oversize="reject", engine=engine
@@ -122,7 +122,7 @@ def test_the_next_batch_is_decided_while_one_runs():
     now, ahead = (
         simulate(
             workload,
-            system.with_knobs(async_scheduling=value),
+            system.with_parameters(async_scheduling=value),
             SmallMemory(100),
             step_time,
         ).records

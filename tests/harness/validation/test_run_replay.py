@@ -88,7 +88,7 @@ def workload(requests, rate_rps, seed):
 def measure(folder, cell, rate_rps, seed, requests=80, slower=1.0, **changes):
     """A level of a server that is none: its requests, its steps, how it was set up."""
     truth = Truth(slower)
-    served = system("vllm").with_knobs(max_num_seqs=16, max_num_batched_tokens=256)
+    served = system("vllm").with_parameters(max_num_seqs=16, max_num_batched_tokens=256)
     place = Placement(model("llama-3.1-8b"), gpu("a100-80g"), block_tokens=32, fixed_kv_blocks=200)
     load = workload(requests, rate_rps, seed)
     result = simulate(load, served, place, truth, engine=PlainInstance)
@@ -109,7 +109,7 @@ def measure(folder, cell, rate_rps, seed, requests=80, slower=1.0, **changes):
         "model": "tiny",
         "gpu": "cpu",
         "system": "vllm",
-        "knobs": {},
+        "parameters": {},
         "version": "0.32.0",
         "vllm_version": "0.32.0",
         "engine_kwargs": {
@@ -217,7 +217,7 @@ def test_a_level_alone_needs_one_that_was_measured_first(tmp_path):
 def test_servers_of_other_settings_are_others(tmp_path):
     folder = tmp_path / "run"
     first = measure(folder, "first", 5.0, 0)
-    other = measure(folder, "other", 5.0, 1, knobs={"max_num_seqs": 16})
+    other = measure(folder, "other", 5.0, 1, parameters={"max_num_seqs": 16})
     with pytest.raises(SloBenchError, match="no other level"):
         validate_run(table(folder, first, other))
 

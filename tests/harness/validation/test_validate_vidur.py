@@ -98,9 +98,9 @@ class VidurVllm(VllmV0):
     """
 
     def limits(self, view):
-        return dataclasses.replace(super().limits(view), headroom_blocks=0)
+        return dataclasses.replace(super().limits(view), decode_headroom_blocks=0)
 
-    def reserve(self, r, view):
+    def headroom_blocks(self, r, view):
         batch = [p.prompt_tokens for p in view.running() if p.phase is Phase.PREFILL]
         padded = (len(batch) + 1) * max([r.prompt_tokens, *batch])
         return 0 if padded <= self.max_num_batched_tokens else view.total_blocks

@@ -83,7 +83,7 @@ def _most(every, key, rate):
 
 
 def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
-    asked = ASKED.model_copy(update={"knobs": ONE_BUDGET})
+    asked = ASKED.model_copy(update={"parameters": ONE_BUDGET})
     wanted = TargetLoad(4, plans=2)
     simulated = []
     first = plan_cheapest(
@@ -124,9 +124,9 @@ def test_the_ratio_of_prefill_to_decode_is_chosen():
     [offer, *_] = offers(asked, 4, ("a100-80g",))
     ratios = {(k["prefill_instances"], k["decode_instances"]) for k in offer.shapes(4)}
     assert ratios == {(1, 3), (2, 2), (3, 1)}
-    fixed = asked.model_copy(update={"knobs": {"distserve": {"prefill_instances": (1,)}}})
+    fixed = asked.model_copy(update={"parameters": {"distserve": {"prefill_instances": (1,)}}})
     [offer, *_] = offers(fixed, 4, ("a100-80g",))
-    assert all(knobs["prefill_instances"] == 1 for knobs in offer.shapes(4))
+    assert all(parameters["prefill_instances"] == 1 for parameters in offer.shapes(4))
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
         assert sorted(gpus) == ["0,1", "2,3", "4,5", "6,7"][: len(gpus)]
         lines += done.stdout.splitlines()
     assert len(lines) == plan.instances
-    budget = plan.knobs["max_num_batched_tokens"]
+    budget = plan.parameters["max_num_batched_tokens"]
     assert all("--tensor-parallel-size 2" in line for line in lines)
     assert all(f"--max-num-batched-tokens {budget}" in line for line in lines)
     kept = Experiment.load(tmp_path / "experiment.toml")
@@ -167,7 +167,7 @@ def test_the_script_starts_every_instance_on_gpus_of_its_own(tmp_path, planned):
 
 @pytest.mark.parametrize(
     ("system", "word"),
-    [("distserve", "--knob prefill_instances=1"), ("edf", "slo-bench serve edf --backend vllm")],
+    [("distserve", "--set prefill_instances=1"), ("edf", "slo-bench serve edf --backend vllm")],
 )
 def test_systems_of_ours_are_served_by_us(system, word):
     asked = ASKED.model_copy(update={"systems": (system,)})

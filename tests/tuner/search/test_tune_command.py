@@ -53,8 +53,17 @@ def test_a_file_may_say_it_all(slo_bench, tmp_path):
     assert json.loads(out)["space"] == {"chunk_tokens": "256..2048"}
 
 
-def test_a_knob_is_set_or_searched(slo_bench):
-    words = ["--set", "max_num_seqs=64", "--search", "knobs", "--trials", "1", "--requests", "200"]
+def test_a_parameter_is_set_or_searched(slo_bench):
+    words = [
+        "--set",
+        "max_num_seqs=64",
+        "--search",
+        "parameters",
+        "--trials",
+        "1",
+        "--requests",
+        "200",
+    ]
     words += ["--tolerance", "0.3", "--no-confirm", "--no-report", "--json", "--out", "o"]
     code, out, err = slo_bench("tune", "sarathi", *words)
     assert code == 0, err
@@ -66,14 +75,14 @@ def test_a_knob_is_set_or_searched(slo_bench):
     [
         (["sarathee"], "unknown system 'sarathee'; did you mean sarathi"),
         ([], ""),
-        (["sarathi", "--search", "chunk=1..2"], "unknown knob or setting in --search 'chunk'"),
+        (["sarathi", "--search", "chunk=1..2"], "unknown parameter or setting in --search 'chunk'"),
         (["sarathi", "--search", "chunk_tokens=9..1"], "from 9 down to 1"),
         (["sarathi", "--search", "chunk_tokens=1..99999999"], "sarathi.chunk_tokens must be from"),
         (["sarathi", "--search", "=3"], "cannot read --search '=3'"),
         (["sarathi", "--search", "tp=1,2", "--search", "tp=4"], "--search tp is given twice"),
         (["sarathi", "--set", "tp"], "cannot read --set 'tp'; write NAME=VALUE"),
         (["sarathi", "--set", "tp=1,2"], "--set tp takes one value"),
-        (["sarathi", "--set", "chunks=3"], "unknown knob or setting in --set 'chunks'"),
+        (["sarathi", "--set", "chunks=3"], "unknown parameter or setting in --set 'chunks'"),
         (["sarathi", "--objective", "goodput"], "give it (--rate 4)"),
         (["sarathi", "--rate", "3"], "leave --rate out, or ask for goodput"),
         (["sarathi", "--objective", "speed"], "unknown objective 'speed'"),

@@ -40,15 +40,15 @@ class FakeBackend:
     name: str = "vllm"
 
     def check(self, spec):
-        if spec.knobs.get("max_num_seqs") == 5:
+        if spec.parameters.get("max_num_seqs") == 5:
             raise SloBenchError("five is refused")
 
     def configuration(self, spec):
-        return spec.system, tuple(sorted(spec.knobs.items())), spec.placement, spec.instances
+        return spec.system, tuple(sorted(spec.parameters.items())), spec.placement, spec.instances
 
     @contextlib.contextmanager
     def started(self, spec, folder):
-        seqs = spec.knobs.get("max_num_seqs", 0)
+        seqs = spec.parameters.get("max_num_seqs", 0)
         self.servers.log.append(seqs)
         if seqs == 7:
             raise ServerError("vllm ended with exit code 1; its log is x.log, which ends with: OOM")
@@ -132,8 +132,8 @@ def test_where_nothing_works_it_is_said_why(servers, tmp_path):
 def test_a_server_is_restarted_only_for_another_configuration(servers, tmp_path):
     with Servers(tmp_path) as running:
         one = cell_of(EXPERIMENT, "one")
-        knobs = {"vllm": {"max_num_seqs": 8}}
-        other = Experiment(systems="vllm", backend="vllm", knobs=knobs)
+        parameters = {"vllm": {"max_num_seqs": 8}}
+        other = Experiment(systems="vllm", backend="vllm", parameters=parameters)
         first = running.of(EXPERIMENT, one)
         assert running.of(EXPERIMENT, one) is first
         elsewhere = Experiment(systems="vllm", backend="vllm", slo="e2e=5", workload="azure-conv")

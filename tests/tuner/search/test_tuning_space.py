@@ -35,7 +35,7 @@ def test_what_is_named_is_searched_and_nothing_else():
         Experiment(systems="sarathi"), {"chunk_tokens": 256, "tp": 2, "max_num_seqs": 8}
     )
     spec = cell_of(applied, "c")
-    assert spec.knobs == {"chunk_tokens": 256, "max_num_seqs": 8}
+    assert spec.parameters == {"chunk_tokens": 256, "max_num_seqs": 8}
     assert spec.placement.tp == 2
 
 
@@ -44,7 +44,7 @@ def test_what_is_named_is_searched_and_nothing_else():
     [
         ({"slo_weight": "0..200"}, r"slo-odbs.slo_weight must be from 0.0 to 100.0 but is 200"),
         ({"length_term": "absolute,other"}, "must be one of"),
-        ({"slo_wait": ""}, "unknown knob or setting in --search 'slo_wait'; did you mean"),
+        ({"slo_wait": ""}, "unknown parameter or setting in --search 'slo_wait'; did you mean"),
         ({"vllm.slo_weight": ""}, "unknown system in --search 'vllm'"),
         ({"max_batch": "0.5,1"}, "whole"),
         ({"tp": ""}, "say which values of tp to search"),
@@ -58,7 +58,7 @@ def test_wrong_spaces(search, problem):
 
 
 def test_what_is_set_is_not_searched():
-    fixed = Experiment(systems="sarathi", knobs={"sarathi": {"chunk_tokens": 512}})
+    fixed = Experiment(systems="sarathi", parameters={"sarathi": {"chunk_tokens": 512}})
     names = {one.name for one in space_of(fixed, {}, None).dimensions}
     assert "chunk_tokens" not in names
     with pytest.raises(SloBenchError, match="both set and searched"):
@@ -70,7 +70,9 @@ def test_what_is_set_is_not_searched():
 def test_a_server_as_it_is_has_its_own_options():
     whole = space_of(Experiment(systems="vllm", backend="vllm"), {}, None)
     assert {one.name for one in whole.dimensions} == {"max_num_batched_tokens", "max_num_seqs"}
-    with pytest.raises(SloBenchError, match="unknown knob or setting in --search 'async_sched"):
+    with pytest.raises(
+        SloBenchError, match="unknown parameter or setting in --search 'async_sched"
+    ):
         space_of(Experiment(systems="vllm", backend="vllm"), {"async_scheduling": ""}, None)
 
 

@@ -64,8 +64,8 @@ def test_the_winner_is_a_file_to_run(tmp_path):
     outcome = tune(EXPERIMENT, quick(trials=3, confirm=True), tmp_path / "o")
     (winner,) = outcome.winners
     again = Experiment.load(winner.file)
-    knobs = {name: values[0] for name, values in again.knobs["sarathi"].items()}
-    assert knobs == dict(winner.row.configuration)
+    parameters = {name: values[0] for name, values in again.parameters["sarathi"].items()}
+    assert parameters == dict(winner.row.configuration)
     assert winner.commands[0] == f"slo-bench run {winner.file}"
     kept = read_tuning(tmp_path / "o")
     names = [row["configuration"] for row in kept["confirmed"]]

@@ -8,10 +8,10 @@ from ....policies.sglang import Sglang
 from ..idle_view import IdleView
 
 _NOT_OFFERED = {
-    "preempt_by": "SGLang takes KV from a request only by throwing it away (no swap, no stall)",
-    "refill": "SGLang knows one waiting queue, and nobody waits with KV elsewhere",
-    "reserve": "SGLang reserves room by its own estimate of output lengths",
-    "commit": "SGLang promises no blocks for life",
+    "preemption_mode": "SGLang takes KV from a request only by discarding it (no swap, no stall)",
+    "next_queue": "SGLang knows one waiting queue, and nobody waits with KV elsewhere",
+    "headroom_blocks": "SGLang reserves room by its own estimate of output lengths",
+    "reserved_blocks": "SGLang promises no blocks for life",
 }
 
 
@@ -24,7 +24,7 @@ def refusal(policy: AnyPolicy) -> str:
     for hook, reason in _NOT_OFFERED.items():
         if overrides(policy, hook):
             return f"it decides {hook}: {reason}"
-    if policy.limits_vary:
+    if policy.dynamic_limits:
         return "its limits change as it runs; SGLang's are set at the start"
     return refusal_of(policy.limits(IdleView(policy)))
 
@@ -33,6 +33,6 @@ def refusal_of(limits: Limits) -> str:
     """Why these limits cannot be kept in SGLang; empty if they can."""
     if not limits.chunked:
         return "it never splits a prompt; SGLang decides itself what it splits"
-    if limits.watermark_blocks or limits.headroom_blocks:
+    if limits.watermark_blocks or limits.decode_headroom_blocks:
         return "it keeps blocks free as a watermark, which SGLang does not"
     return ""

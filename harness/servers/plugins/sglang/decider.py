@@ -18,7 +18,7 @@ from typing import Any
 from sglang.srt.managers.scheduler import _make_abort_req
 from sglang.srt.managers.utils import is_health_check_generate_req
 
-from ....core.decisions import Admission, Why
+from ....core.decisions import Admission, ReleaseReason
 from ....core.learned_predictions import LearnedPredictions
 from ....core.policy import Key, Policy, overrides
 from ....core.queues import REKEY_AT_MOST
@@ -42,9 +42,9 @@ class Decider:
         self.steps = SglangSteps(predictions, StepLog())
         self.view = SglangView(scheduler, predictions, policy.new_state())
         self._arrived = 0
-        self._leavers: list[tuple[float, int, SglangRequest, Why]] = []
+        self._timeouts: list[tuple[float, int, SglangRequest, ReleaseReason]] = []
         self._asks_admit = overrides(policy, "admit")
-        self._asks_leave = overrides(policy, "leave")
+        self._asks_timeout = overrides(policy, "timeout")
         self._limit()
 
     def _limit(self) -> None:
@@ -81,58 +81,58 @@ class Decider:
         received_s = float(getattr(req.time_stats, "scheduler_recv_time", 0.0)) or self.view.now_s
         r = SglangRequest(req, self._arrived, min(received_s, self.view.now_s))
         if self._asks_admit and self._policy.admit(r, self.view) is Admission.REJECT:
-            self._send_away(req, Why.REJECT)
+            self._send_away(req, ReleaseReason.REJECT)
             return False
         self._place(r)
-        if self._asks_leave and (leave := self._policy.leave(r, self.view)) is not None:
-            heappush(self._leavers, (leave.time_s, r.seq, r, leave.why))
+        if self._asks_timeout and (timeout := self._policy.timeout(r, self.view)) is not None:
+            heappush(self._timeouts, (timeout.time_s, r.seq, r, timeout.reason))
         return True
 
     def _place(self, r: SglangRequest) -> None:
-        if self._policy.order == "time":
-            r.line = self._policy.urgency_line(r, self.view)
-        elif self._policy.order == "entry":
-            r.key = self._policy.urgency(r, self.view)
+        if self._policy.queue_order == "linear-in-time":
+            r.line = self._policy.queue_key_line(r, self.view)
+        elif self._policy.queue_order == "static":
+            r.key = self._policy.queue_key(r, self.view)
 
-    def dismiss(self, batches: Iterable[Any]) -> None:
+    def expire_timeouts(self, batches: Iterable[Any]) -> None:
         """Those whose time to leave has come and who have not begun; `batches` run now."""
         running = [batch.reqs for batch in batches if batch is not None]
         self.view.look(type(self).clock(), running)
-        while self._leavers and self._leavers[0][0] <= self.view.now_s:
-            _, _, r, why = heappop(self._leavers)
+        while self._timeouts and self._timeouts[0][0] <= self.view.now_s:
+            _, _, r, reason = heappop(self._timeouts)
             req, queue = r.req, self._scheduler.waiting_queue
             if req is None or not math.isnan(r.scheduled_s):
                 continue
             at = next((i for i, other in enumerate(queue) if other is req), None)
             if at is not None:
                 del queue[at]
-                self._send_away(req, why)
+                self._send_away(req, reason)
 
-    def _send_away(self, req: Any, why: Why) -> None:
+    def _send_away(self, req: Any, reason: ReleaseReason) -> None:
         scheduler = self._scheduler
-        message = REJECTED if why is Why.REJECT else DROPPED
+        message = REJECTED if reason is ReleaseReason.REJECT else DROPPED
         scheduler._release_aborted_request(req)
         scheduler.beam_coordinator.retire_group(req)
-        reason = {
+        finished = {
             "type": "abort",
             "status_code": HTTPStatus.SERVICE_UNAVAILABLE,
             "message": f"{message} by the policy",
         }
-        scheduler.send_abort_output(_make_abort_req(req, finished_reason=reason), req)
-        self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), why=message)
+        scheduler.send_abort_output(_make_abort_req(req, finished_reason=finished), req)
+        self.steps.log.write("away", time_s=self.view.now_s, id=str(req.rid), reason=message)
 
     # ---------------------------------------------------------------- who goes first, who goes
 
     def order(self, queue: list[Any], running: Any) -> None:
         """Sort the waiting queue in place."""
         self.view.look(type(self).clock(), [] if running is None else [running.reqs])
-        if self._policy.order == "cache":
+        if self._policy.queue_order == "prefix-cache":
             by_arrival = len(queue) > REKEY_AT_MOST
             for r in all_ours(queue):
-                r.key = r.arrival_s if by_arrival else self._policy.urgency(r, self.view)
-        elif self._policy.order == "view":
+                r.key = r.arrival_s if by_arrival else self._policy.queue_key(r, self.view)
+        elif self._policy.queue_order == "dynamic":
             for r in all_ours(queue):
-                r.key = self._policy.urgency(r, self.view)
+                r.key = self._policy.queue_key(r, self.view)
         queue.sort(key=self._rank)
 
     def _rank(self, req: Any) -> tuple[bool, Key, int]:
@@ -150,7 +150,7 @@ class Decider:
             if r is None:
                 keys.append((True, 0.0, 0))  # health checks and the like stay
             else:
-                keys.append((False, self._policy.keep(r, self.view), -r.seq))
+                keys.append((False, self._policy.victim_key(r, self.view), -r.seq))
         return sorted(range(len(reqs)), key=keys.__getitem__, reverse=True)
 
     # ---------------------------------------------------------------- steps
@@ -181,4 +181,4 @@ class Decider:
             r.finish_s = now_s
             r.emitted_tokens = r.output_tokens = len(req.output_ids)
             if req.finished_reason.to_json().get("type") != "abort":
-                self._policy.finished(r, self.view)
+                self._policy.on_finished(r, self.view)

@@ -156,7 +156,7 @@ class _Hooks:
     def next_batch(
         self, original: Any, scheduler: Any, running_batch: Any, last_batch: Any, **kw: Any
     ) -> Any:
-        self._decider.dismiss([running_batch, last_batch])
+        self._decider.expire_timeouts([running_batch, last_batch])
         return original(scheduler, running_batch=running_batch, last_batch=last_batch, **kw)
 
     def allocatable(

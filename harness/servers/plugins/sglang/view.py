@@ -8,11 +8,11 @@ from typing import Any
 
 from sglang.srt.mem_cache.common import match_kv_cache
 
-from ....core.decisions import Line, Refill
+from ....core.decisions import Line, NextQueue
 from ....core.policy import Key
 from ....core.state import RequestState
 from ....core.view import Predictions
-from ....core.wire import slo_from_wire, told_from_wire
+from ....core.wire import predicted_length_from_wire, slo_from_wire
 
 _ATTRIBUTE = "slo_bench"  # of SGLang's request, where ours is kept
 
@@ -35,7 +35,7 @@ class SglangRequest(RequestState):
             slo_from_wire(wire, arrival_s),
         )
         self.seq = seq
-        self.told = told_from_wire(wire)
+        self.predicted_output_tokens = predicted_length_from_wire(wire)
         self.key: Key = arrival_s  # its place in the queue
         self.line: Line | None = None  # where the place changes with time
         self._req = weakref.ref(req)
@@ -68,7 +68,7 @@ class SglangView:
     def __init__(self, scheduler: Any, predictions: Predictions, state: Any) -> None:
         self._scheduler = scheduler
         self.predict = predictions
-        self.state = state
+        self.policy_state = state
         self.now_s = 0.0
         self._running: Sequence[Sequence[Any]] = ()
         self._batch: list[SglangRequest] | None = None
@@ -114,7 +114,7 @@ class SglangView:
         return len(self._scheduler.waiting_queue)
 
     @property
-    def n_resident(self) -> int:
+    def n_swapped(self) -> int:
         return 0
 
     @property
@@ -122,7 +122,7 @@ class SglangView:
         return sum(r.req is self._scheduler.chunked_req for r in self.batch)
 
     @property
-    def unfilled_tokens(self) -> int:
+    def remaining_prefill_tokens(self) -> int:
         chunked = self._scheduler.chunked_req
         return sum(r.target_tokens - self.kv_tokens(r) for r in self.batch if r.req is chunked)
 
@@ -140,7 +140,7 @@ class SglangView:
         return sum(self.kv_tokens(r) for r in self.batch if r.req is not chunked)
 
     @property
-    def future_tokens(self) -> int:
+    def max_future_kv_tokens(self) -> int:
         most = sum(r.prompt_tokens + r.max_output_tokens for r in self.batch)
         return most - sum(self.kv_tokens(r) for r in self.batch)
 
@@ -150,8 +150,8 @@ class SglangView:
     def running(self) -> Iterable[RequestState]:
         return list(self.batch)
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
-        """Nobody can ask: policies that decide `refill` are refused."""
+    def admissible(self, group: NextQueue) -> list[RequestState]:
+        """Nobody can ask: policies that decide `next_queue` are refused."""
         raise NotImplementedError
 
     def kv_tokens(self, r: RequestState) -> int:

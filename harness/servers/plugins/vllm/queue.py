@@ -9,7 +9,7 @@ from typing import Any
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
 
-from ....core.decisions import Refill
+from ....core.decisions import NextQueue
 
 # (key, order of arrival, request id, request)
 _Entry = tuple[Any, int, str, Request]
@@ -25,27 +25,27 @@ class PolicyQueue(RequestQueue):
     def __init__(
         self,
         key: Callable[[Request], tuple[Any, int]],
-        is_resident: Callable[[Request], bool],
+        is_swapped: Callable[[Request], bool],
         *,
         hangs_on_view: bool = False,
     ) -> None:
         self._key = key
         self._hangs_on_view = hangs_on_view  # whoever enters may change all keys
         self._entered = False
-        self._is_resident = is_resident
+        self._is_swapped = is_swapped
         self.waiting: list[_Entry] = []
-        self.resident: list[_Entry] = []
+        self.swapped: list[_Entry] = []
         self._group: list[_Entry] | None = None
         self._fits: Callable[[Request], bool] | None = None
         self._enters: Callable[[Request], None] | None = None
 
     def opened(
-        self, which: Refill, fits: Callable[[Request], bool], enters: Callable[[Request], None]
+        self, which: NextQueue, fits: Callable[[Request], bool], enters: Callable[[Request], None]
     ) -> None:
         """From now until `closed`, only this group shows, and only while its head fits; `enters`
         is told of each that is taken.
         """
-        groups = {Refill.WAITING: self.waiting, Refill.RESIDENT: self.resident}
+        groups = {NextQueue.WAITING: self.waiting, NextQueue.SWAPPED: self.swapped}
         self._group = groups.get(which, [])
         self._fits, self._enters = fits, enters
         self._entered = False
@@ -56,7 +56,7 @@ class PolicyQueue(RequestQueue):
 
     def rekey(self) -> None:
         """Ask for all keys again."""
-        for group in (self.waiting, self.resident):
+        for group in (self.waiting, self.swapped):
             entries = [(*self._key(e[3]), e[2], e[3]) for e in group]
             group[:] = sorted(entries, key=_order)
 
@@ -66,10 +66,10 @@ class PolicyQueue(RequestQueue):
 
     def heads(self) -> list[str]:
         """Ids of who would go next of either group."""
-        return [group[0][2] for group in (self.waiting, self.resident) if group]
+        return [group[0][2] for group in (self.waiting, self.swapped) if group]
 
     def add_request(self, request: Request) -> None:
-        group = self.resident if self._is_resident(request) else self.waiting
+        group = self.swapped if self._is_swapped(request) else self.waiting
         key, seq = self._key(request)
         insort(group, (key, seq, request.request_id, request), key=_order)
 
@@ -83,7 +83,7 @@ class PolicyQueue(RequestQueue):
     def _shown(self) -> list[_Entry]:
         if self._group is not None:
             return self._group
-        return self.resident or self.waiting
+        return self.swapped or self.waiting
 
     def peek_request(self) -> Request:
         shown = self._shown()
@@ -106,7 +106,7 @@ class PolicyQueue(RequestQueue):
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         gone = {request.request_id for request in requests}
-        for group in (self.waiting, self.resident):
+        for group in (self.waiting, self.swapped):
             group[:] = [entry for entry in group if entry[2] not in gone]
 
     def __bool__(self) -> bool:
@@ -117,10 +117,10 @@ class PolicyQueue(RequestQueue):
         return bool(shown) and (self._fits is None or self._fits(shown[0][3]))
 
     def __len__(self) -> int:
-        return len(self.waiting) + len(self.resident)
+        return len(self.waiting) + len(self.swapped)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter([entry[3] for entry in (*self.resident, *self.waiting)])
+        return iter([entry[3] for entry in (*self.swapped, *self.waiting)])
 
 
 def _order(entry: _Entry) -> tuple[Any, int]:

@@ -20,18 +20,29 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutput, EngineCoreOutputs
 from vllm.v1.request import Request, RequestStatus
 
-from ....core.decisions import Admission, PreemptBy, Refill, Why
+from ....core.decisions import Admission, NextQueue, PreemptionMode, ReleaseReason
 from ....core.learned_predictions import LearnedPredictions
 from ....core.policy import Policy, overrides
 from ....core.state import Phase, RequestState
-from ....core.wire import DROPPED, OFFLOADED, REJECTED, slo_from_wire, told_from_wire, waited_s
+from ....core.wire import (
+    DROPPED,
+    OFFLOADED,
+    REJECTED,
+    predicted_length_from_wire,
+    slo_from_wire,
+    waited_s,
+)
 from ..contract import StepLog, Tally, announce, asked_for, host_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
 from .steps import Composition, engine_settings
 from .view import VllmView
 
-_GOODBYES = {Why.REJECT: REJECTED, Why.DROP: DROPPED, Why.OFFLOAD: OFFLOADED}
+_GOODBYES = {
+    ReleaseReason.REJECT: REJECTED,
+    ReleaseReason.DROP: DROPPED,
+    ReleaseReason.OFFLOAD: OFFLOADED,
+}
 
 
 class PolicyScheduler(Scheduler):
@@ -58,15 +69,15 @@ class PolicyScheduler(Scheduler):
         self.tally = Tally()
         self.executed_out = self.executed_in = 0  # swaps, by the workers' own count
         self._ended: list[str] = []  # since the last step
-        self._victims = {PreemptBy.SWAP: 0, PreemptBy.RECOMPUTE: 0}
+        self._victims = {PreemptionMode.SWAP: 0, PreemptionMode.RECOMPUTE: 0}
         self.now_s = type(self).clock()
         self.states: dict[str, RequestState] = {}
         self._apart: list[Request] = []  # in the batch, but not in `running` at this moment
         self.host_blocks = self._checked_host_blocks()
         self._requests: dict[int, Request] = {}  # by the number of their state
         self._arrived = 0
-        self._promised_blocks = 0
-        self._leavers: list[tuple[float, int, str, Why]] = []
+        self._reserved_blocks = 0
+        self._timeouts: list[tuple[float, int, str, ReleaseReason]] = []
         self._goodbyes: list[tuple[int, EngineCoreOutput]] = []
         self._own_limits = (self.max_num_scheduled_tokens, self.max_num_running_reqs)
         self._decode_next = False
@@ -75,17 +86,17 @@ class PolicyScheduler(Scheduler):
         self._seen_free: int | None = None
         self._preempted: list[dict[str, Any]] = []
         self._began: tuple[float, Composition] | None = None
-        self._asks_room = any(overrides(policy, h) for h in ("reserve", "commit"))
-        self._asks_refill = overrides(policy, "refill")
-        self._asks_leave = overrides(policy, "leave")
+        self._asks_room = any(overrides(policy, h) for h in ("headroom_blocks", "reserved_blocks"))
+        self._asks_next_queue = overrides(policy, "next_queue")
+        self._asks_timeout = overrides(policy, "timeout")
         # Answers that change while requests decode are taken when something happened.
-        self._answers_drift = policy.order == "view" or self._asks_refill
+        self._answers_drift = policy.queue_order == "dynamic" or self._asks_next_queue
 
         self.policy = SchedulingPolicy.PRIORITY
         self.waiting = PolicyQueue(
             self._key,
             lambda r: r.request_id in self.swapped,
-            hangs_on_view=policy.order == "view",
+            hangs_on_view=policy.queue_order == "dynamic",
         )
         self.view = VllmView(self)
         self._limits = policy.limits(self.view)
@@ -160,13 +171,15 @@ class PolicyScheduler(Scheduler):
         policy = self.slo_policy
         if overrides(policy, "admit") and policy.admit(r, self.view) is Admission.REJECT:
             super().add_request(request)
-            self._send_away(request, Why.REJECT)
+            self._send_away(request, ReleaseReason.REJECT)
             return
         super().add_request(request)
-        if self._asks_leave:
-            leave = policy.leave(r, self.view)
-            if leave is not None:
-                heappush(self._leavers, (leave.time_s, r.seq, request.request_id, leave.why))
+        if self._asks_timeout:
+            timeout = policy.timeout(r, self.view)
+            if timeout is not None:
+                heappush(
+                    self._timeouts, (timeout.time_s, r.seq, request.request_id, timeout.reason)
+                )
 
     def _state_of(self, request: Request) -> RequestState:
         params = request.sampling_params or request.pooling_params
@@ -183,23 +196,23 @@ class PolicyScheduler(Scheduler):
             slo_from_wire(wire, arrival_s),
         )
         r.seq = self._arrived
-        r.told = told_from_wire(wire)
+        r.predicted_output_tokens = predicted_length_from_wire(wire)
         return r
 
     def _dismiss(self) -> None:
         """Those whose time to leave has come and who have not begun."""
-        while self._leavers and self._leavers[0][0] <= self.now_s:
-            _, _, request_id, why = heappop(self._leavers)
+        while self._timeouts and self._timeouts[0][0] <= self.now_s:
+            _, _, request_id, reason = heappop(self._timeouts)
             request = self.requests.get(request_id)
             if request is not None and request.status == RequestStatus.WAITING:
-                self._send_away(request, why)
+                self._send_away(request, reason)
 
-    def _send_away(self, request: Request, why: Why) -> None:
+    def _send_away(self, request: Request, reason: ReleaseReason) -> None:
         output = EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],
             finish_reason=RequestStatus.get_finished_reason(RequestStatus.FINISHED_ABORTED),
-            stop_reason=_GOODBYES[why],
+            stop_reason=_GOODBYES[reason],
         )
         self.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
         self._goodbyes.append((request.client_index, output))
@@ -208,14 +221,14 @@ class PolicyScheduler(Scheduler):
         self._changed = True
         r = self.states.get(request.request_id)
         if r is not None:
-            self._promised_blocks -= r.promised_blocks
+            self._reserved_blocks -= r.reserved_blocks
             r.phase = Phase.DONE
             r.finish_s = type(self).clock()
             r.kv_tokens = request.num_computed_tokens
             r.emitted_tokens = r.output_tokens = request.num_output_tokens
             stopped = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
             if request.status in stopped:
-                self.slo_policy.finished(r, self.view)
+                self.slo_policy.on_finished(r, self.view)
             del self.states[request.request_id], self._requests[r.id]
             if self.step_log.wanted:
                 self._ended.append(request.request_id)
@@ -226,22 +239,24 @@ class PolicyScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         self.now_s = type(self).clock()
         self._preempted.clear()
-        if not self.slo_policy.leaves_last:
+        if not self.slo_policy.may_start_at_timeout:
             self._dismiss()
-        if self.slo_policy.order != "entry":
+        if self.slo_policy.queue_order != "static":
             self.waiting.rekey()
-        overtaken = self.slo_policy.order == "time" and self.waiting.heads() != self._heads
+        overtaken = (
+            self.slo_policy.queue_order == "linear-in-time" and self.waiting.heads() != self._heads
+        )
         changed = self._changed or overtaken or not self.running
         asked = changed or not self._answers_drift
-        if self.slo_policy.limits_vary and asked:
+        if self.slo_policy.dynamic_limits and asked:
             self._limits = self.slo_policy.limits(self.view)
             self._apply_limits()
         self._rank()
         preempted = self._make_room()
-        if preempted and self.slo_policy.order != "entry":
+        if preempted and self.slo_policy.queue_order != "static":
             self.waiting.rekey()  # there is more room, and somebody else waits
         closed = not asked or (preempted and bool(self._decoding()))
-        which = Refill.NEITHER if closed else self._who_enters()
+        which = NextQueue.NONE if closed else self._who_enters()
         sitting_out = self._sitting_out(which)
         if not self._limits.chunked:
             self.max_num_scheduled_tokens = self._budget_for_whole_prompts()
@@ -261,14 +276,14 @@ class PolicyScheduler(Scheduler):
             self._heads = self.waiting.heads()
         self._decode_next = bool(sitting_out) and not output.num_scheduled_tokens
         self._note(output)
-        if self.slo_policy.leaves_last:
+        if self.slo_policy.may_start_at_timeout:
             self._dismiss()
         return output
 
     def free_blocks(self) -> int:
         """Blocks that nobody has or, where prompts take theirs at entry, is still to get."""
         free = int(self.kv_cache_manager.block_pool.get_num_free_blocks())
-        if self._limits.by_chunk or not self._limits.chunked:
+        if self._limits.allocate_per_chunk or not self._limits.chunked:
             return free
         blocks_of = self.kv_cache_manager.get_block_ids
         for request in self.batch:
@@ -282,7 +297,7 @@ class PolicyScheduler(Scheduler):
         return self.free_blocks() if self._seen_free is None else self._seen_free
 
     def _enters(self, request: Request) -> None:
-        if self._seen_free is not None and not self._limits.by_chunk:
+        if self._seen_free is not None and not self._limits.allocate_per_chunk:
             self._seen_free -= -(-request.num_tokens // self.block_size)
 
     def _prompts_moved(self, scheduled: dict[str, int]) -> bool:
@@ -291,7 +306,7 @@ class PolicyScheduler(Scheduler):
         One is complete, so that there is budget for others (or a limit that hangs on what is in
         the batch moves), or only the token budget kept others out.
         """
-        if not (len(self.waiting) or self.slo_policy.limits_vary):
+        if not (len(self.waiting) or self.slo_policy.dynamic_limits):
             return False
         pending = decodes = 0
         for request in self.batch:
@@ -303,14 +318,14 @@ class PolicyScheduler(Scheduler):
                 return True
             else:
                 pending += left + tokens
-        budget = self._limits.token_budget - (decodes if self._limits.mix else 0)
+        budget = self._limits.token_budget - (decodes if self._limits.mixed_batches else 0)
         return len(self.waiting) > 0 and pending >= budget
 
-    def _others_next(self, which: Refill, output: Any) -> bool:
+    def _others_next(self, which: NextQueue, output: Any) -> bool:
         """Did some enter beside the swapped, so that it may be the turn of others?"""
         cached = output.scheduled_cached_reqs
         entered = bool(output.scheduled_new_reqs or _resumed(cached))
-        return entered and (which is Refill.RESIDENT or bool(self.waiting.resident))
+        return entered and (which is NextQueue.SWAPPED or bool(self.waiting.swapped))
 
     def _apply_limits(self) -> None:
         """The policy's limits, within those that the server was started with."""
@@ -327,17 +342,17 @@ class PolicyScheduler(Scheduler):
         tokens, limits = self._own_limits[0], self._limits
         head = self.waiting.head()
         needed = 0 if head is None else head.num_tokens
-        if limits.mix:
+        if limits.mixed_batches:
             needed += len(self._decoding())
         return min(tokens, max(limits.token_budget, needed))
 
     def _rank(self) -> None:
         """Who goes first under pressure, and who is served first."""
-        keep, view, states = self.slo_policy.keep, self.view, self.states
+        victim_key, view, states = self.slo_policy.victim_key, self.view, self.states
         running = self.running
         ranked = sorted(
             running,
-            key=lambda r: (keep(s := states[r.request_id], view), -s.seq),
+            key=lambda r: (victim_key(s := states[r.request_id], view), -s.seq),
             reverse=True,
         )
         for rank, request in enumerate(ranked):
@@ -354,10 +369,10 @@ class PolicyScheduler(Scheduler):
         while self.running:
             decoding = self._decoding()
             need = self._growth(decoding)
-            if self._limits.by_chunk:
+            if self._limits.allocate_per_chunk:
                 need += self._chunk_growth(len(decoding))
             free = self.free_blocks()
-            if free - self._limits.headroom_blocks >= need:
+            if free - self._limits.decode_headroom_blocks >= need:
                 break
             if len(decoding) == len(self.running) == 1 and free >= need:
                 break  # the headroom is for others, and there are none
@@ -386,13 +401,13 @@ class PolicyScheduler(Scheduler):
                 growth += -(-(before + chunk) // self.block_size) - -(-before // self.block_size)
         return growth
 
-    def _who_enters(self) -> Refill:
+    def _who_enters(self) -> NextQueue:
         queue = self.waiting
-        if not (queue.resident or self._asks_refill):
-            return Refill.WAITING
+        if not (queue.swapped or self._asks_next_queue):
+            return NextQueue.WAITING
         if not len(queue):
-            return Refill.WAITING
-        return self.slo_policy.refill(self.view)
+            return NextQueue.WAITING
+        return self.slo_policy.next_queue(self.view)
 
     def _fits(self, request: Request) -> bool:
         """May the head of the queue enter? vLLM checks its own limits and blocks besides."""
@@ -401,31 +416,31 @@ class PolicyScheduler(Scheduler):
             return True
         r = self.states[request.request_id]
         need = -(-request.num_tokens // self.block_size) + limits.watermark_blocks
-        need += policy.reserve(r, self.view)
+        need += policy.headroom_blocks(r, self.view)
         if need > self.free_blocks():
             return False
-        promise = 0 if r.promised_blocks else policy.commit(r, self.view)
-        return self._promised_blocks + promise <= self.view.total_blocks
+        promise = 0 if r.reserved_blocks else policy.reserved_blocks(r, self.view)
+        return self._reserved_blocks + promise <= self.view.total_blocks
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
+    def admissible(self, group: NextQueue) -> list[RequestState]:
         """Those of a group, in their order, for whom there is room now."""
         queue, limits = self.waiting, self._limits
-        entries = queue.resident if group is Refill.RESIDENT else queue.waiting
+        entries = queue.swapped if group is NextQueue.SWAPPED else queue.waiting
         decoding = self._decoding()
         free = self.free_blocks()
-        if limits.mix or group is Refill.RESIDENT:
+        if limits.mixed_batches or group is NextQueue.SWAPPED:
             free -= self._growth(decoding)
-        room = limits.token_budget - (len(decoding) if limits.mix else 0)
+        room = limits.token_budget - (len(decoding) if limits.mixed_batches else 0)
         pending = sum(r.num_tokens - r.num_computed_tokens for r in self.batch if self.prefills(r))
         most = min(self._own_limits[1], limits.max_seqs) - len(self.running)
         fitting: list[RequestState] = []
         for entry in entries[: max(0, most)]:
             r, tokens = self.states[entry[2]], entry[3].num_tokens
             free -= -(-tokens // self.block_size)
-            if free < limits.watermark_blocks + self.slo_policy.reserve(r, self.view):
+            if free < limits.watermark_blocks + self.slo_policy.headroom_blocks(r, self.view):
                 break
-            if group is Refill.RESIDENT:
-                if limits.mix and pending >= room:
+            if group is NextQueue.SWAPPED:
+                if limits.mixed_batches and pending >= room:
                     break
                 pending += 1
             else:
@@ -436,14 +451,14 @@ class PolicyScheduler(Scheduler):
             fitting.append(r)
         return fitting
 
-    def _sitting_out(self, which: Refill) -> list[Request]:
+    def _sitting_out(self, which: NextQueue) -> list[Request]:
         """Who decodes in no step in which somebody prefills, if the policy does not mix."""
-        if self._limits.mix:
+        if self._limits.mixed_batches:
             return []
         decoding = self._decoding()
         if len(decoding) < len(self.running):
             return decoding  # a prompt is under way
-        head = self.waiting.head() if which is Refill.WAITING else None
+        head = self.waiting.head() if which is NextQueue.WAITING else None
         if head is None or self._decode_next:
             return []
         blocks = -(-head.num_tokens // self.block_size)
@@ -475,21 +490,21 @@ class PolicyScheduler(Scheduler):
     def _preempt_request(self, request: Request, *args: Any, **kwargs: Any) -> None:
         r = self.states[request.request_id]
         tokens = request.num_computed_tokens
-        how = PreemptBy.RECOMPUTE
+        how = PreemptionMode.RECOMPUTE
         if not self.prefills(request):
             self._apart = [request]  # vLLM has taken it out already
-            how = self.slo_policy.preempt_by(r, self.view)
+            how = self.slo_policy.preemption_mode(r, self.view)
             self._apart = []
         blocks = -(-tokens // self.block_size)
-        if how is PreemptBy.SWAP and blocks <= self.view.host_free_blocks:
+        if how is PreemptionMode.SWAP and blocks <= self.view.host_free_blocks:
             if getattr(request, "num_in_flight_tokens", 0):
                 raise RuntimeError("a victim's token is in flight: use --no-async-scheduling")
             ids = self.kv_cache_manager.get_block_ids(request.request_id)[0]
             self.connector.swap_out(request.request_id, ids[:blocks], tokens)
             r.swaps += 1
-            r.phase = Phase.RESIDENT
+            r.phase = Phase.SWAPPED
         else:
-            how = PreemptBy.RECOMPUTE  # also of a swap for which host memory has no room
+            how = PreemptionMode.RECOMPUTE  # also of a swap for which host memory has no room
             r.recomputes += 1
             r.phase = Phase.WAITING
             r.target_tokens = request.num_tokens
@@ -499,7 +514,7 @@ class PolicyScheduler(Scheduler):
 
     def _key(self, request: Request) -> tuple[Any, int]:
         r = self.states[request.request_id]
-        return self.slo_policy.urgency(r, self.view), r.seq
+        return self.slo_policy.queue_key(r, self.view), r.seq
 
     def _note(self, output: Any) -> None:
         """Who entered; what is in this step, for the log and to learn from."""
@@ -510,9 +525,9 @@ class PolicyScheduler(Scheduler):
             r.phase = Phase.PREFILL
             if r.scheduled_s != r.scheduled_s:  # not yet
                 r.scheduled_s = self.now_s
-            if self._asks_room and not r.promised_blocks:
-                r.promised_blocks = self.slo_policy.commit(r, self.view)
-                self._promised_blocks += r.promised_blocks
+            if self._asks_room and not r.reserved_blocks:
+                r.reserved_blocks = self.slo_policy.reserved_blocks(r, self.view)
+                self._reserved_blocks += r.reserved_blocks
         found = Composition.of(output.num_scheduled_tokens, self.requests)
         self._began = (type(self).clock(), found)
         if self.step_log.wanted and (output.num_scheduled_tokens or self._preempted):
@@ -523,7 +538,7 @@ class PolicyScheduler(Scheduler):
                 decode_kv_tokens=found.decode_kv_tokens,
                 chunks=found.chunks,
                 waiting=len(self.waiting.waiting),
-                swapped=len(self.waiting.resident),
+                swapped=len(self.waiting.swapped),
                 free_blocks=self.view.free_blocks,
                 entered=entered,
                 preempted=list(self._preempted),
@@ -550,7 +565,7 @@ class PolicyScheduler(Scheduler):
             if client not in outputs:
                 outputs[client] = EngineCoreOutputs()
             outputs[client].outputs.append(goodbye)
-            self.step_log.write("away", id=goodbye.request_id, why=goodbye.stop_reason)
+            self.step_log.write("away", id=goodbye.request_id, reason=goodbye.stop_reason)
         self._goodbyes.clear()
         return outputs
 
@@ -564,8 +579,8 @@ class PolicyScheduler(Scheduler):
             self.executed_in += moved.swaps_in
             self.predictions.learn_swap(moved.blocks, moved.duration_s)
         self.tally.write(
-            preempted_swap=self._victims[PreemptBy.SWAP],
-            preempted_recompute=self._victims[PreemptBy.RECOMPUTE],
+            preempted_swap=self._victims[PreemptionMode.SWAP],
+            preempted_recompute=self._victims[PreemptionMode.RECOMPUTE],
             decided_out=getattr(self.connector, "swaps_out", 0),
             decided_in=getattr(self.connector, "swaps_in", 0),
             executed_out=self.executed_out,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from ....core.decisions import Refill
+from ....core.decisions import NextQueue
 from ....core.state import RequestState
 from ....core.view import Predictions
 
@@ -30,7 +30,7 @@ class Scheduled(Protocol):
     def n_running(self) -> int: ...
     def prefills(self, request: Any) -> bool: ...
     def seen_free_blocks(self) -> int: ...
-    def would_enter(self, group: Refill) -> list[RequestState]: ...
+    def admissible(self, group: NextQueue) -> list[RequestState]: ...
     def request_of(self, r: RequestState) -> Any: ...
     def cached_tokens(self, request: Any) -> int: ...
 
@@ -50,7 +50,7 @@ class VllmView:
         return self._scheduler.predictions
 
     @property
-    def state(self) -> Any:
+    def policy_state(self) -> Any:
         return self._scheduler.policy_state
 
     @property
@@ -75,15 +75,15 @@ class VllmView:
         return len(self._scheduler.waiting.waiting)
 
     @property
-    def n_resident(self) -> int:
-        return len(self._scheduler.waiting.resident)
+    def n_swapped(self) -> int:
+        return len(self._scheduler.waiting.swapped)
 
     @property
     def n_prefilling(self) -> int:
         return sum(self._scheduler.prefills(r) for r in self._scheduler.batch)
 
     @property
-    def unfilled_tokens(self) -> int:
+    def remaining_prefill_tokens(self) -> int:
         scheduler = self._scheduler
         left = (r.num_tokens - r.num_computed_tokens for r in scheduler.batch)
         return sum(n for n, r in zip(left, scheduler.batch, strict=True) if scheduler.prefills(r))
@@ -102,12 +102,12 @@ class VllmView:
         return sum(r.num_computed_tokens for r in scheduler.batch if not scheduler.prefills(r))
 
     @property
-    def future_tokens(self) -> int:
+    def max_future_kv_tokens(self) -> int:
         batch = self._scheduler.batch
         return sum(r.num_prompt_tokens + r.max_tokens - r.num_computed_tokens for r in batch)
 
-    def would_enter(self, group: Refill) -> list[RequestState]:
-        return self._scheduler.would_enter(group)
+    def admissible(self, group: NextQueue) -> list[RequestState]:
+        return self._scheduler.admissible(group)
 
     def waiting(self) -> Iterable[RequestState]:
         return [self._scheduler.states[entry[2]] for entry in self._scheduler.waiting.waiting]

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from reference.plain import PlainInstance
-from slo_bench.harness.core.decisions import Admission, Leave, Limits, Why
+from slo_bench.harness.core.decisions import Admission, Limits, ReleaseReason, Timeout
 from slo_bench.harness.core.device import StageDevice
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome
@@ -46,8 +46,8 @@ class ShortOnly(Vllm):
 class Impatient(Vllm):
     """Drops who has not begun within 1.5 s."""
 
-    def leave(self, r, view):
-        return Leave(r.arrival_s + 1.5, Why.DROP)
+    def timeout(self, r, view):
+        return Timeout(r.arrival_s + 1.5, ReleaseReason.DROP)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def test_requests_are_counted_wherever_they_stand(kind):
     there = SimpleNamespace(
         inbox=range(1),
         waiting=SimpleNamespace(live=2),
-        resident=range(4),
+        swapped=range(4),
         stalled=range(8),
         prefilling=range(16),
         decoding=range(32),

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from reference.plain import PlainInstance
 from slo_bench.harness.core.cluster_policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Role
-from slo_bench.harness.core.decisions import Leave, PreemptBy, Why
-from slo_bench.harness.core.policy import knob
+from slo_bench.harness.core.decisions import PreemptionMode, ReleaseReason, Timeout
+from slo_bench.harness.core.policy import parameter
 from slo_bench.harness.core.records import Outcome, Records
 from slo_bench.harness.core.routing import least_loaded
 from slo_bench.harness.core.state import RequestState
@@ -41,20 +41,20 @@ class OffloadsLate(Vllm):
 
     patience_s: float = 0.3
 
-    def leave(self, r, view):
-        return Leave(r.arrival_s + self.patience_s, Why.OFFLOAD)
+    def timeout(self, r, view):
+        return Timeout(r.arrival_s + self.patience_s, ReleaseReason.OFFLOAD)
 
 
 @dataclass(frozen=True)
 class DropsLate(VllmV0):
-    def leave(self, r, view):
-        return Leave(r.arrival_s + 5.0, Why.DROP)
+    def timeout(self, r, view):
+        return Timeout(r.arrival_s + 5.0, ReleaseReason.DROP)
 
 
 @dataclass(frozen=True)
 class Swaps(Vllm):
-    def preempt_by(self, r, view):
-        return PreemptBy.SWAP
+    def preemption_mode(self, r, view):
+        return PreemptionMode.SWAP
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ class Rebalance(ClusterPolicy):
             least_loaded(cluster.up),
         )
         if full.n_requests > empty.n_requests + 1:
-            there = [*full.view.running(), *full.view.waiting(), *full.engine.resident]
+            there = [*full.view.running(), *full.view.waiting(), *full.engine.swapped]
             r = min(there, key=lambda r: (r.id * 7919) % 101, default=None)
             if r is not None:
                 actions.append(MigrateRequest(r, full, empty))
@@ -215,10 +215,10 @@ CASES = {
         Disaggregated(most=n), Vllm(max_num_seqs=n), prefix_cache=True
     ),
     "hand-over-slow": lambda n: system(Disaggregated(per_token_s=1e-3), prefix_cache=True),
-    "ascendra": lambda n: SYSTEMS["ascendra"].with_knobs(
+    "ascendra": lambda n: SYSTEMS["ascendra"].with_parameters(
         n_lp=1, max_num_seqs=n, hp_batch_tokens=128, performance_model="given"
     ),
-    "ascendra-drop": lambda n: SYSTEMS["ascendra"].with_knobs(
+    "ascendra-drop": lambda n: SYSTEMS["ascendra"].with_parameters(
         n_lp=1,
         n_hp=2,
         value="sjf",
@@ -229,7 +229,7 @@ CASES = {
         threshold=3.0,
         performance_model="given",
     ),
-    "ascendra-no-tickets": lambda n: SYSTEMS["ascendra"].with_knobs(
+    "ascendra-no-tickets": lambda n: SYSTEMS["ascendra"].with_parameters(
         n_lp=2, tickets=False, max_num_seqs=n, token_budget=64, performance_model="given"
     ),
     "shared-queue": lambda n: system(SharedQueue(most=n)),
@@ -352,7 +352,7 @@ class Watches(ClusterPolicy):
             )
             view = instance.view
             there = view.n_waiting + len(instance.engine.inbox)
-            held = there + view.n_resident + len(instance.engine.stalled) + view.n_running
+            held = there + view.n_swapped + len(instance.engine.stalled) + view.n_running
             found = (held, view.n_running, there, view.free_blocks, view.decode_kv_tokens)
             assert said == found
         return least_loaded(cluster.up)
@@ -368,8 +368,8 @@ class Watches(ClusterPolicy):
 )
 def test_what_is_foreseen_of_an_instance_comes(workload, blocks, batch, policy, ahead):
     place = dataclasses.replace(PLACEMENT, fixed_kv_blocks=blocks)
-    knobs = {"async_scheduling": ahead} if policy is Vllm else {}
-    of = system(Watches(), policy(max_num_seqs=batch, **knobs), prefix_cache=True)
+    parameters = {"async_scheduling": ahead} if policy is Vllm else {}
+    of = system(Watches(), policy(max_num_seqs=batch, **parameters), prefix_cache=True)
     simulate(workload, of, place, STEP_TIME, instances=3, oversize="reject")
 
 
@@ -470,17 +470,17 @@ def test_static_batches_cannot_be_moved(serve, requests):
         )
 
 
-def test_knobs_of_both(serve, requests):
-    both = one_by_one(Knobbed())
-    assert both.knobs()["patience"] == 3
-    changed = both.with_knobs(patience=5, max_num_seqs=7)
+def test_parameters_of_both(serve, requests):
+    both = one_by_one(Parameterized())
+    assert both.parameters()["patience"] == 3
+    changed = both.with_parameters(patience=5, max_num_seqs=7)
     assert (changed.cluster.patience, changed.policy.max_num_seqs) == (5, 7)
     with pytest.raises(SloBenchError, match="must be from 1 to 9"):
-        both.with_knobs(patience=10)
+        both.with_parameters(patience=10)
     with pytest.raises(SloBenchError, match="did you mean patience"):
-        both.with_knobs(patienc=1)
+        both.with_parameters(patienc=1)
 
 
 @dataclass(frozen=True)
-class Knobbed(ClusterPolicy):
-    patience: int = knob(3, 1, 9)
+class Parameterized(ClusterPolicy):
+    patience: int = parameter(3, 1, 9)

@@ -46,9 +46,11 @@ CLUSTERS = {
 }
 
 
-def system(name: str, policy: Vllm | None = None, **knobs: object) -> System:
+def system(name: str, policy: Vllm | None = None, **parameters: object) -> System:
     policy = policy or Vllm(max_num_batched_tokens=256, max_num_seqs=16)
-    return System(name, policy, prefix_cache=True, cluster=CLUSTERS[name].with_knobs(**knobs))
+    return System(
+        name, policy, prefix_cache=True, cluster=CLUSTERS[name].with_parameters(**parameters)
+    )
 
 
 @st.composite
@@ -132,7 +134,7 @@ def test_kv_that_leaves_arrives(name, workload):
         return made
 
     watched = type("Watched", (type(CLUSTERS[name]),), {"links": links})
-    of = dataclasses.replace(system(name), cluster=watched(**_knobs(CLUSTERS[name])))
+    of = dataclasses.replace(system(name), cluster=watched(**_parameters(CLUSTERS[name])))
     result = simulate(workload, of, PLACEMENT, STEP_TIME, instances=4)
     (made,) = seen
     assert isinstance(made, KvNetwork)
@@ -156,7 +158,7 @@ def test_with_modules_away_a_leap_books_its_span_at_once(name):
     assert means[0] == pytest.approx(means[1], rel=0.02)
 
 
-def _knobs(cluster):
+def _parameters(cluster):
     return {name: getattr(cluster, name) for name in cluster.bounds()}
 
 
@@ -246,7 +248,7 @@ def test_answers_are_found_where_the_next_prompt_is_computed(name, cached):
     """Prompt 320 + answer 160, of whose KV the last token is never computed: 479, or 29 blocks."""
     of = system(name, prefill_instances=1, decode_instances=1)
     if name == "memserve":
-        of = of.with_knobs(store_cpu_gib=64.0)
+        of = of.with_parameters(store_cpu_gib=64.0)
     records = simulate(conversation(2), of, PLACEMENT, STEP_TIME, instances=2).records
     assert records.cached_tokens.tolist() == [0, cached]
 

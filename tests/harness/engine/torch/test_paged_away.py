@@ -75,7 +75,7 @@ def test_swaps_while_layers_and_heads_are_away(
                 lambda: spread.move_layers([1], 0),
             ):
                 yield
-                swapped.append(sum(r.in_host for r in instance.resident))
+                swapped.append(sum(r.in_host_memory for r in instance.swapped))
                 move()
                 yield
 

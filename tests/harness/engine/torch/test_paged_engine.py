@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("safetensors", reason="safetensors is not installed")
 
-from slo_bench.harness.core.kv_cache_manager import BlockLedger  # noqa: E402
+from slo_bench.harness.core.kv_cache_manager import KVCacheManager  # noqa: E402
 from slo_bench.harness.core.learned_predictions import LearnedPredictions  # noqa: E402
 from slo_bench.harness.core.policy import Policy, StaticPolicy  # noqa: E402
 from slo_bench.harness.core.state import RequestState  # noqa: E402
@@ -102,12 +102,12 @@ class Engine:
         cache = KvCache(decoder.config, blocks, BLOCK, decoder.dtype, decoder.device)
         cpu = torch.device("cpu")
         host = KvCache(decoder.config, host_blocks, BLOCK, decoder.dtype, cpu, pinned=True)
-        self.ledger = TorchKVCacheManager(blocks, BLOCK, host_blocks, BLOCK if prefixes else 0)
+        self.kv_manager = TorchKVCacheManager(blocks, BLOCK, host_blocks, BLOCK if prefixes else 0)
         predictions = LearnedPredictions()
         how = sampling or Sampling()
         self.execution = Execution(
             Runner(decoder, cache),
-            self.ledger,
+            self.kv_manager,
             Swapper(cache, host) if host_blocks else None,
             Jumps(),
             predictions,
@@ -115,7 +115,7 @@ class Engine:
         )
         self.answers: dict[int, list[int]] = {}
         self.streamed: dict[int, list[int]] = {}
-        self.instance = kind(policy, self.ledger, predictions, self.execution, Measures())
+        self.instance = kind(policy, self.kv_manager, predictions, self.execution, Measures())
         self.instance.ended = self._ended
         self.instance.gave = lambda r, token: self.streamed.setdefault(r.id, []).append(token)
 
@@ -125,9 +125,9 @@ class Engine:
     def run(self, asked: Iterable[RequestState]) -> dict[int, list[int]]:
         self.instance.inbox.extend(asked)
         self.instance.run(float("inf"), False)
-        self.ledger.check()
-        assert self.ledger.free == self.ledger.total
-        assert self.ledger.host_free == self.ledger.host_total
+        self.kv_manager.check()
+        assert self.kv_manager.free == self.kv_manager.total
+        assert self.kv_manager.host_free == self.kv_manager.host_total
         assert not self.execution.sequences
         return self.answers
 
@@ -251,9 +251,9 @@ class Diary:
             [r.id for r in loop.decoding],
             [r.id for r in loop.prefilling],
             list(loop.chunks),
-            sorted(r.id for r in loop.resident),
+            sorted(r.id for r in loop.swapped),
             sorted(r.id for r in loop.waiting),
-            loop.ledger.free,
+            loop.kv_manager.free,
             loop.now_s,
         )
         loop.diary.append(entry)
@@ -307,9 +307,9 @@ def test_the_same_decisions_when_step_times_are_replayed(
     kind: Any = TimedDiary if host_blocks else SimulatedDiary
     kind.diary = []
     predictions = LearnedPredictions()
-    ledger = BlockLedger(24, BLOCK, host_blocks, BLOCK if prefixes else 0)
+    kv_manager = KVCacheManager(24, BLOCK, host_blocks, BLOCK if prefixes else 0)
     recording = Recording(ran, predictions)
-    replayed = kind(policy, ledger, predictions, recording, (), Measures())
+    replayed = kind(policy, kv_manager, predictions, recording, (), Measures())
     again = requests(16, seed=9, prefixes=prefixes)
     replayed.inbox.extend(again)
     replayed.run(float("inf"), False)
@@ -325,12 +325,12 @@ def test_static_batches(name: str, blocks: int, decoder: Decoder, generated: Gre
     policy = system(name).policy
     assert isinstance(policy, StaticPolicy)
     cache = KvCache(decoder.config, blocks, BLOCK, decoder.dtype, decoder.device)
-    ledger = TorchKVCacheManager(blocks, BLOCK)
+    kv_manager = TorchKVCacheManager(blocks, BLOCK)
     clock = Jumps()
     execution = StaticExecution(
-        Runner(decoder, cache), ledger, clock, lambda r: Sequence(prompt_of(r))
+        Runner(decoder, cache), kv_manager, clock, lambda r: Sequence(prompt_of(r))
     )
-    instance = PagedStaticInstance(policy, ledger, LearnedPredictions(), execution, Measures())
+    instance = PagedStaticInstance(policy, kv_manager, LearnedPredictions(), execution, Measures())
     answers: dict[int, list[int]] = {}
     instance.ended = lambda r, sequence: answers.update({r.id: sequence.tokens})
     asked = requests(12, seed=12)
@@ -338,6 +338,6 @@ def test_static_batches(name: str, blocks: int, decoder: Decoder, generated: Gre
     instance.run(float("inf"), False)
     assert answers == reference(generated, asked)
     assert instance.measures.padded_tokens
-    ledger.check()
+    kv_manager.check()
     assert not execution.sequences
     assert all(r.finish_s >= r.first_token_s > r.arrival_s for r in asked)

@@ -106,11 +106,13 @@ def test_the_algorithm_moves_layers_there_and_back(
     found: list[Scripted] = []
 
     def watched(made: PagedInstance) -> Scripted:
-        execution, ledger = made.step_time, made.ledger
+        execution, kv_manager = made.step_time, made.kv_manager
         assert isinstance(execution, Execution)
         assert engine.spread is not None
         clock = execution.clock
-        found.append(Scripted(engine.spread, lambda: ledger.total - ledger.free, rule, clock.now_s))
+        found.append(
+            Scripted(engine.spread, lambda: kv_manager.total - kv_manager.free, rule, clock.now_s)
+        )
         execution.between = found[0].look
         return found[0]
 

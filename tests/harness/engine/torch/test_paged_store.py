@@ -27,7 +27,7 @@ from slo_bench.harness.engine.torch.clock import RealClock  # noqa: E402
 from slo_bench.harness.engine.torch.decoder import Decoder, unit_shape  # noqa: E402
 from slo_bench.harness.engine.torch.distributed import Spread  # noqa: E402
 from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
-from slo_bench.harness.engine.torch.kv_store_manager import PagedStoreLedger  # noqa: E402
+from slo_bench.harness.engine.torch.kv_store_manager import PagedStoreKVCacheManager  # noqa: E402
 from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.pipeline import Pipeline, Traffic  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
@@ -97,10 +97,10 @@ class Served:
         instance.ended = lambda r, sequence: self.answers.update({r.id: sequence.tokens})
         instance.inbox.extend(asked)
         instance.run(float("inf"), False)
-        assert isinstance(instance.ledger, PagedStoreLedger)
-        instance.ledger.check()
-        instance.ledger.shared_units.flush()
-        self.tiers = instance.ledger.shared_units.tiers
+        assert isinstance(instance.kv_manager, PagedStoreKVCacheManager)
+        instance.kv_manager.check()
+        instance.kv_manager.shared_units.flush()
+        self.tiers = instance.kv_manager.shared_units.tiers
         carrier = engine.runner.carrier
         assert isinstance(carrier, Pipeline)
         self.carried = carrier.carried

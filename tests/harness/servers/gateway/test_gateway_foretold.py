@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from slo_bench.harness.core.wire import Told, told_from_wire
+from slo_bench.harness.core.wire import PredictedLength, predicted_length_from_wire
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.servers.gateway import GatewayPlan, serving
 from slo_bench.harness.servers.gateway.length_prediction import (
@@ -93,7 +93,7 @@ class Words(ConstantPromptLengths):
         time.sleep(self.each_s)
         if any(one.text == "broken" for one in asked):
             raise SloBenchError("cannot read this")
-        return [(Told(len(one.text), 2 * len(one.text)), one.text) for one in asked]
+        return [(PredictedLength(len(one.text), 2 * len(one.text)), one.text) for one in asked]
 
     def came(self, said, output_tokens):
         self.heard.append((said, output_tokens))
@@ -144,7 +144,7 @@ def test_the_server_is_told_and_the_rest_stays_as_it_was(up):
     asked = {"prompt": "four", "max_tokens": 9, FIELD: {"e2e_slo_s": 3.5}, "seed": 1}
     ask(url, **asked)
     [got] = server.asked
-    assert told_from_wire(got[FIELD]) == (4, 8)
+    assert predicted_length_from_wire(got[FIELD]) == (4, 8)
     assert got.pop(FIELD)["e2e_slo_s"] == asked.pop(FIELD)["e2e_slo_s"]
     assert got == asked
     found, text = counts(url)
@@ -157,7 +157,7 @@ def test_the_server_is_told_and_the_rest_stays_as_it_was(up):
 def test_who_was_told_already_is_not_read(up):
     words = Words()
     url, server = up(words)
-    values = Told(30, 40).to_wire()
+    values = PredictedLength(30, 40).to_wire()
     ask(url, prompt="four", **{FIELD: values})
     assert server.asked[0][FIELD] == values
     assert not words.batches
@@ -182,7 +182,7 @@ def test_who_comes_while_others_are_read_is_read_together(up):
     sizes = [len(batch) for batch in words.batches]
     assert sum(sizes) == 8
     assert len(sizes) < 8
-    told = {len(got["prompt"]): told_from_wire(got[FIELD]) for got in server.asked}
+    told = {len(got["prompt"]): predicted_length_from_wire(got[FIELD]) for got in server.asked}
     assert told == {n: (n, 2 * n) for n in range(1, 9)}
 
 
@@ -191,7 +191,7 @@ def test_a_predictor_that_fails_does_not_stop_the_serving(up):
     ask(url, prompt="broken")
     ask(url, prompt="four")
     assert FIELD not in server.asked[0]
-    assert told_from_wire(server.asked[1][FIELD]) == (4, 8)
+    assert predicted_length_from_wire(server.asked[1][FIELD]) == (4, 8)
     assert counts(url)[0] == {"failed": 1, "predicted": 1}
 
 
@@ -211,7 +211,7 @@ def test_it_hears_how_long_answers_were(up, stream):
 def test_one_number_for_all(up):
     url, server = up(prompt_lengths("constant(64)", lambda line: None))
     ask(url, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
-    assert told_from_wire(server.asked[0][FIELD]) == (64, 64)
+    assert predicted_length_from_wire(server.asked[0][FIELD]) == (64, 64)
 
 
 @pytest.mark.parametrize("text", ["oracle", "noisy(accuracy=0.5)"])

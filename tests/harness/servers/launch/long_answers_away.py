@@ -4,20 +4,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from slo_bench.harness.core.decisions import Admission
-from slo_bench.harness.core.policy import Policy, knob
+from slo_bench.harness.core.policy import Policy, parameter
 
 
 @dataclass(frozen=True)
 class LongAnswersAway(Policy):
     """Rejects whose answer is said to be long; of the others the shortest goes first."""
 
-    reads_lengths: ClassVar[bool] = True
+    uses_predicted_lengths: ClassVar[bool] = True
 
-    longest_tokens: int = knob(200, 1, 100000)
+    longest_tokens: int = parameter(200, 1, 100000)
 
     def admit(self, r, view):
         said = view.predict.output_tokens(r)
         return Admission.REJECT if said > self.longest_tokens else Admission.ADMIT
 
-    def urgency(self, r, view):
+    def queue_key(self, r, view):
         return view.predict.output_tokens(r)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slo_bench.harness.core.decisions import PreemptBy
+from slo_bench.harness.core.decisions import PreemptionMode
 from slo_bench.harness.policies.vllm import Vllm
 
 
@@ -10,5 +10,5 @@ from slo_bench.harness.policies.vllm import Vllm
 class SwapAlways(Vllm):
     """As vLLM, but the preempted are swapped."""
 
-    def preempt_by(self, r, view):
-        return PreemptBy.SWAP
+    def preemption_mode(self, r, view):
+        return PreemptionMode.SWAP

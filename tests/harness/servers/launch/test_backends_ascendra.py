@@ -71,7 +71,7 @@ def events(path: Path, kind: str) -> list[dict]:
 def test_tickets_and_offload_before_real_servers(started_serve, installed, tiny_model, tmp_path):
     installed("vllm")
     words = ["ascendra", "--backend", "vllm", "--model", tiny_model("vllm"), "--served-name"]
-    words += ["tiny", "--knob", "n_lp=1", "--knob", "max_num_seqs=1", EXACT]
+    words += ["tiny", "--set", "n_lp=1", "--set", "max_num_seqs=1", EXACT]
     words += ["--block-tokens", 32, "--kv-blocks", 400, "--step-log", tmp_path / "steps.jsonl"]
     asked = [(prompt(row, 20 + 17 * row), 12) for row in range(4)]
     with started_serve(*words) as up:
@@ -106,7 +106,7 @@ def test_tickets_and_offload_before_real_servers(started_serve, installed, tiny_
         assert up.counts("answers_total") == [1, 7 + holds]
         holds_tickets.leave()
     away = events(tmp_path / "steps-lp-1.jsonl", "away")
-    assert [one["why"] for one in away] == [OFFLOADED] * 4
+    assert [one["reason"] for one in away] == [OFFLOADED] * 4
     lp, hp = (events(tmp_path / f"steps-{name}-1.jsonl", "step") for name in ("lp", "hp"))
     entered = {one for step in lp for one in step["entered"]}
     assert len(entered) == 2

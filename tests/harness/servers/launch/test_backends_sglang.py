@@ -93,7 +93,7 @@ def edf(sglang, model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("edf")
     args = ("--schedule-conservativeness", "0.1")
     with started(
-        sglang, model, folder, server_args=args, system="edf", knobs={"max_num_seqs": 3}
+        sglang, model, folder, server_args=args, system="edf", parameters={"max_num_seqs": 3}
     ) as server:
         yield Patched(server, folder / "steps.jsonl")
 
@@ -104,7 +104,7 @@ def turns_away(sglang, model, tmp_path_factory):
     folder = tmp_path_factory.mktemp("turns-away")
     policy = f"{HERE / 'turns_away.py'}:TurnsAway"
     with started(
-        sglang, model, folder, system=policy, knobs={"max_num_seqs": 1, "caution": 0.0}
+        sglang, model, folder, system=policy, parameters={"max_num_seqs": 1, "caution": 0.0}
     ) as server:
         yield Patched(server, folder / "steps.jsonl")
 
@@ -252,7 +252,7 @@ def test_a_policy_that_cannot_run_does_not_start(sglang):
     done = _inside(sglang, code, system_name="vllm-swap")
     assert done.returncode != 0
     assert "started" not in done.stdout
-    assert "vllm-swap cannot run inside SGLang: it decides preempt_by" in done.stderr
+    assert "vllm-swap cannot run inside SGLang: it decides preemption_mode" in done.stderr
 
 
 def _inside(sglang, code, system_name=None):
@@ -346,7 +346,7 @@ def test_who_is_late_or_too_long_is_turned_away_and_told_so(turns_away):
     assert status == {"blocker": 200, "late": 503, "late too": 503, "long": 503, "patient": 200}
     assert "slo_bench: dropped" in json.dumps(client.answers["late"])
     assert "slo_bench: rejected" in json.dumps(client.answers["long"])
-    away = {line["id"]: line["why"] for line in turns_away.events("away")}
+    away = {line["id"]: line["reason"] for line in turns_away.events("away")}
     assert away == {
         "late": "slo_bench: dropped",
         "late too": "slo_bench: dropped",

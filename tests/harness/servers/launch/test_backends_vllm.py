@@ -166,7 +166,7 @@ def strict(vllm, installed, tiny_model, tmp_path_factory):
     """Turns long prompts away and drops who is late; one at a time."""
     installed(vllm)
     folder, policy = tmp_path_factory.mktemp("strict"), str(HERE / "strict.py")
-    with started(vllm, tiny_model(vllm), folder, policy, knobs={"max_num_seqs": 1}) as server:
+    with started(vllm, tiny_model(vllm), folder, policy, parameters={"max_num_seqs": 1}) as server:
         yield server
 
 
@@ -193,7 +193,7 @@ def ever_earlier() -> list[tuple[str, list[int], float]]:
 
 
 def test_edf_serves_in_order_of_deadlines(up):
-    with up("edf", knobs={"max_num_seqs": 1}) as server:
+    with up("edf", parameters={"max_num_seqs": 1}) as server:
         queue_up(server, ever_earlier(), SHORT_TOKENS)
         assert server.server.handshake["system"] == "edf"
         entered = [name.split("-")[1] for step in server.steps() for name in step["entered"]]
@@ -244,7 +244,7 @@ def test_moore_hodgson_puts_who_is_late_anyway_last(up):
     """Earliest deadline first would begin with it."""
     due_in_s = {"late": 0.01, "patient": 10_000.0, "first": 5_000.0, "second": 8_000.0}
     asks = [(name, prompt(row, 8), s) for row, (name, s) in enumerate(due_in_s.items())]
-    with up("prism-queue", knobs={"max_num_seqs": 1}) as server:
+    with up("prism-queue", parameters={"max_num_seqs": 1}) as server:
         queue_up(server, asks, SHORT_TOKENS)
         entered = [name.split("-")[1] for step in server.steps() for name in step["entered"]]
     assert entered == ["long", "first", "second", "patient", "late"]

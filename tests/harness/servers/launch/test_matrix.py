@@ -44,15 +44,20 @@ def test_of_servers_a_split_runs_on_vllm_alone():
 
 def test_servers_must_be_told_how_many_decode():
     wanted = Serve("vllm", "m", "distserve", {"decode_instances": 0})
-    with pytest.raises(SloBenchError, match="set its knob decode_instances to 1 or more"):
+    with pytest.raises(SloBenchError, match="set its parameter decode_instances to 1 or more"):
         wanted.check()
 
 
 @pytest.mark.parametrize("backend", ["simulated", "vllm"])
 def test_a_split_says_itself_how_many_it_is_made_of(backend):
-    knobs = {"distserve": {"decode_instances": (1, 2)}}
+    parameters = {"distserve": {"decode_instances": (1, 2)}}
     asked = ExperimentSchema(
-        systems=("vllm", "distserve"), knobs=knobs, backend=backend, rates=1, seeds=1, tp=1
+        systems=("vllm", "distserve"),
+        parameters=parameters,
+        backend=backend,
+        rates=1,
+        seeds=1,
+        tp=1,
     )
     found = {(c.columns["system"], c.columns["gpus"], c.instances) for c in plan(asked).cells}
     if backend == "simulated":
@@ -66,9 +71,9 @@ def test_edf_runs_everywhere():
 
 
 def test_victims_that_sit_out_are_refused_with_the_remedy():
-    swap = SYSTEMS["vllm-swap"].with_knobs(host_full="stall")
+    swap = SYSTEMS["vllm-swap"].with_parameters(host_full="stall")
     assert "host_full=recompute" in (refusal(swap, "vllm") or "")
-    assert refusal(swap.with_knobs(host_full="recompute"), "vllm") is None
+    assert refusal(swap.with_parameters(host_full="recompute"), "vllm") is None
     with pytest.raises(SloBenchError, match="vllm-swap cannot run on vllm"):
         check(swap, "vllm")
 
@@ -117,8 +122,8 @@ def test_nixl_is_told_where_to_listen():
 
 
 def test_a_split_says_itself_how_many_there_are():
-    knobs = {"prefill_instances": 2, "decode_instances": 3}
-    wanted = Serve("vllm", "m", "distserve", knobs, step_log=Path("s.jsonl"))
+    parameters = {"prefill_instances": 2, "decode_instances": 3}
+    wanted = Serve("vllm", "m", "distserve", parameters, step_log=Path("s.jsonl"))
     assert [log.name for log in wanted.step_logs()] == [
         *("s-prefill-1.jsonl", "s-prefill-2.jsonl"),
         *("s-decode-1.jsonl", "s-decode-2.jsonl", "s-decode-3.jsonl"),
@@ -132,7 +137,7 @@ def test_a_split_says_itself_how_many_there_are():
 
 
 def test_vllm_is_started_with_the_limits_of_the_policy():
-    words = argv(system="edf", knobs={"max_num_seqs": 7}, kv_blocks=20)
+    words = argv(system="edf", parameters={"max_num_seqs": 7}, kv_blocks=20)
     assert words[words.index("--max-num-seqs") + 1] == "7"
     assert words[words.index("--max-num-batched-tokens") + 1] == "2048"
     assert words[words.index("--num-gpu-blocks-override") + 1] == "21"  # one is vLLM's own
@@ -186,14 +191,14 @@ def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
     found = matrix(SYSTEMS["ascendra"])
     assert found["vllm"] is None
     assert "HP instances" in (found["sglang"] or "")
-    told = SYSTEMS["ascendra"].with_knobs(performance_model="given")
+    told = SYSTEMS["ascendra"].with_parameters(performance_model="given")
     assert "performance_model=refitted" in (refusal(told, "vllm") or "")
-    knobs = {"n_lp": 2, "token_budget": 512, "hp_batch_tokens": 1024}
-    wanted = Serve("vllm", "m", "ascendra", knobs, step_log=tmp_path / "steps.jsonl")
+    parameters = {"n_lp": 2, "token_budget": 512, "hp_batch_tokens": 1024}
+    wanted = Serve("vllm", "m", "ascendra", parameters, step_log=tmp_path / "steps.jsonl")
     assert wanted.gateway
     names = [log.name for log in wanted.step_logs()]
     assert names == ["steps-lp-1.jsonl", "steps-lp-2.jsonl", "steps-hp-1.jsonl"]
-    with pytest.raises(SloBenchError, match="set its knobs n_lp and n_hp"):
+    with pytest.raises(SloBenchError, match="set its parameters n_lp and n_hp"):
         wanted.step_logs(4)
     policies = [part.policy for part in wanted._parts(1)]
     assert policies[0] == policies[1]
@@ -201,7 +206,7 @@ def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
     for policy in policies:
         spec = PolicySpec.of("ascendra", policy)
         assert PolicySpec.from_json(spec.to_json()).load() == policy
-    lp, _, hp = (argv(system="ascendra", knobs=knobs, role=policy) for policy in policies)
+    lp, _, hp = (argv(system="ascendra", parameters=parameters, role=policy) for policy in policies)
     assert lp[lp.index("--max-num-batched-tokens") + 1] == "512"
     assert "--no-enable-chunked-prefill" in hp
     assert hp[hp.index("--max-num-batched-tokens") + 1] == "1024"
@@ -209,8 +214,8 @@ def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
 
 
 def test_a_controller_is_planned_with_all_of_its_servers():
-    knobs = {"ascendra": {"n_lp": (1, 2)}}
+    parameters = {"ascendra": {"n_lp": (1, 2)}}
     asked = ExperimentSchema(
-        systems=("ascendra",), knobs=knobs, backend="vllm", rates=1, seeds=1, tp=1
+        systems=("ascendra",), parameters=parameters, backend="vllm", rates=1, seeds=1, tp=1
     )
     assert {(c.columns["gpus"], c.instances) for c in plan(asked).cells} == {(2, 1), (3, 1)}

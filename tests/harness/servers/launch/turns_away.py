@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from slo_bench.harness.core.decisions import Admission
-from slo_bench.harness.core.policy import knob
+from slo_bench.harness.core.policy import parameter
 from slo_bench.harness.policies.edf_drop import EdfDrop
 
 
@@ -11,7 +11,7 @@ from slo_bench.harness.policies.edf_drop import EdfDrop
 class TurnsAway(EdfDrop):
     """Rejects long prompts, and drops who is late."""
 
-    longest_prompt_tokens: int = knob(100, 1, 100000)
+    longest_prompt_tokens: int = parameter(100, 1, 100000)
 
     def admit(self, r, view):
         return Admission.REJECT if r.prompt_tokens > self.longest_prompt_tokens else Admission.ADMIT

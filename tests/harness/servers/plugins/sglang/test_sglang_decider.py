@@ -178,9 +178,9 @@ def test_deadlines_count_from_when_the_scheduler_had_the_request(decide, at):
 
 @dataclass(frozen=True)
 class ByCache(Vllm):
-    order = "cache"
+    queue_order = "prefix-cache"
 
-    def urgency(self, r, view):
+    def queue_key(self, r, view):
         return (-view.cached_tokens(r), r.arrival_s)
 
 
@@ -200,9 +200,9 @@ def test_keys_that_follow_the_cache_are_asked_again_and_long_queues_go_by_arriva
 
 @dataclass(frozen=True)
 class Aging(Vllm):
-    order = "time"
+    queue_order = "linear-in-time"
 
-    def urgency_line(self, r, view):
+    def queue_key_line(self, r, view):
         return Line(r.arrival_s, r.prompt_tokens, -1.0 if r.prompt_tokens > 10 else 0.0)
 
 
@@ -264,7 +264,7 @@ def test_who_is_late_before_it_has_begun_is_dropped(decide, at):
     come(scheduler, decider, begun, late, patient)
     decider.begins(Batch([begun], extend=True))
     at(3.0)
-    decider.dismiss([None, None])
+    decider.expire_timeouts([None, None])
     assert rids(scheduler.waiting_queue) == ["begun", "patient"]
     assert scheduler.told == {"late": (503, "slo_bench: dropped by the policy")}
 
@@ -274,7 +274,7 @@ def test_a_request_that_the_client_has_given_up_does_not_leave_again(decide, at)
     come(scheduler, decider, Req("gone", deadline_in_s=2.0))
     scheduler.waiting_queue.clear()
     at(3.0)
-    decider.dismiss([None, None])
+    decider.expire_timeouts([None, None])
     assert scheduler.told == {}
 
 
@@ -283,8 +283,8 @@ class Learns(Vllm):
     def new_state(self):
         return []
 
-    def finished(self, r, view):
-        view.state.append((r.output_tokens, r.finish_s))
+    def on_finished(self, r, view):
+        view.policy_state.append((r.output_tokens, r.finish_s))
 
 
 def test_the_policy_learns_from_answers_but_not_from_aborted_ones(decide, at):
@@ -298,7 +298,7 @@ def test_the_policy_learns_from_answers_but_not_from_aborted_ones(decide, at):
     batch = Batch([done, aborted, running])
     decider.ended(batch)
     decider.ended(batch)  # overlapped scheduling shows the finished once more
-    assert decider.view.state == [(3, 4.0)]
+    assert decider.view.policy_state == [(3, 4.0)]
 
 
 def test_limits_are_the_policys_within_the_servers(decide):
@@ -321,11 +321,11 @@ def test_the_view_counts_what_runs_what_is_under_way_and_what_waits(decide):
     first.kv.kv_committed_len, first.kv.kv_allocated_len = 13, 16
     chunked.kv.kv_committed_len = 6
     ended.end()
-    decider.dismiss([Batch([first, ended]), Batch([second, first], extend=True)])
+    decider.expire_timeouts([Batch([first, ended]), Batch([second, first], extend=True)])
     view = decider.view
     assert (view.n_running, view.n_prefilling, view.n_decoding, view.n_waiting) == (3, 1, 2, 1)
     assert view.decode_kv_tokens == 13
-    assert view.future_tokens == 3 * 15 - 19
+    assert view.max_future_kv_tokens == 3 * 15 - 19
     assert (view.total_blocks, view.free_blocks) == (100, 35)
     (r,) = (r for r in view.running() if view.kv_tokens(r) == 13)
     assert view.held_blocks(r) == 4
@@ -377,7 +377,7 @@ def test_the_first_step_of_a_kind_teaches_nothing(decide, at):
 def test_the_retracted_are_placed_again(decide, at):
     @dataclass(frozen=True)
     class ByMomentOfEntry(Policy):
-        def urgency(self, r, view):
+        def queue_key(self, r, view):
             return view.now_s
 
     scheduler, decider = decide(ByMomentOfEntry())

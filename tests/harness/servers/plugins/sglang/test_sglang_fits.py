@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from slo_bench.harness.core.decisions import Limits, Refill
+from slo_bench.harness.core.decisions import Limits, NextQueue
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.harness.servers.plugins.contract import POLICY_VARIABLE, PolicySpec
@@ -23,8 +23,8 @@ def test_order_victims_and_leaving_can_be_decided(name):
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("vllm-swap", "it decides preempt_by"),
-        ("adaptivellm", "it decides preempt_by"),
+        ("vllm-swap", "it decides preemption_mode"),
+        ("adaptivellm", "it decides preemption_mode"),
         ("orca", "it decides commit"),
         ("vllm-v0", "it never splits a prompt"),
         ("sarathi", "it keeps blocks free"),
@@ -38,20 +38,20 @@ def test_what_sglang_does_not_offer_is_refused_with_the_reason(name, reason):
 
 @dataclass(frozen=True)
 class _Groups(Policy):
-    def refill(self, view):
-        return Refill.WAITING
+    def next_queue(self, view):
+        return NextQueue.WAITING
 
 
 @dataclass(frozen=True)
 class _Varying(Policy):
-    limits_vary = True
+    dynamic_limits = True
 
     def limits(self, view):
         return Limits(max_seqs=1 + view.n_waiting)
 
 
 def test_phases_and_limits_that_vary_are_refused():
-    assert "it decides refill" in refusal(_Groups())
+    assert "it decides next_queue" in refusal(_Groups())
     assert "limits change" in refusal(_Varying())
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from slo_bench.harness.core.device import StageDevice
-from slo_bench.harness.core.kv_cache_manager import BlockLedger
+from slo_bench.harness.core.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.predictions import ModelledPredictions
 from slo_bench.harness.core.state import RequestState
@@ -121,7 +121,7 @@ class Case:
     def simulated(self) -> Watched:
         instance = Watched(
             self.policy,
-            BlockLedger(self.kv_blocks, BLOCK_TOKENS, self.host_blocks),
+            KVCacheManager(self.kv_blocks, BLOCK_TOKENS, self.host_blocks),
             ModelledPredictions(self.costs, self.costs.block_ticks / TICKS_PER_S),
             self.costs,
             (StageDevice("one"),),
@@ -201,7 +201,7 @@ def drawn(seed: int, setting: Setting) -> Case:
     )
     names = ("chunk_tokens", "max_num_batched_tokens", "token_budget")
     budget = next(name for name in names if getattr(setting.policy, name, 0))
-    policy = setting.policy.with_knobs(**{budget: tokens, "max_num_seqs": seqs})
+    policy = setting.policy.with_parameters(**{budget: tokens, "max_num_seqs": seqs})
     kv_blocks = int(draw.choice([40, 80, 160]))
     return Case(policy, kv_blocks, setting.host_blocks, requests, setting.costs)
 
@@ -251,7 +251,7 @@ def test_finish_times_and_victims_equal_the_simulators(name, cases, answer):
         assert set(real["away"]) == {str(x.request.id) for x in simulated.outbox}, where
         assert real["swaps"] == [sum(h == "swap" for _, h, _ in simulated.preempted)] * 2, where
         ways.update(how for _, how, _ in simulated.preempted)
-        if not case.policy.limits(IdleView(case.policy)).mix:
+        if not case.policy.limits(IdleView(case.policy)).mixed_batches:
             assert real["mixed_steps"] == 0, where
     assert ways.total() > 50  # else the comparison shows nothing
     if SETTINGS[name].host_blocks:

@@ -14,7 +14,7 @@ import pytest
 
 from reference.plain import PlainInstance
 from slo_bench.harness.core.device import StageDevice
-from slo_bench.harness.core.kv_cache_manager import BlockLedger
+from slo_bench.harness.core.kv_cache_manager import KVCacheManager
 from slo_bench.harness.core.predictions import ModelledPredictions
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.loop.measures import Measures
@@ -72,7 +72,7 @@ class Case:
         caching = BLOCK_TOKENS if self.prefix_caching else 0
         instance = engine(
             policy,
-            BlockLedger(self.kv_blocks, BLOCK_TOKENS, 0, caching),
+            KVCacheManager(self.kv_blocks, BLOCK_TOKENS, 0, caching),
             ModelledPredictions(step_time, 0.0),
             step_time,
             (StageDevice("one"),),
