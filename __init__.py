@@ -51,9 +51,11 @@ True
 
 Find the cheapest GPUs that carry a load.
 
->>> from slo_bench import Wanted, plan_cheapest
+>>> from slo_bench import TargetLoad, plan_cheapest
 >>> planned = plan_cheapest(
-...     Experiment(systems="vllm"), Wanted(rate_rps=1, most_gpus=1, plans=1), kinds=("a100-80g",)
+...     Experiment(systems="vllm"),
+...     TargetLoad(rate_rps=1, most_gpus=1, plans=1),
+...     kinds=("a100-80g",),
 ... )
 >>> planned.plans[0].offer.gpu
 'a100-80g'

@@ -28,10 +28,10 @@ short_prompts.py --system vllm`. Hooks are plain functions, so that a test needs
 ... )
 >>> r.phase is Phase.WAITING
 True
->>> ShortPrompts().urgency(r, view=None)
+>>> ShortPrompts().queue_key(r, view=None)
 1.5
 
-`ClusterView` is the read-only state of the instance that a hook is given, with its clock, room and
+`View` is the read-only state of the instance that a hook is given, with its clock, room and
 requests; `view.predict` (`Predictions`) says what steps, swaps and answers are expected to take.
 
 >>> from slo_bench.policy import Predictions
@@ -41,21 +41,36 @@ requests; `view.predict` (`Predictions`) says what steps, swaps and answers are 
 ...     return r.arrival_s + r.slo.ttft_s - view.now_s - prefill_s
 
 What hooks answer: `Limits` of an iteration (`UNLIMITED` where there is none), `Admission` on
-arrival, `PreemptionMode` for a victim, `NextQueue` for who enters next, `Leave` for when a request
-goes that has not begun, with `Why`, and `Line` for a key that changes with time.
+arrival, `PreemptionMode` for a victim, `NextQueue` for the queue that enters next, `Timeout` for
+when a request that has not begun goes, with its `ReleaseReason`, and `Line` for a key that changes with time.
 
->>> from slo_bench.policy import UNLIMITED, Admission, Leave, Limits, Line, PreemptionMode,
-NextQueue, Why >>> @dataclass(frozen=True) ... class Strict(Policy): ...     '''Swaps its victims,
-refuses prompts that are too long, drops who is late.''' ... ...     longest: int = parameter(8192,
-low=1) ... ...     def limits(self, view: View) -> Limits: ...         return
-Limits(token_budget=UNLIMITED, chunked=False, mix=False) ... ...     def admit(self, r:
-RequestState, view: View) -> Admission: ...         return Admission.REJECT if r.prompt_tokens >
-self.longest else Admission.ADMIT ... ...     def preemption_mode(self, r: RequestState, view: View)
--> PreemptionMode: ...         return PreemptionMode.SWAP ... ...     def refill(self, view: View)
--> NextQueue: ...         return NextQueue.WAITING if view.n_waiting else NextQueue.SWAPPED ... ...
-def leave(self, r: RequestState, view: View) -> Leave: ...         return Leave(r.arrival_s +
-r.slo.ttft_s, Why.DROP) >>> Strict(longest=100).admit(r, view=None) <Admission.REJECT: 'reject'> >>>
-Strict().leave(r, view=None).time_s 2.0 >>> Line(time_s=1.0, value=3.0, per_s=-0.5).at(now_s=3.0)
+>>> from slo_bench.policy import UNLIMITED, Admission, Limits, Line, NextQueue, PreemptionMode
+>>> from slo_bench.policy import ReleaseReason, Timeout
+>>> @dataclass(frozen=True)
+... class Strict(Policy):
+...     '''Swaps its victims, refuses prompts that are too long, drops who is late.'''
+...
+...     longest: int = parameter(8192, low=1)
+...
+...     def limits(self, view: View) -> Limits:
+...         return Limits(token_budget=UNLIMITED, chunked=False, mixed_batches=False)
+...
+...     def admit(self, r: RequestState, view: View) -> Admission:
+...         return Admission.REJECT if r.prompt_tokens > self.longest else Admission.ADMIT
+...
+...     def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
+...         return PreemptionMode.SWAP
+...
+...     def next_queue(self, view: View) -> NextQueue:
+...         return NextQueue.WAITING if view.n_waiting else NextQueue.SWAPPED
+...
+...     def timeout(self, r: RequestState, view: View) -> Timeout:
+...         return Timeout(r.arrival_s + r.slo.ttft_s, ReleaseReason.DROP)
+>>> Strict(longest=100).admit(r, view=None)
+<Admission.REJECT: 'reject'>
+>>> Strict().timeout(r, view=None).time_s
+2.0
+>>> Line(time_s=1.0, value=3.0, per_s=-0.5).at(now_s=3.0)
 2.0
 
 A policy whose keys hang on who else waits may bring a `Queue` that finds the smallest of them
@@ -92,12 +107,12 @@ True
 
 Across instances a `ClusterPolicy` decides, in a `ClusterView` of `Instance`s. Its `Role`s say which
 instances there are and where they stand (`Placement`), its `Links` what KV moves over. A request
-goes to an instance or to `RouteOutcome`; a `Release` is one that an instance gave back. What a
+goes to an instance, or has a `RouteOutcome`; a `Release` is one that an instance gave back. What a
 controller does at its own times is an `Action`.
 
 >>> from collections.abc import Sequence
->>> from slo_bench.policy import Action, ClusterPolicy, ClusterView, Instead, Links, Placement
->>> from slo_bench.policy import Release, Role, Site
+>>> from slo_bench.policy import Action, ClusterPolicy, ClusterView, RouteOutcome, Links, Placement
+>>> from slo_bench.policy import Release, Role, Instance
 >>> @dataclass(frozen=True)
 ... class LongPromptsApart(ClusterPolicy):
 ...     '''The first instance gets the long prompts, the others the rest.'''
@@ -107,18 +122,20 @@ controller does at its own times is an `Action`.
 ...     def layout(self, policy: Policy, placement: Placement, instances: int) -> Sequence[Role]:
 ...         return (Role("long", policy, 1), Role("short", policy, instances - 1))
 ...
-...     def links(self, instances: Sequence[Site]) -> Links:
+...     def links(self, instances: Sequence[Instance]) -> Links:
 ...         return super().links(instances)  # KV is there at once
 ...
-...     def dispatch(self, r: RequestState, cluster: ClusterView) -> Site | Instead:
+...     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
 ...         wanted = cluster.role("long" if r.prompt_tokens >= self.long_tokens else "short")
 ...         instances = wanted or cluster.up
-...         return min(instances, key=lambda s: (s.n_requests, s.index)) if instances else
-Instead.HOLD ...
-...     def returned(self, release: Release, cluster: ClusterView) -> Site | Instead:
-...         return self.dispatch(release.request, cluster)
+...         if not instances:
+...             return RouteOutcome.HOLD
+...         return min(instances, key=lambda one: (one.n_requests, one.index))
 ...
-...     def review(self, cluster: ClusterView) -> Sequence[Action]:
+...     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
+...         return self.route(release.request, cluster)
+...
+...     def control_step(self, cluster: ClusterView) -> Sequence[Action]:
 ...         return ()
 >>> [role.instances for role in LongPromptsApart().layout(Policy(), placement=None, instances=3)]
 [1, 2]
@@ -129,7 +146,7 @@ A `Router` answers only on arrival; `Routed` makes a `ClusterPolicy` of it.
 >>> class Last:
 ...     watches = measures = False
 ...
-...     def dispatch(self, r: RequestState, instances: Sequence[Site]) -> Site:
+...     def route(self, r: RequestState, instances: Sequence[Instance]) -> Instance:
 ...         return instances[-1]
 >>> router: Router = Last()
 >>> Routed(router=router).least_instances
@@ -138,17 +155,17 @@ A `Router` answers only on arrival; `Routed` makes a `ClusterPolicy` of it.
 A `SharingPolicy` serves several models (`ServedModel`) on the shared GPUs of a `MultiModelCluster`;
 a `ModelInstance` is the engine of one of them.
 
->>> from slo_bench.policy import Fleet, Hosted, SharingPolicy, Tenant
+>>> from slo_bench.policy import MultiModelCluster, ServedModel, SharingPolicy, ModelInstance
 >>> @dataclass(frozen=True)
 ... class MostAskedFor(SharingPolicy):
 ...     '''Begins with the models that most requests ask for; override what follows from it.'''
 ...
-...     def first(self, models: list[Hosted]) -> Hosted:
+...     def first(self, models: list[ServedModel]) -> ServedModel:
 ...         return max(models, key=lambda model: model.rate_rps)
 ...
-...     def moved(self, old: Tenant, new: Tenant, fleet: Fleet) -> None:
+...     def moved(self, old: ModelInstance, new: ModelInstance, cluster: MultiModelCluster) -> None:
 ...         '''Called when a model goes on at another place.'''
->>> MostAskedFor().review_s
+>>> MostAskedFor().control_interval_s
 5.0
 """
 

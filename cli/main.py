@@ -13,8 +13,8 @@ from .commands.capacity import EXAMPLES as CAPACITY_EXAMPLES
 from .commands.capacity import capacity
 from .commands.compare import EXAMPLES as COMPARE_EXAMPLES
 from .commands.compare import compare
-from .commands.derive_slo import EXAMPLES as DEDICATED_SLO_EXAMPLES
-from .commands.derive_slo import dedicated_slo
+from .commands.derive_slo import EXAMPLES as DERIVE_SLO_EXAMPLES
+from .commands.derive_slo import derive_slo
 from .commands.doctor import EXAMPLES as DOCTOR_EXAMPLES
 from .commands.doctor import doctor
 from .commands.explain import EXAMPLES as EXPLAIN_EXAMPLES
@@ -66,7 +66,7 @@ app.command(epilog=epilog(GATE_EXAMPLES))(gate)
 app.command(epilog=epilog(EXPLAIN_EXAMPLES))(explain)
 app.command(epilog=epilog(SENSITIVITY_EXAMPLES))(sensitivity)
 app.command(epilog=epilog(VALIDATE_EXAMPLES))(validate)
-app.command("dedicated-slo", epilog=epilog(DEDICATED_SLO_EXAMPLES))(dedicated_slo)
+app.command("derive-slo", epilog=epilog(DERIVE_SLO_EXAMPLES))(derive_slo)
 app.command(epilog=epilog(PLAN_EXAMPLES))(plan)
 app.add_typer(tune, name="tune")
 app.add_typer(profile, name="profile")

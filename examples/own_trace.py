@@ -24,10 +24,14 @@ def main(folder: Path) -> None:
     result = Experiment(
         systems="vllm",
         workload=str(trace),
-        speeds=[1, 2, 4],
+        replay_speeds=[1, 2, 4],
         slo={"chat": {"ttft": 0.5, "tpot": 0.05}, "document": {"ttft": 3}},
     ).run(folder / "runs", jobs=1)
-    print(result.cells[["speed", "attainment", "ttft_p99_s", "goodput_rps"]].to_string(index=False))
+    print(
+        result.cells[["replay_speed", "attainment", "ttft_p99_s", "goodput_rps"]].to_string(
+            index=False
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ def main(folder: Path) -> None:
     print(result.cells.groupby("system")[["attainment", "ttft_p99_s"]].mean().to_string())
     for cell in result.cells["cell"]:
         requests = result.requests(cell)
-        missed = requests[requests["met"] == 0]
+        missed = requests[requests["slo_met"] == 0]
         print(
             f"{cell}: {len(missed)} misses; median prompt {missed['prompt_tokens'].median():g} "
             f"tokens, of all requests {requests['prompt_tokens'].median():g}"

@@ -29,8 +29,8 @@ class Placement:
     `memory_share` of each GPU's memory is for serving. From it go the weights, then a reserve for
     what a forward pass needs (as vLLM measures it at start): 1 GiB for CUDA, NCCL and workspaces,
     and the activations of `batched_tokens` tokens and logits of `sampled_sequences` sequences.
-    What is left holds KV blocks of `block_tokens` tokens, unless `fixed_kv_blocks` says how many of
-    them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_host_blocks` for
+    What is left holds KV blocks of `block_size` tokens, unless `fixed_num_gpu_blocks` says how many
+    of them are used, as vLLM's `--num-gpu-blocks-override` does; so does `fixed_num_cpu_blocks` for
     swapped KV in place of what `host_memory_bytes` would hold. Both count for the whole instance.
     `beside_bytes` of each GPU hold the weights of another model.
     """
@@ -42,12 +42,12 @@ class Placement:
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     memory_share: float = 0.9
-    block_tokens: int = 16
+    block_size: int = 16
     host_memory_bytes: int = DEFAULT_HOST_MEMORY_BYTES  # for swapped KV, per GPU
     batched_tokens: int = 8192
     sampled_sequences: int = 256
-    fixed_kv_blocks: int | None = None
-    fixed_host_blocks: int | None = None
+    fixed_num_gpu_blocks: int | None = None
+    fixed_num_cpu_blocks: int | None = None
     beside_bytes: int = 0
     split: tuple[PipelineStage, ...] = ()
     fixed_lanes: int | None = None
@@ -55,7 +55,7 @@ class Placement:
     def __post_init__(self) -> None:
         weight_dtype(self.weight_dtype)
         kv_dtype(self.kv_dtype)
-        for name in ("tp", "pp", "block_tokens", "batched_tokens", "sampled_sequences"):
+        for name in ("tp", "pp", "block_size", "batched_tokens", "sampled_sequences"):
             if getattr(self, name) < 1:
                 raise SloBenchError(f"{name} must be at least 1 but is {getattr(self, name)}")
         if not 0 < self.memory_share <= 1:
@@ -68,10 +68,14 @@ class Placement:
             )
         if self.beside_bytes < 0:
             raise SloBenchError(f"beside_bytes must be at least 0 but is {self.beside_bytes}")
-        if self.fixed_kv_blocks is not None and self.fixed_kv_blocks < 1:
-            raise SloBenchError(f"kv_blocks must be at least 1 but is {self.fixed_kv_blocks}")
-        if self.fixed_host_blocks is not None and self.fixed_host_blocks < 0:
-            raise SloBenchError(f"host_blocks must be at least 0 but is {self.fixed_host_blocks}")
+        if self.fixed_num_gpu_blocks is not None and self.fixed_num_gpu_blocks < 1:
+            raise SloBenchError(
+                f"num_gpu_blocks must be at least 1 but is {self.fixed_num_gpu_blocks}"
+            )
+        if self.fixed_num_cpu_blocks is not None and self.fixed_num_cpu_blocks < 0:
+            raise SloBenchError(
+                f"num_cpu_blocks must be at least 0 but is {self.fixed_num_cpu_blocks}"
+            )
         if not 1 <= self.lanes <= self.pp:
             raise SloBenchError(f"lanes must be 1 to {self.pp} (the stages) but is {self.lanes}")
         if self.split:
@@ -173,13 +177,17 @@ class Placement:
         return int(self.gpu.memory_bytes * self.memory_share)
 
     @property
-    def kv_blocks(self) -> int:
-        """Blocks of `block_tokens` tokens: those fixed, else all that fit."""
-        return self.fitting_kv_blocks if self.fixed_kv_blocks is None else self.fixed_kv_blocks
+    def num_gpu_blocks(self) -> int:
+        """Blocks of `block_size` tokens: those fixed, else all that fit."""
+        return (
+            self.fitting_num_gpu_blocks
+            if self.fixed_num_gpu_blocks is None
+            else self.fixed_num_gpu_blocks
+        )
 
     @cached_property
-    def fitting_kv_blocks(self) -> int:
-        """Blocks of `block_tokens` tokens that fit beside the weights; 0 where nothing is left.
+    def fitting_num_gpu_blocks(self) -> int:
+        """Blocks of `block_size` tokens that fit beside the weights; 0 where nothing is left.
 
         As many as fit on the stage that has the least room for its layers' KV.
         """
@@ -194,13 +202,13 @@ class Placement:
     @property
     def kv_tokens(self) -> int:
         """Tokens that fit into the KV blocks."""
-        return self.kv_blocks * self.block_tokens
+        return self.num_gpu_blocks * self.block_size
 
     @cached_property
-    def host_blocks(self) -> int:
+    def num_cpu_blocks(self) -> int:
         """Blocks of swapped KV: those fixed, else what fits into the host memory set aside."""
-        if self.fixed_host_blocks is not None:
-            return self.fixed_host_blocks
+        if self.fixed_num_cpu_blocks is not None:
+            return self.fixed_num_cpu_blocks
         return self.host_memory_bytes // self.block_bytes_per_gpu
 
     @cached_property
@@ -218,7 +226,7 @@ class Placement:
 
     def _block_bytes(self, layers: int) -> int:
         per_layer = self.kv_bytes_per_token // self.tp // self.model.layers
-        return max(1, per_layer * layers * self.block_tokens)
+        return max(1, per_layer * layers * self.block_size)
 
     def check(self) -> None:
         """Raise `SloBenchError` unless the split is possible and everything fits.
@@ -249,8 +257,8 @@ class Placement:
         if self.model.kind == "encoder":
             needed = self.weight_bytes_per_gpu + self.reserve_bytes_per_gpu + self.beside_bytes
             return needed <= self.usable_bytes_per_gpu
-        if self.fixed_kv_blocks is not None:
-            return self.fitting_kv_blocks >= self.fixed_kv_blocks
+        if self.fixed_num_gpu_blocks is not None:
+            return self.fitting_num_gpu_blocks >= self.fixed_num_gpu_blocks
         return self.kv_tokens >= min(LEAST_KV_TOKENS, self.model.context_tokens)
 
     def _too_small(self) -> str:
@@ -266,10 +274,10 @@ class Placement:
             f"{self.model.name} needs {weights_gb:.1f} GB of weights, {reserve_gb:.1f} GB of "
             f"workspace{beside} and room for KV; {where} offers {offered_gb:.1f} GB"
         )
-        if self.fixed_kv_blocks is not None and self.fitting_kv_blocks:
+        if self.fixed_num_gpu_blocks is not None and self.fitting_num_gpu_blocks:
             problem = (
-                f"{self.fixed_kv_blocks:,} KV blocks of {self.block_tokens} tokens do not fit "
-                f"beside {self.model.name} on {where}: at most {self.fitting_kv_blocks:,} do"
+                f"{self.fixed_num_gpu_blocks:,} KV blocks of {self.block_size} tokens do not fit "
+                f"beside {self.model.name} on {where}: at most {self.fitting_num_gpu_blocks:,} do"
             )
         for tp in _tp_degrees(self.model):
             if tp > self.tp and replace(self, tp=tp).fits:

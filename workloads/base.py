@@ -31,7 +31,7 @@ class WorkloadSource(Protocol):
     """Makes workloads.
 
     `has_arrivals` says whether the source keeps arrivals of its own; then `natural_rate_rps` is
-    their mean rate, and `speed` may be given in place of a rate.
+    their mean rate, and `replay_speed` may be given in place of a rate.
     """
 
     @property
@@ -68,7 +68,7 @@ class WorkloadSource(Protocol):
         self,
         *,
         rate_rps: float | None = None,
-        speed: float | None = None,
+        replay_speed: float | None = None,
         requests: int | None = None,
         duration_s: float | None = None,
         seed: int = 0,
@@ -77,8 +77,8 @@ class WorkloadSource(Protocol):
         """A workload; the same arguments give the same bytes.
 
         Lengths and SLOs of a seed are the same at every rate. A source with own arrivals divides
-        its times by `speed`, or by `rate_rps` over its natural rate; then `requests` keeps its
-        first rows and `duration_s` what arrives before it.
+        its times by `replay_speed`, or by `rate_rps` over its natural rate; then `requests` keeps
+        its first rows and `duration_s` what arrives before it.
 
         Raises:
             SloBenchError: an argument is out of range, missing, or contradicts another.
@@ -114,7 +114,7 @@ class DrawnSource:
         self,
         *,
         rate_rps: float | None = None,
-        speed: float | None = None,
+        replay_speed: float | None = None,
         requests: int | None = None,
         duration_s: float | None = None,
         seed: int = 0,
@@ -122,7 +122,7 @@ class DrawnSource:
     ) -> Workload:
         """See `WorkloadSource`."""
         check_extent(requests, duration_s)
-        rate = offered_rate(self, rate_rps, speed)
+        rate = offered_rate(self, rate_rps, replay_speed)
         streams = Streams(seed)
         if isinstance(self.models, MultiModelArrivals):
             coming = self.models.draw(rate, streams, requests, duration_s)
@@ -159,7 +159,7 @@ class DrawnSource:
             **dataclasses.asdict(shared.pairs),
             session=shared.session,
             prefix_blocks=shared.blocks,
-            prefix_block_tokens=self.continuations.block_tokens,
+            prefix_block_size=self.continuations.block_size,
         )
 
 
@@ -202,7 +202,7 @@ class TraceSource:
         self,
         *,
         rate_rps: float | None = None,
-        speed: float | None = None,
+        replay_speed: float | None = None,
         requests: int | None = None,
         duration_s: float | None = None,
         seed: int = 0,
@@ -211,11 +211,11 @@ class TraceSource:
         """See `WorkloadSource`; without rate and speed a trace runs at speed 1, and whole."""
         streams = Streams(seed)
         if self.arrivals is None:
-            factor = self._speed(rate_rps, speed)
+            factor = self._speed(rate_rps, replay_speed)
             workload = self._replayed(factor, requests, duration_s)
             return finish(workload, self.name, None, self.models, streams, slo)
         check_extent(requests, duration_s)
-        rate = offered_rate(self, rate_rps, speed)
+        rate = offered_rate(self, rate_rps, replay_speed)
         arrival_s = self.arrivals.times_s(
             rate, streams.rng("arrivals"), requests=requests, duration_s=duration_s
         )
@@ -227,11 +227,11 @@ class TraceSource:
         rows = self._rows(len(arrival_s), streams.rng("lengths"))
         return take(self.trace.workload, rows, arrival_s)
 
-    def _speed(self, rate_rps: float | None, speed: float | None) -> float:
-        if rate_rps is not None and speed is not None:
-            raise SloBenchError("give a trace either rate_rps or speed, not both")
-        if speed is not None:
-            return positive(speed, "speed")
+    def _speed(self, rate_rps: float | None, replay_speed: float | None) -> float:
+        if rate_rps is not None and replay_speed is not None:
+            raise SloBenchError("give a trace either rate_rps or replay_speed, not both")
+        if replay_speed is not None:
+            return positive(replay_speed, "replay_speed")
         if rate_rps is None:
             return 1.0
         if self.natural_rate_rps is None:
@@ -271,11 +271,13 @@ def check_extent(requests: int | None, duration_s: float | None) -> None:
         raise SloBenchError("say how much to make: requests or duration_s")
 
 
-def offered_rate(source: WorkloadSource, rate_rps: float | None, speed: float | None) -> float:
+def offered_rate(
+    source: WorkloadSource, rate_rps: float | None, replay_speed: float | None
+) -> float:
     """The rate for a source whose arrivals are drawn; 1 for a closed loop, which uses none."""
-    if speed is not None:
+    if replay_speed is not None:
         raise SloBenchError(
-            f"speed is for traces with arrivals of their own; give {source.name} a rate_rps"
+            f"replay_speed is for traces with arrivals of their own; give {source.name} a rate_rps"
         )
     if source.closed_loop:
         if rate_rps is not None:

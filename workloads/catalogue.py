@@ -17,7 +17,7 @@ from .lengths import LengthDistribution, MixtureComponent, PairLengths, Quantile
 class ContinuationFigures:
     """How much of a prompt earlier prompts have already brought; see `prefixes.Continuations`."""
 
-    block_tokens: int
+    block_size: int
     continuation_share: float
     turn_correlation: float
     gap_median_s: float

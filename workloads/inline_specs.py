@@ -14,7 +14,7 @@ from .call_parser import Call, build
 from .errors import SloBenchError
 from .lengths import Fixed, LengthDistribution, PairLengths, pair, parse_lengths
 from .models import Models
-from .request import Kind
+from .request import RequestType
 from .streams import Streams
 from .workload import Workload
 
@@ -43,8 +43,8 @@ class InlineSource(DrawnSource):
         return dataclasses.replace(
             made,
             prompt_tokens=made.prompt_tokens * texts,
-            kind=np.full(len(made), int(Kind.EMBED)),
-            n_texts=texts,
+            request_type=np.full(len(made), int(RequestType.EMBED)),
+            num_inputs=texts,
         )
 
 

@@ -47,7 +47,7 @@ ANSWER_COLUMNS = frozenset(
         "responses",
         "solution",
         "target",
-        "tokens_out",
+        "expected_output_tokens",
     }
 )
 """Columns that hold the answer or its length: a predictor must never see them."""

@@ -95,7 +95,7 @@ class MixedSource:
         self,
         *,
         rate_rps: float | None = None,
-        speed: float | None = None,
+        replay_speed: float | None = None,
         requests: int | None = None,
         duration_s: float | None = None,
         seed: int = 0,
@@ -103,7 +103,7 @@ class MixedSource:
     ) -> Workload:
         """See `WorkloadSource`."""
         check_extent(requests, duration_s)
-        rate = offered_rate(self, rate_rps, speed)
+        rate = offered_rate(self, rate_rps, replay_speed)
         streams = Streams(seed)
         arrival_s = self.arrivals.times_s(
             rate, streams.rng("arrivals"), requests=requests, duration_s=duration_s
@@ -137,8 +137,8 @@ def _merged(
         "prompt_tokens",
         "output_tokens",
         "max_output_tokens",
-        "kind",
-        "n_texts",
+        "request_type",
+        "num_inputs",
         "priority",
         *COLUMNS.values(),
     ):

@@ -19,7 +19,7 @@ from .streams import Streams
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-BLOCK_TOKENS = 16
+BLOCK_SIZE = 16
 
 
 class PrefixRows(Sequence[tuple[int, ...]]):
@@ -53,12 +53,10 @@ class SessionBlocks(PrefixRows):
     system_blocks: int
 
     @classmethod
-    def of(
-        cls, session: Ints, tokens: Ints, system_tokens: int, block_tokens: int
-    ) -> SessionBlocks:
+    def of(cls, session: Ints, tokens: Ints, system_tokens: int, block_size: int) -> SessionBlocks:
         """Rows of the same `session` share; the blocks of a row cover `tokens[row]`."""
-        system_blocks = system_tokens // block_tokens
-        length = tokens // block_tokens
+        system_blocks = system_tokens // block_size
+        length = tokens // block_size
         _, inverse = np.unique(session, return_inverse=True)
         own = np.zeros(int(inverse.max()) + 1 if len(inverse) else 0, dtype=np.int64)
         np.maximum.at(own, inverse, np.maximum(length - system_blocks, 0))
@@ -107,7 +105,7 @@ class Continuations:
     gap_median_s: float
     gap_sigma: float
     system_blocks: int
-    block_tokens: int
+    block_size: int
 
     def __post_init__(self) -> None:
         for name in ("share", "turn_correlation"):
@@ -138,8 +136,8 @@ class Continuations:
         # Blocks may only cover an answer if the next turn really holds all of it.
         held = pairs.prompt_tokens[child] >= total
         tokens[before[held]] = total[held]
-        system_tokens = self.system_blocks * self.block_tokens
-        blocks = SessionBlocks.of(root, tokens, system_tokens, self.block_tokens)
+        system_tokens = self.system_blocks * self.block_size
+        blocks = SessionBlocks.of(root, tokens, system_tokens, self.block_size)
         return SharedPairs(pairs, root, blocks)
 
 

@@ -9,7 +9,7 @@ from enum import IntEnum
 NEVER_S = math.inf
 
 
-class Kind(IntEnum):
+class RequestType(IntEnum):
     """What a request wants back."""
 
     GENERATE = 0
@@ -36,11 +36,11 @@ class Slo:
 class Request:
     """One row of a `Workload`.
 
-    `prefix_blocks` are hashes of consecutive blocks of `Workload.prefix_block_tokens` tokens; each
+    `prefix_blocks` are hashes of consecutive blocks of `Workload.prefix_block_size` tokens; each
     names its block and everything before it. They cover the prompt and, where known, may go on over
     the output (so that the next turn of a conversation finds it cached). `follows` is the index of
     the request whose answer this one waits for; it arrives `think_s` after that answer ends, and
-    `arrival_s` is then only the earliest moment it could. An embedding request brings `n_texts`
+    `arrival_s` is then only the earliest moment it could. An embedding request brings `num_inputs`
     texts, equally long; `prompt_tokens` are those of all, and nothing is generated.
     """
 
@@ -58,5 +58,5 @@ class Request:
     follows: int | None = None
     think_s: float = 0.0
     text: str | None = None
-    kind: Kind = Kind.GENERATE
-    n_texts: int = 1
+    request_type: RequestType = RequestType.GENERATE
+    num_inputs: int = 1

@@ -20,7 +20,7 @@ from .lengths import (
     mean_tokens,
     parse_lengths,
 )
-from .prefixes import BLOCK_TOKENS, SessionBlocks
+from .prefixes import BLOCK_SIZE, SessionBlocks
 from .streams import Streams
 from .workload import Workload
 
@@ -130,9 +130,9 @@ class Sessions:
             follows=previous if self.closed else np.full(len(order), -1),
             think_s=think[order] if self.closed else np.zeros(len(order)),
             prefix_blocks=SessionBlocks.of(
-                session[order], covered, self.system_prompt_tokens, BLOCK_TOKENS
+                session[order], covered, self.system_prompt_tokens, BLOCK_SIZE
             ),
-            prefix_block_tokens=BLOCK_TOKENS,
+            prefix_block_size=BLOCK_SIZE,
         )
 
 

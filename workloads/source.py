@@ -128,7 +128,7 @@ def _continuations(entry: catalogue.Entry) -> Continuations | None:
         gap_median_s=figures.gap_median_s,
         gap_sigma=figures.gap_sigma,
         system_blocks=figures.system_blocks,
-        block_tokens=figures.block_tokens,
+        block_size=figures.block_size,
     )
 
 

@@ -50,7 +50,7 @@ class PrefixFigures:
     whole blocks; `request_hit_share` the share of requests with any such block.
     """
 
-    block_tokens: int
+    block_size: int
     distinct_blocks: int
     token_hit_share: float
     request_hit_share: float
@@ -138,7 +138,7 @@ def prefix_figures(workload: Workload) -> PrefixFigures | None:
     seen: set[int] = set()
     hit_blocks = 0
     hit_requests = 0
-    size = workload.prefix_block_tokens
+    size = workload.prefix_block_size
     for blocks, prompt in zip(workload.prefix_blocks, workload.prompt_tokens.tolist(), strict=True):
         hits = 0
         for block in blocks[: prompt // size]:
@@ -149,7 +149,7 @@ def prefix_figures(workload: Workload) -> PrefixFigures | None:
         hit_requests += hits > 0
         seen.update(blocks)
     return PrefixFigures(
-        block_tokens=size,
+        block_size=size,
         distinct_blocks=len(seen),
         token_hit_share=hit_blocks * size / int(workload.prompt_tokens.sum()),
         request_hit_share=hit_requests / len(workload),

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .errors import SloBenchError
-from .request import Kind, Request, Slo
+from .request import Request, RequestType, Slo
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -53,10 +53,10 @@ class Workload:
     session: Ints = field(default_factory=lambda: _ints(-1))  # -1: none
     follows: Ints = field(default_factory=lambda: _ints(-1))  # -1: open loop
     think_s: Floats = field(default_factory=lambda: _floats(0.0))
-    kind: Ints = field(default_factory=lambda: _ints(Kind.GENERATE))
-    n_texts: Ints = field(default_factory=lambda: _ints(1))  # of an embedding request
+    request_type: Ints = field(default_factory=lambda: _ints(RequestType.GENERATE))
+    num_inputs: Ints = field(default_factory=lambda: _ints(1))  # of an embedding request
     prefix_blocks: Sequence[tuple[int, ...]] | None = None
-    prefix_block_tokens: int = 16
+    prefix_block_size: int = 16
     texts: Sequence[str | None] | None = None
     concurrency: int | None = None
     name: str = "workload"
@@ -79,7 +79,7 @@ class Workload:
         self._check()
 
     def _check(self) -> None:
-        for name, low in (("prompt_tokens", 1), ("output_tokens", 1), ("n_texts", 1)):
+        for name, low in (("prompt_tokens", 1), ("output_tokens", 1), ("num_inputs", 1)):
             column: Ints = getattr(self, name)
             bad = np.flatnonzero(column < low)
             if len(bad):
@@ -121,8 +121,8 @@ class Workload:
             follows=None if self.follows[row] < 0 else int(self.follows[row]),
             think_s=float(self.think_s[row]),
             text=None if self.texts is None else self.texts[row],
-            kind=Kind(int(self.kind[row])),
-            n_texts=int(self.n_texts[row]),
+            request_type=RequestType(int(self.request_type[row])),
+            num_inputs=int(self.num_inputs[row]),
         )
 
     def __iter__(self) -> Iterator[Request]:

@@ -67,18 +67,18 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
     for name in ("session", "follows"):
         if (getattr(workload, name) >= 0).any():
             columns[name] = getattr(workload, name).tolist()
-    for name in ("priority", "think_s", "kind"):
+    for name in ("priority", "think_s", "request_type"):
         if getattr(workload, name).any():
             columns[name] = getattr(workload, name).tolist()
-    if (workload.n_texts != 1).any():
-        columns["n_texts"] = workload.n_texts.tolist()
+    if (workload.num_inputs != 1).any():
+        columns["num_inputs"] = workload.num_inputs.tolist()
     for name in ("ttft_slo_s", "tpot_slo_s", "e2e_slo_s", "deadline_s"):
         column: NDArray[np.float64] = getattr(workload, name)
         if np.isfinite(column).any():
             columns[name] = ["" if s == np.inf else s for s in column.tolist()]
     if workload.prefix_blocks is not None:
         columns["prefix_blocks"] = (_ranges(blocks) for blocks in workload.prefix_blocks)
-        columns["prefix_block_tokens"] = (workload.prefix_block_tokens for _ in count())
+        columns["prefix_block_size"] = (workload.prefix_block_size for _ in count())
     return columns
 
 

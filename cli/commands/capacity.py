@@ -28,7 +28,7 @@ EXAMPLES = (
     "slo-bench capacity --base-url http://127.0.0.1:8000 --rates 1,20 --max-time 900",
 )
 
-_SEARCH = "How it is searched"
+_SEARCH = "Search"
 
 Rates = Annotated[
     str | None,
@@ -134,19 +134,19 @@ def capacity(
     router: options.Router = None,
     failures: options.Failures = None,
     profile: options.Profile = None,
-    oversize: options.Oversize = None,
+    overlong_requests: options.OverlongRequests = None,
     backend: options.Backend = None,
     base_url: options.BaseUrl = None,
     api: options.Api = None,
     header: options.Header = None,
     api_key_env: options.ApiKeyEnv = None,
     body: options.Body = None,
-    prompts: options.Prompts = None,
+    prompt_format: options.PromptFormat = None,
     tokenizer: options.Tokenizer = None,
     server_arg: options.ServerArg = None,
     time_limit: options.TimeLimit = None,
     processes: options.Processes = None,
-    token_times: options.TokenTimes = False,
+    save_token_times: options.SaveTokenTimes = False,
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,

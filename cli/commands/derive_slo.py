@@ -1,4 +1,4 @@
-"""`slo-bench dedicated-slo`: what each model does alone on GPUs of its own, as SLOs."""
+"""`slo-bench derive-slo`: what each model does alone on GPUs of its own, as SLOs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ...workloads.errors import SloBenchError
 from ..options.completion import listed
 
 EXAMPLES = (
-    'slo-bench dedicated-slo --models "fleet(llama-3.1-8b*4, qwen2.5-3b*4)" --rate 4',
-    'slo-bench dedicated-slo --models "fleet(qwen3-8b*2)" --rate 4 --bound ttft --each --json',
+    'slo-bench derive-slo --models "fleet(llama-3.1-8b*4, qwen2.5-3b*4)" --rate 4',
+    'slo-bench derive-slo --models "fleet(qwen3-8b*2)" --rate 4 --bound ttft --each --json',
 )
 DEFAULT_DURATION_S = 3600.0
 
 
-def dedicated_slo(
+def derive_slo(
     models: Annotated[str, typer.Option(metavar="fleet(…)|zipf(…)", help="As in `run`.")],
     rate: Annotated[float, typer.Option(metavar="R", help="Of all models together, req/s.")],
     workload: Annotated[

@@ -31,7 +31,7 @@ EXTRAS = {
 class Finding:
     """One thing looked at. `state` is ok, missing (does without) or broken."""
 
-    what: str
+    check: str
     state: str
     found: str
     mend: str = ""
@@ -61,7 +61,7 @@ def _print(findings: list[Finding]) -> None:
     for finding in findings:
         mark, style = marks[finding.state]
         text = finding.found + (f"\nmend: {finding.mend}" if finding.mend else "")
-        table.add_row(Text(mark, style=style), Text(finding.what), Text(text, overflow="fold"))
+        table.add_row(Text(mark, style=style), Text(finding.check), Text(text, overflow="fold"))
     terminal().print(table)
 
 

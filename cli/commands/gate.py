@@ -66,7 +66,7 @@ def gate(
     except NotComparableError as error:
         if as_json:
             typer.echo(
-                json.dumps({"verdict": "not comparable", "passed": False, "why": str(error)})
+                json.dumps({"verdict": "not comparable", "passed": False, "reason": str(error)})
             )
             raise typer.Exit(2) from None
         raise SloBenchError(f"not comparable: {error}") from None
@@ -124,6 +124,6 @@ def _json(compared: Comparison, judgement: Judgement) -> dict[str, Any]:
         "passed": judgement.passed,
         "max_regression": judgement.max_regression,
         "regressions": [told(found) for found in judgement.regressions],
-        "open": [told(found) for found in judgement.open_rows],
+        "undecided": [told(found) for found in judgement.open_rows],
         "comparison": comparison_json(compared),
     }

@@ -28,8 +28,8 @@ def list_names(
         str,
         typer.Argument(
             metavar="KIND",
-            help="systems, matrix (which runs on which backend), models, gpus, links, workloads, "
-            "suites or routers.",
+            help="systems, compatibility (which runs on which backend), models, gpus, links, "
+            "workloads, suites or routers.",
             autocompletion=completion.kinds,
         ),
     ],
@@ -68,7 +68,7 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
 
     from ..output.console import terminal
 
-    if kind == "matrix":  # the reasons have room where one is asked for
+    if kind == "compatibility":  # the reasons have room where one is asked for
         entries = [{c: str(v).partition(":")[0] for c, v in e.items()} for e in entries]
     elif kind in _BRIEFLY:
         entries = [{column: entry[column] for column in _BRIEFLY[kind]} for entry in entries]
@@ -84,7 +84,7 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
     for entry in entries:
         table.add_row(*(Text(_shown(value)) for value in entry.values()))
     terminal().print(table)
-    if kind in (*_BRIEFLY, "matrix"):
+    if kind in (*_BRIEFLY, "compatibility"):
         typer.echo(f"\nMore about one: slo-bench list {kind} {entries[0]['name']}", err=True)
 
 

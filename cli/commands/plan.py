@@ -18,21 +18,21 @@ EXAMPLES = (
     "slo-bench plan --rate 10 --price a100-80g=1.8 --price h100-80g=2.5 --out plans --json",
 )
 
-_CHOICE = "What may be rented"
+_CHOICE = "Deployment"
 
 Rate = Annotated[
-    float, typer.Option(metavar="R", help="Requests per second.", rich_help_panel=options.ARRIVES)
+    float, typer.Option(metavar="R", help="Requests per second.", rich_help_panel=options.WORKLOAD)
 ]
 Target = Annotated[
     float,
     typer.Option(
-        metavar="SHARE", help="Requests in SLO, at least.", rich_help_panel=options.ARRIVES
+        metavar="SHARE", help="Requests in SLO, at least.", rich_help_panel=options.WORKLOAD
     ),
 ]
 Headroom = Annotated[
     float,
     typer.Option(
-        metavar="SHARE", help="Plan for so much more load.", rich_help_panel=options.ARRIVES
+        metavar="SHARE", help="Plan for so much more load.", rich_help_panel=options.WORKLOAD
     ),
 ]
 Kinds = Annotated[

@@ -15,7 +15,7 @@ EXAMPLES = (
     "slo-bench predict-eval lengths held-out.jsonl",
     "slo-bench predict-eval lengths gpt4=held-out.jsonl other.jsonl --html lengths.html",
     "slo-bench predict-eval lengths alpaca.json --json",
-    "slo-bench predict-eval lengths today.jsonl --stream 100 --html drift.html",
+    "slo-bench predict-eval lengths today.jsonl --prequential 100 --html drift.html",
 )
 
 
@@ -27,7 +27,7 @@ def predict_eval(
     base: predict_data.BaseAt = None,
     device: predict_data.Device = "cpu",
     threads: predict_data.Threads = None,
-    stream: Annotated[
+    prequential: Annotated[
         int | None,
         typer.Option(
             metavar="N",
@@ -36,15 +36,15 @@ def predict_eval(
             "fares as trained, and when it is corrected at once and taught every N answers.",
         ),
     ] = None,
-    beside: Annotated[
+    baseline: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With --stream: show this predictor beside it, say one that was trained on such "
-            "answers from the start.",
+            help="With --prequential: show this predictor beside it, say one that was trained on "
+            "such answers from the start.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of what --stream teaches.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of what --prequential teaches.")] = 0,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
     ] = None,
@@ -70,17 +70,19 @@ def predict_eval(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    if beside is not None and stream is None:
-        raise SloBenchError("--beside goes with --stream N")
-    if stream is not None:
+    if baseline is not None and prequential is None:
+        raise SloBenchError("--baseline goes with --prequential N")
+    if prequential is not None:
         from ...predictors.lengths.online import OnlinePredictor
-        from ...predictors.lengths.stream import load_beside
+        from ...predictors.lengths.stream import load_baseline
         from ...predictors.lengths.stream import stream as streamed
 
         online = OnlinePredictor(folder, base=base, device=device, seed=seed, keep_queue=False)
-        other = None if beside is None else load_beside(beside, online, found.rows, base=base)
+        other = None if baseline is None else load_baseline(baseline, online, found.rows, base=base)
         with counted("answers") as progress:
-            came = streamed(online, found.rows, every=stream, beside=other, progress=progress)
+            came = streamed(
+                online, found.rows, every=prequential, baseline=other, progress=progress
+            )
         if html is not None:
             shown.write_stream(came, config, html)
         if as_json:

@@ -15,7 +15,7 @@ EXAMPLES = (
     "slo-bench predict-train alpaca.json sharegpt.json --out lengths",
     "slo-bench predict-train gpt4=a.jsonl llama-3-8b=b.jsonl --base path/to/MiniLM --out lengths",
     "slo-bench predict-train alpaca.json --out lengths --resume",
-    "slo-bench predict-train runs/today --update lengths",
+    "slo-bench predict-train runs/today --continue-from lengths",
 )
 
 
@@ -24,7 +24,7 @@ def predict_train(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="A new folder.")
     ] = None,
-    update: Annotated[
+    continue_from: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
@@ -37,7 +37,7 @@ def predict_train(
         typer.Option(
             metavar="PATH|NAME",
             help="The model beneath: an encoder or a decoder, as a folder or a name on the hub. "
-            "Default: sentence-transformers/all-MiniLM-L6-v2; with --update as trained.",
+            "Default: sentence-transformers/all-MiniLM-L6-v2; with --continue-from as trained.",
         ),
     ] = None,
     columns: predict_data.Columns = None,
@@ -70,8 +70,10 @@ def predict_train(
     ] = False,
 ) -> None:
     """Fine-tune a predictor of answer lengths: the prompt goes in, never the answer."""
-    if (out is None) == (update is None):
-        raise SloBenchError("give --out DIR for a new predictor, or --update DIR for one to teach")
+    if (out is None) == (continue_from is None):
+        raise SloBenchError(
+            "give --out DIR for a new predictor, or --continue-from DIR for one to teach"
+        )
     found = predict_data.read_data(data, columns, label_tokenizer)
     predict_data.need_torch()
     import torch
@@ -86,17 +88,19 @@ def predict_train(
     for note in found.notes:
         typer.echo(note, err=True)
     begin_s, begin_cpu_s = time.monotonic(), time.process_time()
-    if update is not None:
+    if continue_from is not None:
         if resume:
-            raise SloBenchError("--resume goes with --out; an update is short, begin it again")
+            raise SloBenchError(
+                "--resume goes with --out; an continue_from is short, begin it again"
+            )
         from ...predictors.lengths.online import update_predictor
 
         with counted("steps") as progress:
             outcome = update_predictor(
-                update, found.rows, base=base, device=device, seed=seed, progress=progress
+                continue_from, found.rows, base=base, device=device, seed=seed, progress=progress
             )
         typer.echo(outcome.told(), err=True)
-        typer.echo(str(update))
+        typer.echo(str(continue_from))
         return
     assert out is not None
 

@@ -126,7 +126,7 @@ def fit(
             "grid that the system of that name loads (cost_grid).",
         ),
     ] = None,
-    beside: Annotated[
+    extra_profile: Annotated[
         list[Path] | None,
         typer.Option(
             metavar="FILE", help="With --like: learn from this profile too. May be repeated."
@@ -156,7 +156,7 @@ def fit(
         fit_costs_like(
             like,
             profile,
-            beside or [],
+            extra_profile or [],
             tp=tp,
             degrees=degrees,
             out=out,
@@ -165,7 +165,7 @@ def fit(
             as_json=as_json,
         )
         return
-    for option, given in (("--beside", beside), ("--tp", tp), ("--degrees", degrees)):
+    for option, given in (("--extra-profile", extra_profile), ("--tp", tp), ("--degrees", degrees)):
         if given is not None:
             raise SloBenchError(f"{option} goes with --like adaptivellm only")
     from ...predictors.profiles.fit import fit as fit_all

@@ -13,7 +13,7 @@ from ...workloads.errors import UnknownNameError
 if TYPE_CHECKING:
     from ...predictors.profiles.profile import MeasuredLink, Profile
 
-BACKENDS = ("paged", "vllm", "sglang")
+BACKENDS = ("torch", "vllm", "sglang")
 RUNS = (
     "slo-bench profile run --model path/to/model --out cpu.toml",
     "slo-bench profile run --model path/to/model --device cuda:0 --gpu h100-80g --out h100.toml",
@@ -62,10 +62,10 @@ def profile_run(
             "--backend",
             "-b",
             metavar="B",
-            help="What is measured: our own engine (paged), or a server of ours by its step log: "
+            help="What is measured: our own engine (torch), or a server of ours by its step log: "
             "vllm, sglang; vllm==0.32.0 chooses a version.",
         ),
-    ] = "paged",
+    ] = "torch",
     max_seqs: Annotated[
         int, typer.Option(metavar="N", min=1, help="Most decoding sequences in a batch.")
     ] = 64,
@@ -79,7 +79,7 @@ def profile_run(
         ),
     ] = True,
 ) -> None:
-    """Measure steps, swaps and moves of the paged engine over a grid of batches, and fit them.
+    """Measure steps, swaps and moves of the torch engine over a grid of batches, and fit them.
 
     Interrupted or out of time, the same command goes on where it was. A real server is started,
     loaded at three rates, and its own log of its steps fitted; no swaps, no moves.
@@ -92,7 +92,7 @@ def profile_run(
     if kind not in BACKENDS:
         raise UnknownNameError("backend to profile", backend, BACKENDS)
     asked = ProfilingOptions(model, out, device, gpu, name, max_seqs, budget, moves)
-    if kind == "paged":
+    if kind == "torch":
         need_torch()
         with counted("measurements") as count:
             found = measure_profile(asked, count)

@@ -82,7 +82,7 @@ def _show(found: SelfTest) -> None:
             one.ttft_error_p99_s,
             one.token_error_p50_s,
             one.token_error_p99_s,
-            one.late_p99_s,
+            one.send_delay_p99_s,
             one.cpu_per_request_s,
         )
         table.add_row(

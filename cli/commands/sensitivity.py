@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 EXAMPLES = (
     "slo-bench sensitivity --system vllm --system sarathi",
-    "slo-bench sensitivity -s vllm -s sarathi --vary step-time=0.8:1.2:0.1 --vary host=0.5,2,8",
-    "slo-bench sensitivity -s sjf -s fifo --vary prediction=0.2,0.5,1 --metric ttft_p99 --rate 2",
+    "slo-bench sensitivity -s vllm -s sarathi --perturb step-time=0.8:1.2:0.1 --perturb "
+    "host=0.5,2,8",
+    "slo-bench sensitivity -s sjf -s fifo --perturb prediction=0.2,0.5,1 --metric ttft_p99 --rate "
+    "2",
     "slo-bench sensitivity -s ascendra,vllm-v0 --gpus 3 --router least-loaded -m mistral-7b",
     "slo-bench sensitivity -s vllm -s sglang --workload azure-conv --html sensitivity.html",
 )
@@ -38,10 +40,10 @@ def sensitivity(
             autocompletion=listed("systems"),
         ),
     ] = None,
-    vary: Annotated[
+    perturb: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="WHAT[=0.8,1.2|0.8:1.2:0.1]",
+            metavar="NAME[=0.8,1.2|0.8:1.2:0.1]",
             help="step-time, weights, attention, host (factors); prediction (σ of lognormal "
             "errors); burstiness (coefficient of variation of gaps). May be repeated. Default: "
             "all, each over a range of its own.",
@@ -121,7 +123,7 @@ def sensitivity(
     experiment = Experiment(**{name: value for name, value in asked.items() if value is not None})
     cells = _one_level(list(experiment.plan().cells))
     with counted("points") as progress:
-        found = study(cells, _axes(vary), ranked, progress=progress)
+        found = study(cells, _axes(perturb), ranked, progress=progress)
     if html is not None:
         shown.write_sensitivity(found, html)
     if as_json:
@@ -135,20 +137,20 @@ def sensitivity(
 
 def _one_level(cells: list[CellSpec]) -> list[CellSpec]:
     """Of the ladder of rates that a plan makes by default one in the middle, to search from."""
-    rates = sorted({(cell.rate_rps or 0.0, cell.speed or 0.0) for cell in cells})
+    rates = sorted({(cell.rate_rps or 0.0, cell.replay_speed or 0.0) for cell in cells})
     chosen = rates[len(rates) // 2]
-    return [cell for cell in cells if (cell.rate_rps or 0.0, cell.speed or 0.0) == chosen]
+    return [cell for cell in cells if (cell.rate_rps or 0.0, cell.replay_speed or 0.0) == chosen]
 
 
-def _axes(vary: list[str] | None) -> list[tuple[Perturbation, tuple[float, ...]]]:
+def _axes(perturb: list[str] | None) -> list[tuple[Perturbation, tuple[float, ...]]]:
     from ...tuner.sensitivity.perturbations import PERTURBATIONS, perturbation
     from ..options.experiment import numbers
 
     found: dict[str, tuple[Perturbation, tuple[float, ...]]] = {}
-    for text in vary or PERTURBATIONS:
+    for text in perturb or PERTURBATIONS:
         name, _, values = (piece.strip() for piece in text.partition("="))
         if name in found:
-            raise SloBenchError(f"--vary {name} is given twice; keep one of them")
+            raise SloBenchError(f"--perturb {name} is given twice; keep one of them")
         axis = perturbation(name)
-        found[name] = (axis, numbers(values or None, f"--vary {name}") or axis.values)
+        found[name] = (axis, numbers(values or None, f"--perturb {name}") or axis.values)
     return list(found.values())

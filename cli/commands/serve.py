@@ -14,13 +14,14 @@ EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
     "slo-bench serve distserve --backend vllm --model path/to/model --set decode_instances=2",
     "slo-bench serve ascendra --backend vllm --model path/to/model --set n_lp=1",
-    "slo-bench serve prism --backend vllm --model path/to/a --model path/to/b --awake 1",
+    "slo-bench serve prism --backend vllm --model path/to/a --model path/to/b --max-active-models "
+    "1",
     "slo-bench serve edf --backend vllm --model path/to/model",
     "slo-bench serve slo-odbs-continuous --backend vllm --model M "
     "--length-predictor 'learned(lengths, online=200)'",
     "slo-bench serve vllm --backend vllm --model path/to/model --port 8000",
-    "slo-bench serve vllm --backend paged",
-    "slo-bench serve edf-drop --backend vllm --model M --kv-blocks 200 "
+    "slo-bench serve vllm --backend torch",
+    "slo-bench serve edf-drop --backend vllm --model M --num-gpu-blocks 200 "
     "--server-arg=--max-model-len=2048",
 )
 
@@ -41,11 +42,11 @@ def serve(
             "--model",
             "-m",
             metavar="PATH",
-            help="A folder, or a name on the hub. For paged: a folder; default: a tiny Llama with "
+            help="A folder, or a name on the hub. For torch: a folder; default: a tiny Llama with "
             "random weights. With prism: several, behind one queue.",
         ),
     ] = None,
-    awake: Annotated[
+    max_active_models: Annotated[
         int | None,
         typer.Option(
             metavar="N",
@@ -60,7 +61,7 @@ def serve(
             "--backend",
             "-b",
             metavar="B",
-            help="vllm, sglang or paged (our own small engine); vllm==0.32.0 chooses a version.",
+            help="vllm, sglang or torch (our own small engine); vllm==0.32.0 chooses a version.",
         ),
     ] = "vllm",
     parameter: Annotated[
@@ -104,13 +105,13 @@ def serve(
         str | None,
         typer.Option(metavar="NAME", help="The model's name for clients. Default: as --model."),
     ] = None,
-    kv_blocks: Annotated[
+    num_gpu_blocks: Annotated[
         int | None, typer.Option(metavar="N", help="KV blocks. Default: what memory holds.")
     ] = None,
-    block_tokens: Annotated[
+    block_size: Annotated[
         int | None, typer.Option(metavar="N", help="Tokens of a KV block.")
     ] = None,
-    host_blocks: Annotated[
+    num_cpu_blocks: Annotated[
         int | None,
         typer.Option(
             metavar="N",
@@ -120,18 +121,18 @@ def serve(
     embedder: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="With paged: an encoder beside the model, for /v1/embeddings."
+            metavar="PATH", help="With torch: an encoder beside the model, for /v1/embeddings."
         ),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="D", help="With paged: cpu (the default), cuda or cuda:N."),
+        typer.Option(metavar="D", help="With torch: cpu (the default), cuda or cuda:N."),
     ] = None,
     kv_store: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FOLDER=GIB",
-            help="With paged: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; "
+            help="With torch: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; "
             "repeated, the fastest first. Servers of one model that name the same share them.",
         ),
     ] = None,
@@ -155,7 +156,7 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="The server's output. Default: servers/SYSTEM.log."),
     ] = None,
-    ready: Annotated[
+    startup_timeout: Annotated[
         float, typer.Option(metavar="S", help="How long the start may take, in seconds.")
     ] = 300.0,
 ) -> None:
@@ -178,7 +179,7 @@ def serve(
         only_one,
         parameters_of,
         serve_models,
-        serve_paged,
+        serve_torch,
         stop_on_signals,
         wait_while_served,
     )
@@ -188,15 +189,15 @@ def serve(
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
-    if backend == "paged":
-        serve_paged(
+    if backend == "torch":
+        serve_torch(
             system,
             only_one(models, system),
             parameters_of(parameter or []),
             served_name=served_name,
-            kv_blocks=kv_blocks,
-            block_tokens=block_tokens or 16,
-            host_blocks=host_blocks,
+            num_gpu_blocks=num_gpu_blocks,
+            block_size=block_size or 16,
+            num_cpu_blocks=num_cpu_blocks,
             embedder=embedder,
             kv_store=kv_store or (),
             device=device or "cpu",
@@ -205,11 +206,11 @@ def serve(
         )
         return
     if embedder is not None:
-        raise SloBenchError("--embedder goes with --backend paged only")
+        raise SloBenchError("--embedder goes with --backend torch only")
     if kv_store:
-        raise SloBenchError("--kv-store goes with --backend paged only")
+        raise SloBenchError("--kv-store goes with --backend torch only")
     if device is not None:
-        raise SloBenchError("--device goes with --backend paged only")
+        raise SloBenchError("--device goes with --backend torch only")
     if not models:
         raise SloBenchError(f"--backend {backend} needs --model PATH")
     wanted = Serve(
@@ -218,12 +219,12 @@ def serve(
         system=system,
         parameters=parameters_of(parameter or []),
         served_name=served_name,
-        kv_blocks=kv_blocks,
-        block_tokens=block_tokens,
-        host_blocks=host_blocks,
+        num_gpu_blocks=num_gpu_blocks,
+        block_size=block_size,
+        num_cpu_blocks=num_cpu_blocks,
         server_args=tuple(server_arg or ()),
         step_log=step_log,
-        ready_s=ready,
+        startup_timeout_s=startup_timeout,
         transfer=transfer_of(kv_transfer),
         kvcached=kvcached,
     )
@@ -241,11 +242,13 @@ def serve(
                 f"{system} names models as the last part of their paths, with a server each: leave "
                 "--served-name, --router, --instances and --step-log out"
             )
-        serve_models(models, wanted, shared, log or Path("servers/prism.log"), awake, port or 0)
+        serve_models(
+            models, wanted, shared, log or Path("servers/prism.log"), max_active_models, port or 0
+        )
         return
     only_one(models, system)
-    if awake is not None:
-        raise SloBenchError("--awake goes with prism only")
+    if max_active_models is not None:
+        raise SloBenchError("--max-active-models goes with prism only")
     log = log or Path("servers") / f"{wanted.label}.log"
 
     with contextlib.ExitStack() as stack:

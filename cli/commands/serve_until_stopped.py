@@ -132,7 +132,7 @@ def serve_models(
     common: Serve,
     policy: SharingPolicy,
     log: Path,
-    awake: int | None,
+    max_active_models: int | None,
     port: int,
 ) -> None:
     """Several models behind one queue, until Ctrl-C. They are started when they are asked for.
@@ -150,13 +150,13 @@ def serve_models(
     with contextlib.ExitStack() as stack:
         stage = stage_of(models, common, policy, log, say=say)
         stack.callback(stage.close)
-        plan = SharedPlan(served_names(models), stage, policy, awake)
+        plan = SharedPlan(served_names(models), stage, policy, max_active_models)
         typer.echo(stack.enter_context(gateway(plan, port=port, say=say)))
         say(f"logs: {log.parent.absolute()}; Ctrl-C stops")
         threading.Event().wait()
 
 
-def serve_paged(
+def serve_torch(
     system: str,
     model: str | None,
     parameters: Mapping[str, bool | int | float | str],

@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 from ..options.examples import epilog
-from .tune_placement import HELR_EXAMPLES, tune_helr
+from .tune_placement import PLACEMENT_EXAMPLES, tune_placement
 from .tune_server import EXAMPLES as SERVER_EXAMPLES
 from .tune_server import tune_server
 from .tune_system import EXAMPLES as SYSTEM_EXAMPLES
@@ -53,4 +53,9 @@ def tune() -> None:
 
 app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES))(tune_system)
 app.command("server", epilog=epilog(SERVER_EXAMPLES))(tune_server)
-app.command("helr", epilog=epilog(HELR_EXAMPLES))(tune_helr)
+app.command("placement", epilog=epilog(PLACEMENT_EXAMPLES))(tune_placement)
+app.command(  # UELLM's name for it, by which readers of the paper look for it
+    "helr",
+    help="The same command as `tune placement`; UELLM calls its procedure HELR.",
+    epilog=epilog([PLACEMENT_EXAMPLES[0].replace(" placement ", " helr ")]),
+)(tune_placement)

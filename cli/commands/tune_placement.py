@@ -1,4 +1,4 @@
-"""`slo-bench tune helr`: which layers of a model on which device?"""
+"""`slo-bench tune placement`: which layers of a model on which device?"""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ if TYPE_CHECKING:
     from ...tuner.placement.problem import CostWeights
     from ...tuner.placement.topology import Topology
 
-HELR_EXAMPLES = (
-    "slo-bench tune helr --model chatglm2-6b --topology uellm",
-    "slo-bench tune helr --model llama-3.1-70b --gpu a100-80g --devices 4 --mode lr",
-    "slo-bench tune helr --model qwen2.5-32b --topology cluster.toml --reserve-gib 8 --check",
-    "slo-bench tune helr --model chatglm2-6b --topology uellm --method morphling --out map.json",
+PLACEMENT_EXAMPLES = (
+    "slo-bench tune placement --model chatglm2-6b --topology uellm",
+    "slo-bench tune placement --model llama-3.1-70b --gpu a100-80g --devices 4 --mode lr",
+    "slo-bench tune placement --model qwen2.5-32b --topology cluster.toml --reserve-gib 8 --check",
+    "slo-bench tune placement --model chatglm2-6b --topology uellm --method morphling --out "
+    "map.json",
 )
-_MODEL, _DEVICES, _ASKED = "Model", "Devices", "What is asked"
+_MODEL, _DEVICES, _ASKED = "Deployment", "Deployment", "Search"
 
 
-def tune_helr(
+def tune_placement(
     model: Annotated[
         str, typer.Option("--model", "-m", metavar="M", help="As in `run`.", rich_help_panel=_MODEL)
     ] = "llama-3.1-8b",
@@ -90,7 +91,7 @@ def tune_helr(
     method: Annotated[
         str,
         typer.Option(
-            metavar="exact|paper|even|optuna|morphling",
+            metavar="exact|helr|even|optuna|morphling",
             help="Whose map is drawn and written.",
             rich_help_panel=_ASKED,
         ),

@@ -70,7 +70,7 @@ def tune_system(
     models: options.Models = None,
     profile: options.Profile = None,
     length_predictor: options.LengthPredictor = None,
-    oversize: options.Oversize = None,
+    overlong_requests: options.OverlongRequests = None,
     backend: options.Backend = None,
     server_arg: options.ServerArg = None,
     storage: tune_options.Storage = None,

@@ -12,11 +12,12 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 
 EXAMPLES = (
     "slo-bench validate real_vllm/requests.jsonl --profile rtx-pro-6000.toml",
-    "slo-bench validate requests.jsonl --profile rtx-4090.toml --kv-blocks 1900 --html errors.html",
+    "slo-bench validate requests.jsonl --profile rtx-4090.toml --num-gpu-blocks 1900 --html "
+    "errors.html",
     "slo-bench validate runs/measured --cell vllm-2 --profile a100.toml --json",
     "slo-bench validate runs/measured",
 )
-_ENGINE = "How the engine was configured (default: as the log's meta.json says, else vLLM's own)"
+_ENGINE = "Engine (default: as the log's meta.json says, else vLLM's own)"
 
 
 def validate(
@@ -46,13 +47,13 @@ def validate(
     cell: Annotated[
         str | None, typer.Option("--cell", "-c", metavar="C", help="Which cell of a run folder.")
     ] = None,
-    kv_blocks: Annotated[
+    num_gpu_blocks: Annotated[
         int | None,
         typer.Option(
             metavar="N", min=1, help="As the engine counts them.", rich_help_panel=_ENGINE
         ),
     ] = None,
-    block_tokens: Annotated[
+    block_size: Annotated[
         int | None,
         typer.Option(metavar="N", min=1, help="Tokens of a block.", rich_help_panel=_ENGINE),
     ] = None,
@@ -99,7 +100,7 @@ def validate(
     from ..output.console import terminal
 
     if profile is None:
-        asked = (engine, kv_blocks, block_tokens, max_num_seqs, max_num_batched_tokens)
+        asked = (engine, num_gpu_blocks, block_size, max_num_seqs, max_num_batched_tokens)
         more = (prefix_caching, async_scheduling, host_ms, html)
         if any(value is not None for value in (*asked, *more)):
             raise SloBenchError("with no --profile FILE only --cell and --json can be given")
@@ -116,8 +117,8 @@ def validate(
         read_profile(profile),
         engine or found_log.engine.system or "vllm",
         overrides=EngineSettings(
-            kv_blocks=kv_blocks,
-            block_tokens=block_tokens,
+            num_gpu_blocks=num_gpu_blocks,
+            block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
             prefix_caching=prefix_caching,

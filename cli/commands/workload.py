@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SHOWS = (
     "slo-bench workload show azure-conv",
-    "slo-bench workload show mooncake-conversation --speed 2",
+    "slo-bench workload show mooncake-conversation --replay-speed 2",
     "slo-bench workload show synthetic --prompt-tokens 800 --output-tokens 256 --rate 4",
 )
 _MAKES = (
@@ -45,7 +45,9 @@ Source = Annotated[
     ),
 ]
 Rate = Annotated[float | None, typer.Option(metavar="R", help="Mean arrivals a second.")]
-Speed = Annotated[float | None, typer.Option(metavar="F", help="Replay a trace so much faster.")]
+ReplaySpeed = Annotated[
+    float | None, typer.Option(metavar="F", help="Replay a trace so much faster.")
+]
 Requests = Annotated[
     int | None, typer.Option("--requests", "-n", metavar="N", help="How many requests.")
 ]
@@ -81,7 +83,7 @@ Format = Annotated[
 def show(
     source: Source,
     rate: Rate = None,
-    speed: Speed = None,
+    replay_speed: ReplaySpeed = None,
     requests: Requests = None,
     duration: Duration = None,
     seed: Seed = 0,
@@ -117,7 +119,7 @@ def show(
         if rate is None and not loaded.closed_loop:
             rate = loaded.natural_rate_rps or 1.0
     workload = loaded.make(
-        rate_rps=rate, speed=speed, requests=requests, duration_s=duration, seed=seed
+        rate_rps=rate, replay_speed=replay_speed, requests=requests, duration_s=duration, seed=seed
     )
     summary = summarise(workload, has_arrivals=not loaded.closed_loop)
     if as_json:
@@ -142,7 +144,7 @@ def make(
         Path, typer.Option("--out", "-o", metavar="FILE", help="The CSV file; .gz packs it.")
     ],
     rate: Rate = None,
-    speed: Speed = None,
+    replay_speed: ReplaySpeed = None,
     requests: Requests = None,
     duration: Duration = None,
     seed: Seed = 0,
@@ -171,7 +173,7 @@ def make(
     )
     workload = loaded.make(
         rate_rps=rate,
-        speed=speed,
+        replay_speed=replay_speed,
         requests=requests,
         duration_s=duration,
         seed=seed,
@@ -258,7 +260,7 @@ def _print_summary(console: Console, summary: WorkloadSummary, workload: Workloa
         console.print(
             f"shared prefixes: {summary.prefixes.token_hit_share:.1%} of prompt tokens and "
             f"{summary.prefixes.request_hit_share:.1%} of requests find blocks of "
-            f"{summary.prefixes.block_tokens} tokens that came before"
+            f"{summary.prefixes.block_size} tokens that came before"
         )
     for kind, groups in (("class", summary.classes), ("model", summary.models)):
         if groups:

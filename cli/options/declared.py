@@ -9,11 +9,11 @@ import typer
 
 from .completion import among, listed
 
-COMPARED = "What is compared"
-ARRIVES = "What arrives"
-SERVES = "What serves it"
-RUN = "How it is run"
-CLIENT = "How a real server is asked"
+SYSTEMS = "Systems"
+WORKLOAD = "Workload"
+DEPLOYMENT = "Deployment"
+EXECUTION = "Execution"
+CLIENT = "Client"
 
 File = Annotated[Path | None, typer.Argument(metavar="[FILE.toml]", help="An experiment file.")]
 Suite = Annotated[
@@ -33,7 +33,7 @@ System = Annotated[
         metavar="S",
         help="A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
         autocompletion=listed("systems"),
-        rich_help_panel=COMPARED,
+        rich_help_panel=SYSTEMS,
     ),
 ]
 Sweep = Annotated[
@@ -42,7 +42,7 @@ Sweep = Annotated[
         metavar="FIELD=A,B,…",
         help="Run every combination with these values of a setting (tp=1,2) or of a system's "
         "parameter (sarathi.chunk_tokens=512,1024); one value just sets it. May be repeated.",
-        rich_help_panel=COMPARED,
+        rich_help_panel=SYSTEMS,
     ),
 ]
 Workload = Annotated[
@@ -53,7 +53,7 @@ Workload = Annotated[
         metavar="W",
         help="A catalogue name, a trace file, or mix(…). May be repeated.",
         autocompletion=listed("workloads"),
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
 Models = Annotated[
@@ -62,7 +62,7 @@ Models = Annotated[
         metavar="fleet(…)|zipf(…)|assign(…)",
         help="Which models requests ask for, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for "
         "systems that serve several on --gpus GPUs.",
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
 Arrivals = Annotated[
@@ -70,7 +70,7 @@ Arrivals = Annotated[
     typer.Option(
         metavar="PROCESS",
         help="poisson, gamma(cv=2), concurrency(16), …. Replaces a trace's own.",
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
 Rates = Annotated[
@@ -79,23 +79,23 @@ Rates = Annotated[
         metavar="2,4,8|2:16:2",
         help="Offered rates in requests per second. Default: a ladder around the estimated "
         "capacity.",
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
-Loads = Annotated[
+LoadFactors = Annotated[
     str | None,
     typer.Option(
         metavar="0.5,1,1.5",
         help="Offered rates as shares of the estimated capacity of each cell.",
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
-Speed = Annotated[
+ReplaySpeed = Annotated[
     str | None,
     typer.Option(
         metavar="0.5,1,2",
         help="Replay a trace's own arrivals so much faster. Default for traces: 0.5,1,2.",
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
 Requests = Annotated[
@@ -105,19 +105,19 @@ Requests = Annotated[
         "-n",
         metavar="N",
         help="Requests in each cell. Default: 1000; of a trace all.",
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
 Duration = Annotated[
     float | None,
-    typer.Option(metavar="S", help="Seconds of arrivals, instead.", rich_help_panel=ARRIVES),
+    typer.Option(metavar="S", help="Seconds of arrivals, instead.", rich_help_panel=WORKLOAD),
 ]
 Warmup = Annotated[
     float | None,
     typer.Option(
         metavar="S",
         help="Requests that arrive in the first S seconds do not count.",
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
 Slo = Annotated[
@@ -127,20 +127,20 @@ Slo = Annotated[
         help="Bounds in seconds: any of ttft, tpot, e2e, deadline; e2e=uniform(1,350) draws; "
         "'chat:ttft=0.5; batch:e2e=60' sets them by class; '' keeps a trace's own. May be "
         "repeated, which compares them.",
-        rich_help_panel=ARRIVES,
+        rich_help_panel=WORKLOAD,
     ),
 ]
 SloScale = Annotated[
     float | None,
-    typer.Option(metavar="F", help="Multiply every bound.", rich_help_panel=ARRIVES),
+    typer.Option(metavar="F", help="Multiply every bound.", rich_help_panel=WORKLOAD),
 ]
 Seeds = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Repetitions. Default: 3.", rich_help_panel=ARRIVES),
+    typer.Option(metavar="N", help="Repetitions. Default: 3.", rich_help_panel=WORKLOAD),
 ]
 Seed = Annotated[
     int | None,
-    typer.Option(metavar="N", help="The first seed. Default: 0.", rich_help_panel=ARRIVES),
+    typer.Option(metavar="N", help="The first seed. Default: 0.", rich_help_panel=WORKLOAD),
 ]
 Model = Annotated[
     str | None,
@@ -150,7 +150,7 @@ Model = Annotated[
         metavar="M",
         help="A catalogue name, or a folder with a config.json. Default: llama-3.1-8b.",
         autocompletion=listed("models"),
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 Gpu = Annotated[
@@ -161,32 +161,32 @@ Gpu = Annotated[
         metavar="G",
         help="Default: a100-80g.",
         autocompletion=listed("gpus"),
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 Gpus = Annotated[
     int | None,
-    typer.Option(metavar="N", help="In all: instances × tp × pp.", rich_help_panel=SERVES),
+    typer.Option(metavar="N", help="In all: instances × tp × pp.", rich_help_panel=DEPLOYMENT),
 ]
 Tp = Annotated[
     int | None,
     typer.Option(
         metavar="N",
         help="Tensor parallel GPUs. Default: the fewest on which the model fits.",
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 Pp = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Pipeline stages. Default: 1.", rich_help_panel=SERVES),
+    typer.Option(metavar="N", help="Pipeline stages. Default: 1.", rich_help_panel=DEPLOYMENT),
 ]
 DeviceMap = Annotated[
     str | None,
     typer.Option(
         metavar="MAP",
-        help="Layers on devices: a file of `tune helr --out`, or a shipped map's name. In place of "
-        "--gpu, --tp and --pp.",
-        rich_help_panel=SERVES,
+        help="Layers on devices: a file of `tune placement --out`, or a shipped map's name. In "
+        "place of --gpu, --tp and --pp.",
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 Failures = Annotated[
@@ -194,12 +194,12 @@ Failures = Annotated[
     typer.Option(
         metavar="N@S..S,…",
         help="Instances that fail, from when to when: 2@30s..60s, or 0@90s for good. Simulated.",
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 Instances = Annotated[
     int | None,
-    typer.Option(metavar="N", help="Copies of the model. Default: 1.", rich_help_panel=SERVES),
+    typer.Option(metavar="N", help="Copies of the model. Default: 1.", rich_help_panel=DEPLOYMENT),
 ]
 Router = Annotated[
     str | None,
@@ -207,7 +207,7 @@ Router = Annotated[
         metavar="R",
         help="Which instance gets a request. Default: the system's own.",
         autocompletion=listed("routers"),
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 Embedder = Annotated[
@@ -216,7 +216,7 @@ Embedder = Annotated[
         metavar="MODEL",
         help="The embedding model beside the language model, for workloads with embedding "
         "requests.",
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 Profile = Annotated[
@@ -225,7 +225,7 @@ Profile = Annotated[
         metavar="FILE",
         help="Measured step times in place of the fitted ones (see `slo-bench profile`); sets "
         "model, GPU and tp unless they are given.",
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 LengthPredictor = Annotated[
@@ -234,17 +234,17 @@ LengthPredictor = Annotated[
         metavar="P",
         help="What policies are told of answers' lengths: oracle (the truth), noisy(accuracy=0.8), "
         "constant(256), or a folder that `slo-bench predict-train` made. Default: oracle.",
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
-Oversize = Annotated[
+OverlongRequests = Annotated[
     str | None,
     typer.Option(
         metavar="error|reject|truncate",
         autocompletion=among("error", "reject", "truncate"),
         help="What becomes of requests longer than the context or the KV cache: `reject` counts "
         "them as misses, as a server would turn them away. Default: reject.",
-        rich_help_panel=SERVES,
+        rich_help_panel=DEPLOYMENT,
     ),
 ]
 Backend = Annotated[
@@ -252,11 +252,11 @@ Backend = Annotated[
     typer.Option(
         "--backend",
         "-b",
-        metavar="simulated|http|vllm|sglang|paged",
-        autocompletion=among("simulated", "http", "vllm", "sglang", "paged"),
-        help="What runs it: the simulator, real servers, or our own small engine (paged). Default: "
-        "simulated; with --base-url http.",
-        rich_help_panel=RUN,
+        metavar="simulated|openai|vllm|sglang|torch",
+        autocompletion=among("simulated", "openai", "vllm", "sglang", "torch"),
+        help="What runs it: the simulator, real servers, or our own small engine (torch). Default: "
+        "simulated; with --base-url openai.",
+        rich_help_panel=EXECUTION,
     ),
 ]
 BaseUrl = Annotated[
@@ -301,11 +301,11 @@ Body = Annotated[
         rich_help_panel=CLIENT,
     ),
 ]
-Prompts = Annotated[
+PromptFormat = Annotated[
     str | None,
     typer.Option(
-        metavar="auto|ids|words",
-        help="What prompts without text are made of. Default: token ids, for chat words.",
+        metavar="auto|token-ids|text",
+        help="What prompts without text are made of. Default: token ids; for chat: text.",
         rich_help_panel=CLIENT,
     ),
 ]
@@ -344,9 +344,11 @@ Processes = Annotated[
         rich_help_panel=CLIENT,
     ),
 ]
-TokenTimes = Annotated[
+SaveTokenTimes = Annotated[
     bool,
-    typer.Option("--token-times", help="Keep the time of every token.", rich_help_panel=CLIENT),
+    typer.Option(
+        "--save-token-times", help="Keep the time of every token.", rich_help_panel=CLIENT
+    ),
 ]
 Export = Annotated[
     str | None,
@@ -364,7 +366,7 @@ Validate = Annotated[
         "the server's steps in the other levels, and print how far off that is. Every level is "
         "measured three times, to tell errors from a machine that is not steady. With --profile "
         "FILE by those step times; servers that run already need it. --json prints those rows.",
-        rich_help_panel=RUN,
+        rich_help_panel=EXECUTION,
     ),
 ]
 Out = Annotated[
@@ -374,12 +376,12 @@ Out = Annotated[
         "-o",
         metavar="DIR",
         help="Run folder, empty or new. Default: a new one under runs.",
-        rich_help_panel=RUN,
+        rich_help_panel=EXECUTION,
     ),
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Run only what --out lacks.", rich_help_panel=RUN),
+    typer.Option("--resume", help="Run only what --out lacks.", rich_help_panel=EXECUTION),
 ]
 Jobs = Annotated[
     int | None,
@@ -388,7 +390,7 @@ Jobs = Annotated[
         "-j",
         metavar="N",
         help="Processes. Default: one per core.",
-        rich_help_panel=RUN,
+        rich_help_panel=EXECUTION,
     ),
 ]
 Executor = Annotated[
@@ -397,7 +399,7 @@ Executor = Annotated[
         metavar="local|ray",
         help="Where cells are simulated, and from where servers that run already get their load: "
         "this machine, or all of a Ray cluster (extra slo-bench[ray]).",
-        rich_help_panel=RUN,
+        rich_help_panel=EXECUTION,
     ),
 ]
 Address = Annotated[
@@ -405,7 +407,7 @@ Address = Annotated[
     typer.Option(
         metavar="HOST:PORT|auto",
         help="Of the Ray cluster. Default: one is started on this machine.",
-        rich_help_panel=RUN,
+        rich_help_panel=EXECUTION,
     ),
 ]
 Records = Annotated[
@@ -414,17 +416,17 @@ Records = Annotated[
         metavar="auto|csv|parquet|none",
         autocompletion=among("auto", "csv", "parquet", "none"),
         help="Per-request records. Default: Parquet if pyarrow is installed, else CSV.",
-        rich_help_panel=RUN,
+        rich_help_panel=EXECUTION,
     ),
 ]
 NoReport = Annotated[
-    bool, typer.Option("--no-report", help="Write no report.html.", rich_help_panel=RUN)
+    bool, typer.Option("--no-report", help="Write no report.html.", rich_help_panel=EXECUTION)
 ]
 AsJson = Annotated[
     bool,
     typer.Option(
         "--json",
         help="Print the rows of cells.csv as a JSON list, and nothing else.",
-        rich_help_panel=RUN,
+        rich_help_panel=EXECUTION,
     ),
 ]

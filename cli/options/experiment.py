@@ -33,20 +33,20 @@ _AS_NAMED = (
     "embedder",
     "length_predictor",
     "models",
-    "oversize",
+    "overlong_requests",
     "records",
 )
 _INSTEAD = {
-    "rates": ("speeds", "loads"),
-    "speeds": ("rates", "loads"),
-    "loads": ("rates", "speeds"),
+    "rates": ("replay_speeds", "load_factors"),
+    "replay_speeds": ("rates", "load_factors"),
+    "load_factors": ("rates", "replay_speeds"),
     "requests": ("duration_s",),
     "duration_s": ("requests",),
 }
 
 
 def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
-    """The values of `--rates`, `--speed` and `--loads`."""
+    """The values of `--rates`, `--replay-speed` and `--load-factors`."""
     if text is None:
         return None
     try:
@@ -100,13 +100,13 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
         "workload": tuple(given.get("workload") or ()),
         "redraw_arrivals": None if given.get("arrivals") is None else True,
         "rates": numbers(given.get("rates"), "--rates"),
-        "speeds": numbers(given.get("speed"), "--speed"),
-        "loads": numbers(given.get("loads"), "--loads"),
+        "replay_speeds": numbers(given.get("replay_speed"), "--replay-speed"),
+        "load_factors": numbers(given.get("load_factors"), "--load-factors"),
         "duration_s": given.get("duration"),
         "warmup_s": given.get("warmup"),
         "slo": tuple(given.get("slo") or ()),
         "profile": None if given.get("profile") is None else str(given["profile"]),
-        "backend": given.get("backend") or ("http" if base_url else None),
+        "backend": given.get("backend") or ("openai" if base_url else None),
         "server": {"args": tuple(server_arg)} if server_arg else None,
         "client": client_of(
             base_url=base_url,
@@ -115,10 +115,10 @@ def _settings(given: Mapping[str, Any]) -> dict[str, Any]:
             tokenizer=given.get("tokenizer"),
             api=given.get("api"),
             api_key_env=given.get("api_key_env"),
-            prompts=given.get("prompts"),
+            prompt_format=given.get("prompt_format"),
             time_limit_s=given.get("time_limit"),
             processes=given.get("processes"),
-            token_times=given.get("token_times") or None,
+            save_token_times=given.get("save_token_times") or None,
             export=given.get("export"),
         )
         or None,

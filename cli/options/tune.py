@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from .declared import RUN
+from .declared import EXECUTION
 
 if TYPE_CHECKING:
     from ...harness.experiments.experiment import Experiment
     from ...tuner.search.settings import TuneSettings
 
-SOUGHT = "What is sought"
-SEARCHED = "What is searched"
-PROVED = "What the winner must prove"
-KEPT = "Where it is kept"
+SOUGHT = "Objective"
+SEARCHED = "Search"
+PROVED = "Confirmation"
+KEPT = "Execution"
 
 Objective = Annotated[
     list[str] | None,
@@ -192,7 +192,7 @@ Jobs = Annotated[
         metavar="N",
         help="Trials at once, each in its own process. Default: 1; with --executor ray as many "
         "as the cluster has cores.",
-        rich_help_panel=RUN,
+        rich_help_panel=EXECUTION,
     ),
 ]
 NoReport = Annotated[

@@ -26,7 +26,7 @@ def run_shown(
 ) -> RunResult:
     """Run with progress on stderr; Ctrl-C says how to go on, and ends with exit code 130."""
     folder = new_folder(experiment.name) if out is None else out
-    if experiment.backend == "paged" and "tiny-llama" in experiment.model:
+    if experiment.backend == "torch" and "tiny-llama" in experiment.model:
         typer.echo("tiny-llama: a tiny Llama with random weights, made here", err=True)
     last = Progress(0, 0, {})
 

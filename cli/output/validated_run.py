@@ -25,7 +25,7 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
         )
     if experiment.records == "none":
         raise SloBenchError("--validate needs per-request records; leave --records none out")
-    if experiment.backend == "http":
+    if experiment.backend == "openai":
         if profile is None:
             raise SloBenchError(
                 "--validate cannot look into a server that runs already: its steps are not logged, "

@@ -18,7 +18,7 @@ class KVCacheManager:
     """
 
     __slots__ = (
-        "block_tokens",
+        "block_size",
         "cache_version",
         "free",
         "host_free",
@@ -35,19 +35,19 @@ class KVCacheManager:
     def __init__(
         self,
         total: int,
-        block_tokens: int = 16,
+        block_size: int = 16,
         host_total: int = 0,
-        prefix_block_tokens: int = 0,
+        prefix_block_size: int = 0,
     ) -> None:
         self.total = self.free = total
-        self.block_tokens = block_tokens
+        self.block_size = block_size
         self.host_total = self.host_free = host_total
         self.unit_tokens = self.stride = self.unit_blocks = 0
-        if prefix_block_tokens:
+        if prefix_block_size:
             # The smallest run of tokens that is a whole number of hashes and of blocks.
-            self.unit_tokens = math.lcm(prefix_block_tokens, block_tokens)
-            self.stride = self.unit_tokens // prefix_block_tokens
-            self.unit_blocks = self.unit_tokens // block_tokens
+            self.unit_tokens = math.lcm(prefix_block_size, block_size)
+            self.stride = self.unit_tokens // prefix_block_size
+            self.unit_blocks = self.unit_tokens // block_size
         self.refs: dict[int, int] = {}
         self.idle: dict[int, None] = {}  # oldest first
         self.idle_blocks = 0
@@ -55,7 +55,7 @@ class KVCacheManager:
 
     def blocks(self, tokens: int) -> int:
         """Blocks that hold so many tokens."""
-        return -(-tokens // self.block_tokens)
+        return -(-tokens // self.block_size)
 
     def get_computed_blocks(self, r: RequestState) -> int:
         """Leading units of `r` in the cache; the last token is always left to compute."""

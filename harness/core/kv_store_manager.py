@@ -42,11 +42,11 @@ class StoreKVCacheManager(KVCacheManager):
         self,
         store: Units,
         total: int,
-        block_tokens: int = 16,
+        block_size: int = 16,
         host_total: int = 0,
-        prefix_block_tokens: int = 0,
+        prefix_block_size: int = 0,
     ) -> None:
-        super().__init__(total, block_tokens, host_total, prefix_block_tokens)
+        super().__init__(total, block_size, host_total, prefix_block_size)
         self.store = store
 
     def get_computed_blocks(self, r: RequestState) -> int:

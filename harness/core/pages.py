@@ -51,7 +51,7 @@ class PooledKVCacheManager(KVCacheManager):
         self,
         pools: Sequence[PagePool],
         block_bytes: int,
-        block_tokens: int = 16,
+        block_size: int = 16,
         *,
         buffer_pages: int = 0,
         quota_blocks: int | None = None,
@@ -63,7 +63,7 @@ class PooledKVCacheManager(KVCacheManager):
         self.buffer_pages = buffer_pages
         self.quota_blocks = quota_blocks
         self.used = self.held_pages = 0
-        super().__init__(self.free, block_tokens)
+        super().__init__(self.free, block_size)
         self._hold(0)
 
     def pages_for(self, blocks: int) -> int:

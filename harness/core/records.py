@@ -30,18 +30,19 @@ class Records:
     """Times are seconds on the workload's clock, NaN where the event never came.
 
     `arrival_s` is the scheduled arrival (for a follow-up in a session: previous answer + think
-    time); `scheduled_s` is when the request first entered a batch, `queued_s` when it had come to
-    that instance (later than it arrived if another gave it back); `tokens_out` counts tokens
-    given back; `cached_tokens` prompt tokens found in the prefix cache at the first admission.
+    time); `first_scheduled_s` is when the request first entered a batch, `queued_s` when it had
+    come to that instance (later than it arrived if another gave it back); `output_tokens` counts
+    tokens given back; `cached_tokens` prompt tokens found in the prefix cache at the first
+    admission.
     """
 
     arrival_s: Floats
     queued_s: Floats
-    scheduled_s: Floats
+    first_scheduled_s: Floats
     first_token_s: Floats
     finish_s: Floats
     outcome: Ints
-    tokens_out: Ints
+    output_tokens: Ints
     cached_tokens: Ints
     preemptions_swap: Ints
     preemptions_recompute: Ints
@@ -74,7 +75,7 @@ class Records:
     @property
     def tpot_s(self) -> Floats:
         """(last - first token) / (tokens - 1); NaN for one token."""
-        gaps = self.tokens_out - 1
+        gaps = self.output_tokens - 1
         with np.errstate(divide="ignore", invalid="ignore"):
             mean_gap = (self.finish_s - self.first_token_s) / gaps
         return np.where(gaps > 0, mean_gap, np.nan)
@@ -105,15 +106,15 @@ class Gaps:
 class Told(NamedTuple):
     """Of one instance or model: how much of something it had at a moment, or what befell it.
 
-    `what` says of what: `requests` (waiting and running), `load` (C/Cmax + M/Mmax, 0 to 2),
+    `metric` says of what: `requests` (waiting and running), `load` (C/Cmax + M/Mmax, 0 to 2),
     `kv_gib` (KV memory, over all GPUs); `layers` or `heads` that one lends to another from then
     on, `activation` (`value` seconds until it serves). Of predicted lengths: `lengths`, the share
     of answers in the named bucket, and `taught`, the share of what was learnt that was taken.
     """
 
     time_s: float
-    what: str
-    of: str
+    metric: str
+    entity: str
     value: float
 
 
@@ -127,7 +128,7 @@ class Timeline:
     time_s: Floats
     waiting: Ints
     running: Ints
-    kv_share: Floats  # KV blocks in use / all KV blocks
+    kv_cache_usage: Floats  # KV blocks in use / all KV blocks
     told: tuple[Told, ...] = ()
 
 
@@ -141,8 +142,8 @@ class Totals:
     prefill_tokens: int  # computed, recomputation included, cached left out
     decode_tokens: int
     padded_tokens: int  # computed for nothing in static batches
-    kv_peak_share: float
-    kv_mean_share: float
+    kv_cache_usage_peak: float
+    kv_cache_usage_mean: float
     gpu_busy_s: float = float("nan")  # seconds that GPUs computed, summed over them
 
 
@@ -168,7 +169,7 @@ class Result:
     timeline: Timeline
     totals: Totals
     learned: tuple[Any, ...] = ()  # what the policy of each instance learnt: its `new_state()`
-    oversize: int = 0  # requests that were rejected because they could never fit
+    overlong: int = 0  # requests that were rejected because they could never fit
     instances: tuple[InstanceTotals, ...] = ()  # as `Records.instance` counts them
     cluster: Any = None  # what the cluster policy learnt
 

@@ -38,6 +38,7 @@ class RequestState:
         "cached_tokens",
         "emitted_tokens",
         "finish_s",
+        "first_scheduled_s",
         "first_token_s",
         "id",
         "in_host_memory",
@@ -57,7 +58,6 @@ class RequestState:
         "recomputes",
         "reserved_blocks",
         "residue",
-        "scheduled_s",
         "seq",
         "shared",
         "slo",
@@ -88,7 +88,7 @@ class RequestState:
         self.slo = slo
         self.prefix_blocks = prefix_blocks
         self.notify_on_finish = notify_on_finish  # somebody waits for this answer
-        self.scheduled_s = self.first_token_s = self.finish_s = self.last_token_s = NOT_YET_S
+        self.first_scheduled_s = self.first_token_s = self.finish_s = self.last_token_s = NOT_YET_S
         self.phase = WAITING
         self.emitted_tokens = self.kv_tokens = self.blocks = self.reserved_blocks = 0
         self.tick0 = self.residue = self.version = self.recomputes = self.swaps = 0

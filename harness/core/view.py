@@ -50,7 +50,7 @@ class View(Protocol):
         ...
 
     @property
-    def block_tokens(self) -> int:
+    def block_size(self) -> int:
         """Tokens of one KV block."""
         ...
 

@@ -23,10 +23,10 @@ class Client:
 
     machine: str
     requests: int
-    late_p50_s: float
-    late_p99_s: float
-    late_max_s: float
-    lag_p99_s: float
+    send_delay_p50_s: float
+    send_delay_p99_s: float
+    send_delay_max_s: float
+    event_loop_lag_p99_s: float
     cpu_s: float
     offset_s: float
     clock_error_s: float
@@ -51,10 +51,10 @@ def _client(sent: SendResult, requests: int) -> Client:
     return Client(
         machine=sent.machine,
         requests=requests,
-        late_p50_s=quantile(late_s, 0.5),
-        late_p99_s=quantile(late_s, 0.99),
-        late_max_s=quantile(late_s, 1.0),
-        lag_p99_s=quantile(lag_s, 0.99),
+        send_delay_p50_s=quantile(late_s, 0.5),
+        send_delay_p99_s=quantile(late_s, 0.99),
+        send_delay_max_s=quantile(late_s, 1.0),
+        event_loop_lag_p99_s=quantile(lag_s, 0.99),
         cpu_s=float("nan") if part is None else part.cpu_s,
         offset_s=sent.offset_s,
         clock_error_s=sent.clock_error_s,
@@ -62,7 +62,7 @@ def _client(sent: SendResult, requests: int) -> Client:
     )
 
 
-def untrusted_because(clients: Sequence[Client], *, late_limit_s: float) -> str | None:
+def untrusted_because(clients: Sequence[Client], *, send_delay_limit_s: float) -> str | None:
     """Why a level that these sent must not be used, or None."""
     for number, client in enumerate(clients, 1):
         who = f"client {number} of {len(clients)}"
@@ -70,14 +70,14 @@ def untrusted_because(clients: Sequence[Client], *, late_limit_s: float) -> str 
             who += f", on {client.machine},"
         if client.died:
             return f"{who} died: what became of its {client.requests:,} requests is unknown"
-        if client.clock_error_s > late_limit_s:
+        if client.clock_error_s > send_delay_limit_s:
             return (
                 f"{who} has a clock that is known to ±{client.clock_error_s * 1e3:.1f} ms alone, "
-                f"{late_limit_s * 1e3:g} ms is the limit"
+                f"{send_delay_limit_s * 1e3:g} ms is the limit"
             )
-        if client.machine and client.late_p99_s > late_limit_s:
+        if client.machine and client.send_delay_p99_s > send_delay_limit_s:
             return (
-                f"{who} sent late: {client.late_p99_s * 1e3:.1f} ms at p99, "
-                f"{late_limit_s * 1e3:g} ms is the limit"
+                f"{who} sent late: {client.send_delay_p99_s * 1e3:.1f} ms at p99, "
+                f"{send_delay_limit_s * 1e3:g} ms is the limit"
             )
     return None

@@ -59,7 +59,7 @@ class ServerInstance:
         meter = self.meter
         tokens = sum(r.prompt_tokens for r in self._waiting) / window_s
         compute = (tokens + meter.answer_tokens_per_s) * meter.s_per_token
-        return min(1.0, compute) + meter.kv_share
+        return min(1.0, compute) + meter.kv_cache_usage
 
     def adds(self, r: RequestState, window_s: float) -> float:
         """See `load_aware.Loaded`."""

@@ -139,7 +139,7 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
         cpu_s=sum(part.cpu_s for part in parts),
         peak_rss_bytes=max(part.peak_rss_bytes for part in parts),
         processes=len(sent),
-        own_faults=int((columns.fault == FAULTS.index(RequestFault.CLIENT)).sum()),
+        client_errors=int((columns.fault == FAULTS.index(RequestFault.CLIENT)).sum()),
     )
     timeline = replace(_timeline(columns), told=tuple(t for part in parts for t in part.told))
     return HttpResult(
@@ -147,11 +147,11 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
         columns=columns,
         client=client,
         clients=clients,
-        invalid_because=untrusted_because(clients, late_limit_s=options.late_limit_s)
+        invalid_because=untrusted_because(clients, send_delay_limit_s=options.send_delay_limit_s)
         or invalid_because(
             client,
             int(begun.sum()),
-            late_limit_s=options.late_limit_s,
+            send_delay_limit_s=options.send_delay_limit_s,
             rate_limit_share=options.rate_limit_share,
         ),
         details={row: text for part in parts for row, text in part.details.items()},
@@ -163,7 +163,7 @@ def _joined(workload: Workload, sent: Sequence[SendResult], options: HttpOptions
 
 def _in_row_order(parts: Sequence[SenderResult]) -> NDArray[np.float64]:
     """The token times of all requests, by row."""
-    rows = np.concatenate([np.repeat(p.rows, p.columns.tokens_out) for p in parts])
+    rows = np.concatenate([np.repeat(p.rows, p.columns.output_tokens) for p in parts])
     token_s = np.concatenate([p.token_s for p in parts])
     return token_s[np.argsort(rows, kind="stable")] if len(token_s) else token_s
 
@@ -175,7 +175,7 @@ def _records(columns: RequestColumns) -> Records:
     records.first_token_s[:] = columns.first_token_s
     records.finish_s[:] = np.where(finished, columns.last_token_s, np.nan)
     records.outcome[:] = columns.outcome
-    records.tokens_out[:] = columns.tokens_out
+    records.output_tokens[:] = columns.output_tokens
     records.cached_tokens[:] = columns.cached_tokens
     records.instance[:] = columns.endpoint
     return records
@@ -209,8 +209,8 @@ def _totals(columns: RequestColumns, gaps: Gaps) -> Totals:
         busy_s=_UNKNOWN,
         steps=0,
         prefill_tokens=int(np.maximum(columns.prompt_tokens, 0).sum()),
-        decode_tokens=int(columns.tokens_out.sum()),
+        decode_tokens=int(columns.output_tokens.sum()),
         padded_tokens=0,
-        kv_peak_share=_UNKNOWN,
-        kv_mean_share=_UNKNOWN,
+        kv_cache_usage_peak=_UNKNOWN,
+        kv_cache_usage_mean=_UNKNOWN,
     )

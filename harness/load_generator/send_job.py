@@ -28,7 +28,7 @@ from .http.bodies import Bodies
 from .http.columns import SenderResult
 from .http.drive import ClientLimits, Progress
 from .http.endpoint import Endpoint
-from .http.options import Api, HttpOptions, Prompts
+from .http.options import Api, HttpOptions, PromptFormat
 from .sender import send_share
 from .shares import Share, processes_for
 
@@ -218,7 +218,7 @@ def _options(plain: dict[str, Any]) -> HttpOptions:
         **{
             **plain,
             "api": Api(plain["api"]),
-            "prompts": Prompts(plain["prompts"]),
+            "prompt_format": PromptFormat(plain["prompt_format"]),
             "token_ids": (low, high),
             "tokenizer": None if tokenizer is None else Path(tokenizer),
         }

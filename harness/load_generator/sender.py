@@ -72,7 +72,7 @@ def send_share(
         driven,
         requests.embeds,
         keep_texts=options.keep_texts,
-        keep_token_times=options.keep_token_times,
+        save_token_times=options.save_token_times,
     )
     if foretold is not None:
         part.told = foretold.drift(part.start_s)

@@ -35,7 +35,7 @@ class ServerLoadMeter:
     """One server. Before two looks its load is 0."""
 
     def __init__(self, fastest: Fastest) -> None:
-        self.kv_share = 0.0
+        self.kv_cache_usage = 0.0
         self.answer_tokens_per_s = 0.0
         self.kv_tokens = 0  # that its KV cache holds; 0: unknown
         self._fastest = fastest
@@ -61,7 +61,7 @@ class ServerLoadMeter:
                     self.kv_tokens = int(sizes[0]) * int(sizes[1])
         if "sglang:max_total_num_tokens" in sums:
             self.kv_tokens = int(sums["sglang:max_total_num_tokens"])
-        self.kv_share = _first(sums, _KV_SHARE)
+        self.kv_cache_usage = _first(sums, _KV_SHARE)
         prompts = _first(sums, _PROMPTS) if computed is None else computed
         self._moved(now_s, prompts, _first(sums, _ANSWERS))
 

@@ -112,7 +112,7 @@ class AdaptiveLlm(VllmV0):
     def _costs_s(self, r: RequestState, blocks: int, view: View) -> tuple[float, float]:
         """What swapping `r` out and in again (Eq. 2) and recomputing it add to the run time."""
         if self.cost_grid:
-            grid, tokens = read_cost_grid(self.cost_grid), blocks * view.block_tokens
+            grid, tokens = read_cost_grid(self.cost_grid), blocks * view.block_size
             ways_s = [grid.swap_out.seconds(tokens), grid.swap_in.seconds(tokens)]
         else:
             ways_s = [view.predict.swap_s(blocks)] * 2

@@ -32,4 +32,4 @@ class FasterTransformer(Policy):
         return Limits(UNLIMITED, seqs, mixed_batches=False, chunked=False)
 
     def reserved_blocks(self, r: RequestState, view: View) -> int:
-        return -(-(r.prompt_tokens + r.max_output_tokens) // view.block_tokens)
+        return -(-(r.prompt_tokens + r.max_output_tokens) // view.block_size)

@@ -122,7 +122,7 @@ class MigrateLive:
 
 def freeness(instance: Instance) -> float:
     """F of §4.4.1, in iterations."""
-    free_tokens = instance.free_blocks * instance.kv_manager.block_tokens
+    free_tokens = instance.free_blocks * instance.kv_manager.block_size
     return (free_tokens - waiting_tokens(instance)) / max(1, instance.snapshot.n_running)
 
 

@@ -31,7 +31,7 @@ class _AtHome(StoreKVCacheManager):
         super().__init__(
             kv_manager.store,
             kv_manager.total,
-            kv_manager.block_tokens,
+            kv_manager.block_size,
             kv_manager.host_total,
             kv_manager.unit_tokens // kv_manager.stride,
         )
@@ -50,7 +50,7 @@ class _Away(KVCacheManager):
     def __init__(self, homes: dict[int, Units], kv_manager: KVCacheManager) -> None:
         super().__init__(
             kv_manager.total,
-            kv_manager.block_tokens,
+            kv_manager.block_size,
             kv_manager.host_total,
             kv_manager.unit_tokens // kv_manager.stride,
         )

@@ -28,4 +28,4 @@ class Orca(Policy):
         return Limits(UNLIMITED, self.max_batch, chunked=False)
 
     def reserved_blocks(self, r: RequestState, view: View) -> int:
-        return -(-(r.prompt_tokens + r.max_output_tokens) // view.block_tokens)
+        return -(-(r.prompt_tokens + r.max_output_tokens) // view.block_size)

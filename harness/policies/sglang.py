@@ -42,4 +42,4 @@ class Sglang(Policy):
 
     def headroom_blocks(self, r: RequestState, view: View) -> int:
         tokens = self.new_token_ratio * (view.max_future_kv_tokens + r.max_output_tokens)
-        return int(tokens) // view.block_tokens if view.n_running else 0
+        return int(tokens) // view.block_size if view.n_running else 0

@@ -45,4 +45,4 @@ class VllmSwap(VllmV0):
         to_come = view.max_future_kv_tokens + r.max_output_tokens - view.emitted_tokens(r)
         if view.n_prefilling:  # the blocks of prompts are taken already
             to_come -= sum(max(0, x.target_tokens - view.kv_tokens(x)) for x in view.running())
-        return max(0, -(-to_come // view.block_tokens) - view.host_free_blocks)
+        return max(0, -(-to_come // view.block_size) - view.host_free_blocks)

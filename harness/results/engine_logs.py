@@ -35,7 +35,7 @@ _NAMES = {
     "arrival": ("arrival_time", "arrival_s", "arrived_at"),
     "queued": ("queued_ts", "queued_s"),
     "prompt": ("input_toks", "prompt_tokens", "input_tokens", "num_prompt_tokens"),
-    "output": ("output_toks", "tokens_out", "output_tokens", "completion_tokens"),
+    "output": ("output_toks", "output_tokens", "completion_tokens"),
     "first": ("first_token_ts", "first_token_s"),
     "last": ("last_token_ts", "finish_s", "last_token_s"),
 }
@@ -53,8 +53,8 @@ class EngineSettings:
     tp: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
-    kv_blocks: int | None = None  # as the engine counts them
-    block_tokens: int | None = None
+    num_gpu_blocks: int | None = None  # as the engine counts them
+    block_size: int | None = None
     prefix_caching: bool | None = None
     async_scheduling: bool | None = None
     eager: bool | None = None
@@ -188,8 +188,8 @@ def read_settings(path: Path) -> EngineSettings:
         tp=count(engine, "tensor_parallel_size"),
         max_num_seqs=count(engine, "max_num_seqs"),
         max_num_batched_tokens=count(engine, "max_num_batched_tokens"),
-        kv_blocks=count(cache, "num_gpu_blocks") or count(engine, "num_gpu_blocks_override"),
-        block_tokens=count(cache, "block_size") or count(engine, "block_size"),
+        num_gpu_blocks=count(cache, "num_gpu_blocks") or count(engine, "num_gpu_blocks_override"),
+        block_size=count(cache, "block_size") or count(engine, "block_size"),
         prefix_caching=flag("enable_prefix_caching", cache, engine),
         async_scheduling=flag("async_scheduling", engine),
         eager=flag("enforce_eager", engine),
@@ -267,7 +267,7 @@ def _from_run_folder(path: Path, cell: str | None) -> RealLog:
 
 def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
     """What the table of cells tells, where nobody has written down how the server was set up."""
-    blocks, system = _whole(row.get("kv_blocks")), row.get("system")
+    blocks, system = _whole(row.get("num_gpu_blocks")), row.get("system")
     return EngineSettings(
         model=_text(row.get("model") or None),
         tp=_whole(row.get("tp")),
@@ -275,8 +275,10 @@ def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
         max_num_batched_tokens=_whole(
             row.get("max_num_batched_tokens", row.get(f"{system}.max_num_batched_tokens"))
         ),
-        kv_blocks=None if blocks is None else blocks + 1,  # we count without vLLM's placeholder
-        block_tokens=_whole(row.get("block_tokens")),
+        num_gpu_blocks=None
+        if blocks is None
+        else blocks + 1,  # we count without vLLM's placeholder
+        block_size=_whole(row.get("block_size")),
     )
 
 
@@ -285,7 +287,7 @@ def _whole(value: object) -> int | None:
 
 
 def _read_requests(path: Path) -> dict[str, list[Any]]:
-    wanted = ("arrival_s", "prompt_tokens", "tokens_out", "first_token_s", "finish_s")
+    wanted = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s")
     if path.suffix == ".parquet":
         columns = read_parquet(path, wanted)
         for name in _OF_REAL_SERVERS:

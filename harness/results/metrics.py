@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ...workloads.call_parser import number, parse_values
 from ...workloads.errors import SloBenchError
-from ...workloads.request import Kind
+from ...workloads.request import RequestType
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Records, Result
 from ..policies.columns import COLUMNS
@@ -158,11 +158,11 @@ def cell_metrics(
     is later), so that neither an overloaded system that drains its queue for minutes nor one that
     throws requests away looks faster than it is; `makespan_s` is its length. Utilisation, KV use,
     gaps and preemptions are those of the whole run:
-    compute_utilisation = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), known as
-    MFU, where padding and prompt tokens found in a cache do not count as computed;
-    gpu_busy = share of the time for which GPUs compute, averaged over them (host time of their
-    iterations counted), as a GPU's own counter of utilisation has it;
-    memory_utilisation = share of the KV blocks in use, averaged over time;
+    mfu = 2 · parameters · tokens computed / (peak FLOP/s · GPUs · time), model FLOPs utilisation,
+    where padding and prompt tokens found in a cache do not count as computed;
+    gpu_utilisation = share of the time for which GPUs compute, averaged over them (host time of
+    their iterations counted), as a GPU's own counter of utilisation has it;
+    kv_cache_usage_mean = share of the KV blocks in use, averaged over time;
     padding_waste = padded tokens / all tokens computed (only static batches are padded).
     Columns that papers define are in `policies.columns`.
     """
@@ -182,9 +182,9 @@ def cell_metrics(
     utilisation = NOT_A_NUMBER
     if able_flops > 0:
         utilisation = 2 * hardware.parameters * computed / able_flops
-    output_tokens_per_s = _per_second(int(records.tokens_out[counted].sum()), makespan_s)
-    began = ~np.isnan(records.scheduled_s)
-    generates = workload.kind == Kind.GENERATE
+    output_tokens_per_s = _per_second(int(records.output_tokens[counted].sum()), makespan_s)
+    began = ~np.isnan(records.first_scheduled_s)
+    generates = workload.request_type == RequestType.GENERATE
     prompt_tokens = int(workload.prompt_tokens[began & generates].sum())
 
     def outcomes(*kinds: Outcome) -> int:
@@ -211,17 +211,17 @@ def cell_metrics(
         "makespan_s": makespan_s,
         "throughput_rps": _per_second(int(finished.sum()), makespan_s),
         "output_tokens_per_s": output_tokens_per_s,
-        "compute_utilisation": utilisation,
-        "gpu_busy": totals.gpu_busy_s / (hardware.gpus * totals.makespan_s)
+        "mfu": utilisation,
+        "gpu_utilisation": totals.gpu_busy_s / (hardware.gpus * totals.makespan_s)
         if hardware.gpus and totals.makespan_s > 0
         else NOT_A_NUMBER,
-        "memory_utilisation": totals.kv_mean_share,
+        "kv_cache_usage_mean": totals.kv_cache_usage_mean,
         "prefix_hit_rate": int(records.cached_tokens[began].sum()) / prompt_tokens
         if prompt_tokens
         else 0.0,
         "preemptions_swap": int(records.preemptions_swap.sum()),
         "preemptions_recompute": int(records.preemptions_recompute.sum()),
-        "kv_peak": totals.kv_peak_share,
+        "kv_cache_usage_peak": totals.kv_cache_usage_peak,
         "iterations": totals.steps,
         "padded_tokens": totals.padded_tokens,
         "padding_waste": totals.padded_tokens / all_tokens if all_tokens else 0.0,
@@ -234,7 +234,7 @@ def cell_metrics(
     row |= {
         "finished": int(finished.sum()),
         "rejected": outcomes(Outcome.REJECTED),
-        "oversize": result.oversize,
+        "overlong": result.overlong,
         "dropped": outcomes(Outcome.DROPPED),
         "unfinished": outcomes(Outcome.UNFINISHED, Outcome.FAILED, Outcome.CANCELLED),
         "missed_ttft": int((counted & judged.late_ttft).sum()),
@@ -253,7 +253,7 @@ def _by_kind(
     workload: Workload, records: Records, counted: Mask, met: Mask, objective: CollocationObjective
 ) -> dict[str, float]:
     """Generation and embedding apart, and what both are worth together; {} without embeddings."""
-    embeds = counted & (workload.kind == Kind.EMBED)
+    embeds = counted & (workload.request_type == RequestType.EMBED)
     if not embeds.any():
         return {}
     generates = counted & ~embeds
@@ -291,7 +291,7 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
     Source: AdaptiveLLM (see docs/papers.md), Eq. 5.
     """
     turnaround_s = records.e2e_s[of]
-    processing_s = (records.finish_s - records.scheduled_s)[of]
+    processing_s = (records.finish_s - records.first_scheduled_s)[of]
     served = processing_s > 0
     if not served.any():
         return NOT_A_NUMBER

@@ -48,7 +48,7 @@ NUMBER_COLUMNS = (
 )
 """Number columns the report cannot do without; any other that parses as numbers is welcome."""
 
-LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "speed", "load", "seed")
+LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "replay_speed", "load_factor", "seed")
 """What stands before `requests`; any other column there is a sweep axis."""
 
 REQUEST_COLUMNS = (
@@ -57,29 +57,29 @@ REQUEST_COLUMNS = (
     "tpot_slo_s",
     "e2e_slo_s",
     "deadline_s",
-    "scheduled_s",
+    "first_scheduled_s",
     "first_token_s",
     "finish_s",
     "outcome",
-    "tokens_out",
-    "met",
+    "output_tokens",
+    "slo_met",
 )
 """The columns of a request file that the report needs; the others are never parsed."""
 
-KIND_COLUMN = "kind"
+REQUEST_TYPE_COLUMN = "request_type"
 """1 for a request that embeds texts, and has no first token; runs without such lack the column."""
 
 OPTIONAL_COLUMNS: Mapping[str, float | str] = {
-    KIND_COLUMN: 0.0,
+    REQUEST_TYPE_COLUMN: 0.0,
     "role": "",
     "queued_s": float("nan"),
 }
 """Only runs that need them have these; `role` is that of the instance that served, `queued_s` when
 the request had come to the instance where it first entered a batch: by default when it arrived."""
 
-MECHANISM_COLUMNS = ("time_s", "what", "of", "value")
+TIMESERIES_COLUMNS = ("time_s", "metric", "entity", "value")
 
-TIMELINE_COLUMNS = ("time_s", "waiting", "running", "kv_share")
+TIMELINE_COLUMNS = ("time_s", "waiting", "running", "kv_cache_usage")
 
 _NO_VALUE = ["", "nan", "NaN", "None"]
 _UNREADABLE = (ValueError, OSError, EOFError, zlib.error, UnicodeError)
@@ -176,12 +176,12 @@ def read_timeline(run_path: Path, cell: str) -> pd.DataFrame:
     return _read_detail(run_path / "timelines", cell, TIMELINE_COLUMNS, words=())
 
 
-def read_mechanism(run_path: Path, cell: str) -> pd.DataFrame | None:
+def read_timeseries(run_path: Path, cell: str) -> pd.DataFrame | None:
     """What a cell tells of instances or models apart; None where it has nothing to tell."""
-    folder = run_path / "mechanism"
+    folder = run_path / "timeseries"
     if not (folder / f"{cell}.csv.gz").is_file():
         return None
-    return _read_detail(folder, cell, MECHANISM_COLUMNS, words=("what", "of"))
+    return _read_detail(folder, cell, TIMESERIES_COLUMNS, words=("metric", "entity"))
 
 
 def _read_detail(

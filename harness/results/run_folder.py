@@ -5,7 +5,7 @@
     cells.csv                one row for each cell, in the order of the experiment
     requests/<cell>.csv.gz   what happened to every request (or .parquet)
     timelines/<cell>.csv.gz  queue, batch and KV use over time
-    mechanism/<cell>.csv.gz  the same of instances or models apart, and what befell them
+    timeseries/<cell>.csv.gz  the same of instances or models apart, and what befell them
     mispredictions/<cell>.jsonl  lengths to retrain a predictor on, where a policy watched any
 
 A cell counts as finished once its row is in `cells.csv`; its details are on disk before that. The
@@ -54,7 +54,7 @@ _DETAILS = (
     "requests/*.csv.gz",
     "requests/*.parquet",
     "timelines/*.csv.gz",
-    "mechanism/*.csv.gz",
+    "timeseries/*.csv.gz",
     "mispredictions/*.jsonl",
 )
 EXPERIMENT, _ROW = "experiment.toml", "row"
@@ -66,7 +66,7 @@ def request_columns(workload: Workload, records: Records, judged: Judged) -> dic
         "id": np.arange(len(workload), dtype=np.int64),
         "arrival_s": records.arrival_s,
         "prompt_tokens": workload.prompt_tokens,
-        "output_tokens": workload.output_tokens,
+        "expected_output_tokens": workload.output_tokens,
     }
     if any(workload.class_names):
         columns["class"] = Choice(workload.class_index, workload.class_names)
@@ -76,24 +76,24 @@ def request_columns(workload: Workload, records: Records, judged: Judged) -> dic
         columns["session"] = workload.session
     if workload.priority.any():
         columns["priority"] = workload.priority
-    if workload.kind.any():
-        columns["kind"] = workload.kind
-        columns["n_texts"] = workload.n_texts
+    if workload.request_type.any():
+        columns["request_type"] = workload.request_type
+        columns["num_inputs"] = workload.num_inputs
     return columns | {
         "ttft_slo_s": workload.ttft_slo_s,
         "tpot_slo_s": workload.tpot_slo_s,
         "e2e_slo_s": workload.e2e_slo_s,
         "deadline_s": workload.deadline_s,
-        "scheduled_s": records.scheduled_s,
+        "first_scheduled_s": records.first_scheduled_s,
         "first_token_s": records.first_token_s,
         "finish_s": records.finish_s,
         "outcome": Choice(records.outcome, [outcome.name.lower() for outcome in Outcome]),
-        "tokens_out": records.tokens_out,
+        "output_tokens": records.output_tokens,
         "cached_tokens": records.cached_tokens,
         "preemptions_swap": records.preemptions_swap,
         "preemptions_recompute": records.preemptions_recompute,
         "instance": records.instance,
-        "met": judged.met,
+        "slo_met": judged.met,
     }
 
 
@@ -117,19 +117,21 @@ def write_details(
         "time_s": timeline.time_s,
         "waiting": timeline.waiting,
         "running": timeline.running,
-        "kv_share": timeline.kv_share,
+        "kv_cache_usage": timeline.kv_cache_usage,
     }
     write_whole(folder / "timelines" / f"{cell}.csv.gz", gzip_csv(moments))
     if timeline.told:
-        write_whole(folder / "mechanism" / f"{cell}.csv.gz", gzip_csv(_told_columns(timeline.told)))
+        write_whole(
+            folder / "timeseries" / f"{cell}.csv.gz", gzip_csv(_told_columns(timeline.told))
+        )
 
 
 def _told_columns(told: Sequence[Told]) -> dict[str, Column]:
-    time_s, what, of, value = zip(*told, strict=True)
+    time_s, metric, entity, value = zip(*told, strict=True)
     return {
         "time_s": np.array(time_s, dtype=np.float64),
-        "what": _choice(what),
-        "of": _choice(of),
+        "metric": _choice(metric),
+        "entity": _choice(entity),
         "value": np.array(value, dtype=np.float64),
     }
 

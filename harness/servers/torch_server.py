@@ -1,4 +1,4 @@
-"""The paged engine as an OpenAI-compatible server.
+"""The torch engine as an OpenAI-compatible server.
 
 /v1/completions and /v1/chat/completions (where the model has a chat template), whole and as a
 stream; /v1/embeddings where there is an encoder beside it; /v1/models, /health and /metrics.
@@ -159,10 +159,10 @@ class _Routes:
             ("kv_store_stored_bytes_total", "counter", carried.stored_bytes),
             ("num_requests_waiting", "gauge", view.n_waiting + view.n_swapped),
             ("num_requests_running", "gauge", view.n_running),
-            ("kv_blocks_used", "gauge", kv_manager.total - kv_manager.free),
-            ("kv_blocks", "gauge", kv_manager.total),
+            ("num_gpu_blocks_used", "gauge", kv_manager.total - kv_manager.free),
+            ("num_gpu_blocks", "gauge", kv_manager.total),
         ):
-            lines += [f"# TYPE slo_bench_paged_{name} {kind}", f"slo_bench_paged_{name} {value}"]
+            lines += [f"# TYPE slo_bench_torch_{name} {kind}", f"slo_bench_torch_{name} {value}"]
         return "\n".join(lines) + "\n"
 
 
@@ -382,9 +382,9 @@ def serving_model(
     *,
     device: str = "cpu",
     served_name: str | None = None,
-    kv_blocks: int | None = None,
-    block_tokens: int = 16,
-    host_blocks: int | None = None,
+    num_gpu_blocks: int | None = None,
+    block_size: int = 16,
+    num_cpu_blocks: int | None = None,
     embedder: str | None = None,
     kv_store: Sequence[str] = (),
     port: int = 0,
@@ -397,17 +397,17 @@ def serving_model(
     """
     from ..core.policy import Policy
     from ..engine.torch.build import Engine, KvCacheConfig, swaps
-    from ..engine.torch.build import kv_blocks as blocks_that_fit
+    from ..engine.torch.build import num_gpu_blocks as blocks_that_fit
     from ..engine.torch.load import load_decoder
     from ..engine.torch.tiers import TierFolder
     from ..policies.systems import system as system_by_name
-    from .launch.backend_names import PAGED
+    from .launch.backend_names import TORCH
     from .launch.compatibility import check
     from .launch.model_folders import model_folder
-    from .launch.serve import HOST_BLOCKS
+    from .launch.serve import NUM_CPU_BLOCKS
 
     found = system_by_name(system_name).with_parameters(**parameters)
-    check(found, PAGED)
+    check(found, TORCH)
     if not isinstance(found.policy, Policy):
         raise SloBenchError(f"{system_name} serves static batches, which no server streams")
     if kv_store and not found.prefix_cache:
@@ -422,17 +422,19 @@ def serving_model(
         beside = Path(embedder)
         embeds = Embeds(beside.resolve().name, Encoder(beside, device), Text(beside))
     room = KvCacheConfig(
-        kv_blocks or blocks_that_fit(decoder, block_tokens),
-        block_tokens,
-        (HOST_BLOCKS if host_blocks is None else host_blocks) if swaps(found.policy) else 0,
-        block_tokens if found.prefix_cache else 0,
+        num_gpu_blocks or blocks_that_fit(decoder, block_size),
+        block_size,
+        (NUM_CPU_BLOCKS if num_cpu_blocks is None else num_cpu_blocks)
+        if swaps(found.policy)
+        else 0,
+        block_size if found.prefix_cache else 0,
         tiers,
     )
     engine = Engine(decoder, room)
     with LiveEngine(engine, found.policy) as live:
         limits = found.policy.limits(live.instance.view)
         spare = limits.watermark_blocks + limits.decode_headroom_blocks
-        most = min(decoder.config.context, (room.blocks - spare) * block_tokens)
+        most = min(decoder.config.context, (room.blocks - spare) * block_size)
         served = HttpModel(
             served_name or folder.name, Text(folder), decoder.config.eos, most, embeds
         )

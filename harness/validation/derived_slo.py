@@ -46,7 +46,7 @@ def dedicated_slos(
             StaticPartition(),
             {name: models[name]},
             gpus=models[name].placement.gpus,
-            oversize="reject",
+            overlong_requests="reject",
         )
         ttft_s, tpot_s = result.records.ttft_s, result.records.tpot_s
         if np.isnan(ttft_s).all() or np.isnan(tpot_s).all():

@@ -33,7 +33,7 @@ def read_run(folder: Path, *, model: str | None = None) -> LabelledPrompts:
         except UnknownNameError:
             continue  # not run yet, or kept no requests
         for row, outcome, tokens in zip(
-            requests["id"], requests["outcome"], requests["tokens_out"], strict=True
+            requests["id"], requests["outcome"], requests["output_tokens"], strict=True
         ):
             text = workload.texts[int(row)]
             if text is None or outcome != "finished" or tokens < 1:

@@ -35,7 +35,7 @@ METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99", "mape")
 # vLLM's own defaults, for what a log does not say.
 _DEFAULTS = EngineSettings(
-    max_num_seqs=256, max_num_batched_tokens=2048, block_tokens=16, prefix_caching=True, eager=False
+    max_num_seqs=256, max_num_batched_tokens=2048, block_size=16, prefix_caching=True, eager=False
 )
 TOLERANCE = 0.05  # of an error, where the machine itself is steadier than that
 _ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead by default
@@ -151,7 +151,7 @@ def validate(
         step_time.model,
         instances=settings.instances or 1,
         router=settings.router,
-        oversize="error",
+        overlong_requests="error",
     ).records
     simulated = _measured(log, records, client_s)
     real = latencies(log.begin_s, log.first_s, log.last_s, log.output_tokens)
@@ -201,28 +201,28 @@ def _placed(
         tp=tp,
         weight_dtype=profile.weight_dtype,
         kv_dtype=profile.kv_dtype,
-        block_tokens=settings.block_tokens or 16,
+        block_size=settings.block_size or 16,
         batched_tokens=settings.max_num_batched_tokens or 2048,
         sampled_sequences=settings.max_num_seqs or 256,
     )
-    if settings.kv_blocks is None:
+    if settings.num_gpu_blocks is None:
         if _ANY in (placement.gpu.origin, placement.model.origin):
             raise SloBenchError(
                 "the log does not say how many KV blocks there were, and model or GPU are none of "
-                "the catalogue's, by which it could be estimated; say it with --kv-blocks"
+                "the catalogue's, by which it could be estimated; say it with --num-gpu-blocks"
             )
-        estimated = placement.kv_blocks
+        estimated = placement.num_gpu_blocks
         if estimated < 2:
             placement.check()
         notes.append(
             f"the log does not say how many KV blocks there were; {estimated:,} is an estimate "
-            "(--kv-blocks)"
+            "(--num-gpu-blocks)"
         )
-        settings = dataclasses.replace(settings, kv_blocks=estimated)
+        settings = dataclasses.replace(settings, num_gpu_blocks=estimated)
     # One of vLLM's blocks is a placeholder that holds nothing.
     placeholders = 0 if settings.server == "sglang" else 1
-    usable = max(1, (settings.kv_blocks or 2) - placeholders)
-    return dataclasses.replace(placement, fixed_kv_blocks=usable), settings
+    usable = max(1, (settings.num_gpu_blocks or 2) - placeholders)
+    return dataclasses.replace(placement, fixed_num_gpu_blocks=usable), settings
 
 
 # Where step times are whole and KV blocks are told, neither model nor GPU decide anything else.
@@ -306,13 +306,13 @@ def _host(settings: EngineSettings, host_s: float | None) -> Host:
 
 def _workload(log: RealLog, settings: EngineSettings) -> Workload:
     tokens = log.prompt_tokens + log.output_tokens
-    block_tokens = settings.block_tokens or 16
+    block_size = settings.block_size or 16
     return Workload(
         log.arrival_s,
         log.prompt_tokens,
         log.output_tokens,
-        prefix_blocks=_OwnBlocks(tokens // block_tokens) if settings.prefix_caching else None,
-        prefix_block_tokens=block_tokens,
+        prefix_blocks=_OwnBlocks(tokens // block_size) if settings.prefix_caching else None,
+        prefix_block_size=block_size,
         name=log.name,
     )
 

@@ -57,7 +57,7 @@ class MeasuredCell:
                 about = {
                     "request": int(request),
                     "prompt tokens": int(row["prompt_tokens"]),
-                    "output tokens": int(row["tokens_out"]),
+                    "output tokens": int(row["output_tokens"]),
                 }
                 begin_s, end_s = float(row["arrival_s"]), float(row["finish_s"])
                 yield slice_event(f"request {request}", process, track, begin_s, end_s, about)

@@ -52,9 +52,9 @@ class SelfTestLevel:
     arrival_error_p50_s: float
     token_error_p50_s: float
     token_error_p99_s: float
-    late_p50_s: float
-    late_p99_s: float
-    lag_p99_s: float
+    send_delay_p50_s: float
+    send_delay_p99_s: float
+    event_loop_lag_p99_s: float
     cpu_per_request_s: float
     peak_rss_bytes: int
     problem: str | None  # why a level like this must not be trusted
@@ -137,7 +137,7 @@ def run_level(
     workload = Workload(
         np.cumsum(rng.exponential(1 / rate_rps, n)), np.full(n, PROMPT_TOKENS), np.full(n, tokens)
     )
-    options = HttpOptions(model=MOCK.model, processes=processes, keep_token_times=True)
+    options = HttpOptions(model=MOCK.model, processes=processes, save_token_times=True)
     with serving_apart(MOCK) as server:
         found = measure(workload, [Endpoint.parse(server.url)], options)
         truths = {int(t.request_id.removeprefix(REQUEST_ID)): t for t in server.truths()}
@@ -169,9 +169,9 @@ def _level(
         arrival_error_p50_s=quantile(late_s + sent_late_s, 0.5),
         token_error_p50_s=quantile(token_error_s, 0.5),
         token_error_p99_s=quantile(token_error_s, 0.99),
-        late_p50_s=client.late_p50_s,
-        late_p99_s=client.late_p99_s,
-        lag_p99_s=client.lag_p99_s,
+        send_delay_p50_s=client.send_delay_p50_s,
+        send_delay_p99_s=client.send_delay_p99_s,
+        event_loop_lag_p99_s=client.event_loop_lag_p99_s,
         cpu_per_request_s=client.cpu_s / len(columns.outcome),
         peak_rss_bytes=client.peak_rss_bytes,
         problem=None,
@@ -180,7 +180,7 @@ def _level(
 
 
 def _token_errors(found: HttpResult, rows: NDArray[np.intp], known: Sequence[Truth]) -> Floats:
-    ends = np.cumsum(found.columns.tokens_out)
+    ends = np.cumsum(found.columns.output_tokens)
     seen = np.split(found.token_s, ends[:-1])
     return np.concatenate(
         [

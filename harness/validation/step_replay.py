@@ -1,4 +1,4 @@
-"""A level of the engine `paged` once more, in simulation, every iteration as long as it took.
+"""A level of the engine `torch` once more, in simulation, every iteration as long as it took.
 
 The same loop decides by the same policy on the same arrivals; only the model is not run. What is
 decided must be what was decided: each iteration's batch is compared with the one in the log. Times
@@ -94,7 +94,7 @@ def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
         raise ReplayError("static batches keep no log of iterations")
     reserved = overrides(policy, "reserved_blocks")
     workload, rejected = fit(
-        workload_of(spec), int(room["most_tokens"]), spec.oversize, reserved=reserved
+        workload_of(spec), int(room["most_tokens"]), spec.overlong_requests, reserved=reserved
     )
     told = predicted_output_tokens(spec, workload)
     lengths = workload.output_tokens if told is None else told
@@ -102,7 +102,7 @@ def replay(spec: CellSpec, steps: Path, room: Mapping[str, Any]) -> Replayed:
     longest = lengths if longest is None else longest
     predictions = Guess(lambda r: int(lengths[r.id]), lambda r: int(longest[r.id]))
     log = _Log(_read(steps), predictions)
-    names = ("blocks", "block_tokens", "host_blocks", "prefix_block_tokens")
+    names = ("blocks", "block_size", "num_cpu_blocks", "prefix_block_size")
     kv_manager = KVCacheManager(*(int(room[name]) for name in names))
     instance = TimedInstance(policy, kv_manager, predictions, log, (), Measures())
     records = execute(workload, instance, rejected=rejected).records

@@ -205,7 +205,7 @@ def _steps(process: int, log: InstanceLog) -> Iterator[Event]:
         yield slice_event(name, process, _STEPS, step.begin_s, step.end_s, told)
         counted = {"decoding": step.decode_seqs, "prefilling": len(step.chunks)}
         counters = (("batch", counted), ("waiting", {"requests": step.waiting}))
-        for counter, values in (*counters, ("KV blocks in use", {"blocks": step.kv_blocks})):
+        for counter, values in (*counters, ("KV blocks in use", {"blocks": step.num_gpu_blocks})):
             yield {
                 "name": counter,
                 "ph": "C",

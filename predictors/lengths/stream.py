@@ -33,7 +33,7 @@ class StreamWindow:
     as_trained: float
     corrected: float  # by what came before, and taught by updates before
     within_one: float
-    beside: float | None  # by the predictor that is shown beside it
+    baseline: float | None  # by the predictor that is shown beside it
     update: Update | None
 
 
@@ -52,7 +52,7 @@ def stream(
     rows: Sequence[LabelledPrompt],
     *,
     every: int,
-    beside: TrainedPredictor | None = None,
+    baseline: TrainedPredictor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> StreamEvaluation:
     """Let `rows` come in order; teach after every so many.
@@ -61,7 +61,7 @@ def stream(
         online: the predictor, which changes in memory and not on disk.
         rows: answers in order of arrival; the corpus is the workload that priors are kept by.
         every: answers in a window.
-        beside: another to compare with, say one that was trained on such answers from the start.
+        baseline: another to compare with, say one that was trained on such answers from the start.
         progress: called with (answers that came, of how many).
     """
     old = online.samples[TEST]
@@ -69,7 +69,7 @@ def stream(
     old_before = _exact(online.uncorrected(old), old, worth)
     windows = []
     as_trained = online.uncorrected(rows).buckets(worth)
-    named_beside = None if beside is None else _named(beside, rows)
+    named_baseline = None if baseline is None else _named(baseline, rows)
     for first in range(0, len(rows), every):
         came = rows[first : first + every]
         guesses, within = [], []
@@ -84,7 +84,7 @@ def stream(
         update = online.update() if waits and first + every < len(rows) else None
         true = _true(online.config.shape.edges, came)
         static = as_trained[first : first + every] == true
-        other = None if named_beside is None else named_beside[first : first + every] == true
+        other = None if named_baseline is None else named_baseline[first : first + every] == true
         windows.append(
             StreamWindow(
                 first,
@@ -101,7 +101,7 @@ def stream(
     return StreamEvaluation(tuple(windows), len(old), old_before, old_after)
 
 
-def load_beside(
+def load_baseline(
     folder: Path, online: OnlinePredictor, rows: Sequence[LabelledPrompt], *, base: str | None
 ) -> TrainedPredictor:
     """A predictor to show beside `online` while `rows` come.

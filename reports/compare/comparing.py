@@ -266,9 +266,9 @@ def _seed(cell_a: Cell | None, cell_b: Cell | None, clock: Clock, slo: Slo | Non
 def _same_prompts(a: RequestResults, b: RequestResults) -> bool:
     if len(a) != len(b) or not np.array_equal(a.prompt_tokens, b.prompt_tokens):
         return False
-    if a.output_tokens is None or b.output_tokens is None:
+    if a.expected_output_tokens is None or b.expected_output_tokens is None:
         return True
-    return bool(np.array_equal(a.output_tokens, b.output_tokens))
+    return bool(np.array_equal(a.expected_output_tokens, b.expected_output_tokens))
 
 
 def _same_bounds(a: RequestResults, b: RequestResults) -> bool:

@@ -44,7 +44,7 @@ class _Rows:
     first_token_s: list[float]
     finish_s: list[float]
     prompt_tokens: list[float]
-    tokens_out: list[float]
+    output_tokens: list[float]
     finished: list[bool]
 
     @classmethod
@@ -57,7 +57,7 @@ class _Rows:
         first_token_s: float,
         finish_s: float,
         prompt_tokens: float,
-        tokens_out: float,
+        output_tokens: float,
         finished: bool,
     ) -> None:
         """One request; of one that failed no time after its arrival counts."""
@@ -65,7 +65,7 @@ class _Rows:
         self.first_token_s.append(first_token_s if finished else math.nan)
         self.finish_s.append(finish_s if finished else math.nan)
         self.prompt_tokens.append(prompt_tokens)
-        self.tokens_out.append(tokens_out if finished else 0.0)
+        self.output_tokens.append(output_tokens if finished else 0.0)
         self.finished.append(finished)
 
     def requests(self, duration_s: float | None = None) -> RequestResults:
@@ -81,9 +81,9 @@ class _Rows:
             arrival_s=column(self.arrival_s) - begin_s,
             first_token_s=column(self.first_token_s) - begin_s,
             finish_s=column(self.finish_s) - begin_s,
-            tokens_out=column(self.tokens_out),
+            output_tokens=column(self.output_tokens),
             prompt_tokens=column(self.prompt_tokens),
-            output_tokens=None,
+            expected_output_tokens=None,
             finished=np.array(self.finished, dtype=np.bool_)[order],
             duration_s=duration_s,
         )
@@ -254,7 +254,7 @@ def _vllm_requests(path: Path, document: Json) -> RequestResults:
             first_token_s=sent_s + ttft_s,
             finish_s=sent_s + latency_s,
             prompt_tokens=number(columns["input_lens"][i]) if "input_lens" in columns else math.nan,
-            tokens_out=tokens,
+            output_tokens=tokens,
             finished=finished,
         )
     duration_s = None if begins is not None else number(document.get("duration"))
@@ -340,7 +340,7 @@ def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Re
                 first_token_s=number(times.get("first_token_iteration")),
                 finish_s=number(times.get("request_end")) if math.isnan(last_s) else last_s,
                 prompt_tokens=number(request.get("prompt_tokens")),
-                tokens_out=tokens,
+                output_tokens=tokens,
                 finished=status == "successful",
             )
     if not rows.arrival_s:
@@ -382,7 +382,7 @@ def _aiperf(path: Path, records: Sequence[Json]) -> Results:
             first_token_s=sent_s + ttft_s,
             finish_s=sent_s + latency_s,
             prompt_tokens=prompt,
-            tokens_out=output,
+            output_tokens=output,
             finished=not failed,
         )
     if not rows.arrival_s:

@@ -38,9 +38,9 @@ class RequestResults:
     arrival_s: Floats
     first_token_s: Floats
     finish_s: Floats
-    tokens_out: Floats
+    output_tokens: Floats
     prompt_tokens: Floats
-    output_tokens: Floats | None  # asked for; None where only those given are known
+    expected_output_tokens: Floats | None  # asked for; None where only those given are known
     finished: Mask
     bounds_s: Mapping[str, Floats] | None = None
     sent_s: Floats | None = None
@@ -67,7 +67,7 @@ class RequestResults:
         if clock == "sent" and self.sent_s is not None:
             began_s = self.sent_s
         with np.errstate(invalid="ignore", divide="ignore"):
-            gaps = np.where(self.tokens_out > 1, self.tokens_out - 1, np.nan)
+            gaps = np.where(self.output_tokens > 1, self.output_tokens - 1, np.nan)
             latency_s: dict[Column, Floats] = {
                 "ttft": self.first_token_s - began_s,
                 "tpot": (self.finish_s - self.first_token_s) / gaps,
@@ -76,7 +76,7 @@ class RequestResults:
         met = self._met(latency_s, slo)
         return RunSample(
             latency_s={name: values[counted] for name, values in latency_s.items()},
-            tokens=np.nan_to_num(self.tokens_out[counted]),
+            tokens=np.nan_to_num(self.output_tokens[counted]),
             met=None if met is None else met[counted],
             window_s=self._window_s(counted),
         )

@@ -10,11 +10,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from ...harness.results.read import (
-    KIND_COLUMN,
+    REQUEST_TYPE_COLUMN,
     RunResults,
-    read_mechanism,
     read_requests,
     read_timeline,
+    read_timeseries,
 )
 from .mechanism_series import Mechanism, mechanism
 
@@ -66,7 +66,7 @@ class TimelineMeans:
     time_s: Floats
     waiting: Floats
     running: Floats
-    kv_share: Floats
+    kv_cache_usage: Floats
 
 
 @dataclass(frozen=True)
@@ -115,17 +115,17 @@ class _PointTotals:
     wait_s: dict[str, list[Floats]] = field(default_factory=dict)
 
     def add(self, requests: pd.DataFrame, hours: float, dollars_per_hour: float) -> None:
-        met = requests["met"].to_numpy() == 1
+        met = requests["slo_met"].to_numpy() == 1
         finished = (requests["outcome"] == "finished").to_numpy()
         ttft_s, tpot_s = _latencies(requests)
         self.requests += len(requests)
-        generates = requests[KIND_COLUMN].to_numpy() != 1
+        generates = requests[REQUEST_TYPE_COLUMN].to_numpy() != 1
         self.ttft_s.append(ttft_s[generates])
         self.tpot_s.append(tpot_s[generates & ~(finished & np.isnan(tpot_s))])
         for cause, count in _causes(requests, ttft_s, tpot_s).items():
             self.missed[cause] += count
         queued_s = requests["queued_s"].fillna(requests["arrival_s"])
-        wait_s = (requests["scheduled_s"] - queued_s).to_numpy()
+        wait_s = (requests["first_scheduled_s"] - queued_s).to_numpy()
         for role in sorted(requests["role"].unique()):
             of_role = (requests["role"] == role).to_numpy() & generates
             self.wait_s.setdefault(str(role), []).append(wait_s[of_role])
@@ -134,7 +134,7 @@ class _PointTotals:
         for name in ("ttft", "tpot", "e2e"):
             self._widen(name, requests[f"{name}_slo_s"].to_numpy())
         self.dollars.append(hours * dollars_per_hour)
-        self.tokens_in_slo.append(float(np.nansum(requests["tokens_out"].to_numpy()[met])))
+        self.tokens_in_slo.append(float(np.nansum(requests["output_tokens"].to_numpy()[met])))
 
     def _widen(self, name: str, bound_s: Floats) -> None:
         finite = bound_s[np.isfinite(bound_s)]
@@ -165,7 +165,7 @@ def level_details(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[L
         first = rows.iloc[0]
         timeline = read_timeline(runs[int(first["folder"])].path, str(first["cell"]))
         named = _Named(str(facet), str(series), float(str(rate)))
-        told = read_mechanism(runs[int(first["folder"])].path, str(first["cell"]))
+        told = read_timeseries(runs[int(first["folder"])].path, str(first["cell"]))
         yield _finish(level, named, timeline_means(timeline), mechanism(told))
 
 
@@ -221,7 +221,9 @@ def timeline_means(timeline: pd.DataFrame) -> TimelineMeans:
         width = (end - start) / TIMELINE_POINTS or 1.0
         span = np.minimum((time_s - start) // width, TIMELINE_POINTS - 1)
         timeline = timeline.groupby(span).mean()
-    columns = (timeline[c].to_numpy(dtype=np.float64) for c in ("waiting", "running", "kv_share"))
+    columns = (
+        timeline[c].to_numpy(dtype=np.float64) for c in ("waiting", "running", "kv_cache_usage")
+    )
     return TimelineMeans(timeline["time_s"].to_numpy(dtype=np.float64), *columns)
 
 
@@ -238,7 +240,7 @@ def _counted(requests: pd.DataFrame, count: int) -> pd.DataFrame:
 def _latencies(requests: pd.DataFrame) -> tuple[Floats, Floats]:
     """TTFT from the scheduled arrival; TPOT = (last - first token) / (tokens - 1)."""
     first_s = requests["first_token_s"].to_numpy()
-    gaps = requests["tokens_out"].to_numpy() - 1
+    gaps = requests["output_tokens"].to_numpy() - 1
     with np.errstate(divide="ignore", invalid="ignore"):
         tpot_s = (requests["finish_s"].to_numpy() - first_s) / gaps
     tpot_s = np.where((gaps > 0) & (requests["outcome"] == "finished"), tpot_s, np.nan)
@@ -246,7 +248,7 @@ def _latencies(requests: pd.DataFrame) -> tuple[Floats, Floats]:
 
 
 def _causes(requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats) -> dict[str, int]:
-    missed = requests["met"].to_numpy() != 1
+    missed = requests["slo_met"].to_numpy() != 1
     outcome = requests["outcome"]
     rejected, dropped, finished = (
         (outcome == name).to_numpy() for name in ("rejected", "dropped", "finished")
@@ -269,6 +271,7 @@ def _causes(requests: pd.DataFrame, ttft_s: Floats, tpot_s: Floats) -> dict[str,
 
 def _phases(requests: pd.DataFrame) -> Floats:
     marks = [
-        requests[c].to_numpy() for c in ("arrival_s", "scheduled_s", "first_token_s", "finish_s")
+        requests[c].to_numpy()
+        for c in ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s")
     ]
     return np.diff(np.column_stack(marks), axis=1)

@@ -129,7 +129,7 @@ def _rate_label(cells: pd.DataFrame, rate: float) -> str:
     """`4 req/s`, with the load or the speed that made it this rate."""
     text = f"{rate_text(rate)} req/s"
     of_rate = cells[rate_keys(cells) == rate_key(rate)]
-    for column, word in (("load", "load {:g}"), ("speed", "{:g}× speed")):
+    for column, word in (("load_factor", "load {:g}"), ("replay_speed", "{:g}× speed")):
         if column in cells.columns and cells[column].nunique() > 1:
             values = of_rate[column].dropna()
             if values.nunique() == 1:

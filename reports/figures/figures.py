@@ -21,9 +21,9 @@ BAND = "Line: mean over seeds; band: lowest to highest seed."
 
 Metric = Literal["ttft", "tpot"]
 Latency = Literal["ttft", "tpot", "e2e"]
-State = Literal["waiting", "running", "kv_share"]
+State = Literal["waiting", "running", "kv_cache_usage"]
 METRICS: tuple[Metric, ...] = ("ttft", "tpot")
-STATES: tuple[State, ...] = ("waiting", "running", "kv_share")
+STATES: tuple[State, ...] = ("waiting", "running", "kv_cache_usage")
 LATENCIES: Mapping[Latency, str] = {
     "ttft": "Time to first token",
     "tpot": "Time per output token",
@@ -276,7 +276,7 @@ def over_time(
     title, axis = {
         "waiting": ("Queue over time", Axis("requests waiting", "number")),
         "running": ("Batch over time", Axis("requests running", "number")),
-        "kv_share": ("KV cache over time", Axis("KV blocks in use", "percent", top=1.0)),
+        "kv_cache_usage": ("KV cache over time", Axis("KV blocks in use", "percent", top=1.0)),
     }[column]
 
     def curve(detail: LevelDetail, place: int) -> View:

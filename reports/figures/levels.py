@@ -156,7 +156,7 @@ def levels(cells: pd.DataFrame) -> pd.DataFrame:
     """
     valid = cells[cells["valid"]]
     keys = [valid["facet"], valid["series"], valid["level_rps"].rename("rate_rps")]
-    dropped = {"rate_rps", "level_rps", "seed", "folder", "valid", "speed", "load"}
+    dropped = {"rate_rps", "level_rps", "seed", "folder", "valid", "replay_speed", "load_factor"}
     numbers = [c for c in valid.select_dtypes("number").columns if c not in dropped]
     grouped = valid[numbers].groupby(keys, sort=True)
     parts = [

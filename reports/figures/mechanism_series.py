@@ -34,13 +34,13 @@ def mechanism(told: pd.DataFrame | None) -> Mechanism:
     end_s = float(told["time_s"].max()) or 1.0
     apart: dict[str, dict[str, tuple[Floats, Floats]]] = {}
     for what in _SERIES:
-        own = told[told["what"] == what]
+        own = told[told["metric"] == what]
         if not own.empty:
             apart[what] = {
-                str(of): _means(rows, end_s) for of, rows in own.groupby("of", observed=True)
+                str(of): _means(rows, end_s) for of, rows in own.groupby("entity", observed=True)
             }
-    moved = told.loc[told["what"].isin(_MOVES), "time_s"]
-    activations = told.loc[told["what"] == "activation", "value"]
+    moved = told.loc[told["metric"].isin(_MOVES), "time_s"]
+    activations = told.loc[told["metric"] == "activation", "value"]
     return Mechanism(apart, tuple(moved.tolist()), tuple(activations.tolist()))
 
 

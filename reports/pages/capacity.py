@@ -89,7 +89,7 @@ def _most_rps(row: Row) -> float:
     return math.inf if row["high_rps"] is None else float(row["high_rps"])
 
 
-_IDENTITY = ("search", "cell", "system", "rate_rps", "speed", "load", "seed")
+_IDENTITY = ("search", "cell", "system", "rate_rps", "replay_speed", "load_factor", "seed")
 
 
 def capacity_text(row: Row) -> str:

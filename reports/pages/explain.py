@@ -26,7 +26,7 @@ from ...harness.validation.latency_breakdown import (
 from ...harness.validation.measured_trace import MeasuredCell
 from ...harness.validation.trace import CellTrace
 from ...workloads.errors import SloBenchError
-from ...workloads.request import Kind
+from ...workloads.request import RequestType
 from ..compare.run_results import read_requests
 from ..figures.numbers import seconds_text
 
@@ -95,9 +95,13 @@ def explain(cell: CellTrace, request: int) -> Explanation:
     records, workload = cell.result.records, cell.workload
     outcome = Outcome(int(records.outcome[request]))
     log = cell.trace.log_of(request)
-    if outcome is Outcome.FINISHED and log is None and workload.kind[request] == Kind.EMBED:
-        waited_s = records.scheduled_s[request] - records.arrival_s[request]
-        pass_s = records.finish_s[request] - records.scheduled_s[request]
+    if (
+        outcome is Outcome.FINISHED
+        and log is None
+        and workload.request_type[request] == RequestType.EMBED
+    ):
+        waited_s = records.first_scheduled_s[request] - records.arrival_s[request]
+        pass_s = records.finish_s[request] - records.first_scheduled_s[request]
         raise SloBenchError(
             f"request {request} of {cell.spec.cell} embeds: it waited {waited_s:.3f} s and took "
             f"one pass of {pass_s:.3f} s; only generation is explained step by step"
@@ -156,7 +160,7 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
     arrival_s, first_s, finish_s = (
         float(row[name]) for name in ("arrival_s", "first_token_s", "finish_s")
     )
-    tokens = int(row["tokens_out"])
+    tokens = int(row["output_tokens"])
     tpot_s = (finish_s - first_s) / (tokens - 1) if tokens > 1 else math.nan
     took_s = {"ttft": first_s - arrival_s, "tpot": tpot_s, "e2e": finish_s - arrival_s}
     late = [name for name, seconds in took_s.items() if seconds > float(row[f"{name}_slo_s"])]
@@ -172,7 +176,7 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
         ttft_s=took_s["ttft"],
         tpot_s=tpot_s,
         e2e_s=took_s["e2e"],
-        met=bool(row["met"]),
+        met=bool(row["slo_met"]),
         missed=tuple(late),
         preemptions=0,
         stays=cell.stays(request),
@@ -279,9 +283,9 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "ttft_s": e.ttft_s,
         "tpot_s": None if math.isnan(e.tpot_s) else e.tpot_s,
         "e2e_s": e.e2e_s,
-        "met": e.met,
+        "slo_met": e.met,
         "missed": list(e.missed),
         "preemptions": e.preemptions,
-        "parts_s": {part.value: seconds for part, seconds in e.parts_s.items()},
-        "stays": [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in e.stays],
+        "breakdown_s": {part.value: seconds for part, seconds in e.parts_s.items()},
+        "phases": [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in e.stays],
     }

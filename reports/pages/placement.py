@@ -22,7 +22,7 @@ from .document import page, table, write_page
 
 _METHODS = {
     "exact": "exact optimum",
-    "paper": "the paper's procedure, mended",
+    "helr": "the paper's procedure, mended",
     "even": "even, over all devices",
     "optuna": "Optuna",
     "morphling": "Morphling",

@@ -28,7 +28,7 @@ CLAIMED = (
     "over 80 % on Natural Questions and Alpaca-GPT4, which it was not trained on."
 )
 _MEASURED = pd.DataFrame({"backend": ["real"], "step_time": ["measured"]})  # for the badge
-_CURVES = ("as trained", "online", "beside")
+_CURVES = ("as trained", "online", "baseline")
 _LEARNT = "learnt after it"
 _HEADS = ("exact", "± 1", "MAE", "τ", "ECE", "in 90 %", "width")
 
@@ -268,7 +268,7 @@ def stream_text(came: StreamEvaluation) -> RenderableType:
 
 
 def _compared(came: StreamEvaluation) -> bool:
-    return any(window.beside is not None for window in came.windows)
+    return any(window.baseline is not None for window in came.windows)
 
 
 def _stream_heads(came: StreamEvaluation) -> list[str]:
@@ -277,8 +277,8 @@ def _stream_heads(came: StreamEvaluation) -> list[str]:
 
 def _stream_cells(window: StreamWindow) -> list[str]:
     shares = [window.as_trained, window.corrected]
-    if window.beside is not None:
-        shares.append(window.beside)
+    if window.baseline is not None:
+        shares.append(window.baseline)
     learnt = "–"
     if window.update is not None:
         learnt = f"{window.update.rows} answers, {window.update.verdict}"
@@ -303,7 +303,7 @@ def drift_figure(came: StreamEvaluation) -> Figure:
     shares = [
         [window.as_trained for window in came.windows],
         [window.corrected for window in came.windows],
-        [window.beside for window in came.windows],
+        [window.baseline for window in came.windows],
     ]
     ends = [window.first + window.rows for window in came.windows]
     curves: list[View] = [

@@ -118,9 +118,9 @@ def notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> str:
             f"<strong>Invalid cells.</strong> {len(invalid)} of {len(cells)} are left out of every "
             f"figure and mean: {escape(listed(invalid['cell'], 'cells'))}."
         )
-    if "oversize" in cells and (oversize := int(cells["oversize"].fillna(0).sum())):
+    if "overlong" in cells and (overlong := int(cells["overlong"].fillna(0).sum())):
         lines.append(
-            f"<strong>Too long.</strong> {oversize:,} of {int(cells['requests'].sum()):,} requests "
+            f"<strong>Too long.</strong> {overlong:,} of {int(cells['requests'].sum()):,} requests "
             "exceed the context or the KV cache; they count as missed."
         )
     without = [run.name for run in runs if not run.keeps_requests]
@@ -191,7 +191,7 @@ def _level_row(row: pd.Series[Any]) -> str:
         rate_text(float(row["goodput_rps"])),
         *(seconds_text(float(row[f"{m}_{p}_s"])) for m in ("ttft", "tpot") for p in ("p50", "p99")),
         f"{float(row['output_tokens_per_s']):,.0f}",
-        percent_text(float(row.get("kv_peak", math.nan))),
+        percent_text(float(row.get("kv_cache_usage_peak", math.nan))),
         rate_text(preempted),
     ]
     return f"<tr>{''.join(f'<td>{value}</td>' for value in values)}</tr>"

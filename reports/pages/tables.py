@@ -183,10 +183,10 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
     if len(invalid):
         count = f"{len(invalid)} of {len(cells)}"
         notes.append(f"{count} cells are invalid and left out: {reason(cells)}.")
-    if "oversize" in cells and (oversize := int(cells["oversize"].fillna(0).sum())):
+    if "overlong" in cells and (overlong := int(cells["overlong"].fillna(0).sum())):
         notes.append(
-            f"Too long for the context or the KV cache, and missed: {oversize:,} of "
-            f"{int(cells['requests'].sum()):,} requests (oversize)."
+            f"Too long for the context or the KV cache, and missed: {overlong:,} of "
+            f"{int(cells['requests'].sum()):,} requests (overlong)."
         )
     return notes
 

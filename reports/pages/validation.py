@@ -68,10 +68,10 @@ def assumptions(found: Validation) -> list[str]:
     if found.client_s:
         added.append(f"{1e3 * found.client_s:.3g} ms between client and engine")
     graphs = f", CUDA graphs up to {host.graph_tokens} tokens" if host.graph_tokens else ""
-    blocks = f"{settings.kv_blocks:,}" if settings.kv_blocks else "?"
+    blocks = f"{settings.num_gpu_blocks:,}" if settings.num_gpu_blocks else "?"
     return [
         f"{found.engine}: max_num_seqs {settings.max_num_seqs}, max_num_batched_tokens "
-        f"{settings.max_num_batched_tokens}, {blocks} KV blocks of {settings.block_tokens} tokens, "
+        f"{settings.max_num_batched_tokens}, {blocks} KV blocks of {settings.block_size} tokens, "
         f"prefix caching {'on' if settings.prefix_caching else 'off'}, "
         f"{'asynchronous' if settings.async_scheduling else 'synchronous'} scheduling{graphs}; "
         f"{found.preemptions} preemptions in the simulation.",

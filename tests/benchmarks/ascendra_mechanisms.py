@@ -39,7 +39,7 @@ def runs(
             place.placement,
             place.step_time.model,
             instances=3,
-            oversize="reject",
+            overlong_requests="reject",
         )
         found.append((float(judge(workload, result.records).met.mean()), result))
     return found

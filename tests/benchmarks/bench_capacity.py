@@ -146,8 +146,8 @@ def live(numbers: range, slots: int, service_s: float, wait_slo_s: float, tolera
         for number in numbers:
             experiment = Experiment(
                 systems="mock",
-                backend="http",
-                client={"base_urls": [mock.url], "late_limit_s": wait_slo_s / 5},
+                backend="openai",
+                client={"base_urls": [mock.url], "send_delay_limit_s": wait_slo_s / 5},
                 model="mock",
                 workload="synthetic",
                 prompt_tokens="8",

@@ -69,7 +69,7 @@ def main() -> None:
                 place.step_time.model,
                 instances=INSTANCES,
                 router=router,
-                oversize="reject",
+                overlong_requests="reject",
             )
             cpu_s = time.process_time() - begin_s
             in_time = (result.records.ttft_s <= 1.0).mean()

@@ -91,7 +91,7 @@ def main() -> None:
             gpu("h100-80g"),
             beside_bytes=own_weight_bytes(embeds, language),
             kv_dtype="fp8",
-            fixed_kv_blocks=blocks,
+            fixed_num_gpu_blocks=blocks,
         )
         workload = load_source(MIX, arrivals="concurrency(600)").make(
             requests=requests, seed=0, slo=parse_slo(SLO)

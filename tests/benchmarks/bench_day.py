@@ -119,8 +119,17 @@ def main() -> None:
         systems = [word for name in asked.systems.split(",") for word in ("--system", name)]
         cost = bench.cost_of(
             *("run", *systems, "--workload", str(folder / "day.csv"), "--model", "llama-3-8b"),
-            *("--gpu", "a100-80g", "--oversize", "reject", "--records", "csv", "--jobs", "1"),
-            *("--speed", "1", "--seeds", "1"),
+            *(
+                "--gpu",
+                "a100-80g",
+                "--overlong-requests",
+                "reject",
+                "--records",
+                "csv",
+                "--jobs",
+                "1",
+            ),
+            *("--replay-speed", "1", "--seeds", "1"),
             *("--no-report", "--out", str(folder / "run")),
         )
         bench.show("run", cost)

@@ -29,8 +29,8 @@ BATCH_PARAMETERS = ("max_num_seqs", "max_batch", "max_running_requests", "max_ba
 PLACEMENT = Placement(
     model("llama-3-8b"),
     gpu("a100-80g"),
-    fixed_kv_blocks=RUNNING * 18,  # prompts of 200 tokens, answers of 128
-    fixed_host_blocks=1024,
+    fixed_num_gpu_blocks=RUNNING * 18,  # prompts of 200 tokens, answers of 128
+    fixed_num_cpu_blocks=1024,
 )
 
 

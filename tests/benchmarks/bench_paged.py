@@ -1,4 +1,4 @@
-"""Output tokens per CPU second: the paged engine against padded `transformers` generate, vLLM and
+"""Output tokens per CPU second: the torch engine against padded `transformers` generate, vLLM and
 SGLang.
 
 Both serve the same requests of mixed lengths (prompts of 8 to 256 tokens and answers of 4 to 256,

@@ -132,7 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
             cost = cost_of(
                 *("run", *systems, "--workload", "azure-conv", "--model", "llama-3-8b"),
                 *("--gpu", "a100-80g", "--rates", asked.rates, "--requests", str(asked.requests)),
-                *("--seeds", str(asked.seeds), "--jobs", str(asked.jobs), "--oversize", "reject"),
+                *(
+                    "--seeds",
+                    str(asked.seeds),
+                    "--jobs",
+                    str(asked.jobs),
+                    "--overlong-requests",
+                    "reject",
+                ),
                 *("--records", asked.records, "--no-report", "--out", str(folder)),
             )
             show(f"run --jobs {asked.jobs}", cost)

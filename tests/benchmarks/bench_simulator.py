@@ -30,7 +30,13 @@ def run(system: str, requests: int, rate_rps: float, folder: Path) -> Cost:
         *(sys.executable, "-m", "slo_bench.cli.main", "run", "--system", system),
         *("--workload", "azure-conv", "--model", "llama-3-8b", "--gpu", "a100-80g"),
         *("--rates", str(rate_rps), "--requests", str(requests), "--seeds", "1", "--jobs", "1"),
-        *("--oversize", "reject", "--no-report", "--out", str(folder / f"{system}-{rate_rps}")),
+        *(
+            "--overlong-requests",
+            "reject",
+            "--no-report",
+            "--out",
+            str(folder / f"{system}-{rate_rps}"),
+        ),
     ]
     quiet = os.open(os.devnull, os.O_WRONLY)
     actions = [(os.POSIX_SPAWN_DUP2, quiet, 1), (os.POSIX_SPAWN_DUP2, quiet, 2)]

@@ -56,7 +56,7 @@ def main() -> None:
                     "collocation": {name: (value,) for name, value in parameters.items()}
                 },
                 "workload": workloads,
-                "loads": (1.25,),
+                "load_factors": (1.25,),
                 "seeds": seeds,
                 "published": None,
                 "records": "none",

@@ -112,8 +112,8 @@ def test_json_is_the_rows_and_nothing_else(slo_bench, tmp_path):
         table = list(csv.DictReader(file))
     assert [row["cell"] for row in rows] == [row["cell"] for row in table]
     assert rows[0]["attainment"] == float(table[0]["attainment"])
-    assert table[0]["speed"] == ""
-    assert rows[0]["speed"] is None
+    assert table[0]["replay_speed"] == ""
+    assert rows[0]["replay_speed"] is None
     assert (tmp_path / "o" / "report.html").is_file()
 
 
@@ -169,7 +169,7 @@ WRONG = [
     (["run", "--rates", "-1"], "rates must be greater than 0 but is -1"),
     (["run", "--rates", "nan"], "rates must be a finite number but is nan"),
     (["run", "--rates", "8:2"], "--rates: '8:2' has no values"),
-    (["run", "--rates", "2", "--speed", "1"], "rates and speeds contradict"),
+    (["run", "--rates", "2", "--replay-speed", "1"], "rates and replay_speeds contradict"),
     (["run", "--requests", "1", "--duration", "1"], "requests and duration_s contradict"),
     (["run", "none.toml"], "No such file"),
     (["run", "none.toml", "--suite", "quickstart"], "not both"),
@@ -237,7 +237,7 @@ def test_one_name_shows_all_that_stands_behind_it(slo_bench):
     assert code == 0
     assert re.search(r"^misfit +skip +skip \| stop *$", out, re.MULTILINE)
     assert re.search(r"^max_num_seqs +128 +1 to 8,192 *$", out, re.MULTILINE)
-    code, out, _ = slo_bench("list", "matrix", "orca")
+    code, out, _ = slo_bench("list", "compatibility", "orca")
     assert re.search(r"^sglang +no: ", out, re.MULTILINE)
     code, _, err = slo_bench("list", "systems", "orka")
     assert code == 2
@@ -246,7 +246,7 @@ def test_one_name_shows_all_that_stands_behind_it(slo_bench):
 
 def test_doctor_finds_this_machine_in_order(slo_bench):
     code, out, _ = slo_bench("doctor", "--json")
-    found = {finding["what"]: finding for finding in json.loads(out)}
+    found = {finding["check"]: finding for finding in json.loads(out)}
     assert code == 0
     assert found["Python"]["state"] == "ok"
     assert found["packages"]["state"] == "ok"
@@ -258,7 +258,7 @@ def test_doctor_names_the_command_that_mends(slo_bench, monkeypatch, tmp_path):
     monkeypatch.setenv("SLO_BENCH_CACHE", str(tmp_path / "cache" / "deep"))
     monkeypatch.setattr(doctor_module, "EXTRAS", {"moon": ("no-such-package", "moonlight")})
     code, out, _ = slo_bench("doctor", "--json")
-    found = {finding["what"]: finding for finding in json.loads(out)}
+    found = {finding["check"]: finding for finding in json.loads(out)}
     assert code == 1
     assert found["cache"]["state"] == "broken"
     assert "SLO_BENCH_CACHE" in found["cache"]["mend"]

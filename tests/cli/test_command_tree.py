@@ -131,7 +131,7 @@ MISSPELT = [
     (["serve", "edff", "--backend", "vllm", "--model", "x"], "edf"),
     (["serve", "edf", "--backend", "vlm", "--model", "x"], "vllm"),
     (["run", "--slo", "ttf=1"], "ttft"),
-    (["sensitivity", "--vary", "step-tim=1"], "step-time"),
+    (["sensitivity", "--perturb", "step-tim=1"], "step-time"),
     (["run", "--length-predictor", "orcle"], "oracle"),
     (["list", "sytems"], "systems"),
     (["list", "systems", "orka"], "orca"),

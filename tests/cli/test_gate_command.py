@@ -132,14 +132,29 @@ def test_explain(slo_bench, runs, tmp_path):
 def test_sensitivity(slo_bench, tmp_path):
     small = ("--requests", "60", "--seeds", "2", "-s", "vllm,orca")
     code, out, _ = slo_bench(
-        "sensitivity", *small, "--vary", "host=2", "--vary", "step-time=0.8,1.2", "--html", "s.html"
+        "sensitivity",
+        *small,
+        "--perturb",
+        "host=2",
+        "--perturb",
+        "step-time=0.8,1.2",
+        "--html",
+        "s.html",
     )
     assert code == 0
     assert "By capacity" in out
     page = (tmp_path / "s.html").read_text()
     assert 'data-figure="sensitivity"' in page
     code, out, _ = slo_bench(
-        "sensitivity", *small, "--vary", "host=2", "--metric", "ttft_p99", "--rate", "3", "--json"
+        "sensitivity",
+        *small,
+        "--perturb",
+        "host=2",
+        "--metric",
+        "ttft_p99",
+        "--rate",
+        "3",
+        "--json",
     )
     told = json.loads(out)
     assert [point["value"] for point in told["points"]] == [2.0]
@@ -151,8 +166,8 @@ def test_sensitivity(slo_bench, tmp_path):
     [
         (("--metric", "ttft_p99"), "give --rate"),
         (("--rate", "3"), "leave --rate out"),
-        (("--vary", "moon=1"), "unknown perturbation"),
-        (("--vary", "host", "--vary", "host=2"), "given twice"),
+        (("--perturb", "moon=1"), "unknown perturbation"),
+        (("--perturb", "host", "--perturb", "host=2"), "given twice"),
         (("-s", "vllm"), "two systems"),
         (("--workload", "nothing"), "unknown workload"),
     ],

@@ -98,15 +98,17 @@ def test_a_stream_is_learnt_from(made, folder):
     drifted = answered(120, seed=9, telling={"short": 40, "old": 300})
     data = write_jsonl(folder / "drift.jsonl", drifted)
     before = {path.name: path.read_bytes() for path in made.iterdir()}
-    found = json.loads(typed("predict-eval", made, data, "--stream", 40, "--json"))
+    found = json.loads(typed("predict-eval", made, data, "--prequential", 40, "--json"))
     assert [window["rows"] for window in found["windows"]] == [40, 40, 40]
     assert found["windows"][0]["update"]["rows"] == 40
     assert found["windows"][-1]["corrected"] >= found["windows"][-1]["as_trained"]
     assert {path.name: path.read_bytes() for path in made.iterdir()} == before
     page = folder / "drift.html"
-    shown = typed("predict-eval", made, data, "--stream", 60, "--beside", made, "--html", page)
+    shown = typed(
+        "predict-eval", made, data, "--prequential", 60, "--baseline", made, "--html", page
+    )
     assert "as trained" in shown
-    assert "beside" in shown
+    assert "baseline" in shown
     html = page.read_text()
     assert 'id="figure-drift"' in html
     assert "1–60" in html
@@ -115,16 +117,16 @@ def test_a_stream_is_learnt_from(made, folder):
 @needs_torch
 def test_what_stands_beside_must_not_have_seen_it(made, folder, monkeypatch, capsys):
     data = write_jsonl(folder / "seen.jsonl", answered(256))
-    beside = ["predict-eval", made, data, "--beside", made]
-    assert "would flatter" in refused(monkeypatch, capsys, *beside, "--stream", 40)
-    assert "--stream" in refused(monkeypatch, capsys, *beside)
+    baseline = ["predict-eval", made, data, "--baseline", made]
+    assert "would flatter" in refused(monkeypatch, capsys, *baseline, "--prequential", 40)
+    assert "--prequential" in refused(monkeypatch, capsys, *baseline)
 
 
 @needs_torch
 def test_it_is_taught_in_place_or_left_as_it_was(made, folder, tmp_path):
     mine = Path(shutil.copytree(made, tmp_path / "lengths"))
     data = write_jsonl(tmp_path / "new.jsonl", answered(120, seed=9, telling={"old": 300}))
-    said = CliRunner().invoke(app, ["predict-train", str(data), "--update", str(mine)])
+    said = CliRunner().invoke(app, ["predict-train", str(data), "--continue-from", str(mine)])
     assert said.exit_code == 0
     assert "update with 120 new answers" in said.stderr
     generation = json.loads((mine / "predictor.json").read_text())["generation"]
@@ -182,7 +184,7 @@ def test_a_run_is_told_by_it(made, folder, monkeypatch):
 def test_what_cannot_be_is_told_in_a_line(made, folder, monkeypatch, capsys, tmp_path):
     data = folder / "talks.jsonl"
     for arguments, message in (
-        (("predict-train", data), "give --out DIR for a new predictor, or --update DIR"),
+        (("predict-train", data), "give --out DIR for a new predictor, or --continue-from DIR"),
         (("predict-train", data, "--out", made), "holds a predictor already"),
         (("predict-train", data, "--out", tmp_path / "x", "--head", "sigmoid"), "head must be one"),
         (

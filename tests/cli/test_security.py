@@ -53,7 +53,7 @@ rates = 200
 seeds = 1
 requests = 5
 [client]
-late_limit_s = 60.0
+send_delay_limit_s = 60.0
 """
 
 

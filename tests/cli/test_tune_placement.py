@@ -1,4 +1,4 @@
-"""`slo-bench tune helr` as it is typed."""
+"""`slo-bench tune placement` as it is typed."""
 
 import json
 
@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from slo_bench.cli.main import app
 from slo_bench.predictors.device_map import read_device_map
 
-UELLM = ["tune", "helr", "--model", "chatglm2-6b", "--topology", "uellm", "--host-ms", "30"]
+UELLM = ["tune", "placement", "--model", "chatglm2-6b", "--topology", "uellm", "--host-ms", "30"]
 
 
 def typed(*arguments):
@@ -69,7 +69,7 @@ def test_the_written_map_runs(tmp_path):
     ("arguments", "problem"),
     [
         (["--mode", "hr"], "unknown mode 'hr'"),
-        (["--method", "guess"], "--method must be one of exact, paper, even, optuna or morphling"),
+        (["--method", "guess"], "--method must be one of exact, helr, even, optuna or morphling"),
         (["--gpu", "l4"], "leave --gpu and --devices out"),
         (["--reserve-gib", "22"], "28 layers do not fit"),
         (["--reserve-gib", "-1"], "reserve must be at least 0"),

@@ -52,8 +52,8 @@ NOT_RUN = {
     # Not on these machines.
     "slo-bench backends install vllm": "installs the build for CUDA",
     "slo-bench backends remove vllm": "other tests need it; test_environments.py removes another",
-    "slo-bench tune helr --model llama-3.1-70b": "asks nvidia-smi for the GPUs of this machine",
-    "slo-bench run --backend paged --model path/to/model --gpu cuda:0 --rates 2 --validate": "GPU",
+    "slo-bench tune placement --model llama-3.1-70b": "asks nvidia-smi for this machine's GPUs",
+    "slo-bench run --backend torch --model path/to/model --gpu cuda:0 --rates 2 --validate": "GPU",
     "slo-bench workload fetch burstgpt": "downloads 51 MB",
     "slo-bench capacity --base-url http://10.0.0.9:8000 --executor ray --address auto "
     "--processes 8": "its senders died on two busy cores, and why is not known yet",
@@ -69,7 +69,7 @@ LEFT_OPEN = {
     "sensitivity": "--requests 20 --seeds 1",
     "tune": "--trials 2 --requests 100 --tolerance 0.5 --seeds 1 --jobs 1",
     "plan": "--gpu a100-80g,h100-80g --max-gpus 4",
-    "dedicated-slo": "--duration 60",
+    "derive-slo": "--duration 60",
     "selftest": "--seconds 0.5 --no-search",
     "predict-train": "--base base --epochs 1 --lora-r 4",
 }
@@ -113,13 +113,13 @@ def kind(command: str) -> str:
         return "ray"
     if "postgresql" in command or program == "optuna-dashboard":
         return "postgres"
-    if "--backend paged" in command or "-predictor" in command or asked.startswith("predict-"):
+    if "--backend torch" in command or "-predictor" in command or asked.startswith("predict-"):
         return "torch"
     if "--suite prediction" in command or words[1:3] == ["profile", "run"]:
         return "torch"
     if program == "python" and asked.startswith("tests/"):
         return "slow"
-    if {"--suite", "--vary", "plan"} & set(words):
+    if {"--suite", "--perturb", "plan"} & set(words):
         return "slow"
     if program in ("slo-bench", "python"):
         return "quick"
@@ -319,7 +319,7 @@ def typed_for(command: str) -> str:
     asked = Path(words[1]).name if len(words) > 1 else ""
     if re.search(r"--base-url|--backend|profile run|^python", command) and asked in ON_A_SERVER:
         return shlex.join([*words, *shlex.split(ON_A_SERVER[asked])])
-    if words[1:3] == ["tune", "helr"] or any(word.endswith(".toml") for word in words[2:3]):
+    if words[1:3] == ["tune", "placement"] or any(word.endswith(".toml") for word in words[2:3]):
         return command  # an experiment file says it all
     instead = {"--duration": "--requests", "--executor": "--jobs"}
     said = {*words, *(instead[word] for word in words if word in instead)}
@@ -419,7 +419,10 @@ STOPPABLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_hand
 def serve(words: Sequence[str]) -> None:
     """Start what serves until Ctrl-C, ask it something, and press Ctrl-C."""
     if words[0] == "slo-bench":
-        code, words = "from slo_bench.cli.main import main; main()", [*words, "--ready", READY_S]
+        code, words = (
+            "from slo_bench.cli.main import main; main()",
+            [*words, "--startup-timeout", READY_S],
+        )
     elif words[0] == "optuna-dashboard":
         code, words = "from optuna_dashboard._cli import main; main()", list(words)
         words += ["--port", a_free_port()]

@@ -58,7 +58,7 @@ def made(tmp_path_factory):
 def scores(folder):
     """What predict-eval finds; never a traceback."""
     asked = ["predict-eval", folder / "lengths", folder / "answers.jsonl", "--base"]
-    asked += [folder / "base", "--label-tokenizer", folder / "words", "--stream", 10, "--json"]
+    asked += [folder / "base", "--label-tokenizer", folder / "words", "--prequential", 10, "--json"]
     done = typed(*asked)
     if done.exit_code:
         assert isinstance(done.exception, SloBenchError), done.exception

@@ -51,11 +51,11 @@ class Seconds:
 class Memory:
     """A placement reduced to what the simulator asks of it."""
 
-    kv_blocks: int = 1000
-    host_blocks: int = 0
+    num_gpu_blocks: int = 1000
+    num_cpu_blocks: int = 0
     swap_s_per_block: float = 0.25
     pp: int = 1
-    block_tokens: int = 16
+    block_size: int = 16
     context_tokens: int = 1 << 20
 
     @property
@@ -83,7 +83,9 @@ class Served:
 
 @pytest.fixture(scope="session")
 def serve() -> Callable[..., Served]:
-    """`serve(workload, system or policy, step_s=…, kv_blocks=…, …, any option of simulate())`."""
+    """`serve(workload, system or policy, step_s=…, num_gpu_blocks=…, …, any option of
+    simulate())`.
+    """
 
     def served(workload, system, *, step_s=1.0, per_token_s=0.0, leaps=True, **options):
         of_memory = {k: options.pop(k) for k in list(options) if k in Memory.__dataclass_fields__}

@@ -33,7 +33,7 @@ def test_parameters_are_those_of_the_public_checkpoints(name, millions):
     assert model(name).parameters / 1e6 == pytest.approx(millions, abs=0.01)
 
 
-def test_blocks_are_whole_kv_blocks():
+def test_blocks_are_whole_num_gpu_blocks():
     beside = embedder(model("bge-m3"), BESIDE)
     assert beside.block_bytes == 16 * LLAMA.kv_bytes_per_token()
     assert beside.blocks([(1, 1)]) == 1
@@ -103,7 +103,7 @@ def test_replicas_share_the_texts():
 def test_weights_beside_leave_fewer_blocks():
     added = own_weight_bytes(model("bge-m3"), LLAMA)
     less = Placement(LLAMA, A100, beside_bytes=added)
-    lost = BESIDE.kv_blocks - less.kv_blocks
+    lost = BESIDE.num_gpu_blocks - less.num_gpu_blocks
     assert lost == pytest.approx(added / BESIDE.block_bytes_per_gpu, abs=1)
     with pytest.raises(SloBenchError, match=r"70\.0 GB of another model's weights"):
         Placement(LLAMA, A100, beside_bytes=70 * 10**9).check()

@@ -9,49 +9,49 @@ from slo_bench.workloads.errors import SloBenchError
 LLAMA_8B = Placement(model("llama-3-8b"), gpu("a100-80g"))
 
 
-def test_kv_blocks_by_hand():
+def test_num_gpu_blocks_by_hand():
     # Reserve: 1 GiB; 8192 tokens * (4 * 4096 + 3 * 14336) * 2 bytes; 256 * 128256 * 4 * 2 bytes.
     reserve = 2**30 + 8192 * 59392 * 2 + 256 * 128256 * 8
     free = int(round(79.15 * 2**30) * 0.9) - 2 * 8_030_261_248 - reserve
     assert LLAMA_8B.reserve_bytes_per_gpu == reserve
-    assert LLAMA_8B.kv_blocks == free // (131_072 * 16)
-    assert LLAMA_8B.kv_tokens == 16 * LLAMA_8B.kv_blocks
+    assert LLAMA_8B.num_gpu_blocks == free // (131_072 * 16)
+    assert LLAMA_8B.kv_tokens == 16 * LLAMA_8B.num_gpu_blocks
 
 
-def test_kv_blocks_are_about_what_vllm_finds():
+def test_num_gpu_blocks_are_about_what_vllm_finds():
     # vLLM logs about 27,900 blocks of 16 tokens for Llama-3-8B on one A100-80G.
-    assert LLAMA_8B.kv_blocks == pytest.approx(27_900, rel=0.03)
+    assert LLAMA_8B.num_gpu_blocks == pytest.approx(27_900, rel=0.03)
 
 
-def test_host_blocks_and_swap_time():
-    assert LLAMA_8B.host_blocks == 4 * 2**30 // (131_072 * 16) == 2048
+def test_num_cpu_blocks_and_swap_time():
+    assert LLAMA_8B.num_cpu_blocks == 4 * 2**30 // (131_072 * 16) == 2048
     per_block = 131_072 * 16 / 24.6e9
     assert LLAMA_8B.swap_s_per_block == pytest.approx(per_block)
 
 
 def test_fixed_blocks_replace_what_would_fit():
-    few = replace(LLAMA_8B, fixed_kv_blocks=128, fixed_host_blocks=64)
+    few = replace(LLAMA_8B, fixed_num_gpu_blocks=128, fixed_num_cpu_blocks=64)
     few.check()
-    assert (few.kv_blocks, few.kv_tokens, few.host_blocks) == (128, 2048, 64)
-    assert few.fitting_kv_blocks == LLAMA_8B.kv_blocks
+    assert (few.num_gpu_blocks, few.kv_tokens, few.num_cpu_blocks) == (128, 2048, 64)
+    assert few.fitting_num_gpu_blocks == LLAMA_8B.num_gpu_blocks
     assert few.swap_s_per_block == LLAMA_8B.swap_s_per_block
     # Fewer tokens than `check` asks for of itself are all right when they are asked for.
-    tiny = replace(LLAMA_8B, fixed_kv_blocks=3, fixed_host_blocks=0)
+    tiny = replace(LLAMA_8B, fixed_num_gpu_blocks=3, fixed_num_cpu_blocks=0)
     tiny.check()
-    assert (tiny.kv_blocks, tiny.host_blocks) == (3, 0)
+    assert (tiny.num_gpu_blocks, tiny.num_cpu_blocks) == (3, 0)
 
 
 def test_fixed_blocks_must_fit():
-    most = LLAMA_8B.kv_blocks
-    replace(LLAMA_8B, fixed_kv_blocks=most).check()
+    most = LLAMA_8B.num_gpu_blocks
+    replace(LLAMA_8B, fixed_num_gpu_blocks=most).check()
     with pytest.raises(SloBenchError, match=f"at most {most:,} do; use tp 2 or more"):
-        replace(LLAMA_8B, fixed_kv_blocks=most + 1).check()
+        replace(LLAMA_8B, fixed_num_gpu_blocks=most + 1).check()
 
 
 def test_every_gpu_swaps_its_own_part():
     split = replace(LLAMA_8B, tp=4)
     assert split.swap_s_per_block == pytest.approx(LLAMA_8B.swap_s_per_block / 4)
-    assert split.host_blocks == 4 * LLAMA_8B.host_blocks
+    assert split.num_cpu_blocks == 4 * LLAMA_8B.num_cpu_blocks
 
 
 def test_kv_heads_are_copied_where_tp_exceeds_them():
@@ -66,7 +66,7 @@ def test_pipeline_stages_share_weights_and_kv():
     assert two.gpus == 2
     layers = 16 * two.model.layer_weight_bytes()
     assert two.weight_bytes_per_gpu == layers + 2 * 128_256 * 4096
-    assert two.kv_blocks > 2 * one.kv_blocks
+    assert two.num_gpu_blocks > 2 * one.num_gpu_blocks
     assert two.kv_bytes_per_token == one.kv_bytes_per_token
 
 
@@ -75,13 +75,13 @@ def test_an_uneven_pipeline_is_bound_by_its_longest_stage():
     assert three.stage_layers == 11
     per_block = 131_072 // 32 * 11 * 16
     free = three.usable_bytes_per_gpu - three.weight_bytes_per_gpu - three.reserve_bytes_per_gpu
-    assert three.kv_blocks == free // per_block
+    assert three.num_gpu_blocks == free // per_block
 
 
 def test_narrow_kv_doubles_the_blocks():
-    assert replace(LLAMA_8B, kv_dtype="fp8").kv_blocks in (
-        2 * LLAMA_8B.kv_blocks,
-        2 * LLAMA_8B.kv_blocks + 1,
+    assert replace(LLAMA_8B, kv_dtype="fp8").num_gpu_blocks in (
+        2 * LLAMA_8B.num_gpu_blocks,
+        2 * LLAMA_8B.num_gpu_blocks + 1,
     )
 
 
@@ -122,10 +122,10 @@ def test_what_does_not_fit_says_why(placement, complaint):
         ("memory_share", 0.0),
         ("memory_share", 1.5),
         ("memory_share", float("nan")),
-        ("block_tokens", 0),
+        ("block_size", 0),
         ("host_memory_bytes", -1),
-        ("fixed_kv_blocks", 0),
-        ("fixed_host_blocks", -1),
+        ("fixed_num_gpu_blocks", 0),
+        ("fixed_num_cpu_blocks", -1),
         ("weight_dtype", "bf61"),
         ("kv_dtype", "int4"),
     ],

@@ -30,7 +30,13 @@ def test_even_layers():
 
 def test_an_even_split_by_hand_is_the_even_placement():
     even, by_hand = Placement(GLM, FAST, pp=4), split(7, 7, 7, 7)
-    for name in ("kv_blocks", "weight_bytes_per_gpu", "block_bytes_per_gpu", "host_blocks", "gpus"):
+    for name in (
+        "num_gpu_blocks",
+        "weight_bytes_per_gpu",
+        "block_bytes_per_gpu",
+        "num_cpu_blocks",
+        "gpus",
+    ):
         assert getattr(even, name) == getattr(by_hand, name)
 
 
@@ -41,12 +47,12 @@ def test_the_fullest_stage_limits_the_kv_cache():
     held = 25 * GLM.layer_weight_bytes() + 2 * GLM.embedding_parameters
     free = alone.usable_bytes_per_gpu - alone.reserve_bytes_per_gpu - held
     assert lopsided.weight_bytes_per_gpu == held
-    assert lopsided.kv_blocks == free // (25 * per_layer)
+    assert lopsided.num_gpu_blocks == free // (25 * per_layer)
 
 
 def test_a_smaller_gpu_limits_it_sooner():
     small = replace(FAST, memory_bytes=FAST.memory_bytes // 2)
-    assert split(14, 14, gpus=[FAST, small]).kv_blocks < split(14, 14).kv_blocks
+    assert split(14, 14, gpus=[FAST, small]).num_gpu_blocks < split(14, 14).num_gpu_blocks
     with pytest.raises(SloBenchError, match=r"stage 1 \(rtx-3090\); give it fewer"):
         split(2, 26, gpus=[FAST, small]).check()
 

@@ -545,8 +545,8 @@ class PlainInstance:
         return [*batch, *self.stalled, *self.swapped, *self.waiting]
 
     def _enlist(self, r: RequestState) -> None:
-        if r.scheduled_s != r.scheduled_s:
-            r.scheduled_s = self.now_s
+        if r.first_scheduled_s != r.first_scheduled_s:
+            r.first_scheduled_s = self.now_s
         if not r.reserved_blocks:
             r.reserved_blocks = self.policy.reserved_blocks(r, self.view)
 

@@ -48,14 +48,14 @@ def _serve(system: str, rate: float, seed: int, n: int, slow: float) -> pd.DataF
         heapq.heappush(free, finish)
         rows.append((start, first, finish, "finished", tokens[i]))
     served = pd.DataFrame(
-        rows, columns=["scheduled_s", "first_token_s", "finish_s", "outcome", "tokens_out"]
+        rows, columns=["first_scheduled_s", "first_token_s", "finish_s", "outcome", "output_tokens"]
     )
     frame = pd.DataFrame(
         {
             "id": range(n),
             "arrival_s": arrival,
             "prompt_tokens": prompt,
-            "output_tokens": tokens,
+            "expected_output_tokens": tokens,
             "class": np.where(rng.random(n) < 0.5, "chat", "code"),
             "ttft_slo_s": 1.0,
             "tpot_slo_s": 0.06,
@@ -64,21 +64,21 @@ def _serve(system: str, rate: float, seed: int, n: int, slow: float) -> pd.DataF
         }
     ).join(served)
     ttft = frame["first_token_s"] - frame["arrival_s"]
-    tpot = (frame["finish_s"] - frame["first_token_s"]) / (frame["tokens_out"] - 1).replace(
+    tpot = (frame["finish_s"] - frame["first_token_s"]) / (frame["output_tokens"] - 1).replace(
         0, np.nan
     )
     done = frame["outcome"] == "finished"
-    frame["met"] = (done & (ttft <= 1.0) & ~(tpot > 0.06)).astype(int)
+    frame["slo_met"] = (done & (ttft <= 1.0) & ~(tpot > 0.06)).astype(int)
     return frame
 
 
 def _row(requests: pd.DataFrame, lead: Mapping[str, object]) -> dict[str, object]:
     ttft = requests["first_token_s"] - requests["arrival_s"]
-    gaps = (requests["tokens_out"] - 1).where(requests["tokens_out"] > 1)
+    gaps = (requests["output_tokens"] - 1).where(requests["output_tokens"] > 1)
     tpot = (requests["finish_s"] - requests["first_token_s"]) / gaps
     e2e = requests["finish_s"] - requests["arrival_s"]
     span = float(requests["finish_s"].max() - requests["arrival_s"].min())
-    met, done = requests["met"] == 1, requests["outcome"] == "finished"
+    met, done = requests["slo_met"] == 1, requests["outcome"] == "finished"
     row = {**lead, "requests": len(requests), "attainment": met.mean()}
     row["goodput_rps"] = met.sum() / span
     for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
@@ -88,17 +88,17 @@ def _row(requests: pd.DataFrame, lead: Mapping[str, object]) -> dict[str, object
     row |= {
         "makespan_s": span,
         "throughput_rps": done.sum() / span,
-        "output_tokens_per_s": requests["tokens_out"].sum() / span,
+        "output_tokens_per_s": requests["output_tokens"].sum() / span,
         "preemptions_swap": 0,
         "preemptions_recompute": 3,
-        "kv_peak": 0.91,
+        "kv_cache_usage_peak": 0.91,
         "valid": True,
         "step_time": "fitted",
         "cost_usd_per_hour": 1.8,
         "finished": done.sum(),
         "dropped": (requests["outcome"] == "dropped").sum(),
     }
-    shares = {f"attainment_{c}": (of["met"] == 1).mean() for c, of in requests.groupby("class")}
+    shares = {f"attainment_{c}": (of["slo_met"] == 1).mean() for c, of in requests.groupby("class")}
     if len(shares) > 1:
         row |= {**shares, "attainment_spread": max(shares.values()) - min(shares.values())}
     return row
@@ -149,7 +149,7 @@ def make_run(tmp_path: Path) -> MakeRun:
                             "gpu": "a100-80g",
                             "gpus": 1,
                             "rate_rps": rate,
-                            "speed": np.nan,
+                            "replay_speed": np.nan,
                             "seed": seed,
                             **point,
                         }
@@ -163,7 +163,7 @@ def make_run(tmp_path: Path) -> MakeRun:
 def _timeline(requests: pd.DataFrame) -> pd.DataFrame:
     time = np.linspace(0, float(requests["finish_s"].max()), 300)
     arrived = np.searchsorted(np.sort(requests["arrival_s"]), time)
-    started = np.searchsorted(np.sort(requests["scheduled_s"].dropna()), time)
+    started = np.searchsorted(np.sort(requests["first_scheduled_s"].dropna()), time)
     done = np.searchsorted(np.sort(requests["finish_s"].dropna()), time)
     running = started - done
     lost = np.cumsum(requests["outcome"].eq("dropped"))
@@ -173,7 +173,7 @@ def _timeline(requests: pd.DataFrame) -> pd.DataFrame:
             "time_s": time,
             "waiting": np.maximum(waiting, 0),
             "running": running,
-            "kv_share": running / 50,
+            "kv_cache_usage": running / 50,
         }
     )
 

@@ -36,8 +36,8 @@ def cell(run):
 
 def test_json_adds_up(cell):
     plain = json.loads(json.dumps(explanation_json(explain(cell, 7)), allow_nan=False))
-    assert sum(plain["parts_s"].values()) == pytest.approx(plain["e2e_s"], rel=1e-12)
-    assert plain["stays"][0]["begin_s"] == plain["arrival_s"]
+    assert sum(plain["breakdown_s"].values()) == pytest.approx(plain["e2e_s"], rel=1e-12)
+    assert plain["phases"][0]["begin_s"] == plain["arrival_s"]
     assert plain["request"] == 7
     assert plain["cell"] == CELL
 
@@ -71,7 +71,7 @@ def test_who_was_refused_has_no_time(tmp_path):
         requests=(40,),
         prompt_tokens="uniform(100, 300000)",
         output_tokens="fixed(20)",
-        oversize="reject",
+        overlong_requests="reject",
     ).run(tmp_path / "run", jobs=1)
     cell = replay(tmp_path / "run", CELL)
     refused = int((cell.result.records.outcome == 2).argmax())

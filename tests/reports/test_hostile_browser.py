@@ -71,12 +71,12 @@ def measured(tmp_path_factory):
     config = MockConfig(model=HOSTILE, ttft_s=0.001, itl_s=0.0005)
     with serving(config) as server:
         experiment = Experiment(
-            backend="http",
+            backend="openai",
             name=HOSTILE,
             workload=str(prompts),
             rates=[100, 200],
             seeds=1,
-            client={"base_urls": [server.url], "late_limit_s": 60.0},
+            client={"base_urls": [server.url], "send_delay_limit_s": 60.0},
         )
         return [experiment.run(folder / name).folder for name in ("a", "b")]
 

@@ -16,7 +16,15 @@ from slo_bench.reports.figures.figures.details import (
 from slo_bench.reports.figures.figures.levels import combine
 
 NAN = float("nan")
-COLUMNS = ["arrival_s", "scheduled_s", "first_token_s", "finish_s", "outcome", "tokens_out", "met"]
+COLUMNS = [
+    "arrival_s",
+    "first_scheduled_s",
+    "first_token_s",
+    "finish_s",
+    "outcome",
+    "output_tokens",
+    "slo_met",
+]
 REQUESTS = [
     # arrival, scheduled, first, finish, outcome, tokens, met; bounds: TTFT 1 s, TPOT 0.1 s
     (0.0, 0.0, 0.5, 1.5, "finished", 21, 1),
@@ -57,9 +65,9 @@ def test_embeddings_have_no_first_token_and_count_in_no_distribution(make_run):
         frame = pd.DataFrame(REQUESTS[:1] * 2, columns=COLUMNS).assign(
             ttft_slo_s=1.0, tpot_slo_s=0.1, e2e_slo_s=np.inf, deadline_s=NAN
         )
-        frame.loc[1, ["first_token_s", "tokens_out"]] = [NAN, 0]
+        frame.loc[1, ["first_token_s", "output_tokens"]] = [NAN, 0]
         if kind is not None:
-            frame = frame.assign(kind=kind)
+            frame = frame.assign(request_type=kind)
         frame.to_csv(folder / "requests/000.csv.gz", index=False)
         runs = read_runs([folder])
         (only,) = level_details(runs, combine(runs))
@@ -126,7 +134,12 @@ def test_distribution_of_known_values():
 def test_a_long_timeline_is_shortened_to_means():
     n = 10 * TIMELINE_POINTS
     frame = pd.DataFrame(
-        {"time_s": np.arange(n) * 1.0, "waiting": np.arange(n) % 2, "running": 3, "kv_share": 0.5}
+        {
+            "time_s": np.arange(n) * 1.0,
+            "waiting": np.arange(n) % 2,
+            "running": 3,
+            "kv_cache_usage": 0.5,
+        }
     )
     means = timeline_means(frame)
     assert len(means.time_s) == TIMELINE_POINTS

@@ -320,4 +320,4 @@ def test_the_same_run_gives_the_same_bytes(make_run, tmp_path):
 
 def test_a_run_on_a_cpu_counts_no_gpus(page):
     assert "<li>1 GPU</li>" in page(name="on-gpu")
-    assert "GPU</li>" not in page(name="on-cpu", gpu="cpu", backend="paged")
+    assert "GPU</li>" not in page(name="on-cpu", gpu="cpu", backend="torch")

@@ -17,7 +17,7 @@ from slo_bench.reports.pages.run_page import write_report
 
 
 def told(*rows: tuple[float, str, str, float]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=["time_s", "what", "of", "value"])
+    return pd.DataFrame(rows, columns=["time_s", "metric", "entity", "value"])
 
 
 def test_a_value_holds_until_the_next():
@@ -49,7 +49,7 @@ def test_moves_and_activations():
 def cluster_run(make_run):
     """Two systems; the first has roles and instances apart, the second has neither."""
     folder = make_run(systems=("ascendra", "vllm"), rates=(1.0, 3.0), seeds=1)
-    (folder / "mechanism").mkdir()
+    (folder / "timeseries").mkdir()
     cells = pd.read_csv(folder / "cells.csv", dtype={"cell": str})
     for cell in cells.loc[cells["system"] == "ascendra", "cell"]:
         path = folder / f"requests/{cell}.csv.gz"
@@ -59,7 +59,7 @@ def cluster_run(make_run):
             (float(t), "requests", f"lp {k}", float(k)) for k in range(10) for t in range(0, 50, 5)
         ]
         told(*rows, (7.0, "layers", "a to b", 3.0)).to_csv(
-            folder / f"mechanism/{cell}.csv.gz", index=False
+            folder / f"timeseries/{cell}.csv.gz", index=False
         )
     return folder
 

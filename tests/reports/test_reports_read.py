@@ -16,7 +16,7 @@ def test_a_whole_folder(make_run):
     assert run.environment["slo_bench"] == "0.1.0"
     assert "[experiment]" in run.experiment_toml
     assert len(read_requests(run.path, "000")) == 20
-    assert read_timeline(run.path, "000")["kv_share"].max() > 0
+    assert read_timeline(run.path, "000")["kv_cache_usage"].max() > 0
 
 
 def test_names_that_look_like_missing_values_stay_names(make_run):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slo_bench.workloads.errors import SloBenchError
-from slo_bench.workloads.request import Kind
+from slo_bench.workloads.request import RequestType
 from slo_bench.workloads.source import load_source
 from slo_bench.workloads.writer import write_csv
 
@@ -20,39 +20,39 @@ def test_embedding_requests():
     made = load_source("embed(texts=uniform(16,128),tokens=7,priority=1)").make(
         rate_rps=2, requests=500, seed=1
     )
-    assert (made.kind == Kind.EMBED).all()
+    assert (made.request_type == RequestType.EMBED).all()
     assert (made.priority == 1).all()
-    assert made.n_texts.min() >= 16
-    assert made.n_texts.max() <= 128
-    assert len(set(made.n_texts.tolist())) > 50
-    np.testing.assert_array_equal(made.prompt_tokens, 7 * made.n_texts)
+    assert made.num_inputs.min() >= 16
+    assert made.num_inputs.max() <= 128
+    assert len(set(made.num_inputs.tolist())) > 50
+    np.testing.assert_array_equal(made.prompt_tokens, 7 * made.num_inputs)
     np.testing.assert_array_equal(made.output_tokens, 1)
-    assert made[3].n_texts == made.n_texts[3]
+    assert made[3].num_inputs == made.num_inputs[3]
 
 
 def test_synthetic_with_priority():
     made = load_source("synthetic(prompt=10,output=uniform(2,4),priority=-1)").make(
         rate_rps=2, requests=100
     )
-    assert (made.kind == Kind.GENERATE).all()
+    assert (made.request_type == RequestType.GENERATE).all()
     assert (made.priority == -1).all()
     assert set(made.output_tokens.tolist()) == {2, 3, 4}
 
 
 def test_both_in_a_mix():
     made = load_source(MIX).make(rate_rps=2, requests=2000)
-    embeds = made.kind == Kind.EMBED
+    embeds = made.request_type == RequestType.EMBED
     assert embeds.mean() == pytest.approx(0.25, abs=0.03)
     assert (made.priority[~embeds] == 2).all()
-    assert (made.n_texts[~embeds] == 1).all()
-    assert (made.prompt_tokens[embeds] % made.n_texts[embeds] == 0).all()
+    assert (made.num_inputs[~embeds] == 1).all()
+    assert (made.prompt_tokens[embeds] % made.num_inputs[embeds] == 0).all()
 
 
 def test_there_and_back_as_csv(tmp_path):
     made = load_source(MIX).make(rate_rps=2, requests=50)
     write_csv(made, tmp_path / "mixed.csv")
     back = load_source(tmp_path / "mixed.csv").make()
-    for column in ("kind", "n_texts", "priority", "prompt_tokens", "output_tokens"):
+    for column in ("request_type", "num_inputs", "priority", "prompt_tokens", "output_tokens"):
         np.testing.assert_array_equal(getattr(back, column), getattr(made, column))
 
 

@@ -106,7 +106,9 @@ def test_what_cannot_be_read(tmp_path, content, problem):
         read_labelled_prompts(path)
 
 
-@pytest.mark.parametrize("column", ["output", "Answer", "output_tokens", "tokens_out", "response"])
+@pytest.mark.parametrize(
+    "column", ["output", "Answer", "output_tokens", "expected_output_tokens", "response"]
+)
 def test_columns_with_the_answer_are_never_input(tmp_path, column):
     path = lines(tmp_path / "d.jsonl", {"q": "x", "output_tokens": 1, column: "y"})
     with pytest.raises(SloBenchError, match=f"column '{column}' holds the answer"):

@@ -51,7 +51,7 @@ def test_make_writes_what_show_reads(tmp_path):
 def test_make_at_another_speed(tmp_path):
     trace = tmp_path / "t.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,1,1\n8,2,2\n")
-    run("make", str(trace), "--speed", "4", "--out", str(tmp_path / "fast.csv"))
+    run("make", str(trace), "--replay-speed", "4", "--out", str(tmp_path / "fast.csv"))
     assert "2.0,2,2" in (tmp_path / "fast.csv").read_text()
 
 

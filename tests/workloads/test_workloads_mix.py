@@ -48,13 +48,20 @@ def test_collocated_is_short_for_a_mix_of_generation_and_embedding():
     short, spelt = (
         load_source(t).make(rate_rps=5, requests=400) for t in ("collocated(3:7)", long)
     )
-    for column in ("arrival_s", "prompt_tokens", "output_tokens", "kind", "n_texts", "priority"):
+    for column in (
+        "arrival_s",
+        "prompt_tokens",
+        "output_tokens",
+        "request_type",
+        "num_inputs",
+        "priority",
+    ):
         assert getattr(short, column).tolist() == getattr(spelt, column).tolist()
     assert short.class_names == ("chat", "batch", "embed")
     source = load_source("collocated(1:1, output=7, texts=3, tokens=10)")
     other = source.make(rate_rps=1, requests=50)
-    assert set(other.output_tokens[other.kind == 0].tolist()) == {7}
-    assert set(other.prompt_tokens[other.kind == 1].tolist()) == {30}
+    assert set(other.output_tokens[other.request_type == 0].tolist()) == {7}
+    assert set(other.prompt_tokens[other.request_type == 1].tolist()) == {30}
 
 
 @pytest.mark.parametrize(

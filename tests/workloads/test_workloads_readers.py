@@ -40,7 +40,7 @@ BAILIAN = """\
 {"chat_id": 2, "timestamp": 62.5, "input_length": 40, "output_length": 10, "type": "search",\
  "parent_chat_id": 1, "turn": 2, "hash_ids": [1, 2, 9]}
 """
-PLAIN = """arrival_s,prompt_tokens,output_tokens,class,ttft_slo_s,met
+PLAIN = """arrival_s,prompt_tokens,output_tokens,class,ttft_slo_s,slo_met
 1.5,10,20,chat,0.5,True
 2.25,11,21,code,,False
 """
@@ -85,13 +85,13 @@ def test_burstgpt_leaves_failed_requests_out_and_says_so(tmp_path):
 
 def test_mooncake_keeps_hashes_of_full_blocks(tmp_path):
     workload = read(stored(tmp_path, MOONCAKE)).workload
-    assert workload.prefix_block_tokens == 512
+    assert workload.prefix_block_size == 512
     assert list(workload.prefix_blocks) == [(46, 47), (46,)]
 
 
 def test_bailian_has_sixteen_token_blocks_and_types(tmp_path):
     workload = read(stored(tmp_path, BAILIAN)).workload
-    assert workload.prefix_block_tokens == 16
+    assert workload.prefix_block_size == 16
     assert list(workload.prefix_blocks) == [(1, 2), (1, 2)]
     assert workload.class_names == ("text", "search")
 
@@ -99,7 +99,7 @@ def test_bailian_has_sixteen_token_blocks_and_types(tmp_path):
 def test_plain_columns(tmp_path):
     text = (
         "arrival_s,prompt_tokens,output_tokens,max_output_tokens,model,session,follows,think_s,"
-        "priority,tpot_slo_s,kind,prefix_blocks,prefix_block_tokens,unknown\n"
+        "priority,tpot_slo_s,request_type,prefix_blocks,prefix_block_size,unknown\n"
         "0,8,2,100,a,3,-1,0,-2,0.1,0,0-1,4,x\n"
         "1,12,3,,b,3,0,2.5,7,,1,0-1 9,4,y\n"
     )
@@ -111,16 +111,18 @@ def test_plain_columns(tmp_path):
     assert (first.priority, second.priority) == (-2, 7)
     assert (first.slo.tpot_s, second.slo.tpot_s) == (0.1, np.inf)
     assert second.prefix_blocks == (0, 1, 9)
-    assert second.kind == 1
+    assert second.request_type == 1
 
 
 def test_kinds_are_written_or_numbered(tmp_path):
-    head = "arrival_s,prompt_tokens,output_tokens,kind,n_texts\n"
+    head = "arrival_s,prompt_tokens,output_tokens,request_type,num_inputs\n"
     rows = "0,8,2,generate,\n1,64,1,Embed,4\n2,8,2,,\n3,64,1,1,2\n"
     made = read(stored(tmp_path, head + rows)).workload
-    assert made.kind.tolist() == [0, 1, 0, 1]
-    assert made.n_texts.tolist() == [1, 4, 1, 2]
-    with pytest.raises(FileFormatError, match="kind must be generate or embed but is 'rank'"):
+    assert made.request_type.tolist() == [0, 1, 0, 1]
+    assert made.num_inputs.tolist() == [1, 4, 1, 2]
+    with pytest.raises(
+        FileFormatError, match="request_type must be generate or embed but is 'rank'"
+    ):
         read(stored(tmp_path, head + "0,8,2,rank,\n"))
 
 
@@ -271,12 +273,12 @@ def test_a_byte_order_mark_does_no_harm(tmp_path):
 
 @pytest.mark.skipif(not SHARED.exists(), reason="needs the shared data folder")
 @pytest.mark.parametrize(
-    ("name", "requests", "block_tokens"),
+    ("name", "requests", "block_size"),
     [("azure_2023_conv.csv.gz", 15493, None), ("mooncake_conversation.jsonl.gz", 9625, 512)],
 )
-def test_shared_traces(name, requests, block_tokens):
+def test_shared_traces(name, requests, block_size):
     workload = read(SHARED / "data" / "traces" / name).workload
     assert len(workload) == requests
-    assert (workload.prefix_blocks is not None) == (block_tokens is not None)
-    if block_tokens:
-        assert workload.prefix_block_tokens == block_tokens
+    assert (workload.prefix_blocks is not None) == (block_size is not None)
+    if block_size:
+        assert workload.prefix_block_size == block_size

@@ -122,7 +122,7 @@ def test_no_concurrency_over_sessions():
 
 def test_session_blocks_by_hand():
     blocks = SessionBlocks.of(
-        np.array([7, 9, 7]), np.array([40, 35, 64]), system_tokens=17, block_tokens=16
+        np.array([7, 9, 7]), np.array([40, 35, 64]), system_tokens=17, block_size=16
     )
     assert list(blocks) == [(0, 1), (0, 4), (0, 1, 2, 3)]
     assert blocks[1:] == [(0, 4), (0, 1, 2, 3)]
@@ -139,7 +139,7 @@ def test_mooncake_shares_prefixes_as_its_trace_does():
         figures = prefix_figures(workload)
         shares.append(figures.token_hit_share)
         assert figures.request_hit_share > 0.99
-        assert figures.block_tokens == 512
+        assert figures.block_size == 512
     # The trace of 9,625 requests at 3.33/s: 0.3635.
     assert np.mean(shares) == pytest.approx(0.3635, abs=0.03)
 

@@ -146,10 +146,10 @@ def test_a_trace_keeps_its_arrivals(trace):
     assert source.has_arrivals
     assert source.natural_rate_rps == 0.5
     assert source.make().arrival_s.tolist() == [2.0 * k for k in range(11)]
-    assert source.make(speed=4).arrival_s.tolist() == [0.5 * k for k in range(11)]
+    assert source.make(replay_speed=4).arrival_s.tolist() == [0.5 * k for k in range(11)]
     assert source.make(rate_rps=2).arrival_s.tolist() == [0.5 * k for k in range(11)]
     assert source.make(requests=3).prompt_tokens.tolist() == [1, 2, 3]
-    assert source.make(speed=2, duration_s=3).prompt_tokens.tolist() == [1, 2, 3]
+    assert source.make(replay_speed=2, duration_s=3).prompt_tokens.tolist() == [1, 2, 3]
     assert len(source.make(requests=1000)) == 11
     assert source.name == "trace.csv"
 
@@ -194,7 +194,7 @@ def test_slos_of_a_trace_survive_unless_overridden(tmp_path):
         ({"rate_rps": 1}, "requests or duration_s"),
         ({"rate_rps": 1, "requests": 0}, "requests must be at least 1"),
         ({"rate_rps": 1, "duration_s": -1}, "duration_s"),
-        ({"speed": 2, "requests": 5}, "speed is for traces"),
+        ({"replay_speed": 2, "requests": 5}, "replay_speed is for traces"),
         ({"rate_rps": 1, "requests": 5, "seed": -1}, "seed must not be negative"),
     ],
 )
@@ -206,8 +206,8 @@ def test_bad_arguments_say_what_is_wrong(arguments, says):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"rate_rps": 1, "speed": 1}, "either rate_rps or speed"),
-        ({"speed": 0}, "speed must be positive"),
+        ({"rate_rps": 1, "replay_speed": 1}, "either rate_rps or replay_speed"),
+        ({"replay_speed": 0}, "replay_speed must be positive"),
         ({"requests": 0}, "requests must be at least 1"),
         ({"duration_s": 0}, "duration_s must be positive"),
     ],
@@ -241,7 +241,7 @@ def test_simultaneous_rows_have_no_rate(tmp_path):
     path = tmp_path / "burst.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n4,1,1\n4,1,1\n")
     assert load_source(path).natural_rate_rps is None
-    assert len(load_source(path).make(speed=2)) == 2
+    assert len(load_source(path).make(replay_speed=2)) == 2
     with pytest.raises(SloBenchError, match="no rate to change"):
         load_source(path).make(rate_rps=2)
 

@@ -50,7 +50,7 @@ def test_prefix_hits_by_hand():
         np.array([10, 10, 10]),
         np.array([1, 1, 1]),
         prefix_blocks=[(1, 2), (1, 3), (9, 1)],
-        prefix_block_tokens=4,
+        prefix_block_size=4,
     )
     figures = prefix_figures(workload)
     assert figures.distinct_blocks == 4

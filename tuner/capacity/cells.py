@@ -119,13 +119,13 @@ class CellRunner:
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
         """See `LevelRunner`."""
         cell = cell_of(self.stem, rate_rps, seed)
-        offered: Row = {"cell": cell, "rate_rps": rate_rps, "speed": None, "seed": seed}
+        offered: Row = {"cell": cell, "rate_rps": rate_rps, "replay_speed": None, "seed": seed}
         spec = replace(
             self.template,
             cell=cell,
             columns={**self.template.columns, **offered},
             rate_rps=rate_rps,
-            speed=None,
+            replay_speed=None,
             requests=requests,
             duration_s=None,
             seed=seed,

@@ -137,9 +137,10 @@ def search_capacity(
 
 def _planned(experiment: Experiment) -> ExperimentPlan:
     """One cell for each configuration, at a rate that stands for all; what was asked is kept."""
-    if experiment.speeds is not None:
+    if experiment.replay_speeds is not None:
         raise SloBenchError(
-            "capacity finds the rate itself: leave speeds out; rates give the range to search"
+            "capacity finds the rate itself: leave replay_speeds out; rates give the range to "
+            "search"
         )
     if any(experiment.duration_s):
         raise SloBenchError("capacity chooses how long each run is: give requests, no duration_s")
@@ -352,7 +353,7 @@ def _stem(spec: CellSpec) -> str:
 
 
 def _identity(columns: Mapping[str, Value]) -> dict[str, Value]:
-    load = ("cell", "rate_rps", "speed", "seed")
+    load = ("cell", "rate_rps", "replay_speed", "seed")
     return {name: value for name, value in columns.items() if name not in load}
 
 

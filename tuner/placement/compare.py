@@ -12,7 +12,7 @@ from .paper import paper
 from .problem import INF, CostWeights, Map, Problem
 from .search import search
 
-METHODS = ("exact", "paper", "even", "optuna")
+METHODS = ("exact", "helr", "even", "optuna")
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def answer(
     """
     if method == "exact":
         placed = exact(problem, weights)
-    elif method == "paper":
+    elif method == "helr":
         placed = paper(problem, weights)
     elif method == "even":
         placed = even_map(problem.layers, len(problem.devices))

@@ -114,7 +114,7 @@ class Bench:
         )
         fifo = system("fifo").with_parameters(max_batch=setup.batch)
         steps = staged_step_time(place, self.host_s).model
-        totals = simulate(made, fifo, place, steps, oversize="reject").totals
+        totals = simulate(made, fifo, place, steps, overlong_requests="reject").totals
         loading_s = max(
             stage.layers
             * spec.layer_weight_bytes(self.weight_dtype)

@@ -246,7 +246,13 @@ def cell_of(experiment: Experiment, name: str) -> CellSpec:
     Raises:
         SloBenchError: it makes no experiment, or several cells.
     """
-    single = {"rates": (1.0,), "speeds": None, "loads": None, "seeds": 1, "requests": (None,)}
+    single = {
+        "rates": (1.0,),
+        "replay_speeds": None,
+        "load_factors": None,
+        "seeds": 1,
+        "requests": (None,),
+    }
     cells = plan(experiment.model_copy(update=single)).cells
     if len(cells) > 1:
         raise SloBenchError(

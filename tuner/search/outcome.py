@@ -28,7 +28,7 @@ from .trial_leases import one_at_a_time
 
 FILE = "tune.json"
 ASKED_FILE = "tune.toml"
-_SERVERS = ("vllm", "sglang", "paged")
+_SERVERS = ("vllm", "sglang", "torch")
 
 
 @dataclass(frozen=True)
@@ -170,9 +170,9 @@ def launch_commands(
     for name, option in (
         ("instances", "--instances"),
         ("router", "--router"),
-        ("kv_blocks", "--kv-blocks"),
-        ("block_tokens", "--block-tokens"),
-        ("host_blocks", "--host-blocks"),
+        ("num_gpu_blocks", "--num-gpu-blocks"),
+        ("block_size", "--block-size"),
+        ("num_cpu_blocks", "--num-cpu-blocks"),
     ):
         value = getattr(applied, name)[0]
         default = Experiment.model_fields[name].default[0]

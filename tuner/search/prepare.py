@@ -39,7 +39,7 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
     """
     if len(experiment.systems) != 1:
         raise SloBenchError(f"tuning is about one system, not {len(experiment.systems)}")
-    if experiment.backend == "http":
+    if experiment.backend == "openai":
         raise SloBenchError(
             "a server that runs already cannot be given other settings: let `tune server` start it"
         )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import FileFormatError
-from ..request import Kind
+from ..request import RequestType
 from .table import FileTable, read_csv
 from .trace import WorkloadTrace, in_order
 
@@ -28,16 +28,16 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
     table = read_csv(path)
     columns = {
         "prompt_tokens": table.ints("prompt_tokens", low=1),
-        "output_tokens": table.ints("output_tokens", low=1),
+        "output_tokens": table.ints(_lengths(table), low=1),
     }
-    if "kind" in table:
-        columns["kind"] = _kinds(table)
+    if "request_type" in table:
+        columns["request_type"] = _kinds(table)
     for name, empty in (("max_output_tokens", 0), ("priority", 0)):
         if name in table:
             low = -(2**31) if name == "priority" else 0
             columns[name] = table.ints(name, low=low, empty=empty)
-    if "n_texts" in table:
-        columns["n_texts"] = table.ints("n_texts", low=1, empty=1)
+    if "num_inputs" in table:
+        columns["num_inputs"] = table.ints("num_inputs", low=1, empty=1)
     for name in ("session", "follows"):
         if name in table:
             columns[name] = table.ints(name, low=-1, empty=-1)
@@ -59,8 +59,8 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
                 zip(table.columns["prefix_blocks"], columns["prompt_tokens"].tolist(), strict=True)
             )
         ]
-        if "prefix_block_tokens" in table:
-            settings["prefix_block_tokens"] = int(table.ints("prefix_block_tokens", low=1)[0])
+        if "prefix_block_size" in table:
+            settings["prefix_block_size"] = int(table.ints("prefix_block_size", low=1)[0])
     if "follows" in columns and (columns["follows"] >= np.arange(len(table))).any():
         row = int(np.flatnonzero(columns["follows"] >= np.arange(len(table)))[0])
         raise table.fail(row, "follows must name an earlier row, counted from 0")
@@ -80,13 +80,13 @@ def read_plain_csv(path: Path) -> WorkloadTrace:
 
 def _kinds(table: FileTable) -> np.ndarray:
     """`generate` or `embed`, or their numbers; an empty cell generates."""
-    known = {"": Kind.GENERATE}
-    for kind in Kind:
+    known = {"": RequestType.GENERATE}
+    for kind in RequestType:
         known[kind.name.lower()] = known[str(int(kind))] = kind
-    cells = [str(cell).strip().lower() for cell in table.columns["kind"]]
+    cells = [str(cell).strip().lower() for cell in table.columns["request_type"]]
     for row, cell in enumerate(cells):
         if cell not in known:
-            raise table.fail(row, f"kind must be generate or embed but is {cell!r}")
+            raise table.fail(row, f"request_type must be generate or embed but is {cell!r}")
     return np.array([known[cell] for cell in cells], dtype=np.int64)
 
 
@@ -105,6 +105,12 @@ def _blocks(table: FileTable, row: int, cell: str, most: int) -> tuple[int, ...]
             raise table.fail(row, f"prefix_blocks names more blocks than its {most} prompt tokens")
         blocks.extend(span)
     return tuple(blocks)
+
+
+def _lengths(table: FileTable) -> str:
+    """The column of true lengths; in a run's records `output_tokens` is what came out."""
+    expected = "expected_output_tokens"
+    return expected if expected in table else "output_tokens"
 
 
 def require_columns(path: Path, header: list[str]) -> None:

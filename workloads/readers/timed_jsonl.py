@@ -20,7 +20,7 @@ from ..errors import FileFormatError
 from .table import FileTable, read_jsonl
 from .trace import WorkloadTrace, in_order, served
 
-BLOCK_TOKENS = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
+BLOCK_SIZE = (512, 16, 32, 64, 128, 256, 1024, 8, 4, 2, 1)
 
 
 def read_mooncake(path: Path) -> WorkloadTrace:
@@ -62,9 +62,9 @@ def _trace(
     settings: dict[str, Any] = {}
     sequences: dict[str, Any] = {}
     if any(table.columns["hash_ids"]):
-        block_tokens = _block_tokens(table, prompt_tokens.tolist())
-        settings["prefix_block_tokens"] = block_tokens
-        sequences["prefix_blocks"] = _full_blocks(table, prompt_tokens.tolist(), block_tokens)
+        block_size = _block_size(table, prompt_tokens.tolist())
+        settings["prefix_block_size"] = block_size
+        sequences["prefix_blocks"] = _full_blocks(table, prompt_tokens.tolist(), block_size)
     if any(table.columns.get("type", ())):
         columns["class_index"], settings["class_names"] = table.names("type")
     # Milliseconds are whole numbers: dividing is exact where multiplying by 0.001 is not.
@@ -82,14 +82,14 @@ def _trace(
     )
 
 
-def _block_tokens(table: FileTable, prompt_tokens: list[int]) -> int:
+def _block_size(table: FileTable, prompt_tokens: list[int]) -> int:
     """The block size under which each prompt has as many hashes as blocks."""
     hashes = table.columns["hash_ids"]
     for row, found in enumerate(hashes):
         if not isinstance(found, list) or not all(type(h) is int for h in found):
             raise table.fail(row, "hash_ids must be a list of whole numbers")
     rows = [row for row in range(min(len(table), 200)) if hashes[row]]
-    for size in BLOCK_TOKENS:
+    for size in BLOCK_SIZE:
         if all(len(hashes[row]) == -(-prompt_tokens[row] // size) for row in rows):
             return size
     raise FileFormatError(

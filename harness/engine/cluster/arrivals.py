@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....workloads.errors import SloBenchError
-from ....workloads.request import Kind, Slo
+from ....workloads.request import RequestType, Slo
 from ....workloads.workload import Workload
 from ...core.state import RequestState
 
@@ -51,7 +51,7 @@ class Arrivals:
         self._at = 0
         self._due: list[tuple[float, int]] = []  # followers whose time is known
         self._slo: Slo | None = self._common_slo()
-        self._marked = bool(workload.kind.any() or workload.priority.any())
+        self._marked = bool(workload.request_type.any() or workload.priority.any())
         self.cancelled: list[int] = []  # rows that never arrive: the one they follow was lost
         for row in np.flatnonzero(~comes).tolist():
             self._cancel_followers(row)
@@ -75,7 +75,9 @@ class Arrivals:
             w = self._workload
             for r in made:
                 r.priority = int(w.priority[r.id])
-                r.num_inputs = int(w.n_texts[r.id]) if w.kind[r.id] == Kind.EMBED else 0
+                r.num_inputs = (
+                    int(w.num_inputs[r.id]) if w.request_type[r.id] == RequestType.EMBED else 0
+                )
         return made
 
     def _made(self, rows: NDArray[np.int64], arrival_s: list[float]) -> list[RequestState]:

@@ -356,7 +356,7 @@ class Cluster:
             self._gone(release)
         else:
             r = release.request
-            if r.scheduled_s != r.scheduled_s:  # not yet
+            if r.first_scheduled_s != r.first_scheduled_s:  # not yet
                 r.queued_s = self.now_s
             self._sent(r, answer)
 

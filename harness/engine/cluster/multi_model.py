@@ -155,7 +155,7 @@ class SharedGpuCluster:
             assert pool.free >= model.weight_pages, "weights do not fit"
             pool.free -= model.weight_pages
         place = model.placement
-        kv_manager = PooledKVCacheManager(pools, place.block_bytes_per_gpu, place.block_tokens)
+        kv_manager = PooledKVCacheManager(pools, place.block_bytes_per_gpu, place.block_size)
         if quota_pages is not None:
             kv_manager.quota_blocks = kv_manager.blocks_in(quota_pages)
         model_instance = SharedGpuInstance(

@@ -20,10 +20,10 @@ _OUTCOMES = {
 
 
 _ALWAYS = {
-    "scheduled_s": "scheduled_s",
+    "first_scheduled_s": "first_scheduled_s",
     "first_token_s": "first_token_s",
     "finish_s": "finish_s",
-    "tokens_out": "emitted_tokens",
+    "output_tokens": "emitted_tokens",
 }
 # Columns that stay at their defaults on an instance without followers, cache or preemption.
 _EVENTFUL = {

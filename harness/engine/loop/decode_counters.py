@@ -34,9 +34,9 @@ class DecodeCounters:
     )
 
     def __init__(self, kv_manager: KVCacheManager, measures: Measures) -> None:
-        bs = kv_manager.block_tokens
+        bs = kv_manager.block_size
         if bs & (bs - 1):
-            raise SloBenchError(f"block_tokens must be a power of two but is {bs}")
+            raise SloBenchError(f"block_size must be a power of two but is {bs}")
         self.kv_manager = kv_manager
         self.measures = measures
         self.decoding: dict[RequestState, None] = {}
@@ -92,7 +92,7 @@ class DecodeCounters:
             self.measures.unjoin(r.last_token_s)
         r.kv_tokens += steps
         r.emitted_tokens += steps
-        r.blocks = -(-r.kv_tokens // self.kv_manager.block_tokens)
+        r.blocks = -(-r.kv_tokens // self.kv_manager.block_size)
         self.residues[r.residue] -= 1
         self.kv_sum -= r.kv_tokens
         del self.decoding[r]
@@ -100,7 +100,7 @@ class DecodeCounters:
 
     def _take_out_due(self) -> Iterator[RequestState]:
         """Those whose last token is out, one after another, out of the counters."""
-        ends, tick, bs = self.ends, self.tick, self.kv_manager.block_tokens
+        ends, tick, bs = self.ends, self.tick, self.kv_manager.block_size
         while ends and ends[0][0] <= tick:
             _, _, version, r = heappop(ends)
             if version == r.version:

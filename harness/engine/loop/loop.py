@@ -494,9 +494,9 @@ class Loop(DecodeCounters):
                 r.cached_tokens = r.kv_tokens
             if lim.allocate_per_chunk:
                 chunk = min(tokens, room - pending)
-                self._hold += -(-(r.kv_tokens + chunk) // kv_manager.block_tokens) - r.blocks
+                self._hold += -(-(r.kv_tokens + chunk) // kv_manager.block_size) - r.blocks
             else:
-                blocks = -(-r.target_tokens // kv_manager.block_tokens)
+                blocks = -(-r.target_tokens // kv_manager.block_size)
                 kv_manager.free -= blocks - r.blocks
                 r.blocks = blocks
             if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._hold:
@@ -552,7 +552,7 @@ class Loop(DecodeCounters):
             return False
         kv_manager = self.kv_manager
         if r.phase is WAITING:
-            need = -(-r.target_tokens // kv_manager.block_tokens)
+            need = -(-r.target_tokens // kv_manager.block_size)
             if units:  # held by others: free of charge; idle: already counted as free
                 need += kv_manager.num_evictable_blocks(r, units) - units * kv_manager.unit_blocks
         else:
@@ -570,8 +570,8 @@ class Loop(DecodeCounters):
     def _enlist(self, r: RequestState) -> None:
         """What is common to all who join the batch."""
         self.most_tokens += r.prompt_tokens + r.max_output_tokens
-        if r.scheduled_s != r.scheduled_s:  # not yet
-            r.scheduled_s = self.now_s
+        if r.first_scheduled_s != r.first_scheduled_s:  # not yet
+            r.first_scheduled_s = self.now_s
         if self._asks_reserved and not r.reserved_blocks:
             r.reserved_blocks = self.policy.reserved_blocks(r, self.view)
             self.reserved_blocks += r.reserved_blocks
@@ -607,7 +607,7 @@ class Loop(DecodeCounters):
     def _resume_stalled(self, lim: Limits) -> None:
         """Those sitting out go on, who is kept longest first, while their next block exists."""
         policy, view, kv_manager = self.policy, self.view, self.kv_manager
-        mask = kv_manager.block_tokens - 1
+        mask = kv_manager.block_size - 1
         free = kv_manager.free - self.residues[self.tick & mask]
         order = sorted(
             self.stalled, key=lambda r: (policy.victim_key(r, view), -r.seq), reverse=True
@@ -646,8 +646,8 @@ class Loop(DecodeCounters):
             else:
                 self._filled = True  # a whole prompt larger than the budget still goes, alone
             r.kv_tokens = after = before + chunk
-            if after > r.blocks * kv_manager.block_tokens:
-                blocks = -(-after // kv_manager.block_tokens)
+            if after > r.blocks * kv_manager.block_size:
+                blocks = -(-after // kv_manager.block_size)
                 kv_manager.free -= blocks - r.blocks
                 r.blocks = blocks
             self.prefill_pending -= chunk

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from ....predictors.embedder import Embedder
 from ....workloads.errors import SloBenchError
 from ....workloads.prefixes import PrefixRows
-from ....workloads.request import Kind
+from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 
-OVERSIZE = ("error", "reject", "truncate")
+OVERLONG_REQUESTS = ("error", "reject", "truncate")
 
 Rows = NDArray[np.int64]
 
@@ -23,7 +23,7 @@ Rows = NDArray[np.int64]
 def fit(
     workload: Workload,
     limit_tokens: int,
-    oversize: str,
+    overlong_requests: str,
     *,
     reserved: bool,
     embeds_apart: bool = False,
@@ -36,20 +36,24 @@ def fit(
         SloBenchError: a request is too long under `error`, or nothing would be left of any.
     """
     answers = workload.max_output_tokens if reserved else workload.output_tokens
-    mine = workload.kind == Kind.GENERATE if embeds_apart else np.ones(len(workload), dtype=bool)
+    mine = (
+        workload.request_type == RequestType.GENERATE
+        if embeds_apart
+        else np.ones(len(workload), dtype=bool)
+    )
     rows = np.flatnonzero(mine & (workload.prompt_tokens + answers > limit_tokens))
     nobody = np.empty(0, dtype=np.int64)
     if not len(rows):
         return workload, nobody
-    if oversize == "error":
+    if overlong_requests == "error":
         row = int(rows[0])
         raise SloBenchError(
             f"{len(rows)} of {len(workload)} requests are too long: request {row} has "
             f"{workload.prompt_tokens[row]} prompt and {answers[row]} "
             f"{'maximum ' if reserved else ''}output tokens, {limit_tokens} fit the context and "
-            "the KV cache; use --oversize reject or truncate, more GPUs or another model"
+            "the KV cache; use --overlong-requests reject or truncate, more GPUs or another model"
         )
-    if oversize == "reject":
+    if overlong_requests == "reject":
         return workload, rows
     if limit_tokens < 2:
         raise SloBenchError(
@@ -94,7 +98,7 @@ class _Without(PrefixRows):
 
 
 def fit_embeds(
-    workload: Workload, embedder: Embedder, blocks: int, oversize: str
+    workload: Workload, embedder: Embedder, blocks: int, overlong_requests: str
 ) -> tuple[Workload, Rows]:
     """The workload with every text within the embedder's context, and the rows to refuse: those
     whose pass alone would need more than all `blocks`.
@@ -103,31 +107,31 @@ def fit_embeds(
         SloBenchError: under `error`, a text is too long or a pass too large; under `truncate`, a
             pass is too large whose texts are not too long.
     """
-    embeds = workload.kind == Kind.EMBED
+    embeds = workload.request_type == RequestType.EMBED
     context = embedder.model.context_tokens
-    length = workload.prompt_tokens // workload.n_texts
+    length = workload.prompt_tokens // workload.num_inputs
     too_long = embeds & (length > context)
-    if too_long.any() and oversize == "error":
+    if too_long.any() and overlong_requests == "error":
         row = int(np.flatnonzero(too_long)[0])
         raise SloBenchError(
             f"{int(too_long.sum())} embedding requests have texts that are too long: those of "
             f"request {row} have {length[row]} tokens, {embedder.model.name} reads {context}; use "
-            "--oversize reject or truncate, or another embedder"
+            "--overlong-requests reject or truncate, or another embedder"
         )
-    if too_long.any() and oversize == "truncate":
+    if too_long.any() and overlong_requests == "truncate":
         length = np.minimum(length, context)
-        tokens = np.where(embeds, workload.n_texts * length, workload.prompt_tokens)
+        tokens = np.where(embeds, workload.num_inputs * length, workload.prompt_tokens)
         workload = dataclasses.replace(workload, prompt_tokens=tokens)
-    shapes, at = np.unique(np.stack((workload.n_texts, length)), axis=1, return_inverse=True)
+    shapes, at = np.unique(np.stack((workload.num_inputs, length)), axis=1, return_inverse=True)
     needed = np.array([embedder.blocks([(int(n), int(tokens))]) for n, tokens in shapes.T])
     too_large = embeds & (needed[at.ravel()] > blocks)
-    if too_large.any() and oversize != "reject":
+    if too_large.any() and overlong_requests != "reject":
         row = int(np.flatnonzero(too_large)[0])
         raise SloBenchError(
             f"{int(too_large.sum())} embedding requests are too large: request {row} embeds "
-            f"{workload.n_texts[row]} texts of {length[row]} tokens, whose pass takes "
-            f"{needed[at.ravel()][row]} of {blocks} blocks; use --oversize reject, fewer texts a "
-            "request or more memory"
+            f"{workload.num_inputs[row]} texts of {length[row]} tokens, whose pass takes "
+            f"{needed[at.ravel()][row]} of {blocks} blocks; use --overlong-requests reject, fewer "
+            "texts a request or more memory"
         )
-    refused = too_large | (too_long if oversize == "reject" else False)
+    refused = too_large | (too_long if overlong_requests == "reject" else False)
     return workload, np.flatnonzero(refused)

@@ -60,7 +60,7 @@ class TracedStep(NamedTuple):
     kv_tokens: int
     chunks: tuple[TracedChunk, ...]
     waiting: int
-    kv_blocks: int
+    num_gpu_blocks: int
     repeats: int = 1
 
 
@@ -151,7 +151,7 @@ class TracedInstance(SimulatedInstance):
                 kv_tokens=self.decode_kv_tokens,
                 chunks=chunks,
                 waiting=self.waiting.live + len(self.swapped) + len(self.stalled),
-                kv_blocks=kv_manager.total - kv_manager.free,
+                num_gpu_blocks=kv_manager.total - kv_manager.free,
                 repeats=repeats,
             )
         )
@@ -223,7 +223,7 @@ class TracedStaticInstance(StaticInstance):
                     kv_tokens=0 if prefill else len(batch) * prompt,
                     chunks=tuple(TracedChunk(r.id, prompt) for r in batch) if prefill else (),
                     waiting=self.waiting.live,
-                    kv_blocks=0,
+                    num_gpu_blocks=0,
                     repeats=1 if prefill else max(r.output_tokens for r in batch) - 1,
                 )
             )

@@ -62,8 +62,8 @@ class LoopView:
         return self._loop.policy_state
 
     @property
-    def block_tokens(self) -> int:
-        return self._loop.kv_manager.block_tokens
+    def block_size(self) -> int:
+        return self._loop.kv_manager.block_size
 
     @property
     def total_blocks(self) -> int:

@@ -145,7 +145,7 @@ class EmbeddingInstance:
         # A step of the language model may be under way; what it frees at its end is free by then.
         begin_s = max(self.now_s, self.stages[0].free_at_s)
         for r in batch:
-            r.scheduled_s = begin_s
+            r.first_scheduled_s = begin_s
             r.cached_tokens = 0
             r.phase = Phase.PREFILL
             self.decoding[r] = None

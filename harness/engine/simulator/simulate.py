@@ -13,7 +13,7 @@ from ....predictors.embedder import Embedder
 from ....predictors.placement import Placement
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
-from ....workloads.request import Kind
+from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Routed
 from ...core.collocated_policy import Collocated
@@ -30,7 +30,7 @@ from ..cluster.recorder import Recorder
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
 from ..loop.measures import gaps_of, summed
-from ..loop.overlong_requests import OVERSIZE, fit, fit_embeds
+from ..loop.overlong_requests import OVERLONG_REQUESTS, fit, fit_embeds
 from ..loop.traced import EngineTrace
 from .embedding import EmbeddingInstance
 from .simulated import SimulatedInstance
@@ -47,7 +47,7 @@ def simulate(
     *,
     instances: int = 1,
     router: str | None = None,
-    oversize: str = "error",
+    overlong_requests: str = "error",
     embedder: Embedder | None = None,
     embed_instances: int = 0,
     predicted_output_tokens: np.ndarray | None = None,
@@ -68,9 +68,9 @@ def simulate(
         instances: how many behind the router, or in the cluster's roles together.
         router: name of the router; the system's own by default. A system with a cluster policy
             takes none.
-        oversize: what becomes of requests longer than the context or the KV cache: `error`,
-            `reject` (they count as missed) or `truncate` (prompt cut from the front, then the
-            answer, to fit).
+        overlong_requests: what becomes of requests longer than the context or the KV cache:
+            `error`, `reject` (they count as missed) or `truncate` (prompt cut from the front, then
+            the answer, to fit).
         embedder: the embedding model beside each instance, for workloads with embedding requests;
             a policy that merges takes them into the language model's batches if both are one.
         embed_instances: so many of the instances embed and generate nothing; 0: an embedder stands
@@ -86,15 +86,18 @@ def simulate(
         trace: is filled with everything that instances do (not those of an `engine`).
 
     Raises:
-        SloBenchError: an unknown router or option, an oversize request under `error`, embedding
+        SloBenchError: an unknown router or option, an overlong request under `error`, embedding
             requests without an embedder or for static batches, no instance left to generate, no
             memory for KV, or a policy that admits nobody.
     """
-    if oversize not in OVERSIZE:
-        raise SloBenchError(f"oversize must be one of {', '.join(OVERSIZE)} but is {oversize!r}")
+    if overlong_requests not in OVERLONG_REQUESTS:
+        raise SloBenchError(
+            f"overlong_requests must be one of {', '.join(OVERLONG_REQUESTS)} but is "
+            f"{overlong_requests!r}"
+        )
     if instances < 1:
         raise SloBenchError(f"instances must be at least 1 but is {instances}")
-    if (workload.kind == Kind.EMBED).any():
+    if (workload.request_type == RequestType.EMBED).any():
         _check_embeds(workload, system, embedder)
     else:
         embedder, embed_instances = None, 0
@@ -132,12 +135,14 @@ def simulate(
     workload, rejected = fit(
         workload,
         min(builder.most_tokens_per_request() for builder in builders),
-        oversize,
+        overlong_requests,
         reserved=any(builder.reserves_maximum for builder in builders),
         embeds_apart=embedder is not None,
     )
     if embedder is not None:
-        workload, refused = fit_embeds(workload, embedder, placement.kv_blocks, oversize)
+        workload, refused = fit_embeds(
+            workload, embedder, placement.num_gpu_blocks, overlong_requests
+        )
         rejected = np.union1d(rejected, refused)
     handles = instances_of(builders)
     built = [instance.engine for instance in handles]
@@ -180,7 +185,7 @@ def simulate(
         dataclasses.replace(_timeline(built), told=_told(handles, across, cluster.state)),
         _totals(handles, recorder),
         tuple(engine.view.policy_state for engine in built),
-        oversize=len(rejected),
+        overlong=len(rejected),
         instances=_by_instance(handles),
         cluster=cluster.state,
     )
@@ -297,6 +302,6 @@ def _totals(handles: Sequence[LazyInstance], recorder: Recorder) -> Totals:
         prefill_tokens=sum(m.prefill_tokens for m in measures),
         decode_tokens=sum(m.decode_tokens for m in measures),
         padded_tokens=sum(m.padded_tokens for m in measures),
-        kv_peak_share=sum(m.kv_peak for m in measures) / total_blocks,
-        kv_mean_share=kv_mean,
+        kv_cache_usage_peak=sum(m.kv_peak for m in measures) / total_blocks,
+        kv_cache_usage_mean=kv_mean,
     )

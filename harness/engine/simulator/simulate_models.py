@@ -13,7 +13,7 @@ from ....predictors.placement import OVERHEAD_BYTES, Placement
 from ....predictors.specs import GIB
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
-from ....workloads.request import Kind
+from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
@@ -41,7 +41,7 @@ def simulate_models(
     *,
     gpus: int,
     node_gpus: int = 8,
-    oversize: str = "error",
+    overlong_requests: str = "error",
     progress: Callable[[int, float], None] | None = None,
 ) -> Result:
     """Serve `workload`, whose rows name their models, with `policy` on `gpus` GPUs of one kind.
@@ -52,8 +52,8 @@ def simulate_models(
         models: by the names that the workload has for them; all on the same kind of GPU.
         gpus: how many.
         node_gpus: how many share a host; a model's parts stand on one.
-        oversize: `error` or `reject` for requests longer than a model's context, or than what a
-            GPU holds beside the model alone.
+        overlong_requests: `error` or `reject` for requests longer than a model's context, or than
+            what a GPU holds beside the model alone.
         progress: called now and then with (requests ended, clock in seconds).
 
     Raises:
@@ -66,11 +66,11 @@ def simulate_models(
             "several models on shared GPUs are simulated with open arrivals only; leave sessions "
             "and concurrency out"
         )
-    if (workload.kind != Kind.GENERATE).any():
+    if (workload.request_type != RequestType.GENERATE).any():
         raise SloBenchError("several models on shared GPUs serve no embedding requests")
     place = hosted[0].placement
     pages = (place.usable_bytes_per_gpu - OVERHEAD_BYTES) // PAGE_BYTES
-    rejected = _too_long(workload, hosted, pages, oversize)
+    rejected = _too_long(workload, hosted, pages, overlong_requests)
     recorder = Recorder(len(workload), workload.arrival_s)
     recorder.rejected(rejected)
     cluster = SharedGpuCluster(
@@ -102,7 +102,7 @@ def simulate_models(
         gaps_of(t.instance.measures for t in everyone),
         timeline,
         _totals(cluster, pages, makespan_s, timeline),
-        oversize=len(rejected),
+        overlong=len(rejected),
     )
 
 
@@ -135,27 +135,29 @@ def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> li
 
 
 def _too_long(
-    workload: Workload, hosted: Sequence[ServedModel], pages: int, oversize: str
+    workload: Workload, hosted: Sequence[ServedModel], pages: int, overlong_requests: str
 ) -> NDArray[np.int64]:
     """Rows that no engine could ever hold."""
     limit = np.zeros(len(hosted), dtype=np.int64)
     for model in hosted:
         place = model.placement
         kv_bytes = (pages - model.weight_pages) * PAGE_BYTES
-        most = int(0.95 * kv_bytes) // place.block_bytes_per_gpu * place.block_tokens
+        most = int(0.95 * kv_bytes) // place.block_bytes_per_gpu * place.block_size
         context = place.model.context_tokens
         limit[model.index] = min(most, context) if context else most
     tokens = workload.prompt_tokens + workload.output_tokens
     rows = np.flatnonzero(tokens > limit[workload.model_index])
-    if len(rows) and oversize == "error":
+    if len(rows) and overlong_requests == "error":
         row = int(rows[0])
         raise SloBenchError(
             f"{len(rows)} of {len(workload)} requests are too long: request {row} has "
             f"{tokens[row]} tokens, {limit[workload.model_index[row]]} fit "
-            f"{workload.model_names[workload.model_index[row]]}; use --oversize reject"
+            f"{workload.model_names[workload.model_index[row]]}; use --overlong-requests reject"
         )
-    if oversize == "truncate":
-        raise SloBenchError("several models on shared GPUs cut no requests; use --oversize reject")
+    if overlong_requests == "truncate":
+        raise SloBenchError(
+            "several models on shared GPUs cut no requests; use --overlong-requests reject"
+        )
     return rows
 
 
@@ -214,6 +216,6 @@ def _totals(cluster: SharedGpuCluster, pages: int, makespan_s: float, timeline: 
         prefill_tokens=sum(m.prefill_tokens for m in measures),
         decode_tokens=sum(m.decode_tokens for m in measures),
         padded_tokens=0,
-        kv_peak_share=float(timeline.kv_share.max(initial=0.0)),
-        kv_mean_share=page_s / (makespan_s * pages * cluster.gpus) if makespan_s else 0.0,
+        kv_cache_usage_peak=float(timeline.kv_cache_usage.max(initial=0.0)),
+        kv_cache_usage_mean=page_s / (makespan_s * pages * cluster.gpus) if makespan_s else 0.0,
     )

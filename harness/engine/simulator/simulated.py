@@ -296,12 +296,12 @@ class SimulatedInstance(Loop):
     def _lasts(self, steps: int) -> bool:
         """Are there blocks for so many decode steps?"""
         room = self.kv_manager.free - self._lim.decode_headroom_blocks
-        at_most = len(self.decoding) * (steps // self.kv_manager.block_tokens + 1)
+        at_most = len(self.decoding) * (steps // self.kv_manager.block_size + 1)
         return at_most <= room or self._growth(steps) <= room
 
     def _growth(self, steps: int) -> int:
         """Blocks that so many decode steps take."""
-        bs = self.kv_manager.block_tokens
+        bs = self.kv_manager.block_size
         rounds, rest = divmod(steps, bs)
         blocks = rounds * len(self.decoding)
         if rest:
@@ -314,7 +314,7 @@ class SimulatedInstance(Loop):
     def _steps_before_pressure(self, most: int) -> int:
         """The most steps, up to `most`, whose blocks are there."""
         room = self.kv_manager.free - self._lim.decode_headroom_blocks
-        bs = self.kv_manager.block_tokens
+        bs = self.kv_manager.block_size
         steps = max(0, min(most, (room // max(1, len(self.decoding)) - 1) * bs))
         blocks = self._growth(steps)
         while steps < most:

@@ -58,16 +58,16 @@ class Builder:
     ) -> None:
         self.role = role
         self.placement = placement = role.placement or placement
-        if placement.kv_blocks < placement.lanes:
+        if placement.num_gpu_blocks < placement.lanes:
             raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
         self._engine = engine
         self._trace = trace
         self._alone = placement.lanes == 1 and not beside and not role.devices
-        self._blocks = placement.kv_blocks // placement.lanes
-        self._host_blocks = placement.host_blocks // placement.lanes
+        self._blocks = placement.num_gpu_blocks // placement.lanes
+        self._num_cpu_blocks = placement.num_cpu_blocks // placement.lanes
         cached = prefix_cache if role.prefix_cache is None else role.prefix_cache
         cached = cached and workload.prefix_blocks is not None
-        self._prefix_block_tokens = workload.prefix_block_tokens if cached else 0
+        self._prefix_block_size = workload.prefix_block_size if cached else 0
         self._sample_s = max(workload.span_s, 1.0) / _SAMPLES
         if role.step_time is not None:
             steps = role.step_time
@@ -92,7 +92,7 @@ class Builder:
             empty = self._loop(policy, 0, ())
             limits = policy.limits(empty.view)
             spare = limits.watermark_blocks + limits.decode_headroom_blocks
-        tokens = (self._blocks - spare) * self.placement.block_tokens
+        tokens = (self._blocks - spare) * self.placement.block_size
         context = self.placement.model.context_tokens
         return min(tokens, context) if context else tokens
 
@@ -170,9 +170,9 @@ class Builder:
         return ModelledPredictions(steps, swap_s, self._guess, self._longest)
 
     def _kv_manager(self) -> KVCacheManager:
-        block_tokens = self.placement.block_tokens
+        block_size = self.placement.block_size
         return self.role.kv_manager(
-            self._blocks, block_tokens, self._host_blocks, self._prefix_block_tokens
+            self._blocks, block_size, self._num_cpu_blocks, self._prefix_block_size
         )
 
 

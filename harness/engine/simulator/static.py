@@ -155,7 +155,7 @@ class StaticInstance:
             prompt = max(r.prompt_tokens for r in running)
             answer = max(r.output_tokens for r in running)
             # The last token is given back without a place in the cache.
-            each = self.kv_manager.total // len(running) * self.kv_manager.block_tokens
+            each = self.kv_manager.total // len(running) * self.kv_manager.block_size
             upto = min(answer, each - prompt + 1)
             if upto > emitted:
                 self._decode(running, prompt, emitted, upto)
@@ -166,8 +166,8 @@ class StaticInstance:
             began_anew.update(outgrown)
         self.decoding = {r: None for r in batch if r not in began_anew}
         for r in batch:
-            if r.scheduled_s != r.scheduled_s:  # not in a batch before
-                r.scheduled_s = begin_s
+            if r.first_scheduled_s != r.first_scheduled_s:  # not in a batch before
+                r.first_scheduled_s = begin_s
             r.cached_tokens = 0
         for r in self.decoding:
             r.first_token_s = first_s

@@ -104,14 +104,14 @@ class Layout:
     """What batches must know of a cache and its model."""
 
     kv_heads: int
-    block_tokens: int
+    block_size: int
     window: int | None
     dtype: torch.dtype
     device: torch.device
 
     def batch(self, decodes: Seq[Sequence], pieces: Seq[Piece]) -> Batch:
         """The tensors of one iteration; every sequence's table must hold its new tokens."""
-        size = self.block_tokens
+        size = self.block_size
         tokens = [s.tokens[-1] for s in decodes]
         lengths = np.array([len(s.tokens) for s in decodes], dtype=np.int64)
         positions = [lengths - 1]
@@ -146,7 +146,7 @@ class Layout:
 
     def _here(self, sequences: Seq[Sequence], lengths: Ints) -> Decodes:
         offloaded = np.array([s.offloaded_blocks for s in sequences])
-        return self._decodes([s.blocks for s in sequences], lengths - offloaded * self.block_tokens)
+        return self._decodes([s.blocks for s in sequences], lengths - offloaded * self.block_size)
 
     def _elsewhere(self, sequences: Seq[Sequence], lengths: Ints) -> list[Elsewhere]:
         rows: dict[int, list[int]] = {}
@@ -167,7 +167,7 @@ class Layout:
 
     def _decodes(self, tables: Seq[Seq[int]], lengths: Ints) -> Decodes:
         """`lengths`: tokens from the beginning of each table to the end of its sequence."""
-        size = self.block_tokens
+        size = self.block_size
         held = np.array([len(table) for table in tables])
         pairs = int(held.sum())
         ids = np.fromiter(chain.from_iterable(tables), np.int64, pairs)
@@ -219,7 +219,7 @@ class Layout:
         mask = there <= here
         if self.window is not None:
             mask &= there > here - self.window
-        count = -(-end // self.block_tokens)
+        count = -(-end // self.block_size)
         blocks = torch.tensor(piece.sequence.blocks[:count], device=self.device)
         return PrefillChunk(at, at + end - piece.before, piece.before, blocks, mask)
 

@@ -31,25 +31,25 @@ _CPU_KV_BYTES = _GIB  # where nothing is said
 
 @dataclass(frozen=True)
 class KvCacheConfig:
-    """The KV blocks of an instance. `prefix_block_tokens`: of a hash of the workload; 0: no cache
+    """The KV blocks of an instance. `prefix_block_size`: of a hash of the workload; 0: no cache
     of prefixes. `store`: the tiers, fastest first, where prefixes are kept for all processes that
     name the same; none: on the device alone.
     """
 
     blocks: int
-    block_tokens: int = 16
-    host_blocks: int = 0
-    prefix_block_tokens: int = 0
+    block_size: int = 16
+    num_cpu_blocks: int = 0
+    prefix_block_size: int = 0
     store: tuple[TierFolder, ...] = ()
 
 
-def kv_blocks(decoder: Decoder, block_tokens: int, memory_share: float = 0.9) -> int:
+def num_gpu_blocks(decoder: Decoder, block_size: int, memory_share: float = 0.9) -> int:
     """Blocks that fit: on a GPU into a share of its memory, beside the weights; 1 GiB on a CPU.
 
     Raises:
         DoesNotFitError: none does.
     """
-    each = kv_bytes(decoder.config, decoder.dtype, block_tokens)
+    each = kv_bytes(decoder.config, decoder.dtype, block_size)
     free = free_bytes(decoder.device)
     if decoder.device.type == "cpu":
         room = min(_CPU_KV_BYTES, round(memory_share * free))
@@ -82,20 +82,20 @@ class Engine:
         self, decoder: Decoder, room: KvCacheConfig, workers: Workers | None = None
     ) -> None:
         self.room = room
-        each = kv_bytes(decoder.config, decoder.dtype, room.block_tokens)
+        each = kv_bytes(decoder.config, decoder.dtype, room.block_size)
         cpu = torch.device("cpu")
         check_room(each * room.blocks, decoder.device, f"{room.blocks} KV blocks")
-        check_room(each * room.host_blocks, cpu, f"{room.host_blocks} host KV blocks")
-        made = (decoder.config, room.blocks, room.block_tokens, decoder.dtype, decoder.device)
+        check_room(each * room.num_cpu_blocks, cpu, f"{room.num_cpu_blocks} host KV blocks")
+        made = (decoder.config, room.blocks, room.block_size, decoder.dtype, decoder.device)
         self.cache = KvCache(*made)
         self.swapper: Swapper | None = None
         host = None
-        if room.host_blocks:
+        if room.num_cpu_blocks:
             pinned = decoder.device.type == "cuda"
             host = KvCache(
                 decoder.config,
-                room.host_blocks,
-                room.block_tokens,
+                room.num_cpu_blocks,
+                room.block_size,
                 decoder.dtype,
                 cpu,
                 pinned=pinned,
@@ -132,10 +132,10 @@ class Engine:
 
     def _kv_manager(self) -> TorchKVCacheManager:
         room = self.room
-        held = (room.blocks, room.block_tokens, room.host_blocks, room.prefix_block_tokens)
-        if not (room.store and room.prefix_block_tokens):
+        held = (room.blocks, room.block_size, room.num_cpu_blocks, room.prefix_block_size)
+        if not (room.store and room.prefix_block_size):
             return TorchKVCacheManager(*held)
-        unit_tokens = math.lcm(room.prefix_block_tokens, room.block_tokens)
-        shape = unit_shape(self.decoder, unit_tokens // room.block_tokens, room.block_tokens)
+        unit_tokens = math.lcm(room.prefix_block_size, room.block_size)
+        shape = unit_shape(self.decoder, unit_tokens // room.block_size, room.block_size)
         tiers = Tiers(room.store, shape, fingerprint(self.decoder))
         return PagedStoreKVCacheManager(SharedUnits(tiers), *held)

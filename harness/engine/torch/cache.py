@@ -21,15 +21,15 @@ class KvCache:
         self,
         config: DecoderConfig,
         blocks: int,
-        block_tokens: int,
+        block_size: int,
         dtype: torch.dtype,
         device: torch.device,
         *,
         pinned: bool = False,
     ) -> None:
-        self.blocks, self.block_tokens = blocks, block_tokens
+        self.blocks, self.block_size = blocks, block_size
         self.kv_heads = config.kv_heads
-        shape = (2, blocks, config.kv_heads, block_tokens, config.head_dim)
+        shape = (2, blocks, config.kv_heads, block_size, config.head_dim)
         pin = pinned and torch.cuda.is_available()
         self.layers: list[Tensor] = [
             torch.zeros(shape, dtype=dtype, device=device, pin_memory=pin)
@@ -57,10 +57,10 @@ class Swapper:
         self._stream = make(device) if device.type == "cuda" else None
         self._device = device
 
-    def out(self, blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+    def out(self, blocks: Sequence[int], num_cpu_blocks: Sequence[int]) -> None:
         """Device to host. The blocks may be overwritten as soon as this returns."""
         if self._stream is None:
-            self._copy(self._cache, blocks, self._host, host_blocks)
+            self._copy(self._cache, blocks, self._host, num_cpu_blocks)
             return
         index = torch.tensor(blocks, device=self._device)
         staged = [layer.index_select(1, index) for layer in self._cache.layers]
@@ -68,19 +68,19 @@ class Swapper:
         with torch.cuda.stream(self._stream):
             for held, layer in zip(staged, self._host.layers, strict=True):
                 held.record_stream(self._stream)
-                for there, here in stretches(host_blocks, layer, held):
+                for there, here in stretches(num_cpu_blocks, layer, held):
                     there.copy_(here, non_blocking=True)
 
-    def into(self, host_blocks: Sequence[int], blocks: Sequence[int]) -> None:
+    def into(self, num_cpu_blocks: Sequence[int], blocks: Sequence[int]) -> None:
         """Host to device."""
         if self._stream is None:
-            self._copy(self._host, host_blocks, self._cache, blocks)
+            self._copy(self._host, num_cpu_blocks, self._cache, blocks)
             return
         index = torch.tensor(blocks, device=self._device)
         with torch.cuda.stream(self._stream):  # in order behind what went out before
             staged = [torch.empty_like(t[:, : len(blocks)]) for t in self._cache.layers]
             for held, layer in zip(staged, self._host.layers, strict=True):
-                for there, here in stretches(host_blocks, layer, held):
+                for there, here in stretches(num_cpu_blocks, layer, held):
                     here.copy_(there, non_blocking=True)
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
         for held, layer in zip(staged, self._cache.layers, strict=True):
@@ -100,16 +100,16 @@ class Swapper:
 
 
 def stretches(
-    host_blocks: Sequence[int], host: Tensor, staged: Tensor
+    num_cpu_blocks: Sequence[int], host: Tensor, staged: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Parts of one layer in host memory, each beside the part of `staged` [2, blocks, …] with the
     same blocks. Both lie in one piece: only such copies go on beside the computation.
     """
     begin = 0
-    for end in range(1, len(host_blocks) + 1):
-        if end < len(host_blocks) and host_blocks[end] == host_blocks[end - 1] + 1:
+    for end in range(1, len(num_cpu_blocks) + 1):
+        if end < len(num_cpu_blocks) and num_cpu_blocks[end] == num_cpu_blocks[end - 1] + 1:
             continue
-        first = host_blocks[begin]
+        first = num_cpu_blocks[begin]
         for kind in (0, 1):
             yield host[kind, first : first + end - begin], staged[kind, begin:end]
         begin = end

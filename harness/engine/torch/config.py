@@ -101,13 +101,13 @@ def read_config(folder: Path) -> DecoderConfig:
     family = fields.get("model_type")
     if family not in DECODERS:
         raise ModelError(
-            f"{folder} is a model of type {family!r}; backend paged generates with "
+            f"{folder} is a model of type {family!r}; backend torch generates with "
             f"{', '.join(DECODERS)}"
         )
     if "auto_map" in fields and not (fields.get("architectures") or [""])[0]:
-        raise ModelError(f"{folder} needs code of its own, which backend paged does not run")
+        raise ModelError(f"{folder} needs code of its own, which backend torch does not run")
     if fields.get("quantization_config"):
-        raise ModelError(f"{folder} is quantized; backend paged runs float32, bfloat16 and float16")
+        raise ModelError(f"{folder} is quantized; backend torch runs float32, bfloat16 and float16")
     try:
         config = _opt(fields) if family == "opt" else _llama_like(family, fields)
     except KeyError as error:
@@ -127,7 +127,7 @@ def _check(folder: Path, config: DecoderConfig) -> None:
         )
     if config.rope is not None and config.rope.kind not in ("default", "linear", "llama3"):
         raise ModelError(
-            f"{folder} scales its rotary positions by {config.rope.kind!r}; backend paged knows "
+            f"{folder} scales its rotary positions by {config.rope.kind!r}; backend torch knows "
             "default, linear and llama3"
         )
 

@@ -177,10 +177,10 @@ def _added(x: Tensor, y: Tensor, to: Linear) -> Tensor:
     return torch.addmm(to.bias, y, to.weight).add_(x)
 
 
-def unit_shape(decoder: Decoder, blocks: int, block_tokens: int) -> UnitShape:
+def unit_shape(decoder: Decoder, blocks: int, block_size: int) -> UnitShape:
     """Of units of so many blocks of a model."""
     c = decoder.config
-    return UnitShape(c.layers, blocks, c.kv_heads, block_tokens, c.head_dim, decoder.dtype)
+    return UnitShape(c.layers, blocks, c.kv_heads, block_size, c.head_dim, decoder.dtype)
 
 
 def fingerprint(decoder: Decoder) -> str:

@@ -79,17 +79,17 @@ class SpreadSwapper(Swapper):
         self._spread = spread
         self._workers = workers
 
-    def out(self, blocks: Seq[int], host_blocks: Seq[int]) -> None:
+    def out(self, blocks: Seq[int], num_cpu_blocks: Seq[int]) -> None:
         """See `Swapper`."""
-        super().out(blocks, host_blocks)
+        super().out(blocks, num_cpu_blocks)
         for rank in self._spread.busy():
-            self._workers.ask(rank, "swap", True, list(blocks), list(host_blocks))
+            self._workers.ask(rank, "swap", True, list(blocks), list(num_cpu_blocks))
 
-    def into(self, host_blocks: Seq[int], blocks: Seq[int]) -> None:
+    def into(self, num_cpu_blocks: Seq[int], blocks: Seq[int]) -> None:
         """See `Swapper`."""
-        super().into(host_blocks, blocks)
+        super().into(num_cpu_blocks, blocks)
         for rank in self._spread.busy():
-            self._workers.ask(rank, "swap", False, list(blocks), list(host_blocks))
+            self._workers.ask(rank, "swap", False, list(blocks), list(num_cpu_blocks))
 
 
 class Spread(Decoder):
@@ -187,7 +187,7 @@ class Spread(Decoder):
 
     def _of(self, batch: Batch, heads: int) -> Batch:
         """The same batch where only so many KV heads of it are."""
-        every, size = self.config.kv_heads, self._cache.block_tokens
+        every, size = self.config.kv_heads, self._cache.block_size
         slots = batch.slots.view(-1, every)[:, 0]
         block, place = slots // (every * size), slots % size
         rows = block.unsqueeze(1) * heads + torch.arange(heads, device=slots.device)
@@ -215,7 +215,7 @@ class Spread(Decoder):
 
     def kv_bytes(self, blocks: int | None) -> int:
         """Of so many blocks (None: all) of one layer."""
-        config, size = self.config, self._cache.block_tokens
+        config, size = self.config, self._cache.block_size
         each: int = 2 * config.kv_heads * config.head_dim * self.dtype.itemsize
         count = self._cache.blocks if blocks is None else blocks
         return count * size * each
@@ -319,7 +319,7 @@ class Spread(Decoder):
 
     def lend_room(self, helper: int, blocks: int) -> None:
         """Worker `helper` makes room for so many blocks of sequences, none of which is there."""
-        room = (blocks, self._cache.block_tokens, self.dtype)
+        room = (blocks, self._cache.block_size, self.dtype)
         self._workers.ask(helper, "room", *room)
         self._offloaded[helper] = list(range(blocks))
 

@@ -63,7 +63,7 @@ def read_encoder(folder: Path) -> EncoderConfig:
     kind = fields.get("model_type")
     if kind not in ENCODERS:
         raise ModelError(
-            f"{folder} is a model of type {kind!r}; backend paged embeds with {', '.join(ENCODERS)}"
+            f"{folder} is a model of type {kind!r}; backend torch embeds with {', '.join(ENCODERS)}"
         )
     if fields.get("hidden_act", "gelu") != "gelu":
         raise ModelError(f"{folder}: the activation {fields['hidden_act']!r} is not supported")

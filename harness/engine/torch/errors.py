@@ -20,7 +20,7 @@ def need_torch() -> None:
         import torch  # noqa: F401
     except ImportError as error:
         raise SloBenchError(
-            f"backend paged needs {error.name}: pip install 'slo-bench[torch]'"
+            f"backend torch needs {error.name}: pip install 'slo-bench[torch]'"
         ) from None
 
 

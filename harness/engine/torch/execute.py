@@ -59,7 +59,7 @@ def execute(
         _timeline(instance),
         _totals(instance, recorder),
         (instance.view.policy_state,),
-        oversize=len(rejected),
+        overlong=len(rejected),
     )
 
 
@@ -98,8 +98,8 @@ def _totals(instance: EngineInstance, recorder: Recorder) -> Totals:
         prefill_tokens=m.prefill_tokens,
         decode_tokens=m.decode_tokens,
         padded_tokens=m.padded_tokens,
-        kv_peak_share=m.kv_peak / total,
-        kv_mean_share=m.kv_block_s / (makespan_s * total) if makespan_s else 0.0,
+        kv_cache_usage_peak=m.kv_peak / total,
+        kv_cache_usage_mean=m.kv_block_s / (makespan_s * total) if makespan_s else 0.0,
     )
 
 

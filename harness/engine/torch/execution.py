@@ -91,9 +91,9 @@ class Execution(RecordedStepTime):
                 deciding.append(r)
             pieces.append(piece)
         if decodes or pieces:
-            tokens_out = self._runner.run(decodes, pieces, kv_manager.traffic())
+            output_tokens = self._runner.run(decodes, pieces, kv_manager.traffic())
             kv_manager.settle()
-            self.given = list(zip(deciding, tokens_out, strict=True))
+            self.given = list(zip(deciding, output_tokens, strict=True))
             for r, token in self.given:
                 self.sequences[r].tokens.append(token)
         return self._told(loop.now_s)
@@ -119,13 +119,13 @@ class Execution(RecordedStepTime):
         assert self._swapper is not None
         begin_s = self.clock.now_s()
         sequence = self.sequences[r]
-        sequence.host_blocks = [self._host_free.pop() for _ in blocks]
-        self._swapper.out(blocks, sequence.host_blocks)
+        sequence.num_cpu_blocks = [self._host_free.pop() for _ in blocks]
+        self._swapper.out(blocks, sequence.num_cpu_blocks)
         self._swapped(len(blocks), begin_s)
 
     def comes_back(self, r: RequestState) -> None:
         """`r` decodes from the next iteration on; its KV is brought in before that."""
-        if r in self.sequences and self.sequences[r].host_blocks:
+        if r in self.sequences and self.sequences[r].num_cpu_blocks:
             self._coming.append(r)
 
     def _swap_in(self) -> None:
@@ -133,8 +133,8 @@ class Execution(RecordedStepTime):
             assert self._swapper is not None
             begin_s = self.clock.now_s()
             sequence = self.sequence(r)
-            held = sequence.host_blocks
-            self._kv_manager.allocate_slots(r, len(held) * self._kv_manager.block_tokens)
+            held = sequence.num_cpu_blocks
+            self._kv_manager.allocate_slots(r, len(held) * self._kv_manager.block_size)
             self._swapper.into(held, sequence.blocks)
             self._forget_host(sequence)
             self._swapped(len(held), begin_s)
@@ -145,8 +145,8 @@ class Execution(RecordedStepTime):
         self._swap_s += self.clock.now_s() - begin_s
 
     def _forget_host(self, sequence: Sequence) -> None:
-        self._host_free += reversed(sequence.host_blocks)
-        sequence.host_blocks = []
+        self._host_free += reversed(sequence.num_cpu_blocks)
+        sequence.num_cpu_blocks = []
 
     def closes(self, r: RequestState) -> Sequence | None:
         """`r` is gone: its sequence, if it ever entered."""

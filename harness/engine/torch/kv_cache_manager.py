@@ -21,11 +21,11 @@ class TorchKVCacheManager(KVCacheManager):
     def __init__(
         self,
         total: int,
-        block_tokens: int = 16,
+        block_size: int = 16,
         host_total: int = 0,
-        prefix_block_tokens: int = 0,
+        prefix_block_size: int = 0,
     ) -> None:
-        super().__init__(total, block_tokens, host_total, prefix_block_tokens)
+        super().__init__(total, block_size, host_total, prefix_block_size)
         self._free_ids = list(range(total))
         self._tables: dict[RequestState, list[int]] = {}
         self._unit_ids: dict[int, list[int]] = {}  # by hash

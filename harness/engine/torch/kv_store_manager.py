@@ -87,11 +87,11 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
         self,
         store: SharedUnits,
         total: int,
-        block_tokens: int = 16,
+        block_size: int = 16,
         host_total: int = 0,
-        prefix_block_tokens: int = 0,
+        prefix_block_size: int = 0,
     ) -> None:
-        super().__init__(store, total, block_tokens, host_total, prefix_block_tokens)
+        super().__init__(store, total, block_size, host_total, prefix_block_size)
         self.shared_units = store
         self._coming: dict[int, None] = {}  # units that the next iteration loads
 

@@ -75,7 +75,7 @@ class LiveEngine:
         self._wake = threading.Condition()
         self._stops = False
         self._problem: BaseException | None = None
-        self._thread = threading.Thread(target=self._work, name="paged engine", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="torch engine", daemon=True)
 
     def __enter__(self) -> LiveEngine:
         self._thread.start()
@@ -119,7 +119,7 @@ class LiveEngine:
 
     def _hashes(self, tokens: list[int]) -> tuple[int, ...]:
         """Each block's name: its tokens and all before them."""
-        size = self.engine.room.prefix_block_tokens
+        size = self.engine.room.prefix_block_size
         if not size:
             return ()
         found, last = [], 0

@@ -77,6 +77,6 @@ def check_room(needed: int, device: torch.device, what: str) -> None:
         )
 
 
-def kv_bytes(config: DecoderConfig, dtype: torch.dtype, block_tokens: int) -> int:
+def kv_bytes(config: DecoderConfig, dtype: torch.dtype, block_size: int) -> int:
     """Of one KV block in all layers."""
-    return config.kv_bytes_per_token(dtype.itemsize) * block_tokens
+    return config.kv_bytes_per_token(dtype.itemsize) * block_size

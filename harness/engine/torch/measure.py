@@ -51,12 +51,12 @@ class BatchShape:
         """Names it in a file."""
         return list(vars(self).values())
 
-    def kv_blocks(self, block_tokens: int) -> int:
+    def num_gpu_blocks(self, block_size: int) -> int:
         """That it needs on the device."""
         if self.blocks:
             return self.blocks
-        each = -(-(self.before + self.tokens) // block_tokens)
-        return self.chunks * each + self.sequences * -(-(self.kv_tokens + 1) // block_tokens)
+        each = -(-(self.before + self.tokens) // block_size)
+        return self.chunks * each + self.sequences * -(-(self.kv_tokens + 1) // block_size)
 
 
 def grid(context: int, most_sequences: int) -> Iterator[BatchShape]:
@@ -126,7 +126,7 @@ class BatchTimer:
 
 def _step(engine: Engine, shape: BatchShape) -> _Timed:
     free = iter(range(engine.room.blocks))
-    size = engine.room.block_tokens
+    size = engine.room.block_size
 
     def sequence(tokens: int) -> Sequence:
         held = [next(free) for _ in range(-(-tokens // size))]
@@ -145,7 +145,9 @@ def _copy(engine: Engine, shape: BatchShape) -> _Timed:
     draw = random.Random(count)
 
     def run() -> None:
-        begin = draw.randint(0, engine.room.host_blocks - count)  # nowhere near the last in a cache
+        begin = draw.randint(
+            0, engine.room.num_cpu_blocks - count
+        )  # nowhere near the last in a cache
         blocks = list(range(begin, begin + count))
         copy(blocks, blocks)
         swapper.wait()
@@ -208,7 +210,7 @@ def host_s(engine: Engine, shapes: Seq[BatchShape]) -> float:
     times = []
     for shape in shapes:
         if shape.sequences and not shape.chunks:
-            size = engine.room.block_tokens
+            size = engine.room.block_size
             count = -(-(shape.kv_tokens + 1) // size)
             decodes = [
                 Sequence(

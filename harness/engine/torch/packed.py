@@ -38,7 +38,7 @@ class InUse:
     """Blocks that hold anything that will be read again."""
 
     blocks: Sequence[int]
-    host_blocks: Sequence[int] = ()
+    num_cpu_blocks: Sequence[int] = ()
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Packed:
     host: Tensor
     in_use: InUse
     blocks: int
-    host_blocks: int
+    num_cpu_blocks: int
 
     @property
     def nbytes(self) -> int:
@@ -60,23 +60,24 @@ class Packed:
 
 def packed(held: LayerKv, in_use: InUse | None) -> Packed:
     """`in_use`: None: all blocks."""
-    blocks, host_blocks = held.kv.shape[1], held.host.shape[1]
+    blocks, num_cpu_blocks = held.kv.shape[1], held.host.shape[1]
     if in_use is None:
-        in_use = InUse(list(range(blocks)), list(range(host_blocks)))
+        in_use = InUse(list(range(blocks)), list(range(num_cpu_blocks)))
     return Packed(
         _picked(held.kv, in_use.blocks),
-        _picked(held.host, in_use.host_blocks if host_blocks else ()),
+        _picked(held.host, in_use.num_cpu_blocks if num_cpu_blocks else ()),
         in_use,
         blocks,
-        host_blocks,
+        num_cpu_blocks,
     )
 
 
 def unpacked(of: Packed) -> LayerKv:
     """The same, in memory of its own."""
-    host_blocks = of.in_use.host_blocks if of.host_blocks else ()
+    num_cpu_blocks = of.in_use.num_cpu_blocks if of.num_cpu_blocks else ()
     return LayerKv(
-        _spread(of.kv, of.in_use.blocks, of.blocks), _spread(of.host, host_blocks, of.host_blocks)
+        _spread(of.kv, of.in_use.blocks, of.blocks),
+        _spread(of.host, num_cpu_blocks, of.num_cpu_blocks),
     )
 
 

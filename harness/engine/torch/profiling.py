@@ -1,4 +1,4 @@
-"""A profile of the paged engine on this machine: measured, kept row by row, fitted."""
+"""A profile of the torch engine on this machine: measured, kept row by row, fitted."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from .measure import BatchShape
 
 BUDGET_S = 540.0
-_BLOCK_TOKENS = 16
+_BLOCK_SIZE = 16
 _MOST_BLOCKS = 8192  # KV blocks that are made for measuring
-_HOST_BLOCKS = 2048
+_NUM_CPU_BLOCKS = 2048
 
 Tell = Callable[[int, int], None]  # rows done, rows in all
 
@@ -77,17 +77,17 @@ def measure_profile(asked: ProfilingOptions, tell: Tell = lambda done, of: None)
             not suffice for a fit.
     """
     from . import measure
-    from .build import Engine, KvCacheConfig, kv_blocks
+    from .build import Engine, KvCacheConfig, num_gpu_blocks
     from .load import load_decoder
 
     decoder = load_decoder(asked.model, asked.device)
-    blocks = min(_MOST_BLOCKS, kv_blocks(decoder, _BLOCK_TOKENS))
-    swapped = min(_HOST_BLOCKS, blocks)
-    engine = Engine(decoder, KvCacheConfig(blocks, _BLOCK_TOKENS, swapped))
+    blocks = min(_MOST_BLOCKS, num_gpu_blocks(decoder, _BLOCK_SIZE))
+    swapped = min(_NUM_CPU_BLOCKS, blocks)
+    engine = Engine(decoder, KvCacheConfig(blocks, _BLOCK_SIZE, swapped))
     steps = [
         shape
         for shape in measure.grid(decoder.config.context, asked.most_sequences)
-        if shape.kv_blocks(_BLOCK_TOKENS) <= blocks
+        if shape.num_gpu_blocks(_BLOCK_SIZE) <= blocks
     ]
     # Copies are few and quick; they come first.
     wanted = [*measure.swaps(swapped // 4), *steps]
@@ -115,7 +115,7 @@ def measure_profile(asked: ProfilingOptions, tell: Tell = lambda done, of: None)
     profile = _with_links(profile, _moves(decoder) if moved else [])
     if asked.gpu is None:
         figures = measure.device_figures(decoder.device, decoder.dtype)
-        kv_bytes = kv_blocks(decoder, _BLOCK_TOKENS) * engine.cache.block_bytes
+        kv_bytes = num_gpu_blocks(decoder, _BLOCK_SIZE) * engine.cache.block_bytes
         profile = dataclasses.replace(
             profile, device=MeasuredDevice(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
         )
@@ -129,7 +129,7 @@ def _moves(decoder: Decoder) -> list[CompletedMove]:
     from .workers import Workers
 
     with Workers(1) as workers:
-        return list(measured_moves(decoder, workers, _BLOCK_TOKENS))
+        return list(measured_moves(decoder, workers, _BLOCK_SIZE))
 
 
 def _with_links(profile: Profile, moves: Sequence[CompletedMove]) -> Profile:
@@ -181,7 +181,7 @@ def _profile(
     source = Source(
         "slo-bench profile run",
         str(asked.model.name),
-        note=f"backend paged on {asked.device}, {dtype}; putting a batch together takes "
+        note=f"backend torch on {asked.device}, {dtype}; putting a batch together takes "
         f"{1e6 * host_s:.0f} µs of each step; times are {rows.clock}, of moves real time; "
         f"{rows.steadiness()}",
     )

@@ -23,7 +23,7 @@ class Runner:
         self.carrier = decoder.carrier(cache.layers)
         self.layout = Layout(
             kv_heads=cache.kv_heads,
-            block_tokens=cache.block_tokens,
+            block_size=cache.block_size,
             window=decoder.config.window,
             dtype=decoder.dtype,
             device=decoder.device,

@@ -42,7 +42,7 @@ class Sequence:
     sampling: Sampling = GREEDY
     ends: frozenset[int] = frozenset()
     blocks: list[int] = field(default_factory=list)
-    host_blocks: list[int] = field(default_factory=list)  # where its KV lies while swapped out
+    num_cpu_blocks: list[int] = field(default_factory=list)  # where its KV lies while swapped out
     offloaded: OffloadedBlocks | None = None
 
     @property

@@ -64,14 +64,14 @@ class UnitShape:
     layers: int
     blocks: int
     kv_heads: int
-    block_tokens: int
+    block_size: int
     head_dim: int
     dtype: torch.dtype
 
     @property
     def numel(self) -> int:
         """Numbers in it."""
-        rows = self.layers * 2 * self.blocks * self.kv_heads * self.block_tokens
+        rows = self.layers * 2 * self.blocks * self.kv_heads * self.block_size
         return rows * self.head_dim
 
     @property
@@ -90,7 +90,7 @@ class UnitShape:
         elif Path(path).stat().st_size < self.size_bytes:
             raise SloBenchError(f"a unit of the KV store is cut short: {path}; remove it")
         flat = torch.from_file(path, shared=new, size=self.numel, dtype=self.dtype)
-        heads = (self.kv_heads, self.block_tokens, self.head_dim)
+        heads = (self.kv_heads, self.block_size, self.head_dim)
         return flat.view(self.layers, 2, self.blocks, *heads)
 
 

@@ -64,13 +64,13 @@ class TorchWorker:
         layer, held = self._layers.pop(number)
         return layer, packed(held, in_use)
 
-    def swap(self, out: bool, blocks: list[int], host_blocks: list[int]) -> None:
+    def swap(self, out: bool, blocks: list[int], num_cpu_blocks: list[int]) -> None:
         """Blocks of all that lives here go to host memory, or come back."""
         for _, held in (*self._layers.values(), *self._heads.values()):
             if out:
-                copy_blocks(held.kv, blocks, held.host, host_blocks)
+                copy_blocks(held.kv, blocks, held.host, num_cpu_blocks)
             else:
-                copy_blocks(held.host, host_blocks, held.kv, blocks)
+                copy_blocks(held.host, num_cpu_blocks, held.kv, blocks)
 
     def busy_s(self) -> float:
         """CPU seconds of this process since it began."""
@@ -108,9 +108,9 @@ class TorchWorker:
 
     # ---------------------------------------------------------------- parts of sequences
 
-    def room(self, blocks: int, block_tokens: int, dtype: torch.dtype) -> None:
+    def room(self, blocks: int, block_size: int, dtype: torch.dtype) -> None:
         """Room for so many blocks of sequences that are split."""
-        made = KvCache(self._config, blocks, block_tokens, dtype, torch.device("cpu"))
+        made = KvCache(self._config, blocks, block_size, dtype, torch.device("cpu"))
         self._lent = made.layers
 
     def take_blocks(self, blocks: list[int], kv: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Servers that somebody else has started: `--backend http --base-url URL`.
+"""Servers that somebody else has started: `--backend openai --base-url URL`.
 
 Launched servers are measured in the same way: their backend makes an `Attached` of their addresses.
 """
@@ -50,14 +50,14 @@ class HttpBackend:
     """Attaches to running servers; nothing is started or stopped."""
 
     client: ClientSchema
-    name: str = "http"
+    name: str = "openai"
     senders: Senders | None = None
 
     def check(self, spec: CellSpec) -> None:
         """See `Backend`."""
         if not self.client.base_urls:
             raise SloBenchError(
-                "backend http needs the address of a server: --base-url http://127.0.0.1:8000"
+                "backend openai needs the address of a server: --base-url http://127.0.0.1:8000"
             )
         _hardware(spec)
         if spec.parameters:
@@ -131,7 +131,7 @@ class Attached:
             _write_clients(folder / "clients" / f"{spec.cell}.csv", found.clients)
         if watch.samples:
             watch.write(folder / "servers" / f"{spec.cell}.gpus.csv", found.start_s)
-        if self.client.token_times:
+        if self.client.save_token_times:
             _write_token_times(folder / "token_times" / f"{spec.cell}.csv.gz", found)
         if "vllm" in self.client.export:
             path = folder / "vllm" / f"{spec.cell}.json"
@@ -171,9 +171,9 @@ def _gpu_figures(watch: GpuWatch, found: HttpResult) -> Mapping[str, Value]:
 def _lengths_figures(found: HttpResult) -> Mapping[str, Value]:
     """Of a predictor that followed: how often it has learnt."""
     told = found.result.timeline.told
-    if not any(one.what == "lengths" for one in told):
+    if not any(one.metric == "lengths" for one in told):
         return {}
-    return {"length_updates": sum(one.what == "taught" for one in told)}
+    return {"length_updates": sum(one.metric == "taught" for one in told)}
 
 
 def _machines_figures(clients: Sequence[Client]) -> Mapping[str, Value]:
@@ -241,7 +241,7 @@ def _columns(found: HttpResult) -> dict[str, Column]:
 def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
     client, columns = found.client, found.columns
     chunks = int(columns.chunks.sum())
-    tokens = int(columns.tokens_out.sum())
+    tokens = int(columns.output_tokens.sum())
     sent_ttft = columns.first_token_s - columns.sent_s
     answered = sent_ttft[np.isfinite(sent_ttft)]
     figures: dict[str, Value] = {
@@ -252,11 +252,11 @@ def _figures(workload: Workload, found: HttpResult) -> dict[str, Value]:
         "invalid_because": found.invalid_because,
         "ttft_from_send_p50_s": _rounded(np.median(answered)) if len(answered) else None,
         "tokens_per_chunk": _rounded(tokens / chunks) if chunks else None,
-        "short_answers": _short_answers(workload, found),
+        "truncated_outputs": _truncated_outputs(workload, found),
         "sent_rps": _rounded(client.sent_rps),
-        "late_p50_s": _rounded(client.late_p50_s),
-        "late_p99_s": _rounded(client.late_p99_s),
-        "lag_p99_s": _rounded(client.lag_p99_s),
+        "send_delay_p50_s": _rounded(client.send_delay_p50_s),
+        "send_delay_p99_s": _rounded(client.send_delay_p99_s),
+        "event_loop_lag_p99_s": _rounded(client.event_loop_lag_p99_s),
         "client_cpu_s": _rounded(client.cpu_s),
         "client_processes": client.processes,
     }
@@ -281,17 +281,17 @@ def _prefix_hit_rate(found: HttpResult) -> float | None:
     return _rounded(columns.cached_tokens[known].sum() / columns.prompt_tokens[known].sum())
 
 
-def _short_answers(workload: Workload, found: HttpResult) -> int:
+def _truncated_outputs(workload: Workload, found: HttpResult) -> int:
     """Whole answers with fewer tokens than the workload has."""
     whole = found.columns.fault == FAULTS.index(RequestFault.NONE)
-    generated = whole & (found.columns.tokens_out > 0)
-    return int((generated & (found.columns.tokens_out < workload.output_tokens)).sum())
+    generated = whole & (found.columns.output_tokens > 0)
+    return int((generated & (found.columns.output_tokens < workload.output_tokens)).sum())
 
 
 def _write_token_times(path: Path, found: HttpResult) -> None:
-    rows = np.arange(len(found.columns.tokens_out))
+    rows = np.arange(len(found.columns.output_tokens))
     columns: Mapping[str, Column] = {
-        "id": np.repeat(rows, found.columns.tokens_out),
+        "id": np.repeat(rows, found.columns.output_tokens),
         "token_s": found.token_s,
     }
     write_whole(path, gzip_csv(columns))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ....workloads.errors import SloBenchError
 from ...load_generator.send_job import Senders
-from ...servers.launch.backend_names import PAGED
+from ...servers.launch.backend_names import TORCH
 from ..config.schema import ExperimentSchema
 from .attached import HttpBackend
 from .base import Backend
 from .launched import LaunchedBackend
-from .torch_engine import PagedBackend
+from .torch_engine import TorchBackend
 
 
 def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:
@@ -20,19 +20,19 @@ def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backe
     Raises:
         SloBenchError: settings contradict each other.
     """
-    if senders is not None and asked.backend != "http":
+    if senders is not None and asked.backend != "openai":
         raise SloBenchError(
             "a load is sent from several machines only to servers that run already (--base-url); "
             f"leave --executor out with {asked.backend}"
         )
-    if asked.backend != PAGED and asked.server.clock != "real":
-        raise SloBenchError(f"server.clock goes with backend paged, not with {asked.backend}")
-    if asked.backend != PAGED and asked.server.workers:
-        raise SloBenchError(f"server.workers go with backend paged, not with {asked.backend}")
-    if asked.backend != PAGED and asked.server.kv_store:
-        raise SloBenchError(f"server.kv_store goes with backend paged, not with {asked.backend}")
-    if asked.backend == "http":
+    if asked.backend != TORCH and asked.server.clock != "real":
+        raise SloBenchError(f"server.clock goes with backend torch, not with {asked.backend}")
+    if asked.backend != TORCH and asked.server.workers:
+        raise SloBenchError(f"server.workers go with backend torch, not with {asked.backend}")
+    if asked.backend != TORCH and asked.server.kv_store:
+        raise SloBenchError(f"server.kv_store goes with backend torch, not with {asked.backend}")
+    if asked.backend == "openai":
         return HttpBackend(asked.client, senders=senders)
-    if asked.backend == PAGED:
-        return PagedBackend(server=asked.server)
+    if asked.backend == TORCH:
+        return TorchBackend(server=asked.server)
     return LaunchedBackend(asked.backend, asked.client, asked.server)

@@ -38,7 +38,7 @@ from . import plugin_counters as tally
 from .attached import Attached
 from .base import CellMeasurement, Progress
 
-_BLOCK_TOKENS = 16  # an experiment's default: the server then chooses itself
+_BLOCK_SIZE = 16  # an experiment's default: the server then chooses itself
 _TP = {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}
 _PP = {"vllm": "--pipeline-parallel-size", "sglang": "--pp-size"}
 # The servers' own counters, summed over labels: their growth over a cell goes into its row.
@@ -127,7 +127,7 @@ class LaunchedBackend:
         for flags, size in ((_TP, place.tp), (_PP, place.pp)):
             if size > 1:
                 args += [flags[self.name], str(size)]
-        own_blocks = place.kv_blocks is not None or place.block_tokens != _BLOCK_TOKENS
+        own_blocks = place.num_gpu_blocks is not None or place.block_size != _BLOCK_SIZE
         version = self.server.version
         return Serve(
             backend=self.name if version is None else f"{self.name}=={version}",
@@ -135,12 +135,12 @@ class LaunchedBackend:
             system=spec.system,
             parameters=spec.parameters,
             served_name=_served_name(place.model),
-            kv_blocks=place.kv_blocks,
-            block_tokens=place.block_tokens if own_blocks else None,
+            num_gpu_blocks=place.num_gpu_blocks,
+            block_size=place.block_size if own_blocks else None,
             max_model_tokens=self.server.max_model_tokens,
-            host_blocks=place.host_blocks,
+            num_cpu_blocks=place.num_cpu_blocks,
             server_args=tuple(args),
-            ready_s=self.server.ready_s,
+            startup_timeout_s=self.server.startup_timeout_s,
             transfer=transfer_of(self.server.kv_transfer),
             kvcached=self.server.kvcached,
         )

@@ -1,4 +1,4 @@
-"""`--backend paged`: our own small engine, in this process. See `engines.paged`.
+"""`--backend torch`: our own small engine, in this process. See `engines.paged`.
 
 Requests arrive inside the process, on the engine's clock: there is no client and no network in the
 figures. `model` is a folder, or the name of the tiny random Llama; `gpu` is the device: `cpu`,
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
-from ....workloads.request import Kind
+from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.learned_predictions import Guess
 from ...core.module_moves import ModulePolicy
@@ -37,7 +37,7 @@ from ...policies.systems import module_policy
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
 from ...results.run_folder import Value, write_whole
-from ...servers.launch.backend_names import PAGED
+from ...servers.launch.backend_names import TORCH
 from ...servers.launch.compatibility import check as check_system
 from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
@@ -56,13 +56,13 @@ PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
 
 
 @dataclass(frozen=True)
-class PagedBackend:
+class TorchBackend:
     """One instance on one device. Cells of one model share its loading.
 
     With `server.validated` the steps of every cell are logged, for its simulation afterwards.
     """
 
-    name: str = PAGED
+    name: str = TORCH
     server: ServerSchema = field(default_factory=ServerSchema)
 
     def check(self, spec: CellSpec) -> None:
@@ -71,11 +71,11 @@ class PagedBackend:
         place = spec.placement
         if place.tp * place.pp * spec.instances > 1:
             raise SloBenchError(
-                "backend paged runs one instance on one device; leave tp, pp and instances at 1"
+                "backend torch runs one instance on one device; leave tp, pp and instances at 1"
             )
         if place.embedder is not None:
-            raise SloBenchError("backend paged runs no embedder beside the language model")
-        check_system(configured(spec.system, spec.parameters), PAGED)
+            raise SloBenchError("backend torch runs no embedder beside the language model")
+        check_system(configured(spec.system, spec.parameters), TORCH)
         module_policy(self.server.moving)
         if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
             raise SloBenchError("layers move between iterations, and static batches have none")
@@ -168,10 +168,10 @@ class LoadedModel:
 
         Raises:
             SloBenchError: no room for the KV blocks, embedding requests, or a request that is too
-                long under `oversize = "error"`.
+                long under `overlong_requests = "error"`.
         """
-        if (workload.kind == Kind.EMBED).any():
-            raise SloBenchError(f"{workload.name} has embedding requests; backend paged has none")
+        if (workload.request_type == RequestType.EMBED).any():
+            raise SloBenchError(f"{workload.name} has embedding requests; backend torch has none")
         system = configured(spec.system, spec.parameters)
         cached = system.prefix_cache and workload.prefix_blocks is not None
         if self.store and not cached:
@@ -179,7 +179,7 @@ class LoadedModel:
                 f"no requests of {workload.name} share a prefix: there is nothing to keep in "
                 "server.kv_store"
             )
-        unit = workload.prefix_block_tokens if cached else 0
+        unit = workload.prefix_block_size if cached else 0
         with _own_tiers(self.store) as tiers:
             room = replace(self._room(spec, system.policy, unit), store=tiers)
             return self._measured(spec, workload, folder, progress, system.policy, room)
@@ -204,14 +204,14 @@ class LoadedModel:
         workload, rejected = fit(
             workload,
             most_tokens,
-            spec.oversize,
+            spec.overlong_requests,
             reserved=isinstance(policy, StaticPolicy) or overrides(policy, "reserved_blocks"),
         )
         told = predicted_output_tokens(spec, workload)
         lengths = workload.output_tokens if told is None else told
         longest = output_tokens_p90(spec, workload)
         longest = lengths if longest is None else longest
-        prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_tokens, spec.cell)
+        prompts = PromptMaker(Vocabulary.read(self.folder), workload.prefix_block_size, spec.cell)
         self._warm_up(engine)
         if self.clock == "cpu" and torch.get_num_threads() != 1:
             raise SloBenchError(
@@ -256,20 +256,20 @@ class LoadedModel:
         execution.between = migrator.look
         return migrator
 
-    def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_tokens: int) -> KvCacheConfig:
-        from ...engine.torch.build import KvCacheConfig, kv_blocks, swaps
+    def _room(self, spec: CellSpec, policy: AnyPolicy, prefix_block_size: int) -> KvCacheConfig:
+        from ...engine.torch.build import KvCacheConfig, num_gpu_blocks, swaps
         from ...engine.torch.load import kv_bytes
 
         place = spec.placement
-        blocks = place.kv_blocks
+        blocks = place.num_gpu_blocks
         if blocks is None:
-            blocks = kv_blocks(self.decoder, place.block_tokens, place.memory_share)
-        host_blocks = 0
+            blocks = num_gpu_blocks(self.decoder, place.block_size, place.memory_share)
+        num_cpu_blocks = 0
         if swaps(policy):
-            each = kv_bytes(self.decoder.config, self.decoder.dtype, place.block_tokens)
+            each = kv_bytes(self.decoder.config, self.decoder.dtype, place.block_size)
             room = int(place.host_memory_gib * GIB) // each
-            host_blocks = room if place.host_blocks is None else place.host_blocks
-        return KvCacheConfig(blocks, place.block_tokens, host_blocks, prefix_block_tokens)
+            num_cpu_blocks = room if place.num_cpu_blocks is None else place.num_cpu_blocks
+        return KvCacheConfig(blocks, place.block_size, num_cpu_blocks, prefix_block_size)
 
     def _most_tokens(self, engine: Engine, policy: AnyPolicy) -> int:
         """Longest prompt + answer that the instance can hold."""
@@ -280,7 +280,7 @@ class LoadedModel:
             empty = engine.instance(policy, _nothing, RealClock())
             limits = policy.limits(empty.view)
             spare = limits.watermark_blocks + limits.decode_headroom_blocks
-        tokens = (engine.room.blocks - spare) * engine.room.block_tokens
+        tokens = (engine.room.blocks - spare) * engine.room.block_size
         return min(tokens, self.decoder.config.context)
 
     def _warm_up(self, engine: Engine) -> None:
@@ -288,8 +288,8 @@ class LoadedModel:
         from ...engine.torch.batch import Piece
         from ...engine.torch.sequence import Sequence as Tokens
 
-        size = min(_WARM_TOKENS, engine.room.blocks * engine.room.block_tokens - 1)
-        blocks = list(range(-(-(size + 1) // engine.room.block_tokens)))
+        size = min(_WARM_TOKENS, engine.room.blocks * engine.room.block_size - 1)
+        blocks = list(range(-(-(size + 1) // engine.room.block_size)))
         one = Tokens([1] * size, blocks=blocks)
         one.tokens += engine.runner.run([], [Piece(one, 0, size)])
         engine.runner.run([one], [])
@@ -325,11 +325,11 @@ def _keep_log(
     room = engine.room
     cache = {
         "num_gpu_blocks": room.blocks + 1,  # as vLLM counts them, with one for itself
-        "block_size": room.block_tokens,
-        "enable_prefix_caching": bool(room.prefix_block_tokens),
+        "block_size": room.block_size,
+        "enable_prefix_caching": bool(room.prefix_block_size),
     }
     meta = {
-        "server": PAGED,
+        "server": TORCH,
         "clock": loaded.clock,
         "model": loaded.model,
         "gpu": loaded.gpu,
@@ -344,9 +344,9 @@ def _keep_log(
         "kv_cache": cache,
         "room": {
             "blocks": room.blocks,
-            "block_tokens": room.block_tokens,
-            "host_blocks": room.host_blocks,
-            "prefix_block_tokens": room.prefix_block_tokens,
+            "block_size": room.block_size,
+            "num_cpu_blocks": room.num_cpu_blocks,
+            "prefix_block_size": room.prefix_block_size,
             "most_tokens": most_tokens,
         },
         "steps": [{"file": f"servers/{log.name}", "begin": 0, "end": len(text)}],

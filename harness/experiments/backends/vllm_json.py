@@ -39,8 +39,8 @@ def vllm_json(
     ttft_s = np.where(whole, columns.first_token_s - columns.started_s, 0.0)
     e2e_s = (columns.last_token_s - columns.started_s)[whole]
     inputs = np.where(columns.prompt_tokens > 0, columns.prompt_tokens, workload.prompt_tokens)
-    outputs = np.where(whole, columns.tokens_out, 0)
-    answers = np.split(found.token_s, np.cumsum(columns.tokens_out)[:-1])
+    outputs = np.where(whole, columns.output_tokens, 0)
+    answers = np.split(found.token_s, np.cumsum(columns.output_tokens)[:-1])
     itl_s = [
         _gaps_s(times, chunks) if ok else np.empty(0)
         for times, chunks, ok in zip(answers, columns.chunks.tolist(), whole, strict=True)

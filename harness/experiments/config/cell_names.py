@@ -60,11 +60,18 @@ def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
 
 def offered(level: OperatingPoint, natural_rate_rps: float | None) -> dict[str, Value]:
     """The columns of the load; a rate that only the run can tell is None here."""
-    if level.load is not None:
-        return {"rate_rps": level.rate_rps, "speed": level.speed, "load": level.load}
-    if level.speed is None or natural_rate_rps is None:
-        return {"rate_rps": level.rate_rps, "speed": level.speed}
-    return {"rate_rps": round(natural_rate_rps * level.speed, 9), "speed": level.speed}
+    if level.load_factor is not None:
+        return {
+            "rate_rps": level.rate_rps,
+            "replay_speed": level.replay_speed,
+            "load_factor": level.load_factor,
+        }
+    if level.replay_speed is None or natural_rate_rps is None:
+        return {"rate_rps": level.rate_rps, "replay_speed": level.replay_speed}
+    return {
+        "rate_rps": round(natural_rate_rps * level.replay_speed, 9),
+        "replay_speed": level.replay_speed,
+    }
 
 
 def column(value: object) -> Value:

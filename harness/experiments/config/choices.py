@@ -23,10 +23,10 @@ _PLACED = (
     "weight_dtype",
     "kv_dtype",
     "memory_share",
-    "block_tokens",
+    "block_size",
     "host_memory_gib",
-    "kv_blocks",
-    "host_blocks",
+    "num_gpu_blocks",
+    "num_cpu_blocks",
     "host_s",
     "profile",
     "embedder",
@@ -61,7 +61,7 @@ AXES = (
     "slo",
     "slo_scale",
     "length_predictor",
-    "oversize",
+    "overlong_requests",
     "objective",
 )
 
@@ -133,7 +133,7 @@ def attached_of(asked: ExperimentSchema) -> Iterator[SystemChoice]:
     """Servers that run already: a system is no more than a name for them."""
     if len(asked.systems) > 1 or asked.parameters:
         raise SloBenchError(
-            "backend http measures servers that run already: it takes one system, as a name for "
+            "backend openai measures servers that run already: it takes one system, as a name for "
             "them, and no parameters"
         )
     yield SystemChoice(asked.systems[0], asked.systems[0], {}, ())
@@ -195,7 +195,16 @@ def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:
 
 def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
     """Several models on `gpus` GPUs, each on the fewest that it fits on."""
-    single = ("tp", "pp", "instances", "router", "device_map", "embedder", "profile", "kv_blocks")
+    single = (
+        "tp",
+        "pp",
+        "instances",
+        "router",
+        "device_map",
+        "embedder",
+        "profile",
+        "num_gpu_blocks",
+    )
     for name in single:
         if values[name] not in (None, 1):
             raise SloBenchError(
@@ -206,7 +215,7 @@ def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
         raise SloBenchError(
             f"several models on shared GPUs are simulated, not run on {asked.backend}"
         )
-    if asked.rates is None and asked.speeds is None:
+    if asked.rates is None and asked.replay_speeds is None:
         raise SloBenchError(
             "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
         )

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
 from ...load_generator.http.endpoint import Endpoint
-from ...load_generator.http.options import Api, HttpOptions, Prompts, check_header
+from ...load_generator.http.options import Api, HttpOptions, PromptFormat, check_header
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -20,7 +20,7 @@ def _listed(value: object) -> object:
 class ClientSchema(BaseModel):
     """Settings of the load generator; see `HttpOptions`. Frozen.
 
-    `base_urls` are the servers that `backend = "http"` attaches to; several stand behind the
+    `base_urls` are the servers that `backend = "openai"` attaches to; several stand behind the
     router. Secrets stand in environment variables: `api_key_env` names one, and `$NAME` in a
     header's value another.
     """
@@ -33,14 +33,14 @@ class ClientSchema(BaseModel):
     api_key_env: str | None = None
     body: dict[str, Any] = {}
     exact_output: bool = True
-    prompts: Literal["auto", "ids", "words"] = "auto"
+    prompt_format: Literal["auto", "token-ids", "text"] = "auto"
     tokenizer: str | None = None
     token_ids: tuple[int, int] = (1000, 30000)
     time_limit_s: Positive | None = None
     stall_limit_s: Positive = 120.0
-    late_limit_s: Positive = 0.01
+    send_delay_limit_s: Positive = 0.01
     processes: Annotated[int, Field(ge=1)] | None = None
-    token_times: bool = False
+    save_token_times: bool = False
     export: Annotated[tuple[Literal["vllm"], ...], BeforeValidator(_listed)] = ()
 
     @field_validator("base_urls")
@@ -81,16 +81,16 @@ class ClientSchema(BaseModel):
             body=self.body,
             values_field=values_field,
             exact_output=self.exact_output,
-            prompts=Prompts(self.prompts),
+            prompt_format=PromptFormat(self.prompt_format),
             tokenizer=None if self.tokenizer is None else Path(self.tokenizer),
             token_ids=self.token_ids,
             salt=salt,
             time_limit_s=self.time_limit_s,
             stall_limit_s=self.stall_limit_s,
             processes=self.processes,
-            late_limit_s=self.late_limit_s,
+            send_delay_limit_s=self.send_delay_limit_s,
             keep_texts="vllm" in self.export,
-            keep_token_times=self.token_times or "vllm" in self.export,
+            save_token_times=self.save_token_times or "vllm" in self.export,
         )
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from ....workloads.errors import SloBenchError
-from ....workloads.request import Kind
+from ....workloads.request import RequestType
 from ....workloads.rows import take
 from ....workloads.workload import Workload
 from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
 from .schema import ExperimentSchema
 
-DEFAULT_SPEEDS = (0.5, 1.0, 2.0)
+DEFAULT_REPLAY_SPEEDS = (0.5, 1.0, 2.0)
 DEFAULT_REQUESTS = 1000
 DEFAULT_SEEDS = 3
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
@@ -33,17 +33,17 @@ class OperatingPoint:
     """
 
     rate_rps: float | None = None
-    speed: float | None = None
-    load: float | None = None
+    replay_speed: float | None = None
+    load_factor: float | None = None
 
     @property
     def label(self) -> str:
         """For file names."""
-        if self.load is not None:
-            return f"load-{self.load:g}"
+        if self.load_factor is not None:
+            return f"load-{self.load_factor:g}"
         if self.rate_rps is not None:
             return f"rate-{self.rate_rps:g}"
-        return "closed" if self.speed is None else f"speed-{self.speed:g}"
+        return "closed" if self.replay_speed is None else f"speed-{self.replay_speed:g}"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def load_of(
     """
     recorded = all(source(spec).has_arrivals for spec in workloads)
     levels = _levels(asked, workloads, place, instances)
-    by_speed = levels[0].speed is not None
+    by_speed = levels[0].replay_speed is not None
     return Load(
         levels=levels,
         requests=None if recorded else DEFAULT_REQUESTS,
@@ -96,24 +96,29 @@ def _levels(
         )
     recorded = all(source(spec).has_arrivals for spec in workloads)
     if all(closed):
-        if asked.rates is not None or asked.speeds is not None or asked.loads is not None:
+        if (
+            asked.rates is not None
+            or asked.replay_speeds is not None
+            or asked.load_factors is not None
+        ):
             raise SloBenchError(
-                "concurrency(…) sets the load itself; leave rates, speeds and loads out, "
-                "or choose another arrival process"
+                "concurrency(…) sets the load itself; leave rates, replay_speeds and load_factors "
+                "out, or choose another arrival process"
             )
         return (OperatingPoint(),)
-    if asked.speeds is not None:
+    if asked.replay_speeds is not None:
         if not recorded:
             raise SloBenchError(
-                "speeds need a workload with arrivals of its own (a trace); give rates instead"
+                "replay_speeds need a workload with arrivals of its own (a trace); give rates "
+                "instead"
             )
-        return tuple(OperatingPoint(speed=speed) for speed in asked.speeds)
+        return tuple(OperatingPoint(replay_speed=speed) for speed in asked.replay_speeds)
     if asked.rates is not None:
         return tuple(OperatingPoint(rate_rps=rate) for rate in asked.rates)
-    if asked.loads is not None and asked.backend == SIMULATED:
-        return tuple(OperatingPoint(load=load) for load in asked.loads)
-    if recorded and asked.loads is None:
-        return tuple(OperatingPoint(speed=speed) for speed in DEFAULT_SPEEDS)
+    if asked.load_factors is not None and asked.backend == SIMULATED:
+        return tuple(OperatingPoint(load_factor=load) for load in asked.load_factors)
+    if recorded and asked.load_factors is None:
+        return tuple(OperatingPoint(replay_speed=speed) for speed in DEFAULT_REPLAY_SPEEDS)
     if asked.backend != SIMULATED:
         raise SloBenchError(
             "what a real server carries is not estimated beforehand; give rates (--rates 1,2,4)"
@@ -143,7 +148,7 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
     """
     made = source(workload).make(rate_rps=1.0, requests=_SAMPLE_REQUESTS, seed=seed)
     where = placed(place)
-    generates = np.flatnonzero(made.kind == Kind.GENERATE)
+    generates = np.flatnonzero(made.request_type == RequestType.GENERATE)
     if len(generates) < len(made) and where.embedder is None:
         raise SloBenchError(
             f"{workload.workload} has embedding requests: say which model embeds (embedder)"
@@ -152,9 +157,9 @@ def estimated_capacity_rps(workload: WorkloadSpec, place: PlacementSpec, seed: i
     busy_s = _generating_s(generated, where) * len(generated) if len(generated) else 0.0
     if where.embedder is not None:
         busy_s += sum(
-            where.embedder.pass_s([(r.n_texts, r.prompt_tokens // r.n_texts)])
+            where.embedder.pass_s([(r.num_inputs, r.prompt_tokens // r.num_inputs)])
             for r in made
-            if r.kind is Kind.EMBED
+            if r.request_type is RequestType.EMBED
         )
     return len(made) / busy_s
 
@@ -209,10 +214,10 @@ def filled_in(asked: ExperimentSchema, load: Load) -> dict[str, Any]:
     filled: dict[str, Any] = {"seeds": load.seeds}
     if load.levels[0].rate_rps is not None:
         filled["rates"] = tuple(level.rate_rps for level in load.levels)
-    elif load.levels[0].load is not None:
-        filled["loads"] = tuple(level.load for level in load.levels)
-    elif load.levels[0].speed is not None:
-        filled["speeds"] = tuple(level.speed for level in load.levels)
+    elif load.levels[0].load_factor is not None:
+        filled["load_factors"] = tuple(level.load_factor for level in load.levels)
+    elif load.levels[0].replay_speed is not None:
+        filled["replay_speeds"] = tuple(level.replay_speed for level in load.levels)
     if not any(asked.requests) and not any(asked.duration_s):
         filled["requests"] = (load.requests,)
     return filled

@@ -58,9 +58,9 @@ class SettingError(SloBenchError):
 
 
 def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine `paged` runs where no workload is named: about a minute on two cores."""
+    """What the engine `torch` runs where no workload is named: about a minute on two cores."""
     load = {"workload": "alpaca", "seeds": 1, "systems": ("vllm", "sarathi")}
-    if not any(name in settings for name in ("rates", "speeds", "loads")):
+    if not any(name in settings for name in ("rates", "replay_speeds", "load_factors")):
         load["rates"] = (4.0, 8.0)
     if not any(name in settings for name in ("requests", "duration_s")):
         load["requests"] = 60
@@ -75,22 +75,22 @@ class ExperimentSchema(BaseModel):
     × pp, `router` the system's own, `rates` a ladder around the estimated capacity (a trace: its
     own arrivals at speeds 0.5, 1 and 2), `requests` 1,000 (a trace: all), `seeds` 3 (a trace at
     its own arrivals: 1, for nothing is drawn), `host_s` that of the step-time model,
-    `kv_blocks` and `host_blocks` what fits into the memory for them. With
-    `backend = "http"` there is one system, a name for what is attached (`server`); `model` is what
-    the server serves (`served`), and `gpu` is `unknown`. With `backend = "paged"` a tiny Llama with
-    random weights is the model if none is named, and `gpu` is the device (`cpu`, `cuda:0`); where
-    no workload is named, a minute of `alpaca` is served (`_short`).
+    `num_gpu_blocks` and `num_cpu_blocks` what fits into the memory for them. With
+    `backend = "openai"` there is one system, a name for what is attached (`server`); `model` is
+    what the server serves (`served`), and `gpu` is `unknown`. With `backend = "torch"` a tiny Llama
+    with random weights is the model if none is named, and `gpu` is the device (`cpu`, `cuda:0`);
+    where no workload is named, a minute of `alpaca` is served (`_short`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
-    # What is compared.
+    # Systems.
     name: Annotated[str, Field(min_length=1)] = "experiment"
     systems: Axis[str] = ("vllm", "sarathi", "sglang")
     parameters: dict[str, dict[str, Axis[Parameter]]] = {}  # by system
     published: str | None = None  # a table of published results that the report sets beside these
 
-    # What arrives.
+    # Workload.
     workload: Axis[str] = ("sharegpt",)
     arrivals: Axis[str] = ("poisson",)
     redraw_arrivals: Axis[bool] = (False,)  # for a trace that has its own
@@ -100,8 +100,8 @@ class ExperimentSchema(BaseModel):
     models: Axis[str | None] = (None,)  # which model each request asks for: fleet(…), zipf(…)
     trace_format: str | None = None
     rates: Axis[Positive] | None = None  # req/s
-    speeds: Axis[Positive] | None = None  # of a trace's own arrivals
-    loads: Axis[Positive] | None = None  # shares of each cell's estimated capacity
+    replay_speeds: Axis[Positive] | None = None  # of a trace's own arrivals
+    load_factors: Axis[Positive] | None = None  # shares of each cell's estimated capacity
     requests: Axis[Count | None] = (None,)
     duration_s: Axis[Positive | None] = (None,)
     warmup_s: Axis[NotNegative] = (0.0,)
@@ -112,7 +112,7 @@ class ExperimentSchema(BaseModel):
     seeds: Count | None = None
     seed: Annotated[int, Field(ge=0)] = 0  # the first
 
-    # What serves it.
+    # Deployment.
     model: Axis[str] = ("llama-3.1-8b",)
     gpu: Axis[str] = ("a100-80g",)
     tp: Axis[Count | None] = (None,)
@@ -123,10 +123,10 @@ class ExperimentSchema(BaseModel):
     weight_dtype: Axis[str] = ("bf16",)
     kv_dtype: Axis[str] = ("bf16",)
     memory_share: Axis[Share] = (0.9,)
-    block_tokens: Axis[Count] = (16,)
+    block_size: Axis[Count] = (16,)
     host_memory_gib: Axis[NotNegative] = (4.0,)  # for swapped KV, per GPU
-    kv_blocks: Axis[Count | None] = (None,)  # of an instance; None: what fits
-    host_blocks: Axis[CountFrom0 | None] = (None,)  # in place of host_memory_gib
+    num_gpu_blocks: Axis[Count | None] = (None,)  # of an instance; None: what fits
+    num_cpu_blocks: Axis[CountFrom0 | None] = (None,)  # in place of host_memory_gib
     host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
     profile: Axis[str | None] = (None,)  # a file of measured step times
     device_map: Axis[str | None] = (None,)  # layers on devices, in place of gpu, tp and pp
@@ -136,20 +136,20 @@ class ExperimentSchema(BaseModel):
     objective: Axis[str] = ("alpha=1,beta=1,gamma=1",)  # of workloads with embedding requests
     length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
 
-    # How it is run.
-    backend: Literal["simulated", "http", "vllm", "sglang", "paged"] = "simulated"
+    # Execution.
+    backend: Literal["simulated", "openai", "vllm", "sglang", "torch"] = "simulated"
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them
-    oversize: Axis[Literal["error", "reject", "truncate"]] = ("reject",)
+    overlong_requests: Axis[Literal["error", "reject", "truncate"]] = ("reject",)
     records: Literal["auto", "csv", "parquet", "none"] = "auto"
 
     @model_validator(mode="before")
     @classmethod
     def _attached(cls, settings: Any) -> Any:
         """What a server is, that somebody else has started, is not ours to say."""
-        if isinstance(settings, dict) and settings.get("backend") == "http":
+        if isinstance(settings, dict) and settings.get("backend") == "openai":
             return {"systems": "server", "model": "served", "gpu": "unknown", **settings}
-        if isinstance(settings, dict) and settings.get("backend") == "paged":
+        if isinstance(settings, dict) and settings.get("backend") == "torch":
             own = {"model": "tiny-llama", "gpu": "cpu"}
             return {**own, **({} if "workload" in settings else _short(settings)), **settings}
         return settings
@@ -165,7 +165,9 @@ class ExperimentSchema(BaseModel):
 
     @model_validator(mode="after")
     def _agreement(self) -> ExperimentSchema:
-        levels = [n for n in ("rates", "speeds", "loads") if getattr(self, n) is not None]
+        levels = [
+            n for n in ("rates", "replay_speeds", "load_factors") if getattr(self, n) is not None
+        ]
         if len(levels) > 1:
             raise ValueError(f"{' and '.join(levels)} contradict: give one of them")
         if any(self.requests) and any(self.duration_s):
@@ -222,7 +224,7 @@ class ExperimentSchema(BaseModel):
                 }
             elif name in _TABLES:
                 value = value.model_dump(exclude_defaults=True)
-            elif name not in ("systems", "rates", "speeds", "loads"):
+            elif name not in ("systems", "rates", "replay_speeds", "load_factors"):
                 value = _single(value)
             table[name] = value
         return to_toml(table)

@@ -24,7 +24,7 @@ class ServerSchema(BaseModel):
     they lie apart.
     `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them;
     `kvcached` switches that library on in servers on GPUs.
-    `workers` are processes beside the engine `paged`, between which layers and heads move as
+    `workers` are processes beside the engine `torch`, between which layers and heads move as
     BanaServe decides; `moving` sets its thresholds. By `clock` `cpu` it counts the CPU time of its
     thread and skips waits, so that a busy machine disturbs its figures less. `kv_store`: folders
     with sizes, `FOLDER=GIB`, fastest first, where it keeps prefixes beyond its device.
@@ -35,7 +35,7 @@ class ServerSchema(BaseModel):
     version: str | None = None
     args: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     max_model_tokens: Count | None = None
-    ready_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
+    startup_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
     step_log: bool = False
     kv_transfer: Literal["files", "nixl"] = "files"
     validated: bool = False

@@ -67,10 +67,10 @@ class PlacementSpec:
     weight_dtype: str = "bf16"
     kv_dtype: str = "bf16"
     memory_share: float = 0.9
-    block_tokens: int = 16
+    block_size: int = 16
     host_memory_gib: float = 4.0
-    kv_blocks: int | None = None
-    host_blocks: int | None = None
+    num_gpu_blocks: int | None = None
+    num_cpu_blocks: int | None = None
     host_s: float | None = None
     profile: str | None = None  # a file of measured step times
     embedder: str | None = None  # the model beside it
@@ -105,7 +105,7 @@ class CellSpec:
     router: str | None
     workload: WorkloadSpec
     rate_rps: float | None
-    speed: float | None
+    replay_speed: float | None
     requests: int | None
     duration_s: float | None
     warmup_s: float
@@ -113,7 +113,7 @@ class CellSpec:
     slo: str | Mapping[str, Any]
     slo_scale: float
     seed: int
-    oversize: str
+    overlong_requests: str
     length_predictor: str = "oracle"
     objective: str = DEFAULT_OBJECTIVE
     failures: str | None = None  # see `clusters.failing`
@@ -163,10 +163,10 @@ def placed(spec: PlacementSpec) -> Placed:
         weight_dtype=spec.weight_dtype,
         kv_dtype=spec.kv_dtype,
         memory_share=spec.memory_share,
-        block_tokens=spec.block_tokens,
+        block_size=spec.block_size,
         host_memory_bytes=round(spec.host_memory_gib * GIB),
-        fixed_kv_blocks=spec.kv_blocks or _own_blocks(profile, language, spec),
-        fixed_host_blocks=spec.host_blocks,
+        fixed_num_gpu_blocks=spec.num_gpu_blocks or _own_blocks(profile, language, spec),
+        fixed_num_cpu_blocks=spec.num_cpu_blocks,
         beside_bytes=own_weight_bytes(embeds, language, spec.weight_dtype) if embeds else 0,
     )
     if spec.device_map is not None:
@@ -185,7 +185,7 @@ def _own_blocks(profile: Profile | None, language: ModelSpec, spec: PlacementSpe
     if profile is None or profile.device is None:
         return None
     width = 2 * language.layers * language.kv_heads * language.head_dim
-    block_bytes = width * kv_dtype(spec.kv_dtype).bytes * spec.block_tokens
+    block_bytes = width * kv_dtype(spec.kv_dtype).bytes * spec.block_size
     return max(1, int(profile.device.kv_bytes / block_bytes))
 
 
@@ -251,7 +251,7 @@ def workload_of(spec: CellSpec) -> Workload:
     """What arrives in a cell; the same for every system."""
     made = source(spec.workload).make(
         rate_rps=spec.rate_rps,
-        speed=spec.speed,
+        replay_speed=spec.replay_speed,
         requests=spec.requests,
         duration_s=spec.duration_s,
         seed=spec.seed,
@@ -327,7 +327,7 @@ def simulated(
             chosen.sharing,
             _sharing_models(spec, chosen.sharing),
             gpus=spec.instances,
-            oversize=spec.oversize,
+            overlong_requests=spec.overlong_requests,
             progress=progress,
         )
     place = placed(spec.placement)
@@ -338,7 +338,7 @@ def simulated(
         step_time or place.step_time.model,
         instances=spec.instances,
         router=spec.router,
-        oversize=spec.oversize,
+        overlong_requests=spec.overlong_requests,
         embedder=place.embedder,
         embed_instances=spec.embed_instances,
         predicted_output_tokens=predicted,

@@ -73,7 +73,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
         parse_failures(failures)
         if asked.backend != SIMULATED:
             raise SloBenchError("failures are simulated: real servers are stopped by hand")
-    systems = list(attached_of(asked) if asked.backend == "http" else systems_of(asked))
+    systems = list(attached_of(asked) if asked.backend == "openai" else systems_of(asked))
     simulated = asked.backend == SIMULATED
     least = max((s.system.least_instances for s in systems if s.system and simulated), default=1)
     combinations = [
@@ -106,9 +106,9 @@ def _cell(
     columns: AxisColumns,
 ) -> CellSpec:
     values = combination.values
-    if level.load is not None:
+    if level.load_factor is not None:
         capacity_rps = estimated_capacity_rps(combination.workload, combination.place, 0)
-        rate_rps = float(f"{capacity_rps * combination.instances * level.load:.4g}")
+        rate_rps = float(f"{capacity_rps * combination.instances * level.load_factor:.4g}")
         level = replace(level, rate_rps=rate_rps)
     open_length = values["requests"] is None and values["duration_s"] is None
     identity: dict[str, Value] = {
@@ -139,7 +139,7 @@ def _cell(
         failures=values["failures"],
         workload=combination.workload,
         rate_rps=level.rate_rps,
-        speed=level.speed,
+        replay_speed=level.replay_speed,
         requests=default_requests if open_length else values["requests"],
         duration_s=values["duration_s"],
         warmup_s=_warmup_s(values, level, default_requests),
@@ -147,7 +147,7 @@ def _cell(
         slo=values["slo"],
         slo_scale=values["slo_scale"],
         seed=seed,
-        oversize=values["oversize"],
+        overlong_requests=values["overlong_requests"],
         objective=values["objective"],
         length_predictor=values["length_predictor"],
     )
@@ -169,7 +169,8 @@ def _warmup_s(
         span_s = (values["requests"] or default_requests or 0) / level.rate_rps
     if not span_s:
         raise SloBenchError(
-            "warmup_share needs rates or loads, and requests or duration_s; give warmup_s instead"
+            "warmup_share needs rates or load_factors, and requests or duration_s; give warmup_s "
+            "instead"
         )
     return float(max(values["warmup_s"], round(share * span_s, 9)))
 

@@ -5,6 +5,6 @@
 
 from .endpoint import Endpoint
 from .faults import RequestFault
-from .options import Api, HttpOptions, Prompts
+from .options import Api, HttpOptions, PromptFormat
 
-__all__ = ["Api", "Endpoint", "HttpOptions", "Prompts", "RequestFault"]
+__all__ = ["Api", "Endpoint", "HttpOptions", "PromptFormat", "RequestFault"]

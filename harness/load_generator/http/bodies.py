@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from ....workloads.errors import SloBenchError
-from ....workloads.request import Kind, Request
+from ....workloads.request import Request, RequestType
 from ....workloads.workload import Workload
 from ...core.wire import to_wire
-from .options import Api, HttpOptions, Prompts
+from .options import Api, HttpOptions, PromptFormat
 from .prompts import PromptMaker
 from .tokenizer import Vocabulary, load_encoder
 
@@ -33,23 +33,23 @@ class BodyMaker:
         encoder = None
         if tokenizer is not None and any(self._wordy(api) for api in _used(workload, options)):
             encoder = load_encoder(tokenizer)
-        self._prompts = PromptMaker(vocabulary, workload.prefix_block_tokens, options.salt, encoder)
-        if options.prompts is Prompts.IDS and Api.CHAT in _used(workload, options):
+        self._prompts = PromptMaker(vocabulary, workload.prefix_block_size, options.salt, encoder)
+        if options.prompt_format is PromptFormat.TOKEN_IDS and Api.CHAT in _used(workload, options):
             raise SloBenchError(
-                "the chat API takes no token ids; use --prompts words, or --api completions"
+                "the chat API takes no token ids; use --prompt-format text, or --api completions"
             )
 
     def body(self, request: Request) -> dict[str, Any]:
         """All fields of the body."""
         options = self._options
-        api = options.api.of(request.kind)
+        api = options.api.of(request.request_type)
         body: dict[str, Any] = {}
         if request.model or options.model:
             body["model"] = request.model or options.model
         if api is Api.EMBEDDINGS:
-            if request.n_texts > 1:
+            if request.num_inputs > 1:
                 raise SloBenchError(
-                    f"request {request.id} embeds {request.n_texts} texts; the load generator "
+                    f"request {request.id} embeds {request.num_inputs} texts; the load generator "
                     "sends one text a request"
                 )
             body["input"] = self._prompt(request, api)
@@ -80,12 +80,12 @@ class BodyMaker:
         return self._prompts.token_ids(request)
 
     def _wordy(self, api: Api) -> bool:
-        prompts = self._options.prompts
-        return prompts is Prompts.WORDS or (prompts is Prompts.AUTO and api is Api.CHAT)
+        prompts = self._options.prompt_format
+        return prompts is PromptFormat.TEXT or (prompts is PromptFormat.AUTO and api is Api.CHAT)
 
 
 def _used(workload: Workload, options: HttpOptions) -> set[Api]:
-    return {options.api.of(Kind(int(kind))) for kind in np.unique(workload.kind)}
+    return {options.api.of(RequestType(int(kind))) for kind in np.unique(workload.request_type)}
 
 
 class Bodies:

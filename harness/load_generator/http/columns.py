@@ -46,7 +46,7 @@ class RequestColumns:
     endpoint: Ints
     connections: Ints
     chunks: Ints
-    tokens_out: Ints
+    output_tokens: Ints
     prompt_tokens: Ints
     completion_tokens: Ints
     cached_tokens: Ints
@@ -124,7 +124,7 @@ def read_part(
     embeds: Callable[[int], bool],
     *,
     keep_texts: bool,
-    keep_token_times: bool,
+    save_token_times: bool,
 ) -> SenderResult:
     """Read all answers; the spool is closed."""
     start_s = driven.start_s
@@ -147,12 +147,12 @@ def read_part(
         _fill(columns, place, exchange, answer, start_s)
         if not raw.embeds:
             gaps.add(answer.token_s)
-            columns.tokens_out[place] = len(answer.token_s)
+            columns.output_tokens[place] = len(answer.token_s)
         if answer.detail:
             part.details[exchange.row] = answer.detail
         if keep_texts:
             part.texts[exchange.row] = answer.text
-        if keep_token_times:
+        if save_token_times:
             token_s.extend(answer.token_s if not raw.embeds else ())
     driven.spool.close()
     part.gaps = gaps.total()

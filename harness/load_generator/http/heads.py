@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ....workloads.request import Kind
+from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.wire import PredictedLength
 from .bodies import Bodies
@@ -29,10 +29,10 @@ class WireRequests:
         self._values = f'"{options.values_field}":{{'.encode()  # no text has these quotes bare
         self._told: dict[int, bytes] = {}
         self._bodies = bodies
-        self._kinds = [Kind(kind) for kind in workload.kind.tolist()]
-        self._embeds = {kind: not options.api.of(kind).streams for kind in Kind}
+        self._kinds = [RequestType(kind) for kind in workload.request_type.tolist()]
+        self._embeds = {kind: not options.api.of(kind).streams for kind in RequestType}
         self._heads = [
-            {kind: _head(endpoint, options.api.of(kind).path, extra) for kind in Kind}
+            {kind: _head(endpoint, options.api.of(kind).path, extra) for kind in RequestType}
             for endpoint in endpoints
         ]
 

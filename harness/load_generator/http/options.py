@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ....workloads.errors import SloBenchError
-from ....workloads.request import Kind
+from ....workloads.request import RequestType
 
 
 class Api(StrEnum):
@@ -31,17 +31,17 @@ class Api(StrEnum):
         """Whether answers come token by token."""
         return self is not Api.EMBEDDINGS
 
-    def of(self, kind: Kind) -> Api:
+    def of(self, kind: RequestType) -> Api:
         """What a request of that kind is put to."""
-        return Api.EMBEDDINGS if kind is Kind.EMBED else self
+        return Api.EMBEDDINGS if kind is RequestType.EMBED else self
 
 
-class Prompts(StrEnum):
+class PromptFormat(StrEnum):
     """What prompts without a text of their own are made of."""
 
-    AUTO = "auto"  # ids where the API takes them, else words
-    IDS = "ids"  # token ids: exact, and known prefixes are really shared
-    WORDS = "words"  # text; exact with a tokenizer, about a token a word without
+    AUTO = "auto"  # token ids where the API takes them, else text
+    TOKEN_IDS = "token-ids"  # exact, and known prefixes are really shared
+    TEXT = "text"  # exact with a tokenizer, about a token a word without
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class HttpOptions:
             that follows the run learns.
         exact_output: make the server give exactly the workload's output tokens
             (`ignore_eos`, `min_tokens`), which vLLM and SGLang understand.
-        prompts: what prompts without text are made of.
+        prompt_format: what prompts without text are made of.
         tokenizer: folder of the served model's tokenizer, for the vocabulary and exact words.
         token_ids: lowest and one above the highest id for made-up prompts, without a tokenizer.
         salt: cells with different salts have different prompts, so that none finds another's
@@ -70,10 +70,10 @@ class HttpOptions:
         connect_limit_s: for a connection to come about.
         stall_limit_s: how long a stream that began may say nothing.
         processes: that send; None: as many as the offered load needs.
-        late_limit_s: dispatch later than this at the 99th percentile makes a level invalid.
+        send_delay_limit_s: dispatch later than this at the 99th percentile makes a level invalid.
         rate_limit_share: so does a sent rate further from the offered one than this share.
         keep_texts: keep what was answered.
-        keep_token_times: keep the time of every token.
+        save_token_times: keep the time of every token.
     """
 
     api: Api = Api.COMPLETIONS
@@ -86,7 +86,7 @@ class HttpOptions:
     length_seed: int = 0
     lengths_folder: Path | None = None
     exact_output: bool = True
-    prompts: Prompts = Prompts.AUTO
+    prompt_format: PromptFormat = PromptFormat.AUTO
     tokenizer: Path | None = None
     token_ids: tuple[int, int] = (1000, 30000)
     salt: str = ""
@@ -94,10 +94,10 @@ class HttpOptions:
     connect_limit_s: float = 10.0
     stall_limit_s: float = 120.0
     processes: int | None = None
-    late_limit_s: float = 0.01
+    send_delay_limit_s: float = 0.01
     rate_limit_share: float = 0.02
     keep_texts: bool = False
-    keep_token_times: bool = False
+    save_token_times: bool = False
 
     def header_lines(self) -> bytes:
         """Extra headers and the key, as they are sent. Never store or show them.

@@ -37,10 +37,10 @@ class PromptMaker:
     """Makes prompts of exact lengths in tokens."""
 
     def __init__(
-        self, vocabulary: Vocabulary, block_tokens: int, salt: str, encoder: Any = None
+        self, vocabulary: Vocabulary, block_size: int, salt: str, encoder: Any = None
     ) -> None:
         self._ids = vocabulary.ids
-        self._block_tokens = block_tokens
+        self._block_size = block_size
         self._salt = np.uint64(zlib.crc32(salt.encode()) << 32)
         self._encoder = encoder
 
@@ -73,7 +73,7 @@ class PromptMaker:
     def _drawn(self, request: Request) -> Hashes:
         """A number for each token of the prompt."""
         tokens = request.prompt_tokens
-        size = self._block_tokens
+        size = self._block_size
         shared = request.prefix_blocks[: -(-tokens // size)]
         known = min(tokens, len(shared) * size)
         blocks = np.array([hash_ & 0xFFFFFFFFFFFFFFFF for hash_ in shared], dtype=np.uint64)

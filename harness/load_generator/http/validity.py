@@ -16,15 +16,15 @@ _FEW_REQUESTS = 20  # a rate over fewer says little
 class ClientFigures:
     """How well the load was generated; seconds, NaN where nothing was measured."""
 
-    late_p50_s: float
-    late_p99_s: float
-    lag_p99_s: float
+    send_delay_p50_s: float
+    send_delay_p99_s: float
+    event_loop_lag_p99_s: float
     offered_rps: float
     sent_rps: float
     cpu_s: float
     peak_rss_bytes: int
     processes: int
-    own_faults: int
+    client_errors: int
 
 
 def client_figures(
@@ -35,38 +35,38 @@ def client_figures(
     cpu_s: float,
     peak_rss_bytes: int,
     processes: int,
-    own_faults: int,
+    client_errors: int,
 ) -> ClientFigures:
     """Sum up one cell. `due_s` and `started_s` are of the requests that were sent."""
     late_s = np.maximum(0.0, started_s - due_s)
     return ClientFigures(
-        late_p50_s=quantile(late_s, 0.5),
-        late_p99_s=quantile(late_s, 0.99),
-        lag_p99_s=quantile(lag_s, 0.99),
+        send_delay_p50_s=quantile(late_s, 0.5),
+        send_delay_p99_s=quantile(late_s, 0.99),
+        event_loop_lag_p99_s=quantile(lag_s, 0.99),
         offered_rps=_rate(due_s),
         sent_rps=_rate(started_s),
         cpu_s=cpu_s,
         peak_rss_bytes=peak_rss_bytes,
         processes=processes,
-        own_faults=own_faults,
+        client_errors=client_errors,
     )
 
 
 def invalid_because(
-    figures: ClientFigures, requests: int, *, late_limit_s: float, rate_limit_share: float
+    figures: ClientFigures, requests: int, *, send_delay_limit_s: float, rate_limit_share: float
 ) -> str | None:
     """Why the level must not be used, or None."""
     reasons: Sequence[tuple[bool, str]] = (
-        (figures.own_faults > 0, f"{figures.own_faults} requests failed on our side"),
+        (figures.client_errors > 0, f"{figures.client_errors} requests failed on our side"),
         (
-            figures.late_p99_s > late_limit_s,
-            f"requests were sent late: {figures.late_p99_s * 1e3:.1f} ms at p99, "
-            f"{late_limit_s * 1e3:g} ms is the limit",
+            figures.send_delay_p99_s > send_delay_limit_s,
+            f"requests were sent late: {figures.send_delay_p99_s * 1e3:.1f} ms at p99, "
+            f"{send_delay_limit_s * 1e3:g} ms is the limit",
         ),
         (
-            figures.lag_p99_s > late_limit_s,
-            f"the client was busy: its event loop lagged {figures.lag_p99_s * 1e3:.1f} ms at p99, "
-            f"{late_limit_s * 1e3:g} ms is the limit",
+            figures.event_loop_lag_p99_s > send_delay_limit_s,
+            f"the client was busy: its event loop lagged {figures.event_loop_lag_p99_s * 1e3:.1f} "
+            f"ms at p99, {send_delay_limit_s * 1e3:g} ms is the limit",
         ),
         (
             requests >= _FEW_REQUESTS

@@ -78,7 +78,7 @@ class AscendraHp(Policy):
         lengths: DecodeLengths = view.policy_state
         tokens = lengths.to_come(view.n_decoding, view.n_prefilling + 1)
         spare = int((self.spare - self.watermark) * view.total_blocks)
-        return max(spare, int(tokens / view.block_tokens), 0)
+        return max(spare, int(tokens / view.block_size), 0)
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return None if self.overdue == "keep" else when_overdue(r)

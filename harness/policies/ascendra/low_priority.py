@@ -93,18 +93,18 @@ class AscendraLp(Policy):
         if over_s > 0:
             spare_s = max(0.0, self.step_budget_s - step_s(seqs, kv_tokens, ()))
             most = int(most * spare_s / (spare_s + over_s) + 1e-6)
-        return seqs + most if seqs else max(most, view.block_tokens)
+        return seqs + most if seqs else max(most, view.block_size)
 
     def queue_key(self, r: RequestState, view: View) -> Key:
         if self.misfit == "stop":
             return self._worth(r)
-        blocks = -(-r.target_tokens // view.block_tokens)
+        blocks = -(-r.target_tokens // view.block_size)
         return (blocks > view.free_blocks - self._watermark_blocks(view), self._worth(r))
 
     def queue(self, view: View) -> Queue:
         if self.misfit == "stop":
             return RoomQueue(self._worth, lambda r: 0, lambda: 0)
-        tokens, watermark = view.block_tokens, self._watermark_blocks(view)
+        tokens, watermark = view.block_size, self._watermark_blocks(view)
         return RoomQueue(
             self._worth,
             lambda r: -(-r.target_tokens // tokens),

@@ -355,7 +355,7 @@ def _own_bytes(instance: Instance, module: Module = Module.LAYERS, units: int = 
 
 
 def _cost(instance: Instance, module: Module, units: int, over: LinkSpec) -> MoveCost:
-    tokens = _used(instance) * instance.placement.block_tokens
+    tokens = _used(instance) * instance.placement.block_size
     make = layer_move if module is Module.LAYERS else head_move
     return make(instance.placement, units, tokens, over)
 

@@ -73,7 +73,7 @@ def of_run(row: Mapping[str, float]) -> float:
     """Eq. 4-15 with all weights 1, of the figures of one run by the names of their columns."""
     tpot_s = row["tpot_mean_s"]
     return BanaServeObjective(
-        row["compute_utilisation"],
+        row["mfu"],
         row["ttft_mean_s"],
         0.0 if math.isnan(tpot_s) else tpot_s,
         row["output_tokens_per_s"],

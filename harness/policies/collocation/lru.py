@@ -21,10 +21,10 @@ class CollocationLru(Collocation):
     """
 
     def victim_key(self, r: RequestState, view: View) -> Key:
-        return r.scheduled_s
+        return r.first_scheduled_s
 
     def protected(self, r: RequestState, view: View) -> bool:
         return False
 
     def eviction_cost_s(self, r: RequestState, view: View) -> float:
-        return r.scheduled_s
+        return r.first_scheduled_s

@@ -130,7 +130,7 @@ class Collocation(Collocated, Vllm):
     def _predicted_blocks(self, r: RequestState, view: View) -> int:
         answer = view.predict.output_tokens_p90(r)  # memory is reserved for it
         tokens = (r.prompt_tokens + answer) * self.kv_scale
-        return math.ceil(tokens / view.block_tokens)
+        return math.ceil(tokens / view.block_size)
 
     def _remaining_tokens(self, r: RequestState, view: View) -> int:
         emitted = view.emitted_tokens(r)
@@ -407,7 +407,7 @@ class Collocation(Collocated, Vllm):
             if urgent:
                 first = min(urgent, key=lambda r: (r.arrival_s, r.seq))
                 lacking = self._lacking(first, view)
-                need = -(-first.target_tokens // view.block_tokens)
+                need = -(-first.target_tokens // view.block_size)
                 lacking = max(lacking, need + kept + view.n_running - free)
                 victims = self._victims(view, lacking) if lacking > 0 else []
                 if victims:
@@ -430,7 +430,7 @@ class Collocation(Collocated, Vllm):
         blocks = [
             view.held_blocks(r) for r, left in zip(running, remaining, strict=True) if left > spared
         ]
-        growth = len(remaining) * (until_asked // view.block_tokens + 1)
+        growth = len(remaining) * (until_asked // view.block_size + 1)
         return max(0, min(want, free + sum(blocks) - growth))
 
     # ---------------------------------------------------------------- Algorithm 3: eviction

@@ -44,7 +44,7 @@ def decode_load(instance: Instance, promised_blocks: int) -> float:
     """U of an instance that decodes, those on their way and their promised blocks included."""
     sizes, kv_manager, n = instance.sizes, instance.kv_manager, instance.n_requests
     free_blocks, kv_tokens = instance.lengths()
-    kv_tokens += promised_blocks * kv_manager.block_tokens
+    kv_tokens += promised_blocks * kv_manager.block_size
     compute = n * sizes.s_per_token / instance.step_time.step_s(n, kv_tokens, ()) if n else 0.0
     kv_bytes = (kv_manager.total - free_blocks) * sizes.block_bytes
     promised_bytes = promised_blocks * sizes.block_bytes

@@ -30,12 +30,12 @@ class SharedStoreLedgers:
     def __call__(
         self,
         total: int,
-        block_tokens: int = 16,
+        block_size: int = 16,
         host_total: int = 0,
-        prefix_block_tokens: int = 0,
+        prefix_block_size: int = 0,
     ) -> KVCacheManager:
         """A KV cache manager on the shared store; without prefix cache a plain one."""
-        plain = KVCacheManager(total, block_tokens, host_total, prefix_block_tokens)
+        plain = KVCacheManager(total, block_size, host_total, prefix_block_size)
         if not plain.unit_blocks:
             return plain
         if self.store is None:
@@ -46,4 +46,4 @@ class SharedStoreLedgers:
             ]
             unit_bytes = plain.unit_blocks * self.placement.block_bytes_per_gpu
             self.store = KvStore(tiers, unit_bytes)
-        return StoreKVCacheManager(self.store, total, block_tokens, host_total, prefix_block_tokens)
+        return StoreKVCacheManager(self.store, total, block_size, host_total, prefix_block_size)

@@ -35,13 +35,13 @@ class BatchCapacity:
 
     max_batch: int
     blocks: int
-    block_tokens: int
+    block_size: int
 
     def holds(self, requests: int, prompt_tokens: int, reserved_tokens: int) -> bool:
         """Does a batch fit whose longest prompt and answer are these? One alone always does."""
         if requests == 1:
             return True
-        each = -(-(prompt_tokens + reserved_tokens) // self.block_tokens)
+        each = -(-(prompt_tokens + reserved_tokens) // self.block_size)
         return requests <= self.max_batch and requests * each <= self.blocks
 
 
@@ -79,7 +79,7 @@ class S3(StaticPolicy):
         for r in waiting[: self.window]:
             tokens = expected_tokens(r, view)
             items.append(Item(r, tokens, r.prompt_tokens, reserve_of(r, tokens, view)))
-        room = BatchCapacity(self.max_batch, view.total_blocks, view.block_tokens)
+        room = BatchCapacity(self.max_batch, view.total_blocks, view.block_size)
         batches = pack(items, room)
         if self.first == "oldest":
             oldest = items[0]

@@ -51,7 +51,7 @@ class SloOdbs(BatchRule, StaticPolicy):
     - `batch_order`: phase three, "sort all batches", has no code. `tightest-slo` lets the batch go
       first that has the tightest SLO in it, `built` the one built first.
     - `lengths`: a predictor that tells a distribution is not sure to the token, and answers of one
-      bucket count as `alike`; `told` compares what it expects to the token.
+      bucket count as equal (`bucket`); `predicted` compares the expected tokens.
     - `overdue`: requests whose SLO has passed go on as the tight ones they are; `last` lets them
       wait for all others. Not in the thesis.
 
@@ -65,7 +65,7 @@ class SloOdbs(BatchRule, StaticPolicy):
     sort_by: str = parameter("slo", choices=("slo", "weighted"))
     slo_term: str = parameter("stated", choices=("stated", "time-left"))
     batch_order: str = parameter("tightest-slo", choices=("tightest-slo", "built"))
-    lengths: str = parameter("alike", choices=("alike", "told"))
+    lengths: str = parameter("bucket", choices=("bucket", "predicted"))
     overdue: str = parameter("first", choices=("first", "last"))
 
     def new_state(self) -> Profiled:
@@ -100,7 +100,7 @@ class SloOdbs(BatchRule, StaticPolicy):
 
     def _profile(self, r: RequestState, view: View) -> RequestProfile:
         known: LengthMonitor = view.policy_state.lengths
-        alike = self.lengths == "alike"
+        alike = self.lengths == "bucket"
         output_tokens = known.alike_tokens(r, view) if alike else known.expected_tokens(r, view)
         slo_s = stated_slo_s(r, output_tokens)
         due_s = r.arrival_s + slo_s

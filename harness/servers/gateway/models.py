@@ -108,12 +108,14 @@ class GatewayModel:
 
 @dataclass(frozen=True)
 class SharedPlan:
-    """What stands behind a gateway: models by name, no more than `awake` of them at a time."""
+    """What stands behind a gateway: models by name, no more than `max_active_models` of them at a
+    time.
+    """
 
     models: Sequence[str]
     standing: ModelLifecycle
     policy: SharingPolicy
-    awake: int | None = None
+    max_active_models: int | None = None
     clock: Callable[[], float] = time.monotonic
 
     def check(self) -> None:
@@ -127,8 +129,10 @@ class SharedPlan:
         twice = [name for name, times in Counter(self.models).items() if times > 1]
         if twice:
             raise SloBenchError(f"two models are named {twice[0]}: name them apart")
-        if self.awake is not None and self.awake < 1:
-            raise SloBenchError(f"awake must be at least 1 but is {self.awake}")
+        if self.max_active_models is not None and self.max_active_models < 1:
+            raise SloBenchError(
+                f"max_active_models must be at least 1 but is {self.max_active_models}"
+            )
 
     def made(self, say: Say) -> SharedModels:
         """The servers behind their queue."""
@@ -144,7 +148,9 @@ class SharedModels:
     def __init__(self, plan: SharedPlan, say: Say) -> None:
         self.groups = (self,)
         self._models = {name: GatewayModel(name, k) for k, name in enumerate(plan.models)}
-        self._places = len(self._models) if plan.awake is None else plan.awake
+        self._places = (
+            len(self._models) if plan.max_active_models is None else plan.max_active_models
+        )
         self._standing = plan.standing
         self._policy = plan.policy
         self._clock = plan.clock

@@ -8,7 +8,7 @@ from ....workloads.errors import SloBenchError
 from ...policies.systems import System
 from ..plugins.sglang import compatibility as sglang_fits
 from ..plugins.vllm import compatibility as vllm_fits
-from .backend_names import PAGED, SIMULATED
+from .backend_names import SIMULATED, TORCH
 
 _ONE_MODEL = (
     "a server has one model; several on shared GPUs are simulated, and serve prism puts one queue "
@@ -43,7 +43,7 @@ def _on_sglang(system: System) -> str:
     return _alone(system) or sglang_fits.refusal(system.policy)
 
 
-def _on_paged(system: System) -> str:
+def _on_torch(system: System) -> str:
     if system.sharing is not None:
         return _ONE_MODEL
     return "" if system.cluster is None else "it runs one instance on one device"
@@ -53,7 +53,7 @@ _REFUSALS: Mapping[str, Callable[[System], str]] = {
     SIMULATED: lambda system: "",
     "vllm": _on_vllm,
     "sglang": _on_sglang,
-    PAGED: _on_paged,
+    TORCH: _on_torch,
 }
 BACKENDS = tuple(_REFUSALS)
 

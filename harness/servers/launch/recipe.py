@@ -34,7 +34,7 @@ class Build:
     build that fits, and are not needed. `finish` gets the site-packages folder and the version
     and adds what the packages lack. `probe` is Python that proves the environment works and
     prints the server's version as its last line. KV blocks must hold a multiple of
-    `block_tokens_multiple` tokens.
+    `block_size_multiple` tokens.
     """
 
     version: str
@@ -44,7 +44,7 @@ class Build:
     newest_python: tuple[int, int]
     without: tuple[str, ...] = ()
     finish: Callable[[Path, str], None] | None = None
-    block_tokens_multiple: int = 1
+    block_size_multiple: int = 1
     also_tested: tuple[str, ...] = ()
 
 
@@ -67,15 +67,15 @@ class Launch:
     port: int
     host: str = "127.0.0.1"
     served_name: str | None = None  # the model's name for clients; by default its path
-    kv_blocks: int | None = None
-    block_tokens: int | None = None
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
     max_model_tokens: int | None = None
     system: str | None = None  # None: the server as it is, unpatched
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     role: AnyPolicy | None = None  # what decides inside, where the system's instances differ
     step_log: Path | None = None
     handshake: Path | None = None  # where hooks that are in place say so
-    host_blocks: int | None = None  # KV blocks of host memory for swapping
+    num_cpu_blocks: int | None = None  # KV blocks of host memory for swapping
     server_args: tuple[str, ...] = ()
     transfer: KvTransfer | None = None
     gpus: tuple[str, ...] = ()  # the only ones it may use, by UUID; none: all

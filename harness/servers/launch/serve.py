@@ -28,7 +28,7 @@ from .recipe import KvTransfer, Launch
 from .recipes import recipe
 from .server_process import READY_S, ServerProcess, free_low_port, free_port, serving
 
-HOST_BLOCKS = 1024  # for swapping, where nothing is said
+NUM_CPU_BLOCKS = 1024  # for swapping, where nothing is said
 OWN_OPTIONS = {
     "vllm": {
         "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -81,13 +81,13 @@ class Serve:
     system: str | None = None
     parameters: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     served_name: str | None = None
-    kv_blocks: int | None = None
-    block_tokens: int | None = None
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
     max_model_tokens: int | None = None
-    host_blocks: int | None = None
+    num_cpu_blocks: int | None = None
     server_args: tuple[str, ...] = ()
     step_log: Path | None = None
-    ready_s: float = READY_S
+    startup_timeout_s: float = READY_S
     transfer: KvTransferMode = KvTransferMode.FILES
     kvcached: bool = False
     sleeps: bool = False
@@ -143,11 +143,11 @@ class Serve:
         self._parts(instances)
         found = environment(self.backend)
         name = found.backend
-        multiple = recipe(name).builds[found.device].block_tokens_multiple
-        if self.block_tokens is not None and self.block_tokens % multiple:
+        multiple = recipe(name).builds[found.device].block_size_multiple
+        if self.block_size is not None and self.block_size % multiple:
             raise SloBenchError(
-                f"{name} on {found.device} needs block_tokens that are a multiple of {multiple}, "
-                f"but they are {self.block_tokens}"
+                f"{name} on {found.device} needs a block_size that is a multiple of {multiple}, "
+                f"but it is {self.block_size}"
             )
         if self.patched or self._split is not None:
             check(self.found(), name)
@@ -157,7 +157,7 @@ class Serve:
             self._check_kvcached(found)
         if not self.patched:
             self._own_options(name)
-        for what in ("kv_blocks", "block_tokens", "max_model_tokens"):
+        for what in ("num_gpu_blocks", "block_size", "max_model_tokens"):
             value = getattr(self, what)
             if value is not None and value < 1:
                 raise SloBenchError(f"{what} must be at least 1 but is {value}")
@@ -194,7 +194,12 @@ class Serve:
             say(f"starting {self.label} on {self.backend}: {launch.model} at port {launch.port}")
             found = environment(self.backend)
             server = serving(
-                recipe(found.backend), found, launch, log=own_log, ready_s=self.ready_s, say=say
+                recipe(found.backend),
+                found,
+                launch,
+                log=own_log,
+                startup_timeout_s=self.startup_timeout_s,
+                say=say,
             )
             servers.append(stack.enter_context(server))
         if self._split is not None and self.transfer is KvTransferMode.NIXL:
@@ -202,7 +207,7 @@ class Serve:
             prefills, _ = self._split
             for prefill in servers[:prefills]:
                 for decode in servers[prefills:]:
-                    nixl_handshake(prefill, decode, model, self.ready_s, say)
+                    nixl_handshake(prefill, decode, model, self.startup_timeout_s, say)
         return servers
 
     def _gpus(self, servers: int) -> Sequence[tuple[str, ...]]:
@@ -288,7 +293,7 @@ class Serve:
                 "kvcached replaces the KV blocks that our policies count and our connectors move: "
                 "use it with the server as it is (the system of its own name, or prism)"
             )
-        if self.kv_blocks is not None:
+        if self.num_gpu_blocks is not None:
             raise SloBenchError("kvcached has as many KV blocks as memory holds: leave them out")
         done = subprocess.run([found.python, "-c", _HAS_KVCACHED], capture_output=True, check=False)
         if done.returncode:
@@ -319,8 +324,8 @@ class Serve:
             model=self.model,
             port=port,
             served_name=self.served_name,
-            kv_blocks=self.kv_blocks,
-            block_tokens=self.block_tokens,
+            num_gpu_blocks=self.num_gpu_blocks,
+            block_size=self.block_size,
             max_model_tokens=self.max_model_tokens,
             server_args=self.server_args,
             kvcached=self.kvcached,
@@ -331,15 +336,15 @@ class Serve:
             args = (*options, *self.server_args)
             return replace(launch, server_args=args, step_log=step_log)
         policy = self.found().policy
-        host_blocks = None
+        num_cpu_blocks = None
         if isinstance(policy, Policy) and overrides(policy, "preemption_mode"):
-            host_blocks = HOST_BLOCKS if self.host_blocks is None else self.host_blocks
+            num_cpu_blocks = NUM_CPU_BLOCKS if self.num_cpu_blocks is None else self.num_cpu_blocks
         return replace(
             launch,
             system=self.system,
             parameters=self.parameters,
             step_log=step_log,
-            host_blocks=host_blocks,
+            num_cpu_blocks=num_cpu_blocks,
         )
 
 

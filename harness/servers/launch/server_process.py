@@ -25,7 +25,7 @@ from pathlib import Path
 from ....workloads.errors import SloBenchError
 from ..plugins.contract import (
     HANDSHAKE_VARIABLE,
-    HOST_BLOCKS_VARIABLE,
+    NUM_CPU_BLOCKS_VARIABLE,
     POLICY_VARIABLE,
     STEP_LOG_VARIABLE,
     PolicySpec,
@@ -40,7 +40,7 @@ _GRACE_S = 20.0
 _LOOK_EVERY_S = 0.2
 _LOW_PORTS = range(20_000, 32_000)
 _GUARD = Path(__file__).with_name("guard.py")
-_OURS = (POLICY_VARIABLE, HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, HOST_BLOCKS_VARIABLE)
+_OURS = (POLICY_VARIABLE, HANDSHAKE_VARIABLE, STEP_LOG_VARIABLE, NUM_CPU_BLOCKS_VARIABLE)
 
 Say = Callable[[str], None]
 
@@ -150,7 +150,7 @@ def serving(
     launch: Launch,
     *,
     log: Path,
-    ready_s: float = READY_S,
+    startup_timeout_s: float = READY_S,
     say: Say = lambda line: None,
 ) -> Iterator[ServerProcess]:
     """A server that answers, for as long as the block lasts.
@@ -161,7 +161,7 @@ def serving(
         launch: what is served. With a system, its policy runs inside the server, and the server
             counts as started only when the plugin has said that every hook is in place.
         log: where its output goes.
-        ready_s: how long it may take.
+        startup_timeout_s: how long it may take.
         say: told now and then that it is still starting.
 
     Raises:
@@ -178,7 +178,7 @@ def serving(
         server = ServerProcess(name, base, log, base + recipe.metrics_path)
         try:
             server._process = _start(argv, environ, log)
-            _wait_until_ready(server, base + recipe.health_path, ready_s, say)
+            _wait_until_ready(server, base + recipe.health_path, startup_timeout_s, say)
             server.handshake = _handshake(server, launch)
             server.tally_file = launch.handshake and tally_file(launch.handshake)
             yield server
@@ -204,7 +204,7 @@ def _environ(recipe: Recipe, environment: Environment, launch: Launch) -> dict[s
         environ[STEP_LOG_VARIABLE] = str(launch.step_log.absolute())
     if launch.system is not None and launch.policy is not None:
         environ[POLICY_VARIABLE] = PolicySpec.of(launch.system, launch.policy).to_json()
-        environ[HOST_BLOCKS_VARIABLE] = str(launch.host_blocks or 0)
+        environ[NUM_CPU_BLOCKS_VARIABLE] = str(launch.num_cpu_blocks or 0)
     return environ
 
 
@@ -222,7 +222,9 @@ def _start(argv: Sequence[str], environ: Mapping[str, str], log: Path) -> subpro
         )
 
 
-def _wait_until_ready(server: ServerProcess, health_url: str, ready_s: float, say: Say) -> None:
+def _wait_until_ready(
+    server: ServerProcess, health_url: str, startup_timeout_s: float, say: Say
+) -> None:
     begin_s = time.monotonic()
     said_s = begin_s
     while True:
@@ -231,8 +233,8 @@ def _wait_until_ready(server: ServerProcess, health_url: str, ready_s: float, sa
             if answer.status == 200:
                 return
         now_s = time.monotonic()
-        if now_s - begin_s > ready_s:
-            problem = f"{server.name} was not ready within {ready_s:.0f} s"
+        if now_s - begin_s > startup_timeout_s:
+            problem = f"{server.name} was not ready within {startup_timeout_s:.0f} s"
             raise ServerError(with_log(problem, server.log))
         if now_s - said_s > 15:
             said_s = now_s

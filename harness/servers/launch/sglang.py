@@ -114,11 +114,11 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
     ]
     if launch.served_name is not None:
         argv += ["--served-model-name", launch.served_name]
-    block_tokens = launch.block_tokens or 1
-    if launch.block_tokens is not None:
-        argv += ["--page-size", str(block_tokens)]
-    if launch.kv_blocks is not None:
-        argv += ["--max-total-tokens", str(launch.kv_blocks * block_tokens)]
+    block_size = launch.block_size or 1
+    if launch.block_size is not None:
+        argv += ["--page-size", str(block_size)]
+    if launch.num_gpu_blocks is not None:
+        argv += ["--max-total-tokens", str(launch.num_gpu_blocks * block_size)]
     if launch.max_model_tokens is not None:
         argv += ["--context-length", str(launch.max_model_tokens)]
     if device == "cpu":

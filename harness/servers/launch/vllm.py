@@ -60,11 +60,11 @@ def _argv(programs: Path, device: str, launch: Launch) -> Sequence[str]:
     ]
     if launch.served_name is not None:
         argv += ["--served-model-name", launch.served_name]
-    if launch.kv_blocks is not None:
+    if launch.num_gpu_blocks is not None:
         # vLLM keeps one block for itself.
-        argv += ["--num-gpu-blocks-override", str(launch.kv_blocks + 1)]
-    if launch.block_tokens is not None:
-        argv += ["--block-size", str(launch.block_tokens)]
+        argv += ["--num-gpu-blocks-override", str(launch.num_gpu_blocks + 1)]
+    if launch.block_size is not None:
+        argv += ["--block-size", str(launch.block_size)]
     if most := _most_model_tokens(launch):
         argv += ["--max-model-len", str(most)]
     if device == "cpu":
@@ -104,7 +104,7 @@ def _patched(launch: Launch) -> list[str]:
     assert isinstance(policy, Policy)
     # A victim whose token is still being computed cannot be swapped: no asynchronous scheduling.
     argv = ["--scheduler-cls", _SCHEDULER, "--no-async-scheduling"]
-    limits = start_limits(policy, launch.kv_blocks)
+    limits = start_limits(policy, launch.num_gpu_blocks)
     seqs = limits.max_seqs if limits.max_seqs < UNLIMITED else _MOST_SEQS
     context = _most_model_tokens(launch) or _context_tokens(launch.model)
     if limits.token_budget < UNLIMITED or context:
@@ -116,7 +116,7 @@ def _patched(launch: Launch) -> list[str]:
     argv += ["--max-num-seqs", str(seqs)]
     if not limits.chunked:
         argv += ["--no-enable-chunked-prefill"]
-    if launch.host_blocks:
+    if launch.num_cpu_blocks:
         connector = {
             "kv_connector": "SloBenchSwapConnector",
             "kv_connector_module_path": _CONNECTOR,
@@ -130,9 +130,9 @@ def _most_model_tokens(launch: Launch) -> int | None:
     """What is asked for, or what the KV cache holds if that is less than the model's context:
     vLLM does not start where its longest request would not fit.
     """
-    if launch.max_model_tokens or not (launch.kv_blocks and launch.block_tokens):
+    if launch.max_model_tokens or not (launch.num_gpu_blocks and launch.block_size):
         return launch.max_model_tokens
-    holds = launch.kv_blocks * launch.block_tokens
+    holds = launch.num_gpu_blocks * launch.block_size
     return holds if holds < _context_tokens(launch.model) else None
 
 
@@ -179,7 +179,7 @@ VLLM = Recipe(
             newest_python=(3, 14),
             without=("torchvision", "torchaudio", "torchcodec"),
             finish=_name_the_distribution,
-            block_tokens_multiple=32,
+            block_size_multiple=32,
             also_tested=("0.27.0",),
         ),
         "cuda": Build(

@@ -7,7 +7,7 @@ leaves all decisions as they are.
     SLO_BENCH_POLICY       a `PolicySpec` as JSON
     SLO_BENCH_HANDSHAKE    file that the plugin writes once all its hooks are in place
     SLO_BENCH_STEP_LOG     file for a line of JSON for each step (batch, duration); may be unset
-    SLO_BENCH_HOST_BLOCKS  KV blocks of host memory for swapping; unset: none
+    SLO_BENCH_NUM_CPU_BLOCKS  KV blocks of host memory for swapping; unset: none
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ...core.policy import AnyPolicy, Parameters, Policy, StaticPolicy
 POLICY_VARIABLE = "SLO_BENCH_POLICY"
 HANDSHAKE_VARIABLE = "SLO_BENCH_HANDSHAKE"
 STEP_LOG_VARIABLE = "SLO_BENCH_STEP_LOG"
-HOST_BLOCKS_VARIABLE = "SLO_BENCH_HOST_BLOCKS"
+NUM_CPU_BLOCKS_VARIABLE = "SLO_BENCH_NUM_CPU_BLOCKS"
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ class Tally:
             self._written = totals
 
 
-def host_blocks() -> int:
+def num_cpu_blocks() -> int:
     """KV blocks of host memory for swapping."""
-    return int(os.environ.get(HOST_BLOCKS_VARIABLE) or 0)
+    return int(os.environ.get(NUM_CPU_BLOCKS_VARIABLE) or 0)
 
 
 class StepLog:

@@ -20,11 +20,11 @@ class IdleView:
     n_waiting = n_swapped = n_prefilling = n_decoding = n_running = 0
     decode_kv_tokens = max_future_kv_tokens = remaining_prefill_tokens = 0
 
-    def __init__(self, policy: Policy, kv_blocks: int = 10_000, block_tokens: int = 16) -> None:
+    def __init__(self, policy: Policy, num_gpu_blocks: int = 10_000, block_size: int = 16) -> None:
         self.predict: Predictions = LearnedPredictions()
         self.policy_state: Any = policy.new_state()
-        self.total_blocks = self.free_blocks = kv_blocks
-        self.block_tokens = block_tokens
+        self.total_blocks = self.free_blocks = num_gpu_blocks
+        self.block_size = block_size
 
     def waiting(self) -> Iterable[RequestState]:
         return ()

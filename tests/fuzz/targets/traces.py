@@ -28,7 +28,7 @@ TRACES = {
     "burstgpt": b"Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
     b"5,ChatGPT,472,18,490,Conversation log\n45,GPT-4,1087,230,1317,API log\n",
     "csv": b"arrival_s,prompt_tokens,output_tokens,class,session,follows,think_s,ttft_slo_s,"
-    b"prefix_blocks,prefix_block_tokens,priority,kind,n_texts,model\n"
+    b"prefix_blocks,prefix_block_size,priority,request_type,num_inputs,model\n"
     b"0,64,4,a,1,-1,0,1.5,0-3,16,0,generate,1,m\n1.5,20,5,b,1,0,2,,0 9,16,1,embed,2,n\n",
     **{name: 2 * (json.dumps(row).encode() + b"\n") for name, row in _JSON_LINE.items()},
     "sharegpt": json.dumps(

@@ -46,7 +46,7 @@ def test_without_a_cache_nothing_is_kept():
 
 
 def test_a_released_prefix_is_found_again():
-    kv_manager = KVCacheManager(10, prefix_block_tokens=16)
+    kv_manager = KVCacheManager(10, prefix_block_size=16)
     served(kv_manager, request(40, 1, 2))
     assert (kv_manager.free, kv_manager.idle_blocks) == (10, 2)  # free, and still worth something
     same, other, longer = request(40, 1, 2), request(40, 1, 3), request(90, 1, 2, 3, 4)
@@ -57,13 +57,13 @@ def test_a_released_prefix_is_found_again():
 
 @pytest.mark.parametrize(("prompt", "units"), [(16, 0), (17, 1), (32, 1), (33, 2), (100, 2)])
 def test_the_last_token_is_always_computed(prompt, units):
-    kv_manager = KVCacheManager(10, prefix_block_tokens=16)
+    kv_manager = KVCacheManager(10, prefix_block_size=16)
     served(kv_manager, request(40, 1, 2))
     assert kv_manager.get_computed_blocks(request(prompt, 1, 2)) == units
 
 
 def test_taking_a_match_takes_idle_blocks_once():
-    kv_manager = KVCacheManager(10, prefix_block_tokens=16)
+    kv_manager = KVCacheManager(10, prefix_block_size=16)
     served(kv_manager, request(40, 1, 2))
     first, second = request(40, 1, 2), request(40, 1, 2)
     assert kv_manager.num_evictable_blocks(first, 2) == 2
@@ -80,7 +80,7 @@ def test_taking_a_match_takes_idle_blocks_once():
 
 
 def test_who_computes_the_same_at_the_same_time_keeps_a_private_copy():
-    kv_manager = KVCacheManager(10, prefix_block_tokens=16)
+    kv_manager = KVCacheManager(10, prefix_block_size=16)
     first, second = request(40, 1, 2), request(40, 1, 2)
     compute(kv_manager, first, 20)
     compute(kv_manager, second, 40)
@@ -94,7 +94,7 @@ def test_who_computes_the_same_at_the_same_time_keeps_a_private_copy():
 
 
 def test_publishing_follows_the_chunks():
-    kv_manager = KVCacheManager(10, prefix_block_tokens=16)
+    kv_manager = KVCacheManager(10, prefix_block_size=16)
     r = request(60, 1, 2, 3)
     compute(kv_manager, r, 15)
     assert kv_manager.refs == {}
@@ -109,7 +109,7 @@ def test_publishing_follows_the_chunks():
 
 
 def test_the_last_units_of_the_oldest_are_lost_first():
-    kv_manager = KVCacheManager(8, prefix_block_tokens=16)
+    kv_manager = KVCacheManager(8, prefix_block_size=16)
     served(kv_manager, request(48, 1, 2, 3))
     served(kv_manager, request(32, 8, 9))
     assert list(kv_manager.idle) == [3, 2, 1, 9, 8]
@@ -120,7 +120,7 @@ def test_the_last_units_of_the_oldest_are_lost_first():
 
 
 def test_use_makes_a_prefix_young_again():
-    kv_manager = KVCacheManager(8, prefix_block_tokens=16)
+    kv_manager = KVCacheManager(8, prefix_block_size=16)
     served(kv_manager, request(32, 1, 2))
     served(kv_manager, request(32, 8, 9))
     again = request(40, 1, 2)
@@ -131,7 +131,7 @@ def test_use_makes_a_prefix_young_again():
 
 def test_hashes_smaller_than_blocks():
     # Hashes of 24 tokens, blocks of 16: a unit is 48 tokens, 2 hashes and 3 blocks.
-    kv_manager = KVCacheManager(20, prefix_block_tokens=24)
+    kv_manager = KVCacheManager(20, prefix_block_size=24)
     assert (kv_manager.unit_tokens, kv_manager.stride, kv_manager.unit_blocks) == (48, 2, 3)
     served(kv_manager, request(110, 1, 2, 3, 4))  # 4 hashes, 7 blocks, 2 units
     assert list(kv_manager.idle) == [4, 2]
@@ -152,7 +152,7 @@ def test_hashes_smaller_than_blocks():
 
 def test_hashes_larger_than_blocks():
     # Mooncake's hashes of 512 tokens: a unit is one hash and 32 blocks.
-    kv_manager = KVCacheManager(100, prefix_block_tokens=512)
+    kv_manager = KVCacheManager(100, prefix_block_size=512)
     assert (kv_manager.unit_tokens, kv_manager.stride, kv_manager.unit_blocks) == (512, 1, 32)
     served(kv_manager, request(1100, 1, 2, 3))  # the third hash is not full
     assert list(kv_manager.idle) == [2, 1]
@@ -161,7 +161,7 @@ def test_hashes_larger_than_blocks():
 
 
 def test_a_half_unit_is_not_published():
-    kv_manager = KVCacheManager(20, prefix_block_tokens=24)
+    kv_manager = KVCacheManager(20, prefix_block_size=24)
     served(kv_manager, request(95, 1, 2, 3, 4))
     assert list(kv_manager.refs) == [2]
 
@@ -173,7 +173,7 @@ class Conversations(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.kv_manager = KVCacheManager(self.TOTAL, prefix_block_tokens=24)
+        self.kv_manager = KVCacheManager(self.TOTAL, prefix_block_size=24)
         self.held: list[RequestState] = []
 
     @rule(path=st.lists(st.sampled_from([0, 1]), max_size=6), extra=st.integers(1, 40))

@@ -84,7 +84,7 @@ def test_a_stall_is_one_long_gap(serve_each_way, requests):
 
 def test_a_preempted_request_waits_in_one_gap(serve_each_way, requests):
     # The second is preempted with 3 tokens at 3 s and gives its fourth at 9 s.
-    served = serve_each_way(requests((0, 30, 8), (0, 30, 4)), Vllm(), kv_blocks=4)
+    served = serve_each_way(requests((0, 30, 8), (0, 30, 4)), Vllm(), num_gpu_blocks=4)
     assert listed(served.result.gaps) == [1] * 9 + [6]
 
 
@@ -95,7 +95,7 @@ def test_gaps_add_up_to_the_time_between_first_and_last_tokens(serve, policy):
     workload = Workload(
         np.cumsum(rng.exponential(8.0, n)), rng.integers(1, 90, n), rng.integers(1, 60, n)
     )
-    served = serve(workload, policy, per_token_s=0.01, kv_blocks=24)
+    served = serve(workload, policy, per_token_s=0.01, num_gpu_blocks=24)
     records, g = served.records, served.result.gaps
     assert records.preemptions_recompute.sum() > 10
     assert g.count.sum() == (workload.output_tokens - 1).sum()

@@ -20,7 +20,7 @@ from slo_bench.workloads.workload import Workload
 def times(served) -> list[tuple[float, float, float]]:
     """(scheduled, first token, finish) of every request."""
     r = served.records
-    columns = (r.scheduled_s, r.first_token_s, r.finish_s)
+    columns = (r.first_scheduled_s, r.first_token_s, r.finish_s)
     return list(zip(*(c.tolist() for c in columns), strict=True))
 
 
@@ -46,7 +46,7 @@ PAIR = ((0, 30, 8), (0, 30, 5))
 
 
 def test_the_last_comer_is_recomputed(serve_each_way, requests):
-    served = serve_each_way(requests(*PAIR), Vllm(), kv_blocks=4)
+    served = serve_each_way(requests(*PAIR), Vllm(), num_gpu_blocks=4)
     # At 3 s the second, with 3 tokens out, goes; it needs 3 blocks to come back, free at 8 s.
     assert times(served) == [(0, 1, 8), (0, 1, 10)]
     assert served.records.preemptions_recompute.tolist() == [0, 1]
@@ -71,7 +71,7 @@ def test_the_last_comer_is_recomputed(serve_each_way, requests):
 
 def test_swapping_is_charged_both_ways(serve_each_way, requests):
     policy = VllmSwap(watermark=0.0)
-    served = serve_each_way(requests(*PAIR), policy, kv_blocks=5, host_blocks=2)
+    served = serve_each_way(requests(*PAIR), policy, num_gpu_blocks=5, num_cpu_blocks=2)
     # Two blocks of 0.25 s go out in the iteration that begins at 3 s, and come back at 8.5 s.
     assert times(served) == [(0, 1, 8.5), (0, 1, 11)]
     assert served.records.preemptions_swap.tolist() == [0, 1]
@@ -91,16 +91,18 @@ def test_overlapped_swapping_costs_what_exceeds_the_step(
 ):
     """As above: two blocks out beside a step of 1 s, and in again beside another."""
     policy = VllmSwap(watermark=0.0, overlap_swap=True)
-    memory = {"kv_blocks": 5, "host_blocks": 2, "swap_s_per_block": swap_s_per_block}
+    memory = {"num_gpu_blocks": 5, "num_cpu_blocks": 2, "swap_s_per_block": swap_s_per_block}
     served = serve_each_way(requests(*PAIR), policy, **memory)
     assert times(served) == [(0, 1, 8 + exposed_s), (0, 1, 10 + 2 * exposed_s)]
     assert served.records.preemptions_swap.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("host_blocks", [0, 1])
-def test_with_a_full_host_the_victim_sits_out(serve_each_way, requests, host_blocks):
+@pytest.mark.parametrize("num_cpu_blocks", [0, 1])
+def test_with_a_full_host_the_victim_sits_out(serve_each_way, requests, num_cpu_blocks):
     policy = VllmSwap(watermark=0.0, host_full="stall")
-    served = serve_each_way(requests(*PAIR), policy, kv_blocks=5, host_blocks=host_blocks)
+    served = serve_each_way(
+        requests(*PAIR), policy, num_gpu_blocks=5, num_cpu_blocks=num_cpu_blocks
+    )
     # It keeps its two blocks, and goes on when the other has ended.
     assert times(served) == [(0, 1, 8), (0, 1, 10)]
     assert served.records.preemptions_swap.tolist() == [0, 0]
@@ -119,14 +121,14 @@ def test_with_a_full_host_the_victim_sits_out(serve_each_way, requests, host_blo
     assert served.result.gaps.quantile_s(1.0) == pytest.approx(6)
 
 
-@pytest.mark.parametrize("host_blocks", [0, 1])
-def test_nobody_enters_whose_victim_could_not_be_swapped(serve_each_way, requests, host_blocks):
+@pytest.mark.parametrize("num_cpu_blocks", [0, 1])
+def test_nobody_enters_whose_victim_could_not_be_swapped(serve_each_way, requests, num_cpu_blocks):
     policy = VllmSwap(watermark=0.0)
     load = requests((0, 30, 9), (0, 30, 9))
-    served = serve_each_way(load, policy, kv_blocks=4, host_blocks=host_blocks)
+    served = serve_each_way(load, policy, num_gpu_blocks=4, num_cpu_blocks=num_cpu_blocks)
     # Each takes two blocks and has 9 tokens to come; 18 tokens take two blocks.
     assert times(served) == [(0, 1, 9), (9, 10, 18)]
-    both = serve_each_way(load, policy, kv_blocks=4, host_blocks=2)
+    both = serve_each_way(load, policy, num_gpu_blocks=4, num_cpu_blocks=2)
     assert [row[0] for row in times(both)] == [0, 0]
     for records in (served.records, both.records):
         assert not records.preemptions_recompute.any()
@@ -135,7 +137,7 @@ def test_nobody_enters_whose_victim_could_not_be_swapped(serve_each_way, request
 
 def test_with_a_full_host_the_victim_may_be_recomputed(serve_each_way, requests):
     policy = VllmSwap(watermark=0.0, host_full="recompute")
-    served = serve_each_way(requests(*PAIR), policy, kv_blocks=5)
+    served = serve_each_way(requests(*PAIR), policy, num_gpu_blocks=5)
     assert times(served) == [(0, 1, 8), (0, 1, 10)]
     assert served.records.preemptions_recompute.tolist() == [0, 1]
 
@@ -143,7 +145,7 @@ def test_with_a_full_host_the_victim_may_be_recomputed(serve_each_way, requests)
 def test_orca_reserves_the_longest_answer(serve_each_way, requests):
     # Six blocks: the first two ask for 4 and 3 of them, the third for 1 and must wait its turn.
     workload = requests((0, 16, 2), (0, 16, 2), (0, 10, 1), max_output_tokens=[48, 17, 6])
-    served = serve_each_way(workload, Orca(), kv_blocks=6)
+    served = serve_each_way(workload, Orca(), num_gpu_blocks=6)
     assert times(served) == [(0, 1, 2), (2, 3, 4), (2, 3, 3)]
     assert served.log in (
         [],
@@ -171,7 +173,7 @@ def test_reserving_systems_never_preempt(serve, name):
         output,
         max_output_tokens=output + rng.integers(0, 30, 200),
     )
-    records = serve(workload, SYSTEMS[name], kv_blocks=14).records
+    records = serve(workload, SYSTEMS[name], num_gpu_blocks=14).records
     assert not records.preemptions_recompute.any()
     assert not records.preemptions_swap.any()
 
@@ -205,7 +207,7 @@ def test_no_iteration_exceeds_the_budget(serve, policy):
     workload = Workload(
         np.cumsum(rng.exponential(5.0, 100)), rng.integers(1, 300, 100), rng.integers(1, 40, 100)
     )
-    served = serve(workload, policy, kv_blocks=60, leaps=False)
+    served = serve(workload, policy, num_gpu_blocks=60, leaps=False)
     tokens = [seqs + sum(n for _, n in chunks) for seqs, _, chunks in served.log]
     assert max(tokens) == 48
     assert served.records.preemptions_recompute.sum() > 0
@@ -239,7 +241,7 @@ def test_prefill_first_takes_whole_prompts_within_its_budget(serve, requests):
 def test_the_watermark_keeps_blocks_free_at_entry(serve, requests):
     # 0.25 of 8 blocks: two requests of 3 blocks fill the rest; the third waits.
     workload = requests((0, 40, 2), (0, 40, 2), (0, 10, 2))
-    scheduled = serve(workload, VllmV0(watermark=0.25), kv_blocks=8).records.scheduled_s
+    scheduled = serve(workload, VllmV0(watermark=0.25), num_gpu_blocks=8).records.first_scheduled_s
     assert scheduled.tolist() == [0, 0, 2]
 
 
@@ -261,7 +263,7 @@ HASHES = [(1, 2), (), (7, 8), (1, 2)]
 def test_sglang_serves_the_longest_cached_prefix_first(serve_each_way, requests):
     system = System("one at a time", Sglang(max_running_requests=1), prefix_cache=True)
     served = serve_each_way(requests(*CACHED, prefix_blocks=HASHES), system)
-    assert served.records.scheduled_s.tolist() == [0, 9.5, 13.5, 12.5]
+    assert served.records.first_scheduled_s.tolist() == [0, 9.5, 13.5, 12.5]
     assert served.records.cached_tokens.tolist() == [0, 0, 0, 32]
     if served.log:
         assert served.log[-2:] == [(0, 0, [(32, 8)]), (0, 0, [(0, 40)])]
@@ -273,49 +275,49 @@ def test_sglang_orders_long_queues_by_arrival(serve_each_way, requests):
     blocks = [(1, 2), *[()] * 141, (1, 2)]
     system = System("one at a time", Sglang(max_running_requests=1), prefix_cache=True)
     records = serve_each_way(requests(*rows, prefix_blocks=blocks), system).records
-    assert records.scheduled_s[2:].argsort().tolist() == [*range(13), 140, *range(13, 140)]
+    assert records.first_scheduled_s[2:].argsort().tolist() == [*range(13), 140, *range(13, 140)]
     assert records.cached_tokens[-1] == 32
 
 
 def test_without_a_cache_sglang_is_first_come_first_served(serve_each_way, requests):
     system = System("one at a time", Sglang(max_running_requests=1))
     served = serve_each_way(requests(*CACHED, prefix_blocks=HASHES), system)
-    assert served.records.scheduled_s.tolist() == [0, 9.5, 12.5, 13.5]
+    assert served.records.first_scheduled_s.tolist() == [0, 9.5, 12.5, 13.5]
     assert not served.records.cached_tokens.any()
 
 
 def test_sglang_retracts_the_longest_prompt_of_those_with_fewest_tokens(serve_each_way, requests):
     # At 2 s all have 2 tokens; those of 31 and 15 tokens need a block each and none is free.
     workload = requests((0, 10, 6), (0, 31, 6), (0, 15, 6))
-    served = serve_each_way(workload, Sglang(new_token_ratio=0.0), kv_blocks=4)
+    served = serve_each_way(workload, Sglang(new_token_ratio=0.0), num_gpu_blocks=4)
     assert served.records.preemptions_recompute.tolist() == [0, 1, 0]
 
 
 def test_sglang_retracts_who_has_given_least(serve_each_way, requests):
     # At 6 s the long one has given 6 tokens and needs a block, the short one has given 4.
     workload = requests((0, 60, 10), (1.5, 15, 10))
-    served = serve_each_way(workload, Sglang(new_token_ratio=0.0), kv_blocks=6)
+    served = serve_each_way(workload, Sglang(new_token_ratio=0.0), num_gpu_blocks=6)
     assert served.records.preemptions_recompute.tolist() == [0, 1]
 
 
-@pytest.mark.parametrize(("most", "scheduled_s"), [(96, 1), (128, 2)])
-def test_sglang_reserves_for_what_may_still_come(serve, requests, most, scheduled_s):
+@pytest.mark.parametrize(("most", "first_scheduled_s"), [(96, 1), (128, 2)])
+def test_sglang_reserves_for_what_may_still_come(serve, requests, most, first_scheduled_s):
     # Of 10 blocks one is taken. The second needs 4, and half of what both may still produce:
     # (64 + 96) / 2 tokens are 5 blocks, (64 + 128) / 2 are 6.
     workload = requests((0, 16, 2), (0.5, 64, 1), max_output_tokens=[64, most])
-    served = serve(workload, Sglang(new_token_ratio=0.5), kv_blocks=10)
-    assert served.records.scheduled_s.tolist() == [0, scheduled_s]
+    served = serve(workload, Sglang(new_token_ratio=0.5), num_gpu_blocks=10)
+    assert served.records.first_scheduled_s.tolist() == [0, first_scheduled_s]
 
 
 def test_recomputation_finds_its_own_prefix_in_the_cache(serve_each_way, requests):
     # As PAIR, but the victim's first block is published: only the rest is computed again.
     system = System("vllm", Vllm(), prefix_cache=True)
     workload = requests((0, 30, 3), (0, 30, 5), prefix_blocks=[(), (4, 5)])
-    served = serve_each_way(workload, system, kv_blocks=4)
+    served = serve_each_way(workload, system, num_gpu_blocks=4)
     # The first ends at 3 s, before anybody needs a third block.
     assert served.records.preemptions_recompute.tolist() == [0, 0]
     longer = requests((0, 30, 4), (0, 30, 5), prefix_blocks=[(), (4, 5)])
-    served = serve_each_way(longer, system, kv_blocks=4)
+    served = serve_each_way(longer, system, num_gpu_blocks=4)
     assert served.records.preemptions_recompute.tolist() == [0, 1]
     assert served.records.cached_tokens.tolist() == [0, 0]  # at the first admission
     if served.log:
@@ -323,5 +325,5 @@ def test_recomputation_finds_its_own_prefix_in_the_cache(serve_each_way, request
 
 
 def test_the_default_policy_is_vllm_v1_without_chunked_blocks(serve_each_way, requests):
-    served = serve_each_way(requests(*PAIR), Policy(), kv_blocks=4)
+    served = serve_each_way(requests(*PAIR), Policy(), num_gpu_blocks=4)
     assert times(served) == [(0, 1, 8), (0, 1, 10)]

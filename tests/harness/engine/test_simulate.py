@@ -57,11 +57,14 @@ def drawn(seed: int, n: int = 60, *, rate_rps: float = 0.3) -> Workload:
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"oversize": "ignore"}, "oversize must be one of error, reject, truncate but is 'ignore'"),
+        (
+            {"overlong_requests": "ignore"},
+            "overlong_requests must be one of error, reject, truncate but is 'ignore'",
+        ),
         ({"instances": 0}, "instances must be at least 1 but is 0"),
-        ({"kv_blocks": 0}, "no KV block fits beside the model"),
-        ({"kv_blocks": 1, "pp": 2}, "no KV block fits beside the model"),
-        ({"block_tokens": 24}, "block_tokens must be a power of two but is 24"),
+        ({"num_gpu_blocks": 0}, "no KV block fits beside the model"),
+        ({"num_gpu_blocks": 1, "pp": 2}, "no KV block fits beside the model"),
+        ({"block_size": 24}, "block_size must be a power of two but is 24"),
     ],
 )
 def test_options_that_cannot_be(serve, requests, options, problem):
@@ -76,7 +79,7 @@ def test_unknown_router(serve, requests):
 
 def test_embeddings_need_an_embedder(serve, requests):
     with pytest.raises(SloBenchError, match="say which model embeds beside the language model"):
-        serve(requests((0, 10, 1), (0, 10, 1), kind=np.array([0, 1])), Vllm())
+        serve(requests((0, 10, 1), (0, 10, 1), request_type=np.array([0, 1])), Vllm())
 
 
 def test_stuck(serve_each_way, requests):
@@ -84,13 +87,13 @@ def test_stuck(serve_each_way, requests):
         serve_each_way(requests((2, 10, 1)), Closed())
 
 
-# ---------------------------------------------------------------- oversize
+# ---------------------------------------------------------------- overlong_requests
 
 
-def test_oversize_is_an_error_by_default(serve, requests):
+def test_overlong_is_an_error_by_default(serve, requests):
     # Ten blocks hold 160 tokens.
     with pytest.raises(SloBenchError, match=r"2 of 3 .* request 1 has 150 prompt and 11 output"):
-        serve(requests((0, 150, 10), (0, 150, 11), (0, 300, 1)), Vllm(), kv_blocks=10)
+        serve(requests((0, 150, 10), (0, 150, 11), (0, 300, 1)), Vllm(), num_gpu_blocks=10)
 
 
 def test_the_context_limits_too(serve, requests):
@@ -115,11 +118,11 @@ def test_what_fits_can_be_served(serve_each_way, requests, policy, fits):
     """The longest request that is let in gets through; one token more is refused."""
     for prompt in (1, fits // 2, fits - 1):
         workload = requests((0, prompt, fits - prompt), (0, prompt, fits - prompt))
-        records = serve_each_way(workload, policy, kv_blocks=10).records
+        records = serve_each_way(workload, policy, num_gpu_blocks=10).records
         assert (records.outcome == Outcome.FINISHED).all()
         longer = requests((0, prompt, fits - prompt + 1))
         with pytest.raises(SloBenchError, match=f"{fits} fit"):
-            serve_each_way(longer, policy, kv_blocks=10)
+            serve_each_way(longer, policy, num_gpu_blocks=10)
 
 
 @pytest.mark.parametrize(("policy", "refused"), [(Vllm(), False), (Orca(), True), (Fifo(), True)])
@@ -127,27 +130,27 @@ def test_who_reserves_counts_the_longest_answer(serve, requests, policy, refused
     workload = requests((0, 100, 10), max_output_tokens=[61])
     if refused:
         with pytest.raises(SloBenchError, match="100 prompt and 61 maximum output tokens"):
-            serve(workload, policy, kv_blocks=10)
+            serve(workload, policy, num_gpu_blocks=10)
     else:
-        serve(workload, policy, kv_blocks=10)
+        serve(workload, policy, num_gpu_blocks=10)
 
 
 def test_reject(serve_each_way, requests):
     workload = requests((0, 150, 10), (1, 150, 11), (2, 300, 1), (3, 10, 2))
-    result = serve_each_way(workload, Vllm(), kv_blocks=10, oversize="reject").result
+    result = serve_each_way(workload, Vllm(), num_gpu_blocks=10, overlong_requests="reject").result
     records = result.records
     finished, rejected = Outcome.FINISHED, Outcome.REJECTED
     assert records.outcome.tolist() == [finished, rejected, rejected, finished]
     assert records.arrival_s.tolist() == [0, 1, 2, 3]
     assert np.isnan(records.finish_s[1:3]).all()
     assert records.instance.tolist() == [0, -1, -1, 0]
-    assert records.tokens_out.tolist() == [10, 0, 0, 2]
+    assert records.output_tokens.tolist() == [10, 0, 0, 2]
 
 
 def test_truncate(serve, requests):
     workload = requests((0, 150, 10), (20, 150, 30), (60, 300, 1), (80, 5, 400))
-    served = serve(workload, Vllm(), kv_blocks=10, oversize="truncate", leaps=False)
-    assert served.records.tokens_out.tolist() == [10, 30, 1, 159]
+    served = serve(workload, Vllm(), num_gpu_blocks=10, overlong_requests="truncate", leaps=False)
+    assert served.records.output_tokens.tolist() == [10, 30, 1, 159]
     prompts = [n for _, _, chunks in served.log for _, n in chunks]
     assert prompts == [150, 130, 159, 1]
     assert (served.records.outcome == Outcome.FINISHED).all()
@@ -155,14 +158,14 @@ def test_truncate(serve, requests):
 
 def test_truncating_leaves_nothing_of_what_cannot_fit(serve, requests):
     with pytest.raises(SloBenchError, match="0 tokens fit the KV cache"):
-        serve(requests((0, 100, 5)), VllmV0(), kv_blocks=1, oversize="truncate")
+        serve(requests((0, 100, 5)), VllmV0(), num_gpu_blocks=1, overlong_requests="truncate")
 
 
 def test_a_cut_prompt_shares_no_prefix(serve_each_way, requests):
     # The third is cut by 40 tokens in front: its blocks no longer begin as the first's do.
     blocks = [tuple(range(1, 9)), tuple(range(1, 9)), tuple(range(1, 13))]
     workload = requests((0, 128, 1), (10, 130, 1), (20, 199, 1), prefix_blocks=blocks)
-    served = serve_each_way(workload, CACHED, kv_blocks=10, oversize="truncate")
+    served = serve_each_way(workload, CACHED, num_gpu_blocks=10, overlong_requests="truncate")
     assert served.records.cached_tokens.tolist() == [0, 128, 0]
 
 
@@ -173,7 +176,7 @@ def test_a_cut_prompt_shares_no_prefix(serve_each_way, requests):
 @pytest.mark.parametrize("instances", [1, 2])
 def test_tokens_are_conserved(serve, name, instances):
     workload = drawn(1)
-    result = serve(workload, SYSTEMS[name], instances=instances, kv_blocks=300).result
+    result = serve(workload, SYSTEMS[name], instances=instances, num_gpu_blocks=300).result
     assert not result.records.preemptions_recompute.any()
     totals = result.totals
     assert totals.prefill_tokens == workload.prompt_tokens.sum()
@@ -204,7 +207,7 @@ def test_a_system_without_cache_finds_nothing(serve, requests):
 
 def test_recomputed_tokens_are_counted_again(serve, requests):
     # The second is recomputed with three tokens out, and decodes on from there.
-    served = serve(requests((0, 30, 8), (0, 30, 5)), Vllm(), kv_blocks=4)
+    served = serve(requests((0, 30, 8), (0, 30, 5)), Vllm(), num_gpu_blocks=4)
     assert served.result.totals.prefill_tokens == 30 + 30 + 33
     assert served.result.totals.decode_tokens == 7 + (2 + 1)
 
@@ -212,12 +215,12 @@ def test_recomputed_tokens_are_counted_again(serve, requests):
 @pytest.mark.parametrize("leaps", [True, False])
 def test_totals_of_one_request(serve, requests, leaps):
     # 30 tokens take 2 blocks for 3 s (31 and 32 tokens too), and 3 blocks for 2 s.
-    totals = serve(requests((4, 30, 5)), Vllm(), kv_blocks=8, leaps=leaps).result.totals
+    totals = serve(requests((4, 30, 5)), Vllm(), num_gpu_blocks=8, leaps=leaps).result.totals
     assert totals.makespan_s == 9
     assert totals.busy_s == 5
     assert totals.steps == 5
-    assert totals.kv_peak_share == 3 / 8
-    assert totals.kv_mean_share == pytest.approx((3 * 2 + 2 * 3) / (9 * 8), rel=0.1)
+    assert totals.kv_cache_usage_peak == 3 / 8
+    assert totals.kv_cache_usage_mean == pytest.approx((3 * 2 + 2 * 3) / (9 * 8), rel=0.1)
 
 
 @settings(max_examples=30, deadline=None)
@@ -230,29 +233,34 @@ def test_totals_of_one_request(serve, requests, leaps):
 def test_shares_and_times_stay_within_bounds(serve, seed, name, instances, pp):
     workload = drawn(seed)
     result = serve(
-        workload, SYSTEMS[name], instances=instances, pp=pp, kv_blocks=26 * pp, host_blocks=20 * pp
+        workload,
+        SYSTEMS[name],
+        instances=instances,
+        pp=pp,
+        num_gpu_blocks=26 * pp,
+        num_cpu_blocks=20 * pp,
     ).result
     records, totals, timeline = result.records, result.totals, result.timeline
     assert (records.outcome == Outcome.FINISHED).all()
-    assert (records.scheduled_s >= records.arrival_s).all()
-    assert (records.first_token_s > records.scheduled_s).all()
+    assert (records.first_scheduled_s >= records.arrival_s).all()
+    assert (records.first_token_s > records.first_scheduled_s).all()
     assert (records.finish_s >= records.first_token_s).all()
     assert totals.makespan_s == records.finish_s.max()
-    assert 0 < totals.kv_mean_share <= totals.kv_peak_share <= 1
+    assert 0 < totals.kv_cache_usage_mean <= totals.kv_cache_usage_peak <= 1
     assert totals.busy_s <= instances * pp * totals.makespan_s * (1 + 1e-12)
     assert (np.diff(timeline.time_s) > 0).all()
-    assert ((timeline.kv_share >= 0) & (timeline.kv_share <= 1)).all()
+    assert ((timeline.kv_cache_usage >= 0) & (timeline.kv_cache_usage <= 1)).all()
     assert (timeline.waiting + timeline.running <= len(workload)).all()
     assert timeline.waiting.min() >= 0
     assert timeline.running.min() >= 0
     assert timeline.running.max() > 0
-    assert timeline.running[-1] == timeline.waiting[-1] == timeline.kv_share[-1] == 0
+    assert timeline.running[-1] == timeline.waiting[-1] == timeline.kv_cache_usage[-1] == 0
 
 
 def test_timeline_by_hand(serve, requests):
     # The span is 300 s: a sample a second. One runs, then one waits while the other runs.
     workload = requests((0, 30, 4), (1.5, 10, 2), (300, 10, 1))
-    timeline = serve(workload, Vllm(max_num_seqs=1), kv_blocks=10).result.timeline
+    timeline = serve(workload, Vllm(max_num_seqs=1), num_gpu_blocks=10).result.timeline
     state = dict(
         zip(
             timeline.time_s.tolist(),
@@ -264,16 +272,22 @@ def test_timeline_by_hand(serve, requests):
     assert state[3] == (1, 1)
     assert state[5] == (0, 1)
     assert state[301] == (0, 0)
-    share = dict(zip(timeline.time_s.tolist(), timeline.kv_share.tolist(), strict=True))
+    share = dict(zip(timeline.time_s.tolist(), timeline.kv_cache_usage.tolist(), strict=True))
     assert share[1] == 0.2
     assert share[301] == 0
 
 
 def test_the_same_again(serve):
     first, second = (
-        serve(drawn(3), SYSTEMS["sglang"], kv_blocks=24, instances=2).records for _ in range(2)
+        serve(drawn(3), SYSTEMS["sglang"], num_gpu_blocks=24, instances=2).records for _ in range(2)
     )
-    for name in ("scheduled_s", "first_token_s", "finish_s", "instance", "preemptions_recompute"):
+    for name in (
+        "first_scheduled_s",
+        "first_token_s",
+        "finish_s",
+        "instance",
+        "preemptions_recompute",
+    ):
         np.testing.assert_array_equal(getattr(first, name), getattr(second, name))
 
 
@@ -325,7 +339,7 @@ def test_everybody_dropped(serve_each_way, requests, options):
     assert (result.records.outcome == Outcome.DROPPED).all()
     assert np.isnan(result.records.finish_s).all()
     assert result.totals.makespan_s == 0
-    assert result.totals.kv_peak_share == 0
+    assert result.totals.kv_cache_usage_peak == 0
 
 
 def test_records_with_nothing_in_them():

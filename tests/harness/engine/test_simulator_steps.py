@@ -40,10 +40,10 @@ STEP_TIME = step_time(PLACEMENT).model
 class SmallMemory:
     """A placement with as few blocks as the test wants; everything else is Llama on an A100."""
 
-    kv_blocks: int
-    host_blocks: int = 32
+    num_gpu_blocks: int
+    num_cpu_blocks: int = 32
     pp: int = 1
-    block_tokens: int = 16
+    block_size: int = 16
     swap_s_per_block: float = 0.0004
     model: object = dataclasses.field(default_factory=lambda: PLACEMENT.model)
     tp: int = 1
@@ -196,14 +196,14 @@ def assert_same(a: Records, b: Records) -> None:
 @given(
     workload=workloads(),
     blocks=st.sampled_from([70, 90, 130, 400]),
-    host_blocks=st.sampled_from([0, 20, 400]),
+    num_cpu_blocks=st.sampled_from([0, 20, 400]),
     batch=st.sampled_from([2, 7, 64]),
     instances=st.sampled_from([1, 1, 2]),
     pp=st.sampled_from([1, 1, 1, 2]),
 )
-def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, instances, pp):
+def test_leaping_equals_stepping(case, workload, blocks, num_cpu_blocks, batch, instances, pp):
     system = CASES[case](batch)
-    placement = SmallMemory(blocks * pp, host_blocks * pp, pp)
+    placement = SmallMemory(blocks * pp, num_cpu_blocks * pp, pp)
     router = "least-loaded" if instances > 1 else None
     results = [
         simulate(
@@ -213,7 +213,7 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
             STEP_TIME,
             instances=instances,
             router=router,
-            oversize="reject",
+            overlong_requests="reject",
             engine=engine,
         )
         for engine in (None, PlainInstance)
@@ -249,11 +249,11 @@ UNLIKE = Placement(
     batch=st.sampled_from([2, 7, 64]),
 )
 def test_leaping_equals_stepping_on_stages_that_are_not_alike(case, workload, blocks, lanes, batch):
-    placement = dataclasses.replace(UNLIKE, fixed_kv_blocks=blocks * lanes, fixed_lanes=lanes)
+    placement = dataclasses.replace(UNLIKE, fixed_num_gpu_blocks=blocks * lanes, fixed_lanes=lanes)
     steps = staged_step_time(placement).model
     system = CASES[case](batch)
     results = [
-        simulate(workload, system, placement, steps, oversize="reject", engine=engine)
+        simulate(workload, system, placement, steps, overlong_requests="reject", engine=engine)
         for engine in (None, PlainInstance)
     ]
     assert_same(*(r.records for r in results))
@@ -267,10 +267,10 @@ def assert_lossless(workload: Workload, records: Records) -> None:
     done = records.outcome == Outcome.FINISHED
     gone = np.isin(records.outcome, [Outcome.REJECTED, Outcome.DROPPED, Outcome.CANCELLED])
     assert (done | gone).all()
-    np.testing.assert_array_equal(records.tokens_out[done], workload.output_tokens[done])
-    assert (records.tokens_out[gone] == 0).all()
-    assert (records.scheduled_s[done] >= records.arrival_s[done]).all()
-    assert (records.first_token_s[done] > records.scheduled_s[done]).all()
+    np.testing.assert_array_equal(records.output_tokens[done], workload.output_tokens[done])
+    assert (records.output_tokens[gone] == 0).all()
+    assert (records.first_scheduled_s[done] >= records.arrival_s[done]).all()
+    assert (records.first_token_s[done] > records.first_scheduled_s[done]).all()
     assert (records.finish_s[done] >= records.first_token_s[done]).all()
 
 

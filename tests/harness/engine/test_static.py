@@ -28,7 +28,7 @@ def test_one_batch_of_8_8_and_58_generates_174_tokens(serve, requests):
     assert totals.prefill_tokens == 30
     assert totals.steps == 58
     assert served.records.finish_s.tolist() == [58, 58, 58]  # given back together
-    assert served.records.tokens_out.tolist() == [8, 8, 58]
+    assert served.records.output_tokens.tolist() == [8, 8, 58]
 
 
 def test_two_batches_generate_74(serve, requests):
@@ -37,7 +37,7 @@ def test_two_batches_generate_74(serve, requests):
     totals = served.result.totals
     assert totals.padded_tokens == 0
     assert (totals.prefill_tokens, totals.decode_tokens) == (30, 71)
-    assert served.records.scheduled_s.tolist() == [0, 0, 8]
+    assert served.records.first_scheduled_s.tolist() == [0, 0, 8]
     assert served.records.finish_s.tolist() == [8, 8, 66]
     assert totals.busy_s == totals.makespan_s == 66
 
@@ -64,7 +64,7 @@ def test_useful_tokens_are_those_asked(serve, requests):
 )
 def test_order(serve, requests, policy, order):
     workload = requests((0, 10, 5), (0, 10, 1), (0, 10, 3), (0, 10, 1))
-    scheduled = serve(workload, policy(max_batch=1)).records.scheduled_s
+    scheduled = serve(workload, policy(max_batch=1)).records.first_scheduled_s
     assert scheduled.argsort().tolist() == order
     assert scheduled.tolist() != [0, 0, 0, 0]
 
@@ -72,22 +72,22 @@ def test_order(serve, requests, policy, order):
 def test_memory_trims_a_batch(serve, requests):
     # Two blocks each, of six.
     workload = requests(*[(0, 16, 16)] * 4)
-    served = serve(workload, Fifo(), kv_blocks=6)
-    assert served.records.scheduled_s.tolist() == [0, 0, 0, 16]
-    assert served.result.totals.kv_peak_share == 1
+    served = serve(workload, Fifo(), num_gpu_blocks=6)
+    assert served.records.first_scheduled_s.tolist() == [0, 0, 0, 16]
+    assert served.result.totals.kv_cache_usage_peak == 1
 
 
 def test_a_long_member_makes_all_take_more_memory(serve, requests):
     # With a prompt of 48 in the batch each of three would take four blocks.
     workload = requests((0, 16, 16), (0, 16, 16), (0, 48, 16))
-    served = serve(workload, Fifo(), kv_blocks=6)
-    assert served.records.scheduled_s.tolist() == [0, 0, 16]
+    served = serve(workload, Fifo(), num_gpu_blocks=6)
+    assert served.records.first_scheduled_s.tolist() == [0, 0, 16]
 
 
 def test_memory_is_kept_for_the_longest_possible_answer(serve, requests):
     # Answers end after 2 tokens, but could have had 33: three blocks each.
     workload = requests(*[(0, 15, 2)] * 3, max_output_tokens=[33] * 3)
-    assert serve(workload, Fifo(), kv_blocks=6).records.scheduled_s.tolist() == [0, 0, 2]
+    assert serve(workload, Fifo(), num_gpu_blocks=6).records.first_scheduled_s.tolist() == [0, 0, 2]
 
 
 def test_idle_time_is_not_busy(serve, requests):

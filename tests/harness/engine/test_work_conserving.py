@@ -27,12 +27,12 @@ STEP_TIME = step_time(PLACEMENT).model
 class SmallMemory:
     """Llama on an A100 with few blocks."""
 
-    host_blocks, block_tokens, swap_s_per_block = 32, 16, 0.0004
+    num_cpu_blocks, block_size, swap_s_per_block = 32, 16, 0.0004
     tp = pp = lanes = 1
     model = PLACEMENT.model
 
-    def __init__(self, kv_blocks: int) -> None:
-        self.kv_blocks = kv_blocks
+    def __init__(self, num_gpu_blocks: int) -> None:
+        self.num_gpu_blocks = num_gpu_blocks
 
 
 CONTINUOUS = [
@@ -96,7 +96,7 @@ def test_nobody_waits_while_the_device_pauses(name, workload, blocks, batch):
         busy = Busy(monkeypatch, static if name in STATIC else plain)
         system, placement = small(name, batch), SmallMemory(blocks)
         records = simulate(
-            workload, system, placement, STEP_TIME, oversize="reject", engine=PlainInstance
+            workload, system, placement, STEP_TIME, overlong_requests="reject", engine=PlainInstance
         ).records
     done = records.outcome == Outcome.FINISHED
     assert done.any() or (records.outcome == Outcome.REJECTED).all()
@@ -149,6 +149,6 @@ def test_who_would_fit_does_not_wait(name, workload, blocks, batch):
             system,
             SmallMemory(blocks),
             STEP_TIME,
-            oversize="reject",
+            overlong_requests="reject",
             engine=PlainInstance,
         )

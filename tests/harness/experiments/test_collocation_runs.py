@@ -22,7 +22,7 @@ from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.reports.pages.explain import explain
 from slo_bench.workloads.errors import SloBenchError
-from slo_bench.workloads.request import Kind
+from slo_bench.workloads.request import RequestType
 from slo_bench.workloads.workload import Workload
 
 MIX = (
@@ -35,7 +35,7 @@ BESIDE = embedder(model("e5-large"), Placement(model("llama-2-7b"), gpu("a100-80
 def embeds(*rows: tuple[int, int]) -> Workload:
     texts, length = (np.array(column) for column in zip(*rows, strict=True))
     ones = np.ones(len(rows), dtype=np.int64)
-    return Workload(np.zeros(len(rows)), texts * length, ones, kind=ones, n_texts=texts)
+    return Workload(np.zeros(len(rows)), texts * length, ones, request_type=ones, num_inputs=texts)
 
 
 def test_texts_beyond_the_context():
@@ -70,11 +70,11 @@ def test_figures_by_kind():
         np.array([2, 2, 2, 1]),
         e2e_slo_s=np.array([5.0, 5.0, 5.0, 1.0]),
         priority=np.array([1, 0, 0, 0]),
-        kind=np.array([0, 0, 0, 1]),
+        request_type=np.array([0, 0, 0, 1]),
     )
     records = Records.empty(4)
     records.arrival_s[:] = workload.arrival_s
-    records.scheduled_s[:] = workload.arrival_s
+    records.first_scheduled_s[:] = workload.arrival_s
     records.finish_s[:] = [1.0, 9.0, np.nan, 4.5]
     records.outcome[:] = [Outcome.FINISHED, Outcome.FINISHED, Outcome.REJECTED, Outcome.FINISHED]
     judged = judge(workload, records)
@@ -86,7 +86,7 @@ def test_figures_by_kind():
     assert found["priority_spread"] == 1.0
     kept_up = 4 / 9  # offered over 4 s, served in 9
     assert found["objective"] == pytest.approx(1 / 3 + 2 * 1 + 4 * 0.75 * kept_up)
-    alone = dataclasses.replace(workload, kind=np.zeros(4, dtype=np.int64))
+    alone = dataclasses.replace(workload, request_type=np.zeros(4, dtype=np.int64))
     assert by_kind(alone, records, everybody, judged.met, CollocationObjective()) == {}
 
 
@@ -110,8 +110,8 @@ def experiment(**settings: object) -> Experiment:
 
 
 def test_loads_are_shares_of_each_cells_capacity():
-    both = experiment(workload=[MIX, MIX.replace(":2)", ":18)")], loads=[0.5, 1.0]).plan()
-    rates = {(c.columns["workload"], c.columns["load"]): c.rate_rps for c in both.cells}
+    both = experiment(workload=[MIX, MIX.replace(":2)", ":18)")], load_factors=[0.5, 1.0]).plan()
+    rates = {(c.columns["workload"], c.columns["load_factor"]): c.rate_rps for c in both.cells}
     few, many = dict.fromkeys(workload for workload, _ in rates)
     for workload in (few, many):
         assert rates[workload, 1.0] == pytest.approx(2 * rates[workload, 0.5], rel=1e-3)
@@ -119,28 +119,32 @@ def test_loads_are_shares_of_each_cells_capacity():
 
 
 def test_a_run_and_its_columns(tmp_path):
-    result = experiment(loads=[0.5], objective="alpha=0.5,beta=0.5,gamma=0").run(tmp_path, jobs=1)
+    result = experiment(load_factors=[0.5], objective="alpha=0.5,beta=0.5,gamma=0").run(
+        tmp_path, jobs=1
+    )
     row = result.cells.iloc[0]
-    assert row["load"] == 0.5
+    assert row["load_factor"] == 0.5
     assert row["objective"] == pytest.approx((row["llm_attainment"] + row["embed_attainment"]) / 2)
     again = Experiment.load(tmp_path / "experiment.toml").plan()
-    assert [c.cell for c in again.cells] == [c.cell for c in experiment(loads=[0.5]).plan().cells]
+    assert [c.cell for c in again.cells] == [
+        c.cell for c in experiment(load_factors=[0.5]).plan().cells
+    ]
 
 
 def test_embeddings_need_an_embedder():
     with pytest.raises(SloBenchError, match="say which model embeds"):
-        experiment(embedder=None, loads=[0.5]).plan()
+        experiment(embedder=None, load_factors=[0.5]).plan()
 
 
 def test_loads_contradict_rates():
-    with pytest.raises(SloBenchError, match="rates and loads contradict"):
-        experiment(rates=[1.0], loads=[0.5])
+    with pytest.raises(SloBenchError, match="rates and load_factors contradict"):
+        experiment(rates=[1.0], load_factors=[0.5])
 
 
 def test_what_explaining_an_embedding_says(tmp_path):
-    experiment(loads=[0.5]).run(tmp_path, jobs=1)
+    experiment(load_factors=[0.5]).run(tmp_path, jobs=1)
     cell = replay(tmp_path, cell_names(tmp_path)[0])
-    request = int(np.flatnonzero(cell.workload.kind)[0])
+    request = int(np.flatnonzero(cell.workload.request_type)[0])
     with pytest.raises(SloBenchError, match=r"embeds: it waited \d+\.\d+ s and took one pass of"):
         explain(cell, request)
 
@@ -163,7 +167,7 @@ def test_embeddings_across_instances(name, alone, tmp_path):
     row = run.cells.iloc[0]
     assert row["finished"] == row["requests"] == 40
     requests = pd.read_csv(next((tmp_path / "requests").iterdir()))
-    embeds = requests["kind"] == 1
+    embeds = requests["request_type"] == 1
     where = {kind: set(requests.loc[embeds == kind, "instance"]) for kind in (True, False)}
     if alone:
         assert where[True] == {3}
@@ -187,7 +191,7 @@ def test_several_embedders_that_wait_for_memory():
     """None gives anything back meanwhile: they need not stop for each other at every instant."""
     crowd = "mix(chat=synthetic(prompt=100,output=400):6,embed=embed(texts=128,tokens=512):1)"
     asked = experiment(
-        systems="vllm", workload=crowd, instances=3, kv_blocks=300, rates=[30.0], requests=150
+        systems="vllm", workload=crowd, instances=3, num_gpu_blocks=300, rates=[30.0], requests=150
     )
     cell = asked.plan().cells[0]
     place, workload = placed(cell.placement), workload_of(cell)
@@ -200,7 +204,7 @@ def test_several_embedders_that_wait_for_memory():
         router="least-loaded",
         embedder=place.embedder,
     )
-    embeds = workload.kind == Kind.EMBED
+    embeds = workload.request_type == RequestType.EMBED
     assert (result.records.outcome == Outcome.FINISHED).all()
     assert place.embedder.blocks([(128, 512)]) > 150  # of 300
-    assert (result.records.scheduled_s - result.records.arrival_s)[embeds].max() > 1.0
+    assert (result.records.first_scheduled_s - result.records.arrival_s)[embeds].max() > 1.0

@@ -53,7 +53,7 @@ def test_one_lane_keeps_one_gpu_busy_at_a_time(tmp_path, file):
     found = rows(tmp_path, device_map=(file(), file(lanes=2)), rates=(50.0,))
     assert found["gpus"].tolist() == [2, 2]
     assert set(found["gpu"]) == {"rtx-3090@350w+rtx-3090@150w"}
-    one, two = found["gpu_busy"]
+    one, two = found["gpu_utilisation"]
     assert one == pytest.approx(0.5, abs=0.01)
     assert 0.5 < two <= 1
 
@@ -69,7 +69,7 @@ def test_an_even_map_of_equal_gpus_is_pp(tmp_path, file):
     equal = [{"gpu": "rtx-3090", "layers": 14, "link": "pix"}, {"gpu": "rtx-3090", "layers": 14}]
     mapped = rows(tmp_path, device_map=file(stages=equal, lanes=2))
     plain = rows(tmp_path / "plain", gpu="rtx-3090", tp=1, pp=2)
-    for name in ("makespan_s", "e2e_mean_s", "gpu_busy", "iterations"):
+    for name in ("makespan_s", "e2e_mean_s", "gpu_utilisation", "iterations"):
         assert mapped[name][0] == pytest.approx(plain[name][0], rel=0.01)
 
 
@@ -105,4 +105,4 @@ def test_a_cell_that_is_run_again_and_watched_starts_as_late(tmp_path, file):
     again = replay(tmp_path / "run", found["cell"][0])
     assert again.lanes_per_instance == 1
     assert again.result.totals.makespan_s == pytest.approx(found["makespan_s"][0], rel=0.05)
-    assert again.result.records.scheduled_s.min() >= 100.0
+    assert again.result.records.first_scheduled_s.min() >= 100.0

@@ -38,7 +38,7 @@ def test_a_run_leaves_a_row_and_details_for_every_cell(tmp_path):
     requests = result.requests("vllm_rate-4_seed-1")
     assert len(requests) == 20
     row = cells[cells["cell"] == "vllm_rate-4_seed-1"].iloc[0]
-    assert requests["met"].mean() == pytest.approx(row["attainment"])
+    assert requests["slo_met"].mean() == pytest.approx(row["attainment"])
     ttft = (requests["first_token_s"] - requests["arrival_s"]).mean()
     assert ttft == pytest.approx(row["ttft_mean_s"], abs=2e-6)
     assert result.timeline("fifo_rate-2_seed-0")["running"].max() > 0
@@ -108,13 +108,13 @@ def test_a_failing_cell_says_why_and_leaves_nothing(tmp_path):
     trace = tmp_path / "long.csv"
     trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n1,900000,10\n")
     for jobs in (1, 2):
-        run = Experiment(systems=["vllm", "fifo"], workload=str(trace), oversize="error")
+        run = Experiment(systems=["vllm", "fifo"], workload=str(trace), overlong_requests="error")
         with pytest.raises(SloBenchError, match="1 of 2 requests are too long"):
             run.run(tmp_path / "run", jobs=jobs)
         assert not (tmp_path / "run").exists()
-    done = Experiment(systems="vllm", workload=str(trace), speeds=1)
+    done = Experiment(systems="vllm", workload=str(trace), replay_speeds=1)
     (row,) = done.run(tmp_path / "run", jobs=1).rows()
-    assert (row["attainment"], row["rejected"], row["oversize"]) == (0.5, 1, 1)
+    assert (row["attainment"], row["rejected"], row["overlong"]) == (0.5, 1, 1)
 
 
 def test_a_trace_alone_runs_at_three_speeds_once(tmp_path):
@@ -122,7 +122,7 @@ def test_a_trace_alone_runs_at_three_speeds_once(tmp_path):
     lines = [f"{k * 0.5},100,10" for k in range(11)]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *lines]) + "\n")
     rows = Experiment(systems="vllm", workload=str(trace)).run(tmp_path / "a", jobs=1).rows()
-    assert [(row["speed"], row["rate_rps"], row["seed"]) for row in rows] == [
+    assert [(row["replay_speed"], row["rate_rps"], row["seed"]) for row in rows] == [
         (0.5, 1.0, 0),
         (1.0, 2.0, 0),
         (2.0, 4.0, 0),
@@ -139,7 +139,7 @@ def test_files_in_an_experiment_lie_beside_it(tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,10\n")
     (folder / "study.toml").write_text(
-        'systems = "vllm"\nworkload = "trace.csv"\nspeeds = 1\nslo = { ttft = 1 }\n'
+        'systems = "vllm"\nworkload = "trace.csv"\nreplay_speeds = 1\nslo = { ttft = 1 }\n'
     )
     monkeypatch.chdir(tmp_path)
     Experiment.load("study/study.toml").run("out", jobs=1)
@@ -212,9 +212,12 @@ def test_a_system_of_the_users_own_runs_in_workers_too(tmp_path, monkeypatch):
         ("rates = [nan]\n", "rates must be a finite number but is nan"),
         ("rates = []\n", "rates must have at least one value"),
         ("tp = [1, 1]\n", "tp has 1 twice"),
-        ("rates = 1\nspeeds = 1\n", "rates and speeds contradict"),
+        ("rates = 1\nreplay_speeds = 1\n", "rates and replay_speeds contradict"),
         ("requests = 5\nduration_s = 5\n", "requests and duration_s contradict"),
-        ('oversize = "drop"\n', "oversize must be 'error', 'reject' or 'truncate' but is 'drop'"),
+        (
+            'overlong_requests = "drop"\n',
+            "overlong_requests must be 'error', 'reject' or 'truncate' but is 'drop'",
+        ),
         (
             "[parameters.vlm]\nmax_num_seqs = 1\n",
             r"parameters are set for 'vlm', .* not among the systems",
@@ -241,7 +244,7 @@ def test_a_wrong_file_is_refused_with_its_line(tmp_path, text, message):
         ({"model": "llama-3-70b", "tp": 1}, "llama-3-70b needs .* use tp"),
         ({"tp": 2, "gpus": 3}, "3 GPUs cannot be shared out to instances of tp 2"),
         ({"gpus": 4, "instances": 3}, "gpus = 4 contradicts 3 instances"),
-        ({"speeds": 2}, "speeds need a workload with arrivals of its own"),
+        ({"replay_speeds": 2}, "replay_speeds need a workload with arrivals of its own"),
         ({"arrivals": ["poisson", "concurrency(2)"]}, "run them as two experiments"),
         (
             {"parameters": {"vllm": {"max_num_seq": 1}}, "systems": "vllm"},

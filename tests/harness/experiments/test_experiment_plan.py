@@ -14,7 +14,7 @@ def test_every_combination_is_a_cell_and_every_axis_a_column():
     found = cells(systems=["vllm", "orca"], tp=[1, 2], rates=[1, 2], seeds=2, slo_scale=[1, 0.5])
     assert len(found) == 2 * 2 * 2 * 2 * 2
     assert found[0].cell == "vllm_tp-1_slo-scale-1_rate-1_seed-0"
-    assert list(found[0].columns)[8:] == ["speed", "seed", "tp", "slo_scale"]
+    assert list(found[0].columns)[8:] == ["replay_speed", "seed", "tp", "slo_scale"]
     assert {(c.columns["tp"], c.columns["gpus"]) for c in found} == {(1, 1), (2, 2)}
 
 
@@ -25,29 +25,29 @@ def test_one_value_is_no_axis():
     assert cell.router == "least-loaded"
 
 
-def test_kv_blocks_and_host_blocks_are_settings_and_axes():
-    found = cells(kv_blocks=[128, 256], host_blocks=[0, 64])
-    assert [(c.columns["kv_blocks"], c.columns["host_blocks"]) for c in found] == [
+def test_num_gpu_blocks_and_num_cpu_blocks_are_settings_and_axes():
+    found = cells(num_gpu_blocks=[128, 256], num_cpu_blocks=[0, 64])
+    assert [(c.columns["num_gpu_blocks"], c.columns["num_cpu_blocks"]) for c in found] == [
         (128, 0),
         (128, 64),
         (256, 0),
         (256, 64),
     ]
     places = [placed(c.placement).placement for c in found]
-    assert {(p.kv_blocks, p.host_blocks) for p in places} == {
+    assert {(p.num_gpu_blocks, p.num_cpu_blocks) for p in places} == {
         (128, 0),
         (128, 64),
         (256, 0),
         (256, 64),
     }
-    (cell,) = cells(kv_blocks=128)
-    assert "kv_blocks" not in cell.columns
-    assert placed(cell.placement).placement.host_blocks == 2048  # 4 GiB, as without the setting
+    (cell,) = cells(num_gpu_blocks=128)
+    assert "num_gpu_blocks" not in cell.columns
+    assert placed(cell.placement).placement.num_cpu_blocks == 2048  # 4 GiB, as without the setting
 
 
-def test_kv_blocks_and_host_blocks_survive_the_file(tmp_path):
+def test_num_gpu_blocks_and_num_cpu_blocks_survive_the_file(tmp_path):
     path = tmp_path / "few.toml"
-    asked = Experiment(systems="vllm", kv_blocks=128, host_blocks=[32, 64])
+    asked = Experiment(systems="vllm", num_gpu_blocks=128, num_cpu_blocks=[32, 64])
     path.write_text(asked.to_toml())
     assert Experiment.load(path) == asked
 
@@ -55,9 +55,9 @@ def test_kv_blocks_and_host_blocks_survive_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"kv_blocks": 0}, "kv_blocks must be greater than or equal to 1 but is 0"),
-        ({"host_blocks": -1}, "host_blocks must be greater than or equal to 0 but is -1"),
-        ({"kv_blocks": 10**7}, "10,000,000 KV blocks of 16 tokens do not fit"),
+        ({"num_gpu_blocks": 0}, "num_gpu_blocks must be greater than or equal to 1 but is 0"),
+        ({"num_cpu_blocks": -1}, "num_cpu_blocks must be greater than or equal to 0 but is -1"),
+        ({"num_gpu_blocks": 10**7}, "10,000,000 KV blocks of 16 tokens do not fit"),
     ],
 )
 def test_impossible_blocks(settings, complaint):
@@ -155,5 +155,5 @@ def test_a_share_of_the_requests_warms_up():
         systems="vllm", workload="alpaca", rates=[2.0, 4.0], requests=100, warmup_share=0.2
     )
     assert {c.rate_rps: c.warmup_s for c in asked.plan().cells} == {2.0: 10.0, 4.0: 5.0}
-    with pytest.raises(SloBenchError, match="warmup_share needs rates or loads"):
+    with pytest.raises(SloBenchError, match="warmup_share needs rates or load_factors"):
         Experiment(workload="alpaca", arrivals="concurrency(8)", warmup_share=0.2).plan()

@@ -34,8 +34,8 @@ def test_rows_of_several_models(tmp_path: Path) -> None:
     assert {row["gpus"] for row in rows} == {2}
     for row in rows:
         assert row["finished"] == row["requests"]
-        assert 0 < row["compute_utilisation"] < 1
-        assert 0 < row["kv_peak"] < 1
+        assert 0 < row["mfu"] < 1
+        assert 0 < row["kv_cache_usage_peak"] < 1
     by_system = {row["system"]: row["attainment"] for row in rows}
     assert by_system["qlm"] < by_system["prism"]
     again = Experiment.load(tmp_path / "run" / "experiment.toml").run(tmp_path / "again", jobs=1)
@@ -60,7 +60,7 @@ def test_settings_that_make_no_sense(changes: dict[str, Any], says: str) -> None
 
 
 def test_slos_by_one_command() -> None:
-    asked = ["dedicated-slo", "--models", "fleet(llama-3.1-8b*2, llama-3.2-1b)", "--rate", "2"]
+    asked = ["derive-slo", "--models", "fleet(llama-3.1-8b*2, llama-3.2-1b)", "--rate", "2"]
     asked += ["--duration", "120"]
     result = CliRunner().invoke(app, asked)
     assert result.exit_code == 0, result.output

@@ -148,9 +148,9 @@ def runs_in(folder: Path) -> dict[tuple[object, ...], object]:
 
 def loaded(folder: Path, url: str, watch=None, address: str | None = None):
     """A level at 10 req/s for 6 s and one of 2 s from all machines, and its rows."""
-    client = {"base_urls": (url,), "late_limit_s": 60.0}
+    client = {"base_urls": (url,), "send_delay_limit_s": 60.0}
     settings = {"prompt_tokens": "fixed(8)", "output_tokens": "fixed(5)", "requests": 60}
-    asked = Experiment(backend="http", client=client, rates=[10, 30], seeds=1, **settings)
+    asked = Experiment(backend="openai", client=client, rates=[10, 30], seeds=1, **settings)
     return asked.run(folder, executor=OnRay(address), progress=watch).rows()
 
 
@@ -249,6 +249,6 @@ def test_servers_of_ours_are_measured_from_here(tmp_path):
     class Elsewhere(LocalExecutor):
         pass
 
-    asked = Experiment(backend="paged", model="tiny-llama", rates=[1])
+    asked = Experiment(backend="torch", model="tiny-llama", rates=[1])
     with pytest.raises(SloBenchError, match="run already"):
         asked.run(tmp_path / "run", executor=Elsewhere(1))

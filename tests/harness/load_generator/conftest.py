@@ -27,7 +27,7 @@ def run():
 
     def run_it(workload, config=None, *, router="round-robin", **options):
         # A late client is another matter, and has its own tests.
-        options = {"late_limit_s": 60.0, "rate_limit_share": 1.0, "processes": 1, **options}
+        options = {"send_delay_limit_s": 60.0, "rate_limit_share": 1.0, "processes": 1, **options}
         with serving(config or MockConfig(ttft_s=0.005, itl_s=0.002)) as server:
             found = measure(
                 workload, [Endpoint.parse(server.url)], HttpOptions(**options), router=router

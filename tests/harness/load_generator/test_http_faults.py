@@ -32,7 +32,7 @@ def test_each_is_recorded_as_what_it_was(workload, run, mock_fault, api):
     fault, outcome, tokens = EXPECTED[mock_fault]
     records = found.result.records
     assert records.outcome.tolist() == [1, 1, outcome, 1, 1, outcome]
-    assert records.tokens_out.tolist() == [5, 5, tokens, 5, 5, tokens]
+    assert records.output_tokens.tolist() == [5, 5, tokens, 5, 5, tokens]
     assert found.faults() == ({} if fault is RequestFault.NONE else {fault: 2})
     assert set(found.details) == (set() if fault is RequestFault.NONE else {2, 5})
     assert np.isnan(records.finish_s).tolist() == (records.outcome != Outcome.FINISHED).tolist()

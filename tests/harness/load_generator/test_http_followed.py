@@ -63,11 +63,11 @@ def test_answers_are_heard_and_taught_in_a_copy(workload, run, lengths, tmp_path
     assert len(read_queue(tmp_path / "followed" / QUEUE)) == 60
     assert not (lengths / QUEUE).exists()
     assert PredictorConfig.load(lengths).generation == 0
-    told = [one for one in found.result.timeline.told if one.what == "lengths"]
-    of = {one.of for one in told}
+    told = [one for one in found.result.timeline.told if one.metric == "lengths"]
+    of = {one.entity for one in told}
     assert of == {"as told", "as told, within one", "without correction"}
-    as_told = [one.value for one in told if one.of == "as told"]
-    plain = [one.value for one in told if one.of == "without correction"]
+    as_told = [one.value for one in told if one.entity == "as told"]
+    plain = [one.value for one in told if one.entity == "without correction"]
     assert len(as_told) == len(plain) == 2  # fifty answers, and the rest
     assert plain == [0, 0]
     assert as_told[-1] > 0.5

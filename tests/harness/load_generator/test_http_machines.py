@@ -174,7 +174,7 @@ def test_clocks_that_run_apart_are_bounded_all_along(truth_s, drift_s, e0, e1, o
 
 
 def sent(workload, senders=None, config=None, **options):
-    given = {"late_limit_s": 60.0, "rate_limit_share": 1.0, **options}
+    given = {"send_delay_limit_s": 60.0, "rate_limit_share": 1.0, **options}
     with serving(config or MockConfig(ttft_s=0.005, itl_s=0.002)) as server:
         found = measure(
             workload, [Endpoint.parse(server.url)], HttpOptions(**given), senders=senders
@@ -189,7 +189,14 @@ def test_two_machines_send_as_one_would(workload):
     alone, _ = sent(asked, processes=1)
     found, truths = sent(asked, Machines(5000.0, -3600.0))
     assert sorted(truths) == list(range(40))
-    for name in ("outcome", "tokens_out", "prompt_tokens", "completion_tokens", "status", "fault"):
+    for name in (
+        "outcome",
+        "output_tokens",
+        "prompt_tokens",
+        "completion_tokens",
+        "status",
+        "fault",
+    ):
         np.testing.assert_array_equal(getattr(found.columns, name), getattr(alone.columns, name))
     np.testing.assert_array_equal(found.columns.arrival_s[:38], alone.columns.arrival_s[:38])
     assert (found.result.records.outcome == Outcome.FINISHED).all()
@@ -201,7 +208,7 @@ def test_two_machines_send_as_one_would(workload):
         assert abs(client.offset_s - ahead_s) <= client.clock_error_s
         assert not client.died
     error_s = max(client.clock_error_s for client in found.clients)
-    late_s = max(client.late_max_s for client in found.clients)
+    late_s = max(client.send_delay_max_s for client in found.clients)
     for row, truth in truths.items():
         received_s = truth.received_s - found.start_s  # one clock: mock and test are one machine
         assert received_s >= found.columns.arrival_s[row] - EARLY_S - error_s
@@ -219,7 +226,7 @@ def test_a_sending_process_that_dies_makes_the_level_invalid(workload):
             killed.append(child)
 
     senders.begun = kill
-    found, _ = sent(workload(30, gap_s=0.1), senders, late_limit_s=60.0)
+    found, _ = sent(workload(30, gap_s=0.1), senders, send_delay_limit_s=60.0)
     assert found.invalid_because is not None
     assert found.invalid_because.startswith("client 2 of 2, on machine-1, died")
     assert "15 requests is unknown" in found.invalid_because
@@ -283,9 +290,9 @@ def test_who_loses_its_master_sends_nothing_more(workload, tmp_path):
 
 def test_each_process_is_accounted_for(tmp_path):
     with serving(MockConfig(ttft_s=0.002, itl_s=0.0005)) as server:
-        client = {"base_urls": (server.url,), "late_limit_s": 60.0, "processes": 2}
+        client = {"base_urls": (server.url,), "send_delay_limit_s": 60.0, "processes": 2}
         result = Experiment(
-            backend="http",
+            backend="openai",
             client=client,
             prompt_tokens="fixed(8)",
             output_tokens="fixed(5)",
@@ -300,7 +307,9 @@ def test_each_process_is_accounted_for(tmp_path):
         ("1", "6", "False"),
         ("2", "6", "False"),
     ]
-    assert all(float(line["late_max_s"]) >= float(line["late_p50_s"]) >= 0 for line in lines)
+    assert all(
+        float(line["send_delay_max_s"]) >= float(line["send_delay_p50_s"]) >= 0 for line in lines
+    )
     assert row["client_processes"] == 2
 
 

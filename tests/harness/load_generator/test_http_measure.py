@@ -14,7 +14,7 @@ from slo_bench.harness.load_generator.routed_load import measure
 from slo_bench.harness.load_generator.shares import Share, processes_for, rows_elsewhere
 from slo_bench.harness.servers.mock import InjectedFault, MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
-from slo_bench.workloads.request import Kind
+from slo_bench.workloads.request import RequestType
 from slo_bench.workloads.workload import Workload
 
 
@@ -29,10 +29,10 @@ def most_at_once(truths):
 
 
 def test_times_are_those_of_the_server(workload, run):
-    found, truths = run(workload(), keep_token_times=True)
+    found, truths = run(workload(), save_token_times=True)
     columns, records = found.columns, found.result.records
     np.testing.assert_array_equal(records.arrival_s, np.arange(6) * 0.01)
-    assert records.tokens_out.tolist() == [5] * 6
+    assert records.output_tokens.tolist() == [5] * 6
     assert columns.prompt_tokens.tolist() == [8] * 6
     # Both processes read the same clock: nothing is seen before it left, nor sent after it came.
     zero_s = truths[0].received_s - columns.sent_s[0]
@@ -86,10 +86,10 @@ def test_several_processes_send_everything_once(workload, run):
     blocks = [(row % 3, row) for row in range(12)]
     follows = np.array([-1] * 11 + [2])
     asked = workload(12, follows=follows, prefix_blocks=blocks, class_names=("a",))
-    found, truths = run(asked, processes=3, keep_token_times=True)
+    found, truths = run(asked, processes=3, save_token_times=True)
     assert sorted(truths) == list(range(12))
     assert found.client.processes == 3
-    assert found.result.records.tokens_out.tolist() == [5] * 12
+    assert found.result.records.output_tokens.tolist() == [5] * 12
     assert len(found.token_s) == 60
     np.testing.assert_array_equal(found.token_s[::5], found.result.records.first_token_s)
 
@@ -124,7 +124,7 @@ def test_routers_over_servers(workload, router):
     slow, quick = MockConfig(ttft_s=2.0, itl_s=0), MockConfig(ttft_s=0, itl_s=0)
     with serving(slow) as first, serving(quick) as second:
         endpoints = [Endpoint.parse(server.url) for server in (first, second)]
-        options = HttpOptions(processes=1, late_limit_s=60)
+        options = HttpOptions(processes=1, send_delay_limit_s=60)
         found = measure(workload(8, gap_s=0.05, tokens=1), endpoints, options, router=router)
         counts = [len(server.truths()) for server in (first, second)]
     if router == "round-robin":
@@ -153,10 +153,10 @@ def test_what_cannot_be_sent_is_told_at_once(workload):
 
 
 def test_embeddings_come_whole(workload, run):
-    found, truths = run(workload(kind=np.full(6, Kind.EMBED)))
+    found, truths = run(workload(request_type=np.full(6, RequestType.EMBED)))
     records = found.result.records
     assert (records.outcome == Outcome.FINISHED).all()
-    assert records.tokens_out.tolist() == [0] * 6
+    assert records.output_tokens.tolist() == [0] * 6
     np.testing.assert_array_equal(records.first_token_s, records.finish_s)
     assert {t.prompt_tokens for t in truths.values()} == {8}
 
@@ -164,7 +164,7 @@ def test_embeddings_come_whole(workload, run):
 def test_chat_and_chunks_of_several_tokens(workload, run):
     config = MockConfig(ttft_s=0.005, itl_s=0.002, tokens_per_chunk=2)
     found, truths = run(workload(), config, api=Api.CHAT, keep_texts=True)
-    assert found.result.records.tokens_out.tolist() == [5] * 6
+    assert found.result.records.output_tokens.tolist() == [5] * 6
     assert found.columns.chunks.tolist() == [3] * 6
     assert {t.prompt_tokens for t in truths.values()} == {8}
     assert found.texts[0] == " tok" * 5
@@ -172,12 +172,12 @@ def test_chat_and_chunks_of_several_tokens(workload, run):
 
 def test_a_server_without_usage_is_counted_by_its_chunks(workload, run):
     found, _ = run(workload(), body={"stream_options": {"include_usage": False}})
-    assert found.result.records.tokens_out.tolist() == [5] * 6
+    assert found.result.records.output_tokens.tolist() == [5] * 6
     assert found.columns.prompt_tokens.tolist() == [-1] * 6
 
 
 def test_a_late_client_makes_a_level_invalid(workload, run):
-    found, _ = run(workload(), late_limit_s=1e-9)
+    found, _ = run(workload(), send_delay_limit_s=1e-9)
     assert "ms is the limit" in found.invalid_because
 
 
@@ -188,7 +188,7 @@ def test_it_runs_where_a_loop_runs_already(workload, run):
         return run(workload(2))
 
     found, truths = asyncio.run(cell())
-    assert found.result.records.tokens_out.tolist() == [5, 5]
+    assert found.result.records.output_tokens.tolist() == [5, 5]
     assert len(truths) == 2
 
 
@@ -259,4 +259,4 @@ def test_tls(workload, tmp_path, monkeypatch):
         monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "cert.pem"))
         friends = measure(workload(3), [endpoint], HttpOptions(processes=1))
     assert {fault.value for fault in strangers.faults()} == {"tls"}
-    assert friends.result.records.tokens_out.tolist() == [5] * 3
+    assert friends.result.records.output_tokens.tolist() == [5] * 3

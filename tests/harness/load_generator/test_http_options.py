@@ -60,7 +60,7 @@ def test_what_is_no_header(options, problem, monkeypatch):
         HttpOptions(**options).header_lines()
 
 
-def figures(late_s=0.0, lag_s=0.0, own_faults=0, stretch=1.0, n=100):
+def figures(late_s=0.0, lag_s=0.0, client_errors=0, stretch=1.0, n=100):
     due = np.arange(n) * 0.01
     return client_figures(
         due,
@@ -69,7 +69,7 @@ def figures(late_s=0.0, lag_s=0.0, own_faults=0, stretch=1.0, n=100):
         cpu_s=1.0,
         peak_rss_bytes=1,
         processes=1,
-        own_faults=own_faults,
+        client_errors=client_errors,
     )
 
 
@@ -81,18 +81,18 @@ def figures(late_s=0.0, lag_s=0.0, own_faults=0, stretch=1.0, n=100):
         (figures(late_s=-0.0005), None),  # the half millisecond that we may be early
         (figures(late_s=0.011), "sent late: 11.0 ms at p99, 10 ms is the limit"),
         (figures(lag_s=0.02), "event loop lagged 20.0 ms"),
-        (figures(own_faults=1), "1 requests failed on our side"),
+        (figures(client_errors=1), "1 requests failed on our side"),
         (figures(n=1), None),
         (figures(n=0), None),
     ],
 )
 def test_the_gate(found, reason):
-    told = invalid_because(found, 100, late_limit_s=0.01, rate_limit_share=0.02)
+    told = invalid_because(found, 100, send_delay_limit_s=0.01, rate_limit_share=0.02)
     assert (told is None) if reason is None else (reason in told)
 
 
 def test_a_rate_that_was_not_reached():
     found = figures(stretch=1.05)
-    told = invalid_because(found, 100, late_limit_s=1.0, rate_limit_share=0.02)
+    told = invalid_because(found, 100, send_delay_limit_s=1.0, rate_limit_share=0.02)
     assert told == "95.24 req/s were sent where 100 were due"
-    assert invalid_because(found, 10, late_limit_s=1.0, rate_limit_share=0.02) is None
+    assert invalid_because(found, 10, send_delay_limit_s=1.0, rate_limit_share=0.02) is None

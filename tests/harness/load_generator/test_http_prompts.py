@@ -7,18 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.core.wire import slo_from_wire, to_wire
-from slo_bench.harness.load_generator.http import Api, HttpOptions, Prompts
+from slo_bench.harness.load_generator.http import Api, HttpOptions, PromptFormat
 from slo_bench.harness.load_generator.http.bodies import Bodies, BodyMaker
 from slo_bench.harness.load_generator.http.prompts import PromptMaker
 from slo_bench.harness.load_generator.http.tokenizer import Vocabulary
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
-from slo_bench.workloads.request import Kind, Request, Slo
+from slo_bench.workloads.request import Request, RequestType, Slo
 
 VOCABULARY = Vocabulary.span(1000, 30000)
 
 
-def maker(block_tokens=4, salt="", encoder=None):
-    return PromptMaker(VOCABULARY, block_tokens, salt, encoder)
+def maker(block_size=4, salt="", encoder=None):
+    return PromptMaker(VOCABULARY, block_size, salt, encoder)
 
 
 def request(tokens=10, row=0, blocks=(), **more):
@@ -118,13 +118,13 @@ def test_chat_and_texts(workload):
     assert body(asked, 0)["prompt"] == "Grüße"
     (message,) = body(asked, 1, api=Api.CHAT)["messages"]
     assert len(message["content"].split()) == 8
-    assert isinstance(body(asked, 1, prompts=Prompts.WORDS)["prompt"], str)
+    assert isinstance(body(asked, 1, prompt_format=PromptFormat.TEXT)["prompt"], str)
     with pytest.raises(SloBenchError, match="chat API takes no token ids"):
-        body(asked, 1, api=Api.CHAT, prompts=Prompts.IDS)
+        body(asked, 1, api=Api.CHAT, prompt_format=PromptFormat.TOKEN_IDS)
 
 
 def test_embeddings(workload):
-    found = body(workload(kind=np.full(6, Kind.EMBED)), model="e")
+    found = body(workload(request_type=np.full(6, RequestType.EMBED)), model="e")
     assert len(found["input"]) == 8
     assert set(found) == {"input", "model"}
 

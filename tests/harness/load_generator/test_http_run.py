@@ -26,21 +26,21 @@ SHORT = {
 
 def experiment(*urls, client=(), **settings):
     """One whose levels stay valid on a busy machine."""
-    table = {"base_urls": urls, "late_limit_s": 60.0, **dict(client)}
-    return Experiment(**{**SHORT, "backend": "http", "client": table, **settings})
+    table = {"base_urls": urls, "send_delay_limit_s": 60.0, **dict(client)}
+    return Experiment(**{**SHORT, "backend": "openai", "client": table, **settings})
 
 
 def test_a_run_folder_as_of_a_simulation(tmp_path):
     with serving(QUICK) as server:
-        result = experiment(server.url, client={"token_times": True}).run(tmp_path / "run")
+        result = experiment(server.url, client={"save_token_times": True}).run(tmp_path / "run")
     (row,) = result.rows()
-    assert (row["system"], row["backend"], row["model"]) == ("server", "http", "mock")
+    assert (row["system"], row["backend"], row["model"]) == ("server", "openai", "mock")
     assert (row["gpu"], row["step_time"], row["valid"]) == ("unknown", "measured", True)
     assert (row["requests"], row["finished"], row["tokens_per_chunk"]) == (12, 12, 1.0)
-    assert row["preemptions_swap"] is row["kv_peak"] is row["compute_utilisation"] is None
+    assert row["preemptions_swap"] is row["kv_cache_usage_peak"] is row["mfu"] is None
     assert row["client_processes"] == 1
     requests = result.requests(row["cell"])
-    assert (requests["tokens_out"] == 5).all()
+    assert (requests["output_tokens"] == 5).all()
     assert (requests["server_prompt_tokens"] == 8).all()
     assert (requests["sent_s"] <= requests["first_byte_s"]).all()
     assert (requests["status"] == 200).all()
@@ -62,7 +62,7 @@ def test_records_come_back_as_a_workload(tmp_path):
         (row,) = result.rows()
         records = tmp_path / "run" / "requests" / f"{row['cell']}.csv.gz"
         again = experiment(
-            server.url, workload=str(records), rates=None, speeds=1.0, requests=None,
+            server.url, workload=str(records), rates=None, replay_speeds=1.0, requests=None,
             prompt_tokens=None, output_tokens=None,
         ).run(tmp_path / "again")  # fmt: skip
     assert row["fault_status"] == 4
@@ -136,9 +136,9 @@ def test_what_it_costs_if_we_are_told_what_it_is(tmp_path):
 
 def test_a_tokenizer_is_looked_for_beside_the_file(tmp_path):
     path = tmp_path / "x.toml"
-    path.write_text('backend = "http"\n[client]\ntokenizer = "tok"\n')
+    path.write_text('backend = "openai"\n[client]\ntokenizer = "tok"\n')
     assert Experiment.load(path).client.tokenizer == str(tmp_path / "tok")
-    asked = Experiment(backend="http", client={"tokenizer": "tok"})
+    asked = Experiment(backend="openai", client={"tokenizer": "tok"})
     assert asked.anchored(tmp_path).client.tokenizer == str(tmp_path / "tok")
 
 
@@ -161,13 +161,13 @@ def test_a_tokenizer_is_looked_for_beside_the_file(tmp_path):
 )
 def test_what_cannot_be_asked(settings, problem, tmp_path):
     with pytest.raises(SloBenchError, match=problem):
-        Experiment(**{**SHORT, "backend": "http", **settings}).run(tmp_path / "run")
+        Experiment(**{**SHORT, "backend": "openai", **settings}).run(tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_a_wrong_line_is_named(tmp_path):
     path = tmp_path / "x.toml"
-    path.write_text('backend = "http"\n[client]\nbase_urls = "http://h"\ntime_limit_s = -1\n')
+    path.write_text('backend = "openai"\n[client]\nbase_urls = "http://h"\ntime_limit_s = -1\n')
     with pytest.raises(FileFormatError, match=r"client\.time_limit_s must be .*x\.toml, line 4"):
         Experiment.load(path)
 
@@ -193,13 +193,13 @@ def test_the_example_can_be_run(slo_bench, tmp_path):
 
 
 def test_options_of_the_client(slo_bench, tmp_path):
-    (tmp_path / "x.toml").write_text("[client]\nlate_limit_s = 60\n")
+    (tmp_path / "x.toml").write_text("[client]\nsend_delay_limit_s = 60\n")
     with serving(QUICK) as server:
         code, out, err = slo_bench(
             *("run", "x.toml", "--base-url", server.url, "--api", "chat", "--rates", "200"),
             *("--requests", "5", "--seeds", "1", "-s", "mine", "--header", "x-a=b"),
             *("--body", "top_k=3", "--body", "user=me", "--time-limit", "99", "--json"),
-            *("--prompts", "words", "--sweep", "output_tokens=fixed(3)", "--out", "o"),
+            *("--prompt-format", "text", "--sweep", "output_tokens=fixed(3)", "--out", "o"),
         )
     assert code == 0, err
     (row,) = json.loads(out)
@@ -208,13 +208,13 @@ def test_options_of_the_client(slo_bench, tmp_path):
     assert kept.api == "chat"
     assert kept.body == {"top_k": 3, "user": "me"}
     assert kept.headers == {"x-a": "b"}
-    assert (kept.time_limit_s, kept.late_limit_s) == (99.0, 60.0)
+    assert (kept.time_limit_s, kept.send_delay_limit_s) == (99.0, 60.0)
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--backend", "http"], "needs the address of a server"),
+        (["--backend", "openai"], "needs the address of a server"),
         (["--base-url", "http://h", "--header", "x"], "write NAME=VALUE"),
         (["--base-url", "http://h", "--body", "a={"], "is no JSON"),
         (["--base-url", "http://h", "--api", "x"], "client.api must be"),

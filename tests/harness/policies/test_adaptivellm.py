@@ -32,7 +32,7 @@ class Seen:
 
     now_s: float = 10.0
     host_free_blocks: int = 64
-    block_tokens: int = 16
+    block_size: int = 16
     swapped: tuple[RequestState, ...] = ()
     waiting: tuple[RequestState, ...] = ()
     prefills: list[tuple[int, int]] = field(default_factory=list)
@@ -138,8 +138,10 @@ def preempted(serve_each_way, requests, policy, **memory):
     Priorities: 3 s / 49 tokens and 2.5 s / 33 tokens.
     """
     load = requests((0.0, 47, 9), (0.5, 31, 9))
-    records = serve_each_way(load, policy, **({"kv_blocks": 6, "host_blocks": 3} | memory)).records
-    assert (records.tokens_out == 9).all()
+    records = serve_each_way(
+        load, policy, **({"num_gpu_blocks": 6, "num_cpu_blocks": 3} | memory)
+    ).records
+    assert (records.output_tokens == 9).all()
     return records.preemptions_swap.tolist(), records.preemptions_recompute.tolist()
 
 
@@ -167,7 +169,7 @@ def test_unfair_the_last_comer_goes_as_in_vllm(serve_each_way, requests):
 
 
 @pytest.mark.parametrize(
-    ("swap_s_per_block", "host_blocks", "swaps", "recomputes"),
+    ("swap_s_per_block", "num_cpu_blocks", "swaps", "recomputes"),
     [
         (0.16, 3, [1, 0], [0, 0]),  # 2 · 3 · 0.16 s < 1 s
         (0.17, 3, [0, 0], [1, 0]),  # more than a prefill
@@ -175,14 +177,14 @@ def test_unfair_the_last_comer_goes_as_in_vllm(serve_each_way, requests):
     ],
 )
 def test_cheaper_way_on_the_engine(
-    serve_each_way, requests, swap_s_per_block, host_blocks, swaps, recomputes
+    serve_each_way, requests, swap_s_per_block, num_cpu_blocks, swaps, recomputes
 ):
     found = preempted(
         serve_each_way,
         requests,
         AdaptiveLlm(),
         swap_s_per_block=swap_s_per_block,
-        host_blocks=host_blocks,
+        num_cpu_blocks=num_cpu_blocks,
     )
     assert found == (swaps, recomputes)
 
@@ -242,7 +244,9 @@ def test_to_the_letter_fresh_short_requests_starve_the_swapped(serve_each_way, r
     load = requests((0.0, 47, 12), *((0.5 + 8 * k, 31, 9) for k in range(8)))
 
     def finish_s(policy):
-        served = serve_each_way(load, policy, kv_blocks=6, host_blocks=3, swap_s_per_block=0.1)
+        served = serve_each_way(
+            load, policy, num_gpu_blocks=6, num_cpu_blocks=3, swap_s_per_block=0.1
+        )
         assert served.records.preemptions_swap[0] >= 1
         return float(served.records.finish_s[0])
 
@@ -291,12 +295,15 @@ def test_costs_are_what_either_adds_to_the_step(monkeypatch, parameters, block_s
 def test_a_recomputed_prompt_rides_on_the_decodes_of_others(serve, requests):
     load = requests((0.0, 40, 20), (0.5, 40, 20))
     chunked = serve(
-        load, AdaptiveLlm(chunk_tokens=24, adaptive=False, fair=False), kv_blocks=6, leaps=False
+        load,
+        AdaptiveLlm(chunk_tokens=24, adaptive=False, fair=False),
+        num_gpu_blocks=6,
+        leaps=False,
     )
-    alone = serve(load, AdaptiveLlm(adaptive=False, fair=False), kv_blocks=6, leaps=False)
+    alone = serve(load, AdaptiveLlm(adaptive=False, fair=False), num_gpu_blocks=6, leaps=False)
     for served in (chunked, alone):
         assert served.records.preemptions_recompute.sum() >= 1
-        assert (served.records.tokens_out == 20).all()
+        assert (served.records.output_tokens == 20).all()
     assert any(seqs and chunks for seqs, _, chunks in chunked.log)
     assert not any(seqs and chunks for seqs, _, chunks in alone.log)
     assert max(seqs + sum(n for _, n in chunks) for seqs, _, chunks in chunked.log) <= 24
@@ -351,7 +358,7 @@ def test_the_suite_is_the_published_set_up():
     assert len(cells) == 12 * 3 * 3  # groups, systems, seeds
     for place in {cell.placement for cell in cells}:
         found = placed(place).placement
-        assert (found.kv_blocks, found.host_blocks, found.gpus) == (128, 64, 1)
+        assert (found.num_gpu_blocks, found.num_cpu_blocks, found.gpus) == (128, 64, 1)
     means = dict.fromkeys(
         float(workload_of(cell).prompt_tokens.mean()) for cell in cells if cell.seed == 0
     )

@@ -27,7 +27,7 @@ def test_the_most_valuable_go_first(value, order, serve_each_way, requests):
     workload = requests((0, 16, 2), *((0.5, p, o) for _, p, o in ROWS), ttft_slo_s=[9, *TTFT_SLO_S])
     policy = AscendraLp(value=value, max_num_seqs=1, watermark=0.0)
     records = serve_each_way(workload, policy).records
-    assert (records.scheduled_s[1:].argsort(kind="stable")).tolist() == order
+    assert (records.first_scheduled_s[1:].argsort(kind="stable")).tolist() == order
 
 
 def test_decodes_first_then_as_many_prompt_tokens_as_the_compute_budget_lets_pass(
@@ -67,8 +67,8 @@ def test_who_does_not_fit_is_skipped_or_stops_the_selection(
     # Four blocks: the first holds two, the second wants three, the third one.
     workload = requests((0, 20, 10), (0.5, 40, 1), (0.5, 10, 1), ttft_slo_s=[1.0, 2.0, 3.0])
     policy = AscendraLp(misfit=misfit, step_budget_s=60.0, watermark=0.0)
-    records = serve_each_way(workload, policy, kv_blocks=4).records
-    long_s, short_s = records.scheduled_s[1:]
+    records = serve_each_way(workload, policy, num_gpu_blocks=4).records
+    long_s, short_s = records.first_scheduled_s[1:]
     assert (short_s >= long_s) == waits
     assert short_s == (10.0 if waits else 1.0)
 

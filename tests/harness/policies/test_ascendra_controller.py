@@ -44,7 +44,7 @@ def test_fig_1_first_come_first_served_is_late(serve_each_way, requests):
     vllm = SYSTEMS["vllm-v0"].with_parameters(max_num_seqs=1, watermark=0.0)
     records = serve_each_way(requests(*rows), vllm, instances=2, **UNIT).records
     assert records.instance.tolist() == [0, 1, 0, 1, 0]
-    assert records.scheduled_s.tolist() == [0, 0, 3, 1, 5]
+    assert records.first_scheduled_s.tolist() == [0, 0, 3, 1, 5]
     assert in_slo(records) == [True, True, True, True, False]
 
 
@@ -56,7 +56,7 @@ def test_fig_1_ascendra_serves_all_five(serve_each_way, requests):
     lp, hp = 0, 1
     by_name = dict(zip(FIG_1, records.instance.tolist(), strict=True))
     assert by_name == {"A": lp, "B": hp, "C": hp, "D": lp, "E": hp}
-    scheduled = dict(zip(FIG_1, records.scheduled_s.tolist(), strict=True))
+    scheduled = dict(zip(FIG_1, records.first_scheduled_s.tolist(), strict=True))
     assert scheduled == {"A": 0, "B": 0, "C": 3, "D": 3, "E": 1}
     assert in_slo(records) == [True] * 5
 
@@ -135,7 +135,7 @@ def test_an_elastic_batch_keeps_a_tenth_free_or_what_it_will_take():
         n_decoding=4,
         n_prefilling=0,
         total_blocks=1000,
-        block_tokens=16,
+        block_size=16,
         policy_state=lengths,
     )
     hp = AscendraHp()
@@ -152,8 +152,8 @@ def test_an_elastic_batch_grows_beyond_a_fixed_one(serve_each_way, requests):
     workload = requests(*[(0.1 * k, 16, 20) for k in range(12)])
     fixed = serve_each_way(workload, AscendraHp(elastic=False, max_num_seqs=4)).records
     elastic = serve_each_way(workload, AscendraHp(max_num_seqs=4)).records
-    assert elastic.scheduled_s.max() == 2
-    assert fixed.scheduled_s.max() > 20
+    assert elastic.first_scheduled_s.max() == 2
+    assert fixed.first_scheduled_s.max() > 20
 
 
 PLACEMENT = Placement(model("mistral-7b"), gpu("a100-80g"))
@@ -205,7 +205,7 @@ def test_from_settings_to_rows(tmp_path):
         requests=40,
         seeds=1,
         records="csv",
-        oversize="reject",
+        overlong_requests="reject",
         parameters={"ascendra": {"n_lp": 2, "tickets": [True, False], "value": "sjf"}},
     )
     cells = experiment.plan().cells

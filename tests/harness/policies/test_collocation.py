@@ -30,7 +30,7 @@ from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.specs import gpu, model
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.errors import SloBenchError
-from slo_bench.workloads.request import Kind, Slo
+from slo_bench.workloads.request import RequestType, Slo
 from slo_bench.workloads.slo import parse_slo
 from slo_bench.workloads.source import load_source
 from slo_bench.workloads.workload import Workload
@@ -54,7 +54,7 @@ SLO = "chat:ttft=1,tpot=0.15; batch:ttft=5,tpot=0.3; embed:e2e=2"
 
 
 def placement(blocks: int) -> Placement:
-    return Placement(model("llama-2-7b"), gpu("a100-80g"), fixed_kv_blocks=blocks)
+    return Placement(model("llama-2-7b"), gpu("a100-80g"), fixed_num_gpu_blocks=blocks)
 
 
 def served(
@@ -68,7 +68,7 @@ def served(
         step_time(where).model,
         embedder=embedder(model(embeds), where),
         engine=engine,
-        oversize="reject",
+        overlong_requests="reject",
     )
 
 
@@ -106,16 +106,18 @@ def test_leaping_equals_stepping_beside_an_embedder(name, rate, blocks, seed):
             getattr(leapt, f.name), getattr(stepped, f.name), rtol=1e-9, atol=1e-9, err_msg=f.name
         )
     assert np.isin(leapt.outcome, [Outcome.FINISHED, Outcome.REJECTED]).all()
-    embeds = workload.kind == Kind.EMBED
+    embeds = workload.request_type == RequestType.EMBED
     assert np.isnan(leapt.first_token_s[embeds]).all()
-    assert (leapt.tokens_out[embeds] == 0).all()
+    assert (leapt.output_tokens[embeds] == 0).all()
 
 
 def test_a_lone_embedding_takes_one_pass():
-    workload = generated((2.0, 512, 1), kind=np.array([Kind.EMBED]), n_texts=np.array([4]))
+    workload = generated(
+        (2.0, 512, 1), request_type=np.array([RequestType.EMBED]), num_inputs=np.array([4])
+    )
     records = served(SYSTEMS["vllm"], workload, 400).records
     beside = embedder(model("bge-m3"), placement(400))
-    assert records.scheduled_s[0] == 2.0
+    assert records.first_scheduled_s[0] == 2.0
     assert records.finish_s[0] == pytest.approx(2.0 + beside.pass_s([(4, 128)]))
 
 
@@ -123,7 +125,7 @@ def test_passes_and_steps_share_the_device():
     """A decode step waits for the pass that began before it; both get what they need in all."""
     alone = served(SYSTEMS["vllm"], generated((0, 100, 50)), 400).records.finish_s[0]
     workload = generated(
-        (0, 100, 50), (0.1, 8192, 1), kind=np.array([0, 1]), n_texts=np.array([1, 16])
+        (0, 100, 50), (0.1, 8192, 1), request_type=np.array([0, 1]), num_inputs=np.array([1, 16])
     )
     both = served(SYSTEMS["vllm"], workload, 400).records.finish_s[0]
     pass_s = embedder(model("bge-m3"), placement(400)).pass_s([(16, 512)])
@@ -136,17 +138,21 @@ def test_a_pass_holds_its_memory_from_beginning_to_end():
     workload = generated(
         (0, 16 * (201 - needs), 2),
         (0.0001, 64 * 512, 1),
-        kind=np.array([0, 1]),
-        n_texts=np.array([1, 64]),
+        request_type=np.array([0, 1]),
+        num_inputs=np.array([1, 64]),
     )
     records = served(SYSTEMS["vllm"], workload, 200).records
-    assert records.scheduled_s[1] >= records.finish_s[0]  # one block too few beside the prompt
+    assert (
+        records.first_scheduled_s[1] >= records.finish_s[0]
+    )  # one block too few beside the prompt
     roomier = served(SYSTEMS["vllm"], workload, 202).records
-    assert roomier.scheduled_s[1] < roomier.finish_s[0]
+    assert roomier.first_scheduled_s[1] < roomier.finish_s[0]
 
 
 def test_merging_prefills_texts_in_the_batch():
-    workload = generated((0, 100, 5), (0, 64, 1), kind=np.array([0, 1]), n_texts=np.array([1, 2]))
+    workload = generated(
+        (0, 100, 5), (0, 64, 1), request_type=np.array([0, 1]), num_inputs=np.array([1, 2])
+    )
     merged = served(SYSTEMS["merged-batches"], workload, 400, embeds="llama-2-7b").records
     assert merged.first_token_s[0] == merged.finish_s[1]  # the same iteration
     apart = served(SYSTEMS["vllm"], workload, 400, embeds="llama-2-7b").records
@@ -156,15 +162,15 @@ def test_merging_prefills_texts_in_the_batch():
 def test_first_come_first_served_across_kinds():
     """A short prompt behind a pass that lacks memory waits for it."""
     rows = ((0, 16 * 150, 50), (0.3, 64 * 512, 1), (0.31, 32, 2))
-    columns = {"kind": np.array([0, 1, 0]), "n_texts": np.array([1, 64, 1])}
+    columns = {"request_type": np.array([0, 1, 0]), "num_inputs": np.array([1, 64, 1])}
     strict = served(SYSTEMS["collocated-fcfs"], generated(*rows, **columns), 200).records
-    assert strict.scheduled_s[2] >= strict.scheduled_s[1]
+    assert strict.first_scheduled_s[2] >= strict.first_scheduled_s[1]
     loose = served(SYSTEMS["vllm"], generated(*rows, **columns), 200).records
-    assert loose.scheduled_s[2] < loose.scheduled_s[1]
+    assert loose.first_scheduled_s[2] < loose.first_scheduled_s[1]
 
 
 def test_a_static_split_refuses_what_is_larger_than_its_share():
-    workload = generated((0, 64 * 512, 1), kind=np.array([1]), n_texts=np.array([64]))
+    workload = generated((0, 64 * 512, 1), request_type=np.array([1]), num_inputs=np.array([64]))
     small = SYSTEMS["static-split"].with_parameters(llm_share=0.9)
     large = SYSTEMS["static-split"].with_parameters(llm_share=0.5)
     assert served(small, workload, 400).records.outcome[0] == Outcome.REJECTED
@@ -174,7 +180,7 @@ def test_a_static_split_refuses_what_is_larger_than_its_share():
 def test_a_static_split_keeps_the_language_model_out_of_the_other_share():
     rows = [(0, 160, 100)] * 20
     result = served(SYSTEMS["static-split"].with_parameters(llm_share=0.5), generated(*rows), 400)
-    assert result.totals.kv_peak_share <= 0.5
+    assert result.totals.kv_cache_usage_peak <= 0.5
 
 
 # ---------------------------------------------------------------- worked examples
@@ -202,7 +208,7 @@ class Fake:
     now_s: float = 0.0
     total_blocks: int = 100
     free_blocks: int = 100
-    block_tokens: int = 1
+    block_size: int = 1
     predict: Predict = field(default_factory=Predict)
     policy_state: Any = None
     decode_kv_tokens: int = 0
@@ -269,7 +275,7 @@ def test_the_same_three_in_the_simulator(counts, preempted):
     assert bool(records.preemptions_recompute.sum()) is preempted
     assert (records.outcome == Outcome.FINISHED).all()
     if not preempted:
-        assert records.scheduled_s[2] >= records.finish_s[:2].min()
+        assert records.first_scheduled_s[2] >= records.finish_s[:2].min()
 
 
 @pytest.mark.parametrize(("emitted", "left"), [(10, 30), (39, 1), (40, 80), (118, 2), (200, 1)])
@@ -474,7 +480,7 @@ def test_admission_never_overcommits_when_the_forecast_is_right(rate, blocks, se
 @runs
 def test_without_embeddings_nobody_is_preempted(rate, blocks, seed):
     workload = mixed(rate, seed)
-    rows = np.flatnonzero(workload.kind == Kind.GENERATE)
+    rows = np.flatnonzero(workload.request_type == RequestType.GENERATE)
     alone = Workload(
         workload.arrival_s[rows], workload.prompt_tokens[rows], workload.output_tokens[rows]
     )
@@ -489,14 +495,16 @@ def test_nobody_waits_while_the_device_idles(name, rate, blocks, seed):
     """Work conservation: in the time between arrival and beginning somebody else is served."""
     records = served(SYSTEMS[name], mixed(rate, seed), blocks).records
     done = records.outcome == Outcome.FINISHED
-    spans = sorted(zip(records.scheduled_s[done], records.finish_s[done], strict=True))
+    spans = sorted(zip(records.first_scheduled_s[done], records.finish_s[done], strict=True))
     merged: list[list[float]] = []
     for begin, end in spans:
         if merged and begin <= merged[-1][1] + 1e-9:
             merged[-1][1] = max(merged[-1][1], end)
         else:
             merged.append([begin, end])
-    for arrival, begin in zip(records.arrival_s[done], records.scheduled_s[done], strict=True):
+    for arrival, begin in zip(
+        records.arrival_s[done], records.first_scheduled_s[done], strict=True
+    ):
         if begin > arrival + 1e-9:
             assert any(a <= arrival + 1e-9 and begin <= b + 1e-9 for a, b in merged)
 

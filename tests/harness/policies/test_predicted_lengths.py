@@ -39,5 +39,5 @@ def test_who_says_that_it_looks_does(name, serve, monkeypatch):
     if found.cluster is not None:
         found = dataclasses.replace(found, cluster=None)
     reserves = isinstance(found.policy, StaticPolicy)
-    serve(crowd(), found, kv_blocks=40 if not reserves else 200)
+    serve(crowd(), found, num_gpu_blocks=40 if not reserves else 200)
     assert bool(asked) == found.policy.uses_predicted_lengths

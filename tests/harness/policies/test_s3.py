@@ -49,7 +49,7 @@ def test_within_memory_and_never_worse_than_first_fit_in_1000_cases():
         for batch in batches:
             blocks = len(batch) * -(
                 -(max(i.prompt_tokens for i in batch) + max(i.reserved_tokens for i in batch))
-                // room.block_tokens
+                // room.block_size
             )
             # What is too long even alone is the engine's to refuse.
             assert len(batch) == 1 or (blocks <= room.blocks and len(batch) <= room.max_batch)
@@ -102,6 +102,6 @@ def test_first_fit_by_hand():
 def test_which_batch_runs_first(first, serve, requests):
     workload = requests((0, 4, 50), (0, 4, 2), (0, 4, 3), (0, 4, 51))
     records = serve(workload, S3(max_batch=2, first=first)).records
-    long_s, short_s = records.scheduled_s[[0, 1]]
-    assert records.scheduled_s.tolist() == [long_s, short_s, short_s, long_s]
+    long_s, short_s = records.first_scheduled_s[[0, 1]]
+    assert records.first_scheduled_s.tolist() == [long_s, short_s, short_s, long_s]
     assert (long_s < short_s) == (first == "oldest")

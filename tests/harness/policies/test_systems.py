@@ -98,7 +98,7 @@ def test_it_serves(file, serve, requests):
     policy = system(file(ONE.replace("def queue_key", "def limits(self, view):\n"
         "            from slo_bench.harness.core.decisions import Limits\n"
         "            return Limits(max_seqs=1)\n\n        def queue_key")))  # fmt: skip
-    assert serve(workload, policy).records.scheduled_s.tolist() == [0, 4, 2, 3]
+    assert serve(workload, policy).records.first_scheduled_s.tolist() == [0, 4, 2, 3]
 
 
 def test_a_class_of_a_file(file):

@@ -21,7 +21,7 @@ from slo_bench.workloads.request import Slo
 class View:
     """What these policies look at: the clock, memory, true lengths."""
 
-    block_tokens = 16
+    block_size = 16
 
     def __init__(self, policy, now_s=0.0, total_blocks=1000):
         self.now_s = now_s
@@ -261,10 +261,10 @@ def test_mispredictions_are_queued():
 @pytest.mark.parametrize(
     ("lengths", "longest", "first"),
     [
-        ("alike", [90, 90], 0),  # both are of one bucket, and nobody is sure: who came first
-        ("alike", [40, 33], 1),  # told for sure, the shorter
-        ("told", [90, 90], 1),
-        ("alike", None, 1),
+        ("bucket", [90, 90], 0),  # both are of one bucket, and nobody is sure: who came first
+        ("bucket", [40, 33], 1),  # told for sure, the shorter
+        ("predicted", [90, 90], 1),
+        ("bucket", None, 1),
     ],
 )
 def test_unsure_lengths_of_one_bucket_count_as_alike(serve, requests, lengths, longest, first):

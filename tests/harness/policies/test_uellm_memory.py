@@ -19,33 +19,33 @@ def test_a_reservation_grows_while_there_are_blocks(serve, requests):
     # Told 8 tokens each (one block with the prompt), they take three; six blocks are enough.
     workload = requests((0, 4, 40), (0, 4, 40), max_output_tokens=[44, 44])
     told = np.array([4, 4])
-    served = serve(workload, S3(), kv_blocks=6, predicted_output_tokens=told)
+    served = serve(workload, S3(), num_gpu_blocks=6, predicted_output_tokens=told)
     assert served.records.finish_s.tolist() == [40, 40]
     assert served.records.preemptions_recompute.tolist() == [0, 0]
-    assert served.result.totals.kv_peak_share == 1
+    assert served.result.totals.kv_cache_usage_peak == 1
 
 
 def test_without_blocks_the_last_begins_anew(serve, requests):
     # Four blocks hold two requests of 32 tokens: after 29 tokens (28 in the cache) they are full.
     workload = requests((0, 4, 40), (0, 4, 40), max_output_tokens=[44, 44])
     told = np.array([4, 4])
-    served = serve(workload, S3(), kv_blocks=4, predicted_output_tokens=told)
+    served = serve(workload, S3(), num_gpu_blocks=4, predicted_output_tokens=told)
     records, totals = served.records, served.result.totals
     assert records.preemptions_recompute.tolist() == [0, 1]
     assert records.finish_s.tolist() == [40, 80]
-    assert records.scheduled_s.tolist() == [0, 0]
+    assert records.first_scheduled_s.tolist() == [0, 0]
     assert records.first_token_s.tolist() == [1, 41]
-    assert records.tokens_out.tolist() == [40, 40]
+    assert records.output_tokens.tolist() == [40, 40]
     # Two prefills, 28 steps for both, 11 for the one; then the other from the start.
     assert totals.decode_tokens == 2 * 28 + 11 + 39
     assert totals.prefill_tokens == 4 + 4 + 4
     assert totals.padded_tokens == 0
-    assert totals.kv_peak_share == 1
+    assert totals.kv_cache_usage_peak == 1
 
 
 def test_complete_answers_are_padded_no_more_where_memory_is_short(serve, requests):
     workload = requests((0, 4, 2), (0, 4, 40), max_output_tokens=[44, 44])
-    served = serve(workload, S3(), kv_blocks=4, predicted_output_tokens=np.array([2, 2]))
+    served = serve(workload, S3(), num_gpu_blocks=4, predicted_output_tokens=np.array([2, 2]))
     assert served.records.finish_s.tolist() == [40, 40]  # given back together all the same
     assert served.records.preemptions_recompute.tolist() == [0, 0]
     totals = served.result.totals
@@ -55,8 +55,8 @@ def test_complete_answers_are_padded_no_more_where_memory_is_short(serve, reques
 
 def test_fifo_reserves_the_maximum_and_never_runs_out(serve, requests):
     workload = requests((0, 4, 40), (0, 4, 40), max_output_tokens=[44, 44])
-    served = serve(workload, Fifo(), kv_blocks=4, predicted_output_tokens=np.array([4, 4]))
-    assert served.records.scheduled_s.tolist() == [0, 40]
+    served = serve(workload, Fifo(), num_gpu_blocks=4, predicted_output_tokens=np.array([4, 4]))
+    assert served.records.first_scheduled_s.tolist() == [0, 40]
     assert served.records.preemptions_recompute.tolist() == [0, 0]
 
 
@@ -73,12 +73,12 @@ def test_everybody_ends_whatever_is_predicted(policy, serve, requests):
         )
         workload = requests(*rows, max_output_tokens=[60] * n)
         told = rng.integers(1, 80, n)
-        served = serve(workload, policy, kv_blocks=8, predicted_output_tokens=told)
+        served = serve(workload, policy, num_gpu_blocks=8, predicted_output_tokens=told)
         records, totals = served.records, served.result.totals
         assert np.isfinite(records.finish_s).all()
-        assert records.tokens_out.tolist() == workload.output_tokens.tolist()
-        assert (records.scheduled_s >= records.arrival_s).all()
-        assert totals.kv_peak_share <= 1
+        assert records.output_tokens.tolist() == workload.output_tokens.tolist()
+        assert (records.first_scheduled_s >= records.arrival_s).all()
+        assert totals.kv_cache_usage_peak <= 1
         useful = totals.prefill_tokens + totals.decode_tokens - totals.padded_tokens
         least = int((workload.prompt_tokens + workload.output_tokens - 1).sum())
         assert useful == least or (useful > least and records.preemptions_recompute.any())
@@ -108,7 +108,7 @@ def test_mispredictions_are_kept_for_retraining(system, tmp_path):
     lines = (result.folder / "mispredictions" / f"{row['cell']}.jsonl").read_text().splitlines()
     assert len(lines) == round(100 * (1 - row["length_bucket_accuracy"]))
     assert 10 < len(lines) < 50
-    outputs = result.requests(row["cell"])["tokens_out"]
+    outputs = result.requests(row["cell"])["output_tokens"]
     for line in map(json.loads, lines):
         assert outputs[line["id"]] == line["output_tokens"]
         assert bucket_of(line["predicted_tokens"]) != bucket_of(line["output_tokens"])

@@ -27,10 +27,10 @@ def records(arrival, first, finish, tokens, outcome=None, **more):
     n = len(arrival)
     columns = {
         "arrival_s": floats(*arrival),
-        "scheduled_s": floats(*first),
+        "first_scheduled_s": floats(*first),
         "first_token_s": floats(*first),
         "finish_s": floats(*finish),
-        "tokens_out": ints(*tokens),
+        "output_tokens": ints(*tokens),
         "outcome": ints(*(outcome or [Outcome.FINISHED] * n)),
     }
     return dataclasses.replace(Records.empty(n), **(columns | more))
@@ -44,8 +44,8 @@ def result(what, **totals):
         "prefill_tokens": 300,
         "decode_tokens": 200,
         "padded_tokens": 0,
-        "kv_peak_share": 0.5,
-        "kv_mean_share": 0.25,
+        "kv_cache_usage_peak": 0.5,
+        "kv_cache_usage_mean": 0.25,
     } | totals
     nothing = Timeline(floats(), ints(), ints(), floats())
     return Result(what, Gaps(floats(0.1, 0.2), ints(99, 1)), nothing, Totals(**figures))
@@ -133,11 +133,11 @@ def test_weighted_turnaround_by_hand():
         [2.0, 4.0, 7.0, NAN],
         [11, 11, 11, 3],
         [Outcome.FINISHED] * 3 + [Outcome.UNFINISHED],
-        scheduled_s=floats(0.0, 3.0, 5.0, 6.0),
+        first_scheduled_s=floats(0.0, 3.0, 5.0, 6.0),
     )
     row = metrics(w, result(r))
     assert row["weighted_turnaround"] == pytest.approx((1 + 4 + 3) / 3)
-    unknown = dataclasses.replace(r, scheduled_s=np.full(4, NAN))  # a server does not say
+    unknown = dataclasses.replace(r, first_scheduled_s=np.full(4, NAN))  # a server does not say
     assert math.isnan(metrics(w, result(unknown))["weighted_turnaround"])
 
 
@@ -145,9 +145,9 @@ def test_utilisation_cost_and_gaps_by_hand():
     w = workload([0.0, 1.0])
     r = records([0.0, 1.0], [1.0, 2.0], [3.0, 4.0], [11, 11], cached_tokens=ints(50, 0))
     row = metrics(w, result(r))
-    assert row["compute_utilisation"] == pytest.approx(2 * 1e9 * 500 / (1e12 * 10))
-    assert row["memory_utilisation"] == 0.25
-    assert row["kv_peak"] == 0.5
+    assert row["mfu"] == pytest.approx(2 * 1e9 * 500 / (1e12 * 10))
+    assert row["kv_cache_usage_mean"] == 0.25
+    assert row["kv_cache_usage_peak"] == 0.5
     assert row["prefix_hit_rate"] == 0.25
     assert row["cost_usd_per_hour"] == 2.0
     assert row["itl_mean_s"] == pytest.approx(0.101)

@@ -173,8 +173,8 @@ def two_requests():
     )
     records = Records.empty(2)
     records.arrival_s[:] = workload.arrival_s
-    records.scheduled_s[0], records.first_token_s[0], records.finish_s[0] = 0.0, 0.25, 0.75
-    records.tokens_out[0] = 2
+    records.first_scheduled_s[0], records.first_token_s[0], records.finish_s[0] = 0.0, 0.25, 0.75
+    records.output_tokens[0] = 2
     records.instance[0] = 0
     records.outcome[:] = [Outcome.FINISHED, Outcome.REJECTED]
     return request_columns(workload, records, judge(workload, records))
@@ -189,15 +189,15 @@ def test_details_as_csv(tmp_path):
     write_details(tmp_path, "a", two_requests(), TIMELINE, records="csv")
     lines = gzip.decompress((tmp_path / "requests/a.csv.gz").read_bytes()).decode().splitlines()
     assert lines == [
-        "id,arrival_s,prompt_tokens,output_tokens,ttft_slo_s,tpot_slo_s,e2e_slo_s,deadline_s,"
-        "scheduled_s,first_token_s,finish_s,outcome,tokens_out,cached_tokens,preemptions_swap,"
-        "preemptions_recompute,instance,met",
+        "id,arrival_s,prompt_tokens,expected_output_tokens,ttft_slo_s,tpot_slo_s,e2e_slo_s,deadline_s,"
+        "first_scheduled_s,first_token_s,finish_s,outcome,output_tokens,cached_tokens,preemptions_swap,"
+        "preemptions_recompute,instance,slo_met",
         "0,0.000000,10,2,0.500000,inf,inf,inf,0.000000,0.250000,0.750000,finished,2,0,0,0,0,1",
         "1,1.000000,20,3,0.500000,inf,inf,inf,,,,rejected,0,0,0,0,-1,0",
     ]
     timeline = gzip.decompress((tmp_path / "timelines/a.csv.gz").read_bytes()).decode()
     assert timeline == (
-        "time_s,waiting,running,kv_share\n0.000000,0,1,0.500000\n1.000000,1,0,0.125000\n"
+        "time_s,waiting,running,kv_cache_usage\n0.000000,0,1,0.500000\n1.000000,1,0,0.125000\n"
     )
 
 

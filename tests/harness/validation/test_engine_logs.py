@@ -83,8 +83,8 @@ def test_settings_stand_beside_the_log(tmp_path):
         tp=2,
         max_num_seqs=64,
         max_num_batched_tokens=4096,
-        kv_blocks=1900,
-        block_tokens=16,
+        num_gpu_blocks=1900,
+        block_size=16,
         prefix_caching=False,
         version="0.19.0",
     )

@@ -61,7 +61,7 @@ def small_profile() -> Profile:
 PROFILE = small_profile()
 
 
-def simulated_log(kv_blocks: int, caching: bool, seed: int = 1) -> tuple[RealLog, int]:
+def simulated_log(num_gpu_blocks: int, caching: bool, seed: int = 1) -> tuple[RealLog, int]:
     """What the simulator does itself, as a log, and how often it preempted."""
     rng = np.random.default_rng(seed)
     n = 80
@@ -79,12 +79,14 @@ def simulated_log(kv_blocks: int, caching: bool, seed: int = 1) -> tuple[RealLog
         tp=1,
         max_num_seqs=32,
         max_num_batched_tokens=1024,
-        kv_blocks=kv_blocks,
-        block_tokens=16,
+        num_gpu_blocks=num_gpu_blocks,
+        block_size=16,
         prefix_caching=caching,
         async_scheduling=True,
     )
-    placement = Placement(model("llama-3.1-8b"), gpu("rtx-4090"), fixed_kv_blocks=kv_blocks - 1)
+    placement = Placement(
+        model("llama-3.1-8b"), gpu("rtx-4090"), fixed_num_gpu_blocks=num_gpu_blocks - 1
+    )
     system = SYSTEMS["vllm"].with_parameters(
         max_num_seqs=32, max_num_batched_tokens=1024, async_scheduling=True
     )
@@ -106,10 +108,10 @@ def simulated_log(kv_blocks: int, caching: bool, seed: int = 1) -> tuple[RealLog
 
 
 @pytest.mark.parametrize("caching", [False, True])
-@pytest.mark.parametrize("kv_blocks", [400, 100_000])
-def test_the_simulators_own_log_comes_out_as_it_went_in(kv_blocks, caching):
-    log, preemptions = simulated_log(kv_blocks, caching)
-    assert (preemptions > 5) == (kv_blocks == 400)
+@pytest.mark.parametrize("num_gpu_blocks", [400, 100_000])
+def test_the_simulators_own_log_comes_out_as_it_went_in(num_gpu_blocks, caching):
+    log, preemptions = simulated_log(num_gpu_blocks, caching)
+    assert (preemptions > 5) == (num_gpu_blocks == 400)
     found = validate(log, PROFILE, host_s=0.004)
     assert found.preemptions == preemptions
     assert not found.notes
@@ -125,7 +127,7 @@ def test_settings_matter():
     errors = {
         name: {(r.metric, r.statistic): r.error for r in validate(log, PROFILE, **changes).rows()}
         for name, changes in {
-            "roomy": {"overrides": EngineSettings(kv_blocks=100_000), "host_s": 0.004},
+            "roomy": {"overrides": EngineSettings(num_gpu_blocks=100_000), "host_s": 0.004},
             "narrow": {"overrides": EngineSettings(max_num_seqs=4), "host_s": 0.004},
             "slow host": {"host_s": 0.02},
         }.items()
@@ -145,14 +147,16 @@ def test_what_the_log_leaves_open_is_said():
     assert "does not say how many KV blocks" in told
     assert found.settings.async_scheduling is False
     assert found.host.step_s > 0
-    other = dataclasses.replace(log, engine=EngineSettings(model="Qwen/Qwen3-8B", kv_blocks=9000))
+    other = dataclasses.replace(
+        log, engine=EngineSettings(model="Qwen/Qwen3-8B", num_gpu_blocks=9000)
+    )
     assert "the log is of Qwen/Qwen3-8B" in " ".join(validate(other, PROFILE).notes)
 
 
 def test_errors_are_the_users_to_mend():
     log, _ = simulated_log(100_000, caching=False)
     with pytest.raises(SloBenchError, match="too long"):
-        validate(log, PROFILE, overrides=EngineSettings(kv_blocks=20))
+        validate(log, PROFILE, overrides=EngineSettings(num_gpu_blocks=20))
     with pytest.raises(SloBenchError, match="unknown system"):
         validate(log, PROFILE, "vlm")
     with pytest.raises(SloBenchError, match="host_s must be a time from 0 on"):
@@ -200,8 +204,8 @@ def log_file(folder: Path) -> Path:
 
 def test_the_command(tmp_path):
     log, profile = log_file(tmp_path), write_profile(PROFILE, tmp_path / "p.toml")
-    arguments = ["validate", str(log), "--profile", str(profile), "--kv-blocks", "400",
-                 "--block-tokens", "16", "--no-prefix-caching", "--host-ms", "4"]  # fmt: skip
+    arguments = ["validate", str(log), "--profile", str(profile), "--num-gpu-blocks", "400",
+                 "--block-size", "16", "--no-prefix-caching", "--host-ms", "4"]  # fmt: skip
     runner = CliRunner()
     told = runner.invoke(app, [*arguments, "--json"])
     assert told.exit_code == 0, told.output

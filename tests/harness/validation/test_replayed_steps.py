@@ -23,12 +23,12 @@ from slo_bench.workloads.workload import Workload
 class SmallMemory:
     """A placement with as few blocks as the test wants."""
 
-    kv_blocks: int
-    host_blocks: int = 32
+    num_gpu_blocks: int
+    num_cpu_blocks: int = 32
     pp: int = 1
     lanes: int = 1
     tp: int = 1
-    block_tokens: int = 16
+    block_size: int = 16
     swap_s_per_block: float = 0.0004
     model: ModelSpec = dataclasses.field(default_factory=lambda: model("llama-3-8b"))
 
@@ -85,7 +85,12 @@ def test_leaping_equals_stepping(name, lengths, workload, blocks, batch):
         system = system.with_parameters(async_scheduling=True, max_num_batched_tokens=128)
     leapt, stepped = (
         simulate(
-            workload, system, SmallMemory(blocks), TABLES[lengths], oversize="reject", engine=engine
+            workload,
+            system,
+            SmallMemory(blocks),
+            TABLES[lengths],
+            overlong_requests="reject",
+            engine=engine,
         ).records
         for engine in (None, PlainInstance)
     )

@@ -89,7 +89,9 @@ def measure(folder, cell, rate_rps, seed, requests=80, slower=1.0, **changes):
     """A level of a server that is none: its requests, its steps, how it was set up."""
     truth = Truth(slower)
     served = system("vllm").with_parameters(max_num_seqs=16, max_num_batched_tokens=256)
-    place = Placement(model("llama-3.1-8b"), gpu("a100-80g"), block_tokens=32, fixed_kv_blocks=200)
+    place = Placement(
+        model("llama-3.1-8b"), gpu("a100-80g"), block_size=32, fixed_num_gpu_blocks=200
+    )
     load = workload(requests, rate_rps, seed)
     result = simulate(load, served, place, truth, engine=PlainInstance)
     records = result.records
@@ -161,7 +163,7 @@ def test_each_level_is_judged_by_the_steps_of_the_other(run):
         for row in level.found.rows():
             assert abs(row.error) < 0.02, row
         assert level.found.log.output_tokens.sum() > 0
-        assert level.found.settings.kv_blocks == 201
+        assert level.found.settings.num_gpu_blocks == 201
         assert level.found.settings.max_num_seqs == 16
 
 
@@ -292,7 +294,7 @@ def test_command_on_a_run_folder(run):
     assert "Real against simulated" in both.output
     for words, problem in (
         (["--cell", "lo"], "unknown cell 'lo'"),
-        (["--kv-blocks", "9"], "with no --profile FILE only --cell and --json"),
+        (["--num-gpu-blocks", "9"], "with no --profile FILE only --cell and --json"),
     ):
         wrong = CliRunner().invoke(app, ["validate", str(run), *words])
         assert wrong.exit_code == 1
@@ -301,7 +303,7 @@ def test_command_on_a_run_folder(run):
 
 def test_settings_of_the_server_are_read_with_a_given_profile(run):
     log = read_log(run, "low")
-    assert (log.engine.kv_blocks, log.engine.system, log.engine.context_tokens) == (
+    assert (log.engine.num_gpu_blocks, log.engine.system, log.engine.context_tokens) == (
         201,
         "vllm",
         1024,

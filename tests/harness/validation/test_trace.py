@@ -56,9 +56,9 @@ def watched(name, place=PLACE, requests=120, rate_rps=9.0, **options):
         rate_rps=rate_rps, requests=requests, seed=1, slo=parse_slo("ttft=5")
     )
     asked = (workload, system(name), spec.placement, spec.step_time.model)
-    plain = simulate(*asked, oversize="reject", **options)
+    plain = simulate(*asked, overlong_requests="reject", **options)
     trace = EngineTrace()
-    return plain, simulate(*asked, oversize="reject", trace=trace, **options), trace
+    return plain, simulate(*asked, overlong_requests="reject", trace=trace, **options), trace
 
 
 def told(result, trace):
@@ -86,7 +86,7 @@ def check(result, trace):
 @pytest.mark.parametrize("name", SIMULATED)
 def test_the_parts_of_every_request_are_all_of_its_time(name):
     plain, result, trace = watched(name)
-    for column in ("scheduled_s", "first_token_s", "finish_s", "preemptions_recompute"):
+    for column in ("first_scheduled_s", "first_token_s", "finish_s", "preemptions_recompute"):
         before, after = (getattr(r.records, column) for r in (plain, result))
         assert np.array_equal(before, after, equal_nan=True)
     assert plain.totals == result.totals
@@ -118,9 +118,9 @@ def test_queue_and_prefill_are_the_time_to_first_token(name):
         before = [stay for stay in of if stay.end_s <= first_s]
         assert before[-1].end_s == first_s
         if of[0].part is SpanKind.QUEUE:
-            assert of[0].end_s == records.scheduled_s[request]
+            assert of[0].end_s == records.first_scheduled_s[request]
         else:
-            assert records.scheduled_s[request] == records.arrival_s[request]
+            assert records.first_scheduled_s[request] == records.arrival_s[request]
 
 
 def test_what_pressure_does_is_told():
@@ -260,8 +260,8 @@ def test_cells_of_real_servers_are_told_as_far_as_a_client_sees(tmp_path, record
     slow_to_answer = MockConfig(ttft_s=0.02, itl_s=0.002, fault=InjectedFault.BROKEN, fault_every=4)
     with serving(slow_to_answer) as server:
         result = Experiment(
-            backend="http",
-            client={"base_urls": server.url, "late_limit_s": 60.0},
+            backend="openai",
+            client={"base_urls": server.url, "send_delay_limit_s": 60.0},
             workload="sharegpt",
             prompt_tokens="fixed(8)",
             output_tokens="fixed(5)",
@@ -272,7 +272,7 @@ def test_cells_of_real_servers_are_told_as_far_as_a_client_sees(tmp_path, record
         ).run(folder)
     (row,) = result.rows()
     name = str(row["cell"])
-    assert measured_on(folder, name) == "http"
+    assert measured_on(folder, name) == "openai"
     cell = MeasuredCell.read(folder, name)
     finished = cell.requests.index[cell.requests["outcome"] == "finished"].tolist()
     assert 0 < len(finished) < 12
@@ -295,7 +295,7 @@ def test_cells_of_real_servers_are_told_as_far_as_a_client_sees(tmp_path, record
     told = CliRunner().invoke(app, ["explain", str(folder), str(finished[0]), "--json"])
     assert told.exit_code == 0, told.output
     plain = json.loads(told.stdout)
-    assert sum(plain["parts_s"].values()) == pytest.approx(plain["e2e_s"])
+    assert sum(plain["breakdown_s"].values()) == pytest.approx(plain["e2e_s"])
     lost = next(r for r in range(12) if r not in finished)
     refused = CliRunner().invoke(app, ["explain", str(folder), str(lost)])
     assert refused.exit_code == 1

@@ -108,10 +108,10 @@ class VidurVllm(VllmV0):
 
 @dataclass(frozen=True)
 class TableMemory:
-    kv_blocks: int
+    num_gpu_blocks: int
     model: ModelSpec
-    block_tokens: int = 16
-    host_blocks: int = 0
+    block_size: int = 16
+    num_cpu_blocks: int = 0
     pp: int = 1
     lanes: int = 1
     tp: int = 1
@@ -131,7 +131,7 @@ def deviations_s(file: str, system: System) -> tuple[float, float]:
         column("arrived_at"), column("prefill_tokens", int), column("decode_tokens", int)
     )
     placement = TableMemory(step_time.blocks, model("llama-3-8b"))
-    records = simulate(workload, system, placement, step_time, oversize="reject").records
+    records = simulate(workload, system, placement, step_time, overlong_requests="reject").records
     return (
         np.abs(records.ttft_s - column("ttft_s")).max(),
         np.abs(records.e2e_s - column("e2e_s")).max(),

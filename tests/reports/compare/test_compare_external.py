@@ -215,7 +215,7 @@ def test_aiperf_tokens_are_those_that_the_server_counted(tmp_path):
     results = read_results(write(path, record))
     (cell,) = results.cells
     requests = cell.read()
-    assert requests.tokens_out.tolist() == [64]
+    assert requests.output_tokens.tolist() == [64]
     assert requests.prompt_tokens.tolist() == [43]
     assert only(results).latency_s["tpot"] == pytest.approx([(0.945 - 0.128) / 63])
     assert any("came to other counts in 1 requests" in note for note in results.notes)

@@ -39,8 +39,8 @@ def slowed(folder, factor):
         frame = pd.read_csv(path)
         decode_s = (frame["finish_s"] - frame["first_token_s"]) * factor
         frame["finish_s"] = frame["first_token_s"] + decode_s
-        tpot = decode_s / (frame["tokens_out"] - 1).replace(0, np.nan)
-        frame["met"] = (frame["met"].astype(bool) & ~(tpot > 0.06)).astype(int)
+        tpot = decode_s / (frame["output_tokens"] - 1).replace(0, np.nan)
+        frame["slo_met"] = (frame["slo_met"].astype(bool) & ~(tpot > 0.06)).astype(int)
         frame.to_csv(path, index=False)
     return folder
 

@@ -170,7 +170,7 @@ def test_a_trace_is_replayed_whole(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"speeds": [1, 2]}, "leave speeds out"),
+        ({"replay_speeds": [1, 2]}, "leave replay_speeds out"),
         ({"duration_s": 60, "requests": None}, "no duration_s"),
         ({"requests": [100, 200]}, "one value of requests"),
         ({"arrivals": "concurrency(4)"}, "choose another arrival process"),
@@ -193,8 +193,8 @@ def test_a_server_over_http(tmp_path):
         found = search_capacity(
             Experiment(
                 systems="mock",
-                backend="http",
-                client={"base_urls": [mock.url], "late_limit_s": 0.5},
+                backend="openai",
+                client={"base_urls": [mock.url], "send_delay_limit_s": 0.5},
                 model="mock",
                 workload="synthetic",
                 prompt_tokens="8",
@@ -208,6 +208,6 @@ def test_a_server_over_http(tmp_path):
             asked=dataclasses.replace(QUICK, max_requests=1000),
         )
     (row,) = found.rows()
-    assert row["backend"] == "http"
+    assert row["backend"] == "openai"
     assert row["requests_spent"] <= 1000
     assert 0 < row["capacity_rps"] < 250  # 4 / 0.02 = 200, and a run of 100 hardly queues

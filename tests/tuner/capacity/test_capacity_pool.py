@@ -106,6 +106,6 @@ def test_what_fails_elsewhere_is_told_here(tmp_path, pool_of, monkeypatch):
 
 
 def test_real_servers_are_measured_here(tmp_path, pool_of):
-    asked = Experiment(backend="http", client={"base_urls": ("http://127.0.0.1:1",)})
+    asked = Experiment(backend="openai", client={"base_urls": ("http://127.0.0.1:1",)})
     with pool_of(1) as pool, pytest.raises(SloBenchError, match="simulated"):
         search_capacity(asked, tmp_path / "run", pool=pool)

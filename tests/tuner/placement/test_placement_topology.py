@@ -246,7 +246,7 @@ def test_times_and_memory_are_those_of_the_simulator():
             stages[other].gpu, stages[other].layers - 1, stages[other].link
         )
         crowded = Placement(spec, stages[0].gpu, pp=len(placed), split=tuple(stages))
-        assert crowded.kv_tokens < 2048 + crowded.block_tokens
+        assert crowded.kv_tokens < 2048 + crowded.block_size
 
 
 def test_encoders_are_not_mapped():
@@ -306,13 +306,13 @@ def test_even_maps():
 def test_methods_side_by_side():
     problem = problem_of(model("chatglm2-6b"), named_topology("uellm"))
     weights = weights_of("balanced")
-    best, paper, even = answers(problem, weights, ("exact", "paper", "even"))
+    best, paper, even = answers(problem, weights, ("exact", "helr", "even"))
     assert best.cost == paper.cost < even.cost
     assert even.gap(best) > 1
     with pytest.raises(SloBenchError, match="unknown method"):
         answer(problem, weights, "guess")
     many = problem_of(model("chatglm2-6b"), alike(gpu("l4"), 40))
-    refused = answers(many, weights, ("paper", "even"))
+    refused = answers(many, weights, ("helr", "even"))
     assert "at most 10" in refused[0].refused
     assert "cannot be shared out" in refused[1].refused
 

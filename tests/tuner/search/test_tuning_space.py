@@ -49,7 +49,7 @@ def test_what_is_named_is_searched_and_nothing_else():
         ({"max_batch": "0.5,1"}, "whole"),
         ({"tp": ""}, "say which values of tp to search"),
         ({"server.dtype": "a,b"}, "is an option of a server"),
-        ({"kv_blocks": "0..5"}, "kv_blocks"),
+        ({"num_gpu_blocks": "0..5"}, "num_gpu_blocks"),
     ],
 )
 def test_wrong_spaces(search, problem):

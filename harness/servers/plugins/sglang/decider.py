@@ -53,7 +53,7 @@ class Decider:
         if reason := refusal_of(limits):
             raise RuntimeError(f"SGLang cannot run this policy: {reason}")
         self._max_seqs = limits.max_seqs
-        page = self.view.block_tokens
+        page = self.view.block_size
         budget = max(page, limits.token_budget // page * page)
         scheduler.max_prefill_tokens = min(scheduler.max_prefill_tokens, budget)
         if scheduler.chunked_prefill_size is not None:
@@ -101,7 +101,7 @@ class Decider:
         while self._timeouts and self._timeouts[0][0] <= self.view.now_s:
             _, _, r, reason = heappop(self._timeouts)
             req, queue = r.req, self._scheduler.waiting_queue
-            if req is None or not math.isnan(r.scheduled_s):
+            if req is None or not math.isnan(r.first_scheduled_s):
                 continue
             at = next((i for i, other in enumerate(queue) if other is req), None)
             if at is not None:
@@ -162,8 +162,8 @@ class Decider:
         prefill = batch.forward_mode.is_extend()
         for r in all_ours(batch.reqs):
             r.phase = Phase.PREFILL if prefill else Phase.DECODE
-            if math.isnan(r.scheduled_s):
-                r.scheduled_s = now_s
+            if math.isnan(r.first_scheduled_s):
+                r.first_scheduled_s = now_s
         free_blocks = self.view.free_blocks if self.steps.log.wanted else 0
         self.steps.begin(batch, now_s, waiting=self.view.n_waiting, free_blocks=free_blocks)
 

@@ -92,18 +92,18 @@ class SglangView:
         return self._batch
 
     @property
-    def block_tokens(self) -> int:
+    def block_size(self) -> int:
         return int(self._scheduler.page_size)
 
     @property
     def total_blocks(self) -> int:
-        return int(self._scheduler.max_total_num_tokens) // self.block_tokens
+        return int(self._scheduler.max_total_num_tokens) // self.block_size
 
     @property
     def free_blocks(self) -> int:
         scheduler = self._scheduler
         free = scheduler.token_to_kv_pool_allocator.available_size()
-        return int(free + scheduler.tree_cache.evictable_size()) // self.block_tokens
+        return int(free + scheduler.tree_cache.evictable_size()) // self.block_size
 
     @property
     def host_free_blocks(self) -> int:
@@ -161,7 +161,7 @@ class SglangView:
         return len(_req(r).output_ids)
 
     def held_blocks(self, r: RequestState) -> int:
-        return -(-int(_req(r).kv.kv_allocated_len) // self.block_tokens)
+        return -(-int(_req(r).kv.kv_allocated_len) // self.block_size)
 
     def cached_tokens(self, r: RequestState) -> int:
         req = _req(r)

@@ -22,6 +22,8 @@ def refusal(policy: AnyPolicy) -> str:
     return ""
 
 
-def start_limits(policy: Policy, kv_blocks: int | None) -> Limits:
+def start_limits(policy: Policy, num_gpu_blocks: int | None) -> Limits:
     """The limits that the server is started with; the policy stays within them."""
-    return policy.limits(IdleView(policy) if kv_blocks is None else IdleView(policy, kv_blocks))
+    return policy.limits(
+        IdleView(policy) if num_gpu_blocks is None else IdleView(policy, num_gpu_blocks)
+    )

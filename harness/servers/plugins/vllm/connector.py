@@ -63,7 +63,7 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
             super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         except TypeError:  # releases before 0.12 take no cache configuration
             super().__init__(vllm_config=vllm_config, role=role)
-        self._block_tokens = int(vllm_config.cache_config.block_size)
+        self._block_size = int(vllm_config.cache_config.block_size)
         self.swapped: dict[str, int] = {}  # request id to tokens in host memory
         self.swaps_out = self.swaps_in = 0
         self._pending = SwapMetadata()
@@ -97,8 +97,8 @@ class SloBenchSwapConnector(KVConnectorBase_V1):
         if num_external_tokens <= 0:  # the prefix cache has kept everything
             self._pending.forget.append(request_id)
             return
-        last = -(-tokens // self._block_tokens)
-        first = local // self._block_tokens  # what the prefix cache still holds is not copied
+        last = -(-tokens // self._block_size)
+        first = local // self._block_size  # what the prefix cache still holds is not copied
         ids = list(blocks.get_block_ids()[0][first:last])
         self._pending.into.append((request_id, ids, first))
         self.swaps_in += 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..contract import StepLog, asked_for, host_blocks
+from ..contract import StepLog, asked_for, num_cpu_blocks
 
 
 def register() -> None:
@@ -23,7 +23,7 @@ def register() -> None:
     from .connector import NAME
     from .hooks import moved, vllm_version
 
-    problems = moved(swap=host_blocks() > 0)
+    problems = moved(swap=num_cpu_blocks() > 0)
     if problems:
         raise RuntimeError(
             f"slo-bench does not know this vLLM ({vllm_version()}): {'; '.join(problems)}"

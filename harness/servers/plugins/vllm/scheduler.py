@@ -32,7 +32,7 @@ from ....core.wire import (
     slo_from_wire,
     waited_s,
 )
-from ..contract import StepLog, Tally, announce, asked_for, host_blocks
+from ..contract import StepLog, Tally, announce, asked_for, num_cpu_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
 from .steps import Composition, engine_settings
@@ -73,7 +73,7 @@ class PolicyScheduler(Scheduler):
         self.now_s = type(self).clock()
         self.states: dict[str, RequestState] = {}
         self._apart: list[Request] = []  # in the batch, but not in `running` at this moment
-        self.host_blocks = self._checked_host_blocks()
+        self.num_cpu_blocks = self._checked_num_cpu_blocks()
         self._requests: dict[int, Request] = {}  # by the number of their state
         self._arrived = 0
         self._reserved_blocks = 0
@@ -106,12 +106,12 @@ class PolicyScheduler(Scheduler):
             vllm_version(),
             HOOKS,
             system=spec.system,
-            host_blocks=self.host_blocks,
+            num_cpu_blocks=self.num_cpu_blocks,
             **engine_settings(self),
         )
 
-    def _checked_host_blocks(self) -> int:
-        blocks = host_blocks()
+    def _checked_num_cpu_blocks(self) -> int:
+        blocks = num_cpu_blocks()
         if not blocks:
             return 0
         if not hasattr(self.connector, "swap_out"):
@@ -523,8 +523,8 @@ class PolicyScheduler(Scheduler):
         for request_id in entered:
             r = self.states[request_id]
             r.phase = Phase.PREFILL
-            if r.scheduled_s != r.scheduled_s:  # not yet
-                r.scheduled_s = self.now_s
+            if r.first_scheduled_s != r.first_scheduled_s:  # not yet
+                r.first_scheduled_s = self.now_s
             if self._asks_room and not r.reserved_blocks:
                 r.reserved_blocks = self.slo_policy.reserved_blocks(r, self.view)
                 self._reserved_blocks += r.reserved_blocks
@@ -573,7 +573,7 @@ class PolicyScheduler(Scheduler):
         """What the workers have swapped; vLLM need not log what is only ours."""
         report: Any = getattr(model_runner_output, "kv_connector_output", None)
         moved = getattr(report, "kv_connector_stats", None)
-        if moved is not None and self.host_blocks:
+        if moved is not None and self.num_cpu_blocks:
             report.kv_connector_stats = None
             self.executed_out += moved.swaps_out
             self.executed_in += moved.swaps_in

@@ -16,7 +16,7 @@ class Scheduled(Protocol):
     now_s: float
     predictions: Predictions
     policy_state: Any
-    host_blocks: int
+    num_cpu_blocks: int
     states: dict[str, RequestState]
     block_size: Any
     cache_config: Any
@@ -54,7 +54,7 @@ class VllmView:
         return self._scheduler.policy_state
 
     @property
-    def block_tokens(self) -> int:
+    def block_size(self) -> int:
         return int(self._scheduler.block_size)
 
     @property
@@ -68,7 +68,7 @@ class VllmView:
     @property
     def host_free_blocks(self) -> int:
         used = sum(self._blocks(tokens) for tokens in self._scheduler.swapped.values())
-        return self._scheduler.host_blocks - used
+        return self._scheduler.num_cpu_blocks - used
 
     @property
     def n_waiting(self) -> int:
@@ -130,4 +130,4 @@ class VllmView:
         return self._scheduler.cached_tokens(self._scheduler.request_of(r))
 
     def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block_tokens)
+        return -(-tokens // self.block_size)

@@ -155,10 +155,10 @@ def test_every_router_serves_everybody(serve, seed, name):
         rng.integers(1, 20, n),
         prefix_blocks=[tuple(range(1, k)) for k in rng.integers(1, 6, n)],
     )
-    records = serve(workload, VLLM, instances=3, router=name, kv_blocks=20).records
+    records = serve(workload, VLLM, instances=3, router=name, num_gpu_blocks=20).records
     assert (records.outcome == Outcome.FINISHED).all()
     assert set(records.instance.tolist()) == {0, 1, 2}
-    np.testing.assert_array_equal(records.tokens_out, workload.output_tokens)
+    np.testing.assert_array_equal(records.output_tokens, workload.output_tokens)
 
 
 def test_slices_of_a_long_workload_lose_nobody(serve):
@@ -184,7 +184,7 @@ def test_followers_arrive_after_answer_and_thinking(serve_each_way, requests):
     )
     records = serve_each_way(workload, VLLM).records
     assert records.arrival_s.tolist() == [0, 5.5, 7.75, 20]
-    assert records.scheduled_s.tolist() == [0, 5.5, 7.75, 20]
+    assert records.first_scheduled_s.tolist() == [0, 5.5, 7.75, 20]
     assert records.finish_s.tolist() == [3, 7.5, 8.75, 21]
 
 
@@ -212,18 +212,18 @@ def test_followers_of_the_dropped_are_cancelled(serve_each_way, requests):
     assert np.isnan(records.finish_s[1])  # it has none, whenever it went
 
 
-def test_followers_of_the_oversize_are_cancelled(serve_each_way, requests):
+def test_followers_of_overlong_are_cancelled(serve_each_way, requests):
     # Ten blocks: 160 tokens. Rows 1 and 5 are too long; row 5 is so as a follower.
     workload = requests(
         (0, 10, 2), (0, 200, 2), (1, 10, 2), (1, 10, 2), (2, 10, 2), (3, 200, 1), (3, 10, 1),
         follows=[-1, -1, 1, 2, 0, 4, 5],
     )  # fmt: skip
-    records = serve_each_way(workload, VLLM, kv_blocks=10, oversize="reject").records
+    records = serve_each_way(workload, VLLM, num_gpu_blocks=10, overlong_requests="reject").records
     done, rejected, cancelled = Outcome.FINISHED, Outcome.REJECTED, Outcome.CANCELLED
     assert records.outcome.tolist() == [
         done, rejected, cancelled, cancelled, done, rejected, cancelled,
     ]  # fmt: skip
-    assert records.tokens_out.tolist() == [2, 0, 0, 0, 2, 0, 0]
+    assert records.output_tokens.tolist() == [2, 0, 0, 0, 2, 0, 0]
 
 
 @settings(max_examples=40, deadline=None)
@@ -251,8 +251,8 @@ def test_sessions_keep_their_order(serve, seed, instances, policy):
         workload,
         System("own", policy, router="least-loaded"),
         instances=instances,
-        kv_blocks=20,
-        oversize="reject",
+        num_gpu_blocks=20,
+        overlong_requests="reject",
     ).records
     finished = records.outcome == Outcome.FINISHED
     for row, before in enumerate(follows.tolist()):
@@ -268,8 +268,10 @@ def test_sessions_keep_their_order(serve, seed, instances, policy):
             if before >= 0:
                 due_s = max(due_s, records.finish_s[before] + workload.think_s[row])
             assert records.arrival_s[row] == due_s
-    np.testing.assert_array_equal(records.tokens_out, np.where(finished, workload.output_tokens, 0))
-    assert (records.scheduled_s[finished] >= records.arrival_s[finished]).all()
+    np.testing.assert_array_equal(
+        records.output_tokens, np.where(finished, workload.output_tokens, 0)
+    )
+    assert (records.first_scheduled_s[finished] >= records.arrival_s[finished]).all()
 
 
 def test_a_long_chain_is_cancelled(requests):
@@ -312,7 +314,7 @@ def test_a_closed_loop_keeps_its_users_busy(serve, seed, users, instances, name)
         per_token_s=0.013,
         instances=instances,
         router="least-loaded",
-        kv_blocks=30,
+        num_gpu_blocks=30,
     ).records
     assert (records.outcome == Outcome.FINISHED).all()
     assert in_flight(records) == min(users, n)
@@ -334,9 +336,9 @@ def test_a_user_who_is_turned_away_asks_again(serve_each_way, requests):
     assert records.finish_s[1::2].tolist() == [3, 2, 4]
 
 
-def test_oversize_requests_take_no_place_in_a_closed_loop(serve_each_way, requests):
+def test_overlong_requests_take_no_place_in_a_closed_loop(serve_each_way, requests):
     workload = requests((0, 900, 1), (0, 10, 2), (0, 900, 1), (0, 10, 2), concurrency=1)
-    records = serve_each_way(workload, VLLM, kv_blocks=10, oversize="reject").records
+    records = serve_each_way(workload, VLLM, num_gpu_blocks=10, overlong_requests="reject").records
     assert records.outcome.tolist() == [Outcome.REJECTED, Outcome.FINISHED] * 2
     assert records.arrival_s[[1, 3]].tolist() == [0, 2]
 
@@ -344,7 +346,9 @@ def test_oversize_requests_take_no_place_in_a_closed_loop(serve_each_way, reques
 def test_all_turned_away(serve_each_way, requests):
     for columns in ({}, {"concurrency": 2}, {"follows": [-1, 0, 1]}):
         workload = requests((0, 900, 1), (0, 900, 2), (0, 900, 2), **columns)
-        result = serve_each_way(workload, VLLM, kv_blocks=10, oversize="reject").result
+        result = serve_each_way(
+            workload, VLLM, num_gpu_blocks=10, overlong_requests="reject"
+        ).result
         assert (result.records.outcome == Outcome.REJECTED).all()
         assert result.totals.makespan_s == 0
         assert not len(result.gaps.gap_s)
@@ -380,7 +384,7 @@ def test_one_lane_alone_gains_nothing(serve_each_way, requests):
 
 def test_lanes_have_their_share_of_the_blocks(serve, requests):
     with pytest.raises(SloBenchError, match="160 fit the context"):
-        serve(requests((0, 161, 1)), VLLM, pp=2, kv_blocks=21)
+        serve(requests((0, 161, 1)), VLLM, pp=2, num_gpu_blocks=21)
 
 
 def test_instances_of_lanes(serve, requests):
@@ -420,7 +424,7 @@ def test_a_stage_computes_one_step_at_a_time(serve, monkeypatch, pp, leaps, name
     workload = Workload(
         np.cumsum(rng.exponential(3.0, n)), rng.integers(1, 90, n), rng.integers(1, 30, n)
     )
-    served = serve(workload, SYSTEMS[name], pp=pp, leaps=leaps, kv_blocks=60)
+    served = serve(workload, SYSTEMS[name], pp=pp, leaps=leaps, num_gpu_blocks=60)
     assert (served.records.outcome == Outcome.FINISHED).all()
     stages = [np.array(ends) for ends in Watched.ends if ends]
     assert len(stages) == pp
@@ -444,7 +448,7 @@ def test_real_placements(tp, pp):
     records = result.records
     assert (records.outcome == Outcome.FINISHED).all()
     assert (records.instance == 0).all()
-    assert 0 < result.totals.kv_mean_share < result.totals.kv_peak_share < 1
+    assert 0 < result.totals.kv_cache_usage_mean < result.totals.kv_cache_usage_peak < 1
     one = Placement(model("llama-3-8b"), gpu("a100-80g"))
     alone = simulate(workload, System("sarathi", Sarathi()), one, step_time(one).model)
     if tp * pp > 1:

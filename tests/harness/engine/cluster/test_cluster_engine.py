@@ -284,9 +284,9 @@ def assert_same(a: Records, b: Records) -> None:
 def assert_nobody_lost(workload: Workload, records: Records) -> None:
     done = records.outcome == Outcome.FINISHED
     assert (records.outcome != Outcome.UNFINISHED).all()
-    np.testing.assert_array_equal(records.tokens_out[done], workload.output_tokens[done])
-    assert (records.scheduled_s[done] >= records.arrival_s[done]).all()
-    assert (records.first_token_s[done] > records.scheduled_s[done]).all()
+    np.testing.assert_array_equal(records.output_tokens[done], workload.output_tokens[done])
+    assert (records.first_scheduled_s[done] >= records.arrival_s[done]).all()
+    assert (records.first_token_s[done] > records.first_scheduled_s[done]).all()
     assert (records.finish_s[done] >= records.first_token_s[done]).all()
     assert np.isnan(records.finish_s[~done]).all()
 
@@ -296,7 +296,7 @@ def assert_nobody_lost(workload: Workload, records: Records) -> None:
 @given(
     workload=workloads(),
     blocks=st.sampled_from([70, 90, 130, 400]),
-    host_blocks=st.sampled_from([0, 20, 400]),
+    num_cpu_blocks=st.sampled_from([0, 20, 400]),
     batch=st.sampled_from([2, 7, 64]),
     instances=st.sampled_from([1, 2, 3]),
     failures=st.lists(
@@ -307,7 +307,9 @@ def assert_nobody_lost(workload: Workload, records: Records) -> None:
         unique_by=lambda f: f.instance,
     ),
 )
-def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, instances, failures):
+def test_leaping_equals_stepping(
+    case, workload, blocks, num_cpu_blocks, batch, instances, failures
+):
     """Blocks are conserved (`simulate` checks), nobody is lost, the same seed gives the same."""
     if case in ("rebalance", "rebalance-cached", "shared-queue"):
         failures = [f for f in failures if f.back_s < np.inf or f.instance >= instances]
@@ -315,7 +317,9 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
             failures = [f for f in failures if f.instance > 0]
     if case.startswith("ascendra"):
         instances *= CASES[case](batch).least_instances
-    place = dataclasses.replace(PLACEMENT, fixed_kv_blocks=blocks, fixed_host_blocks=host_blocks)
+    place = dataclasses.replace(
+        PLACEMENT, fixed_num_gpu_blocks=blocks, fixed_num_cpu_blocks=num_cpu_blocks
+    )
     results = [
         simulate(
             workload,
@@ -323,7 +327,7 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
             place,
             STEP_TIME,
             instances=instances,
-            oversize="reject",
+            overlong_requests="reject",
             failures=failures,
             engine=engine,
         )
@@ -367,10 +371,10 @@ class Watches(ClusterPolicy):
     ahead=st.booleans(),
 )
 def test_what_is_foreseen_of_an_instance_comes(workload, blocks, batch, policy, ahead):
-    place = dataclasses.replace(PLACEMENT, fixed_kv_blocks=blocks)
+    place = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=blocks)
     parameters = {"async_scheduling": ahead} if policy is Vllm else {}
     of = system(Watches(), policy(max_num_seqs=batch, **parameters), prefix_cache=True)
-    simulate(workload, of, place, STEP_TIME, instances=3, oversize="reject")
+    simulate(workload, of, place, STEP_TIME, instances=3, overlong_requests="reject")
 
 
 def one_by_one(across, policy=None, **columns):
@@ -384,7 +388,7 @@ def test_an_offloaded_request_is_served_and_not_dropped(serve_each_way, requests
     records = serve_each_way(workload, one_by_one(across), instances=1).records
     assert records.instance.tolist() == [0, 1]
     assert records.queued_s.tolist() == [0, 1]  # what it waits there is not what it waited here
-    assert records.scheduled_s.tolist() == [0, 1]
+    assert records.first_scheduled_s.tolist() == [0, 1]
     assert records.finish_s.tolist() == [5, 3]
 
 
@@ -404,8 +408,8 @@ def test_kv_of_a_hand_over_is_kept_until_the_transfer_ends(serve_each_way, reque
     """One block of 16 tokens: the second prompt finds it free only when the first has left."""
     workload = requests((0, 10, 3), (0, 10, 3))
     across = Disaggregated(per_token_s=0.15)
-    served = serve_each_way(workload, one_by_one(across), instances=1, kv_blocks=1)
-    assert served.records.scheduled_s.tolist() == [0, 2.5]
+    served = serve_each_way(workload, one_by_one(across), instances=1, num_gpu_blocks=1)
+    assert served.records.first_scheduled_s.tolist() == [0, 2.5]
 
 
 @dataclass(frozen=True)
@@ -422,7 +426,7 @@ def test_held_requests_go_to_an_instance_that_starts(serve_each_way, requests):
     records = serve_each_way(
         requests((0, 10, 2), (1, 10, 2)), one_by_one(StartsLate()), instances=1
     ).records
-    assert records.scheduled_s.tolist() == [4, 6]
+    assert records.first_scheduled_s.tolist() == [4, 6]
 
 
 @pytest.mark.parametrize("reroutes", [True, False])

@@ -70,7 +70,7 @@ def workloads(draw: st.DrawFn) -> Workload:
         prompt_tokens=prompts,
         output_tokens=outputs,
         prefix_blocks=prefixes if draw(st.booleans()) else None,
-        prefix_block_tokens=16,
+        prefix_block_size=16,
     )
 
 
@@ -79,20 +79,20 @@ RELAXED = settings(max_examples=15, deadline=None, suppress_health_check=list(He
 
 @pytest.mark.parametrize("name", CLUSTERS)
 @RELAXED
-@given(workload=workloads(), kv_blocks=st.sampled_from([45, 70, 400]))
-def test_all_are_served_where_memory_is_short(name, workload, kv_blocks):
-    placement = dataclasses.replace(PLACEMENT, fixed_kv_blocks=kv_blocks)
+@given(workload=workloads(), num_gpu_blocks=st.sampled_from([45, 70, 400]))
+def test_all_are_served_where_memory_is_short(name, workload, num_gpu_blocks):
+    placement = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=num_gpu_blocks)
     for engine in (None, PlainInstance):
         ran = simulate(workload, system(name), placement, STEP_TIME, instances=4, engine=engine)
         assert (ran.records.outcome == Outcome.FINISHED).all()
-        assert (ran.records.tokens_out == workload.output_tokens).all()
+        assert (ran.records.output_tokens == workload.output_tokens).all()
 
 
 STILL = [n for n, c in CLUSTERS.items() if not isinstance(c, BanaServe) or n.endswith("no moves")]
 
 
-def assert_leaping_is_stepping(name, workload, kv_blocks):
-    placement = dataclasses.replace(PLACEMENT, fixed_kv_blocks=kv_blocks)
+def assert_leaping_is_stepping(name, workload, num_gpu_blocks):
+    placement = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=num_gpu_blocks)
     of = system(name)
     ways = [
         simulate(workload, of, placement, STEP_TIME, instances=4, engine=engine)
@@ -110,17 +110,17 @@ def assert_leaping_is_stepping(name, workload, kv_blocks):
 
 @pytest.mark.parametrize("name", STILL)
 @RELAXED
-@given(workload=workloads(), kv_blocks=st.sampled_from([800, 3000]))
-def test_leaping_is_stepping(name, workload, kv_blocks):
-    assert_leaping_is_stepping(name, workload, kv_blocks)
+@given(workload=workloads(), num_gpu_blocks=st.sampled_from([800, 3000]))
+def test_leaping_is_stepping(name, workload, num_gpu_blocks):
+    assert_leaping_is_stepping(name, workload, num_gpu_blocks)
 
 
 @pytest.mark.parametrize("name", [n for n in STILL if n.startswith(("distserve", "splitwise"))])
 @RELAXED
-@given(workload=workloads(), kv_blocks=st.sampled_from([45, 70]))
-def test_parked_kv_that_blocks_prefill_blocks_it_until_it_has_gone(name, workload, kv_blocks):
+@given(workload=workloads(), num_gpu_blocks=st.sampled_from([45, 70]))
+def test_parked_kv_that_blocks_prefill_blocks_it_until_it_has_gone(name, workload, num_gpu_blocks):
     """Not those with a shared store: what is put there in iterations that overlap has no order."""
-    assert_leaping_is_stepping(name, workload, kv_blocks)
+    assert_leaping_is_stepping(name, workload, num_gpu_blocks)
 
 
 @RELAXED
@@ -219,7 +219,7 @@ def test_layer_by_layer_only_the_last_layer_is_waited_for():
 
 def test_full_decode_instances_hold_prompts_back():
     """Room for one: the second waits where it was prefilled until the first has ended."""
-    placement = dataclasses.replace(PLACEMENT, fixed_kv_blocks=40)
+    placement = dataclasses.replace(PLACEMENT, fixed_num_gpu_blocks=40)
     workload = one(400, 100, n=2, gap_s=0.0)
     of = system("distserve", decode_instances=1)
     records = simulate(workload, of, placement, STEP_TIME, instances=2).records
@@ -237,7 +237,7 @@ def conversation(turns: int) -> Workload:
         prompt_tokens=prompts,
         output_tokens=np.full(turns, 160),
         prefix_blocks=[tuple(range((p + 160) // 16)) for p in prompts.tolist()],
-        prefix_block_tokens=16,
+        prefix_block_size=16,
     )
 
 
@@ -260,7 +260,7 @@ def test_the_store_serves_every_prefill_instance():
         prompt_tokens=np.full(3, 640),
         output_tokens=np.full(3, 2),
         prefix_blocks=[tuple(range(40))] * 3,
-        prefix_block_tokens=16,
+        prefix_block_size=16,
     )
     found = {}
     for name in ("distserve over a slow network", "banaserve, eager", "mooncake"):

@@ -62,7 +62,7 @@ def check(made: Workload, clusters: list[SharedGpuCluster], result: Result) -> N
     records = result.records
     assert (records.outcome != Outcome.UNFINISHED).all()
     done = records.outcome == Outcome.FINISHED
-    assert (records.tokens_out[done] == made.output_tokens[done]).all()
+    assert (records.output_tokens[done] == made.output_tokens[done]).all()
     assert (records.first_token_s[done] > made.arrival_s[done]).all()
     assert (records.finish_s[done] >= records.first_token_s[done]).all()
     assert result.gaps.count.sum() == (made.output_tokens[done] - 1).sum()
@@ -93,7 +93,9 @@ def test_nothing_is_lost(
     """Six models of 8B on two GPUs, where memory is short; on one, where not all fit."""
     models = "fleet(llama-3.1-8b*2, qwen3-8b*2, mistral-7b*2, active_s=20, idle_s=20)"
     made = workload(models, rate_rps, 60.0)
-    result = simulate_models(made, policy, hosted(made.model_names), gpus=2, oversize="reject")
+    result = simulate_models(
+        made, policy, hosted(made.model_names), gpus=2, overlong_requests="reject"
+    )
     check(made, clusters, result)
     assert (result.records.outcome == Outcome.FINISHED).mean() > 0.95
 
@@ -114,9 +116,13 @@ def test_nothing_is_lost_whatever_comes(
         made = workload(text, rate_rps, 12.0, seed)
     except SloBenchError:  # all are idle all the time
         reject()
-    result = simulate_models(made, policy, hosted(made.model_names), gpus=gpus, oversize="reject")
+    result = simulate_models(
+        made, policy, hosted(made.model_names), gpus=gpus, overlong_requests="reject"
+    )
     check(made, [], result)
-    again = simulate_models(made, policy, hosted(made.model_names), gpus=gpus, oversize="reject")
+    again = simulate_models(
+        made, policy, hosted(made.model_names), gpus=gpus, overlong_requests="reject"
+    )
     np.testing.assert_array_equal(result.records.finish_s, again.records.finish_s)
 
 
@@ -125,7 +131,7 @@ def test_tensor_parallel_models_beside_others(clusters: list[SharedGpuCluster]) 
     made = workload(text, 4.0, 60.0)
     models = hosted(made.model_names[1:]) | hosted(("llama-3.1-70b",), tp=4)
     for policy in (PrismGlobal(), MuxServe(), Qlm()):
-        result = simulate_models(made, policy, models, gpus=4, oversize="reject")
+        result = simulate_models(made, policy, models, gpus=4, overlong_requests="reject")
         check(made, clusters, result)
         parts = {len(t.gpus) for t in clusters[-1].model_instances if t.model == 0}
         assert parts <= {4}
@@ -135,7 +141,7 @@ def test_a_model_alone_is_served_as_by_one_instance() -> None:
     """Nothing is shared: the times are those of the plain simulator."""
     made = workload("fleet(llama-3.1-8b)", 4.0, 60.0)
     one = hosted(("llama-3.1-8b",))
-    shared = simulate_models(made, StaticPartition(), one, gpus=1, oversize="reject")
+    shared = simulate_models(made, StaticPartition(), one, gpus=1, overlong_requests="reject")
     place = one["llama-3.1-8b"]
     plain = dataclasses.replace(system("vllm"), prefix_cache=False)
     alone = simulate(made, plain, place.placement, place.step_time)
@@ -147,7 +153,7 @@ def test_models_together_get_no_more_than_a_gpu() -> None:
     """Work done until the last end, at the speed of a GPU alone, fits into the time there was."""
     made = workload("fleet(llama-3.1-8b*3, idle_s=0, swing=1)", 12.0, 60.0)
     models = hosted(made.model_names)
-    together = simulate_models(made, MuxServe(), models, gpus=1, oversize="reject")
+    together = simulate_models(made, MuxServe(), models, gpus=1, overlong_requests="reject")
     makespan_s = together.totals.makespan_s
     apart = 0.0
     for index, name in enumerate(made.model_names):
@@ -158,7 +164,7 @@ def test_models_together_get_no_more_than_a_gpu() -> None:
             MuxServe(),
             {name: models[name]},
             gpus=1,
-            oversize="reject",
+            overlong_requests="reject",
         )  # all at once: the largest batches, hence the least work that the answers can take
         apart += one.totals.makespan_s
     assert makespan_s > 0.9 * apart
@@ -197,7 +203,7 @@ def test_one_of_two_copies_is_evicted_in_the_midst_of_a_move(
     rows = np.flatnonzero((made.arrival_s > 5) & (made.arrival_s < 5.5) | (made.arrival_s > 9))
     made = take(made, rows, made.arrival_s[rows])
     result = simulate_models(
-        made, Moving(evicted=evicted), hosted(made.model_names), gpus=2, oversize="reject"
+        made, Moving(evicted=evicted), hosted(made.model_names), gpus=2, overlong_requests="reject"
     )
     check(made, clusters, result)
     assert [t.gpus for t in clusters[0].model_instances] == [(1,) if evicted == "old" else (0,)]
@@ -225,6 +231,6 @@ def test_what_it_does_not_serve() -> None:
     with pytest.raises(SloBenchError, match="too long"):
         simulate_models(long, PrismGlobal(), hosted(made.model_names), gpus=1)
     refused = simulate_models(
-        long, PrismGlobal(), hosted(made.model_names), gpus=1, oversize="reject"
+        long, PrismGlobal(), hosted(made.model_names), gpus=1, overlong_requests="reject"
     )
-    assert refused.oversize == len(made)
+    assert refused.overlong == len(made)

@@ -93,7 +93,7 @@ class Engine:
         policy: Policy,
         *,
         blocks: int = 200,
-        host_blocks: int = 0,
+        num_cpu_blocks: int = 0,
         prefixes: bool = False,
         sampling: Sampling | None = None,
         eos: frozenset[int] = frozenset(),
@@ -101,14 +101,16 @@ class Engine:
     ) -> None:
         cache = KvCache(decoder.config, blocks, BLOCK, decoder.dtype, decoder.device)
         cpu = torch.device("cpu")
-        host = KvCache(decoder.config, host_blocks, BLOCK, decoder.dtype, cpu, pinned=True)
-        self.kv_manager = TorchKVCacheManager(blocks, BLOCK, host_blocks, BLOCK if prefixes else 0)
+        host = KvCache(decoder.config, num_cpu_blocks, BLOCK, decoder.dtype, cpu, pinned=True)
+        self.kv_manager = TorchKVCacheManager(
+            blocks, BLOCK, num_cpu_blocks, BLOCK if prefixes else 0
+        )
         predictions = LearnedPredictions()
         how = sampling or Sampling()
         self.execution = Execution(
             Runner(decoder, cache),
             self.kv_manager,
-            Swapper(cache, host) if host_blocks else None,
+            Swapper(cache, host) if num_cpu_blocks else None,
             Jumps(),
             predictions,
             lambda r: Sequence(prompt_of(r), how, eos),
@@ -142,7 +144,7 @@ def reference(generated: Greedy, asked: list[RequestState]) -> dict[int, list[in
 
 
 @pytest.mark.parametrize(
-    ("name", "blocks", "host_blocks", "prefixes"),
+    ("name", "blocks", "num_cpu_blocks", "prefixes"),
     [
         ("vllm", 200, 0, False),
         ("vllm", 24, 0, False),
@@ -158,18 +160,20 @@ def reference(generated: Greedy, asked: list[RequestState]) -> dict[int, list[in
     ],
 )
 def test_tokens_whatever_the_policy_does(
-    name: str, blocks: int, host_blocks: int, prefixes: bool, decoder: Decoder, generated: Greedy
+    name: str, blocks: int, num_cpu_blocks: int, prefixes: bool, decoder: Decoder, generated: Greedy
 ) -> None:
     asked = requests(14, seed=2, prefixes=prefixes)
     policy = system(name).policy
     assert isinstance(policy, Policy)
-    engine = Engine(decoder, policy, blocks=blocks, host_blocks=host_blocks, prefixes=prefixes)
+    engine = Engine(
+        decoder, policy, blocks=blocks, num_cpu_blocks=num_cpu_blocks, prefixes=prefixes
+    )
     assert engine.run(asked) == reference(generated, asked)
     for r in asked:
         assert engine.streamed[r.id] == engine.answers[r.id][r.prompt_tokens :]
-    if blocks == 24 and host_blocks != 6:  # where host memory is full, it admits nobody instead
+    if blocks == 24 and num_cpu_blocks != 6:  # where host memory is full, it admits nobody instead
         assert engine.instance.measures.preemptions
-    if host_blocks == 40 and name == "vllm-swap":
+    if num_cpu_blocks == 40 and name == "vllm-swap":
         assert any(r.swaps for r in asked)
 
 
@@ -178,14 +182,14 @@ def test_tokens_whatever_the_policy_does(
     seed=st.integers(0, 10_000),
     name=st.sampled_from(["vllm", "vllm-swap", "sglang", "sarathi", "adaptivellm"]),
     blocks=st.integers(13, 40),
-    host_blocks=st.integers(0, 20),
+    num_cpu_blocks=st.integers(0, 20),
     prefixes=st.booleans(),
 )
 def test_tokens_of_random_runs(
     seed: int,
     name: str,
     blocks: int,
-    host_blocks: int,
+    num_cpu_blocks: int,
     prefixes: bool,
     decoder: Decoder,
     plenty: dict[int, dict[int, list[int]]],
@@ -197,7 +201,9 @@ def test_tokens_of_random_runs(
     if key not in plenty:
         wide = Engine(decoder, system("vllm").policy, blocks=400)  # type: ignore[arg-type]
         plenty[key] = wide.run(requests(8, seed, prefixes))
-    engine = Engine(decoder, policy, blocks=blocks, host_blocks=host_blocks, prefixes=prefixes)
+    engine = Engine(
+        decoder, policy, blocks=blocks, num_cpu_blocks=num_cpu_blocks, prefixes=prefixes
+    )
     assert engine.run(requests(8, seed, prefixes)) == plenty[key]
 
 
@@ -273,7 +279,7 @@ class SimulatedDiary(Diary, SimulatedInstance):
 
 
 @pytest.mark.parametrize(
-    ("name", "host_blocks", "prefixes"),
+    ("name", "num_cpu_blocks", "prefixes"),
     [
         ("vllm", 0, False),
         ("sglang", 0, True),
@@ -284,7 +290,7 @@ class SimulatedDiary(Diary, SimulatedInstance):
     ],
 )
 def test_the_same_decisions_when_step_times_are_replayed(
-    name: str, host_blocks: int, prefixes: bool, decoder: Decoder
+    name: str, num_cpu_blocks: int, prefixes: bool, decoder: Decoder
 ) -> None:
     policy = system(name).policy
     assert isinstance(policy, Policy)
@@ -292,7 +298,7 @@ def test_the_same_decisions_when_step_times_are_replayed(
         decoder,
         policy,
         blocks=24,
-        host_blocks=host_blocks,
+        num_cpu_blocks=num_cpu_blocks,
         prefixes=prefixes,
         kind=PagedDiary,
     )
@@ -304,10 +310,10 @@ def test_the_same_decisions_when_step_times_are_replayed(
     assert PagedDiary.diary
 
     # The simulator itself knows no swaps that are part of a step; where there are none, it is it.
-    kind: Any = TimedDiary if host_blocks else SimulatedDiary
+    kind: Any = TimedDiary if num_cpu_blocks else SimulatedDiary
     kind.diary = []
     predictions = LearnedPredictions()
-    kv_manager = KVCacheManager(24, BLOCK, host_blocks, BLOCK if prefixes else 0)
+    kv_manager = KVCacheManager(24, BLOCK, num_cpu_blocks, BLOCK if prefixes else 0)
     recording = Recording(ran, predictions)
     replayed = kind(policy, kv_manager, predictions, recording, (), Measures())
     again = requests(16, seed=9, prefixes=prefixes)

@@ -175,7 +175,7 @@ workload = ["alpaca"]
 rates = [40.0]
 requests = 12
 seeds = 1
-kv_blocks = [200]
+num_gpu_blocks = [200]
 [server]
 workers = 1
 [server.moving]
@@ -190,7 +190,7 @@ control_every_s = 0.01
 def test_a_run_in_which_layers_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
     file = tmp_path / "moves.toml"
-    file.write_text(_RUN.format(system="vllm", backend="paged"))
+    file.write_text(_RUN.format(system="vllm", backend="torch"))
     out = tmp_path / "run"
     done = CliRunner().invoke(app, ["run", str(file), "--no-report", "--out", str(out)])
     assert done.exit_code == 0, done.output
@@ -205,7 +205,7 @@ def test_a_run_whose_worker_is_killed_in_a_move(
 ) -> None:
     monkeypatch.setenv("SLO_BENCH_HOME", str(tmp_path / "home"))
     file = tmp_path / "moves.toml"
-    file.write_text(_RUN.format(system="vllm", backend="paged"))
+    file.write_text(_RUN.format(system="vllm", backend="torch"))
     processes, real = [], Spread.move_layers
 
     def killed(self: Spread, layers: list[int], target: int) -> CompletedMove:
@@ -224,7 +224,7 @@ def test_a_run_whose_worker_is_killed_in_a_move(
 
 @pytest.mark.parametrize(
     ("name", "backend", "word"),
-    [("fifo", "paged", "between iterations"), ("vllm", "vllm", "backend paged")],
+    [("fifo", "torch", "between iterations"), ("vllm", "vllm", "backend torch")],
 )
 def test_where_nothing_can_move(
     name: str, backend: str, word: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

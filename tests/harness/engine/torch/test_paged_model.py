@@ -34,16 +34,16 @@ DEVICE = os.environ.get("SLO_BENCH_TEST_DEVICE", "cpu")  # cuda:0 on a machine t
 class Bench:
     """A runner whose blocks are given out by hand, in any order."""
 
-    def __init__(self, folder: Path, block_tokens: int = 8, draw: random.Random | None = None):
+    def __init__(self, folder: Path, block_size: int = 8, draw: random.Random | None = None):
         decoder = load_decoder(folder, DEVICE, "float32")
-        self.cache = KvCache(decoder.config, BLOCKS, block_tokens, decoder.dtype, decoder.device)
+        self.cache = KvCache(decoder.config, BLOCKS, block_size, decoder.dtype, decoder.device)
         self.runner = Runner(decoder, self.cache)
         self.free = list(range(BLOCKS))
         if draw is not None:
             draw.shuffle(self.free)
 
     def grow(self, sequence: Sequence, tokens: int) -> None:
-        while len(sequence.blocks) * self.cache.block_tokens < tokens:
+        while len(sequence.blocks) * self.cache.block_size < tokens:
             sequence.blocks.append(self.free.pop())
 
     def step(self, decodes: list[Sequence], pieces: list[Piece]) -> None:
@@ -135,17 +135,17 @@ def test_blocks_that_were_in_host_memory(model_folder: Folder, generated: Greedy
 
 
 @given(st.lists(st.integers(0, 15), min_size=1, max_size=16, unique=True))
-def test_copies_that_lie_in_one_piece(host_blocks: list[int]) -> None:
+def test_copies_that_lie_in_one_piece(num_cpu_blocks: list[int]) -> None:
     """As few as there are, and every block to its place."""
     host = torch.zeros(2, 16, 2, 4, 3)
-    staged = torch.randn(2, len(host_blocks), 2, 4, 3)
-    pairs = list(stretches(host_blocks, host, staged))
+    staged = torch.randn(2, len(num_cpu_blocks), 2, 4, 3)
+    pairs = list(stretches(num_cpu_blocks, host, staged))
     for there, here in pairs:
         assert there.is_contiguous()
         assert here.is_contiguous()
         there.copy_(here)
-    assert torch.equal(host[:, host_blocks], staged)
-    breaks = sum(b != a + 1 for a, b in pairwise(host_blocks))
+    assert torch.equal(host[:, num_cpu_blocks], staged)
+    breaks = sum(b != a + 1 for a, b in pairwise(num_cpu_blocks))
     assert len(pairs) == 2 * (1 + breaks)
 
 

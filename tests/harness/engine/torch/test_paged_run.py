@@ -1,4 +1,4 @@
-"""`run --backend paged`: an experiment on the real engine, as on any other."""
+"""`run --backend torch`: an experiment on the real engine, as on any other."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def rows(folder: Path) -> list[dict[str, str]]:
 
 def run(tmp_path: Path, *more: str) -> tuple[Path, str]:
     out = tmp_path / "run"
-    words = ["run", "--backend", "paged", "--no-report", "--out", str(out), *more]
+    words = ["run", "--backend", "torch", "--no-report", "--out", str(out), *more]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     return out, done.output
@@ -52,7 +52,7 @@ def test_the_tiny_model_is_made_and_named(tmp_path: Path) -> None:
     found = rows(out)
     assert [row["system"] for row in found] == ["vllm", "fifo"]
     for row in found:
-        assert row["backend"] == "paged"
+        assert row["backend"] == "torch"
         assert row["model"] == "tiny-llama"
         assert row["gpu"] == "cpu"
         assert row["step_time"] == "measured"
@@ -64,7 +64,7 @@ def test_a_model_of_ones_own_under_pressure(
     tmp_path: Path, model_folder: Callable[[str], Path]
 ) -> None:
     folder = model_folder("qwen3")
-    pressed = ["--sweep", "kv_blocks=26", "--sweep", "host_blocks=64"]
+    pressed = ["--sweep", "num_gpu_blocks=26", "--sweep", "num_cpu_blocks=64"]
     out, _ = run(tmp_path, *LOAD, *pressed, "--model", str(folder), "--system", "vllm-swap")
     (row,) = rows(out)
     assert row["model"] == folder.name
@@ -72,11 +72,11 @@ def test_a_model_of_ones_own_under_pressure(
 
 
 def test_what_runs_where_nothing_is_said() -> None:
-    short = ExperimentSchema(backend="paged")
+    short = ExperimentSchema(backend="torch")
     assert (short.workload, short.rates, short.requests) == (("alpaca",), (4.0, 8.0), (60,))
     assert (short.systems, short.seeds) == (("vllm", "sarathi"), 1)
-    assert ExperimentSchema(backend="paged", rates=2.0, duration_s=5.0).requests == (None,)
-    named = ExperimentSchema(backend="paged", workload="sharegpt")
+    assert ExperimentSchema(backend="torch", rates=2.0, duration_s=5.0).requests == (None,)
+    named = ExperimentSchema(backend="torch", workload="sharegpt")
     assert (named.rates, named.requests, named.seeds) == (None, (None,), None)
     assert ExperimentSchema().workload == ("sharegpt",)
 
@@ -87,13 +87,13 @@ def test_what_runs_where_nothing_is_said() -> None:
         (["--instances", "2"], "one instance"),
         (["--model", "nowhere"], "no config.json"),
         (["--gpu", "tpu"], "device must be"),
-        (["--sweep", "kv_blocks=100000000"], "GiB"),
+        (["--sweep", "num_gpu_blocks=100000000"], "GiB"),
         (["--system", "distserve"], "distserve cannot run on paged"),
     ],
 )
 def test_what_cannot_be_run(tmp_path: Path, more: list[str], word: str) -> None:
     system = [] if "--system" in more else ["--system", "vllm"]
-    words = ["run", "--backend", "paged", "--out", str(tmp_path / "run")]
+    words = ["run", "--backend", "torch", "--out", str(tmp_path / "run")]
     done = CliRunner().invoke(app, [*words, *LOAD, *system, *more])
     assert isinstance(done.exception, SloBenchError)
     assert word in str(done.exception)
@@ -105,13 +105,13 @@ def test_lengths_are_those_of_the_workload(tmp_path: Path) -> None:
     with gzip.open(details, "rt") as file:
         table = list(csv.DictReader(file))
     assert len(table) == 12
-    assert all(row["tokens_out"] == row["output_tokens"] for row in table)
+    assert all(row["output_tokens"] == row["expected_output_tokens"] for row in table)
 
 
 def test_a_run_by_cpu_time_skips_waits(tmp_path: Path) -> None:
     file = tmp_path / "cpu.toml"
     file.write_text(
-        'backend = "paged"\nsystems = ["vllm"]\nworkload = "alpaca"\nrates = 0.01\n'
+        'backend = "torch"\nsystems = ["vllm"]\nworkload = "alpaca"\nrates = 0.01\n'
         'requests = 3\nseeds = 1\nserver = {clock = "cpu", step_log = true}\n'
     )
     out = tmp_path / "run"
@@ -160,7 +160,7 @@ def test_a_run_beside_its_simulation(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("system", ["vllm-swap", "adaptivellm", "sglang"])
 def test_a_run_under_pressure_is_decided_again_as_it_was(tmp_path: Path, system: str) -> None:
-    pressed = ["--sweep", "kv_blocks=26", "--sweep", "host_blocks=64", "--system", system]
+    pressed = ["--sweep", "num_gpu_blocks=26", "--sweep", "num_cpu_blocks=64", "--system", system]
     load = ["--workload", "alpaca", "--rates", "200", "--requests", "12", "--seeds", "1"]
     out, _ = run(tmp_path, *load, *pressed, "--validate")
     (level,) = json.loads((out / "validation.json").read_text())
@@ -173,8 +173,8 @@ def test_a_run_whose_prefixes_go_beyond_the_device(tmp_path: Path) -> None:
     file = tmp_path / "store.toml"
     store = [f"{tmp_path}/memory=0.004", f"{tmp_path}/disk=0.1"]
     text = (
-        'backend = "paged"\nsystems = ["vllm"]\nworkload = "alpaca"\nrates = 20\nrequests = 30\n'
-        'seeds = 1\nkv_blocks = 80\noversize = "truncate"\nrecords = "csv"\n'
+        'backend = "torch"\nsystems = ["vllm"]\nworkload = "alpaca"\nrates = 20\nrequests = 30\n'
+        'seeds = 1\nnum_gpu_blocks = 80\noverlong_requests = "truncate"\nrecords = "csv"\n'
         'sessions = "sessions(turns=fixed(5), think_s=1, system_prompt_tokens=64)"\n'
     )
     file.write_text(f"{text}server = {{kv_store = {json.dumps(store)}}}\n")
@@ -202,7 +202,7 @@ def test_a_run_whose_prefixes_go_beyond_the_device(tmp_path: Path) -> None:
         ({"server": {"kv_store": "/proc/nowhere=1"}, "sessions": "sessions"}, "cannot be made"),
         ({"server": {"kv_store": "kv=1", "clock": "cpu"}}, "threads of its own"),
         ({"server": {"kv_store": "kv=1", "validated": True}}, "cannot be validated"),
-        ({"backend": "vllm", "model": "nowhere"}, "goes with backend paged"),
+        ({"backend": "vllm", "model": "nowhere"}, "goes with backend torch"),
     ],
 )
 def test_where_a_store_makes_no_sense(
@@ -211,7 +211,7 @@ def test_where_a_store_makes_no_sense(
     asked = {"systems": "vllm", "workload": "alpaca", "rates": 40.0, "requests": 3, "seeds": 1}
     store = {"kv_store": f"{tmp_path}/kv=0.1"}
     with pytest.raises(SloBenchError, match=word):
-        Experiment(**{"backend": "paged", **asked, "server": store, **changes}).run(tmp_path / "r")
+        Experiment(**{"backend": "torch", **asked, "server": store, **changes}).run(tmp_path / "r")
 
 
 def test_what_is_set_up_before_a_run_is_no_part_of_its_first_step(tmp_path, monkeypatch):
@@ -234,7 +234,7 @@ def test_what_is_set_up_before_a_run_is_no_part_of_its_first_step(tmp_path, monk
     monkeypatch.setattr("slo_bench.harness.experiments.backends.torch_engine.heap_frozen", for_days)
     file = tmp_path / "logged.toml"
     file.write_text(
-        'backend = "paged"\nsystems = "vllm"\nworkload = "alpaca"\nrates = 50\nrequests = 3\n'
+        'backend = "torch"\nsystems = "vllm"\nworkload = "alpaca"\nrates = 50\nrequests = 3\n'
         "seeds = 1\n[server]\nstep_log = true\n"
     )
     out = tmp_path / "o"

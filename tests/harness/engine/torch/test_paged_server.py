@@ -1,4 +1,4 @@
-"""The paged engine as a server on 127.0.0.1, asked by plain clients and our load generator."""
+"""The torch engine as a server on 127.0.0.1, asked by plain clients and our load generator."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def url(home: Path) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLO_BENCH_HOME", str(home))
-        with serving_model("vllm", {}, "tiny-llama", kv_blocks=600) as found:
+        with serving_model("vllm", {}, "tiny-llama", num_gpu_blocks=600) as found:
             yield found
 
 
 def metrics(url: str) -> dict[str, float]:
     lines = httpx.get(f"{url}/metrics").text.splitlines()
     pairs = (line.split() for line in lines if not line.startswith("#"))
-    return {name.removeprefix("slo_bench_paged_"): float(value) for name, value in pairs}
+    return {name.removeprefix("slo_bench_torch_"): float(value) for name, value in pairs}
 
 
 def events(text: str) -> list[dict[str, Any]]:
@@ -60,7 +60,7 @@ def test_what_it_says_of_itself(url: str) -> None:
     assert httpx.get(f"{url}/health").status_code == 200
     (model,) = httpx.get(f"{url}/v1/models").json()["data"]
     assert model["id"] == "tiny-llama"
-    assert metrics(url)["kv_blocks"] == 600
+    assert metrics(url)["num_gpu_blocks"] == 600
 
 
 def test_a_stream_says_what_a_whole_answer_says(url: str) -> None:
@@ -80,7 +80,7 @@ def test_its_tokens_are_those_of_the_model(
     model_folder: Callable[[str], Path], generated: Greedy
 ) -> None:
     own = list(range(10, 40))
-    with serving_model("sglang", {}, str(model_folder("llama")), kv_blocks=40) as url:
+    with serving_model("sglang", {}, str(model_folder("llama")), num_gpu_blocks=40) as url:
         ask = {"prompt": own, "max_tokens": 9, "temperature": 0, "ignore_eos": True}
         for _ in range(2):  # the second time from the prefix cache
             answer = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()
@@ -93,7 +93,7 @@ def test_its_tokens_are_those_of_the_model(
 
 def test_its_policy_hears_what_a_client_predicts(model_folder: Callable[[str], Path]) -> None:
     policy = Path(__file__).parents[3] / "backends" / "long_answers_away.py"
-    with serving_model(str(policy), {}, str(model_folder("llama")), kv_blocks=40) as url:
+    with serving_model(str(policy), {}, str(model_folder("llama")), num_gpu_blocks=40) as url:
         ask = {"prompt": [10, 11, 12], "max_tokens": 201, "ignore_eos": True}
         statuses = []
         for tokens in (201, 200):
@@ -111,7 +111,7 @@ def test_servers_that_name_the_same_store_share_it(
     counts = []
     for _ in range(2):
         model = str(model_folder("llama"))
-        with serving_model("vllm", {}, model, kv_blocks=40, kv_store=tiers) as url:
+        with serving_model("vllm", {}, model, num_gpu_blocks=40, kv_store=tiers) as url:
             answer = httpx.post(f"{url}/v1/completions", json=ask, timeout=60).json()
             assert own + answer["choices"][0]["token_ids"] == generated("llama", own, 9)
             counts.append(metrics(url))
@@ -123,12 +123,12 @@ def test_servers_that_name_the_same_store_share_it(
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["fifo", "--backend", "paged", "--kv-store", "kv=1"], "static batches"),
-        (["orca", "--backend", "paged", "--kv-store", "kv=1"], "looks for no prefixes"),
-        (["vllm", "--backend", "paged", "--kv-store", "kv"], "a folder and its size in GiB"),
+        (["fifo", "--backend", "torch", "--kv-store", "kv=1"], "static batches"),
+        (["orca", "--backend", "torch", "--kv-store", "kv=1"], "looks for no prefixes"),
+        (["vllm", "--backend", "torch", "--kv-store", "kv"], "a folder and its size in GiB"),
         (["vllm", "--backend", "vllm", "--kv-store", "kv=1"], "--kv-store goes with"),
         (["vllm", "--backend", "vllm", "--device", "cpu"], "--device goes with"),
-        (["vllm", "--backend", "paged", "--device", "cuda:99"], "there is no cuda:99"),
+        (["vllm", "--backend", "torch", "--device", "cuda:99"], "there is no cuda:99"),
     ],
 )
 def test_what_cannot_be_served(words: list[str], problem: str) -> None:
@@ -167,7 +167,7 @@ def test_embeddings_beside_generation(url: str, home: Path, tmp_path: Path) -> N
     transformers.BertModel(config).save_pretrained(tmp_path)
     assert url  # which made it
     tiny = str(home / "models" / "tiny-llama")
-    with serving_model("vllm", {}, tiny, kv_blocks=60, embedder=str(tmp_path)) as url:
+    with serving_model("vllm", {}, tiny, num_gpu_blocks=60, embedder=str(tmp_path)) as url:
         two = {"input": [[5, 6, 7], [8, 9]]}
         found = httpx.post(f"{url}/v1/embeddings", json=two, timeout=60).json()
         assert found["usage"]["prompt_tokens"] == 5

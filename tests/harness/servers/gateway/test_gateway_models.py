@@ -120,7 +120,7 @@ def test_models_come_when_they_are_asked_for(models, asking):
 
 def test_with_one_place_they_take_turns(models, asking):
     stage = Stage()
-    url = models(stage, awake=1)
+    url = models(stage, max_active_models=1)
     for name in "aabab":
         assert answered(asking(url, name)) == 200
     assert stage.told == ["+a", "-a", "+b", "-b", "+a", "-a", "+b"]
@@ -129,7 +129,7 @@ def test_with_one_place_they_take_turns(models, asking):
 
 def test_many_at_once_are_all_answered(models, asking):
     stage = Stage()
-    url = models(stage, awake=1)
+    url = models(stage, max_active_models=1)
     with ThreadPoolExecutor(20) as pool:
         found = list(pool.map(lambda k: answered(asking(url, "ab"[k % 2])), range(20)))
     assert found == [200] * 20
@@ -145,7 +145,7 @@ def test_a_change_serves_all_who_wait(models, asking):
             return super().activate(model)
 
     stage = Slow()
-    url = models(stage, awake=1)
+    url = models(stage, max_active_models=1)
     waiting = [asking(url, name) for name in "abababab"]
     eventually(lambda: sum(count(url, "queued", name) for name in "ab") == 8)
     go_on.set()
@@ -156,7 +156,7 @@ def test_a_change_serves_all_who_wait(models, asking):
 
 def test_nobody_is_evicted_who_has_requests_and_nobody_passes_who_waits(models, asking):
     stage = Stage(a=MockConfig(ttft_s=0.002, itl_s=0.05))
-    url = models(stage, awake=1)
+    url = models(stage, max_active_models=1)
     first = asking(url, "a", max_tokens=100_000)
     streamed = first.getresponse()
     assert streamed.read1().startswith(b"data: ")
@@ -252,7 +252,7 @@ def test_a_model_under_way_holds_nobody_up(models, asking):
     [
         (SharedPlan((), Stage(), PrismGlobal()), "needs a model"),
         (SharedPlan(("a", "a"), Stage(), PrismGlobal()), "two models are named a"),
-        (SharedPlan(("a",), Stage(), PrismGlobal(), awake=0), "at least 1"),
+        (SharedPlan(("a",), Stage(), PrismGlobal(), max_active_models=0), "at least 1"),
     ],
 )
 def test_what_cannot_be_served_is_refused(plan, problem):
@@ -264,15 +264,15 @@ def test_a_trace_that_names_models_is_measured(models, tmp_path):
     from slo_bench.harness.experiments.experiment import Experiment
 
     stage = Stage()
-    url = models(stage, awake=1)
+    url = models(stage, max_active_models=1)
     trace = tmp_path / "trace.csv"
     rows = [f"{0.01 * k},20,3,{'ab'[k % 3 == 2]}" for k in range(9)]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens,model", *rows]) + "\n")
     run = Experiment(
-        backend="http",
-        client={"base_urls": (url,), "late_limit_s": 5.0},
+        backend="openai",
+        client={"base_urls": (url,), "send_delay_limit_s": 5.0},
         workload=str(trace),
-        speeds=1.0,
+        replay_speeds=1.0,
         slo="ttft=100",
     ).run(tmp_path / "run")
     [row] = run.rows()

@@ -60,7 +60,7 @@ def started_serve(tmp_path: Path) -> Callable[..., AbstractContextManager[Gatewa
     @contextlib.contextmanager
     def up(*words: object) -> Iterator[Gateway]:
         said = tmp_path / "said.txt"
-        asked = [*words, "--log", tmp_path / "servers" / "s.log", "--ready", READY_S]
+        asked = [*words, "--log", tmp_path / "servers" / "s.log", "--startup-timeout", READY_S]
         with (
             said.open("w") as errors,
             subprocess.Popen(

@@ -72,7 +72,7 @@ def test_tickets_and_offload_before_real_servers(started_serve, installed, tiny_
     installed("vllm")
     words = ["ascendra", "--backend", "vllm", "--model", tiny_model("vllm"), "--served-name"]
     words += ["tiny", "--set", "n_lp=1", "--set", "max_num_seqs=1", EXACT]
-    words += ["--block-tokens", 32, "--kv-blocks", 400, "--step-log", tmp_path / "steps.jsonl"]
+    words += ["--block-size", 32, "--num-gpu-blocks", 400, "--step-log", tmp_path / "steps.jsonl"]
     asked = [(prompt(row, 20 + 17 * row), 12) for row in range(4)]
     with started_serve(*words) as up:
         # The HP instance has no prompt to compute: it gets them all.
@@ -121,7 +121,7 @@ def test_run_measures_ascendra(installed, tiny_model, tmp_path):
     trace = tmp_path / "trace.csv"
     rows = [f"{k * 0.05},{40 + k},{20 + k}" for k in range(12)]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
-    words = ["run", "--backend", "vllm", "--model", str(tiny_model("vllm")), "--speed", "1"]
+    words = ["run", "--backend", "vllm", "--model", str(tiny_model("vllm")), "--replay-speed", "1"]
     words += ["--system", "ascendra", "--sweep", "ascendra.n_lp=1", "--workload", str(trace)]
     words += ["--seeds", "1", "--slo", "e2e=1000", "--server-arg=--max-model-len=512"]
     words += ["--out", str(tmp_path / "out"), "--no-report", "--records", "csv"]
@@ -132,7 +132,7 @@ def test_run_measures_ascendra(installed, tiny_model, tmp_path):
     assert (cell["system"], cell["gpus"]) == ("ascendra", "2")
     assert float(cell["attainment"]) == 1.0
     assert int(cell["server_output_tokens"]) == sum(20 + k for k in range(12))
-    assert int(cell["short_answers"]) == 0
+    assert int(cell["truncated_outputs"]) == 0
     servers = tmp_path / "out" / "servers"
     assert {path.name for path in servers.glob("*.log")} == {
         "ascendra-lp-1.log",

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.backends
 
 PATIENCE_S = 300
 READY_S = 900  # machines that run tests are busy
-BLOCK_TOKENS = 32
+BLOCK_SIZE = 32
 EXACT = ("--dtype=float32",)  # vLLM's own choice, bfloat16, has ties between tokens
 
 
@@ -66,7 +66,7 @@ def serve(started_serve, installed, tiny_model):
 
     def up(system: str, *more: str):
         words = [system, "--backend", "vllm", "--model", tiny_model("vllm")]
-        return started_serve(*words, "--served-name", "tiny", "--block-tokens", BLOCK_TOKENS, *more)
+        return started_serve(*words, "--served-name", "tiny", "--block-size", BLOCK_SIZE, *more)
 
     return up
 
@@ -117,8 +117,8 @@ def expected(installed, tiny_model, tmp_path_factory):
         str(tiny_model("vllm")),
         None,
         served_name="tiny",
-        block_tokens=BLOCK_TOKENS,
-        ready_s=READY_S,
+        block_size=BLOCK_SIZE,
+        startup_timeout_s=READY_S,
         server_args=EXACT,
     )
     with contextlib.ExitStack() as stack:
@@ -132,7 +132,7 @@ def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
 ):
     if transfer == "nixl":
         installed("vllm", "nixl")
-    scarce = ["--kv-blocks", "20", "--server-arg=--no-enable-prefix-caching"]
+    scarce = ["--num-gpu-blocks", "20", "--server-arg=--no-enable-prefix-caching"]
     scarce += [f"--server-arg={word}" for word in EXACT]
     with serve("distserve", "--kv-transfer", transfer, *scarce) as up:
         prefill, decode = up.urls
@@ -158,7 +158,7 @@ def test_a_split_answers_as_one_server_and_decodes_on_transferred_kv(
         by_source = samples(decode, "vllm:prompt_tokens_by_source_total")
         [loaded] = [tokens for labels, tokens in by_source.items() if "external_kv" in labels]
         lengths = (*LENGTHS, *(len(asked) for asked, _ in CROWD))
-        whole_blocks = sum((n - 1) // BLOCK_TOKENS * BLOCK_TOKENS for n in lengths)
+        whole_blocks = sum((n - 1) // BLOCK_SIZE * BLOCK_SIZE for n in lengths)
         assert loaded >= whole_blocks
         assert transfer == "nixl" or loaded == whole_blocks  # files hold whole blocks
         # The crowd does not fit: who was preempted was computed again, here, and nobody was lost.
@@ -172,10 +172,10 @@ def test_run_measures_a_split(installed, tiny_model, tmp_path):
     trace = tmp_path / "trace.csv"
     rows = [f"{k * 0.05},{40 + k},{20 + k}" for k in range(12)]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
-    words = ["run", "--backend", "vllm", "--model", str(tiny_model("vllm")), "--speed", "1"]
+    words = ["run", "--backend", "vllm", "--model", str(tiny_model("vllm")), "--replay-speed", "1"]
     words += ["--system", "distserve", "--workload", str(trace), "--seeds", "1"]
     words += ["--slo", "e2e=1000", "--server-arg=--max-model-len=512", "--records", "csv"]
-    words += ["--sweep", "block_tokens=32", "--sweep", "distserve.decode_instances=2"]
+    words += ["--sweep", "block_size=32", "--sweep", "distserve.decode_instances=2"]
     words += ["--out", str(tmp_path / "out"), "--no-report"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
@@ -186,7 +186,7 @@ def test_run_measures_a_split(installed, tiny_model, tmp_path):
     assert float(cell["attainment"]) == 1.0
     answered = sum(20 + k for k in range(12))
     assert int(cell["server_output_tokens"]) == 12 + answered  # and one for each prefill
-    assert int(cell["short_answers"]) == 0
+    assert int(cell["truncated_outputs"]) == 0
     servers = tmp_path / "out" / "servers"
     names = [f"distserve-{one}.log" for one in ("prefill-1", "decode-1", "decode-2")]
     assert all((servers / name).is_file() for name in names)

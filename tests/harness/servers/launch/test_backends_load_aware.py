@@ -34,7 +34,16 @@ def eventually(holds: Callable[[], bool]) -> None:
 def test_the_server_with_less_kv_in_use_is_chosen(started_serve, installed, tiny_model):
     installed("vllm")
     words = ["vllm", "--backend", "vllm", "--model", tiny_model("vllm"), "--served-name", "tiny"]
-    words += ["--instances", 2, "--router", "load-aware", "--kv-blocks", 200, "--block-tokens", 32]
+    words += [
+        "--instances",
+        2,
+        "--router",
+        "load-aware",
+        "--num-gpu-blocks",
+        200,
+        "--block-size",
+        32,
+    ]
     with started_serve(*words) as up:
         assert up.values("load") == [0, 0]
         long = ask(up.url, 3600, stream=True)  # half of the KV cache in the end

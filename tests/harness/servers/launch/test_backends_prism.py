@@ -32,7 +32,14 @@ def test_two_models_share_one_place(started_serve, installed, tiny_model, tmp_pa
     models = [tmp_path / name for name in ("alpha", "beta")]
     for model in models:
         shutil.copytree(tiny_model("vllm"), model)
-    words = ["prism", "--backend", "vllm", "--awake", 1, "--server-arg=--max-model-len=512"]
+    words = [
+        "prism",
+        "--backend",
+        "vllm",
+        "--max-active-models",
+        1,
+        "--server-arg=--max-model-len=512",
+    ]
     words += [word for model in models for word in ("--model", model)]
     with started_serve(*words) as up:
         with urllib.request.urlopen(f"{up.url}/v1/models", timeout=PATIENCE_S) as answer:

@@ -20,13 +20,13 @@ def ran(installed, tiny_model, tmp_path):
     rows = [f"{k * 0.05},{40 + k},{20 + k}" for k in range(12)]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
     words = ["run", "--backend", "vllm", "--model", str(tiny_model("vllm")), "--system", "vllm"]
-    words += ["--system", "edf", "--workload", str(trace), "--speed", "1", "--seeds", "1"]
+    words += ["--system", "edf", "--workload", str(trace), "--replay-speed", "1", "--seeds", "1"]
     words += ["--slo", "e2e=1000", "--server-arg=--no-enable-prefix-caching", "--records", "csv"]
     words += [
         "--sweep",
-        "kv_blocks=64",
+        "num_gpu_blocks=64",
         "--sweep",
-        "block_tokens=32",
+        "block_size=32",
         "--out",
         str(tmp_path / "out"),
         "--no-report",
@@ -45,7 +45,7 @@ def test_stock_and_patched_are_measured(ran):
         assert cell["gpu"] == "cpu"
         assert float(cell["attainment"]) == 1.0
         assert int(cell["server_output_tokens"]) == sum(20 + k for k in range(12))
-        assert int(cell["short_answers"]) == 0
+        assert int(cell["truncated_outputs"]) == 0
         [kept] = (ran / "servers").glob(f"{cell['cell']}.metrics")
         assert "vllm:generation_tokens_total" in kept.read_text()
     assert {path.name for path in (ran / "servers").glob("*.log")} == {"vllm.log", "edf.log"}

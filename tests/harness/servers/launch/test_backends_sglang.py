@@ -39,7 +39,7 @@ from slo_bench.workloads.workload import Workload
 pytestmark = pytest.mark.backends
 
 HERE = Path(__file__).parent
-BLOCK_TOKENS = 16
+BLOCK_SIZE = 16
 
 
 @pytest.fixture(scope="module")
@@ -63,13 +63,13 @@ def model(sglang, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def started(sglang, model, folder, *, kv_blocks=80, server_args=(), **launch):
+def started(sglang, model, folder, *, num_gpu_blocks=80, server_args=(), **launch):
     launch = Launch(
         model=str(model),
         port=free_port(),
         served_name="tiny",
-        kv_blocks=kv_blocks,
-        block_tokens=BLOCK_TOKENS,
+        num_gpu_blocks=num_gpu_blocks,
+        block_size=BLOCK_SIZE,
         max_model_tokens=1024,
         step_log=folder / "steps.jsonl",
         server_args=("--dtype", "float32", *server_args),
@@ -384,11 +384,11 @@ def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(turns_
     assert found.faults() == {RequestFault.ABORTED: 2}
     assert found.details[1].startswith(REJECTED)
     assert found.details[2].startswith(DROPPED)
-    assert found.columns.tokens_out.tolist() == [5, 0, 0]
+    assert found.columns.output_tokens.tolist() == [5, 0, 0]
 
 
 def test_a_server_that_is_killed_is_reported_and_leaves_nothing(sglang, model, tmp_path):
-    with started(sglang, model, tmp_path, kv_blocks=80) as server:
+    with started(sglang, model, tmp_path, num_gpu_blocks=80) as server:
         (process,) = _children(server._process.pid)
         family = _descendants(process)
         assert len(family) > 2  # scheduler and detokenizer are processes of their own

@@ -27,7 +27,7 @@ requests = 100
 seeds = 1
 
 [client]
-late_limit_s = 1000.0
+send_delay_limit_s = 1000.0
 """
 EXPERIMENT = (
     """

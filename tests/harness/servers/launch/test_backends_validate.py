@@ -29,9 +29,9 @@ def ran(installed, tiny_model, tmp_path):
     rows = [f"{k * 0.1},{PROMPT_TOKENS[k]},{OUTPUT_TOKENS[k]}" for k in range(REQUESTS)]
     trace.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
     words = ["run", "--backend", "vllm", "--model", str(tiny_model("vllm")), "--system", "vllm"]
-    words += ["--system", "edf", "--workload", str(trace), "--speed", "1", "--seeds", "1"]
-    words += ["--slo", "e2e=1000", "--records", "csv", "--sweep", "kv_blocks=64"]
-    words += ["--sweep", "block_tokens=32", "--server-arg=--no-enable-prefix-caching"]
+    words += ["--system", "edf", "--workload", str(trace), "--replay-speed", "1", "--seeds", "1"]
+    words += ["--slo", "e2e=1000", "--records", "csv", "--sweep", "num_gpu_blocks=64"]
+    words += ["--sweep", "block_size=32", "--server-arg=--no-enable-prefix-caching"]
     words += ["--out", str(tmp_path / "out"), "--no-report", "--validate", "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output

@@ -137,7 +137,7 @@ def started(
         system=system,
         served_name="tiny",
         max_model_tokens=max_model_tokens,
-        block_tokens=32,
+        block_size=32,
         server_args=("--no-enable-prefix-caching", "--dtype=float32", *more),
         **{"step_log": folder / "steps.jsonl", **options},
     )
@@ -157,7 +157,7 @@ def scarce_edf(vllm, installed, tiny_model, tmp_path_factory):
     """Earliest deadline first, with KV for a few at a time."""
     installed(vllm)
     folder, model = tmp_path_factory.mktemp("scarce"), tiny_model(vllm)
-    with started(vllm, model, folder, "edf", kv_blocks=20, max_model_tokens=None) as server:
+    with started(vllm, model, folder, "edf", num_gpu_blocks=20, max_model_tokens=None) as server:
         yield server
 
 
@@ -227,7 +227,7 @@ def prefilled_tokens(steps: list[dict[str, Any]]) -> int:
 
 
 def test_swapped_requests_answer_as_if_undisturbed(up):
-    with up(str(HERE / "swap_always.py"), kv_blocks=20, max_model_tokens=None) as server:
+    with up(str(HERE / "swap_always.py"), num_gpu_blocks=20, max_model_tokens=None) as server:
         steps = undisturbed(server, 10, 100)
     assert {victim["by"] for step in steps for victim in step["preempted"]} == {"swap"}
     assert max(step["swapped"] for step in steps) > 0
@@ -284,7 +284,7 @@ def number(name: str) -> int:
 def test_adaptivellm_swaps_some_and_recomputes_others(up):
     n, tokens = 10, 100
     # Host memory takes one request of up to 128 tokens: longer ones cannot be swapped.
-    with up("adaptivellm", kv_blocks=20, max_model_tokens=None, host_blocks=4) as server:
+    with up("adaptivellm", num_gpu_blocks=20, max_model_tokens=None, num_cpu_blocks=4) as server:
         steps = undisturbed(server, n, tokens)
         tally = server.server.tally()
     victims = [victim for step in steps for victim in step["preempted"]]
@@ -331,7 +331,7 @@ def test_the_load_generator_tells_who_was_dropped_and_who_was_turned_away(strict
     wanted = [Outcome.FINISHED, Outcome.REJECTED, Outcome.DROPPED]
     assert found.columns.outcome.tolist() == wanted, found.details
     assert found.faults() == {RequestFault.ABORTED: 2}
-    assert found.columns.tokens_out.tolist() == [5, 0, 0]
+    assert found.columns.output_tokens.tolist() == [5, 0, 0]
 
 
 def test_a_policy_that_is_not_in_the_server_is_an_error(up):

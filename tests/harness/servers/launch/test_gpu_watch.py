@@ -213,14 +213,14 @@ def measured(folder, **client):
     with serving(MockConfig(ttft_s=0.002, itl_s=0.001)) as server:
         url = server.url
         experiment = Experiment(
-            backend="http",
+            backend="openai",
             workload="sharegpt",
             prompt_tokens="fixed(8)",
             output_tokens="fixed(5)",
             requests=12,
             rates=100.0,
             seeds=1,
-            client={"base_urls": [url], "late_limit_s": 60.0, **client},
+            client={"base_urls": [url], "send_delay_limit_s": 60.0, **client},
         )
         result = experiment.run(folder)
     (row,) = result.rows()
@@ -248,7 +248,7 @@ def test_the_doctor_says_what_it_found(machine, tmp_path, monkeypatch):
 
     def finding(what):
         shown = CliRunner().invoke(app, ["doctor", "--json"]).stdout
-        return next(f for f in json.loads(shown) if f["what"] == what)
+        return next(f for f in json.loads(shown) if f["check"] == what)
 
     machine(FakeGpu("GPU-a"))
     assert finding("GPU")["found"] == "NVIDIA Test, 141 GiB (driver 580.1, watched by NVML)"

@@ -137,12 +137,12 @@ def test_a_split_says_itself_how_many_there_are():
 
 
 def test_vllm_is_started_with_the_limits_of_the_policy():
-    words = argv(system="edf", parameters={"max_num_seqs": 7}, kv_blocks=20)
+    words = argv(system="edf", parameters={"max_num_seqs": 7}, num_gpu_blocks=20)
     assert words[words.index("--max-num-seqs") + 1] == "7"
     assert words[words.index("--max-num-batched-tokens") + 1] == "2048"
     assert words[words.index("--num-gpu-blocks-override") + 1] == "21"  # one is vLLM's own
     assert "--kv-transfer-config" not in words
-    assert "--kv-transfer-config" in argv(system=SWAP_ALWAYS, host_blocks=8)
+    assert "--kv-transfer-config" in argv(system=SWAP_ALWAYS, num_cpu_blocks=8)
     whole = argv(system="orca", max_model_tokens=9000)
     assert "--no-enable-chunked-prefill" in whole
     assert int(whole[whole.index("--max-num-batched-tokens") + 1]) >= 9000

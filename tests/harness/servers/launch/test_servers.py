@@ -35,13 +35,15 @@ def start(tmp_path, monkeypatch):
 
     def started(
         mode: str,
-        ready_s: float = SOON_S,
+        startup_timeout_s: float = SOON_S,
         system: str | None = None,
         step_log: Path | None = None,
     ):
         launch = Launch(model="m", port=free_port(), system=system, step_log=step_log)
         log = tmp_path / "servers" / "fake.log"
-        return serving(recipe(mode), environment, launch, log=log, ready_s=ready_s)
+        return serving(
+            recipe(mode), environment, launch, log=log, startup_timeout_s=startup_timeout_s
+        )
 
     return started
 
@@ -83,7 +85,10 @@ def test_death_at_the_start_shows_the_end_of_the_log(start):
 
 
 def test_waits_no_longer_than_asked(start):
-    with pytest.raises(ServerError, match="not ready within 1 s"), start("never", ready_s=1):
+    with (
+        pytest.raises(ServerError, match="not ready within 1 s"),
+        start("never", startup_timeout_s=1),
+    ):
         pytest.fail("it must not count as started")
 
 

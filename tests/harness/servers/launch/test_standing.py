@@ -165,7 +165,7 @@ def test_kvcached_is_refused_where_it_cannot_be(cuda, monkeypatch):
     answers(0)
     Serve("vllm", "m", "vllm", kvcached=True).check()
     with pytest.raises(SloBenchError, match="leave them out"):
-        Serve("vllm", "m", "vllm", kv_blocks=10, kvcached=True).check()
+        Serve("vllm", "m", "vllm", num_gpu_blocks=10, kvcached=True).check()
     with pytest.raises(SloBenchError, match="the server as it is"):
         Serve("vllm", "m", "edf", kvcached=True).check()
     answers(1)
@@ -191,7 +191,10 @@ def test_of_systems_for_several_models_prism_stands_before_servers():
     ("words", "problem"),
     [
         (["vllm", "--model", "a", "--model", "b"], "vllm serves one model"),
-        (["vllm", "--model", "a", "--awake", "1"], "--awake goes with prism"),
+        (
+            ["vllm", "--model", "a", "--max-active-models", "1"],
+            "--max-active-models goes with prism",
+        ),
         (["prism", "--model", "a", "--instances", "2"], "leave --served-name"),
         (["prism"], "needs --model"),
         (["ascendra", "--model", "a", "--router", "round-robin"], "leave --router out"),

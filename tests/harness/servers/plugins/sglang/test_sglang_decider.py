@@ -389,5 +389,5 @@ def test_the_retracted_are_placed_again(decide, at):
     come(scheduler, decider, back)
     decider.order(scheduler.waiting_queue, None)
     assert rids(scheduler.waiting_queue) == ["new", "back"]
-    assert not math.isfinite(back.slo_bench.scheduled_s)
+    assert not math.isfinite(back.slo_bench.first_scheduled_s)
     assert back.slo_bench.recomputes == 1

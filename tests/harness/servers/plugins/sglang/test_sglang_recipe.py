@@ -21,7 +21,7 @@ def _value(argv, option):
 
 
 def test_blocks_become_tokens_and_pages():
-    launch = Launch("m", 8000, kv_blocks=10, block_tokens=16, max_model_tokens=512)
+    launch = Launch("m", 8000, num_gpu_blocks=10, block_size=16, max_model_tokens=512)
     argv = SGLANG.argv(Path("bin"), "cuda", launch)
     assert _value(argv, "--max-total-tokens") == "160"
     assert _value(argv, "--page-size") == "16"

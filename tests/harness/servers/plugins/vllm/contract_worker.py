@@ -34,7 +34,7 @@ from slo_bench.harness.servers.plugins.vllm import connector
 from slo_bench.harness.servers.plugins.vllm.hooks import HOOKS, moved
 from slo_bench.harness.servers.plugins.vllm.scheduler import PolicyScheduler
 
-BLOCK_TOKENS = 16
+BLOCK_SIZE = 16
 TICKS_PER_S = 8192
 MODEL = ModelConfig(model=sys.argv[1], dtype="float32", max_model_len=2048)
 
@@ -90,8 +90,8 @@ def composition(
 
 def made(case: dict) -> PolicyScheduler:
     os.environ["SLO_BENCH_POLICY"] = json.dumps(case["policy"])
-    os.environ["SLO_BENCH_HOST_BLOCKS"] = str(case["host_blocks"])
-    blocks = case["kv_blocks"] + 1  # vLLM keeps one for itself
+    os.environ["SLO_BENCH_NUM_CPU_BLOCKS"] = str(case["num_cpu_blocks"])
+    blocks = case["num_gpu_blocks"] + 1  # vLLM keeps one for itself
     transfer = KVTransferConfig(
         kv_connector=connector.NAME,
         kv_connector_module_path=connector.__name__,
@@ -107,12 +107,12 @@ def made(case: dict) -> PolicyScheduler:
             enable_chunked_prefill=case["chunked"],
             async_scheduling=False,
         ),
-        cache_config=CacheConfig(block_size=BLOCK_TOKENS, enable_prefix_caching=False),
-        kv_transfer_config=transfer if case["host_blocks"] else None,
+        cache_config=CacheConfig(block_size=BLOCK_SIZE, enable_prefix_caching=False),
+        kv_transfer_config=transfer if case["num_cpu_blocks"] else None,
     )
     config.cache_config.num_gpu_blocks = blocks
     attention = FullAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
     return PolicyScheduler(
         vllm_config=config,
@@ -122,7 +122,7 @@ def made(case: dict) -> PolicyScheduler:
             kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_TOKENS,
+        block_size=BLOCK_SIZE,
         log_stats=False,
     )
 
@@ -181,7 +181,7 @@ def run(case: dict) -> dict:
             raise RuntimeError("the scheduler stands still")
     swaps = (
         [scheduler.connector.swaps_out, scheduler.connector.swaps_in]
-        if case["host_blocks"]
+        if case["num_cpu_blocks"]
         else [0, 0]
     )
     assert not scheduler.states, scheduler.states

@@ -28,15 +28,15 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-BLOCK_TOKENS = 16
+BLOCK_SIZE = 16
 MODEL_TOKENS = 2048
 MODEL = ModelConfig(model=sys.argv[1], dtype="float32", max_model_len=MODEL_TOKENS)
 init_none_hash(sha256)
-HASHER = get_request_block_hasher(BLOCK_TOKENS, sha256)
+HASHER = get_request_block_hasher(BLOCK_SIZE, sha256)
 
 
 def made(case: dict) -> Scheduler:
-    blocks = case["kv_blocks"] + 1  # vLLM keeps one for itself
+    blocks = case["num_gpu_blocks"] + 1  # vLLM keeps one for itself
     config = VllmConfig(
         model_config=MODEL,
         scheduler_config=SchedulerConfig(
@@ -48,12 +48,12 @@ def made(case: dict) -> Scheduler:
             async_scheduling=case["async_scheduling"],
         ),
         cache_config=CacheConfig(
-            block_size=BLOCK_TOKENS, enable_prefix_caching=case["prefix_caching"]
+            block_size=BLOCK_SIZE, enable_prefix_caching=case["prefix_caching"]
         ),
     )
     config.cache_config.num_gpu_blocks = blocks
     attention = FullAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
+        block_size=BLOCK_SIZE, num_kv_heads=1, head_size=1, dtype=torch.float32
     )
     return (AsyncScheduler if case["async_scheduling"] else Scheduler)(
         vllm_config=config,
@@ -63,7 +63,7 @@ def made(case: dict) -> Scheduler:
             kv_cache_groups=[KVCacheGroupSpec(["layer"], attention)],
         ),
         structured_output_manager=StructuredOutputManager(config),
-        block_size=BLOCK_TOKENS,
+        block_size=BLOCK_SIZE,
         log_stats=False,
     )
 

@@ -42,7 +42,7 @@ from slo_bench.workloads.request import Request, Slo
 pytestmark = pytest.mark.backends
 
 WORKER = Path(__file__).with_name("contract_worker.py")
-BLOCK_TOKENS = 16
+BLOCK_SIZE = 16
 TICKS_PER_S = 8192  # a power of two: moments on the grid are exact
 ARRIVALS_PER_S = 128
 WORKLOADS = 20  # of each setting
@@ -93,8 +93,8 @@ class Watched(SimulatedInstance):
 @dataclass(frozen=True)
 class Case:
     policy: Policy
-    kv_blocks: int
-    host_blocks: int
+    num_gpu_blocks: int
+    num_cpu_blocks: int
     requests: tuple[Request, ...]
     costs: Costs = Costs()
 
@@ -111,8 +111,8 @@ class Case:
         spec = PolicySpec.of("under test", self.policy)
         return {
             "policy": dataclasses.asdict(spec),
-            "kv_blocks": self.kv_blocks,
-            "host_blocks": self.host_blocks,
+            "num_gpu_blocks": self.num_gpu_blocks,
+            "num_cpu_blocks": self.num_cpu_blocks,
             "requests": rows,
             "costs": dataclasses.asdict(self.costs),
             "chunked": self.policy.limits(IdleView(self.policy)).chunked,
@@ -121,7 +121,7 @@ class Case:
     def simulated(self) -> Watched:
         instance = Watched(
             self.policy,
-            KVCacheManager(self.kv_blocks, BLOCK_TOKENS, self.host_blocks),
+            KVCacheManager(self.num_gpu_blocks, BLOCK_SIZE, self.num_cpu_blocks),
             ModelledPredictions(self.costs, self.costs.block_ticks / TICKS_PER_S),
             self.costs,
             (StageDevice("one"),),
@@ -141,7 +141,7 @@ class Setting:
     """A policy, with host memory for swapping and what steps and swaps cost."""
 
     policy: Policy
-    host_blocks: int = 0
+    num_cpu_blocks: int = 0
     costs: Costs = Costs()
 
 
@@ -202,8 +202,8 @@ def drawn(seed: int, setting: Setting) -> Case:
     names = ("chunk_tokens", "max_num_batched_tokens", "token_budget")
     budget = next(name for name in names if getattr(setting.policy, name, 0))
     policy = setting.policy.with_parameters(**{budget: tokens, "max_num_seqs": seqs})
-    kv_blocks = int(draw.choice([40, 80, 160]))
-    return Case(policy, kv_blocks, setting.host_blocks, requests, setting.costs)
+    num_gpu_blocks = int(draw.choice([40, 80, 160]))
+    return Case(policy, num_gpu_blocks, setting.num_cpu_blocks, requests, setting.costs)
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +254,7 @@ def test_finish_times_and_victims_equal_the_simulators(name, cases, answer):
         if not case.policy.limits(IdleView(case.policy)).mixed_batches:
             assert real["mixed_steps"] == 0, where
     assert ways.total() > 50  # else the comparison shows nothing
-    if SETTINGS[name].host_blocks:
+    if SETTINGS[name].num_cpu_blocks:
         assert ways["swap"] > 20
     if isinstance(SETTINGS[name].policy, AdaptiveLlm):
         assert ways["recompute"] > 20

@@ -25,7 +25,7 @@ from slo_bench.workloads.request import Slo
 pytestmark = pytest.mark.backends
 
 WORKER = Path(__file__).with_name("stock_worker.py")
-BLOCK_TOKENS = 16
+BLOCK_SIZE = 16
 STEPS_PER_S = 128  # a power of two: moments on the grid are exact
 WORKLOADS = 160
 
@@ -63,16 +63,16 @@ class Case:
     max_num_batched_tokens: int
     async_scheduling: bool
     prefix_caching: bool
-    kv_blocks: int
+    num_gpu_blocks: int
     requests: tuple[dict[str, int], ...]
 
     def simulated(self, engine: type) -> Any:
         policy = Vllm(self.max_num_batched_tokens, self.max_num_seqs, self.async_scheduling)
         step_time = ConstantStep()
-        caching = BLOCK_TOKENS if self.prefix_caching else 0
+        caching = BLOCK_SIZE if self.prefix_caching else 0
         instance = engine(
             policy,
-            KVCacheManager(self.kv_blocks, BLOCK_TOKENS, 0, caching),
+            KVCacheManager(self.num_gpu_blocks, BLOCK_SIZE, 0, caching),
             ModelledPredictions(step_time, 0.0),
             step_time,
             (StageDevice("one"),),
@@ -80,7 +80,7 @@ class Case:
         )
         for row, r in enumerate(self.requests):
             prompt, output = r["prompt_tokens"], r["output_tokens"]
-            own = range(row << 32, (row << 32) + (prompt + output) // BLOCK_TOKENS)
+            own = range(row << 32, (row << 32) + (prompt + output) // BLOCK_SIZE)
             instance.inbox.append(
                 RequestState(
                     row,
@@ -115,7 +115,7 @@ def drawn(seed: int) -> Case:
         max_num_batched_tokens=int(draw.choice([64, 128, 512, 2048])),
         async_scheduling=bool(seed & 1),
         prefix_caching=bool(seed & 2),
-        kv_blocks=int(draw.choice([30, 40, 80, 160])),
+        num_gpu_blocks=int(draw.choice([30, 40, 80, 160])),
         requests=requests,
     )
 
