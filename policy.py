@@ -42,7 +42,8 @@ requests; `view.predict` (`Predictions`) says what steps, swaps and answers are 
 
 What hooks answer: `Limits` of an iteration (`UNLIMITED` where there is none), `Admission` on
 arrival, `PreemptionMode` for a victim, `NextQueue` for the queue that enters next, `Timeout` for
-when a request that has not begun goes, with its `ReleaseReason`, and `Line` for a key that changes with time.
+when a request that has not begun goes, with its `ReleaseReason`, and `Line` for a key that changes
+with time.
 
 >>> from slo_bench.policy import UNLIMITED, Admission, Limits, Line, NextQueue, PreemptionMode
 >>> from slo_bench.policy import ReleaseReason, Timeout
