@@ -213,6 +213,20 @@ class StaticPolicy(Parameters):
 AnyPolicy = Policy | StaticPolicy
 
 
+def key_is_kept(policy: Policy) -> bool:
+    """Whether `queue_key` is computed once, or only when the prefix cache changes."""
+    return policy.queue_order in ("static", "prefix-cache")
+
+
+def clock_read_error(policy: Policy) -> SloBenchError:
+    """The error for a `queue_key` that reads the clock but is not computed again as time passes."""
+    return SloBenchError(
+        f"queue_key of {type(policy).__name__} reads view.now_s, but queue_order is "
+        f"{policy.queue_order!r}, so the key is not computed again as time passes: "
+        'set queue_order = "dynamic", or "linear-in-time" with queue_key_line'
+    )
+
+
 def overrides(policy: Policy, hook: str) -> bool:
     """Does this policy answer the hook itself?"""
     base: Callable[..., Any] = getattr(Policy, hook)

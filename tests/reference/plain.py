@@ -27,7 +27,7 @@ from slo_bench.harness.core.view import Predictions
 from slo_bench.harness.engine.loop.arrival_queue import ArrivalQueue
 from slo_bench.harness.engine.loop.instance import EngineStuckError
 from slo_bench.harness.engine.loop.measures import Measures
-from slo_bench.harness.engine.loop.view import LoopView
+from slo_bench.harness.engine.loop.view import LoopView, queue_key_view
 from slo_bench.harness.engine.simulator.remote_modules import Away
 from slo_bench.predictors.roofline import wants_longest
 from slo_bench.predictors.step_time import StepTime
@@ -80,6 +80,7 @@ class PlainInstance:
         self.timeouts: dict[RequestState, Timeout] = {}
         self.next_ones: list[RequestState] = []
         self.view = LoopView(self)
+        self.key_view = queue_key_view(self, policy, self.view)
         self.limits = policy.limits(self.view)
 
     @property
@@ -240,7 +241,7 @@ class PlainInstance:
                 self.changed = True
 
     def _by_queue_key(self, requests: list[RequestState]) -> list[RequestState]:
-        return sorted(requests, key=lambda r: (self.policy.queue_key(r, self.view), r.seq))
+        return sorted(requests, key=lambda r: (self.policy.queue_key(r, self.key_view), r.seq))
 
     def _next_ones(self) -> list[RequestState]:
         """Who would go next of those that wait and of those whose KV is elsewhere."""

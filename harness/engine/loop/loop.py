@@ -21,13 +21,14 @@ from ...core.state import WAITING, Phase, RequestState
 from ...core.view import Predictions, View
 from .decode_counters import DecodeCounters
 from .measures import Measures
-from .view import LoopView
+from .view import LoopView, queue_key_view
 
 INF = float("inf")
 _DECODE, _DONE, _PREFILL, _SWAPPED = Phase.DECODE, Phase.DONE, Phase.PREFILL, Phase.SWAPPED
 
 
 def _queue(policy: Policy, view: View, kv_manager: KVCacheManager) -> Queue:
+    """The waiting queue for `policy.queue_order`; `view` is the one for keys."""
     if policy.queue_order == "linear-in-time":
         return LineQueue(policy, view)
     if policy.queue_order == "dynamic":
@@ -58,6 +59,7 @@ class Loop(DecodeCounters):
         "_dynamic_limits",
         "_filled",
         "_hold",
+        "_key_view",
         "_lim",
         "_tells_policy",
         "blocked_till_s",
@@ -105,11 +107,12 @@ class Loop(DecodeCounters):
         self.now_s = 0.0
         self.policy_state = policy.new_state()
         self.view = LoopView(self)
+        self._key_view = queue_key_view(self, policy, self.view)
 
         self.inbox: deque[RequestState] = deque()  # by visible_s, complete up to the horizon
         self.outbox: list[Release] = []
         self.finished: list[RequestState] = []
-        self.waiting = _queue(policy, self.view, kv_manager)
+        self.waiting = _queue(policy, self._key_view, kv_manager)
         self.swapped: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
@@ -260,7 +263,7 @@ class Loop(DecodeCounters):
             r.phase, r.kv_tokens = WAITING, 0
             r.target_tokens = r.prompt_tokens + r.emitted_tokens
         self.kv_manager.forget()
-        self.waiting = _queue(self.policy, self.view, self.kv_manager)
+        self.waiting = _queue(self.policy, self._key_view, self.kv_manager)
         self.inbox.clear()
         self.swapped.clear()
         self.stalled.clear()
@@ -539,7 +542,7 @@ class Loop(DecodeCounters):
         return fitting
 
     def _swapped_in_order(self) -> Iterator[RequestState]:
-        policy, view = self.policy, self.view
+        policy, view = self.policy, self._key_view
         self.swapped.sort(key=lambda r: (policy.queue_key(r, view), r.seq))
         return iter(self.swapped)
 

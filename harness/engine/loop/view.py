@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 from ...core.decisions import NextQueue
 from ...core.kv_cache_manager import KVCacheManager
+from ...core.policy import Policy, clock_read_error, key_is_kept
 from ...core.state import Phase, RequestState
-from ...core.view import Predictions
+from ...core.view import Predictions, View
 
 
 class Waiting(Protocol):
@@ -136,3 +137,22 @@ class LoopView:
 
     def _steps(self, r: RequestState) -> int:
         return self._loop.tick - r.tick0 if r.phase is Phase.DECODE else 0
+
+
+class KeptKeyView(LoopView):
+    """A view whose clock cannot be read, for a `queue_key` that is not computed again in time."""
+
+    __slots__ = ("_policy",)
+
+    def __init__(self, loop: Viewed, policy: Policy) -> None:
+        super().__init__(loop)
+        self._policy = policy
+
+    @property
+    def now_s(self) -> float:
+        raise clock_read_error(self._policy)
+
+
+def queue_key_view(loop: Viewed, policy: Policy, view: View) -> View:
+    """The view that `queue_key` is given: `view`, without its clock where keys are kept."""
+    return KeptKeyView(loop, policy) if key_is_kept(policy) else view

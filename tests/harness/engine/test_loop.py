@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
@@ -14,6 +16,7 @@ from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.policies.vllm_swap import VllmSwap
 from slo_bench.harness.policies.vllm_v0 import VllmV0
+from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
 
@@ -327,3 +330,32 @@ def test_recomputation_finds_its_own_prefix_in_the_cache(serve_each_way, request
 def test_the_default_policy_is_vllm_v1_without_chunked_blocks(serve_each_way, requests):
     served = serve_each_way(requests(*PAIR), Policy(), num_gpu_blocks=4)
     assert times(served) == [(0, 1, 8), (0, 1, 10)]
+
+
+@pytest.mark.parametrize("order", ["static", "prefix-cache"])
+def test_a_key_that_is_kept_cannot_read_the_clock(serve_each_way, requests, order):
+    @dataclass(frozen=True)
+    class Oldest(Policy):
+        queue_order = order
+
+        def queue_key(self, r, view):
+            return r.arrival_s - view.now_s
+
+    said = rf"queue_key of Oldest reads view.now_s, but queue_order is '{order}'.*\"dynamic\""
+    with pytest.raises(SloBenchError, match=said):
+        serve_each_way(requests(*PAIR), Oldest())
+
+
+def test_a_dynamic_key_and_other_hooks_read_the_clock(serve_each_way, requests):
+    @dataclass(frozen=True)
+    class Oldest(Policy):
+        queue_order = "dynamic"
+
+        def queue_key(self, r, view):
+            return r.arrival_s - view.now_s
+
+        def victim_key(self, r, view):
+            return view.now_s - r.arrival_s
+
+    served = serve_each_way(requests(*PAIR), Oldest(), num_gpu_blocks=4)
+    assert served.records.preemptions_recompute.tolist() == [0, 1]

@@ -20,7 +20,7 @@ from sglang.srt.managers.utils import is_health_check_generate_req
 
 from ....core.decisions import Admission, ReleaseReason
 from ....core.learned_predictions import LearnedPredictions
-from ....core.policy import Key, Policy, overrides
+from ....core.policy import Key, Policy, clock_read_error, key_is_kept, overrides
 from ....core.queues import REKEY_AT_MOST
 from ....core.state import Phase
 from ....core.wire import DROPPED, REJECTED
@@ -92,7 +92,16 @@ class Decider:
         if self._policy.queue_order == "linear-in-time":
             r.line = self._policy.queue_key_line(r, self.view)
         elif self._policy.queue_order == "static":
-            r.key = self._policy.queue_key(r, self.view)
+            r.key = self._queue_key(r)
+
+    def _queue_key(self, r: SglangRequest) -> Key:
+        if not key_is_kept(self._policy):
+            return self._policy.queue_key(r, self.view)
+        self.view.clock_error = clock_read_error(self._policy)
+        try:
+            return self._policy.queue_key(r, self.view)
+        finally:
+            self.view.clock_error = None
 
     def expire_timeouts(self, batches: Iterable[Any]) -> None:
         """Those whose time to leave has come and who have not begun; `batches` run now."""
@@ -129,10 +138,10 @@ class Decider:
         if self._policy.queue_order == "prefix-cache":
             by_arrival = len(queue) > REKEY_AT_MOST
             for r in all_ours(queue):
-                r.key = r.arrival_s if by_arrival else self._policy.queue_key(r, self.view)
+                r.key = r.arrival_s if by_arrival else self._queue_key(r)
         elif self._policy.queue_order == "dynamic":
             for r in all_ours(queue):
-                r.key = self._policy.queue_key(r, self.view)
+                r.key = self._queue_key(r)
         queue.sort(key=self._rank)
 
     def _rank(self, req: Any) -> tuple[bool, Key, int]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang.srt.mem_cache.common import match_kv_cache
 
+from .....workloads.errors import SloBenchError
 from ....core.decisions import Line, NextQueue
 from ....core.policy import Key
 from ....core.state import RequestState
@@ -69,16 +70,23 @@ class SglangView:
         self._scheduler = scheduler
         self.predict = predictions
         self.policy_state = state
-        self.now_s = 0.0
+        self._now_s = 0.0
+        self.clock_error: SloBenchError | None = None  # raised where the clock must not be read
         self._running: Sequence[Sequence[Any]] = ()
         self._batch: list[SglangRequest] | None = None
 
     def look(self, now_s: float, running: Sequence[Sequence[Any]] | None = None) -> None:
         """The clock, and the lists of SGLang's requests that run now; None: as before."""
-        self.now_s = now_s
+        self._now_s = now_s
         self._batch = None
         if running is not None:
             self._running = running
+
+    @property
+    def now_s(self) -> float:
+        if self.clock_error is not None:
+            raise self.clock_error
+        return self._now_s
 
     @property
     def batch(self) -> list[SglangRequest]:

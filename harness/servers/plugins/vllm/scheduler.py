@@ -22,7 +22,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from ....core.decisions import Admission, NextQueue, PreemptionMode, ReleaseReason
 from ....core.learned_predictions import LearnedPredictions
-from ....core.policy import Policy, overrides
+from ....core.policy import Policy, key_is_kept, overrides
 from ....core.state import Phase, RequestState
 from ....core.wire import (
     DROPPED,
@@ -36,7 +36,7 @@ from ..contract import StepLog, Tally, announce, asked_for, num_cpu_blocks
 from .hooks import HOOKS, vllm_version
 from .queue import PolicyQueue
 from .steps import Composition, engine_settings
-from .view import VllmView
+from .view import KeptKeyView, VllmView
 
 _GOODBYES = {
     ReleaseReason.REJECT: REJECTED,
@@ -99,6 +99,7 @@ class PolicyScheduler(Scheduler):
             hangs_on_view=policy.queue_order == "dynamic",
         )
         self.view = VllmView(self)
+        self._key_view = KeptKeyView(self, policy) if key_is_kept(policy) else self.view
         self._limits = policy.limits(self.view)
         self._apply_limits()
         announce(
@@ -514,7 +515,7 @@ class PolicyScheduler(Scheduler):
 
     def _key(self, request: Request) -> tuple[Any, int]:
         r = self.states[request.request_id]
-        return self.slo_policy.queue_key(r, self.view), r.seq
+        return self.slo_policy.queue_key(r, self._key_view), r.seq
 
     def _note(self, output: Any) -> None:
         """Who entered; what is in this step, for the log and to learn from."""

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ....core.decisions import NextQueue
+from ....core.policy import Policy, clock_read_error
 from ....core.state import RequestState
 from ....core.view import Predictions
 
@@ -131,3 +132,15 @@ class VllmView:
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)
+
+
+class KeptKeyView(VllmView):
+    """A view whose clock cannot be read, for a `queue_key` that is not computed again in time."""
+
+    def __init__(self, scheduler: Scheduled, policy: Policy) -> None:
+        super().__init__(scheduler)
+        self._policy = policy
+
+    @property
+    def now_s(self) -> float:
+        raise clock_read_error(self._policy)
