@@ -17,6 +17,7 @@ from slo_bench.harness.policies.edf import EarliestDeadlineFirst
 from slo_bench.harness.policies.edf_drop import EdfDrop
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.harness.servers.plugins.contract import STEP_LOG_VARIABLE
+from slo_bench.workloads.errors import SloBenchError
 
 OURS = "slo_bench.harness.servers.plugins.sglang"
 
@@ -376,11 +377,11 @@ def test_the_first_step_of_a_kind_teaches_nothing(decide, at):
 
 def test_the_retracted_are_placed_again(decide, at):
     @dataclass(frozen=True)
-    class ByMomentOfEntry(Policy):
+    class RetractedLast(Policy):
         def queue_key(self, r, view):
-            return view.now_s
+            return r.recomputes
 
-    scheduler, decider = decide(ByMomentOfEntry())
+    scheduler, decider = decide(RetractedLast())
     back, new = Req("back"), Req("new")
     decider.comes(back)
     at(1.0)
@@ -391,3 +392,15 @@ def test_the_retracted_are_placed_again(decide, at):
     assert rids(scheduler.waiting_queue) == ["new", "back"]
     assert not math.isfinite(back.slo_bench.first_scheduled_s)
     assert back.slo_bench.recomputes == 1
+
+
+def test_a_key_that_is_kept_cannot_read_the_clock(decide):
+    @dataclass(frozen=True)
+    class Oldest(Policy):
+        def queue_key(self, r, view):
+            return r.arrival_s - view.now_s
+
+    _, decider = decide(Oldest())
+    with pytest.raises(SloBenchError, match="queue_key of Oldest reads view.now_s"):
+        decider.comes(Req("a"))
+    assert decider.view.now_s == 0.0
