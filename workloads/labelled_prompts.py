@@ -142,7 +142,7 @@ def refuse_answers(columns: Sequence[str]) -> None:
     for column in columns:
         if column.lower() in ANSWER_COLUMNS:
             raise SloBenchError(
-                f"column {column!r} holds the answer, which nobody knows when a request arrives; "
+                f"column {column!r} holds the answer, which is unknown when a request arrives; "
                 "it can never be an input"
             )
 

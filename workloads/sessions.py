@@ -90,7 +90,7 @@ class Sessions:
             SloBenchError: the arrivals are a closed loop over single requests.
         """
         if isinstance(arrivals, Concurrency):
-            raise SloBenchError("sessions set who waits for whom; concurrency cannot be added")
+            raise SloBenchError("sessions order their requests; a closed loop cannot be added")
         sessions_rps = rate_rps / mean_tokens(self.turns)
         start_s = arrivals.times_s(
             sessions_rps, streams.rng("arrivals"), requests=requests, duration_s=duration_s

@@ -227,7 +227,7 @@ class ClusterPolicy(Parameters):
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         """Where `r` goes on arrival. Who is held is asked for again when an instance starts."""
-        raise NotImplementedError(f"{type(self).__name__} dispatches nobody")
+        raise NotImplementedError(f"{type(self).__name__} has no route")
 
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
         """Where a request goes that an instance gave back (`Why.OFFLOAD`) or lost (`Why.FAIL`).

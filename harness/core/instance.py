@@ -135,6 +135,6 @@ class Instance(Protocol):
         """Its steps take so long from now on, all of its model on its own GPUs."""
         ...
 
-    def lend(self, step_time: SplitStepTime, device: StageDevice) -> None:
+    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         """Its steps take so long from now on, and `device` computes a part of them."""
         ...

@@ -101,7 +101,7 @@ class TfIdfClassifier:
             raise ValueError("the words are of another network than predictor.json")
         numbers_of = (found["rarity"], found["weights"], found["bias"])
         if not all((np.abs(values) < _MOST).all() for values in numbers_of):
-            raise ValueError("the words have weights that nobody learns")
+            raise ValueError("the words have weights that are not trained")
         if not (np.diff(found["keys"]) > 0).all():
             raise ValueError("the words do not rise")
         return cls(**found)

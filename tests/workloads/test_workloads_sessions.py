@@ -116,7 +116,7 @@ def test_nothing_fits():
 
 def test_no_concurrency_over_sessions():
     source = load_source("alpaca", arrivals="concurrency(4)", sessions="sessions")
-    with pytest.raises(SloBenchError, match="concurrency cannot be added"):
+    with pytest.raises(SloBenchError, match="closed loop cannot be added"):
         source.make(requests=5)
 
 

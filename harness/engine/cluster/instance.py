@@ -224,7 +224,7 @@ class LazyInstance:
     def compute_by(self, step_time: StepTime) -> None:
         self.movable.compute_by(step_time)
 
-    def lend(self, step_time: SplitStepTime, device: StageDevice) -> None:
+    def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         self.movable.offload(step_time, device)
 
     def prefills(self, now_s: float) -> bool:
@@ -244,7 +244,7 @@ class LazyInstance:
         engine = self.engine
         if hasattr(engine, "take_out"):
             return cast("Movable", engine)
-        raise SloBenchError(f"requests of {self!r} cannot go elsewhere: it runs batch by batch")
+        raise SloBenchError(f"requests of {self!r} cannot move to another instance: it runs batch by batch")
 
 
 def own(instance: Instance) -> LazyInstance:

@@ -230,7 +230,7 @@ class SimulatedInstance(Loop):
                     f"instance {self.index} is stuck at {self.now_s:.3f} s: "
                     f"{self.waiting.live} requests wait, {self.kv_manager.free} of "
                     f"{self.kv_manager.total} KV blocks are free and nothing runs; the policy "
-                    f"{type(self.policy).__name__} admits nobody"
+                    f"{type(self.policy).__name__} admits no request"
                 )
             self.now_s = horizon_s
             self.blocked_till_s = next_s

@@ -118,7 +118,7 @@ class StaticInstance:
         name, waits = type(self.policy).__name__, self.waiting.live
         chosen = self.policy.form_batch(list(self.waiting), self.view)
         if not chosen:
-            raise SloBenchError(f"{name}.form_batch chose nobody of {waits} waiting requests")
+            raise SloBenchError(f"{name}.form_batch chose none of {waits} waiting requests")
         batch = self._fitting(chosen)
         self.waiting.remove_all(batch)
         if waits - self.waiting.live != len(batch):

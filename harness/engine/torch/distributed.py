@@ -257,7 +257,7 @@ class Spread(Decoder):
         sources = {self._at[n] for n in layers}
         if len(sources) != 1 or target in sources or any(n in self._helped for n in layers):
             raise ModelError(
-                f"layers {list(layers)} cannot move to {target}: they must be together elsewhere, "
+                f"layers {list(layers)} cannot move to {target}: all must be on one other device, "
                 "with all their heads"
             )
         source, begin_s, moved = sources.pop(), time.perf_counter(), 0

@@ -391,4 +391,4 @@ def _store_figures(engine: Engine, instance: EngineInstance) -> Mapping[str, Val
 
 
 def _nothing(r: RequestState) -> Any:
-    raise AssertionError("nobody arrives")
+    raise AssertionError("no request arrives")

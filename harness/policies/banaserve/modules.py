@@ -298,7 +298,7 @@ class Modules:
         else:
             cluster.unite(owner, helper)
             over = _network(cluster).network.spec
-            owner.lend(_moved(owner, module, units, over), helper.devices[0])
+            owner.offload(_moved(owner, module, units, over), helper.devices[0])
         owner.devices[0].owed_s += SYNC_S
         self.in_motion -= {owner.index, helper.index}
         for instance in (owner, helper):
