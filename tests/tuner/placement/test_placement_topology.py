@@ -167,7 +167,7 @@ def test_a_file(tmp_path):
 
 
 def test_the_example_of_the_docs(tmp_path):
-    page = (Path(__file__).parents[3] / "docs" / "device-maps.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "placement.md").read_text(encoding="utf-8")
     example = page.split("```toml")[1].split("```")[0]
     found = read_topology(written(tmp_path, example))
     assert [device.name for device in found.devices] == ["GPU0", "A-0", "A-1"]
