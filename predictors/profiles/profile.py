@@ -1,4 +1,4 @@
-"""The profile format (docs/measurements/profiles.md): a TOML header, tables of measurements beside it.
+"""The profile format: a TOML header and its tables (docs/measurements/profiles.md).
 
 A header names model, GPU and tensor-parallel degree, says where the numbers come from, and lists
 its tables, each a CSV or Parquet file in the header's folder. It may hold fitted coefficients.
