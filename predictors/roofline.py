@@ -1,4 +1,4 @@
-"""Seconds of one iteration, as a sum of roofline terms (docs/step-time.md)."""
+"""Seconds of one iteration, as a sum of roofline terms (docs/measurements/step-time.md)."""
 
 from __future__ import annotations
 

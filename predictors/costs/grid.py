@@ -80,7 +80,7 @@ class CostGrid:
         return max(0.0, sum(w * flat[index + c] for c, w in corners))
 
     def write(self, path: Path) -> None:
-        """Write it as an uncompressed NumPy archive (docs/profiles.md says what is in it).
+        """Write an uncompressed NumPy archive; docs/measurements/profiles.md lists its arrays.
 
         Raises:
             SloBenchError: the file cannot be written.

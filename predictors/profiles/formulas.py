@@ -255,7 +255,9 @@ def _phased(profile: Profile, found: Mapping[str, float], host: Host) -> StepTim
 
 
 FORMULAS = {
-    "nine": Formula("nine roofline terms (docs/step-time.md)", _NINE, _nine_terms, _nine),
+    "nine": Formula(
+        "nine roofline terms (docs/measurements/step-time.md)", _NINE, _nine_terms, _nine
+    ),
     "ascendra": Formula(
         "Ascendra's five coefficients",
         ("c1", "c2", "c3", "c4", "c5_s"),

@@ -1,4 +1,4 @@
-"""The profile format: a TOML header, tables of measurements beside it (docs/profiles.md).
+"""The profile format: a TOML header and its tables (docs/measurements/profiles.md).
 
 A header names model, GPU and tensor-parallel degree, says where the numbers come from, and lists
 its tables, each a CSV or Parquet file in the header's folder. It may hold fitted coefficients.
@@ -308,7 +308,7 @@ def write_profile(profile: Profile, path: Path, tables: str = "csv") -> Path:
 
 def _header_text(profile: Profile, names: Mapping[str, str]) -> str:
     lines = [
-        "# A profile for slo-bench; times in the tables are microseconds (docs/profiles.md).",
+        "# A slo-bench profile; table times are microseconds (docs/measurements/profiles.md).",
         f"format = {FORMAT}",
     ]
     for f in dataclasses.fields(Profile):

@@ -2,7 +2,7 @@
 
 Attention is interpolated linearly along every axis and goes on straight beyond the last point. A
 step that only decodes is then a piecewise linear function of its KV tokens, so that spans of such
-steps have a closed form, stretch by stretch (docs/profiles.md).
+steps have a closed form, stretch by stretch (docs/measurements/profiles.md).
 """
 
 from __future__ import annotations

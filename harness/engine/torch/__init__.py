@@ -1,5 +1,4 @@
 """A small real engine in torch: the iteration loop and the policies on a real model, paged KV.
 
-A reference that is right and not slow; docs/paged.md says what it does and how. Needs the extra
-`torch`.
+A correct reference, not a fast engine (docs/torch-engine.md). Needs the extra `torch`.
 """
