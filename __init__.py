@@ -144,7 +144,7 @@ if TYPE_CHECKING:
     from .workloads.workload import Workload
     from .workloads.writer import write_csv
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "UNLIMITED",
     "Action",

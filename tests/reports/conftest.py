@@ -16,7 +16,7 @@ import pytest
 
 SLOTS = {"vllm": 40, "sarathi": 46, "orca": 22, "fastertransformer": 12}
 ENVIRONMENT = {
-    "slo_bench": "0.1.0",
+    "slo_bench": "0.2.0",
     "python": "3.11.7",
     "platform": "Linux x86_64",
     "command": "slo-bench run",

@@ -13,7 +13,7 @@ def test_a_whole_folder(make_run):
     assert run.axes == ("tp",)
     assert run.cells["attainment"].between(0, 1).all()
     assert run.cells["valid"].dtype == bool
-    assert run.environment["slo_bench"] == "0.1.0"
+    assert run.environment["slo_bench"] == "0.2.0"
     assert "[experiment]" in run.experiment_toml
     assert len(read_requests(run.path, "000")) == 20
     assert read_timeline(run.path, "000")["kv_cache_usage"].max() > 0
