@@ -1,4 +1,4 @@
-"""The instance handle: what a cluster policy sees of an instance, and what it may change there."""
+"""The instance handle: what a cluster policy may read and change of an instance."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Instance(Protocol):
     def role(self) -> str: ...
     @property
     def up(self) -> bool:
-        """Does it accept requests?"""
+        """Whether it accepts requests."""
         ...
 
     @property
@@ -107,12 +107,12 @@ class Instance(Protocol):
         ...
 
     def lengths(self) -> tuple[int, int]:
-        """`free_blocks` and `decode_kv_tokens`."""
+        """`free_blocks` and `decode_kv_tokens`, read together."""
         ...
 
     @property
     def ready_s(self) -> float:
-        """When its next iteration may begin: now, or at the end of the one under way."""
+        """Time at which its next iteration may begin: now, or the end of the current one."""
         ...
 
     def use(self, window_s: float) -> float:
@@ -120,21 +120,21 @@ class Instance(Protocol):
         ...
 
     def adds(self, r: RequestState, window_s: float) -> float:
-        """What `r` adds to `use`."""
+        """Share that `r` adds to `use`."""
         ...
 
     def prefills(self, now_s: float) -> bool:
-        """Does it compute prompts now, or has it any to compute?"""
+        """Whether it computes prompts now or has prompts to compute."""
         ...
 
     def resize(self, blocks: int) -> None:
-        """It has so many KV blocks from now on."""
+        """Set its number of KV blocks."""
         ...
 
     def compute_by(self, step_time: StepTime) -> None:
-        """Its steps take so long from now on, all of its model on its own GPUs."""
+        """Set its step times, with all of the model on its own GPUs."""
         ...
 
     def lend(self, step_time: SplitStepTime, device: StageDevice) -> None:
-        """Its steps take so long from now on, and `device` computes a part of them."""
+        """Set its step times while `device` computes a part of its model."""
         ...

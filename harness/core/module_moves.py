@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Module(Enum):
-    """What can move."""
+    """Kind of module that can move."""
 
     LAYERS = "layers"  # weights and KV of whole layers
     HEADS = "heads"  # KV of some attention heads, of all layers
@@ -45,17 +45,17 @@ class ModulePolicy(Protocol):
 
     @property
     def control_every_s(self) -> float:
-        """Seconds between two cycles."""
+        """Seconds between two control steps."""
         ...
 
     @property
     def layer_moves(self) -> bool:
-        """May layers move?"""
+        """Whether layers may move."""
         ...
 
     @property
     def head_moves(self) -> bool:
-        """May attention heads move?"""
+        """Whether attention heads may move."""
         ...
 
     @property

@@ -13,11 +13,11 @@ class Queue(Protocol):
 
     @property
     def live(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         ...
 
     def push(self, r: RequestState) -> None:
-        """`r` enters."""
+        """Add `r` to the queue."""
         ...
 
     def head(self) -> RequestState:
@@ -35,7 +35,7 @@ class Queue(Protocol):
     def __iter__(self) -> Iterator[RequestState]: ...
 
     def ordered(self) -> Iterator[RequestState]:
-        """All, the next one first."""
+        """All waiting requests in queue order, the next first."""
         ...
 
     def overtaken_s(self) -> float:

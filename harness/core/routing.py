@@ -13,7 +13,7 @@ class Target(Protocol):
 
     @property
     def index(self) -> int:
-        """Its place among its equals."""
+        """Position among the instances of the router."""
         ...
 
     @property
@@ -34,7 +34,7 @@ class Router(Protocol):
     measures: bool
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
-        """The instance that gets `r`."""
+        """Choose the instance that receives `r`."""
         ...
 
 

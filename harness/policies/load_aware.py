@@ -1,4 +1,4 @@
-"""Whom a request goes to by measured load alone.
+"""Routing by measured load alone.
 
 Source: BanaServe (docs/papers.md), Algorithm 4-2, Eq. 4-33.
 """
@@ -12,11 +12,11 @@ from ..core.state import RequestState
 
 
 class LoadedInstance(Protocol):
-    """An instance whose load is measured: a simulated one, or a real server that says so itself."""
+    """An instance with a measured load: simulated, or a real server that reports it."""
 
     @property
     def index(self) -> int:
-        """Its place among its equals."""
+        """Position among the instances of the router."""
         ...
 
     @property

@@ -35,9 +35,11 @@ class EngineInstance(Protocol):
     stalled: list[RequestState]
     view: LoopView
     chunks: list[tuple[int, int]]  # of prompts, in the last iteration
-    prefill_only: bool  # who has been prefilled decodes elsewhere
-    tells_ends: bool  # `Why.FINISH` of every request, not only of those that somebody waits for
-    tells_begun: bool  # `Why.BEGUN`
+    prefill_only: bool  # prefilled requests decode on another instance
+    reports_all_ends: (
+        bool  # `ReleaseReason.FINISH` of every request, not only with `notify_on_finish`
+    )
+    reports_empty_queue: bool  # `Why.BEGUN`
 
     @property
     def idle(self) -> bool:
@@ -46,11 +48,13 @@ class EngineInstance(Protocol):
 
     @property
     def n_requests(self) -> int:
-        """Who waits, runs, or is on the way here."""
+        """Requests that wait, run or are in transit to it."""
         ...
 
     def earliest_release_s(self) -> float:
-        """No request is given back or told of before this, whatever is not sent here by then."""
+        """Lower bound of the next release or report, apart from requests that are still sent to it
+        before then.
+        """
         ...
 
     def ready_s(self) -> float:
@@ -75,7 +79,7 @@ class Iterating(EngineInstance, Protocol):
 
     @property
     def waiting(self) -> Waiting:
-        """Requests that wait for prefill."""
+        """Requests that wait for prefill, in no particular order."""
         ...
 
     def reconsider(self) -> None:
@@ -84,12 +88,14 @@ class Iterating(EngineInstance, Protocol):
 
 
 class Movable(EngineInstance, Protocol):
-    """An instance whose requests can go elsewhere between two iterations."""
+    """An instance with requests that can move to others between two iterations."""
 
-    in_transfer: dict[RequestState, None]  # on their way; they hold their blocks until `let_go_of`
+    in_transfer: dict[
+        RequestState, None
+    ]  # on their way; they hold their blocks until `free_transferred`
 
     def reconsider(self) -> None:
-        """Something changed beside this instance: the policy is asked again."""
+        """Make the policy decide again after a change outside this instance."""
         ...
 
     def compute_by(self, step_time: StepTime) -> None:
@@ -101,13 +107,15 @@ class Movable(EngineInstance, Protocol):
         ...
 
     def take_out(self, r: RequestState) -> None:
-        """`r` leaves: in transfer if it has KV on the GPU, else as somebody who waits."""
+        """Remove `r`: in transit if it has KV on the GPU, else as a waiting request."""
         ...
 
-    def let_go_of(self, r: RequestState) -> None:
+    def free_transferred(self, r: RequestState) -> None:
         """The KV of a request in transfer is elsewhere now: its blocks are free."""
         ...
 
     def lose_all(self) -> list[RequestState]:
-        """The instance fails: all who are here, to be prefilled again, and nothing stays."""
+        """Fail the instance: return all its requests, which need prefill again, and free
+        everything.
+        """
         ...

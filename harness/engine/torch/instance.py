@@ -78,5 +78,5 @@ class PagedInstance(TimedInstance):
         elif r.phase is not Phase.DONE:
             self.take_out(r)
             if r in self.in_transfer:
-                self.let_go_of(r)
+                self.free_transferred(r)
         self._execution.closes(r)
