@@ -36,7 +36,7 @@ class WorkloadSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What was asked for: a catalogue name, a file's name, or the mix as written."""
+        """Name as given: a catalogue name, a file's name, or the mix as written."""
         ...
 
     @property
@@ -102,12 +102,10 @@ class DrawnSource:
 
     @property
     def has_arrivals(self) -> bool:
-        """See `WorkloadSource`."""
         return False
 
     @property
     def closed_loop(self) -> bool:
-        """See `WorkloadSource`."""
         return isinstance(self.arrivals, Concurrency)
 
     def make(
@@ -120,7 +118,6 @@ class DrawnSource:
         seed: int = 0,
         slo: SloSpec = NO_SLO,
     ) -> Workload:
-        """See `WorkloadSource`."""
         check_extent(requests, duration_s)
         rate = offered_rate(self, rate_rps, replay_speed)
         streams = Streams(seed)
@@ -179,17 +176,14 @@ class TraceSource:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See `WorkloadSource`."""
         return self.trace.notes
 
     @property
     def has_arrivals(self) -> bool:
-        """See `WorkloadSource`."""
         return self.arrivals is None
 
     @property
     def closed_loop(self) -> bool:
-        """See `WorkloadSource`."""
         return isinstance(self.arrivals, Concurrency)
 
     @property
@@ -258,7 +252,7 @@ class TraceSource:
         if self.trace.has_arrivals:
             if n > size:
                 raise SloBenchError(
-                    f"{self.name} has {size} requests, {n} are asked for; ask for fewer"
+                    f"{self.name} has {size} requests, {n} are requested; lower --requests"
                 )
             return np.arange(n)
         rounds = [rng.permutation(size) for _ in range(-(-n // size))]
@@ -274,7 +268,7 @@ def check_extent(requests: int | None, duration_s: float | None) -> None:
 def offered_rate(
     source: WorkloadSource, rate_rps: float | None, replay_speed: float | None
 ) -> float:
-    """The rate for a source whose arrivals are drawn; 1 for a closed loop, which uses none."""
+    """Offered rate of a source with drawn arrivals; 1 for a closed loop, which has none."""
     if replay_speed is not None:
         raise SloBenchError(
             f"replay_speed is for traces with arrivals of their own; give {source.name} a rate_rps"

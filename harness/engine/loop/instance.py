@@ -83,7 +83,7 @@ class Iterating(EngineInstance, Protocol):
         ...
 
     def reconsider(self) -> None:
-        """Something changed beside this instance: the policy is asked again."""
+        """Make the policy decide again after a change outside this instance."""
         ...
 
 
@@ -111,7 +111,7 @@ class Movable(EngineInstance, Protocol):
         ...
 
     def free_transferred(self, r: RequestState) -> None:
-        """The KV of a request in transfer is elsewhere now: its blocks are free."""
+        """Free the blocks of a request whose KV has arrived at its target."""
         ...
 
     def lose_all(self) -> list[RequestState]:

@@ -234,7 +234,7 @@ class Loop(DecodeCounters):
         self.reconsider()
 
     def free_transferred(self, r: RequestState) -> None:
-        """The KV of a request in transfer is elsewhere now."""
+        """Free the blocks of a request whose KV has arrived at its target."""
         del self.in_transfer[r]
         self.kv_manager.release(r)
         self.reconsider()
