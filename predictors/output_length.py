@@ -47,7 +47,6 @@ class LengthPredictor(Protocol):
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
         """Predicted output tokens of each request, at least 1."""
-        ...
 
 
 @dataclass(frozen=True)

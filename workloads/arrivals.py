@@ -39,7 +39,6 @@ class ArrivalProcess(Protocol):
         Raises:
             SloBenchError: the rate is not positive, neither bound is given, or nothing arrives.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -37,32 +37,26 @@ class WorkloadSource(Protocol):
     @property
     def name(self) -> str:
         """Name as given: a catalogue name, a file's name, or the mix as written."""
-        ...
 
     @property
     def origin(self) -> str:
         """Where the figures or rows come from."""
-        ...
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was dropped, assumed or approximated."""
-        ...
 
     @property
     def has_arrivals(self) -> bool:
         """Whether the source keeps arrivals of its own."""
-        ...
 
     @property
     def closed_loop(self) -> bool:
         """Whether a fixed number of requests is in flight, and there is no rate."""
-        ...
 
     @property
     def natural_rate_rps(self) -> float | None:
         """Mean rate of the source's own arrivals, or of its origin's, where known."""
-        ...
 
     def make(
         self,
@@ -83,7 +77,6 @@ class WorkloadSource(Protocol):
         Raises:
             SloBenchError: an argument is out of range, missing, or contradicts another.
         """
-        ...
 
 
 @dataclass(frozen=True)

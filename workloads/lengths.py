@@ -29,7 +29,6 @@ class LengthDistribution(Protocol):
 
     def at(self, u: Floats) -> Ints:
         """Token counts, at least 1, at the probabilities `0 <= u < 1`."""
-        ...
 
 
 def _tokens(values: Floats) -> Ints:

@@ -30,7 +30,6 @@ class SloBound(Protocol):
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
         """Draw one bound for each request, in seconds."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -114,36 +114,29 @@ class ClusterView(Protocol):
     @property
     def now_s(self) -> float:
         """Current time, in seconds from the start of the run."""
-        ...
 
     @property
     def state(self) -> Any:
         """The object that the policy's `new_state()` returned."""
-        ...
 
     @property
     def instances(self) -> Sequence[Instance]:
         """All instances, also those that are down; with pipeline parallelism every lane."""
-        ...
 
     @property
     def up(self) -> Sequence[Instance]:
         """Instances that accept requests for generation."""
-        ...
 
     def role(self, name: str) -> Sequence[Instance]:
         """Instances of one role that accept requests."""
-        ...
 
     @property
     def held(self) -> Sequence[RequestState]:
         """Requests in the controller's own queue, the longest there first."""
-        ...
 
     @property
     def links(self) -> Links:
         """Links that KV is transferred over."""
-        ...
 
 
 class ClusterControl(ClusterView, Protocol):
@@ -151,7 +144,6 @@ class ClusterControl(ClusterView, Protocol):
 
     def at(self, time_s: float, act: Callable[[], None]) -> None:
         """Call `act` at that time, or now if it is past."""
-        ...
 
     def migrate(
         self, r: RequestState, source: Instance, target: Instance, *, copied_tokens: int = 0
@@ -161,25 +153,20 @@ class ClusterControl(ClusterView, Protocol):
         A request without KV at `source` is at `target` at once. Its blocks at `source` are held
         until the transfer ends.
         """
-        ...
 
     def unite(self, one: Instance, other: Instance) -> None:
         """Couple two instances that compute for each other: from now on neither runs ahead of the
         other.
         """
-        ...
 
     def separate(self, one: Instance, other: Instance) -> None:
         """End the coupling that `unite` began."""
-        ...
 
     def bring(self, instance: Instance) -> None:
         """Run `instance` up to the present."""
-        ...
 
     def reconsider(self, instance: Instance) -> None:
         """Make the policy of `instance` decide again, because its capacity has changed."""
-        ...
 
 
 class Action(Protocol):
@@ -187,7 +174,6 @@ class Action(Protocol):
 
     def apply(self, cluster: ClusterControl) -> None:
         """Begin the action now; schedule its later parts with `cluster.at`."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -22,52 +22,41 @@ class EmbedView(Protocol):
     @property
     def now_s(self) -> float:
         """The embedder's clock; during a pass the moment at which it ends."""
-        ...
 
     @property
     def policy_state(self) -> Any:
         """What the policy's `new_state()` returned, for both models."""
-        ...
 
     @property
     def total_blocks(self) -> int:
         """KV blocks that both models share."""
-        ...
 
     @property
     def free_blocks(self) -> int:
         """KV blocks that neither model holds."""
-        ...
 
     @property
     def held_blocks(self) -> int:
         """Blocks that the pass in progress holds; 0 between passes."""
-        ...
 
     def waiting(self, now_s: float) -> Sequence[RequestState]:
         """Requests that have arrived by then and have not begun, in order of arrival."""
-        ...
 
     def running(self) -> Sequence[RequestState]:
         """Requests of the pass in progress."""
-        ...
 
     def oldest_llm_arrival_s(self) -> float:
         """When the first of the language model's waiting requests arrived; infinite if none."""
-        ...
 
     @property
     def llm_running(self) -> int:
         """Requests in the language model's batch."""
-        ...
 
     def blocks(self, batch: Iterable[RequestState]) -> int:
         """Blocks that one pass over these requests takes."""
-        ...
 
     def pass_s(self, batch: Iterable[RequestState]) -> float:
         """Predicted time of one pass over these requests."""
-        ...
 
 
 @dataclass

@@ -61,8 +61,6 @@ class SplitStepTime(StepTime, Protocol):
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
         """Seconds of one step that the other GPUs compute."""
-        ...
 
     def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """The same of `steps` steps that only decode."""
-        ...

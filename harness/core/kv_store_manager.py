@@ -20,11 +20,9 @@ class Units(Protocol):
 
     def load_s(self, units: Sequence[int]) -> float:
         """Seconds to read these units, all of which are here."""
-        ...
 
     def put(self, units: Iterable[int]) -> None:
         """Keep these; what is there already becomes the most recently used."""
-        ...
 
 
 class StoreKVCacheManager(KVCacheManager):

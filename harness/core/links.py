@@ -12,7 +12,6 @@ class Links(Protocol):
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
         """Time at which the KV of `tokens` tokens is at `target` if it leaves `source` now."""
-        ...
 
 
 class NoDelay:

@@ -37,7 +37,6 @@ class Planner(Protocol):
 
     def plan(self, loads: Mapping[int, float], offer: Offers) -> Sequence[ModuleMove]:
         """Moves in order, given the load of each device and what could move."""
-        ...
 
 
 class ModulePolicy(Protocol):
@@ -46,23 +45,18 @@ class ModulePolicy(Protocol):
     @property
     def control_every_s(self) -> float:
         """Seconds between two control steps."""
-        ...
 
     @property
     def layer_moves(self) -> bool:
         """Whether layers may move."""
-        ...
 
     @property
     def head_moves(self) -> bool:
         """Whether attention heads may move."""
-        ...
 
     @property
     def smoothing(self) -> float:
         """Weight of the newest measurement in a load."""
-        ...
 
     def planner(self) -> Planner:
         """A planner for one run; it makes at most one move a cycle."""
-        ...

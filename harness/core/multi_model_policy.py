@@ -23,17 +23,14 @@ class Backlog(Protocol):
 
     def waits(self, gpus: Iterable[int]) -> bool:
         """Whether a request waits for one of these GPUs."""
-        ...
 
     def admit(self, gpus: Iterable[int], now_s: float) -> None:
         """Send on the requests that have room on these GPUs."""
-        ...
 
     def next_s(self, gpus: Iterable[int], now_s: float) -> float:
         """Next time at which `admit` could change something without another event; infinite if
         none.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -97,55 +94,45 @@ class ModelInstance(Protocol):
     @property
     def model(self) -> int:
         """Index of the model in the workload."""
-        ...
 
     @property
     def gpus(self) -> Gpus: ...
     @property
     def weight_pages(self) -> int:
         """Pages of weights on each GPU."""
-        ...
 
     @property
     def kv_manager(self) -> PooledKVCacheManager: ...
     @property
     def ready_s(self) -> float:
         """Time from which it can serve."""
-        ...
 
     @property
     def busy(self) -> bool:
         """Whether it has requests, including those in transit."""
-        ...
 
     @property
     def idle(self) -> bool:
         """Whether its engine is empty, not counting requests in transit."""
-        ...
 
     @property
     def n_waiting(self) -> int:
         """Requests that wait in its engine."""
-        ...
 
     @property
     def n_admitted(self) -> int:
         """Requests in its batch or on their way to it."""
-        ...
 
     @property
     def unbegun_tokens(self) -> int:
         """Prompt tokens of its requests that are not computed yet."""
-        ...
 
     @property
     def coming_pages(self) -> int:
         """Pages that the requests in transit will take."""
-        ...
 
     def receive(self, r: RequestState, now_s: float) -> None:
         """Accept `r`; its engine schedules it as soon as the model is ready."""
-        ...
 
 
 class MultiModelCluster(Protocol):
@@ -154,81 +141,64 @@ class MultiModelCluster(Protocol):
     @property
     def now_s(self) -> float:
         """Current time, in seconds from the start of the run."""
-        ...
 
     @property
     def state(self) -> Any:
         """The object that the policy's `new_state()` returned."""
-        ...
 
     @property
     def models(self) -> Sequence[ServedModel]:
         """All served models, by index."""
-        ...
 
     @property
     def gpus(self) -> int:
         """Number of GPUs in the cluster."""
-        ...
 
     @property
     def node_gpus(self) -> int:
         """Number of GPUs in one node."""
-        ...
 
     @property
     def pools(self) -> Sequence[PagePool]:
         """The page pool of each GPU."""
-        ...
 
     @property
     def model_instances(self) -> Sequence[ModelInstance]:
         """All model instances on the GPUs."""
-        ...
 
     @property
     def serving(self) -> Sequence[ModelInstance | None]:
         """The model instance that receives a model's requests, by model; None: it is on no GPU."""
-        ...
 
     @property
     def rate_rps(self) -> Sequence[float]:
         """Arrival rate of each model in about the last minute."""
-        ...
 
     @property
     def gaps(self) -> Sequence[IdleGaps]:
         """Past idle gaps of each model."""
-        ...
 
     @property
     def requests(self) -> Backlog | None:
         """The object that the policy's `backlog` returned."""
-        ...
 
     def model_of(self, r: RequestState) -> int:
         """Index of the model that `r` asks for."""
-        ...
 
     def on(self, gpu: int) -> Sequence[ModelInstance]:
         """Model instances on one GPU."""
-        ...
 
     def bring(self, gpus: Sequence[int]) -> None:
         """Run these GPUs up to the present."""
-        ...
 
     def moves(self, model: int) -> bool:
         """Whether the model is being loaded on other GPUs or has not yet left its former ones."""
-        ...
 
     def idle_s(self, model_instance: ModelInstance) -> float:
         """Seconds for which it has been idle; below 0 while it is busy or not ready."""
-        ...
 
     def could_hold(self, r: RequestState, model_instance: ModelInstance) -> bool:
         """Whether its engine would have the memory for `r` if it were empty."""
-        ...
 
     def activate(
         self,
@@ -239,19 +209,15 @@ class MultiModelCluster(Protocol):
         loaded: bool = False,
     ) -> ModelInstance:
         """Place `model` on these GPUs and load its weights, unless they are `loaded` already."""
-        ...
 
     def evict(self, model_instance: ModelInstance) -> None:
         """Remove a model without requests from its GPUs at once."""
-        ...
 
     def send(self, r: RequestState, model_instance: ModelInstance) -> None:
         """Send `r` to the engine of a model instance."""
-        ...
 
     def reject(self, r: RequestState) -> None:
         """End `r` as rejected."""
-        ...
 
 
 class RequestQueue(Protocol):
@@ -259,15 +225,12 @@ class RequestQueue(Protocol):
 
     def push(self, r: RequestState, prefill_s: float) -> None:
         """Add `r`, whose prompt takes `prefill_s` seconds of the device."""
-        ...
 
     def remove(self, r: RequestState) -> None:
         """Remove `r` from any place in the queue."""
-        ...
 
     def ordered(self, now_s: float) -> Sequence[RequestState]:
         """All waiting requests in queue order, the next first."""
-        ...
 
 
 @dataclass(frozen=True)

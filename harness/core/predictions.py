@@ -20,7 +20,6 @@ class Predicts(Protocol):
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
         """Seconds of one iteration."""
-        ...
 
 
 class Learner(Predicts, Protocol):
@@ -29,7 +28,6 @@ class Learner(Predicts, Protocol):
     @property
     def error(self) -> float:
         """Mean relative error of its predictions so far."""
-        ...
 
     def learn(
         self,
@@ -41,7 +39,6 @@ class Learner(Predicts, Protocol):
         """Learn from an iteration that took `seconds`. Decode steps that the engine skips over are
         not reported, and the plain reference engine reports nothing.
         """
-        ...
 
 
 class ModelledPredictions:

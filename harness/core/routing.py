@@ -14,12 +14,10 @@ class Target(Protocol):
     @property
     def index(self) -> int:
         """Position among the instances of the router."""
-        ...
 
     @property
     def n_requests(self) -> int:
         """Requests on their way to it, waiting at it, or running on it."""
-        ...
 
 
 T = TypeVar("T", bound=Target)
@@ -35,7 +33,6 @@ class Router(Protocol):
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
         """Choose the instance that receives `r`."""
-        ...
 
 
 def least_loaded(instances: Sequence[T]) -> T:

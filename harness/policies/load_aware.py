@@ -17,20 +17,16 @@ class LoadedInstance(Protocol):
     @property
     def index(self) -> int:
         """Position among the instances of the router."""
-        ...
 
     @property
     def queue(self) -> int:
         """Requests that wait there, or are on their way."""
-        ...
 
     def use(self, window_s: float) -> float:
         """U = C/Cmax + M/Mmax (Eq. 4-28), with the compute of the next `window_s` seconds."""
-        ...
 
     def adds(self, r: RequestState, window_s: float) -> float:
         """What `r` adds to U: EstimateLoad."""
-        ...
 
 
 T = TypeVar("T")

@@ -26,11 +26,9 @@ class Head(Protocol):
 
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
         """Mean loss for true lengths in tokens, shape (n,)."""
-        ...
 
     def lengths(self, raw: Tensor) -> PredictedDistributions:
         """Predicted distributions of the length."""
-        ...
 
 
 class Softmax:

@@ -28,7 +28,6 @@ class ClusterClock(Protocol):
 
     def bring(self, instance: LazyInstance) -> None:
         """Let the instance run up to the present."""
-        ...
 
 
 @dataclass

@@ -44,22 +44,18 @@ class EngineInstance(Protocol):
     @property
     def idle(self) -> bool:
         """Is nothing here (arrivals still in the inbox aside)?"""
-        ...
 
     @property
     def n_requests(self) -> int:
         """Requests that wait, run or are in transit to it."""
-        ...
 
     def earliest_release_s(self) -> float:
         """Lower bound of the next release or report, apart from requests that are still sent to it
         before then.
         """
-        ...
 
     def ready_s(self) -> float:
         """When it would act next; infinite if never."""
-        ...
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         """Act until the clock reaches the horizon or nothing is left to do.
@@ -67,7 +63,6 @@ class EngineInstance(Protocol):
         Everything that arrives before the horizon must be in the inbox. With `stop_on_release`
         it returns as soon as the outbox holds something.
         """
-        ...
 
 
 class Iterating(EngineInstance, Protocol):
@@ -80,11 +75,9 @@ class Iterating(EngineInstance, Protocol):
     @property
     def waiting(self) -> Waiting:
         """Requests that wait for prefill, in no particular order."""
-        ...
 
     def reconsider(self) -> None:
         """Make the policy decide again after a change outside this instance."""
-        ...
 
 
 class Movable(EngineInstance, Protocol):
@@ -96,26 +89,20 @@ class Movable(EngineInstance, Protocol):
 
     def reconsider(self) -> None:
         """Make the policy decide again after a change outside this instance."""
-        ...
 
     def compute_by(self, step_time: StepTime) -> None:
         """Its steps take so long from now on; all of its model is on its own GPUs."""
-        ...
 
     def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         """Its steps take so long from now on, and `device` computes a part of them."""
-        ...
 
     def take_out(self, r: RequestState) -> None:
         """Remove `r`: in transit if it has KV on the GPU, else as a waiting request."""
-        ...
 
     def free_transferred(self, r: RequestState) -> None:
         """Free the blocks of a request whose KV has arrived at its target."""
-        ...
 
     def lose_all(self) -> list[RequestState]:
         """Fail the instance: return all its requests, which need prefill again, and free
         everything.
         """
-        ...

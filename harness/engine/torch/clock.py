@@ -11,11 +11,9 @@ class WallClock(Protocol):
 
     def now_s(self) -> float:
         """Current time in seconds."""
-        ...
 
     def wait_until(self, time_s: float) -> None:
         """Return then, or at once if it is past."""
-        ...
 
 
 class RealClock:

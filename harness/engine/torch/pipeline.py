@@ -53,19 +53,15 @@ class Carrier(Protocol):
 
     def begin(self, traffic: Traffic) -> None:
         """All layers are computed next, in their order; loading begins."""
-        ...
 
     def ready(self, layer: int) -> None:
         """Return when the layer's KV is there."""
-        ...
 
     def computed(self, layer: int) -> None:
         """The layer's new KV may be stored."""
-        ...
 
     def drain(self) -> None:
         """Return when all is stored: the blocks may be overwritten."""
-        ...
 
 
 @dataclass
