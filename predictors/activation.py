@@ -1,11 +1,11 @@
-"""How long it takes until a model whose weights lie in host memory can serve.
+"""Seconds until a model with weights in host memory can serve.
 
 Source: Prism (see docs/papers.md), §5.2 (engine pool, parallel loading) and Fig. 9, on H100.
 
 Published: 0.7 s (8B), 1.3 s (14B), 1.5 s (70B at tensor parallelism 8); 4.8 to 7.1 times faster
-than a naive start, 5.5 times for 14B. `LINK_BYTES_PER_S` is fitted on the first two alone
-(least squares of the relative error); the third is then predicted: every GPU loads its own eighth.
-The paper does not say over how many GPUs' links one GPU's weights come; with one or three the third
+than a naive start, 5.5 times for 14B. `LINK_BYTES_PER_S` is fitted on the first two alone (least
+squares of the relative error); the third is then predicted: every GPU loads its own eighth. The
+paper does not say over how many GPUs' links one GPU's weights come; with one or three the third
 would be off by half, so `LOAD_LINKS` is two.
 """
 
@@ -57,5 +57,5 @@ class NaiveStart:
         return self.engine_s + group_s + part_bytes / self.link_bytes_per_s
 
     def links_used(self, tp: int, node_gpus: int) -> int:
-        """Each GPU's own."""
+        """Host links that loads use: each GPU's own."""
         return tp

@@ -36,7 +36,7 @@ from .specs import GIB, GpuSpec, LinkSpec, gpu, link, links
 from .stages import PipelineStage
 
 SHIPPED = "device_maps"
-_ALTERED = "*"  # after the name of a GPU whose figures are not the catalogue's
+_ALTERED = "*"  # after the name of a GPU with figures that differ from the catalogue's
 _GPU_FIELDS = {"memory_gib", "bandwidth_gb_per_s", "tflops_16bit"}
 
 
@@ -52,7 +52,7 @@ class DeviceMap:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """Layers of each stage."""
+        """Number of layers of each stage."""
         return tuple(stage.layers for stage in self.stages)
 
     @property

@@ -1,8 +1,9 @@
-"""An embedding model beside a language model: time and memory of one pass over a batch of texts.
+"""An embedding model on the device of a language model: time and memory of one pass over a batch of
+texts.
 
-A pass is bidirectional, leaves no KV behind and computes every token at once, so that it takes
-activations for all of them while it lasts. An embedder that is the language model itself shares
-its weights, reads its texts causally, and is timed as that model's prefill.
+A pass is bidirectional, leaves no KV behind and computes every token at once, so that it needs
+memory for the activations of all tokens. An embedder that is the language model itself shares its
+weights, reads its texts causally, and is timed as that model's prefill.
 
 Its time is an estimate (`step_time.estimated_coefficients`): nothing was fitted for encoders.
 """
@@ -63,8 +64,9 @@ class Embedder:
     def workspace_bytes(self, batch: Iterable[Texts]) -> int:
         """Bytes of activations on the fullest GPU during a pass; attention is fused.
 
-        At the peak the residual stream, its normed copy, attention output and queries live beside
-        the MLP's widened activations of one layer (as in `Placement.reserve_bytes_per_gpu`).
+        At the peak the residual stream, its normed copy, attention output and queries are held
+        together with the MLP's widened activations of one layer (as in
+        `Placement.reserve_bytes_per_gpu`).
         """
         tokens = sum(texts * length for texts, length in self._on_one_gpu(batch))
         model = self.model
@@ -72,7 +74,7 @@ class Embedder:
         return round(tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES)
 
     def blocks(self, batch: Iterable[Texts]) -> int:
-        """KV blocks whose memory a pass takes."""
+        """Number of KV blocks with the memory of a pass."""
         return -(-self.workspace_bytes(batch) // self.block_bytes)
 
     def _on_one_gpu(self, batch: Iterable[Texts]) -> list[Texts]:
@@ -89,21 +91,21 @@ class Embedder:
 
 
 def own_weight_bytes(model: ModelSpec, beside: ModelSpec, weight_dtype: str = "bf16") -> int:
-    """Bytes of weights that an embedder adds on each GPU; none if it is the model beside it."""
+    """Bytes of weights that an embedder adds on each GPU; 0 if it is the language model itself."""
     return 0 if model == beside else model.weight_bytes(weight_dtype)
 
 
 def embedder(
     model: ModelSpec, beside: Placement, *, padded: bool = True, host_s: float = DEFAULT_HOST_S
 ) -> Embedder:
-    """The embedding model on the GPUs of `beside`, which must have set its weights aside
-    (`Placement.beside_bytes`).
+    """The embedding model on the GPUs of `beside`, whose `Placement.beside_bytes` must include its
+    weights.
 
     Raises:
-        SloBenchError: pipeline parallelism, or a decoder other than the model beside it.
+        SloBenchError: pipeline parallelism, or a decoder other than the language model itself.
     """
     if beside.pp > 1:
-        raise SloBenchError("an embedder beside pipeline stages is not modelled; use pp 1")
+        raise SloBenchError("an embedder together with pipeline stages is not modelled; use pp 1")
     if model == beside.model:
         time = step_time(beside, host_s).model
         return Embedder(model, beside.block_bytes_per_gpu, 1, beside.tp, time, padded)

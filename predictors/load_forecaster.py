@@ -14,7 +14,7 @@ class LoadForecaster:
         self._texts = self._blocks = 0
 
     def saw(self, now_s: float, blocks: int, texts: int = 1) -> None:
-        """A request came that needs so many blocks."""
+        """Record a request that needs that many blocks."""
         self._seen.append((now_s, texts, blocks))
         self._texts += texts
         self._blocks += blocks
@@ -31,7 +31,7 @@ class LoadForecaster:
 
     @property
     def any(self) -> bool:
-        """Has any request come lately?"""
+        """Whether a request has come lately."""
         return bool(self._seen)
 
     def blocks_per_text(self) -> float:

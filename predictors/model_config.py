@@ -80,8 +80,8 @@ def read_model(path: Path) -> ModelSpec:
     """The model whose folder or `config.json` is `path`, named after the folder.
 
     Raises:
-        FileFormatError: the file is missing or not JSON, a field is missing or wrong, or the model
-            is of a kind that is not modelled yet (experts, speculative decoding, other attention).
+        FileFormatError: the file is missing or not JSON, a field is missing or wrong, or the
+            model's architecture is not modelled (experts, speculative decoding, other attention).
     """
     file = path / "config.json" if path.is_dir() else path
     try:

@@ -1,10 +1,9 @@
-"""How long an answer will be: what a policy is told before it is known.
+"""Predictors of the output length, which policies read before the true length is known.
 
 Source: UELLM, Eq. 3-1 (buckets) and Eq. 3-2 (the bucket's representative value stands for the
-length). The thesis reports 99.51 % of buckets right from the prompt alone; `noisy(accuracy=…)`
-says what a predictor of any stated accuracy would be worth, `oracle` what a perfect one would and
-`constant(…)` what none would. `learned(DIR)`, or just the folder, is one that `slo-bench
-predict-train` made.
+length). The thesis reports 99.51 % of buckets right from the prompt alone; `noisy(accuracy=…)` says
+what a predictor of any stated accuracy would be worth, `oracle` a perfect one and `constant(…)`
+none. `learned(DIR)`, or the folder alone, is a predictor that `slo-bench predict-train` made.
 """
 
 from __future__ import annotations
@@ -48,7 +47,6 @@ class LengthPredictor(Protocol):
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
         """Predicted output tokens of each request, at least 1."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,6 @@ class Oracle:
     """The true length, token by token."""
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
-        """See `LengthPredictor`."""
         return workload.output_tokens
 
 
@@ -71,7 +68,6 @@ class NoisyOracle:
             raise SloBenchError(f"noisy accuracy must be from 0 to 1 but is {self.accuracy:g}")
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
-        """See `LengthPredictor`."""
         true = buckets_of(workload.output_tokens)
         wrong = rng.random(len(true)) >= self.accuracy
         beside = true + rng.choice((-1, 1), len(true))
@@ -92,20 +88,18 @@ class ConstantLength:
             raise SloBenchError(f"constant tokens must be at least 1 but is {self.tokens}")
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
-        """See `LengthPredictor`."""
         return np.full(len(workload), self.tokens, dtype=np.int64)
 
 
 @dataclass(frozen=True)
 class LearnedLength:
-    """What a trained predictor says of each prompt: the median of its distribution.
-
-    Where a request has no text, a bucket is drawn as often as the predictor took the true one for
-    it on its calibration part, and its middle is told. `model` is who answers, by the name that the
-    predictor knows; by default the workload's. `base` says where the base model is now. With
-    `online` it follows the run. Simulated: after every so many requests, in order of arrival, their
-    answers are known, correct it at once and are taught to it, in memory alone. Before real servers
-    each answer corrects it when it comes, and every so many are taught, see `lengths.following`.
+    """Output length by a trained predictor: the median of its distribution. For a request without
+    text, a bucket is drawn with the predictor's confusion probabilities on its calibration part,
+    and its middle is the prediction. `model` is the name of the answering model in the predictor;
+    by default the workload's. `base` is the present path of the base model. With `online`, a number
+    of answers, it learns during the run. Simulated: after each such number of requests, in order of
+    arrival, their lengths correct and train it, in memory alone. With real servers each answer
+    corrects it on completion, and each such number trains it (`lengths.online_predictor`).
     """
 
     folder: str
@@ -119,7 +113,6 @@ class LearnedLength:
         PredictorConfig.load(Path(self.folder))
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
-        """See `LengthPredictor`."""
         return self._told(workload, rng, 0)
 
     def longest(self, workload: Workload, rng: np.random.Generator) -> Ints:
@@ -156,10 +149,10 @@ class LearnedLength:
         return AtDispatch(self, workload, self._drawn(workload.output_tokens, rng), followed)
 
     def follower(self, say: Callable[[str], None]) -> OnlineLengthPredictor:
-        """What reads single prompts; with `online` it learns in the predictor's own folder.
+        """Predictor for single prompts; with `online` it learns in the predictor's own folder.
 
         Raises:
-            SloBenchError: it cannot be loaded, or somebody else follows with this folder.
+            SloBenchError: it cannot be loaded, or another process has locked the folder.
         """
         from .lengths.online_predictor import OnlineLengthPredictor
 
@@ -181,7 +174,7 @@ class LearnedLength:
         config = PredictorConfig.load(Path(self.folder))
         edges = np.array([*config.shape.edges, 2 * config.shape.edges[-1]])
         counts = np.array(config.confusion, dtype=float)
-        # A bucket that the calibration part lacks is told right.
+        # A bucket that the calibration part lacks is predicted without error.
         counts[np.diag_indices(len(counts))] += counts.sum(axis=1) == 0
         cumulative = np.cumsum(counts / counts.sum(axis=1, keepdims=True), axis=1)
         true = np.searchsorted(edges[:-1], tokens, side="right") - 1
@@ -192,7 +185,7 @@ class LearnedLength:
 
 
 class AtDispatch:
-    """A trained predictor and the workload that it will be asked of; on one thread."""
+    """A trained predictor for the requests of one workload; for use on one thread."""
 
     def __init__(
         self, learned: LearnedLength, workload: Workload, drawn: Ints, followed: Path | None
@@ -221,13 +214,13 @@ class AtDispatch:
         return [found[row] for row in rows]
 
     def came(self, row: int, output_tokens: int) -> None:
-        """The answer of a request is there: what follows is told how long it was."""
+        """Report the true output length of a request to the predictor."""
         said = self._said.pop(row, None)
         if said is not None:
             self.follower.came(said, output_tokens)
 
     def close(self) -> None:
-        """Nobody is asked of any more."""
+        """End the predictor after the last request."""
         if self._learned.online:
             self.follower.close()
 
@@ -323,7 +316,7 @@ def _read(folder: str, base: str, prompts: tuple[Prompt, ...]) -> tuple[Ints, In
 def _followed(
     folder: str, base: str, every: int, prompts: tuple[Prompt, ...], answers: tuple[int, ...]
 ) -> tuple[Ints, Ints]:
-    """As `_read`, where `every` requests are answered before the next are asked of."""
+    """As `_read`, with the answers of each `every` requests known before the next prediction."""
     from ..workloads.labelled_prompts import LabelledPrompt
     from .lengths.online import FEWEST, OnlinePredictor
 

@@ -97,12 +97,12 @@ class Placement:
 
     @property
     def gpus(self) -> int:
-        """GPUs of the instance."""
+        """Number of GPUs of the instance."""
         return self.tp * self.pp
 
     @property
     def lanes(self) -> int:
-        """Batches in flight."""
+        """Number of batches in flight."""
         return self.pp if self.fixed_lanes is None else self.fixed_lanes
 
     @cached_property
@@ -164,7 +164,7 @@ class Placement:
     def reserve_bytes_per_gpu(self) -> int:
         """What a forward pass takes besides weights and KV, on each GPU (see the class)."""
         # At the peak the residual stream, its normed copy, attention output and queries live
-        # beside the MLP's widened activations (gate, up and their product) of one layer.
+        # together with the MLP's widened activations (gate, up and their product) of one layer.
         model = self.model
         widened = (3 if model.traits.gated_mlp else 2) * model.intermediate / self.tp
         activations = self.batched_tokens * (4 * model.hidden + widened) * ACTIVATION_BYTES
@@ -173,7 +173,7 @@ class Placement:
 
     @cached_property
     def usable_bytes_per_gpu(self) -> int:
-        """`memory_share` of a GPU's memory."""
+        """Bytes of a GPU's memory in `memory_share`."""
         return int(self.gpu.memory_bytes * self.memory_share)
 
     @property
@@ -187,9 +187,8 @@ class Placement:
 
     @cached_property
     def fitting_num_gpu_blocks(self) -> int:
-        """Blocks of `block_size` tokens that fit beside the weights; 0 where nothing is left.
-
-        As many as fit on the stage that has the least room for its layers' KV.
+        """Blocks of `block_size` tokens that fit in addition to the weights; 0 if no memory is
+        left. The stage with the least room for its layers' KV decides.
         """
         return max(0, min(map(self._stage_blocks, range(self.pp))))
 

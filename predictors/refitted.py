@@ -17,17 +17,17 @@ from .step_time import work
 _FIRST_FIT = 64  # batches
 _REFIT = 1024
 _WINDOW = 4096
-_ONE_IN = 4  # batches that are looked at, once so many as a refit takes have been seen
+_ONE_IN = 4  # recent batches of a refit
 _PRIOR = (0.0, 1.4, 0.0, 0.0, 0.004)  # of the peak, and seconds: before anything was seen
 
 
 class RefittedModel:
-    """Predicts step times and learns from those it is told.
+    """Predicts step times and learns from measured ones.
 
     Coefficients are not negative (NNLS) and minimise relative errors over the last batches: C1
     follows from C3 and C4, so that least squares without bounds would be arbitrary. FLOPs count a
-    multiplication and an addition, chunks attend causally to themselves, KV heads are counted:
-    what the appendix prints differs (see docs/papers.md).
+    multiplication and an addition, chunks attend causally to themselves, KV heads are counted: the
+    printed appendix differs (see docs/papers.md).
     """
 
     def __init__(self, placement: Placement) -> None:

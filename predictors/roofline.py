@@ -9,7 +9,7 @@ from typing import Protocol, TypeGuard
 
 
 class StepTime(Protocol):
-    """Predicts how long iterations take."""
+    """Interface of models that predict iteration times."""
 
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
@@ -28,10 +28,10 @@ class StepTime(Protocol):
 
 
 class LengthAwareStepTime(StepTime, Protocol):
-    """Takes longer for sequences of unequal length: it is told the longest that decodes.
+    """A step-time model that also depends on the longest decoding sequence.
 
     `longest_kv_tokens` is the KV length of that sequence (at the first step of a span; 0: not
-    known). Engines tell those whose `wants_longest` is true.
+    known). Engines pass it if `wants_longest` is true.
     """
 
     wants_longest: bool
@@ -43,7 +43,7 @@ class LengthAwareStepTime(StepTime, Protocol):
         chunks: Sequence[tuple[int, int]],
         longest_kv_tokens: int = 0,
     ) -> float:
-        """See `StepTime`."""
+        """Seconds of one iteration, as `StepTime.step_s`."""
 
     def span_s(
         self,
@@ -52,7 +52,9 @@ class LengthAwareStepTime(StepTime, Protocol):
         steps: int,
         longest_kv_tokens: int = 0,
     ) -> float:
-        """See `StepTime`; nobody joins or leaves within a span."""
+        """Seconds of several decode steps, as `StepTime.span_s`; no sequence joins or leaves within
+        a span.
+        """
 
     def steps_within(
         self,
@@ -61,7 +63,7 @@ class LengthAwareStepTime(StepTime, Protocol):
         duration_s: float,
         longest_kv_tokens: int = 0,
     ) -> int:
-        """See `StepTime`."""
+        """Steps within a duration, as `StepTime.steps_within`."""
 
 
 def wants_longest(step_time: StepTime) -> TypeGuard[LengthAwareStepTime]:

@@ -42,7 +42,7 @@ class LinkSpec:
     origin: str = ""
 
     def transfer_s(self, moved_bytes: float) -> float:
-        """Seconds for one message of so many bytes."""
+        """Seconds for one message of that many bytes."""
         return self.latency_s + moved_bytes / self.bandwidth_bytes_per_s
 
 

@@ -23,7 +23,7 @@ from .step_time import (
     coefficients_of,
 )
 
-# The decode step whose times stand for what share of a pass each stage takes.
+# The decode step by whose times the share of each stage is computed.
 _SHARED_SEQS, _SHARED_KV_TOKENS = 8, 8 * 256
 
 
@@ -46,7 +46,6 @@ class StagedStepTime:
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """See `StepTime`."""
         return sum(part.step_s(decode_seqs, decode_kv_tokens, chunks) for part in self.parts)
 
     def _line(self, decode_seqs: int, decode_kv_tokens: int) -> tuple[float, float]:
@@ -55,7 +54,7 @@ class StagedStepTime:
         return self.step_s(decode_seqs, decode_kv_tokens, ()), growth_s
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """See `StepTime`; in closed form."""
+        """Seconds of several decode steps, in closed form."""
         first_s, growth_s = self._line(decode_seqs, decode_kv_tokens)
         return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
 

@@ -60,14 +60,14 @@ class StepTimeModel:
 
 @dataclass(frozen=True, slots=True)
 class RooflineModel(StepTimeModel):
-    """One whose steps are a sum of roofline terms."""
+    """A step-time model that is a sum of roofline terms."""
 
     model: OperatorRoofline
 
 
 @lru_cache(maxsize=1)
 def fitted_pairs() -> tuple[FittedPair, ...]:
-    """The shipped fits (`fitted.toml`)."""
+    """The fits that are shipped in `fitted.toml`."""
     text = (files(__package__) / "fitted.toml").read_text(encoding="utf-8")
     return tuple(
         FittedPair(

@@ -1,8 +1,8 @@
-"""When requests arrive: processes whose mean rate is the offered rate.
+"""Arrival processes, whose mean rate is the offered rate.
 
-Arrivals are drawn in advance and never rescaled to fit a span. The same random numbers at
-another rate give the same pattern, faster or slower. Processes with a rate that changes in time
-are Poisson processes seen through a clock that runs at that rate.
+Arrivals are drawn in advance and never rescaled to fit a span. The same random numbers at another
+rate give the same pattern, faster or slower. Processes with a rate that changes in time are Poisson
+processes on a clock that runs at that rate.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Rng = np.random.Generator
 
 
 class ArrivalProcess(Protocol):
-    """Draws arrival times."""
+    """Interface of arrival processes."""
 
     def times_s(
         self,
@@ -39,12 +39,11 @@ class ArrivalProcess(Protocol):
         Raises:
             SloBenchError: the rate is not positive, neither bound is given, or nothing arrives.
         """
-        ...
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How far to draw: so many requests, or so long, or what ends first."""
+    """How far to draw: a number of requests, a duration, or both, whichever ends first."""
 
     rate_rps: float
     requests: int | None
@@ -61,12 +60,12 @@ class Extent:
 
     @property
     def span_s(self) -> float:
-        """Expected length of the whole."""
+        """Expected duration in seconds of the extent."""
         by_count = math.inf if self.requests is None else self.requests / self.rate_rps
         return min(by_count, math.inf if self.duration_s is None else self.duration_s)
 
     def cut(self, times_s: Floats) -> Floats:
-        """Only what arrives before `duration_s`."""
+        """Only the arrivals before `duration_s`."""
         if self.duration_s is not None:
             times_s = times_s[: int(np.searchsorted(times_s, self.duration_s, side="left"))]
         if not len(times_s):
@@ -108,7 +107,6 @@ class ConstantArrivals:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`."""
         extent = Extent(rate_rps, requests, duration_s)
         n = requests if requests is not None else math.ceil((duration_s or 0.0) * rate_rps)
         return extent.cut(np.arange(n) / rate_rps)
@@ -116,7 +114,7 @@ class ConstantArrivals:
 
 @dataclass(frozen=True)
 class Poisson:
-    """Independent exponential gaps."""
+    """Poisson process: independent exponential gaps."""
 
     def gaps(self, n: int, rng: Rng) -> Floats:
         """`n` gaps of mean 1."""
@@ -130,7 +128,6 @@ class Poisson:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`."""
         return _renewal(self, Extent(rate_rps, requests, duration_s), rng)
 
 
@@ -162,7 +159,6 @@ class Gamma:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`."""
         return _renewal(self, Extent(rate_rps, requests, duration_s), rng)
 
 
@@ -188,13 +184,12 @@ class Weibull:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`."""
         return _renewal(self, Extent(rate_rps, requests, duration_s), rng)
 
 
 @dataclass(frozen=True)
 class RateCycle:
-    """A cycle of a changing rate: by `time_s` so many seconds' worth of mean load has come.
+    """A cycle of a changing rate: by `time_s`, `load_s` seconds' worth of mean load has arrived.
 
     Both columns begin at 0, end at the cycle's length, and do not decrease.
     """
@@ -223,7 +218,7 @@ def _step_clock(lengths_s: Floats, rates: Floats) -> RateCycle:
 
 
 def _modulated(clock: RateCycle, extent: Extent, rng: Rng) -> Floats:
-    """A Poisson process whose rate follows the clock."""
+    """A Poisson process with a time-dependent rate."""
     if extent.requests is not None:
         load_s = np.cumsum(rng.standard_exponential(extent.requests)) / extent.rate_rps
         return extent.cut(clock.time_at(load_s))
@@ -260,7 +255,6 @@ class OnOff:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`."""
         extent = Extent(rate_rps, requests, duration_s)
         if self.phases == "fixed":
             lengths = np.array([self.on_s, self.off_s])
@@ -307,7 +301,6 @@ class Periodic:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`."""
         t = np.linspace(0, self.period_s, 2049)
         rate = 1 + self.amplitude * np.sin(2 * np.pi * t / self.period_s)
         return _modulated(_clock(t, rate), Extent(rate_rps, requests, duration_s), rng)
@@ -339,7 +332,6 @@ class Ramp:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`."""
         extent = Extent(rate_rps, requests, duration_s)
         t = np.linspace(0, self.over_s or extent.span_s, 2049)
         return _modulated(_clock(t, np.linspace(self.start, self.end, 2049)), extent, rng)
@@ -372,7 +364,6 @@ class StepArrivals:
         requests: int | None = None,
         duration_s: float | None = None,
     ) -> Floats:
-        """See `ArrivalProcess`."""
         extent = Extent(rate_rps, requests, duration_s)
         every_s = self.every_s or extent.span_s / len(self.levels)
         clock = _step_clock(np.full(len(self.levels), every_s), np.array(self.levels))

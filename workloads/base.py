@@ -36,33 +36,27 @@ class WorkloadSource(Protocol):
 
     @property
     def name(self) -> str:
-        """What was asked for: a catalogue name, a file's name, or the mix as written."""
-        ...
+        """Name as given: a catalogue name, a file's name, or the mix as written."""
 
     @property
     def origin(self) -> str:
         """Where the figures or rows come from."""
-        ...
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was dropped, assumed or approximated."""
-        ...
 
     @property
     def has_arrivals(self) -> bool:
         """Whether the source keeps arrivals of its own."""
-        ...
 
     @property
     def closed_loop(self) -> bool:
         """Whether a fixed number of requests is in flight, and there is no rate."""
-        ...
 
     @property
     def natural_rate_rps(self) -> float | None:
         """Mean rate of the source's own arrivals, or of its origin's, where known."""
-        ...
 
     def make(
         self,
@@ -83,7 +77,6 @@ class WorkloadSource(Protocol):
         Raises:
             SloBenchError: an argument is out of range, missing, or contradicts another.
         """
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,12 +95,10 @@ class DrawnSource:
 
     @property
     def has_arrivals(self) -> bool:
-        """See `WorkloadSource`."""
         return False
 
     @property
     def closed_loop(self) -> bool:
-        """See `WorkloadSource`."""
         return isinstance(self.arrivals, Concurrency)
 
     def make(
@@ -120,7 +111,6 @@ class DrawnSource:
         seed: int = 0,
         slo: SloSpec = NO_SLO,
     ) -> Workload:
-        """See `WorkloadSource`."""
         check_extent(requests, duration_s)
         rate = offered_rate(self, rate_rps, replay_speed)
         streams = Streams(seed)
@@ -179,17 +169,14 @@ class TraceSource:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See `WorkloadSource`."""
         return self.trace.notes
 
     @property
     def has_arrivals(self) -> bool:
-        """See `WorkloadSource`."""
         return self.arrivals is None
 
     @property
     def closed_loop(self) -> bool:
-        """See `WorkloadSource`."""
         return isinstance(self.arrivals, Concurrency)
 
     @property
@@ -258,7 +245,7 @@ class TraceSource:
         if self.trace.has_arrivals:
             if n > size:
                 raise SloBenchError(
-                    f"{self.name} has {size} requests, {n} are asked for; ask for fewer"
+                    f"{self.name} has {size} requests, {n} are requested; lower --requests"
                 )
             return np.arange(n)
         rounds = [rng.permutation(size) for _ in range(-(-n // size))]
@@ -274,7 +261,7 @@ def check_extent(requests: int | None, duration_s: float | None) -> None:
 def offered_rate(
     source: WorkloadSource, rate_rps: float | None, replay_speed: float | None
 ) -> float:
-    """The rate for a source whose arrivals are drawn; 1 for a closed loop, which uses none."""
+    """Offered rate of a source with drawn arrivals; 1 for a closed loop, which has none."""
     if replay_speed is not None:
         raise SloBenchError(
             f"replay_speed is for traces with arrivals of their own; give {source.name} a rate_rps"

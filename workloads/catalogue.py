@@ -48,7 +48,7 @@ class Entry:
 
 @functools.cache
 def catalogue() -> Mapping[str, Entry]:
-    """All shipped workloads by name."""
+    """All shipped workloads, by name."""
     text = resources.files(__package__).joinpath("catalogue.toml").read_text("utf-8")
     return {name: _entry(name, table) for name, table in tomllib.loads(text).items()}
 

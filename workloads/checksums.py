@@ -1,7 +1,6 @@
-"""Checksums by which files and tables say whether they are still what was written.
-
-CRC-32 finds damage and mix-ups; it is no protection against somebody who means to deceive. What
-carries no checksum, because somebody wrote it by hand, is taken as it is.
+"""Checksums that show whether files and tables are unchanged. CRC-32 finds damage and mix-ups; it
+does not protect against deliberate changes. Files without a checksum, written by hand, are
+accepted.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _AT_ONCE_BYTES = 1 << 20
 
 
 def crc32_of(data: bytes) -> str:
-    """Eight hexadecimal digits."""
+    """CRC-32 as eight hexadecimal digits."""
     return f"{zlib.crc32(data):08x}"
 
 
@@ -49,8 +48,8 @@ def crc32_of_fields(fields: Iterable[tuple[str, str]]) -> str:
 
 
 def sealed(plain: Mapping[str, Any], asked: Path | None = None) -> dict[str, Any]:
-    """What goes into a JSON file: with the checksum of the file that says what was `asked`, if it
-    answers one, and its own.
+    """Content of a JSON file with its own checksum, and with that of the file with the inputs
+    (`asked`), if any.
     """
     whole = {**plain} if asked is None else {**plain, _ASKED: crc32_of_file(asked)}
     return {**whole, FIELD: _of_json(whole)}
@@ -67,7 +66,7 @@ def unsealed(path: Path, plain: dict[str, Any], asked: Path | None = None) -> di
         raise FileFormatError(path, None, CHANGED)
     answers = plain.pop(_ASKED, None)
     if answers is not None and asked is not None and answers != crc32_of_file(asked):
-        raise FileFormatError(path, None, f"does not belong to the {asked.name} beside it")
+        raise FileFormatError(path, None, f"does not belong to the {asked.name} in its folder")
     return plain
 
 

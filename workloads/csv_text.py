@@ -16,6 +16,6 @@ def guarded(word: str) -> str:
 
 
 def unguarded(cell: str) -> str:
-    """What `guarded` was given."""
+    """Undo `guarded`."""
     begins = cell.startswith(_MARK) and cell.lstrip(_MARK).startswith(_BEGIN_FORMULAS)
     return cell[len(_MARK) :] if begins else cell

@@ -183,7 +183,7 @@ def _opened(url: str, have_bytes: int) -> Iterator[httpx.Response | None]:
             if have_bytes and answer.status_code == 416:
                 if _size_of_range(answer) != have_bytes:
                     raise SloBenchError(
-                        f"{url} is not the file whose beginning is in the cache; delete the .part "
+                        f"{url} differs from the partial download in the cache; delete the .part "
                         "file and fetch it again"
                     )
                 yield None

@@ -34,7 +34,6 @@ class InlineSource(DrawnSource):
     priority: int = 0
 
     def at_times(self, arrival_s: Floats, streams: Streams) -> Workload:
-        """See `DrawnSource`."""
         made = super().at_times(arrival_s, streams)
         made = dataclasses.replace(made, priority=np.full(len(made), self.priority))
         if self.texts is None:

@@ -1,9 +1,9 @@
-"""Prompts with the lengths of their answers: what a predictor of lengths learns from.
+"""Prompts with the lengths of their answers: training data of length predictors.
 
 Files are JSON lines or one JSON array, plain or gzip. A row has a prompt (`prompt`, Alpaca's
-`instruction` and `input`, `question`, or ShareGPT's `conversations`, of which the first message
-and its answer are taken), and `output_tokens` or the answer's text (`output`, `answer`,
-`response` or `completion`). `model` says who answered. `outputs` and `output_tokens` may also be
+`instruction` and `input`, `question`, or ShareGPT's `conversations`, of which the first message and
+its answer are taken), and `output_tokens` or the answer's text (`output`, `answer`, `response` or
+`completion`). `model` names the model that answered. `outputs` and `output_tokens` may also be
 objects with an answer or a length for each of several models.
 """
 
@@ -102,9 +102,11 @@ def read_labelled_prompts(
 
     Args:
         path: the file.
-        model: who answered, where rows do not say; by default the file's name without its ending.
-        columns: what makes the prompt, joined by newlines; by default as the module says.
-        tokens: counts texts that have no count of their own.
+        model: the model that answered, for rows without one; by default the file's name without its
+            ending.
+        columns: columns of the prompt, joined by newlines; by default as in the module's
+            description.
+        tokens: counts the tokens of texts without a count.
 
     Raises:
         SloBenchError: there is no such file, or a column of `columns` holds the answer.
@@ -142,8 +144,8 @@ def refuse_answers(columns: Sequence[str]) -> None:
     for column in columns:
         if column.lower() in ANSWER_COLUMNS:
             raise SloBenchError(
-                f"column {column!r} holds the answer, which is unknown when a request arrives; "
-                "it can never be an input"
+                f"column {column!r} holds the answer, which is unknown when a request "
+                "arrives; name other columns"
             )
 
 
@@ -155,9 +157,10 @@ def prompt_key(prompt: str) -> str:
 def split_by_prompt(
     rows: Sequence[LabelledPrompt], shares: Mapping[str, float], seed: int
 ) -> dict[str, list[LabelledPrompt]]:
-    """Rows by part: all rows with the same prompt are in the same one, whatever the data beside.
+    """Rows by part: all rows with the same prompt are in the same part, independent of the other
+    data.
 
-    `shares` are of the prompts and sum to 1; where a prompt goes hangs on it and the seed alone.
+    `shares` are of the prompts and sum to 1; the part of a prompt depends on it and the seed alone.
     """
     parts: dict[str, list[LabelledPrompt]] = {name: [] for name in shares}
     for row in rows:

@@ -25,11 +25,10 @@ Ints = NDArray[np.int64]
 
 
 class LengthDistribution(Protocol):
-    """A distribution of token counts."""
+    """Interface of distributions of token counts."""
 
     def at(self, u: Floats) -> Ints:
         """Token counts, at least 1, at the probabilities `0 <= u < 1`."""
-        ...
 
 
 def _tokens(values: Floats) -> Ints:
@@ -43,7 +42,7 @@ def _at_least_one(value: float, what: str) -> None:
 
 @dataclass(frozen=True)
 class Fixed:
-    """Always the same count."""
+    """The same token count for every request."""
 
     tokens: int
 
@@ -51,7 +50,6 @@ class Fixed:
         _at_least_one(self.tokens, "fixed tokens")
 
     def at(self, u: Floats) -> Ints:
-        """See `LengthDistribution`."""
         return np.full(len(u), self.tokens, dtype=np.int64)
 
 
@@ -68,7 +66,6 @@ class Uniform:
             raise SloBenchError(f"uniform high must be at least low={self.low} but is {self.high}")
 
     def at(self, u: Floats) -> Ints:
-        """See `LengthDistribution`."""
         return self.low + np.floor(u * (self.high - self.low + 1)).astype(np.int64)
 
 
@@ -82,7 +79,6 @@ class Geometric:
         _at_least_one(self.mean, "geometric mean")
 
     def at(self, u: Floats) -> Ints:
-        """See `LengthDistribution`."""
         if self.mean == 1:
             return np.ones(len(u), dtype=np.int64)
         return 1 + np.floor(np.log1p(-u) / math.log1p(-1 / self.mean)).astype(np.int64)
@@ -109,7 +105,6 @@ class Lognormal:
             raise SloBenchError(f"lognormal max must be at least min={self.min:g}")
 
     def at(self, u: Floats) -> Ints:
-        """See `LengthDistribution`."""
         median = self.median or (self.mean or 0.0) * math.exp(-(self.sigma**2) / 2)
         values = median * np.exp(self.sigma * normal.quantile(u))
         # Beyond any context a count is only a risk of overflow.
@@ -139,7 +134,6 @@ class Quantiles:
             raise SloBenchError(f"quantile tokens must not decrease but are {t}")
 
     def at(self, u: Floats) -> Ints:
-        """See `LengthDistribution`."""
         return _tokens(np.exp(np.interp(u, self.probabilities, np.log(self.tokens))))
 
 
@@ -161,7 +155,6 @@ class Mixture:
             positive(weight, "mixture weight")
 
     def at(self, u: Floats) -> Ints:
-        """See `LengthDistribution`."""
         edges = np.cumsum(self.weights) / sum(self.weights)
         which = np.minimum(np.searchsorted(edges, u, side="right"), len(edges) - 1)
         begin = np.concatenate(([0.0], edges[:-1]))
@@ -292,7 +285,7 @@ def pair(prompt: LengthDistribution, output: LengthDistribution) -> PairLengths:
 
 
 def _coupled(u: Floats, v: Floats, rank_correlation: float) -> Floats:
-    """A uniform column made of `v` whose ranks correlate with those of `u`."""
+    """A uniform column made from `v` whose ranks correlate with those of `u`."""
     if rank_correlation == 0:
         return v
     # Spearman's rho of a Gaussian copula is 6/pi * asin(r/2).

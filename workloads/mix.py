@@ -33,7 +33,7 @@ Load = Callable[[str], WorkloadSource]
 
 @dataclass(frozen=True)
 class Member:
-    """One class of a mix."""
+    """One class of requests in a mix."""
 
     class_name: str
     source: DrawnSource | TraceSource
@@ -68,27 +68,22 @@ class MixedSource:
 
     @property
     def origin(self) -> str:
-        """See `WorkloadSource`."""
         return "; ".join(f"{m.class_name}: {m.source.origin}" for m in self.members)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """See `WorkloadSource`."""
         return tuple(f"{m.class_name}: {note}" for m in self.members for note in m.source.notes)
 
     @property
     def has_arrivals(self) -> bool:
-        """See `WorkloadSource`."""
         return False
 
     @property
     def closed_loop(self) -> bool:
-        """See `WorkloadSource`."""
         return isinstance(self.arrivals, Concurrency)
 
     @property
     def natural_rate_rps(self) -> float | None:
-        """See `WorkloadSource`."""
         return None
 
     def make(
@@ -101,7 +96,6 @@ class MixedSource:
         seed: int = 0,
         slo: SloSpec = NO_SLO,
     ) -> Workload:
-        """See `WorkloadSource`."""
         check_extent(requests, duration_s)
         rate = offered_rate(self, rate_rps, replay_speed)
         streams = Streams(seed)

@@ -22,15 +22,14 @@ _ROWS = 65536  # requests judged at once, to bound memory with many models
 
 @dataclass(frozen=True)
 class ModelChoice:
-    """Models named by rank, the k-th asked for in proportion to 1 / k^exponent.
+    """Models in order of rank; the k-th is requested in proportion to 1 / k^exponent.
 
-    With `idle_s`, each model is in demand for spells of mean `active_s` and idle for spells of
-    mean `idle_s` (both exponential, begun in their long-run mix); requests go to models in
-    demand, and where none is, to any. Total arrivals stay as they are. Turns of a session ask
-    for one model.
+    With `idle_s`, each model is in demand for spells of mean `active_s` and idle for spells of mean
+    `idle_s` (both exponential, begun in their long-run mix); requests go to models in demand or,
+    without one, to any. Total arrivals stay as they are. All turns of a session use one model.
 
-    The Arena trace of VTC (25 models) has an exponent of 1.05 (maximum likelihood) to 1.25
-    (least squares).
+    The Arena trace of VTC (25 models) has an exponent of 1.05 (maximum likelihood) to 1.25 (least
+    squares).
     """
 
     names: tuple[str, ...]

@@ -1,8 +1,8 @@
-r"""JSON and TOML that somebody else wrote: whatever is wrong with it, there is one kind of error.
+"""JSON and TOML from outside the project: every defect raises the same kind of error.
 
-The standard parsers also raise RecursionError (brackets without end) and a plain ValueError
-(a number of thousands of digits), which readers would let through as tracebacks. JSON may also hold
-half a character ("\ud800"), which nobody can write down again, on paper, on disk or to a terminal.
+The standard parsers also raise RecursionError (brackets without end) and a plain ValueError (a
+number of thousands of digits), which would reach the user as tracebacks. JSON may also hold half of
+a surrogate pair (U+D800), which cannot be written to a file or a terminal.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Shared prefixes: block hashes made when asked for, and prompts that continue earlier ones."""
+"""Shared prefixes: block hashes made on demand, and prompts that continue earlier ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK_SIZE = 16
 
 
 class PrefixRows(Sequence[tuple[int, ...]]):
-    """Prefix hashes row by row, made when asked for: `row` and `__len__` say which."""
+    """Prefix hashes row by row, made on demand by `row`; `__len__` is the number of rows."""
 
     @abstractmethod
     def row(self, row: int) -> tuple[int, ...]:
@@ -41,11 +41,11 @@ class PrefixRows(Sequence[tuple[int, ...]]):
 
 @dataclass(frozen=True)
 class SessionBlocks(PrefixRows):
-    """The block hashes of requests in sessions, as numbers: row -> tuple, made when asked for.
+    """The block hashes of requests in sessions, as numbers: row -> tuple, made on demand.
 
-    All requests begin with the same `system_blocks` blocks; then the i-th block of a session is
-    the same in all its turns. `first[row]` is the session's first own block, `length[row]` how
-    many full blocks the row has, those of the system prompt included.
+    All requests begin with the same `system_blocks` blocks; then the i-th block of a session is the
+    same in all its turns. `first[row]` is the session's first own block, `length[row]` how many
+    full blocks the row has, including the system prompt.
     """
 
     first: Ints
@@ -67,7 +67,6 @@ class SessionBlocks(PrefixRows):
         return len(self.first)
 
     def row(self, row: int) -> tuple[int, ...]:
-        """See `PrefixRows`."""
         first, length = int(self.first[row]), int(self.length[row])
         if length <= self.system_blocks:
             return tuple(range(length))
@@ -77,7 +76,7 @@ class SessionBlocks(PrefixRows):
         return (self[row] for row in range(len(self)))
 
     def take(self, rows: Ints) -> SessionBlocks:
-        """These rows only."""
+        """Select these rows only."""
         return SessionBlocks(self.first[rows], self.length[rows], self.system_blocks)
 
 

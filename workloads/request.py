@@ -10,7 +10,7 @@ NEVER_S = math.inf
 
 
 class RequestType(IntEnum):
-    """What a request wants back."""
+    """Type of a request: generation or embedding."""
 
     GENERATE = 0
     EMBED = 1
@@ -18,12 +18,11 @@ class RequestType(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Service level objective; every bound is in seconds and infinite where nothing is asked.
+    """Service level objective; every bound is in seconds and infinite if not set.
 
-    All bounds count from the scheduled arrival, but `deadline_s`, which is a moment on the
-    workload's clock by which the last token must be out. A request meets its SLO when every
-    bound holds. TPOT = (last - first token) / (output tokens - 1); one token has no TPOT and
-    meets any.
+    All bounds count from the scheduled arrival, but `deadline_s`, which is the latest time of the
+    last token on the workload's clock. A request meets its SLO when every bound holds. TPOT = (last
+    - first token) / (output tokens - 1); one token has no TPOT and meets any.
     """
 
     ttft_s: float = NEVER_S
@@ -37,11 +36,11 @@ class Request:
     """One row of a `Workload`.
 
     `prefix_blocks` are hashes of consecutive blocks of `Workload.prefix_block_size` tokens; each
-    names its block and everything before it. They cover the prompt and, where known, may go on over
-    the output (so that the next turn of a conversation finds it cached). `follows` is the index of
-    the request whose answer this one waits for; it arrives `think_s` after that answer ends, and
-    `arrival_s` is then only the earliest moment it could. An embedding request brings `num_inputs`
-    texts, equally long; `prompt_tokens` are those of all, and nothing is generated.
+    identifies its block and all blocks before it. They cover the prompt and, where known, may go on
+    over the output (so that the next turn of a conversation finds it cached). `follows` is the
+    index of the request whose answer this one waits for; it arrives `think_s` after that answer
+    ends, and `arrival_s` is then only the earliest moment it could. An embedding request has
+    `num_inputs` texts of equal length; `prompt_tokens` is their sum, and nothing is generated.
     """
 
     id: int

@@ -16,9 +16,8 @@ Ints = NDArray[np.int64]
 
 
 def take(workload: Workload, rows: Ints, arrival_s: Floats) -> Workload:
-    """These rows in this order, arriving at these times.
-
-    A request whose forerunner is left out, or comes later, waits for nobody.
+    """Select these rows in this order, with these arrival times. A request whose predecessor is
+    left out, or comes later, no longer waits for it.
     """
     if len(rows) == len(workload) and (rows == np.arange(len(rows))).all():
         return dataclasses.replace(workload, arrival_s=arrival_s)

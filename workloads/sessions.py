@@ -1,4 +1,4 @@
-"""Conversations: turns whose prompts grow by all that was said before."""
+"""Conversations: turns whose prompts contain all earlier turns."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ Pauses = LengthDistribution
 
 @dataclass(frozen=True)
 class NoPause:
-    """No think time at all."""
+    """Think time of zero seconds."""
 
     def at(self, u: Floats) -> Ints:
-        """See `LengthDistribution`."""
         return np.zeros(len(u), dtype=np.int64)
 
 
@@ -68,7 +67,7 @@ class Sessions:
         if not self.answer_s >= 0:
             raise SloBenchError(f"answer_s must not be negative but is {self.answer_s}")
         if self.max_context_tokens < self.system_prompt_tokens + 2:
-            raise SloBenchError("max_context_tokens leaves no room beside the system prompt")
+            raise SloBenchError("max_context_tokens must exceed the system prompt")
 
     def make(
         self,
@@ -90,7 +89,7 @@ class Sessions:
             SloBenchError: the arrivals are a closed loop over single requests.
         """
         if isinstance(arrivals, Concurrency):
-            raise SloBenchError("sessions order their requests; a closed loop cannot be added")
+            raise SloBenchError("sessions set the order of requests already; leave out concurrency")
         sessions_rps = rate_rps / mean_tokens(self.turns)
         start_s = arrivals.times_s(
             sessions_rps, streams.rng("arrivals"), requests=requests, duration_s=duration_s

@@ -29,18 +29,16 @@ class SloBound(Protocol):
     """A bound in seconds, for each of n requests."""
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
-        """One bound a request."""
-        ...
+        """Draw one bound for each request, in seconds."""
 
 
 @dataclass(frozen=True)
 class FixedBound:
-    """The same for every request."""
+    """The same bound for every request."""
 
     seconds: float
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
-        """See `SloBound`."""
         return np.full(n, self.seconds)
 
 
@@ -58,7 +56,6 @@ class UniformBound:
             )
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
-        """See `SloBound`."""
         return rng.uniform(self.low_s, self.high_s, n)
 
 
@@ -69,14 +66,13 @@ class ChoiceBound:
     seconds: tuple[float, ...]
 
     def draw(self, n: int, rng: np.random.Generator) -> Floats:
-        """See `SloBound`."""
         return np.array(self.seconds)[rng.integers(len(self.seconds), size=n)]
 
 
 @dataclass(frozen=True)
 class ClassSlo:
-    """The bounds asked of one class of requests, or of one model's, or of all where `class_name`
-    is None.
+    """SLO bounds of one class of requests, of one model, or of all requests if `class_name` is
+    None.
     """
 
     class_name: str | None
@@ -85,10 +81,10 @@ class ClassSlo:
 
 @dataclass(frozen=True)
 class SloSpec:
-    """What is asked of a workload; later entries override earlier ones.
+    """The SLOs of a workload; later entries override earlier ones.
 
-    `slo_scale` multiplies every finite bound, also those the workload brought along. A deadline
-    is a moment on the workload's clock, and is scaled as such.
+    `slo_scale` multiplies every finite bound, including those of the trace. A deadline is a time on
+    the workload's clock, and is scaled as such.
     """
 
     entries: tuple[ClassSlo, ...] = ()

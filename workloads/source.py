@@ -34,18 +34,19 @@ def load_source(
     format: str | None = None,  # noqa: A002
     redraw_arrivals: bool = False,
 ) -> WorkloadSource:
-    """A catalogue name, the path of a trace, `synthetic`, `synthetic(…)` or `embed(…)` (see
-    `written`), or `mix(chat=azure-conv:0.7, …)` and its short form `collocated(1:9)`.
+    """Load a workload by a catalogue name, the path of a trace, `synthetic`, `synthetic(…)` or
+    `embed(…)` (see `inline_specs`), or `mix(chat=azure-conv:0.7, …)` and its short form
+    `collocated(1:9)`.
 
     Args:
-        text: what to load; `synthetic` needs `prompt_tokens` and `output_tokens`.
+        text: specification of the workload; `synthetic` needs `prompt_tokens` and `output_tokens`.
         arrivals: the arrival process, as `parse_arrivals` reads it. A trace with arrivals of its
             own keeps them, unless `redraw_arrivals`.
         prompt_tokens: a length distribution in place of the catalogue's (`parse_lengths`).
         output_tokens: likewise.
         sessions: makes conversations of a catalogue's lengths (`parse_sessions`).
-        models: which model each request asks for (`parse_models`).
-        format: the format of a trace file, where it cannot be told (`readers.FORMATS`).
+        models: the model of each request (`parse_models`).
+        format: the format of a trace file, if it cannot be recognised (`readers.FORMATS`).
         redraw_arrivals: draw arrivals for a trace that has its own, keeping its rows in order.
 
     Raises:

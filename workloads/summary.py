@@ -32,7 +32,7 @@ class ArrivalFigures:
     """Rate and burstiness.
 
     `gap_cv` is the coefficient of variation of the gaps between arrivals, 1 for Poisson;
-    `dispersion` the variance over the mean of the counts in windows of so many seconds, 1 for
+    `dispersion` the variance over the mean of the counts in windows of that many seconds, 1 for
     Poisson at any window; windows that fit fewer than ten times into the span are left out.
     """
 
@@ -58,7 +58,7 @@ class PrefixFigures:
 
 @dataclass(frozen=True)
 class GroupFigures:
-    """One class or model."""
+    """Figures of one class or model."""
 
     name: str
     requests: int
@@ -83,7 +83,7 @@ class WorkloadSummary:
 
 
 def summarise(workload: Workload, has_arrivals: bool = True) -> WorkloadSummary:
-    """The figures of a workload."""
+    """Compute the figures of a workload."""
     return WorkloadSummary(
         name=workload.name,
         requests=len(workload),

@@ -26,15 +26,15 @@ def _ints(fill: int) -> Ints:
 
 @dataclass(frozen=True)
 class Workload:
-    """What arrives, in order of arrival. All columns have length n; id = row.
+    """Requests in order of arrival. All columns have length n; id = row.
 
     A column given with length 1 is stretched to n. `prefix_blocks`, `texts` are None where no
-    request has any. `concurrency` closes the loop: so many requests are in flight at once, each
-    one's successor arrives when any ends, and `arrival_s` is not used.
+    request has any. `concurrency` closes the loop: that many requests are in flight, the next
+    arrives when one ends, and `arrival_s` is not used.
 
     Raises:
-        SloBenchError: a column has another length, a count is below one, a time is negative or
-            not a number, or the arrivals are not in order.
+        SloBenchError: a column has another length, a count is below one, a time is negative or not
+            a number, or the arrivals are not in order.
     """
 
     arrival_s: Floats

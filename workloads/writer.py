@@ -83,7 +83,7 @@ def _columns(workload: Workload) -> dict[str, Iterable[object]]:
 
 
 def _ranges(blocks: tuple[int, ...]) -> str:
-    """Consecutive numbers as `0-13 20`."""
+    """Consecutive numbers in the form `0-13 20`."""
     return " ".join(_runs(blocks))
 
 

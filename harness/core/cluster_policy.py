@@ -1,7 +1,7 @@
-"""What a system decides across instances: a handful of small questions, as for one instance.
+"""The cluster policy interface: routing, hand-over and control decisions across instances.
 
-A router answers only the first of them (`Routed`). Whatever a policy reads of an instance through
-its `Instance` is brought up to the present first; what it does not read costs nothing.
+A router overrides `route` alone (`Routed`). The engine brings an instance up to the present when a
+policy reads its state; instances that are not read advance lazily.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .routing import Router
 from .state import RequestState
 
 INF = float("inf")
-EMBEDS = "embedder"  # the role of who computes embeddings
+EMBEDS = "embedder"  # the role of instances that compute embeddings
 
 
 class RouteOutcome(Enum):
@@ -42,14 +42,14 @@ HOLD, REJECT, DROP = RouteOutcome.HOLD, RouteOutcome.REJECT, RouteOutcome.DROP
 
 @dataclass(frozen=True)
 class Role:
-    """Instances that are alike. What is None is as for the whole run.
+    """Instances with the same policy and placement. None means the value of the whole run.
 
-    `prefill_only`: a request that has been prefilled here decodes elsewhere. `start_s`: seconds
-    from the start of the run until the instances accept requests. `learner` makes, for each
-    instance, what its policy predicts step times by; the true ones by default. `devices`: the
-    device that each instance computes on, by name; instances that name the same one take turns.
-    Each has one of its own by default. `kv_manager` makes that of each instance, as
-    `KVCacheManager` does.
+    `prefill_only`: requests that are prefilled here decode on another instance. `start_s`: seconds
+    from the start of the run until the instances accept requests. `learner` makes the step-time
+    predictions of each instance; by default the true step times. `devices`: the device of each
+    instance, by name; instances with the same device take turns. By default each has its own.
+    `kv_manager` makes the KV cache manager of each instance, with the arguments of
+    `KVCacheManager`.
     """
 
     name: str
@@ -109,49 +109,41 @@ class Failure:
 
 
 class ClusterView(Protocol):
-    """What a cluster policy sees. In the simulator it is the cluster itself."""
+    """What a cluster policy may read. In the simulator the cluster itself implements it."""
 
     @property
     def now_s(self) -> float:
-        """The clock."""
-        ...
+        """Current time, in seconds from the start of the run."""
 
     @property
     def state(self) -> Any:
-        """What the policy's `new_state()` returned."""
-        ...
+        """The object that the policy's `new_state()` returned."""
 
     @property
     def instances(self) -> Sequence[Instance]:
         """All instances, also those that are down; with pipeline parallelism every lane."""
-        ...
 
     @property
     def up(self) -> Sequence[Instance]:
-        """Those that accept requests to generate."""
-        ...
+        """Instances that accept requests for generation."""
 
     def role(self, name: str) -> Sequence[Instance]:
-        """Those of one role that accept requests."""
-        ...
+        """Instances of one role that accept requests."""
 
     @property
     def held(self) -> Sequence[RequestState]:
         """Requests in the controller's own queue, the longest there first."""
-        ...
 
     @property
     def links(self) -> Links:
-        """What KV moves over."""
-        ...
+        """Links that KV is transferred over."""
 
 
 class ClusterControl(ClusterView, Protocol):
-    """What an action can do with the instances."""
+    """What an `Action` may change in the cluster."""
 
     def at(self, time_s: float, act: Callable[[], None]) -> None:
         """Call `act` at that time, or now if it is past."""
-        ...
 
     def migrate(
         self, r: RequestState, source: Instance, target: Instance, *, copied_tokens: int = 0
@@ -161,109 +153,224 @@ class ClusterControl(ClusterView, Protocol):
         A request without KV at `source` is at `target` at once. Its blocks at `source` are held
         until the transfer ends.
         """
-        ...
 
     def unite(self, one: Instance, other: Instance) -> None:
-        """They compute for each other from now on: neither may run ahead of the other."""
-        ...
+        """Couple two instances that compute for each other: from now on neither runs ahead of the
+        other.
+        """
 
     def separate(self, one: Instance, other: Instance) -> None:
-        """They were united, and compute for each other no longer."""
-        ...
+        """End the coupling that `unite` began."""
 
     def bring(self, instance: Instance) -> None:
-        """Let it run up to the present."""
-        ...
+        """Run `instance` up to the present."""
 
     def reconsider(self, instance: Instance) -> None:
-        """What `instance` can hold has changed: ask its policy again."""
-        ...
+        """Make the policy of `instance` decide again, because its capacity has changed."""
 
 
 class Action(Protocol):
-    """Something that a controller does at its own times: a migration, for example."""
+    """What a controller does in a control step, for example a migration."""
 
     def apply(self, cluster: ClusterControl) -> None:
-        """Do it now; what takes time is scheduled with `cluster.at`."""
-        ...
+        """Begin the action now; schedule its later parts with `cluster.at`."""
 
 
 @dataclass(frozen=True)
 class ClusterPolicy(Parameters):
-    """Decides across instances. Override what a system changes; the rest costs nothing.
+    """Decides across instances. A subclass overrides the hooks that differ; others cost nothing.
 
-    Parameters are frozen dataclass fields with bounds, as for instances. Where times or loads tie,
-    let the smaller `index` decide: the same seed gives the same bytes.
+    Parameters are frozen dataclass fields with bounds, as in `Policy`. Break ties by the smaller
+    `index`, so that the same seed gives the same bytes.
     """
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
-        """Which instances there are; `policy` and `placement` are those of the system.
+        """Called once before a run. `policy` and `placement` are those of the system, `instances`
+        their number; nothing else may be read.
+
+        Returns:
+            The roles of the cluster with the number of instances of each.
 
         Raises:
-            SloBenchError: so many instances make no such system.
+            SloBenchError: the system cannot run with this number of instances.
+
+        Example::
+
+            def layout(self, policy, placement, instances) -> Sequence[Role]:
+                prefill = Role("prefill", policy, self.n_prefill, prefill_only=True)
+                return (prefill, Role("decode", policy, instances - self.n_prefill))
         """
         return (Role("", policy, instances),)
 
     @property
     def least_instances(self) -> int:
-        """With how many instances it runs where nobody says how many."""
+        """Read once, when an experiment sets no number of instances. It reads the parameters alone.
+
+        Returns:
+            The smallest number of instances that `layout` accepts.
+
+        Example::
+
+            @property
+            def least_instances(self) -> int:
+                return self.n_prefill + self.n_decode
+        """
         return 1
 
     def on_servers(self, policy: AnyPolicy) -> OnServers | None:
-        """How it runs on real servers; None: it runs in the simulator alone."""
+        """Called once before a run on real servers, with the policy of the system.
+
+        Returns:
+            The server roles and the backends that are refused; None: the system is simulated only.
+
+        Example::
+
+            def on_servers(self, policy: AnyPolicy) -> OnServers | None:
+                roles = (ServerRole("prefill", self.n_prefill), ServerRole("decode", self.n_decode))
+                return OnServers(roles, ("n_prefill", "n_decode"), splits=True)
+        """
         return None
 
     def links(self, instances: Sequence[Instance]) -> Links:
-        """What KV moves over."""
+        """Called once when the instances exist. It may read constants of `instances` (placement,
+        devices).
+
+        Returns:
+            The links that KV transfers between instances take.
+
+        Example::
+
+            def links(self, instances: Sequence[Instance]) -> Links:
+                return KvNetwork(links_by_name(self.link))
+        """
         return NoDelay()
 
     def new_state(self) -> Any:
-        """What this policy learns in one run, empty."""
+        """Called once for each run, before the first request. It reads the parameters alone.
+
+        Returns:
+            An empty, mutable object for what the policy learns (`cluster.state`); None if it learns
+            nothing.
+
+        Example::
+
+            def new_state(self) -> dict[int, int]:
+                return {}  # request id to the instance that holds its prefix
+        """
         return None
 
     def extra_records(self, state: Any, instances: Sequence[Instance]) -> Sequence[Told]:
-        """What is worth telling when a run is over, beside the requests on every instance."""
+        """Called once at the end of a run, with the object that `new_state` returned.
+
+        Returns:
+            Additional records for the run folder; the requests of every instance are recorded
+            anyway.
+
+        Example::
+
+            def extra_records(self, state, instances) -> Sequence[Told]:
+                return [Told(s.time_s, "load", instances[s.i].name, s.load) for s in state.samples]
+        """
         return ()
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
-        """Where `r` goes on arrival. Who is held is asked for again when an instance starts."""
-        raise NotImplementedError(f"{type(self).__name__} has no route")
+        """Called when `r` arrives, and for held requests when an instance starts. It may read all
+        of `cluster` and all of `r` but its true output length.
+
+        Returns:
+            The instance that gets `r`, or HOLD (the controller's queue), REJECT or DROP.
+
+        Example::
+
+            def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
+                return min(cluster.up, key=lambda i: (i.queue, i.index), default=HOLD)
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override route")
 
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
-        """Where a request goes that an instance gave back (`Why.OFFLOAD`) or lost (`Why.FAIL`).
+        """Called when an instance returns a request (`ReleaseReason.OFFLOAD`) or loses it by a
+        failure (`ReleaseReason.FAIL`). It may read all of `cluster` and `release`.
 
-        What fails and is dropped is reported as failed.
+        Returns:
+            The instance that gets the request, or HOLD, REJECT or DROP. A request that fails and is
+            dropped is reported as failed.
+
+        Example::
+
+            def on_returned(self, release, cluster) -> Instance | RouteOutcome:
+                return self.route(release.request, cluster)
         """
         return DROP
 
     def decode_instance(
         self, r: RequestState, source: Instance, cluster: ClusterView
     ) -> Instance | RouteOutcome:
-        """Where `r`, prefilled at `source`, decodes. Its KV moves over a link; to `source` itself
-        it need not. HOLD: it stays in transfer, and nobody who is prefilled later overtakes it; it
-        is asked for again whenever a request has ended, or an instance has started or failed.
+        """Called when `source`, an instance of a `prefill_only` role, has prefilled `r`; after HOLD
+        again whenever a request has ended or an instance has started or failed. It may read all of
+        `cluster`.
+
+        Returns:
+            The instance that decodes `r`; its KV moves over a link unless that is `source`. HOLD:
+            `r` keeps its blocks at `source`, and requests prefilled later wait behind it.
+
+        Example::
+
+            def decode_instance(self, r, source, cluster) -> Instance | RouteOutcome:
+                decoding = cluster.role("decode")
+                return min(decoding, key=lambda i: (i.n_requests, i.index), default=HOLD)
         """
         return source
 
     def on_capacity(self, instance: Instance, cluster: ClusterView) -> RequestState | None:
-        """A held request for an instance, which a request has left or whose last waiting one has
-        begun; asked again until it is None.
+        """Called when a request leaves `instance` or its last waiting request has begun; called
+        again until it returns None. It may read all of `cluster`.
+
+        Returns:
+            A request of `cluster.held` to send to `instance`, or None.
+
+        Example::
+
+            def on_capacity(self, instance: Instance, cluster: ClusterView) -> RequestState | None:
+                return cluster.held[0] if cluster.held and not instance.queue else None
         """
         return None
 
     @property
     def control_interval_s(self) -> float:
-        """Seconds between two calls of `control_step`."""
+        """Read once before a run. It reads the parameters alone.
+
+        Returns:
+            Seconds between two calls of `control_step`; infinite: it is never called.
+
+        Example::
+
+            @property
+            def control_interval_s(self) -> float:
+                return 0.5
+        """
         return INF
 
     def control_step(self, cluster: ClusterView) -> Sequence[Action]:
-        """What the controller does at its own times."""
+        """Called every `control_interval_s` seconds while requests are in the cluster or to come.
+        It may read all of `cluster`.
+
+        Returns:
+            The actions to apply now, in order.
+
+        Example::
+
+            def control_step(self, cluster: ClusterView) -> Sequence[Action]:
+                busiest = max(cluster.up, key=lambda i: i.n_requests)
+                return [DrainOne(busiest)] if busiest.queue > self.high else ()
+        """
         return ()
 
 
 @dataclass(frozen=True)
 class Routed(ClusterPolicy):
-    """A router: it decides on arrival, among the instances that are up, and no more."""
+    """Cluster policy of a router: it chooses an instance on arrival, among those that accept
+    requests.
+    """
 
     router: Router = dataclasses.field(kw_only=True)
 
@@ -272,6 +379,6 @@ class Routed(ClusterPolicy):
 
 
 def overrides(policy: ClusterPolicy, hook: str) -> bool:
-    """Does this policy answer the hook itself?"""
+    """Whether this policy overrides `hook`."""
     base: Callable[..., Any] = getattr(ClusterPolicy, hook)
     return getattr(type(policy), hook) is not base

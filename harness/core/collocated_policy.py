@@ -1,7 +1,7 @@
-"""What a policy decides where a language model and an embedder share a device and its memory.
+"""The policy interface for a language model and an embedder that share a device and its memory.
 
-The memory that both compete for is counted in KV blocks: a batch of texts takes the blocks that its
-activations are worth, for the length of one pass.
+Shared memory is counted in KV blocks: a batch of texts holds as many blocks as its activations
+need, for the length of one pass.
 """
 
 from __future__ import annotations
@@ -17,69 +17,59 @@ from .state import RequestState
 
 
 class EmbedView(Protocol):
-    """Read-only state of an embedder. Its requests have `num_inputs`."""
+    """What a policy may read of an embedder. Its requests have `num_inputs`."""
 
     @property
     def now_s(self) -> float:
         """The embedder's clock; during a pass the moment at which it ends."""
-        ...
 
     @property
     def policy_state(self) -> Any:
         """What the policy's `new_state()` returned, for both models."""
-        ...
 
     @property
     def total_blocks(self) -> int:
-        """Blocks that both models share."""
-        ...
+        """KV blocks that both models share."""
 
     @property
     def free_blocks(self) -> int:
-        """Blocks that neither model holds."""
-        ...
+        """KV blocks that neither model holds."""
 
     @property
     def held_blocks(self) -> int:
         """Blocks that the pass in progress holds; 0 between passes."""
-        ...
 
     def waiting(self, now_s: float) -> Sequence[RequestState]:
         """Requests that have arrived by then and have not begun, in order of arrival."""
-        ...
 
     def running(self) -> Sequence[RequestState]:
         """Requests of the pass in progress."""
-        ...
 
     def oldest_llm_arrival_s(self) -> float:
         """When the first of the language model's waiting requests arrived; infinite if none."""
-        ...
 
     @property
     def llm_running(self) -> int:
         """Requests in the language model's batch."""
-        ...
 
     def blocks(self, batch: Iterable[RequestState]) -> int:
         """Blocks that one pass over these requests takes."""
-        ...
 
     def pass_s(self, batch: Iterable[RequestState]) -> float:
         """Predicted time of one pass over these requests."""
-        ...
 
 
 @dataclass
 class Beside:
-    """What a collocating policy learns on one instance; the engine fills the embedder in."""
+    """State of a collocating policy on one instance; the engine sets `embedder`."""
 
     embedder: EmbedView | None = None
 
 
 @dataclass(frozen=True)
 class Collocated(Policy):
-    """Continuous batching beside an embedder, which takes whatever memory is free: no coordination.
+    """Continuous batching with an embedder on the same device. The embedder takes any free memory;
+    the two models are not coordinated.
 
     `merges`: if the embedder is the language model itself, texts are prefilled in its batches.
     """
@@ -90,23 +80,49 @@ class Collocated(Policy):
     batch_texts: int = parameter(128, 1, 65536, log=True)
 
     def new_state(self) -> Any:
-        """A `Beside` or one of its subclasses."""
+        """Called once for each instance, before the first request. It reads the parameters alone.
+
+        Returns:
+            A `Beside` or a subclass of it; the engine sets its `embedder`.
+
+        Example::
+
+            def new_state(self) -> State:
+                return State()  # class State(Beside), with what the policy learns
+        """
         return Beside()
 
     def embed_admit(self, r: RequestState, embedder: EmbedView) -> Admission:
-        """On arrival of an embedding request."""
+        """Called once when the embedding request `r` arrives. It may read all of `r` and
+        `embedder`, and `embedder.policy_state`.
+
+        Returns:
+            `Admission.ADMIT`, or `Admission.REJECT`, which ends the request unserved.
+
+        Example::
+
+            def embed_admit(self, r: RequestState, embedder: EmbedView) -> Admission:
+                fits = embedder.blocks([r]) <= embedder.total_blocks // 2
+                return Admission.ADMIT if fits else Admission.REJECT
+        """
         return Admission.ADMIT
 
     def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
-        """The next pass, from the requests that wait; empty: not now.
+        """Called when the embedder is idle, and again whenever the clock has advanced. It may read
+        all of `embedder`; the batch must fit `embedder.free_blocks`.
 
-        Asked when the embedder has nothing to do, and again whenever time went on. What it names
-        must fit the free blocks.
+        Returns:
+            The requests of the next pass, from `embedder.waiting`; empty: no pass now.
+
+        Example::
+
+            def embed_batch(self, embedder: EmbedView) -> Sequence[RequestState]:
+                return self.first_come(embedder, embedder.free_blocks // 2)
         """
         return self.first_come(embedder, embedder.free_blocks)
 
     def first_come(self, embedder: EmbedView, room_blocks: int) -> list[RequestState]:
-        """The requests that came first, as many as `batch_texts` and the room hold."""
+        """The earliest arrivals, up to `batch_texts` texts and `room_blocks` blocks."""
         batch = self._by_texts(embedder.waiting(embedder.now_s))
         if not batch or embedder.blocks(batch) <= room_blocks:
             return batch
@@ -116,7 +132,7 @@ class Collocated(Policy):
         return batch[:most]
 
     def _by_texts(self, waiting: Sequence[RequestState]) -> list[RequestState]:
-        """Who came first, as many as `batch_texts` hold."""
+        """The earliest arrivals, up to `batch_texts` texts; at least one request."""
         texts = 0
         for n, r in enumerate(waiting):
             texts += r.num_inputs

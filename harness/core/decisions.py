@@ -1,4 +1,4 @@
-"""The answers a policy can give."""
+"""The decisions that a policy returns."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ UNLIMITED = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one iteration may hold.
+    """Limits of one iteration.
 
     `mixed_batches`: prefill and decode share an iteration (False: prefill goes first, alone).
-    `chunked`: a prompt may be split over iterations. `allocate_per_chunk`: its blocks are taken
-    chunk by chunk instead of at entry; entry still needs room for all of it. `watermark_blocks`
-    stay free after an entry, `decode_headroom_blocks` after decode growth. `async_scheduling`: an
-    iteration is decided while the one before it runs: it holds only who had arrived when that one
-    began, and who ends in that one keeps place and blocks for it. `overlap_swap`: copies to and
-    from host memory run beside the step's computation, layer by layer, and lengthen it only by what
-    exceeds it.
+    `chunked`: a prompt may be split over iterations. `allocate_per_chunk`: its blocks are allocated
+    chunk by chunk instead of on entry; entry still needs room for the whole prompt.
+    `watermark_blocks` stay free after an entry, `decode_headroom_blocks` after decode growth.
+    `async_scheduling`: an iteration is scheduled while the previous one runs; it holds only
+    requests that had arrived when the previous one began, and a request that ends in the previous
+    one keeps its place and blocks for one more. `overlap_swap`: copies to and from host memory run
+    in parallel to the computation, layer by layer, and lengthen the iteration only by what exceeds
+    it.
     """
 
     token_budget: int = 2048
@@ -33,12 +34,12 @@ class Limits:
     overlap_swap: bool = False
 
     def exposed_swap_s(self, step_s: float, swap_s: float) -> float:
-        """By how much swapping lengthens the step that it belongs to."""
+        """Seconds by which swapping lengthens its iteration."""
         return max(0.0, swap_s - step_s) if self.overlap_swap else swap_s
 
 
 class Admission(Enum):
-    """What becomes of a request on arrival."""
+    """Decision on a request when it arrives."""
 
     ADMIT = "admit"
     REJECT = "reject"
@@ -53,7 +54,7 @@ class PreemptionMode(Enum):
 
 
 class NextQueue(Enum):
-    """Who may enter the batch next."""
+    """The queue whose requests enter the batch next."""
 
     WAITING = "waiting"
     SWAPPED = "swapped"
@@ -61,20 +62,20 @@ class NextQueue(Enum):
 
 
 class ReleaseReason(Enum):
-    """Why an instance gives a request back, or what it tells of one."""
+    """Why an instance returns a request or reports an event of it."""
 
     OFFLOAD = "offload"  # before its prefill began
     DROP = "drop"
     REJECT = "reject"
-    HAND_OVER = "hand over"  # its prefill is done, and it decodes elsewhere
+    HAND_OVER = "hand over"  # prefilled; it decodes on another instance
     FAIL = "fail"  # the instance is gone
-    FINISH = "finish"  # only told where somebody waits for it
-    BEGUN = "begun"  # the last one that waited has entered the batch; only told where asked
+    FINISH = "finish"  # reported only if `notify_on_finish` or `reports_all_ends`
+    BEGUN = "begun"  # the last waiting request has entered; only if `reports_empty_queue`
 
 
 @dataclass(frozen=True, slots=True)
 class Timeout:
-    """When a request that has still not begun goes, and why."""
+    """When a request that has not begun leaves, and why."""
 
     time_s: float
     reason: ReleaseReason
@@ -82,12 +83,12 @@ class Timeout:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A key that changes with time: `value` at `time_s`, and `per_s` more each second."""
+    """A key that is linear in time: `value` at `time_s`, plus `per_s` each second."""
 
     time_s: float
     value: float
     per_s: float
 
     def at(self, now_s: float) -> float:
-        """The key now."""
+        """Value of the key at `now_s`."""
         return self.value + (now_s - self.time_s) * self.per_s

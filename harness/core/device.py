@@ -53,14 +53,14 @@ def free_after(stages: tuple[StageDevice, ...], end_s: float, duration_s: float)
 
 
 class SplitStepTime(StepTime, Protocol):
-    """`StepTime` of an instance a part of whose model is elsewhere, and what that part takes."""
+    """`StepTime` of an instance with a part of its model on another GPU, and the time of that
+    part.
+    """
 
     def abroad_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
         """Seconds of one step that the other GPUs compute."""
-        ...
 
     def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
         """The same of `steps` steps that only decode."""
-        ...

@@ -8,7 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right, insort
 from collections import deque
 
-LEAST_GAPS = 8  # before so many are seen a model has no distribution of its own
+LEAST_GAPS = 8  # a model with fewer observations uses the distribution of all models
 _REMEMBERED = 128
 
 
@@ -20,7 +20,7 @@ class IdleGaps:
         self._sorted: list[float] = []
 
     def add(self, gap_s: float) -> None:
-        """Another gap has ended."""
+        """Record a gap that has ended."""
         if len(self._recent) == _REMEMBERED:
             self._sorted.remove(self._recent.popleft())
         self._recent.append(gap_s)

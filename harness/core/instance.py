@@ -1,4 +1,4 @@
-"""The instance handle: what a cluster policy sees of an instance, and what it may change there."""
+"""The instance handle: what a cluster policy may read and change of an instance."""
 
 from __future__ import annotations
 
@@ -41,100 +41,79 @@ class Instance(Protocol):
     def role(self) -> str: ...
     @property
     def up(self) -> bool:
-        """Does it accept requests?"""
-        ...
+        """Whether it accepts requests."""
 
     @property
     def name(self) -> str:
         """Its role and the number of the instance."""
-        ...
 
     @property
     def placement(self) -> Placement: ...
     @property
     def step_time(self) -> StepTime:
         """Step times with all of the model on the instance's own GPUs."""
-        ...
 
     @property
     def sizes(self) -> Sizes:
         """Constants that loads are computed from."""
-        ...
 
     @property
     def kv_manager(self) -> KVCacheManager:
         """Its KV blocks. Free blocks may lag: read `free_blocks`."""
-        ...
 
     @property
     def devices(self) -> Sequence[StageDevice]:
         """One device for each pipeline stage."""
-        ...
 
     @property
     def n_requests(self) -> int:
         """Requests that wait, run or are on their way to it."""
-        ...
 
     @property
     def inbox(self) -> Sequence[RequestState]:
         """Requests on their way to it."""
-        ...
 
     @property
     def queue(self) -> int:
         """Requests that wait there or are on their way to it."""
-        ...
 
     @property
     def snapshot(self) -> View:
         """Its queues and its batch. KV lengths and free blocks may lag."""
-        ...
 
     @property
     def view(self) -> View:
         """Its state now. An iteration under way counts as over."""
-        ...
 
     @property
     def free_blocks(self) -> int:
         """KV blocks that can be taken (cached but unused ones included)."""
-        ...
 
     @property
     def decode_kv_tokens(self) -> int:
         """Sum of KV lengths of the decoding requests."""
-        ...
 
     def lengths(self) -> tuple[int, int]:
-        """`free_blocks` and `decode_kv_tokens`."""
-        ...
+        """`free_blocks` and `decode_kv_tokens`, read together."""
 
     @property
     def ready_s(self) -> float:
-        """When its next iteration may begin: now, or at the end of the one under way."""
-        ...
+        """Time at which its next iteration may begin: now, or the end of the current one."""
 
     def use(self, window_s: float) -> float:
         """U = C/Cmax + M/Mmax, with the compute of the next `window_s` seconds."""
-        ...
 
     def adds(self, r: RequestState, window_s: float) -> float:
-        """What `r` adds to `use`."""
-        ...
+        """Share that `r` adds to `use`."""
 
     def prefills(self, now_s: float) -> bool:
-        """Does it compute prompts now, or has it any to compute?"""
-        ...
+        """Whether it computes prompts now or has prompts to compute."""
 
     def resize(self, blocks: int) -> None:
-        """It has so many KV blocks from now on."""
-        ...
+        """Set its number of KV blocks."""
 
     def compute_by(self, step_time: StepTime) -> None:
-        """Its steps take so long from now on, all of its model on its own GPUs."""
-        ...
+        """Set its step times, with all of the model on its own GPUs."""
 
     def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
-        """Its steps take so long from now on, and `device` computes a part of them."""
-        ...
+        """Set its step times while `device` computes a part of its model."""

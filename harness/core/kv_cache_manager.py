@@ -8,13 +8,13 @@ from .state import RequestState
 
 
 class KVCacheManager:
-    """Counts blocks; a real engine keeps their ids beside it.
+    """Counts the KV blocks of one instance; real engines keep the block ids themselves.
 
-    `free` counts every block that can be taken, also those that only hold cached prefixes nobody
-    uses. With `unit_tokens` set, the KV cache manager keeps a prefix cache of units of so many
-    tokens: reference counts, and least-recently-used eviction of idle units (a request's last units
-    first), done as soon as the free blocks no longer cover them. A hash names its tokens and all
-    before them, as in vLLM and in Mooncake's traces: equal hashes are equal prefixes.
+    `free` counts every block that can be allocated, including blocks of cached prefixes that no
+    request uses. With `unit_tokens` set, the KV cache manager keeps a prefix cache in units of that
+    many tokens: reference counts, and least-recently-used eviction of idle units (a request's last
+    units first), done as soon as the free blocks no longer cover them. A hash names its tokens and
+    all before them, as in vLLM and in Mooncake's traces: equal hashes are equal prefixes.
     """
 
     __slots__ = (
@@ -54,7 +54,7 @@ class KVCacheManager:
         self.cache_version = 0
 
     def blocks(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Number of blocks that hold `tokens` tokens."""
         return -(-tokens // self.block_size)
 
     def get_computed_blocks(self, r: RequestState) -> int:
@@ -71,14 +71,16 @@ class KVCacheManager:
         return n
 
     def num_evictable_blocks(self, r: RequestState, units: int) -> int:
-        """Blocks of those leading units that nobody uses: taking them lessens `free`."""
+        """Blocks of the first `units` cached units that no request uses: allocating them lowers
+        `free`.
+        """
         stride = self.stride
         idle = self.idle
         hashes = r.prefix_blocks[stride - 1 : units * stride : stride]
         return sum(1 for h in hashes if h in idle) * self.unit_blocks
 
     def load_s(self, r: RequestState, units: int) -> float:
-        """Seconds that `allocate` would say."""
+        """Seconds that `allocate` would return."""
         return 0.0
 
     def allocate(self, r: RequestState, units: int) -> float:
@@ -113,7 +115,7 @@ class KVCacheManager:
         refs = self.refs
         for h in r.prefix_blocks[(begin + 1) * stride - 1 : full * stride : stride]:
             if h in refs:
-                break  # somebody computed the same at the same time: this copy stays private
+                break  # another request computed the same unit meanwhile: this copy stays private
             refs[h] = 1
             held.append(h)
             self.cache_version += 1
@@ -143,7 +145,7 @@ class KVCacheManager:
         self.evict()
 
     def forget(self) -> None:
-        """Every cached prefix is lost; nobody may hold one."""
+        """Drop every cached prefix. No request may hold one."""
         self.refs.clear()
         self.idle.clear()
         self.idle_blocks = 0

@@ -65,7 +65,7 @@ class KvStore:
 
     @property
     def used_bytes(self) -> tuple[int, ...]:
-        """Bytes in each tier."""
+        """Bytes stored in each tier."""
         return tuple(tier.memory.used_bytes for tier in self._tiers)
 
     def put(self, units: Iterable[int]) -> None:
@@ -108,7 +108,9 @@ class KvStore:
             tier.memory.give_back(self.unit_bytes)
 
     def _place(self, unit: int, level: int) -> None:
-        """Into that tier, or the next that can hold a unit at all; who is oldest makes room."""
+        """Store the unit in this tier or the next one that is large enough; the oldest units are
+        evicted.
+        """
         while level < len(self._tiers):
             tier = self._tiers[level]
             if tier.memory.capacity_bytes >= self.unit_bytes:

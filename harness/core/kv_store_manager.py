@@ -20,20 +20,18 @@ class Units(Protocol):
 
     def load_s(self, units: Sequence[int]) -> float:
         """Seconds to read these units, all of which are here."""
-        ...
 
     def put(self, units: Iterable[int]) -> None:
         """Keep these; what is there already becomes the most recently used."""
-        ...
 
 
 class StoreKVCacheManager(KVCacheManager):
     """Its GPU is the first tier of the store.
 
-    Every unit that is computed here is written to the store at once, beside the computation of the
-    next layer. A prefix is taken from the GPU as far as it lies there and from the store beyond;
-    what comes from the store takes blocks, and time, which is hidden behind the computation as far
-    as that lasts (`Limits.overlap_swap`).
+    Every computed unit is written to the store at once, in parallel to the computation of the next
+    layer. A prefix is taken from the GPU as far as it lies there and from the store beyond; what
+    comes from the store takes blocks, and time, which is hidden behind the computation as far as
+    that lasts (`Limits.overlap_swap`).
     """
 
     __slots__ = ("store",)
@@ -50,7 +48,6 @@ class StoreKVCacheManager(KVCacheManager):
         self.store = store
 
     def get_computed_blocks(self, r: RequestState) -> int:
-        """See `KVCacheManager`."""
         refs, store = self.refs, self.store
         n = 0
         for h in r.prefix_blocks[self.stride - 1 :: self.stride]:
@@ -60,16 +57,13 @@ class StoreKVCacheManager(KVCacheManager):
         return min(n, (r.target_tokens - 1) // self.unit_tokens)
 
     def num_evictable_blocks(self, r: RequestState, units: int) -> int:
-        """See `KVCacheManager`."""
         absent = len(self._absent(r, units))
         return super().num_evictable_blocks(r, units) + absent * self.unit_blocks
 
     def load_s(self, r: RequestState, units: int) -> float:
-        """See `KVCacheManager`."""
         return self.store.load_s(self._absent(r, units))
 
     def allocate(self, r: RequestState, units: int) -> float:
-        """See `KVCacheManager`."""
         hashes, absent = self._hashes(r, units), self._absent(r, units)
         for h in absent:
             self.refs[h] = 0
@@ -80,7 +74,6 @@ class StoreKVCacheManager(KVCacheManager):
         return load_s + super().allocate(r, units)
 
     def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
-        """See `KVCacheManager`."""
         known = len(r.shared or ())
         super().cache_blocks(r, kv_tokens)
         self.store.put((r.shared or [])[known:])

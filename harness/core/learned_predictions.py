@@ -16,9 +16,9 @@ _FEATURES = 4
 class LearnedPredictions:
     """Recursive least squares on a step's sums: constant, decodes, KV read, tokens prefilled.
 
-    Before it has learned it predicts zero, so that nobody is dropped for what is not known. The
-    first step of a kind (with prompts, without) teaches nothing: it pays for what is set up only
-    once, and a policy that believed it would turn requests away, and so never learn better.
+    Before it has learned it predicts zero, so that no request is dropped for an unknown time. The
+    first step of a kind (with prompts, without) is left out: it includes one-time set-up, and a
+    policy that used it would reject requests and so never correct the estimate.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class LearnedPredictions:
             self._covariance = np.eye(_FEATURES) * _PRIOR  # the same batch for very long
 
     def learn_swap(self, blocks: int, duration_s: float) -> None:
-        """Moving so many blocks took so long."""
+        """Learn from a swap of `blocks` blocks that took `seconds`."""
         if blocks:
             each_s, known_s = duration_s / blocks, self._swap_s_per_block
             self._swap_s_per_block = each_s if known_s is None else 0.8 * known_s + 0.2 * each_s
@@ -63,7 +63,9 @@ class LearnedPredictions:
         return blocks * (self._swap_s_per_block or 0.0)
 
     def output_tokens(self, r: RequestState) -> int:
-        """What the client has told; else the most it may have: a server knows no more."""
+        """The length that the client predicts; without one the maximum, which is all that a server
+        knows.
+        """
         return (
             r.max_output_tokens
             if r.predicted_output_tokens is None
@@ -71,7 +73,7 @@ class LearnedPredictions:
         )
 
     def output_tokens_p90(self, r: RequestState) -> int:
-        """The same."""
+        """The 90 % quantile that the client predicts; without one the maximum."""
         return (
             r.max_output_tokens
             if r.predicted_output_tokens is None
@@ -80,7 +82,7 @@ class LearnedPredictions:
 
 
 class Guess(LearnedPredictions):
-    """Step and swap times are learned; the lengths of answers are told."""
+    """Predictions with learned step and swap times and given output lengths."""
 
     def __init__(
         self,
@@ -92,11 +94,11 @@ class Guess(LearnedPredictions):
         self._longest = output_tokens_p90 or output_tokens
 
     def output_tokens(self, r: RequestState) -> int:
-        """What was told; else the most it may have."""
+        """The predicted length; without one the maximum."""
         return super().output_tokens(r) if self._told is None else self._told(r)
 
     def output_tokens_p90(self, r: RequestState) -> int:
-        """The same; where no more was told, as expected."""
+        """The predicted 90 % quantile; without one the expected length."""
         return super().output_tokens_p90(r) if self._longest is None else self._longest(r)
 
 

@@ -1,4 +1,4 @@
-"""A queue whose order changes with time."""
+"""Waiting queue whose keys are linear in time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .view import View
 _Entry = tuple[float, int, int, RequestState, Line]
 
 _NOBODY = Line(0.0, math.inf, 0.0)
-_EARLY_S = 1e-9  # asked a hair early nothing is lost; a hair late would be a step late
+_EARLY_S = 1e-9  # a little too early costs nothing; too late would delay the change by a step
 
 
 def overtaken_s(lines: Sequence[Line], now_s: float) -> float:
@@ -46,7 +46,7 @@ class LineQueue:
     def __init__(self, policy: Policy, view: View) -> None:
         self._policy = policy
         self._view = view
-        self._row: dict[RequestState, int] = {}  # all who wait
+        self._row: dict[RequestState, int] = {}  # all waiting requests
         self._kinds: dict[tuple[float, float], int] = {}  # row of a slope
         self._heaps: list[list[_Entry]] = []  # by row
         self._time_s = np.empty(64)
@@ -59,11 +59,11 @@ class LineQueue:
 
     @property
     def live(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return len(self._row)
 
     def push(self, r: RequestState) -> None:
-        """`r` enters."""
+        """Add `r` to the queue."""
         r.version += 1
         line = self._policy.queue_key_line(r, self._view)
         kind, rank = _kind_and_rank(line)
@@ -84,7 +84,7 @@ class LineQueue:
         return row
 
     def _compact(self) -> None:
-        """Forget slopes that nobody has any more."""
+        """Drop slopes that no waiting request has."""
         kinds = [(kind, row) for kind, row in self._kinds.items() if self._heaps[row]]
         rows = [row for _, row in kinds]
         size = max(64, 2 * len(rows))
@@ -100,7 +100,7 @@ class LineQueue:
         self._known_s = math.nan
 
     def _show(self, row: int) -> None:
-        """The columns show who is first in this row now."""
+        """Update the columns to the first request of this row."""
         heap = self._heaps[row]
         while heap and heap[0][3].version != heap[0][2]:
             heappop(heap)

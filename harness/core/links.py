@@ -11,12 +11,12 @@ class Links(Protocol):
     """Says when a transfer ends; books what it occupies."""
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
-        """When the KV of so many tokens is at `target`, if it leaves `source` now."""
-        ...
+        """Time at which the KV of `tokens` tokens is at `target` if it leaves `source` now."""
 
 
 class NoDelay:
-    """KV is there at once."""
+    """Links without delay: KV arrives at once."""
 
     def ends_s(self, source: Instance, target: Instance, kv_tokens: int, now_s: float) -> float:
+        """Time at which the KV of `tokens` tokens is at `target` if it leaves `source` now."""
         return now_s

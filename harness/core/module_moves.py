@@ -9,7 +9,7 @@ from typing import Protocol
 
 
 class Module(Enum):
-    """What can move."""
+    """Kind of module that can move."""
 
     LAYERS = "layers"  # weights and KV of whole layers
     HEADS = "heads"  # KV of some attention heads, of all layers
@@ -37,7 +37,6 @@ class Planner(Protocol):
 
     def plan(self, loads: Mapping[int, float], offer: Offers) -> Sequence[ModuleMove]:
         """Moves in order, given the load of each device and what could move."""
-        ...
 
 
 class ModulePolicy(Protocol):
@@ -45,24 +44,19 @@ class ModulePolicy(Protocol):
 
     @property
     def control_every_s(self) -> float:
-        """Seconds between two cycles."""
-        ...
+        """Seconds between two control steps."""
 
     @property
     def layer_moves(self) -> bool:
-        """May layers move?"""
-        ...
+        """Whether layers may move."""
 
     @property
     def head_moves(self) -> bool:
-        """May attention heads move?"""
-        ...
+        """Whether attention heads may move."""
 
     @property
     def smoothing(self) -> float:
         """Weight of the newest measurement in a load."""
-        ...
 
     def planner(self) -> Planner:
         """A planner for one run; it makes at most one move a cycle."""
-        ...

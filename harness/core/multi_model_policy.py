@@ -1,4 +1,4 @@
-"""What a system decides that serves several models on shared GPUs, and what it sees of them."""
+"""The policy interface for several models on shared GPUs, and what such a policy sees of them."""
 
 from __future__ import annotations
 
@@ -19,19 +19,18 @@ Gpus = tuple[int, ...]
 
 
 class Backlog(Protocol):
-    """Requests that wait before they get to any model's engine."""
+    """Requests that wait in front of the engines of several models."""
 
     def waits(self, gpus: Iterable[int]) -> bool:
-        """Does anybody wait for these GPUs?"""
-        ...
+        """Whether a request waits for one of these GPUs."""
 
     def admit(self, gpus: Iterable[int], now_s: float) -> None:
-        """Let in whom there is room for."""
-        ...
+        """Send on the requests that have room on these GPUs."""
 
     def next_s(self, gpus: Iterable[int], now_s: float) -> float:
-        """When to ask again though nothing has changed; infinite if never."""
-        ...
+        """Next time at which `admit` could change something without another event; infinite if
+        none.
+        """
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class ServedModel:
 
     @property
     def tp(self) -> int:
-        """GPUs that it stands on."""
+        """Number of GPUs of the model."""
         return self.placement.tp
 
     @property
@@ -94,139 +93,112 @@ class ModelInstance(Protocol):
 
     @property
     def model(self) -> int:
-        """Its number."""
-        ...
+        """Index of the model in the workload."""
 
     @property
     def gpus(self) -> Gpus: ...
     @property
     def weight_pages(self) -> int:
         """Pages of weights on each GPU."""
-        ...
 
     @property
     def kv_manager(self) -> PooledKVCacheManager: ...
     @property
     def ready_s(self) -> float:
-        """It can serve from then on."""
-        ...
+        """Time from which it can serve."""
 
     @property
     def busy(self) -> bool:
-        """Does it have requests (those on their way included)?"""
-        ...
+        """Whether it has requests, including those in transit."""
 
     @property
     def idle(self) -> bool:
-        """Is its engine empty (requests on their way to it aside)?"""
-        ...
+        """Whether its engine is empty, not counting requests in transit."""
 
     @property
     def n_waiting(self) -> int:
         """Requests that wait in its engine."""
-        ...
 
     @property
     def n_admitted(self) -> int:
         """Requests in its batch or on their way to it."""
-        ...
 
     @property
     def unbegun_tokens(self) -> int:
-        """Prompt tokens that are here and not computed."""
-        ...
+        """Prompt tokens of its requests that are not computed yet."""
 
     @property
     def coming_pages(self) -> int:
-        """Pages that requests on their way here will take."""
-        ...
+        """Pages that the requests in transit will take."""
 
     def receive(self, r: RequestState, now_s: float) -> None:
-        """`r` is here; its engine looks at it as soon as the model is ready."""
-        ...
+        """Accept `r`; its engine schedules it as soon as the model is ready."""
 
 
 class MultiModelCluster(Protocol):
-    """What a `SharingPolicy` sees of the GPUs and models, and what it can do with them."""
+    """What a `SharingPolicy` may read of GPUs and models, and the actions it may take."""
 
     @property
     def now_s(self) -> float:
-        """The clock."""
-        ...
+        """Current time, in seconds from the start of the run."""
 
     @property
     def state(self) -> Any:
-        """What the policy's `new_state()` returned."""
-        ...
+        """The object that the policy's `new_state()` returned."""
 
     @property
     def models(self) -> Sequence[ServedModel]:
-        """All models that are served."""
-        ...
+        """All served models, by index."""
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
-        ...
+        """Number of GPUs in the cluster."""
 
     @property
     def node_gpus(self) -> int:
-        """GPUs of one node."""
-        ...
+        """Number of GPUs in one node."""
 
     @property
     def pools(self) -> Sequence[PagePool]:
-        """Memory of each GPU."""
-        ...
+        """The page pool of each GPU."""
 
     @property
     def model_instances(self) -> Sequence[ModelInstance]:
-        """All that stand on a GPU."""
-        ...
+        """All model instances on the GPUs."""
 
     @property
     def serving(self) -> Sequence[ModelInstance | None]:
-        """Which model instance gets a model's requests, by model."""
-        ...
+        """The model instance that receives a model's requests, by model; None: it is on no GPU."""
 
     @property
     def rate_rps(self) -> Sequence[float]:
-        """Arrival rate of each model in the last minute or so."""
-        ...
+        """Arrival rate of each model in about the last minute."""
 
     @property
     def gaps(self) -> Sequence[IdleGaps]:
-        """Idle gaps of each model."""
-        ...
+        """Past idle gaps of each model."""
 
     @property
     def requests(self) -> Backlog | None:
-        """What the policy's `backlog` returned."""
-        ...
+        """The object that the policy's `backlog` returned."""
 
     def model_of(self, r: RequestState) -> int:
-        """The number of the model that `r` asks for."""
-        ...
+        """Index of the model that `r` asks for."""
 
     def on(self, gpu: int) -> Sequence[ModelInstance]:
-        """Tenants of a GPU."""
-        ...
+        """Model instances on one GPU."""
 
     def bring(self, gpus: Sequence[int]) -> None:
-        """Bring these GPUs up to the present."""
-        ...
+        """Run these GPUs up to the present."""
 
     def moves(self, model: int) -> bool:
-        """Is it being loaded elsewhere, or has it not yet left the place that it came from?"""
-        ...
+        """Whether the model is being loaded on other GPUs or has not yet left its former ones."""
 
     def idle_s(self, model_instance: ModelInstance) -> float:
         """Seconds for which it has been idle; below 0 while it is busy or not ready."""
-        ...
 
     def could_hold(self, r: RequestState, model_instance: ModelInstance) -> bool:
-        """Would its engine have the memory for `r` if it were empty?"""
-        ...
+        """Whether its engine would have the memory for `r` if it were empty."""
 
     def activate(
         self,
@@ -237,35 +209,28 @@ class MultiModelCluster(Protocol):
         loaded: bool = False,
     ) -> ModelInstance:
         """Place `model` on these GPUs and load its weights, unless they are `loaded` already."""
-        ...
 
     def evict(self, model_instance: ModelInstance) -> None:
-        """A model without requests leaves its GPUs at once."""
-        ...
+        """Remove a model without requests from its GPUs at once."""
 
     def send(self, r: RequestState, model_instance: ModelInstance) -> None:
-        """`r` goes to an engine."""
-        ...
+        """Send `r` to the engine of a model instance."""
 
     def reject(self, r: RequestState) -> None:
-        """`r` is not served."""
-        ...
+        """End `r` as rejected."""
 
 
 class RequestQueue(Protocol):
     """Requests of several models that wait for one device."""
 
     def push(self, r: RequestState, prefill_s: float) -> None:
-        """`r` enters; its prompt takes `prefill_s` of the device."""
-        ...
+        """Add `r`, whose prompt takes `prefill_s` seconds of the device."""
 
     def remove(self, r: RequestState) -> None:
-        """`r` leaves from wherever it stands."""
-        ...
+        """Remove `r` from any place in the queue."""
 
     def ordered(self, now_s: float) -> Sequence[RequestState]:
-        """All, the next one first."""
-        ...
+        """All waiting requests in queue order, the next first."""
 
 
 @dataclass(frozen=True)
@@ -282,9 +247,8 @@ class IdleModel:
 
 @dataclass(frozen=True)
 class SharingPolicy(Parameters):
-    """Decides for a `MultiModelCluster`: which model stands where, and where requests wait.
-
-    The two parameters are limits of each model's engine.
+    """Decides which model is on which GPUs and where requests wait. The two parameters limit each
+    model's engine.
     """
 
     # Parameters that decide before real servers, too; none: the system is simulated alone.
@@ -295,56 +259,177 @@ class SharingPolicy(Parameters):
 
     @property
     def engine(self) -> Policy:
-        """The policy of every model's engine."""
+        """Read once for each model instance. It reads the parameters alone.
+
+        Returns:
+            The scheduling policy inside the engine of every model.
+
+        Example::
+
+            @property
+            def engine(self) -> Policy:
+                return Vllm(max_num_seqs=self.max_num_seqs)
+        """
         raise NotImplementedError
 
     @property
     def starts(self) -> Loader | NaiveStart:
-        """How long a model takes to come."""
+        """Read once before a run. It reads the parameters alone.
+
+        Returns:
+            The model of how long it takes to load and start a model.
+
+        Example::
+
+            @property
+            def starts(self) -> Loader | NaiveStart:
+                return Loader(parallel=True)
+        """
         return NaiveStart()
 
     @property
     def control_interval_s(self) -> float:
-        """Seconds between two calls of `control_step`."""
+        """Read once before a run. It reads the parameters alone.
+
+        Returns:
+            Seconds between two calls of `control_step`.
+
+        Example::
+
+            @property
+            def control_interval_s(self) -> float:
+                return 1.0
+        """
         return 5.0
 
     def new_state(self) -> Any:
-        """What it keeps in one run, empty (`MultiModelCluster.state`)."""
+        """Called once for each run, before `begin`. It reads the parameters alone.
+
+        Returns:
+            An empty, mutable object for what the policy learns (`MultiModelCluster.state`).
+
+        Example::
+
+            def new_state(self) -> dict[int, float]:
+                return {}  # model to the time of its last activation
+        """
         return None
 
     def begin(self, cluster: MultiModelCluster) -> None:
-        """Before the first request: who stands where at the start, already loaded."""
+        """Called once before the first request. It may read all of `cluster`, which is empty, and
+        places models that are loaded at the start. Returns nothing.
+
+        Example::
+
+            def begin(self, cluster: MultiModelCluster) -> None:
+                for gpu, model in zip(range(cluster.gpus), cluster.models):
+                    cluster.activate(model, (gpu,), loaded=True)
+        """
         raise NotImplementedError
 
     def backlog(self, cluster: MultiModelCluster) -> Backlog | None:
-        """Where requests wait before they get to an engine; None: they do not."""
+        """Called once before `begin`. It may keep `cluster`.
+
+        Returns:
+            Where requests wait in front of the engines; None: requests go to an engine on arrival.
+
+        Example::
+
+            def backlog(self, cluster: MultiModelCluster) -> Backlog:
+                return MyBacklog(cluster)
+        """
         return None
 
     def arrived(self, r: RequestState, model: int, cluster: MultiModelCluster) -> None:
-        """Send `r` on, hold it, or reject it."""
+        """Called when `r`, a request for model number `model`, arrives. It may read all of
+        `cluster` and all of `r` but its true output length; it must send, hold or reject `r`.
+        Returns nothing.
+
+        Example::
+
+            def arrived(self, r: RequestState, model: int, cluster: MultiModelCluster) -> None:
+                instance = cluster.serving[model]
+                cluster.send(r, instance) if instance else cluster.reject(r)
+        """
         raise NotImplementedError
 
     def moved(self, old: ModelInstance, new: ModelInstance, cluster: MultiModelCluster) -> None:
-        """A model has been loaded elsewhere and gets its requests there from now on."""
+        """Called when `new` has been loaded and receives the requests of its model in place of
+        `old`. It may read all of `cluster`. Returns nothing.
+
+        Example::
+
+            def moved(self, old, new, cluster) -> None:
+                cluster.state[new.model] = cluster.now_s
+        """
 
     def control_step(self, cluster: MultiModelCluster) -> None:
-        """At regular times."""
+        """Called every `control_interval_s` seconds. It may read all of `cluster`, activate and
+        evict models. Returns nothing.
+
+        Example::
+
+            def control_step(self, cluster: MultiModelCluster) -> None:
+                for instance in list(cluster.model_instances):
+                    if cluster.idle_s(instance) > self.idle_limit_s:
+                        cluster.evict(instance)
+        """
 
     # ---------------------------------------------------------------- before real servers
 
     @property
     def keeps_engines(self) -> bool:
-        """Does the engine of an evicted model stay, asleep, rather than stop?"""
+        """Read once before a run on real servers. It reads the parameters alone.
+
+        Returns:
+            Whether the engine of an evicted model sleeps instead of stopping.
+
+        Example::
+
+            @property
+            def keeps_engines(self) -> bool:
+                return True
+        """
         return False
 
     def server_queue(self) -> RequestQueue:
-        """The queue before the servers, empty."""
+        """Called once for each real server.
+
+        Returns:
+            An empty queue for the requests in front of that server.
+
+        Example::
+
+            def server_queue(self) -> RequestQueue:
+                return MyQueue()
+        """
         raise NotImplementedError
 
     def begins_at_once(self, requests: int, unbegun_tokens: int) -> bool:
-        """May a request go to a server which has so many, with so many prompt tokens unbegun?"""
+        """Called before a request is sent to a real server that has `requests` requests, with
+        `unbegun_tokens` prompt tokens not computed yet. It may read these two numbers and the
+        parameters.
+
+        Returns:
+            Whether the request may be sent; otherwise it stays in the queue of the server.
+
+        Example::
+
+            def begins_at_once(self, requests: int, unbegun_tokens: int) -> bool:
+                return unbegun_tokens <= self.max_num_batched_tokens
+        """
         return True
 
     def leaving_order(self, idle: Iterable[IdleModel]) -> Sequence[int]:
-        """Which idle models give their room to others, the first one first."""
+        """Called when a model must be activated on real servers and the memory is taken. It may
+        read all of `idle`.
+
+        Returns:
+            Models to evict, by index, the first one first.
+
+        Example::
+
+            def leaving_order(self, idle: Iterable[IdleModel]) -> Sequence[int]:
+                return [m.model for m in sorted(idle, key=lambda m: -m.idle_s)]
+        """
         raise NotImplementedError

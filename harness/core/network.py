@@ -10,11 +10,9 @@ from ...workloads.errors import SloBenchError
 
 
 class Link:
-    """One direction of a link. It carries one transfer at a time, in the order they are asked for.
-
-    So do copy engines and the queues of a network card: who comes second waits for the first, and
-    both have arrived as early as if they had shared the bandwidth. The latency of a transfer does
-    not keep the link from the next one.
+    """One direction of a link. It carries one transfer at a time, in the order of the requests, as
+    copy engines and the queues of a network card do: the last of several transfers ends as early as
+    if they had shared the bandwidth. The latency of a transfer does not block the next one.
     """
 
     __slots__ = ("busy_s", "carried_bytes", "free_at_s", "spec")
@@ -72,11 +70,11 @@ class SwitchNetwork:
         self._into: dict[int, Link] = {}
 
     def out(self, instance: int) -> Link:
-        """What carries away from an instance."""
+        """Link away from an instance."""
         return self._out.setdefault(instance, Link(self.spec))
 
     def into(self, instance: int) -> Link:
-        """What carries to an instance."""
+        """Link towards an instance."""
         return self._into.setdefault(instance, Link(self._free_of_charge))
 
     def send(self, source: int, target: int, moved_bytes: int, now_s: float) -> TransferTimes:
@@ -111,7 +109,7 @@ class MemoryPool:
 
     @property
     def free_bytes(self) -> int:
-        """What can still be booked."""
+        """Bytes that can still be reserved."""
         return self.capacity_bytes - self.used_bytes
 
     def take(self, wanted_bytes: int) -> None:

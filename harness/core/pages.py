@@ -1,8 +1,8 @@
 """KV memory that several models of a GPU share page by page, while each counts its own blocks.
 
 Source: Prism (see docs/papers.md), §5.1: physical pages of 2 MiB are mapped when an engine needs
-them and given back when they are empty; a page holds blocks of one model; the fullest page is
-filled first; a few pages stay mapped ahead, so that nobody waits for a mapping.
+them and unmapped when they are empty; a page holds blocks of one model; the fullest page is filled
+first; a few pages stay mapped ahead, so that no request waits for a mapping.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ PAGE_BYTES = 2 << 20
 
 
 def pages_of(size_bytes: float) -> int:
-    """Pages that hold so many bytes."""
+    """Number of pages that hold `size` bytes."""
     return -(-int(size_bytes) // PAGE_BYTES)
 
 
@@ -29,12 +29,13 @@ class PagePool:
 
 
 class PooledKVCacheManager(KVCacheManager):
-    """Blocks of one model in pages of pools that others use too, one pool for each of its GPUs.
+    """KV blocks of one model in pages of pools that other models share, one pool for each of its
+    GPUs.
 
-    Blocks are counted, not named: what a request gives back is taken to empty pages, as it does
-    where its blocks were taken together, so that a model holds the fewest pages for its blocks.
-    `buffer_pages` more stay mapped ahead; nobody else can have these. `quota_blocks` is the most
-    that the model may use. There is no prefix cache and no swapping.
+    Blocks are counted, not named: freed blocks are assumed to empty whole pages, as they do if they
+    were allocated together, so that a model holds the fewest pages for its blocks. `buffer_pages`
+    more stay mapped ahead; other models cannot use these. `quota_blocks` is the most that the model
+    may use. There is no prefix cache and no swapping.
     """
 
     __slots__ = (
@@ -67,11 +68,11 @@ class PooledKVCacheManager(KVCacheManager):
         self._hold(0)
 
     def pages_for(self, blocks: int) -> int:
-        """Pages that hold so many blocks."""
+        """Number of pages that hold `blocks` blocks."""
         return -(-blocks // self._blocks_per_page) * self._pages_per_block
 
     def blocks_in(self, pages: int) -> int:
-        """Blocks that so many pages hold."""
+        """Number of blocks that `pages` pages hold."""
         return pages // self._pages_per_block * self._blocks_per_page
 
     @property
@@ -89,7 +90,9 @@ class PooledKVCacheManager(KVCacheManager):
         self._hold(self.pages_for(self.used))
 
     def _hold(self, pages: int) -> None:
-        """Map or give back, so that so many pages and the buffer, as far as there is, are held."""
+        """Map or unmap pages until `pages` and, as far as there is memory, the buffer are
+        mapped.
+        """
         more = pages + self.buffer_pages - self.held_pages
         for pool in self._pools:
             more = min(more, pool.free)
@@ -100,12 +103,12 @@ class PooledKVCacheManager(KVCacheManager):
 
     @property
     def total(self) -> int:
-        """Blocks in use, and those that could be."""
+        """Blocks of the model, computed from the pools."""
         return self.used + self.free
 
     @total.setter
     def total(self, blocks: int) -> None:
-        """Follows from the pools."""
+        """Blocks of the model, computed from the pools."""
 
     def close(self) -> None:
         """The model leaves: every page goes back. Nothing may be in use."""

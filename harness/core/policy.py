@@ -1,4 +1,7 @@
-"""A policy: a handful of small decisions over a read-only view. Every engine asks the same ones."""
+"""The policy interface: the decisions that an engine asks for, each over a read-only view.
+
+All engines (simulator, torch, patched vLLM and SGLang) call the same hooks.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ Key = float | tuple[float, ...]
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a parameter may be; the tuner searches this range."""
+    """Allowed values of a parameter; the tuner searches this range."""
 
     low: float | None = None
     high: float | None = None
@@ -105,109 +108,283 @@ class Parameters:
 
 @dataclass(frozen=True)
 class Policy(Parameters):
-    """Continuous batching with vLLM V1's answers. Override what a system changes.
+    """Scheduling policy of one instance with continuous batching. The defaults are vLLM V1's
+    decisions; a subclass overrides the hooks that differ.
 
-    Engines skip hooks that nobody overrides. Ties go to the request that came first; of equal
-    `victim_key` the later comer is preempted. Policies hold no state: what one learns lives in the
-    object that `new_state` makes and the engine keeps (`view.policy_state`).
+    Engines skip hooks that a subclass does not override. On equal keys the earlier arrival enters
+    first and the later arrival is preempted first. Policies are immutable: what a policy learns
+    lives in the object that `new_state` returns, which the engine keeps as `view.policy_state`.
+
+    Example::
+
+        @dataclass(frozen=True)
+        class ShortestPromptFirst(Policy):
+            def queue_key(self, r: RequestState, view: View) -> float:
+                return r.prompt_tokens
     """
 
-    # When `queue_key` is asked: once on entering the queue, again when the prefix cache changed, or
-    # whenever somebody may enter, where it hangs on anything in the view (who else waits, room).
-    # With "linear-in-time" the keys are straight lines in time, and `queue_key_line` says which.
+    # When `queue_key` is computed: once on entry, after changes of the prefix cache, or before
+    # each admission, where it depends on anything else in the view (clock, queue, free blocks).
+    # With "linear-in-time" each key is a straight line in time, which `queue_key_line` returns.
     queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time", "dynamic"]] = "static"
-    # Do the limits depend on the view? Then they are asked whenever the composition changed.
+    # The limits depend on the view: `limits` is called whenever the batch or the queue changed.
     dynamic_limits: ClassVar[bool] = False
-    # May a request whose time to leave has come still enter at that moment?
+    # A request may still enter the batch at the very moment of its timeout.
     may_start_at_timeout: ClassVar[bool] = False
-    # May it look at predicted lengths of answers? Only said to users.
+    # The policy reads predicted output lengths; shown to users only.
     uses_predicted_lengths: ClassVar[bool] = False
 
     def new_state(self) -> Any:
-        """What this policy learns on one instance, empty."""
+        """Called once for each instance, before the first request. It reads the parameters alone.
+
+        Returns:
+            An empty, mutable object for what the policy learns; None if it learns nothing.
+
+        Example::
+
+            def new_state(self) -> list[int]:
+                return []  # output lengths, appended by `on_finished`
+        """
         return None
 
     def limits(self, view: View) -> Limits:
-        """What the next iterations may hold; asked once, or see `dynamic_limits`."""
+        """Called once before the first iteration; with `dynamic_limits` before each iteration whose
+        batch or queue changed. It may read all of `view` if `dynamic_limits` is set, else only
+        constants.
+
+        Returns:
+            The limits of the next iterations: token budget, batch size, kinds of batch.
+
+        Example::
+
+            def limits(self, view: View) -> Limits:
+                return Limits(token_budget=self.token_budget, max_seqs=256)
+        """
         return Limits()
 
     def admit(self, r: RequestState, view: View) -> Admission:
-        """On arrival."""
+        """Called once when `r` arrives, before it enters the waiting queue. It may read all of `r`
+        but its true output length, and all of `view`.
+
+        Returns:
+            `Admission.ADMIT`, or `Admission.REJECT`, which ends the request unserved.
+
+        Example::
+
+            def admit(self, r: RequestState, view: View) -> Admission:
+                return Admission.REJECT if view.n_waiting >= self.max_waiting else Admission.ADMIT
+        """
         return Admission.ADMIT
 
     def queue_key(self, r: RequestState, view: View) -> Key:
-        """Order of the queue: the smallest key goes next. Times in seconds compare with times."""
+        """Called for waiting requests as often as `queue_order` says: once on entry ("static"),
+        after changes of the prefix cache ("prefix-cache"), or before each admission ("dynamic").
+        With "static" it must not read the clock or the load from `view`.
+
+        Returns:
+            A number or a tuple of numbers; the request with the smallest enters the batch next.
+
+        Example::
+
+            def queue_key(self, r: RequestState, view: View) -> float:
+                return r.arrival_s + r.slo.ttft_s  # earliest deadline first
+        """
         return r.arrival_s
 
     def queue(self, view: View) -> Queue | None:
-        """Where `queue_order` is "dynamic": a queue that finds the smallest `queue_key` without
-        asking all.
+        """Called once for each instance, with `queue_order = "dynamic"` alone. It may keep `view`,
+        which stays valid.
 
-        Called once an instance. None: the engine asks for every key each time.
+        Returns:
+            A queue that finds the request with the smallest `queue_key` without computing every
+            key; None: the engine computes every key before each admission.
+
+        Example::
+
+            def queue(self, view: View) -> Queue | None:
+                return RoomQueue(self.worth, self.blocks, room=lambda: view.free_blocks)
         """
         return None
 
     def queue_key_line(self, r: RequestState, view: View) -> Line:
-        """The line on which `queue_key` moves, where `queue_order` is "linear-in-time"; asked on
-        entering.
+        """Called once when `r` enters the queue, with `queue_order = "linear-in-time"` alone. It
+        may read all of `r` but its true output length, and all of `view`.
+
+        Returns:
+            The line that the key of `r` follows over time; `queue_key` must return its value.
+
+        Example::
+
+            def queue_key_line(self, r: RequestState, view: View) -> Line:
+                return Line(r.arrival_s, 0.0, -1.0 / r.prompt_tokens)  # waiting time per token
         """
-        raise NotImplementedError(f"{type(self).__name__} orders by time but gives no line")
+        raise NotImplementedError(
+            f"{type(self).__name__} has queue_order linear-in-time and must override queue_key_line"
+        )
 
     def victim_key(self, r: RequestState, view: View) -> Key:
-        """Under KV pressure the request in the batch with the smallest key is preempted."""
+        """Called for the requests in the batch when free KV blocks run out. It may read all of `r`
+        but its true output length, and all of `view`.
+
+        Returns:
+            A number or a tuple of numbers; the request with the smallest is preempted first.
+
+        Example::
+
+            def victim_key(self, r: RequestState, view: View) -> float:
+                return -view.held_blocks(r)  # preempt the largest
+        """
         return -r.arrival_s
 
     def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
-        """How the victim goes. A swap for which host memory has no room is a recomputation."""
+        """Called for each victim, after `victim_key` has chosen it. It may read all of `r` but its
+        true output length, and all of `view`.
+
+        Returns:
+            RECOMPUTE, SWAP or STALL. A swap for which host memory has no room becomes a
+            recomputation.
+
+        Example::
+
+            def preemption_mode(self, r: RequestState, view: View) -> PreemptionMode:
+                short = r.prompt_tokens < 512
+                return PreemptionMode.RECOMPUTE if short else PreemptionMode.SWAP
+        """
         return PreemptionMode.RECOMPUTE
 
     def next_queue(self, view: View) -> NextQueue:
-        """Who enters next, asked when either group waits; asked again after anybody entered.
+        """Called before requests enter the batch, when requests wait or are swapped out. It may
+        read all of `view`; `view.admissible(queue)` lists the requests of a queue that fit now.
 
-        `view.admissible(group)` names those of a group for whom there is room now.
+        Returns:
+            The queue whose requests enter next, in its order, until one does not fit; or NONE.
+
+        Example::
+
+            def next_queue(self, view: View) -> NextQueue:
+                fits = view.admissible(NextQueue.WAITING)
+                return NextQueue.WAITING if fits else NextQueue.SWAPPED
         """
         return NextQueue.SWAPPED if view.n_swapped else NextQueue.WAITING
 
     def headroom_blocks(self, r: RequestState, view: View) -> int:
-        """Blocks that must stay free beyond what `r` needs to enter."""
+        """Called before `r` enters the batch. It may read all of `r` but its true output length,
+        and all of `view`.
+
+        Returns:
+            KV blocks that must stay free beyond those that `r` needs to enter.
+
+        Example::
+
+            def headroom_blocks(self, r: RequestState, view: View) -> int:
+                return view.n_decoding  # one block for each decoding request
+        """
         return 0
 
     def reserved_blocks(self, r: RequestState, view: View) -> int:
-        """Blocks promised to `r` for life; promises never exceed the instance's blocks."""
+        """Called when `r` is the next to enter the batch, and again when it enters; both calls must
+        return the same. It may read all of `r` but its true output length, and constants of `view`.
+
+        Returns:
+            KV blocks reserved for `r` until it ends. A request enters only if all reservations
+            together fit the instance's blocks.
+
+        Example::
+
+            def reserved_blocks(self, r: RequestState, view: View) -> int:
+                return -(-(r.prompt_tokens + r.max_output_tokens) // view.block_size)
+        """
         return 0
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
-        """When `r` goes if it has not begun by then; asked once, on entering the queue."""
+        """Called once when `r` enters the waiting queue. It may read all of `r` but its true output
+        length, and all of `view`.
+
+        Returns:
+            When `r` leaves the instance if its prefill has not begun, and whether it is dropped or
+            offloaded; None: never.
+
+        Example::
+
+            def timeout(self, r: RequestState, view: View) -> Timeout | None:
+                return Timeout(r.arrival_s + r.slo.ttft_s, ReleaseReason.DROP)
+        """
         return None
 
     def on_finished(self, r: RequestState, view: View) -> None:
-        """`r` is done: learn from it."""
+        """Called once when the last token of `r` is out. It may read all of `r` and `view`, and
+        change `view.policy_state`. Returns nothing.
+
+        Example::
+
+            def on_finished(self, r: RequestState, view: View) -> None:
+                view.policy_state.append(r.emitted_tokens)
+        """
 
 
 @dataclass(frozen=True)
 class StaticPolicy(Parameters):
-    """Static batching: a batch is formed when the engine idles and runs until its longest ends.
+    """Scheduling policy of one instance with static batching: a batch forms when the engine is idle
+    and runs until its longest answer ends.
 
-    `continuous` names the system that is what a server can run of it, if there is one.
+    `continuous` names the system with continuous batching that runs on servers instead; empty:
+    none.
     """
 
     continuous: ClassVar[str] = ""
     uses_predicted_lengths: ClassVar[bool] = False  # as `Policy` has it
 
     def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
-        """The batch to run next, at least one request, from `waiting` (in order of arrival)."""
+        """Called whenever the engine is idle and requests wait. `waiting` is in order of arrival;
+        the hook may read all of it but true output lengths, and all of `view`.
+
+        Returns:
+            The next batch: at least one request of `waiting`, each once.
+
+        Example::
+
+            def form_batch(self, waiting: Sequence[RequestState], view: View) -> list[RequestState]:
+                return list(waiting[: self.batch_size])
+        """
         raise NotImplementedError
 
     def new_state(self) -> Any:
-        """What this policy learns on one instance, empty."""
+        """Called once for each instance, before the first request. It reads the parameters alone.
+
+        Returns:
+            An empty, mutable object for what the policy learns; None if it learns nothing.
+
+        Example::
+
+            def new_state(self) -> list[int]:
+                return []  # output lengths, appended by `on_finished`
+        """
         return None
 
     def reserve_tokens(self, r: RequestState, view: View) -> int:
-        """Answer tokens that KV is reserved for; a batch of more than one never exceeds memory."""
+        """Called for each request of a batch when the batch forms. It may read all of `r` but its
+        true output length, and all of `view`.
+
+        Returns:
+            Output tokens to reserve KV for. The engine cuts a batch of several requests to what
+            fits.
+
+        Example::
+
+            def reserve_tokens(self, r: RequestState, view: View) -> int:
+                return view.predict.output_tokens_p90(r)
+        """
         return r.max_output_tokens
 
     def on_finished(self, r: RequestState, view: View) -> None:
-        """`r` is done: learn from it."""
+        """Called once when the batch of `r` has ended. It may read all of `r` and `view`, and
+        change `view.policy_state`. Returns nothing.
+
+        Example::
+
+            def on_finished(self, r: RequestState, view: View) -> None:
+                view.policy_state.append(r.emitted_tokens)
+        """
 
 
 AnyPolicy = Policy | StaticPolicy
@@ -228,6 +405,6 @@ def clock_read_error(policy: Policy) -> SloBenchError:
 
 
 def overrides(policy: Policy, hook: str) -> bool:
-    """Does this policy answer the hook itself?"""
+    """Whether this policy overrides `hook`."""
     base: Callable[..., Any] = getattr(Policy, hook)
     return getattr(type(policy), hook) is not base

@@ -19,8 +19,7 @@ class Predicts(Protocol):
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """Seconds."""
-        ...
+        """Seconds of one iteration."""
 
 
 class Learner(Predicts, Protocol):
@@ -29,7 +28,6 @@ class Learner(Predicts, Protocol):
     @property
     def error(self) -> float:
         """Mean relative error of its predictions so far."""
-        ...
 
     def learn(
         self,
@@ -38,10 +36,9 @@ class Learner(Predicts, Protocol):
         chunks: Sequence[tuple[int, int]],
         duration_s: float,
     ) -> None:
-        """An iteration took so long. Spans of decode steps that are leapt over are not told of,
-        nor is anything in the plain reference engine.
+        """Learn from an iteration that took `seconds`. Decode steps that the engine skips over are
+        not reported, and the plain reference engine reports nothing.
         """
-        ...
 
 
 class ModelledPredictions:
@@ -62,6 +59,7 @@ class ModelledPredictions:
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
+        """Seconds of one iteration."""
         return self._step_time.step_s(decode_seqs, decode_kv_tokens, chunks)
 
     def swap_s(self, blocks: int) -> float:

@@ -13,31 +13,24 @@ class Queue(Protocol):
 
     @property
     def live(self) -> int:
-        """How many wait."""
-        ...
+        """Number of waiting requests."""
 
     def push(self, r: RequestState) -> None:
-        """`r` enters."""
-        ...
+        """Add `r` to the queue."""
 
     def head(self) -> RequestState:
         """The next request; the queue must not be empty."""
-        ...
 
     def take_head(self) -> None:
         """The request that `head` has just named leaves."""
-        ...
 
     def remove(self, r: RequestState) -> None:
         """`r` leaves from wherever it stands."""
-        ...
 
     def __iter__(self) -> Iterator[RequestState]: ...
 
     def ordered(self) -> Iterator[RequestState]:
-        """All, the next one first."""
-        ...
+        """All waiting requests in queue order, the next first."""
 
     def overtaken_s(self) -> float:
         """When another request becomes the next one if nothing else happens; infinite if never."""
-        ...

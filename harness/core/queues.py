@@ -1,4 +1,4 @@
-"""Waiting queues: who goes next."""
+"""Waiting queues, by how often their keys are computed."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ REKEY_AT_MOST = 128  # SGLang orders longer queues by arrival as well (Sheng et 
 
 
 class WaitQueue:
-    """Keys asked once, on entering; a heap with lazy removal.
-
-    An entry is stale when its version is not the request's any more.
+    """Keys are computed once, on entry; a heap with lazy removal. An entry is stale when its
+    version differs from the request's.
     """
 
     __slots__ = ("_by_arrival", "_heap", "_policy", "_view", "live")
@@ -34,7 +33,7 @@ class WaitQueue:
         return self.live
 
     def push(self, r: RequestState) -> None:
-        """`r` enters."""
+        """Add `r` to the queue."""
         self.live += 1
         r.version += 1
         key = r.arrival_s if self._by_arrival else self._policy.queue_key(r, self._view)
@@ -61,7 +60,7 @@ class WaitQueue:
         return (entry[3] for entry in self._heap if entry[3].version == entry[2])
 
     def ordered(self) -> Iterator[RequestState]:
-        """All, the next one first."""
+        """All waiting requests in queue order, the next first."""
         self.head()
         return (entry[3] for entry in sorted(self._heap) if entry[3].version == entry[2])
 
@@ -71,8 +70,8 @@ class WaitQueue:
 
 
 class CacheOrderedQueue(WaitQueue):
-    """Keys depend on the prefix cache: asked again when it changed. Long queues are in order of
-    arrival.
+    """Keys depend on the prefix cache and are computed again when it changes. Long queues are in
+    order of arrival.
     """
 
     __slots__ = ("_kv_manager", "_seen")
@@ -99,7 +98,7 @@ class CacheOrderedQueue(WaitQueue):
 
 
 class ViewOrderedQueue:
-    """Keys hang on the view: asked of all who wait, each time somebody may enter."""
+    """Keys depend on the view and are computed for all waiting requests before each admission."""
 
     __slots__ = ("_head", "_policy", "_view", "_waiting")
 
@@ -111,11 +110,11 @@ class ViewOrderedQueue:
 
     @property
     def live(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return len(self._waiting)
 
     def push(self, r: RequestState) -> None:
-        """`r` enters."""
+        """Add `r` to the queue."""
         self._waiting[r] = None
         r.version += 1
 
@@ -143,9 +142,9 @@ class ViewOrderedQueue:
         return iter(self._waiting)
 
     def ordered(self) -> Iterator[RequestState]:
-        """All, the next one first."""
+        """All waiting requests in queue order, the next first."""
         return iter(sorted(self._waiting, key=self._rank))
 
     def overtaken_s(self) -> float:
-        """Never by time alone: keys are asked again when something happens."""
+        """Infinite: keys are computed again after events, not by time alone."""
         return math.inf

@@ -104,12 +104,12 @@ class Gaps:
 
 
 class Told(NamedTuple):
-    """Of one instance or model: how much of something it had at a moment, or what befell it.
+    """Sample or event of one instance or model.
 
-    `metric` says of what: `requests` (waiting and running), `load` (C/Cmax + M/Mmax, 0 to 2),
-    `kv_gib` (KV memory, over all GPUs); `layers` or `heads` that one lends to another from then
-    on, `activation` (`value` seconds until it serves). Of predicted lengths: `lengths`, the share
-    of answers in the named bucket, and `taught`, the share of what was learnt that was taken.
+    Metrics: `requests` (waiting and running), `load` (C/Cmax + M/Mmax, 0 to 2), `kv_gib` (KV memory
+    over all GPUs), `layers` or `heads` (offloaded to another instance from then on), `activation`
+    (seconds until the model serves). Of predicted lengths: `lengths`, the share of outputs in the
+    named bucket, and `taught`, the share of training samples that were accepted.
     """
 
     time_s: float
@@ -122,7 +122,7 @@ class Told(NamedTuple):
 class Timeline:
     """State of all instances together, sampled about every `1/300` of the arrival span.
 
-    `told`: of instances or models apart, where there are several.
+    `told`: samples of single instances or models, if there are several.
     """
 
     time_s: Floats
@@ -162,7 +162,7 @@ class InstanceTotals:
 
 @dataclass(frozen=True)
 class Result:
-    """One simulated or measured cell."""
+    """Result of one simulated or measured cell."""
 
     records: Records
     gaps: Gaps
@@ -176,7 +176,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Misprediction:
-    """A request whose answer fell outside the predicted bucket, to be learnt from."""
+    """A request with an output length outside the predicted bucket, for online learning."""
 
     id: int  # its row in the workload
     prompt_tokens: int

@@ -17,5 +17,5 @@ class Release(NamedTuple):
 
     @classmethod
     def finish(cls, r: RequestState) -> Release:
-        """`r` is done and somebody waits for it."""
+        """The end of `r`, for a process that waits for it."""
         return cls(r, ReleaseReason.FINISH, r.finish_s)

@@ -1,4 +1,4 @@
-"""A queue in which who does not fit stands behind who does."""
+"""A queue in which requests that do not fit stand behind those that do."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ _SPARE = 64  # stale entries that are not worth sweeping out
 
 
 class RoomQueue:
-    """The smallest `worth` among those whose `blocks` are there, or else of all.
+    """Yields the smallest `worth` among the requests whose `blocks` fit; if none fits, among all.
 
-    `worth` and `blocks` do not change while a request waits; `room` (free blocks) is asked at each
-    look. One heap of all, and one for each number of blocks: if the first of all has no room, only
-    the heaps of those who have are looked at, and there are no more of these than there is room.
+    `worth` and `blocks` of a request are constant while it waits; `room` (free blocks) is read at
+    each access. There is one heap of all requests and one for each number of blocks: if the first
+    of all does not fit, only the heaps that fit are searched, at most as many as there are free
+    blocks.
     """
 
     __slots__ = (
@@ -48,7 +49,7 @@ class RoomQueue:
         self.live = 0
 
     def push(self, r: RequestState) -> None:
-        """`r` enters."""
+        """Add `r` to the queue."""
         self.live += 1
         r.version += 1
         if len(self._all) + len(self._new) > 4 * self.live + _SPARE:
@@ -116,14 +117,14 @@ class RoomQueue:
         return (e[3] for e in self._all if e[3].version == e[2])
 
     def ordered(self) -> Iterator[RequestState]:
-        """All, the next one first."""
+        """All waiting requests in queue order, the next first."""
         room = self._room()
         entries = sorted(e for e in self._all if e[3].version == e[2])
         entries.sort(key=lambda e: self._blocks(e[3]) > room)
         return (e[3] for e in entries)
 
     def overtaken_s(self) -> float:
-        """Never by time alone."""
+        """Infinite: the order does not change by time alone."""
         return math.inf
 
 

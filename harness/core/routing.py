@@ -13,13 +13,11 @@ class Target(Protocol):
 
     @property
     def index(self) -> int:
-        """Its place among its equals."""
-        ...
+        """Position among the instances of the router."""
 
     @property
     def n_requests(self) -> int:
         """Requests on their way to it, waiting at it, or running on it."""
-        ...
 
 
 T = TypeVar("T", bound=Target)
@@ -34,8 +32,7 @@ class Router(Protocol):
     measures: bool
 
     def route(self, r: RequestState, instances: Sequence[T]) -> T:
-        """The instance that gets `r`."""
-        ...
+        """Choose the instance that receives `r`."""
 
 
 def least_loaded(instances: Sequence[T]) -> T:

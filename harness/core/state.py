@@ -1,4 +1,4 @@
-"""One request on one instance, as the iteration loop sees it."""
+"""One request on one instance, as the engine sees it."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ NOT_YET_S = float("nan")
 
 
 class Phase(Enum):
-    """Where a request stands on its instance."""
+    """State of a request on its instance."""
 
     WAITING = "waiting"  # needs prefill: new, or to be recomputed
-    SWAPPED = "swapped"  # its KV exists elsewhere: host memory, or the instance it came from
+    SWAPPED = "swapped"  # its KV is in host memory or at its former instance
     PREFILL = "prefill"
     DECODE = "decode"
     STALLED = "stalled"  # keeps its blocks, sits out
     DONE = "done"
 
 
-WAITING = Phase.WAITING  # a name of its own: looking a member up costs, a million times
+WAITING = Phase.WAITING  # looking up an enum member a million times costs
 
 
 class RequestState:
     """Progress of a request. `id` is its row in the workload.
 
-    While a request decodes, `kv_tokens`, `emitted_tokens` and `blocks` stand still at their
-    values of tick `tick0` (a decode step then touches no request); ask the view for lengths.
-    `target_tokens` is how many tokens prefill must bring into the KV cache: the prompt, and after
-    a recomputation the tokens already given back as well.
+    While a request decodes, `kv_tokens`, `emitted_tokens` and `blocks` keep their values of tick
+    `tick0` (a decode step then touches no request); ask the view for lengths. `target_tokens` is
+    the number of tokens that prefill must put into the KV cache: the prompt and, after a
+    recomputation, the output tokens that are out already.
     """
 
     __slots__ = (
@@ -81,18 +81,18 @@ class RequestState:
     ) -> None:
         self.id = id
         self.arrival_s = self.visible_s = arrival_s
-        self.queued_s = arrival_s  # when the last one gave it back before it had begun, if any
+        self.queued_s = arrival_s  # when the last instance returned it unbegun, if any did
         self.prompt_tokens = self.target_tokens = prompt_tokens
         self.output_tokens = output_tokens
         self.max_output_tokens = max_output_tokens
         self.slo = slo
         self.prefix_blocks = prefix_blocks
-        self.notify_on_finish = notify_on_finish  # somebody waits for this answer
+        self.notify_on_finish = notify_on_finish  # a client waits for this answer
         self.first_scheduled_s = self.first_token_s = self.finish_s = self.last_token_s = NOT_YET_S
         self.phase = WAITING
         self.emitted_tokens = self.kv_tokens = self.blocks = self.reserved_blocks = 0
         self.tick0 = self.residue = self.version = self.recomputes = self.swaps = 0
-        self.cached_tokens = self.instance = self.seq = -1  # not looked up, not sent, not come yet
+        self.cached_tokens = self.instance = self.seq = -1  # not looked up, not sent, not arrived
         self.in_host_memory = False
         self.num_inputs = self.priority = 0  # texts to embed in one pass; 0: an answer is generated
         # by a client, of its answer; see `wire.PredictedLength`

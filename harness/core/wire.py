@@ -16,14 +16,14 @@ VLLM_FIELD = "vllm_xargs"
 SGLANG_FIELD = "custom_params"
 
 # In `kv_transfer_params` of vLLM, where prefill and decode are split: the name of the transfer,
-# whose KV this server writes to the shared folder, or reads from it.
+# This server writes its KV to the shared folder, or reads it from there.
 STORE_KV = "slo_bench_store"
 LOAD_KV = "slo_bench_load"
 
 # A request that a policy lets go ends with status 503, or an error in its stream, that begins with:
 REJECTED = "slo_bench: rejected"
 DROPPED = "slo_bench: dropped"
-# So does one that an instance gives back to its controller: a gateway of ours sends it elsewhere.
+# So does a request that an instance returns to its controller: our gateway reroutes it.
 OFFLOADED = "slo_bench: offloaded"
 
 # How long ago a request had arrived when it was sent to this server, in seconds.
@@ -45,16 +45,12 @@ class PredictedLength(NamedTuple):
     p90: int
 
     def to_wire(self) -> Wire:
-        """Beside the values of `to_wire`."""
+        """Wire format of the request, added to the values of `to_wire` of the base class."""
         return dict(zip(_TOLD, self, strict=True))
 
 
 def to_wire(request: Request) -> Wire:
-    """The values of one request; bounds that ask nothing are left out.
-
-    `deadline_in_s` counts from the arrival, since client and server share no clock; `row` is the
-    request's row in the workload.
-    """
+    """Wire format of the request, added to the values of `to_wire` of the base class."""
     slo = request.slo
     bounds = (slo.ttft_s, slo.tpot_s, slo.e2e_s, slo.deadline_s - request.arrival_s)
     wire: Wire = {"row": request.id, "max_output_tokens": request.max_output_tokens}

@@ -5,22 +5,22 @@ re-computation).
 
 Idea. When KV memory runs out, a victim is swapped to host memory or recomputed later. Neither is
 always cheaper: a swap costs by length over the host link, a recomputation by length on the GPU and
-by what is prefilled beside it. Two predictors tell both costs, and the order of requests is fair:
+by what is prefilled with it. Two predictors estimate both costs, and the order of requests is fair:
 by waiting time per token.
 
 Which part answers what:
 
 - Algorithm 1 (victims from the lowest priority up; the cheaper of swap and recompute for each):
-  `AdaptiveLlm.keep` and `AdaptiveLlm.preemption_mode`; Eq. 2 (cost of a swap):
+  `AdaptiveLlm.victim_key` and `AdaptiveLlm.preemption_mode`; Eq. 2 (cost of a swap):
   `AdaptiveLlm._costs_s`.
-- Algorithm 2 (the swapped or the waiting requests enter next): `AdaptiveLlm.refill`.
+- Algorithm 2 (the swapped or the waiting requests enter next): `AdaptiveLlm.next_queue`.
 - §3.5 (priority: time since first queued / sequence length): `AdaptiveLlm.priority`, and as the key
   of the queue `AdaptiveLlm.queue_key_line`.
 - §6 (1), future work (deadlines): `AdaptiveLlmDeadlines`; system `adaptivellm-deadlines`.
 - §6 (2), future work (copies beside computation, recomputation in chunks): parameters
   `overlap_swap` and `chunk_tokens`.
 
-Elsewhere:
+In other folders:
 
 - §3.2, §3.3 (learned costs of recomputation and swaps): `predictors/costs/`.
 - Eq. 5 (weighted turnaround): `harness/results/metrics.py`.
@@ -51,18 +51,18 @@ class AdaptiveLlm(VllmV0):
     vLLM 0.2 with cost-aware preemption (Algorithm 1) and fair order (Algorithm 2).
 
     Priority = time since first queued / sequence length; the request with the lowest is preempted
-    (the text; the printed pseudo-code pops the highest), the one with the highest enters first.
+    (the text; the printed pseudo-code pops the highest), the request with the highest enters first.
 
-    `groups`: `swapped-first` lets the swapped back before anybody is prefilled. `mean-priority` is
+    `groups`: `swapped-first` lets swapped requests back before any prefill. `mean-priority` is
     Algorithm 2 to the letter: the group with the higher mean priority enters, which lets fresh
-    short requests starve the swapped ones.
-    `cost_grid`: a file of `slo-bench profile fit --like adaptivellm`, whose learned costs Algorithm
-    1 then compares; without it those of the engine's own predictions (the simulator's are exact).
-    `overlap_swap`, `chunk_tokens`: the paper's future work (§6 (2)). Copies run beside a step's
-    computation, layer by layer, and only what exceeds it is paid for; recomputed (and new) prompts
-    ride on decode steps, in chunks that fill them up to so many tokens (0: alone, as published).
-    The costs that Algorithm 1 compares are then what either adds to the present step.
-    `fair` off keeps vLLM's order and shows what the memory decisions alone are worth.
+    short requests starve the swapped ones. `cost_grid`: a file of `slo-bench profile fit --like
+    adaptivellm`, whose learned costs Algorithm 1 then compares; without it those of the engine's
+    own predictions (the simulator's are exact). `overlap_swap`, `chunk_tokens`: the paper's future
+    work (§6 (2)). Copies run in parallel to a step's computation, layer by layer, and only what
+    exceeds it counts; recomputed (and new) prompts join decode steps, in chunks that fill them up
+    to `chunk_tokens` tokens (0: alone, as published). The costs that Algorithm 1 compares are then
+    what either adds to the present step. `fair` off keeps vLLM's order and shows what the memory
+    decisions alone are worth.
     """
 
     queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time"]] = "linear-in-time"
@@ -126,7 +126,7 @@ class AdaptiveLlm(VllmV0):
         return sum(ways_s), self._step_s(view, *beside, again) - self._step_s(view, *beside)
 
     def _step_s(self, view: View, seqs: int, kv_tokens: int, prefill: int = 0) -> float:
-        """A step of so many decodes with `prefill` tokens beside them."""
+        """Seconds of a step with `decodes` decodes and `prefill` prompt tokens."""
         if self.cost_grid:
             return read_cost_grid(self.cost_grid).step_seconds(prefill, seqs, kv_tokens)
         return view.predict.step_s(seqs, kv_tokens, ((0, prefill),) if prefill else ())
@@ -164,7 +164,7 @@ class AdaptiveLlmDeadlines(AdaptiveLlm):
     uses_predicted_lengths: ClassVar[bool] = True
 
     def due_s(self, r: RequestState) -> float:
-        """When the last token must be out; infinite where nobody asks."""
+        """When the last token must be out; infinite without a latency bound or deadline."""
         return min(r.arrival_s + r.slo.e2e_s, r.slo.deadline_s)
 
     def priority(self, r: RequestState, view: View) -> float:

@@ -21,9 +21,9 @@ def due_s(r: RequestState) -> float:
 
 @dataclass(frozen=True)
 class EarliestDeadlineFirst(Vllm):
-    """Who is due first enters first; under KV pressure who is due last is preempted.
+    """Earliest deadline first; the request with the latest deadline is preempted.
 
-    Due is the earliest moment that the SLO names: first token, end, or deadline.
+    The deadline is the earliest moment that the SLO names: first token, end, or deadline.
     """
 
     def queue_key(self, r: RequestState, view: View) -> Key:

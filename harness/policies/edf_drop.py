@@ -1,4 +1,4 @@
-"""Earliest deadline first; who cannot be in time any more is dropped before it begins.
+"""Earliest deadline first; requests that cannot be in time any more are dropped before they begin.
 
 Source: dropping late work is what Clockwork does (Gujarati et al., OSDI 2020, §4.4), here in
 iterations of vLLM (Kwon et al., SOSP 2023).

@@ -17,10 +17,10 @@ from ..core.view import View
 
 @dataclass(frozen=True)
 class FasterTransformer(Policy):
-    """Nobody enters until the whole batch has ended.
+    """No request enters until the whole batch has ended.
 
-    Answers go back as each ends, and prompts are not padded; places of early finishers stay
-    empty. (For padded batches that are given back as a whole see `fifo`.)
+    Each answer is returned when it ends, and prompts are not padded; places of finished requests
+    stay empty. (`fifo` has padded batches that are returned as a whole.)
     """
 
     dynamic_limits: ClassVar[bool] = True

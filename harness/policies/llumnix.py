@@ -30,17 +30,16 @@ from .shared.instance_load import waiting_tokens
 
 @dataclass(frozen=True)
 class Llumnix(ClusterPolicy):
-    """Freeness F = (M - sum of V) / B: KV tokens that are free and that nobody who waits needs, for
-    each request in the batch: the iterations that memory lasts for (§4.4.1).
+    """Freeness F = (M - sum of V) / B: KV tokens that are free and not needed by waiting requests,
+    per request in the batch: the iterations until memory runs out (§4.4.1).
 
     A new request goes where F is greatest. Every `control_every_s`, instances below `low` are
     paired with instances above `high`, the extremes first, and each pair moves one request: of
     those that decode, the one with the shortest KV, if the target has room for it. KV is copied
-    while the request goes on decoding; only what was computed meanwhile is copied while it stands
-    still.
+    while the request goes on decoding; only the KV computed meanwhile is copied while it pauses.
 
-    Deviates: no priorities, no draining of instances that are to be shut down; all who wait count
-    for V, where the paper counts the first.
+    Deviates: no priorities, no draining of instances that are to be shut down; all waiting requests
+    count for V, where the paper counts the first.
     """
 
     low: float = parameter(100.0, -100_000.0, 100_000.0)
@@ -49,7 +48,7 @@ class Llumnix(ClusterPolicy):
     network_gb_per_s: float = parameter(0.0, 0.0, 10_000.0)
 
     def over(self, placement: Placement) -> LinkSpec:
-        """What KV moves over."""
+        """Link specification of KV transfers."""
         return link_between(placement, self.network_gb_per_s)
 
     def links(self, instances: Sequence[Instance]) -> Links:
@@ -90,10 +89,9 @@ class Llumnix(ClusterPolicy):
 
 @dataclass(frozen=True)
 class MigrateLive:
-    """`request`, which decodes at `source`, goes on at `target`, where blocks are promised to it.
-
-    What it has is copied first, beside its steps; then it stops, and what it has got meanwhile is
-    copied. If it has ended or been preempted by then, it stays.
+    """Live migration of `request`, which decodes at `source`, to `target`, where blocks are
+    reserved for it. Its KV is copied first, in parallel to its steps; then it pauses, and the KV
+    computed meanwhile is copied. If it has ended or been preempted by then, it stays.
     """
 
     request: RequestState
@@ -121,7 +119,7 @@ class MigrateLive:
 
 
 def freeness(instance: Instance) -> float:
-    """F of §4.4.1, in iterations."""
+    """Freeness F of §4.4.1, in iterations."""
     free_tokens = instance.free_blocks * instance.kv_manager.block_size
     return (free_tokens - waiting_tokens(instance)) / max(1, instance.snapshot.n_running)
 

@@ -1,4 +1,4 @@
-"""Whom a request goes to by measured load alone.
+"""Routing by measured load alone.
 
 Source: BanaServe (docs/papers.md), Algorithm 4-2, Eq. 4-33.
 """
@@ -12,25 +12,21 @@ from ..core.state import RequestState
 
 
 class LoadedInstance(Protocol):
-    """An instance whose load is measured: a simulated one, or a real server that says so itself."""
+    """An instance with a measured load: simulated, or a real server that reports it."""
 
     @property
     def index(self) -> int:
-        """Its place among its equals."""
-        ...
+        """Position among the instances of the router."""
 
     @property
     def queue(self) -> int:
         """Requests that wait there, or are on their way."""
-        ...
 
     def use(self, window_s: float) -> float:
         """U = C/Cmax + M/Mmax (Eq. 4-28), with the compute of the next `window_s` seconds."""
-        ...
 
     def adds(self, r: RequestState, window_s: float) -> float:
         """What `r` adds to U: EstimateLoad."""
-        ...
 
 
 T = TypeVar("T")

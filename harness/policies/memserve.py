@@ -23,7 +23,7 @@ from .shared.kv_store_parameters import SharedStoreLedgers
 
 
 class _AtHome(StoreKVCacheManager):
-    """Of a prefill instance: remembers whose KV began here."""
+    """KV store of a prefill instance that remembers which requests' KV began there."""
 
     __slots__ = ("_homes",)
 

@@ -23,14 +23,14 @@ from .shared.kv_store_parameters import SharedStoreLedgers
 @dataclass(frozen=True)
 class Mooncake(DisaggregatedPolicy):
     """Each prefill instance's time to first token is estimated: queue, what it must load, what it
-    must compute, given the prefix on its own GPU and in the pool; the least wins.
+    must compute, given the prefix on its own GPU and in the pool; the smallest estimate wins.
 
     The pool is host memory (`store_cpu_gib` an instance) and disks (`store_ssd_gib`); new KV is
     written to memory, the least recently used goes to disk. `early_reject`: a request whose
-    estimate exceeds its TTFT SLO is refused (§7; off, as other systems refuse nobody).
+    estimate exceeds its TTFT SLO is rejected (§7; off by default, as other systems reject none).
 
-    Deviates: the pool is one store that every GPU reads over its own host link, so that hot blocks
-    need no copies on several hosts.
+    Deviates: the pool is one store that every GPU reads over its own host link, so that popular
+    blocks need no copies on several hosts.
     """
 
     store_cpu_gib: float = parameter(64.0, 0.0, 4096.0)

@@ -16,10 +16,10 @@ from ..core.view import View
 
 @dataclass(frozen=True)
 class Orca(Policy):
-    """First come, first served; whole prompts run beside decodes (selective batching).
+    """First come, first served; whole prompts run together with decodes (selective batching).
 
-    KV slots for prompt and maximum output are promised for life, so nobody is ever preempted and
-    much memory stands empty.
+    KV slots for prompt and maximum output are reserved for life, so no request is ever preempted
+    and much memory stays empty.
     """
 
     max_batch: int = parameter(256, 1, 8192, log=True)

@@ -37,13 +37,13 @@ class Qlm(VllmSharing):
     """Groups by model, which here also is by SLO; the group with the first deadline goes next.
 
     A group waits at the GPUs that hold its model, or else at those with the least work waiting. A
-    model whose turn is over gets no more requests, serves those that it has, and is swapped for
-    the next one; then the whole GPU is that one's. `swap = "weights"` counts the copy of the
-    weights over the GPU's own host link, `start` also a new engine.
+    model whose turn is over gets no more requests, finishes its own, and is swapped for the next
+    one, which then has the whole GPU. `swap = "weights"` counts the copy of the weights over the
+    GPU's own host link, `start` also a new engine.
 
-    Not built: eviction of running requests to host memory for a more urgent group (here these run
-    to their end), its estimator of waiting times (work that waits is counted instead), several
-    GPUs for one group.
+    Not built: eviction of running requests to host memory for a more urgent group (here they run to
+    their end), its estimator of waiting times (work that waits is counted instead), several GPUs
+    for one group.
     """
 
     swap: str = parameter("weights", choices=("weights", "start"))

@@ -11,7 +11,7 @@ from .load_aware import LoadAware
 
 
 class RoundRobin:
-    """Each in turn."""
+    """Routes requests to the instances in turn."""
 
     watches = False
     measures = False

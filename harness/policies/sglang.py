@@ -19,10 +19,10 @@ from ..core.view import View
 class Sglang(Policy):
     """Requests whose prefix is cached go first (queues above 128: first come, first served).
 
-    A request enters if, beside its own prompt, `new_token_ratio` of all tokens that the batch
-    could still produce would fit. The server lets that ratio decay from 0.7 to 0.1 in the course
-    of 600 steps; here it stands at its final value. Under KV pressure the request with the
-    fewest given tokens is retracted, of equals the one with the longest prompt.
+    A request enters if its prompt fits together with `new_token_ratio` of all tokens that the batch
+    could still produce. The server lets that ratio decay from 0.7 to 0.1 in the course of 600
+    steps; here it has its final value. Under KV pressure the request with the fewest output tokens
+    is retracted, of equals the one with the longest prompt.
     """
 
     queue_order: ClassVar[Literal["static", "prefix-cache"]] = "prefix-cache"

@@ -75,7 +75,7 @@ class System:
 
     @property
     def least_instances(self) -> int:
-        """With how many instances it runs where nobody says how many."""
+        """Smallest number of instances that the system accepts."""
         return 1 if self.cluster is None else self.cluster.least_instances
 
     def with_parameters(self, **values: Any) -> System:
@@ -103,8 +103,7 @@ def _shared(name: str, sharing: SharingPolicy, source: str) -> System:
 
 @dataclass(frozen=True)
 class _Stock:
-    """An entry of the registry. Policies are named as `module:Class` and imported when asked for.
-
+    """An entry of the registry. Policies are named as `module:Class` and imported on first use.
     `sharing`: the policy serves several models.
     """
 
@@ -129,7 +128,7 @@ def _member(where: str) -> Any:
 
 
 class _Registry(Mapping[str, System]):
-    """Name to system; each is made when it is asked for first."""
+    """Maps a name to its system; each is made on first use."""
 
     def __init__(self) -> None:
         self._made: dict[str, System] = {}

@@ -1,4 +1,4 @@
-"""vLLM that loads cached KV layer by layer beside the computation.
+"""vLLM that loads cached KV layer by layer, in parallel to the computation.
 
 Source: BanaServe (docs/papers.md), §4.3.3; Mooncake (Qin et al., FAST 2025), §5.1.
 """

@@ -18,17 +18,17 @@ from .vllm_v0 import VllmV0
 
 @dataclass(frozen=True)
 class VllmSwap(VllmV0):
-    """Preempts by swapping to host memory; the swapped come back before anybody new enters.
+    """Preempts by swapping to host memory; swapped requests return before any new one enters.
 
-    What happens when host memory is full is not published (the AdaptiveLLM paper, which uses it
-    as a baseline, blames host memory for its small batches). `host_full`: `admit-none` lets nobody
-    enter whose batch, should every answer have its full length, could outgrow GPU and host memory
+    What happens when host memory is full is not published (the AdaptiveLLM paper, which uses it as
+    a baseline, blames host memory for its small batches). `host_full`: `admit-none` admits no
+    request with which the batch, at full output lengths, could outgrow GPU and host memory
     together, so that a victim can be swapped (by tokens: where whole blocks take more, it is
     recomputed); `stall` lets the victim keep its blocks and sit out; `recompute` throws its KV
     away. A request by itself may always enter.
     """
 
-    overlap_swap: bool = parameter(False)  # copies run beside the layers' computation
+    overlap_swap: bool = parameter(False)  # copies run in parallel to the layers' computation
     host_full: str = parameter("admit-none", choices=("admit-none", "stall", "recompute"))
 
     def limits(self, view: View) -> Limits:

@@ -74,13 +74,12 @@ def fit_costs(
     tried: Sequence[Setting] = (),
     seed: int = 0,
 ) -> CostFit:
-    """The best of what is `tried` (else all `settings()`), by error on rows held out, and its grid.
-
-    It learns from the steps of `profile` and those `beside` it; the grid is for the model of
-    `profile` on `tp` GPUs.
+    """The best of the settings in `tried` (else all `settings()`), by error on held-out rows, and
+    its grid. It learns from the steps of `profile` and of the profiles `beside` it; the grid is for
+    the model of `profile` on `tp` GPUs.
 
     Raises:
-        SloBenchError: scikit-learn is missing, or the tables make too few steps.
+        SloBenchError: scikit-learn is missing, or the tables have too few steps.
     """
     need_scikit_learn()
     seen = samples([profile, *beside])
@@ -152,7 +151,7 @@ def _grid(
     each = np.round(steps.kv_tokens / np.maximum(1, steps.sequences))
     axes = [_axis(column) for column in (steps.chunk_tokens, steps.sequences, each)]
     tokens, sequences, kv_tokens = (column.ravel() for column in np.meshgrid(*axes, indexing="ij"))
-    # Nobody decodes and nothing is prefilled: the least prefill, so that what lies between is flat.
+    # A step without decodes and prefill takes the time of the least prefill, so that it is flat.
     nothing = (tokens == 0) & (sequences == 0)
     tokens = np.where(nothing, axes[0][1], tokens)
     asked = Observations(
@@ -186,7 +185,7 @@ def _grid_quality(
     swap: SwapFit,
     seed: int,
 ) -> GridQuality:
-    """Lookups in grids whose regressors have not seen the rows that are looked up."""
+    """Error of lookups in grids whose regressors have not seen the looked-up rows."""
     own = seen.features[:, :2] == described(profile, seen.steps).features[:, :2]
     asked = own.all(axis=1) & (seen.steps.context_tokens == 0)
     call_s = math.nan

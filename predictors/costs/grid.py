@@ -33,17 +33,17 @@ class Swap:
     s_per_token: float
 
     def seconds(self, tokens: int) -> float:
-        """Moving the KV of so many tokens; 0 for none."""
+        """Seconds to move the KV of that many tokens; 0 for none."""
         return self.latency_s + tokens * self.s_per_token if tokens > 0 else 0.0
 
 
 @dataclass(frozen=True)
 class CostGrid:
-    """Seconds of a step by tokens prefilled x sequences that decode beside x KV tokens of each.
+    """Seconds of a step by tokens prefilled x decoding sequences x KV tokens of each.
 
-    `step_s` has shape (tokens, sequences, kv_tokens); the axes ascend and begin with 0. Between
-    points it is interpolated linearly along each axis, beyond the last it goes straight on. `about`
-    says what it was made from.
+    `step_s` has shape (tokens, sequences, kv_tokens); the axes ascend and begin with 0. Times are
+    interpolated linearly between points and extrapolated linearly beyond the last. `about` names
+    the source of the grid.
     """
 
     tokens: Floats
@@ -63,7 +63,9 @@ class CostGrid:
         object.__setattr__(self, "_flat", self.step_s.ravel().tolist())
 
     def step_seconds(self, tokens: int, sequences: int = 0, kv_tokens: int = 0) -> float:
-        """A step that prefills `tokens` beside `sequences` that hold `kv_tokens` in all."""
+        """Seconds of a step that prefills `tokens` while `sequences` decode over `kv_tokens` KV
+        tokens in all.
+        """
         each = kv_tokens / sequences if sequences else 0.0
         index, corners = 0, [(0, 1.0)]
         for at, value in zip(self._at, (tokens, sequences, each), strict=True):

@@ -23,7 +23,7 @@ REGRESSORS = ("linear", "tree", "forest", "ridge", "lasso", "elastic", "boosting
 
 @dataclass(frozen=True)
 class Setting:
-    """A regressor, the degree of its polynomials, and what it learns.
+    """A regressor, the degree of its polynomials, and its target.
 
     `target`: `seconds` of a step, as published; `ratio` of the seconds to those of the operators
     (non-negative coefficients, fitted on the same rows), whose logarithm is learned.
@@ -48,7 +48,7 @@ def settings(degrees: Sequence[int] = DEGREES) -> list[Setting]:
 
 @dataclass(frozen=True)
 class TrainedRegressor:
-    """A trained regressor."""
+    """A regressor after its training."""
 
     setting: Setting
     _model: Any
@@ -56,7 +56,7 @@ class TrainedRegressor:
     _scale: tuple[float, float]  # of what it learned
 
     def predict(self, asked: Samples) -> Floats:
-        """Seconds of each step."""
+        """Predicted seconds of each step."""
         mean, deviation = self._scale
         raw = self._model.predict(np.log1p(asked.features)) * deviation + mean
         if self.setting.target == "seconds":

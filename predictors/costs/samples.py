@@ -1,4 +1,4 @@
-"""Steps with their measured times, and what regressors are told of each."""
+"""Steps with their measured times, and the features of each for regressors."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Samples:
 
     @property
     def seconds(self) -> Floats:
-        """Measured."""
+        """Measured seconds of each step."""
         return self.steps.seconds
 
 

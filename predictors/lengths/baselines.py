@@ -35,7 +35,7 @@ def baselines(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> list[Ba
 
 
 def tfidf(rows: Sequence[LabelledPrompt], edges: tuple[int, ...]) -> Baseline:
-    """The strongest of them."""
+    """Predictions of the TF-IDF model, the strongest baseline."""
     return Baseline("TF-IDF + logistic regression", _tfidf(rows, edges))
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a predictor beside its weights: `predictor.json`."""
+"""The settings and figures of a predictor, in `predictor.json` next to its weights."""
 
 from __future__ import annotations
 

@@ -11,15 +11,15 @@ from torch import Tensor
 from .distribution import Ints
 
 PAD_TO = 8  # tokens: lengths that recur are quicker, and padding costs
-SIZES = 3  # numbers told of a prompt
+SIZES = 3  # numeric features of a prompt
 
 
 @dataclass(frozen=True)
 class Encoded:
-    """Prompts as token ids and numbers: a text that several models are asked is read once.
+    """Prompts as token ids and numbers: the text of a prompt for several models is encoded once.
 
-    `ids` and `types` are of different texts, `place` (n,) says which one each prompt is, `about`
-    has shape (n, sizes + models).
+    `ids` and `types` are of different texts, `place` (n,) is the text of each prompt, `about` has
+    shape (n, sizes + models).
     """
 
     ids: list[list[int]]
@@ -31,7 +31,7 @@ class Encoded:
         return len(self.place)
 
     def nameless(self) -> Encoded:
-        """The same, where nobody says who will answer."""
+        """A copy without the names of the models that answer."""
         about = self.about.copy()
         about[:, SIZES:] = 0
         return replace(self, about=about)

@@ -1,4 +1,4 @@
-"""How good predictions are, beside what they must beat, and what could not be told from prompts."""
+"""Accuracy of predictions, with baselines and the limit of what prompts can tell."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class PredictorEvaluation:
     confusion: Ints = field(repr=False)  # (true, predicted), as `reliability` of what `all` covers
     latencies: tuple[Latency, ...]
     leak: Mapping[str, float]
-    left_out: Mapping[str, int]  # rows by corpus whose prompt was learnt from
+    left_out: Mapping[str, int]  # rows by corpus whose prompt was in the training part
     unknown_models: tuple[str, ...]
     trained_on: frozenset[str]  # corpora by name
 

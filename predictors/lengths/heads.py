@@ -26,11 +26,9 @@ class Head(Protocol):
 
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
         """Mean loss for true lengths in tokens, shape (n,)."""
-        ...
 
     def lengths(self, raw: Tensor) -> PredictedDistributions:
-        """Distributions."""
-        ...
+        """Predicted distributions of the length."""
 
 
 class Softmax:
@@ -46,14 +44,12 @@ class Softmax:
         self.outputs = len(edges)
 
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
-        """See `Head`."""
         length = tokens.log1p()[:, None]
         below = torch.special.ndtr((self._inner.to(length.device) - length) / _DOUBT)
         ends = torch.zeros_like(length), torch.ones_like(length)
         return functional.cross_entropy(raw, torch.cat([ends[0], below, ends[1]], 1).diff(dim=1))
 
     def lengths(self, raw: Tensor) -> PredictedDistributions:
-        """See `Head`."""
         return PredictedDistributions.of_buckets(self._edges, _numpy(raw.softmax(1)))
 
 
@@ -61,7 +57,7 @@ class Ordinal:
     """One score against rising thresholds: a cumulative link with a spread of its own.
 
     Outputs are score, log spread, the first threshold and the steps to the others, so thresholds
-    may lie elsewhere for each request but always rise.
+    differ between requests but always rise.
     """
 
     def __init__(self, edges: tuple[int, ...]) -> None:
@@ -79,12 +75,10 @@ class Ordinal:
         return cumulative.diff(dim=1).clamp_min(_LEAST)
 
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
-        """See `Head`."""
         true = torch.bucketize(tokens, self._inner.to(tokens.device), right=True)
         return functional.nll_loss(self._probabilities(raw).log(), true)
 
     def lengths(self, raw: Tensor) -> PredictedDistributions:
-        """See `Head`."""
         return PredictedDistributions.of_buckets(self._edges, _numpy(self._probabilities(raw)))
 
 
@@ -102,13 +96,14 @@ class Quantile:
         return torch.cat([first, first + steps], 1)
 
     def loss(self, raw: Tensor, tokens: Tensor) -> Tensor:
-        """See `Head`."""
         off = tokens.log1p()[:, None] - self._quantiles(raw)
         level = self._levels.to(off.device)
         return torch.maximum(level * off, (level - 1) * off).sum(1).mean()
 
     def lengths(self, raw: Tensor) -> PredictedDistributions:
-        """See `Head`. Beyond the outermost quantiles the nearest slope goes on."""
+        """Predicted distributions; beyond the outermost quantiles they continue with the nearest
+        slope.
+        """
         q = _numpy(self._quantiles(raw))
         low = 2 * q[:, :1] - q[:, 2:3]
         high = 2 * q[:, -1:] - q[:, -3:-2]

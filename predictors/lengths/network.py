@@ -25,7 +25,7 @@ from .encoded import SIZES, Encoded
 from .heads import HEADS, Head
 from .tfidf import TfIdfClassifier
 
-ANYBODY = "unknown"  # who answers, where nobody says
+ANYBODY = "unknown"  # name of an unknown model
 _HIDDEN = 128
 _DROPOUT = 0.1
 
@@ -90,9 +90,10 @@ def load_base(
 
 
 def weights_sha256(model: nn.Module) -> str:
-    """Names, shapes, and the first and last thousand values of each weight, in bfloat16.
+    """Hash of the names, shapes, and the first and last thousand values of each weight, in
+    bfloat16.
 
-    A model of many gigabytes is told apart in a moment, in whatever precision it was loaded.
+    It identifies a model of many gigabytes in a moment, in any precision.
     """
     digest = hashlib.sha256()
     for name, weight in sorted(model.state_dict().items()):
@@ -144,9 +145,10 @@ class LengthNetwork(nn.Module):
     def forward(
         self, ids: Tensor, mask: Tensor | None, types: Tensor | None, about: Tensor, place: Tensor
     ) -> Tensor:
-        """Raw outputs, shape (batch, head.outputs), in float32; no mask: nothing is padded.
+        """Raw outputs, shape (batch, head.outputs), in float32; nothing is padded, so there is no
+        mask.
 
-        `ids` are of different texts, `place` (batch,) says which one each request asks.
+        `ids` are of different texts; `place` (batch,) is the text of each request.
         """
         more = {} if types is None else {"token_type_ids": types}
         hidden = self.encoder(input_ids=ids, attention_mask=mask, **more).last_hidden_state
@@ -170,9 +172,8 @@ class LengthNetwork(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer in bfloat16 on a CPU whose weight lies as the kernel wants it.
-
-    A plain one lays it out anew at every call, which takes a third of a short prompt's time.
+    """A linear layer in bfloat16 on a CPU with its weight in the layout of the kernel. A plain
+    layer converts the layout at every call, which takes a third of a short prompt's time.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -181,7 +182,7 @@ class PackedLinear(nn.Module):
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
-        """As `nn.Linear`."""
+        """Apply the layer, as `nn.Linear` does."""
         found: Tensor = torch.ops.mkldnn._linear_pointwise(
             x, self._weight, self._bias, "none", [], ""
         )
@@ -207,7 +208,7 @@ class SharedDropout(nn.Module):
     p = 0.0  # what attention asks its dropout for: none
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """`hidden` has shape (batch, tokens, features)."""
+        """Apply dropout to `hidden`, shape (batch, tokens, features)."""
         if not self.training or hidden.dim() != 3:
             return hidden
         mask = torch.empty_like(hidden[:, :1]).bernoulli_(1 - _DROPOUT)
@@ -227,7 +228,7 @@ def _share_dropout(encoder: nn.Module) -> None:
 def encode(tokenizer: Any, shape: NetworkShape, prompts: Sequence[Prompt]) -> Encoded:
     """The prompt's first tokens; its size and the model that will answer as numbers."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # Nobody's token has so many characters; tokenizing all of a book would take long.
+    # No token has this many characters; tokenizing a whole book would take long.
     asked = [prompt.text[: 32 * shape.max_tokens] for prompt in prompts]
     texts = {text: at for at, text in enumerate(dict.fromkeys(asked))}
     found = tokenizer(list(texts), truncation=True, max_length=shape.max_tokens)

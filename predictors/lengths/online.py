@@ -77,18 +77,18 @@ class Update:
 
     @property
     def accepted(self) -> bool:
-        """Whether anything was taken."""
+        """Whether a part of the update was accepted."""
         return self.step > 0
 
     @property
     def verdict(self) -> str:
-        """In a few words."""
+        """The decision in a few words."""
         if not self.accepted:
             return "refused"
         return "taken" if self.step == 1 else f"{self.step:.0%} of it taken"
 
     def told(self) -> str:
-        """In one line."""
+        """Summary of the update in one line."""
         verdict = self.verdict if self.accepted else "refused, the predictor is as it was"
         return (
             f"update with {self.rows:,} new answers {verdict}: loss on new ones "
@@ -129,16 +129,14 @@ class PriorCorrection:
         return found
 
     def forget(self) -> None:
-        """Begin anew."""
+        """Discard all observations."""
         self._came.clear()
         self._said.clear()
 
 
 class OnlinePredictor:
-    """A predictor that learns from what it is told.
-
-    What it was told lies in a queue on disk until `save` has put what was learnt into the folder,
-    so nothing is lost if it is ended.
+    """A predictor that learns from observed output lengths. Observations stay in a queue on disk
+    until `save` has written the update into the folder, so none is lost if the process ends.
     """
 
     def __init__(
@@ -287,7 +285,7 @@ class OnlinePredictor:
             self._prior.observe((row.model, workload), told, int(bucket))
 
     def _losses(self, rows: Sequence[LabelledPrompt]) -> Floats:
-        """Loss of each row."""
+        """Loss of each row, shape (n,)."""
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         raw = raw_outputs(self._network, encoded, autocast=self._bf16)
         tokens = _tokens(rows)

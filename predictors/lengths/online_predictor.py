@@ -1,8 +1,9 @@
-"""A predictor at work before real servers: read by who sends, corrected and taught by what comes.
+"""A length predictor in front of real servers, corrected and trained by the outputs that arrive.
 
-Source: UELLM, §3.3.3; see `online` for what an update is. Requests wait for the reading of their
-prompts alone. What came of them corrects the next at once, lies in a queue on disk, and is taught
-by a process of its own (`teacher`); what that one accepts takes the place of what is read with.
+Source: UELLM, §3.3.3; `online` defines an update. Requests wait only for the prediction of their
+prompts. Each observed length corrects later predictions at once and enters a queue on disk; a
+process of its own trains on the queue (`trainer_process`), and an accepted update replaces the
+predictor in use.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .trainer_process import TrainerProcess, TrainingResult
 if sys.platform != "win32":
     import fcntl
 
-WINDOW = 50  # answers, of which is said how right they were told
+WINDOW = 50  # answers for which the accuracy is reported
 _MOST_QUEUED = 2_000  # the newest stay, where nothing is accepted
 _MOST_WINDOWS = 10_000
 
@@ -54,11 +55,10 @@ class LengthPrediction:
 
 @dataclass(frozen=True)
 class Window:
-    """So many answers, in the order in which they came.
-
-    `exact`, `within_one`: the share of them in the bucket that was named, or next to it; `plain`:
-    in the one that the network alone would have named. `ratio`: the geometric mean of what came
-    over what was told. `end_s` by `time.perf_counter`.
+    """A number of answers in order of completion. `exact`, `within_one`: their share in the
+    predicted bucket, or next to it; `plain`: in the one that the network alone would have
+    predicted. `ratio`: the geometric mean of true over predicted lengths. `end_s` by
+    `time.perf_counter`.
     """
 
     end_s: float
@@ -71,14 +71,13 @@ class Window:
 
 
 class OnlineLengthPredictor:
-    """Reads prompts, and follows what comes of them where `online` says every how many answers.
-
-    Safe to use from several threads; `came` returns at once. With `online` the folder is its own:
-    the queue and what is learnt lie in it.
+    """Predicts output lengths, and with `online`, a number of answers, trains after each such
+    number. Thread-safe; `came` returns at once. With `online` it locks the folder, which holds the
+    queue and the updates.
 
     Raises:
-        SloBenchError: there is no predictor, another base, too few answers to be taught by, or
-            somebody else follows with this folder.
+        SloBenchError: the predictor is missing, its base differs, there are too few answers to
+            train on, or another process has locked the folder.
     """
 
     def __init__(
@@ -162,7 +161,7 @@ class OnlineLengthPredictor:
     # ---------------------------------------------------------------- after it
 
     def came(self, said: LengthPrediction, output_tokens: int) -> None:
-        """An answer had so many tokens; nothing follows where nobody asked for it."""
+        """Record the true output length of a request; without `online` nothing happens."""
         if not self.online or output_tokens < 1:
             return
         prompt = said.prompt
@@ -261,7 +260,7 @@ class OnlineLengthPredictor:
 
     @property
     def teaches(self) -> bool:
-        """Is a lesson under way?"""
+        """Whether a training is in progress."""
         return self._teaches
 
     def settle(self, limit_s: float) -> None:
@@ -272,7 +271,7 @@ class OnlineLengthPredictor:
             pause.wait(0.05)
 
     def close(self) -> None:
-        """End the teacher and let the folder go; the queue stays for who comes next."""
+        """End the trainer and unlock the folder; the queue stays for the next process."""
         if self._teacher is None:
             return
         self._teacher.close()

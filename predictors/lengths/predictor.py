@@ -159,7 +159,7 @@ def tfidf_of(network: LengthNetwork, encoded: Encoded) -> Floats:
 
 
 def find_base(asked: str | None, folder: Path, config: PredictorConfig) -> str:
-    """Where the base is: as asked, as it was named, or beside the predictor if that was moved."""
+    """Path of the base model: as given, as recorded, or next to the predictor if that was moved."""
     name = config.base.name
     if asked is not None or Path(name).expanduser().exists():
         return asked or name

@@ -1,4 +1,6 @@
-"""The samples that a predictor was made of, kept beside it: for replay, baselines and honesty."""
+"""The samples that a predictor was trained on, stored next to it for replay, baselines and
+checks.
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class StreamWindow:
     as_trained: float
     corrected: float  # by what came before, and taught by updates before
     within_one: float
-    baseline: float | None  # by the predictor that is shown beside it
+    baseline: float | None  # by the baseline predictor
     update: Update | None
 
 
@@ -55,13 +55,14 @@ def stream(
     baseline: TrainedPredictor | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> StreamEvaluation:
-    """Let `rows` come in order; teach after every so many.
+    """Present `rows` in order and train after every `every` of them.
 
     Args:
         online: the predictor, which changes in memory and not on disk.
-        rows: answers in order of arrival; the corpus is the workload that priors are kept by.
+        rows: answers in order of arrival; the corpus is the workload by which priors are kept.
         every: answers in a window.
-        baseline: another to compare with, say one that was trained on such answers from the start.
+        baseline: another predictor to compare with, for example one trained on such answers from
+            the start.
         progress: called with (answers that came, of how many).
     """
     old = online.samples[TEST]
@@ -104,10 +105,10 @@ def stream(
 def load_baseline(
     folder: Path, online: OnlinePredictor, rows: Sequence[LabelledPrompt], *, base: str | None
 ) -> TrainedPredictor:
-    """A predictor to show beside `online` while `rows` come.
+    """Load a predictor to compare `online` with on `rows`.
 
     Raises:
-        SloBenchError: it has seen some of them, or its buckets are others.
+        SloBenchError: it was trained on some of the rows, or has other buckets.
     """
     config = PredictorConfig.load(folder)
     if config.shape.edges != online.config.shape.edges:

@@ -1,6 +1,6 @@
 """A linear model of tokens and pairs of tokens, which the network's distribution is blended with.
 
-It errs elsewhere than the network does, takes seconds to fit and next to nothing to ask.
+It errs on other prompts than the network, takes seconds to fit and almost no time to apply.
 """
 
 from __future__ import annotations
@@ -84,10 +84,11 @@ class TfIdfClassifier:
     def of_tensors(
         cls, tensors: Mapping[str, NDArray[Any]], *, numbers: int, buckets: int
     ) -> TfIdfClassifier:
-        """What `tensors` gave, of prompts with so many numbers beside their tokens.
+        """Restore a model from the result of `tensors`, for prompts with `numbers` numeric
+        features.
 
         Raises:
-            ValueError: they are others.
+            ValueError: the tensors have other shapes.
         """
         found = {name.removeprefix(PREFIX): value for name, value in tensors.items()}
         terms = len(found["keys"]) if "keys" in found and found["keys"].ndim == 1 else 0
@@ -98,12 +99,12 @@ class TfIdfClassifier:
             "bias": ((buckets,), "float32"),
         }
         if not terms or {n: (v.shape, v.dtype.name) for n, v in found.items()} != wanted:
-            raise ValueError("the words are of another network than predictor.json")
+            raise ValueError("TF-IDF arrays must have the shapes that predictor.json implies")
         numbers_of = (found["rarity"], found["weights"], found["bias"])
         if not all((np.abs(values) < _MOST).all() for values in numbers_of):
-            raise ValueError("the words have weights that are not trained")
+            raise ValueError("TF-IDF weights must be finite and below the limit")
         if not (np.diff(found["keys"]) > 0).all():
-            raise ValueError("the words do not rise")
+            raise ValueError("TF-IDF keys must ascend")
         return cls(**found)
 
 

@@ -50,7 +50,7 @@ _FEWEST = 20  # prompts to learn from
 _WARMUP = 0.06
 _TOKENS_AT_ONCE = 2048
 _PAD_TO = 16  # tokens: with more lengths kernels keep more memory, and nothing is gained
-_GROUPED = 20  # batches whose prompts are sorted by length together
+_GROUPED = 20  # batches that are sorted by prompt length together
 _NAMELESS = 0.05  # share of steps without the models' names
 _TOP_RATE = 5.0  # times the adapters' learning rate: the head begins from nothing
 _VALIDATION, _CALIBRATION = 0.05, 0.1
@@ -92,7 +92,7 @@ class TrainSettings:
 
 @dataclass(frozen=True)
 class Epoch:
-    """How an epoch went."""
+    """Losses and time of one epoch."""
 
     number: int  # from 1
     train_loss: float
@@ -118,18 +118,19 @@ def train(
     """Train a predictor into the folder `out`.
 
     Args:
-        rows: what to learn from; split by prompt into parts for training, early stopping,
-            calibration and test.
+        rows: training data; split by prompt into parts for training, early stopping, calibration
+            and test.
         out: a new or empty folder, or one where a training was interrupted.
-        labels: what the lengths were counted with, for the reader.
-        base: the model beneath; see `network.load_base`.
-        settings: how.
+        labels: the tokenizer of the lengths, for the report.
+        base: the base model; see `network.load_base`.
+        settings: settings of the training.
         resume: go on where an interrupted training of the same data and settings was.
         progress: called after every step.
-        told: called after every epoch.
+        told: called with each epoch's figures.
 
     Raises:
-        SloBenchError: the data teaches nothing, the folder is in use, or the base cannot be had.
+        SloBenchError: the data holds nothing to learn, the folder is in use, or the base cannot be
+            loaded.
     """
     settings = settings or TrainSettings()
     device = checked_device(settings.device)
@@ -205,7 +206,7 @@ def calibrated(
 
 
 def prompts_of(rows: Sequence[LabelledPrompt]) -> list[Prompt]:
-    """What a predictor is told of rows."""
+    """Inputs of the predictor for these rows."""
     return [Prompt(row.prompt, row.prompt_tokens, row.model) for row in rows]
 
 

@@ -38,7 +38,7 @@ class TrainingResult:
 
 
 class TrainerProcess:
-    """Such a process; started when it is first asked. One lesson at a time."""
+    """The trainer process; started on first use. It trains on one batch of answers at a time."""
 
     def __init__(self, folder: Path, base: str | None) -> None:
         self._order = {"folder": str(folder), "base": base}
@@ -95,7 +95,7 @@ def _plain(row: LabelledPrompt) -> dict[str, Any]:
 
 
 def _work(parent: Parent) -> None:
-    """The process's side."""
+    """Main function of the trainer process."""
     import torch
 
     from .online import OnlinePredictor

@@ -13,7 +13,7 @@ from .table import Curve, DecodeGrid, Host, MixedGrid, TableStepTime
 
 Floats = NDArray[np.float64]
 
-# A block of a decoding sequence and one KV head runs beside one other on a multiprocessor.
+# Two thread blocks (a decoding sequence and one KV head each) share a multiprocessor.
 BLOCKS_PER_MULTIPROCESSOR = 2
 # A step that is launched kernel by kernel instead of replayed from a CUDA graph. Measured once: on
 # the host of LLMServingSim's RTX PRO 6000 (vLLM 0.19, Llama-3.1-8B); held for all others.

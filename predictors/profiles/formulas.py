@@ -110,7 +110,6 @@ class AscendraStepTime:
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """See `StepTime`."""
         memory_s, compute_s = self._decode(decode_seqs, decode_kv_tokens)
         if not chunks:
             return self._seconds(memory_s, compute_s)
@@ -121,11 +120,9 @@ class AscendraStepTime:
         return self._seconds(memory_s, compute_s) + self.host.launch_s
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """See `StepTime`."""
         return stretches.span_s(self._stretches(decode_seqs, decode_kv_tokens), steps)
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """See `StepTime`."""
         return stretches.steps_within(self._stretches(decode_seqs, decode_kv_tokens), duration_s)
 
     def _stretches(self, seqs: int, kv_tokens: int) -> Iterator[stretches.Stretch]:
@@ -200,7 +197,6 @@ class PhasedStepTime:
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """See `StepTime`."""
         a, b, c = self.small if decode_seqs < self.large_from else self.large
         decode_s = a + b * decode_kv_tokens + c * decode_seqs if decode_seqs else 0.0
         if not chunks:
@@ -213,11 +209,9 @@ class PhasedStepTime:
         return decode_s + prefill_s - once_s + self.host.step_s + self.host.launch_s
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """See `StepTime`."""
         return stretches.span_s([self._stretch(decode_seqs, decode_kv_tokens)], steps)
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """See `StepTime`."""
         return stretches.steps_within([self._stretch(decode_seqs, decode_kv_tokens)], duration_s)
 
     def _stretch(self, seqs: int, kv_tokens: int) -> stretches.Stretch:

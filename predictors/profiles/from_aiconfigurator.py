@@ -26,7 +26,7 @@ _REDUCES_A_LAYER = 2
 
 
 def read(path: Path, asked: ImportOptions) -> Profile:
-    """All Parquet files in `path` and below (or beside: `SYSTEM_*` of one system)."""
+    """Read all Parquet files in `path` and below (or next to it: `SYSTEM_*` of one system)."""
     if asked.model is None:
         raise SloBenchError("aiconfigurator's tables are by shape: name the model with --model")
     files = _files(path)

@@ -17,7 +17,9 @@ _FOLDER = re.compile(r"(?P<gpu>[^-]+)-(?P<model>.+)-(?P<dtype>bf16|fp16|fp8)-tp(
 
 
 def read(path: Path, asked: ImportOptions) -> Profile:
-    """The folder of one model on one GPU; what is not asked stands in meta.yaml or its name."""
+    """Read the folder of one model on one GPU; missing settings come from meta.yaml or the folder's
+    name.
+    """
     said = _said(path)
     name = asked.model_name(said.get("model"))
     gpu = asked.gpu_name(said.get("hardware"))

@@ -26,7 +26,7 @@ _ONCE = {"emb": 1}
 
 
 def read(path: Path, asked: ImportOptions) -> Profile:
-    """`GPU__ORG__MODEL__linear.csv`, milliseconds a call; rows of the tp asked for (default 1)."""
+    """Read `GPU__ORG__MODEL__linear.csv`, milliseconds a call; rows of one tp (default 1)."""
     parts = path.name.split("__")
     named = len(parts) == 4
     name = asked.model_name(parts[2] if named else None)

@@ -21,7 +21,7 @@ class ImportOptions:
     tp: int | None = None
 
     def model_name(self, found: str | None) -> str:
-        """The model's name: as asked, else what the file's name for it stands for."""
+        """Name of the model: as given, else that of the file's name for it."""
         return self.model or recognise("models", found or "")
 
     def gpu_name(self, found: str | None) -> str:
@@ -29,7 +29,7 @@ class ImportOptions:
         return self.gpu or recognise("gpus", found or "")
 
 
-# A source's module, and what its path is. Each has `read(path, asked) -> Profile`.
+# Module of a source, and the meaning of its path. Each has `read(path, asked) -> Profile`.
 IMPORTERS = {
     "llmservingsim": "a folder with dense.csv, per_sequence.csv and attention.csv",
     "vidur": "GPU__ORG__MODEL__linear.csv, or Vidur's own mlp.csv",
@@ -40,11 +40,12 @@ IMPORTERS = {
 
 
 def import_profile(source: str, path: Path, asked: ImportOptions) -> Profile:
-    """Read what `source` measured at `path`.
+    """Read the measurements of `source` at `path`.
 
     Raises:
         UnknownNameError: no importer has that name.
-        SloBenchError: the files are missing, malformed, or hold several and none was asked for.
+        SloBenchError: the files are missing, malformed, or hold several models or GPUs and the
+            options choose none.
     """
     if source not in IMPORTERS:
         raise UnknownNameError("source of profiles", source, IMPORTERS)

@@ -29,7 +29,7 @@ class LinkFit:
 
     @property
     def link(self) -> MeasuredLink:
-        """As a profile keeps it."""
+        """The link in the form of a profile."""
         bandwidth = 1 / max(self.s_per_byte, 1e-15)
         return MeasuredLink(bandwidth, self.latency_s, float(100 * self.errors.mean()))
 

@@ -20,8 +20,8 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Observations:
-    """Steps: `chunks` equal chunks of `chunk_tokens` after `context_tokens` each, beside
-    `sequences` that decode over `kv_tokens` in all. A step that only decodes has no chunks.
+    """Measured steps: `chunks` equal chunks of `chunk_tokens` after `context_tokens` each, together
+    with `sequences` that decode over `kv_tokens` in all. A step that only decodes has no chunks.
     """
 
     chunks: Floats
@@ -39,7 +39,7 @@ class Observations:
 
     @property
     def tokens(self) -> Floats:
-        """All tokens of a step."""
+        """Number of tokens of each step."""
         return self.sequences + self.chunks * self.chunk_tokens
 
     @property
@@ -63,7 +63,7 @@ class Observations:
 
     @classmethod
     def joined(cls, parts: Sequence[Observations]) -> Observations:
-        """One after the other."""
+        """Concatenate several observations."""
         names = cls.__dataclass_fields__
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
@@ -84,10 +84,10 @@ def placement_of(profile: Profile) -> Placement:
 
 
 def observations(profile: Profile) -> Observations:
-    """All steps that the tables tell the time of and whose KV fits into the GPU's memory.
+    """All steps with times in the tables and KV that fits into the GPU's memory.
 
     Raises:
-        SloBenchError: the tables do not make whole steps.
+        SloBenchError: the tables do not cover whole steps.
     """
     parts = []
     if {"linear", "attention"} <= set(profile.tables):

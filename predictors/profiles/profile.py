@@ -1,6 +1,7 @@
-"""The profile format: a TOML header and its tables (docs/measurements/profiles.md).
+"""The profile format: a TOML header and tables of measurements in the same folder
+(docs/profiles.md).
 
-A header names model, GPU and tensor-parallel degree, says where the numbers come from, and lists
+A header names model, GPU and tensor-parallel degree, states the source of the numbers, and lists
 its tables, each a CSV or Parquet file in the header's folder. It may hold fitted coefficients.
 """
 
@@ -82,7 +83,7 @@ TABLES = {
 
 @dataclass(frozen=True)
 class Source:
-    """Where numbers come from."""
+    """Origin of the numbers in a profile."""
 
     project: str
     path: str
@@ -105,7 +106,7 @@ class ProfileTable:
         return self.columns[column]
 
     def rows(self, chosen: NDArray[np.bool_]) -> ProfileTable:
-        """The chosen rows."""
+        """Rows of the table that match."""
         return ProfileTable(
             {name: column[chosen] for name, column in self.columns.items()},
             {name: column[chosen] for name, column in self.words.items()},
@@ -146,10 +147,10 @@ class MeasuredDevice:
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured or fitted for one model on one kind of GPU at one tensor-parallel degree.
+    """Measurements and fits for one model on one kind of GPU at one tensor-parallel degree.
 
-    Times are per GPU of a tensor-parallel group, whose members work side by side. `best` names
-    the formula that `run --profile` takes; `multiprocessors` of the GPU are 0 where not known.
+    Times are per GPU of a tensor-parallel group, whose members compute in parallel. `best` names
+    the formula that `run --profile` takes; `multiprocessors` of the GPU are 0 if unknown.
     `model_file` has the shape of a model that no catalogue knows. `links` by name: `host` between
     the GPU and its host, `peer` between instances.
     """
@@ -285,11 +286,11 @@ def _fitted(entry: Mapping[str, Any]) -> Fitted:
 def write_profile(profile: Profile, path: Path, tables: str = "csv") -> Path:
     """Write header and tables, tables first, and return the header's path.
 
-    A path that ends in `.toml` is the header, with its tables beside it as NAME.TABLE.csv; any
-    other is a folder with `profile.toml` and TABLE.csv. `tables` is `csv` or `parquet`.
+    A path that ends in `.toml` is the header, with its tables in the same folder as NAME.TABLE.csv;
+    any other is a folder with `profile.toml` and TABLE.csv. `tables` is `csv` or `parquet`.
 
     Raises:
-        SloBenchError: a file cannot be written, or Parquet is asked for without pyarrow.
+        SloBenchError: a file cannot be written, or `tables` is `parquet` and pyarrow is missing.
     """
     if tables not in ("csv", "parquet"):
         raise SloBenchError(f"tables must be csv or parquet but is {tables!r}")

@@ -11,7 +11,7 @@ Stretch = tuple[int, float, float]
 
 
 def total_s(steps: int, first_s: float, growth_s: float) -> float:
-    """Seconds of so many steps of one stretch."""
+    """Seconds of that many steps of one stretch."""
     return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
 
 

@@ -69,7 +69,7 @@ class MixedGrid:
 
 @dataclass(frozen=True)
 class Host:
-    """What the host adds to a step.
+    """Host overhead of a step.
 
     `step_s` seconds go before every step; `launch_s` more before one that is launched kernel by
     kernel. Steps of up to `graph_tokens` tokens (0: none) are replayed from a CUDA graph instead,
@@ -81,7 +81,9 @@ class Host:
     graph_tokens: int = 0
 
     def graph_size(self, tokens: int) -> int:
-        """The captured size that a step of so many tokens is padded to; itself without one."""
+        """The captured size that a step with `tokens` tokens is padded to; `tokens` itself without
+        one.
+        """
         if tokens > self.graph_tokens or tokens <= 2:
             return tokens
         if tokens <= 4:
@@ -91,10 +93,10 @@ class Host:
 
 
 class _Line(NamedTuple):
-    """A decode-only step of so many sequences, by the KV tokens of the batch.
+    """Time of a decode-only step of one number of sequences, by the KV tokens of the batch.
 
-    Equal sequences: `base_s[k]` + `slope_s[k]` * tokens up to `ends[k]`. Unequal ones take at
-    least `unequal_s` + `unequal_s_per_token` * tokens + `longest_s_per_token` * longest.
+    Equal sequences: `base_s[k]` + `slope_s[k]` * tokens up to `ends[k]`. Unequal ones take at least
+    `unequal_s` + `unequal_s_per_token` * tokens + `longest_s_per_token` * longest.
     """
 
     ends: list[float]  # the last is infinite
@@ -163,7 +165,6 @@ class TableStepTime:
         chunks: Sequence[tuple[int, int]],
         longest_kv_tokens: int = 0,
     ) -> float:
-        """See `StepTime`."""
         if not chunks:
             line = self._lines.get(decode_seqs) or self._line(decode_seqs)
             ends, base_s, slope_s, unequal_s, token_s, longest_s = line
@@ -238,7 +239,7 @@ class TableStepTime:
             longest += stretch[0]
 
     def _stretch(self, sequences: int, kv_tokens: int, longest: int) -> stretches.Stretch:
-        """The stretch that begins here."""
+        """The linear stretch that begins at this point."""
         ends, base_s, slope_s, unequal_s, token_s, longest_s = self._lines.get(
             sequences
         ) or self._line(sequences)
@@ -266,7 +267,7 @@ class TableStepTime:
     # ---------------------------------------------------------------- parts of a step
 
     def _fixed(self, tokens: int) -> float:
-        """Linear layers and host of a step of so many tokens."""
+        """Seconds of linear layers and host in a step with that many tokens."""
         host = self.host
         seconds = self._linear(host.graph_size(tokens)) + host.step_s
         if tokens > host.graph_tokens:
@@ -279,7 +280,7 @@ class TableStepTime:
         return seconds
 
     def _line(self, sequences: int) -> _Line:
-        """Seconds of a decode-only step of so many sequences, piecewise linear in its KV."""
+        """Seconds of a decode-only step with that many sequences, piecewise linear in its KV."""
         grid = self._decode
         attention_s = _between(grid.sequences, grid.seconds, sequences)
         knots = grid.kv_tokens * sequences
@@ -306,10 +307,11 @@ class TableStepTime:
         return line
 
     def _lone(self) -> float:
-        """Seconds per KV token of one sequence that the GPU reads from end to end on its own.
+        """Seconds per KV token of one sequence that the GPU reads serially.
 
         Attention kernels read a sequence serially unless they split it, and kernels for mixed
-        batches do not split: the least chunk beside one sequence shows it. 0 where not measured.
+        batches do not split: the time of the smallest chunk with one sequence shows it. 0 if not
+        measured.
         """
         grid = self._mixed
         alone = np.flatnonzero(grid.sequences == 1)
@@ -363,7 +365,7 @@ class TableStepTime:
         return (a - 1) * self._stride, max(0.0, share)
 
     def _cube(self, sequences: int) -> list[float]:
-        """The mixed grid at so many decoding sequences, flat."""
+        """The mixed grid at that many decoding sequences, flattened."""
         grid = self._mixed
         by_sequences = np.moveaxis(grid.seconds, 2, 0)
         cube: list[float] = _between(grid.sequences, by_sequences, sequences).ravel().tolist()

@@ -74,9 +74,9 @@ class SumsStepTime:
 
     Steps that only decode: constant, another where there is more than one sequence (a product with
     one row is another kernel), sequences, KV tokens of one sequence (mean) and of all. Steps with
-    prefill: constant, another where sequences decode beside it (their attention is of another
-    kind), all tokens, chunks, (query, KV) pairs of the chunks, tokens before them, KV tokens of the
-    decodes. Tokens and sequences count again above each of `_BENDS`.
+    prefill: constant, another if sequences decode in the same step (their attention kernel
+    differs), all tokens, chunks, (query, KV) pairs of the chunks, tokens before them, KV tokens of
+    the decodes. Tokens and sequences count again above each of `_BENDS`.
     """
 
     decode: tuple[float, ...]
@@ -85,7 +85,6 @@ class SumsStepTime:
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """See `StepTime`."""
         if not chunks:
             *_, mean_s, kv_s = self.decode
             read_s = kv_s * decode_kv_tokens + mean_s * decode_kv_tokens / max(1, decode_seqs)
@@ -108,11 +107,9 @@ class SumsStepTime:
         return seconds + several_s if sequences > 1 else seconds
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """See `StepTime`."""
         return stretches.span_s([self._stretch(decode_seqs, decode_kv_tokens)], steps)
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """See `StepTime`."""
         return stretches.steps_within([self._stretch(decode_seqs, decode_kv_tokens)], duration_s)
 
     def _stretch(self, seqs: int, kv_tokens: int) -> stretches.Stretch:

@@ -241,7 +241,7 @@ def test_what_was_written_by_hand_is_checked_too(trained, tmp_path):
     weights.write_bytes(b"no weights")
     with pytest.raises(SloBenchError, match="the weights cannot be read"):
         TrainedPredictor.load(by_hand)
-    for name, problem in (("words/bias", "not trained"), ("top.0.bias", "is no number")):
+    for name, problem in (("words/bias", "must be finite"), ("top.0.bias", "is no number")):
         broken = {n: t.clone() for n, t in tensors.items()}
         broken[name][0] = float("nan")
         weights.write_bytes(save(broken))

@@ -81,9 +81,9 @@ def test_it_is_kept_as_tensors():
     assert (again.probabilities(encoded(ids)) == words.probabilities(encoded(ids))).all()
     for lost in words.tensors():
         some = {name: value for name, value in words.tensors().items() if name != lost}
-        with pytest.raises(ValueError, match="words are of another network"):
+        with pytest.raises(ValueError, match="must have the shapes"):
             TfIdfClassifier.of_tensors(some, numbers=4, buckets=4)
-    with pytest.raises(ValueError, match="words are of another network"):
+    with pytest.raises(ValueError, match="must have the shapes"):
         TfIdfClassifier.of_tensors(words.tensors(), numbers=3, buckets=4)
 
 

@@ -69,7 +69,7 @@ class PlainInstance:
         self.decoding: dict[RequestState, None] = {}
         self.pending_free: list[RequestState] = []  # ended, but not let go yet
         self.in_transfer: dict[RequestState, None] = {}  # on their way to another instance
-        self.prefill_only = self.tells_ends = self.tells_begun = False
+        self.prefill_only = self.reports_all_ends = self.reports_empty_queue = False
         self.blocked_till_s = 0.0
         self.chunks: list[tuple[int, int]] = []
         self.tick = 0  # never moves: lengths stand on the requests themselves
@@ -136,7 +136,7 @@ class PlainInstance:
         r.reserved_blocks = 0
         self.reconsider()
 
-    def let_go_of(self, r: RequestState) -> None:
+    def free_transferred(self, r: RequestState) -> None:
         del self.in_transfer[r]
         self.kv_manager.release(r)
         self.reconsider()
@@ -351,7 +351,7 @@ class PlainInstance:
             self.kv_manager.release(r)
         self.finished.append(r)
         self.changed = True
-        if r.notify_on_finish or self.tells_ends:
+        if r.notify_on_finish or self.reports_all_ends:
             self.outbox.append(Release.finish(r))
         self.policy.on_finished(r, self.view)
 
@@ -503,7 +503,7 @@ class PlainInstance:
             r.phase = Phase.PREFILL
             self.prefilling.append(r)
             self._enlist(r)
-        if self.tells_begun and entered and not self.waiting.live:
+        if self.reports_empty_queue and entered and not self.waiting.live:
             self.outbox.append(Release(self.prefilling[-1], ReleaseReason.BEGUN, self.now_s))
         return entered and bool(self.swapped)
 

@@ -1,4 +1,4 @@
-"""Trace files: one file per format, plain or gzip, told apart by their first line."""
+"""Trace files: one file per format, plain or gzip, recognised by their first line."""
 
 from __future__ import annotations
 

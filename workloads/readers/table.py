@@ -69,7 +69,7 @@ class FileTable:
         return name in self.columns
 
     def fail(self, row: int, problem: str) -> FileFormatError:
-        """The error for a row."""
+        """Error for a row, with its place."""
         return FileFormatError(self.path, self.line[row], problem)
 
     def cells(self, name: str) -> list[Any]:

@@ -30,7 +30,7 @@ def approximate_tokens(text: str) -> int:
 
 
 class _Rows:
-    """Collects prompts and counts."""
+    """Collects prompts and their counts."""
 
     def __init__(self) -> None:
         self.prompt_tokens: list[int] = []

@@ -1,9 +1,9 @@
 """Timed JSON lines with prefix block hashes: Mooncake, Bailian, and the same with plain names.
 
-- Mooncake (https://github.com/kvcache-ai/Mooncake, FAST25-release/traces, Apache-2.0):
-  `timestamp` in ms, `input_length`, `output_length`, `hash_ids` of 512-token blocks.
-- Qwen-Bailian (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon, Apache-2.0): the
-  same keys beside `chat_id`, `turn` and others; `timestamp` in s, 16-token blocks.
+- Mooncake (https://github.com/kvcache-ai/Mooncake, FAST25-release/traces, Apache-2.0): `timestamp`
+  in ms, `input_length`, `output_length`, `hash_ids` of 512-token blocks.
+- Qwen-Bailian (https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon, Apache-2.0): the same
+  keys and `chat_id`, `turn` and others; `timestamp` in s, 16-token blocks.
 - `arrival_s`, `prompt_tokens`, `output_tokens`, and `hash_ids` if there are any.
 
 vLLM's `timed_trace` data set reads the first two forms.

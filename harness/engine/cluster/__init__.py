@@ -1,1 +1,1 @@
-"""Several instances under one clock."""
+"""Several instances under one clock: routing, transfers, failures and control steps."""

@@ -49,7 +49,7 @@ class Arrivals:
         self._next_open = 0
         self._slice: list[RequestState] = []
         self._at = 0
-        self._due: list[tuple[float, int]] = []  # followers whose time is known
+        self._due: list[tuple[float, int]] = []  # followers with a known arrival time
         self._slo: Slo | None = self._common_slo()
         self._marked = bool(workload.request_type.any() or workload.priority.any())
         self.cancelled: list[int] = []  # rows that never arrive: the one they follow was lost

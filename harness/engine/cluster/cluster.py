@@ -1,8 +1,8 @@
 """Several instances under one controller and one clock.
 
-Events (arrivals, requests that come back, transfers, reviews, starts, failures) are worked off in
-order of time. Between them instances run (`instances.py`), and lag behind while nobody looks at
-them: they leap, and those that nobody looks at get long slices.
+Events (arrivals, returned requests, transfers, control steps, starts, failures) are processed in
+order of time. Instances advance lazily (`scheduling.py`): each runs to the next event that can
+affect it, or until a policy reads its state.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from .scheduling import InstanceRunner
 
 Progress = Callable[[int, float], None]
 _TOGETHER = 1024  # ended requests that are recorded at once
-_FRUITLESS = 10_000  # reviews in a row after which nobody waits for another
+_FRUITLESS = 10_000  # control steps without progress after which a run is stuck
 
 
 class Cluster:
@@ -83,8 +83,8 @@ class Cluster:
         self._tells = self._prefill_only or overrides(policy, "on_capacity")
         self._steps_seen = self._fruitless = 0
         for instance in instances:
-            instance.engine.tells_ends = self._tells
-            instance.engine.tells_begun = overrides(policy, "on_capacity")
+            instance.engine.reports_all_ends = self._tells
+            instance.engine.reports_empty_queue = overrides(policy, "on_capacity")
 
     # ---------------------------------------------------------------- what the policy sees
 
@@ -116,11 +116,11 @@ class Cluster:
     def migrate(
         self, r: RequestState, source: Instance, target: Instance, *, copied_tokens: int = 0
     ) -> None:
-        """`r` goes from one instance to another between two iterations, its KV over a link.
+        """Move `r` from one instance to another between two iterations, its KV over a link.
 
-        Who has none here (it waits, or is swapped out or in the midst of its prefill) is there at
-        once. It holds its blocks at `source` until the transfer ends. `copied_tokens` of its KV
-        are there already.
+        A request without KV on the GPU (waiting, swapped out or in its prefill) arrives at once.
+        Otherwise it holds its blocks at `source` until the transfer ends. `copied_tokens` of its KV
+        are at `target` already.
         """
         source, target = own(source), own(target)
         self._runner.bring(source)
@@ -144,8 +144,8 @@ class Cluster:
         self._runner.bring(own(instance))
 
     def reconsider(self, instance: Instance) -> None:
-        """What `instance` can hold has changed: its policy is asked again, and those who are
-        parked.
+        """Make the policy of `instance` decide again, because its capacity has changed; requests
+        whose transfer waits are tried again, too.
         """
         instance = own(instance)
         self._runner.bring(instance)
@@ -196,14 +196,14 @@ class Cluster:
                 self.at(role.start_s, partial(self.start, instance))
 
     def run(self, *, closed: bool) -> None:
-        """Serve everything. `closed`: some arrivals wait for answers.
+        """Serve the whole workload. `closed`: some arrivals wait for answers.
 
         Raises:
-            EngineStuckError: requests are held for ever, or an instance admits nobody.
+            EngineStuckError: held requests are never routed, or an instance admits no request.
         """
         self._closed = closed
         for instance in self.instances:
-            instance.engine.tells_ends |= closed
+            instance.engine.reports_all_ends |= closed
         for failure in self._failures:
             self._fail_later(failure)
         self._is_apart = self._apart()
@@ -227,7 +227,7 @@ class Cluster:
         )
 
     def _run_apart(self) -> None:
-        """Each instance gets long slices."""
+        """Run instances in long slices, each on its own, while nothing couples them."""
         instances, arrivals = self.instances, self._arrivals
         assert isinstance(self._policy, Routed)
         route = self._policy.router.route
@@ -273,7 +273,9 @@ class Cluster:
                 self._arrived(r)
             steps += 1
             if steps % 4096 == 0:
-                for instance in self.instances:  # else those that nobody looks at hoard requests
+                for (
+                    instance
+                ) in self.instances:  # else instances that no policy reads collect requests
                     self._runner.bring(instance)
                     self._record(instance)
 
@@ -288,7 +290,7 @@ class Cluster:
     # ---------------------------------------------------------------- what instances tell
 
     def _collect(self, instance: LazyInstance) -> None:
-        """Hear what the instance tells."""
+        """Process the releases of an instance."""
         engine = instance.engine
         for release in engine.outbox:
             r, reason, _ = release
@@ -301,7 +303,7 @@ class Cluster:
             self._record(instance)
 
     def _record(self, instance: LazyInstance) -> None:
-        """Write down who has ended there."""
+        """Record the requests that have finished at an instance."""
         engine = instance.engine
         eventful = bool(
             self._closed
@@ -343,7 +345,9 @@ class Cluster:
             self._offer_capacity(instance)
 
     def _ask_prefilled(self) -> None:
-        """Hand over, in the order of prefill; who has to wait holds up those behind."""
+        """Choose decode instances in the order of prefill; a request that must wait blocks later
+        ones.
+        """
         while self._prefilled:
             r = next(iter(self._prefilled))
             self._begin_decode(r)
@@ -422,7 +426,7 @@ class Cluster:
 
     def _leave(self, r: RequestState, source: LazyInstance) -> None:
         self._runner.bring(source)
-        source.movable.let_go_of(r)
+        source.movable.free_transferred(r)
         self._runner.note(source.device_group)
 
     def _enters(self, r: RequestState, target: LazyInstance) -> None:
@@ -438,7 +442,9 @@ class Cluster:
     # ---------------------------------------------------------------- the controller's own times
 
     def _control_step(self) -> None:
-        """Ask for actions, and again later while anybody is here or to come."""
+        """Apply the controller's actions and schedule the next control step while requests
+        remain.
+        """
         for action in self._policy.control_step(self):
             action.apply(self)
         alone = not self._events and self._arrivals.next_s() == INF
@@ -448,7 +454,7 @@ class Cluster:
             self.at(self.now_s + self._policy.control_interval_s, self._control_step)
 
     def _goes_on(self) -> bool:
-        """Is anybody here? Counts reviews between which nothing happened."""
+        """Whether requests remain. Counts control steps between which nothing happened."""
         for instance in self.instances:
             self._runner.bring(instance)
         steps = sum(instance.engine.measures.steps for instance in self.instances)

@@ -22,18 +22,17 @@ _FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
 
 
 class ClusterClock(Protocol):
-    """Whoever lets instances run."""
+    """The clock that advances instances."""
 
     now_s: float
 
     def bring(self, instance: LazyInstance) -> None:
         """Let the instance run up to the present."""
-        ...
 
 
 @dataclass
 class FrozenClock:
-    """A clock that stands still: who looks at an instance sees it as it is."""
+    """A clock that stands still: an instance is read in its present state."""
 
     now_s: float = 0.0
 
@@ -47,7 +46,7 @@ class DeviceGroup:
 
     index: int
     instances: list[LazyInstance] = field(default_factory=list)
-    earliest_release_s: float = float("inf")  # nobody here gives a request back before this
+    earliest_release_s: float = float("inf")  # no request is released before this
 
     def decode_only_until_s(self) -> float:
         """Until then nothing but decode steps happens here; see
@@ -65,9 +64,8 @@ class DeviceGroup:
 class LazyInstance:
     """Implements `core.instance.Instance` over an `EngineInstance` (of `loop.instance`).
 
-    What it says of who is there, and of blocks and KV lengths while they only decode, is known
-    beforehand: as long as nothing else happens (`decode_only_until_s`) the instance need not be run
-    for it.
+    Its requests, and its blocks and KV lengths while they only decode, are known beforehand: until
+    `decode_only_until_s` the instance need not be run to answer for them.
     """
 
     __slots__ = (
@@ -123,7 +121,7 @@ class LazyInstance:
 
     @property
     def sizes(self) -> Sizes:
-        """What loads are reckoned by."""
+        """Constants that loads are computed from."""
         if self._sizes is None:
             place = self.placement
             self._sizes = Sizes(
@@ -149,14 +147,14 @@ class LazyInstance:
 
     @property
     def n_requests(self) -> int:
-        """Who waits, runs, or is on the way here."""
+        """Requests that wait, run or are in transit to it."""
         if self._clock.now_s > self.decode_only_until_s:
             self._settle()
         return self._n_requests
 
     @property
     def snapshot(self) -> LoopView:
-        """Who waits, who runs, and what prompts still lack. Lengths and blocks may lag."""
+        """Its queues, batch and remaining prompts. Lengths and blocks may lag."""
         if self._clock.now_s > self.decode_only_until_s:
             self._settle()
         return self.engine.view
@@ -179,7 +177,7 @@ class LazyInstance:
         return self.lengths()[1]
 
     def lengths(self) -> tuple[int, int]:
-        """`free_blocks` and `decode_kv_tokens`."""
+        """`free_blocks` and `decode_kv_tokens`, read together."""
         now_s = self._clock.now_s
         if now_s > self.decode_only_until_s:
             self._settle()
@@ -210,7 +208,7 @@ class LazyInstance:
         return compute_use(self, window_s) + memory_use(self)
 
     def adds(self, r: RequestState, window_s: float) -> float:
-        """What `r` adds to `use`."""
+        """Share that `r` adds to `use`."""
         return estimated(r, self, window_s)
 
     @property
@@ -236,7 +234,7 @@ class LazyInstance:
 
     @property
     def movable(self) -> Movable:
-        """The instance, if its requests can go elsewhere.
+        """The instance, if its requests can move to others.
 
         Raises:
             SloBenchError: it serves static batches, or embeds.
@@ -244,7 +242,9 @@ class LazyInstance:
         engine = self.engine
         if hasattr(engine, "take_out"):
             return cast("Movable", engine)
-        raise SloBenchError(f"requests of {self!r} cannot move to another instance: it runs batch by batch")
+        raise SloBenchError(
+            f"requests of {self!r} cannot move to another instance: it serves static batches"
+        )
 
 
 def own(instance: Instance) -> LazyInstance:

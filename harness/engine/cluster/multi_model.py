@@ -1,7 +1,7 @@
 """Several models on shared GPUs under one controller and one clock.
 
-Events are arrivals and reviews. A device group (`engines.shared`) lags behind until something is
-sent to it, its state is asked for, or a review comes, and then catches up in one go.
+Events are arrivals and control steps. A device group (`simulator/shared_gpu.py`) lags behind until
+a request is sent to it, its state is read, or a control step comes, and then catches up at once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,10 @@ class SharedGpuCluster:
         self.node_gpus = min(node_gpus, gpus)
         self.pools = [PagePool(pages) for _ in range(gpus)]
         self.now_s = 0.0
-        self.model_instances: list[SharedGpuInstance] = []  # who stands on a GPU
-        self.serving: list[SharedGpuInstance | None] = [None] * len(models)  # who gets the requests
+        self.model_instances: list[SharedGpuInstance] = []  # model instances on a GPU
+        self.serving: list[SharedGpuInstance | None] = [None] * len(
+            models
+        )  # model instance that gets the requests
         self.rate_rps = [model.rate_rps for model in models]  # of the last minute or so
         self.gaps = [IdleGaps() for _ in models]
         self.activations: list[Told] = []  # how long each took
@@ -82,7 +84,7 @@ class SharedGpuCluster:
         return self._model_of[r.id]
 
     def on(self, gpu: int) -> list[SharedGpuInstance]:
-        """Who stands on a GPU."""
+        """Model instances on one GPU."""
         return [
             model_instance
             for model_instance in self._device_group_of[gpu].model_instances
@@ -95,20 +97,19 @@ class SharedGpuCluster:
             self._device_group_of[gpu].advance(self.now_s)
 
     def moves(self, model: int) -> bool:
-        """Is it being loaded elsewhere, or has it not yet left the place that it came from?"""
+        """Whether the model is being loaded on other GPUs or has not yet left its former ones."""
         return model in self._successor or any(
             t.leaving for t in self.model_instances if t.model == model
         )
 
     def idle_s(self, model_instance: ModelInstance) -> float:
-        """For how long nobody has asked for it; below 0 while it is busy or not ready."""
+        """Seconds without a request; below 0 while it is busy or not ready."""
         assert isinstance(model_instance, SharedGpuInstance)
         return -1.0 if model_instance.busy else self.now_s - model_instance.idle_since_s
 
     def could_hold(self, r: RequestState, model_instance: ModelInstance) -> bool:
-        """Would an engine on which nobody else is have the memory for `r`?
-
-        Those beside it keep their weights, and have no KV.
+        """Whether the engine, with no other request, would have the memory for `r`. Other models on
+        its GPUs count with their weights and without KV.
         """
         tokens = r.prompt_tokens + r.output_tokens
         quota = model_instance.kv_manager.quota_blocks
@@ -118,7 +119,7 @@ class SharedGpuCluster:
         return model_instance.kv_manager.blocks(tokens) <= quota - int(0.02 * quota)
 
     def activation_s(self, model: ServedModel) -> float:
-        """How long it takes until a model serves whose weights nobody else delays."""
+        """Seconds until a model serves if no other load delays its weights."""
         place = model.placement
         return self._policy.starts.activation_s(
             place.weight_bytes_per_gpu, place.tp, self.node_gpus
@@ -134,11 +135,10 @@ class SharedGpuCluster:
         quota_pages: int | None = None,
         loaded: bool = False,
     ) -> SharedGpuInstance:
-        """`model` stands on these GPUs from now on and gets its requests there.
-
-        Its weights take their pages at once; it serves when they are in. Until then one that
-        stands elsewhere goes on, and then leaves when its last request has ended. Loads over the
-        same host link follow each other. `loaded`: they are in.
+        """Place `model` on these GPUs. Its weights take their pages at once, and it serves when
+        they are loaded. An instance of it on other GPUs serves until then, and leaves when its last
+        request has ended. Loads over the same host link are serial. `loaded`: the weights are
+        loaded already.
         """
         self.bring(gpus)
         ready_s = self.now_s
@@ -178,7 +178,7 @@ class SharedGpuCluster:
         return model_instance
 
     def _links(self, gpus: Gpus) -> list[int]:
-        """GPUs over whose host links a load comes: its own, then others of the node."""
+        """GPUs over whose host links a load is copied: its own, then others of the node."""
         begin = gpus[0] // self.node_gpus * self.node_gpus
         node = range(begin, min(begin + self.node_gpus, self.gpus))
         others = sorted(
@@ -206,18 +206,18 @@ class SharedGpuCluster:
         self._rebuild()
 
     def send(self, r: RequestState, model_instance: ModelInstance) -> None:
-        """`r` goes to an engine."""
+        """Send `r` to the engine of a model instance."""
         self.bring(model_instance.gpus)
         model_instance.receive(r, self.now_s)
 
     def reject(self, r: RequestState) -> None:
-        """`r` is not served."""
+        """End `r` as rejected."""
         self._recorder.gone(Release(r, ReleaseReason.REJECT, self.now_s))
 
     # ---------------------------------------------------------------- running
 
     def run(self, requests: int) -> None:
-        """Serve until so many requests have ended, or nothing happens any more."""
+        """Serve until `total` requests have ended, or no event is left."""
         policy, arrivals, recorder = self._policy, self._arrivals, self._recorder
         policy.begin(self)
         review_s = policy.control_interval_s
@@ -258,7 +258,7 @@ class SharedGpuCluster:
         self._policy.arrived(r, model, self)
 
     def _succeed(self) -> None:
-        """Models that have been loaded elsewhere get their requests there."""
+        """Route requests to models that have finished loading on other GPUs."""
         for model, new in list(self._successor.items()):
             if new.ready_s <= self.now_s:
                 del self._successor[model]
@@ -271,7 +271,7 @@ class SharedGpuCluster:
                 self._policy.moved(old, new, self)
 
     def _look(self, since_s: float) -> None:
-        """Request rates, and who has left."""
+        """Update request rates and process released requests."""
         weight = 1 - math.exp(-since_s / _RATE_WINDOW_S)
         for model, seen in enumerate(self._seen):
             self.rate_rps[model] += weight * (seen / since_s - self.rate_rps[model])

@@ -69,7 +69,7 @@ class Recorder:
         columns.instance[r.id] = r.instance
 
     def cancelled(self, rows: list[int]) -> None:
-        """Those never arrived."""
+        """Rows of requests that never arrived."""
         self.ended += len(rows)
         self.records.arrival_s[rows] = self.records.queued_s[rows] = np.nan
         self.records.outcome[rows] = Outcome.CANCELLED

@@ -17,8 +17,8 @@ from .instance import DeviceGroup, LazyInstance, device_groups
 
 
 class InstanceRunner:
-    """The clock of all instances; `collect` is told of an instance when its engine has told
-    anything.
+    """The clock of all instances; `collect` is called with an instance whose engine has
+    releases.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class InstanceRunner:
         for instance in instances:
             instance.run_by(self)
 
-    # ---------------------------------------------------------------- who must keep pace with whom
+    # ---------------------------------------------------------------- coupled instances
 
     def unite(self, one: LazyInstance, other: LazyInstance) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
@@ -71,9 +71,8 @@ class InstanceRunner:
     # ---------------------------------------------------------------- running
 
     def bring(self, instance: LazyInstance) -> None:
-        """Up to the present: who is asked about then gives nothing back before it.
-
-        Who came while an iteration is under way is let in, as if that were over.
+        """Run `instance` up to the present, so that it releases nothing before it. Requests that
+        arrive during an iteration are delivered as if it had ended.
         """
         engine, device_group, now_s = instance.engine, instance.device_group, self.now_s
         if instance.seen_s < now_s:
@@ -92,7 +91,9 @@ class InstanceRunner:
             self.note(device_group)
 
     def run_first(self, until_s: float) -> bool:
-        """Whoever may give a request back first runs; False if nobody may before `until_s`."""
+        """Run the instance with the earliest possible release; False if none is before
+        `until_s`.
+        """
         first = self._first_emitter()
         if first is None or first.earliest_release_s >= until_s:
             return False

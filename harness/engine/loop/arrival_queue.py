@@ -15,11 +15,11 @@ class ArrivalQueue:
 
     @property
     def live(self) -> int:
-        """How many wait."""
+        """Number of waiting requests."""
         return len(self._requests)
 
     def push(self, r: RequestState) -> None:
-        """`r` joins at the end."""
+        """Add `r` at the end."""
         self._requests.append(r)
 
     def push_back(self, returned: Iterable[RequestState]) -> None:
@@ -27,7 +27,7 @@ class ArrivalQueue:
         self._requests = sorted((*self._requests, *returned), key=lambda r: r.seq)
 
     def remove_all(self, gone: Iterable[RequestState]) -> None:
-        """Those leave, in one pass."""
+        """Remove these requests in one pass."""
         ids = {r.id for r in gone}
         self._requests = [r for r in self._requests if r.id not in ids]
 

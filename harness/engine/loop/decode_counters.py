@@ -99,7 +99,7 @@ class DecodeCounters:
         r.version += 1
 
     def _take_out_due(self) -> Iterator[RequestState]:
-        """Those whose last token is out, one after another, out of the counters."""
+        """Remove and yield the requests whose last token is out, one after another."""
         ends, tick, bs = self.ends, self.tick, self.kv_manager.block_size
         while ends and ends[0][0] <= tick:
             _, _, version, r = heappop(ends)

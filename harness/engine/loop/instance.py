@@ -35,27 +35,27 @@ class EngineInstance(Protocol):
     stalled: list[RequestState]
     view: LoopView
     chunks: list[tuple[int, int]]  # of prompts, in the last iteration
-    prefill_only: bool  # who has been prefilled decodes elsewhere
-    tells_ends: bool  # `Why.FINISH` of every request, not only of those that somebody waits for
-    tells_begun: bool  # `Why.BEGUN`
+    prefill_only: bool  # prefilled requests decode on another instance
+    reports_all_ends: (
+        bool  # `ReleaseReason.FINISH` of every request, not only with `notify_on_finish`
+    )
+    reports_empty_queue: bool  # `Why.BEGUN`
 
     @property
     def idle(self) -> bool:
         """Is nothing here (arrivals still in the inbox aside)?"""
-        ...
 
     @property
     def n_requests(self) -> int:
-        """Who waits, runs, or is on the way here."""
-        ...
+        """Requests that wait, run or are in transit to it."""
 
     def earliest_release_s(self) -> float:
-        """No request is given back or told of before this, whatever is not sent here by then."""
-        ...
+        """Lower bound of the next release or report, apart from requests that are still sent to it
+        before then.
+        """
 
     def ready_s(self) -> float:
         """When it would act next; infinite if never."""
-        ...
 
     def run(self, horizon_s: float, stop_on_release: bool) -> None:
         """Act until the clock reaches the horizon or nothing is left to do.
@@ -63,7 +63,6 @@ class EngineInstance(Protocol):
         Everything that arrives before the horizon must be in the inbox. With `stop_on_release`
         it returns as soon as the outbox holds something.
         """
-        ...
 
 
 class Iterating(EngineInstance, Protocol):
@@ -75,39 +74,35 @@ class Iterating(EngineInstance, Protocol):
 
     @property
     def waiting(self) -> Waiting:
-        """Requests that wait for prefill."""
-        ...
+        """Requests that wait for prefill, in no particular order."""
 
     def reconsider(self) -> None:
-        """Something changed beside this instance: the policy is asked again."""
-        ...
+        """Make the policy decide again after a change outside this instance."""
 
 
 class Movable(EngineInstance, Protocol):
-    """An instance whose requests can go elsewhere between two iterations."""
+    """An instance with requests that can move to others between two iterations."""
 
-    in_transfer: dict[RequestState, None]  # on their way; they hold their blocks until `let_go_of`
+    in_transfer: dict[
+        RequestState, None
+    ]  # on their way; they hold their blocks until `free_transferred`
 
     def reconsider(self) -> None:
-        """Something changed beside this instance: the policy is asked again."""
-        ...
+        """Make the policy decide again after a change outside this instance."""
 
     def compute_by(self, step_time: StepTime) -> None:
         """Its steps take so long from now on; all of its model is on its own GPUs."""
-        ...
 
     def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         """Its steps take so long from now on, and `device` computes a part of them."""
-        ...
 
     def take_out(self, r: RequestState) -> None:
-        """`r` leaves: in transfer if it has KV on the GPU, else as somebody who waits."""
-        ...
+        """Remove `r`: in transit if it has KV on the GPU, else as a waiting request."""
 
-    def let_go_of(self, r: RequestState) -> None:
-        """The KV of a request in transfer is elsewhere now: its blocks are free."""
-        ...
+    def free_transferred(self, r: RequestState) -> None:
+        """Free the blocks of a request whose KV has arrived at its target."""
 
     def lose_all(self) -> list[RequestState]:
-        """The instance fails: all who are here, to be prefilled again, and nothing stays."""
-        ...
+        """Fail the instance: return all its requests, which need prefill again, and free
+        everything.
+        """

@@ -1,7 +1,7 @@
-"""The iteration loop of one instance: who enters, who runs, who is preempted, who is done.
+"""The scheduler of one instance: admission, batching, preemption and completion of requests.
 
-An iteration costs O(requests whose state changes), not O(batch): those that decode are counters
-(`decode_counters.py`). The clock belongs to whoever executes the iteration.
+An iteration costs O(requests whose state changes), not O(batch): decoding requests are counters
+(`decode_counters.py`). The caller that executes an iteration owns the clock.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ class Loop(DecodeCounters):
         "prefill_only",
         "prefill_pending",
         "prefilling",
+        "reports_all_ends",
+        "reports_empty_queue",
         "reserved_blocks",
         "stalled",
         "swap_s",
         "swapped",
-        "tells_begun",
-        "tells_ends",
         "timeouts",
         "view",
         "waiting",
@@ -116,15 +116,15 @@ class Loop(DecodeCounters):
         self.swapped: list[RequestState] = []
         self.stalled: list[RequestState] = []
         self.prefilling: list[RequestState] = []
-        # Finished in the iteration before, while the next had been decided
-        # (`Limits.async_scheduling`): they run no more, but keep place and blocks until that next
-        # one is over.
+        # Finished in the previous iteration while the next one had been scheduled
+        # (`Limits.async_scheduling`): they run no more, but keep place and blocks until the
+        # next iteration ends.
         self.pending_free: list[RequestState] = []
-        # On their way to another instance: they keep their blocks until `let_go_of`.
+        # In transfer to another instance: they keep their blocks until `free_transferred`.
         self.in_transfer: dict[RequestState, None] = {}
-        self.prefill_only = False  # who has been prefilled decodes elsewhere
-        self.tells_ends = self.tells_begun = False  # see `ReleaseReason`
-        self.blocked_till_s = 0.0  # nothing runs, nor will by itself before this
+        self.prefill_only = False  # prefilled requests decode on another instance
+        self.reports_all_ends = self.reports_empty_queue = False  # see `ReleaseReason`
+        self.blocked_till_s = 0.0  # nothing runs before this without an event
 
         self.timeouts: list[tuple[float, int, int, RequestState, ReleaseReason]] = []
         self.reserved_blocks = 0
@@ -135,11 +135,11 @@ class Loop(DecodeCounters):
         self.decode_kv_tokens = 0
         self.chunks: list[tuple[int, int]] = []
         self.swap_s = 0.0
-        self.overtaken_s = INF  # when somebody else would go next, if nothing happens before
+        self.overtaken_s = INF  # when the next request would change by time alone
 
         self._lim = policy.limits(self.view)
-        self._dirty = True  # the composition changed since the policy was last asked
-        self._filled = False  # does a prefill complete in this iteration?
+        self._dirty = True  # batch or queue changed since the last decision
+        self._filled = False  # a prefill completes in this iteration
         self._hold = 0  # blocks that running requests take in this iteration
         self._arrived = 0
         self._dynamic_limits = policy.dynamic_limits
@@ -151,23 +151,23 @@ class Loop(DecodeCounters):
         self._asks_timeout = overrides(policy, "timeout")
         self._tells_policy = overrides(policy, "on_finished")
 
-    # ---------------------------------------------------------------- what waits
+    # ---------------------------------------------------------------- waiting requests
 
     @property
     def idle(self) -> bool:
-        """Is nothing here that could run (arrivals still in the inbox aside)?"""
+        """Whether no request could run, not counting arrivals still in the inbox."""
         return not (
             self.decoding or self.prefilling or self.waiting.live or self.swapped or self.stalled
         )
 
     @property
     def n_requests(self) -> int:
-        """Who waits, runs, or is on the way here."""
+        """Requests that wait, run or are in transit to this instance."""
         there = len(self.decoding) + len(self.prefilling) + self.waiting.live
         return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
     def deliver(self, seen_s: float) -> None:
-        """Take in everything from the inbox that was there at `seen_s`."""
+        """Accept all requests of the inbox that were visible at `seen_s`."""
         inbox = self.inbox
         while inbox and inbox[0].visible_s <= seen_s:
             r = inbox.popleft()
@@ -188,7 +188,7 @@ class Loop(DecodeCounters):
                     heappush(self.timeouts, (timeout.time_s, r.seq, r.version, r, timeout.reason))
 
     def expire_timeouts(self) -> None:
-        """Those whose time to leave has come and who have not begun go back to the router."""
+        """Release waiting requests whose timeout has come and that have not begun."""
         timeouts = self.timeouts
         while timeouts and timeouts[0][0] <= self.now_s:
             _, _, version, r, reason = heappop(timeouts)
@@ -198,12 +198,12 @@ class Loop(DecodeCounters):
                 self._dirty = True
 
     def reconsider(self) -> None:
-        """Something changed beside this instance: the policy is asked again."""
+        """Make the policy decide again after a change outside this instance."""
         self._dirty = True
         self.blocked_till_s = 0.0
 
     def next_timeout_s(self) -> float:
-        """When the next waiting request would leave; infinite if none would."""
+        """Time of the next timeout of a waiting request; infinite if none."""
         timeouts = self.timeouts
         while timeouts and timeouts[0][2] != timeouts[0][3].version:
             heappop(timeouts)
@@ -212,9 +212,8 @@ class Loop(DecodeCounters):
     # ---------------------------------------------------------------- to and from other instances
 
     def take_out(self, r: RequestState) -> None:
-        """`r` leaves between two iterations, waiting or swapped for wherever it goes.
-
-        What has KV here keeps its blocks until `let_go_of`.
+        """Remove `r` between two iterations, as waiting or swapped. KV on the GPU keeps its blocks
+        until `free_transferred`.
         """
         if r.phase is WAITING:
             self.waiting.remove(r)
@@ -237,15 +236,15 @@ class Loop(DecodeCounters):
         self._unpromise(r)
         self.reconsider()
 
-    def let_go_of(self, r: RequestState) -> None:
-        """The KV of a request in transfer is elsewhere now."""
+    def free_transferred(self, r: RequestState) -> None:
+        """Free the blocks of a request whose KV has arrived at its target."""
         del self.in_transfer[r]
         self.kv_manager.release(r)
         self.reconsider()
 
     def lose_all(self) -> list[RequestState]:
-        """The instance fails between two iterations: who was here, to be prefilled again, the
-        first comers first.
+        """Fail the instance between two iterations. Returns its requests, which need prefill again,
+        in order of arrival.
         """
         self.let_go()
         there = [*self.inbox, *self.waiting, *self.swapped, *self.stalled, *self.prefilling]
@@ -343,9 +342,10 @@ class Loop(DecodeCounters):
         return seqs > 0 or bool(self.chunks)
 
     def complete(self) -> bool:
-        """The iteration has been executed and the clock stands at its end; True if anyone ended.
+        """Account for an executed iteration, with the clock at its end. Returns True if a request
+        ended.
 
-        Each decoding request has one more token; requests whose prompt is in have their next.
+        Each decoding request has one more token; requests with a complete prefill have their next.
         """
         ended = False
         if self.pending_free:
@@ -361,14 +361,14 @@ class Loop(DecodeCounters):
         return ended
 
     def let_go(self) -> None:
-        """Finished requests give back their places and blocks."""
+        """Free places and blocks of finished requests."""
         for r in self.pending_free:
             self.kv_manager.release(r)
         self.pending_free.clear()
         self._dirty = True
 
     def finish_due(self) -> bool:
-        """Those decoding requests whose last token is out are done; True if any was."""
+        """Finish decoding requests whose last token is out. Returns True if there was one."""
         any_ended = False
         for r in self._take_out_due():
             self._finish(r)
@@ -378,8 +378,8 @@ class Loop(DecodeCounters):
     # ---------------------------------------------------------------- KV growth and preemption
 
     def _make_room(self, lim: Limits) -> tuple[int, bool]:
-        """Preempt until the blocks are there that running requests take in this iteration; how
-        many that is then, and whether anybody had to go.
+        """Preempt until the running requests have the blocks of this iteration. Returns their
+        number, and whether a request was preempted.
         """
         kv_manager = self.kv_manager
         preempted = False
@@ -392,7 +392,7 @@ class Loop(DecodeCounters):
             if not (self.decoding or self.prefilling):
                 break
             if len(self.decoding) == 1 and not self.prefilling and kv_manager.free >= need:
-                break  # the headroom is for others, and there are none
+                break  # the headroom serves other requests; there are none
             self._preempt()
             preempted = True
         return need, preempted
@@ -421,7 +421,7 @@ class Loop(DecodeCounters):
         if victim.phase is Phase.DECODE:
             how = policy.preemption_mode(victim, view)
             self._stop_decode(victim)
-            # The last token's text is still to come where steps are decided ahead.
+            # With asynchronous scheduling the last token's text is still to come.
             cached = max(cached, victim.kv_tokens - lim.async_scheduling)
         else:
             how = PreemptionMode.RECOMPUTE
@@ -433,12 +433,12 @@ class Loop(DecodeCounters):
             self.stalled.append(victim)
             if self.decoding or self.prefilling:
                 return
-            # Nobody is left to run: the least of those sitting out must give up its blocks.
+            # No request is left to run: the stalled one with the smallest key gives up its blocks.
             victim = min(self.stalled, key=lambda r: (policy.victim_key(r, view), -r.seq))
             self.stalled.remove(victim)
             self._dirty = True
         if kv_manager.unit_tokens and victim.prefix_blocks:
-            kv_manager.cache_blocks(victim, cached)  # what it comes back for, if it still is there
+            kv_manager.cache_blocks(victim, cached)  # reused if it is still cached then
         if how is PreemptionMode.SWAP and victim.blocks <= kv_manager.host_free:
             blocks = victim.blocks
             kv_manager.release(victim)
@@ -457,10 +457,12 @@ class Loop(DecodeCounters):
             victim.recomputes += 1
             self.waiting.push(victim)
 
-    # ---------------------------------------------------------------- entering
+    # ---------------------------------------------------------------- admission
 
     def _fill_batch(self, lim: Limits) -> bool:
-        """Let requests enter; True if the policy must be asked again in the next iteration."""
+        """Admit requests to the batch. Returns True if the policy must decide again next
+        iteration.
+        """
         if self.stalled:
             self._resume_stalled(lim)
         if self.swapped:
@@ -473,15 +475,15 @@ class Loop(DecodeCounters):
             return self._budget_taken(lim)
         waiting, kv_manager = self.waiting, self.kv_manager
         if not lim.mixed_batches:
-            self._hold = 0  # if anybody enters, nobody decodes in this iteration
+            self._hold = 0  # an iteration with a new prompt has no decodes
         room = lim.token_budget - (len(self.decoding) if lim.mixed_batches else 0)
         entered = False
         if kv_manager.idle_blocks and kv_manager.idle_blocks > kv_manager.free - self._hold:
-            kv_manager.evict(self._hold)  # those who run take their blocks before anybody enters
+            kv_manager.evict(self._hold)  # running requests take their blocks first
         while waiting.live:
             pending = self.prefill_pending
             if pending >= room:
-                return True  # only the token budget stopped us: ask again next time
+                return True  # stopped by the token budget alone: decide again next iteration
             r = waiting.head()
             units = kv_manager.get_computed_blocks(r) if kv_manager.unit_tokens else 0
             tokens = r.target_tokens - units * kv_manager.unit_tokens
@@ -509,12 +511,12 @@ class Loop(DecodeCounters):
             self.prefill_pending = pending + tokens
             self.measures.prefill_tokens += tokens
             self._enlist(r)
-        if self.tells_begun and entered and not waiting.live:
+        if self.reports_empty_queue and entered and not waiting.live:
             self.outbox.append(Release(self.prefilling[-1], ReleaseReason.BEGUN, self.now_s))
-        return entered and bool(self.swapped)  # whose turn it may be next
+        return entered and bool(self.swapped)  # the other queue may be next
 
     def admissible(self, group: NextQueue) -> list[RequestState]:
-        """Those of a group, in their order, for whom there is room now."""
+        """Requests of a queue that fit now, in queue order."""
         lim, kv_manager = self._lim, self.kv_manager
         if group is NextQueue.SWAPPED:
             candidates, held = self._swapped_in_order(), self._hold
@@ -556,7 +558,7 @@ class Loop(DecodeCounters):
         kv_manager = self.kv_manager
         if r.phase is WAITING:
             need = -(-r.target_tokens // kv_manager.block_size)
-            if units:  # held by others: free of charge; idle: already counted as free
+            if units:  # in use by others: no cost; idle: counted as free
                 need += kv_manager.num_evictable_blocks(r, units) - units * kv_manager.unit_blocks
         else:
             need = kv_manager.blocks(r.kv_tokens + 1)
@@ -571,7 +573,7 @@ class Loop(DecodeCounters):
         return True
 
     def _enlist(self, r: RequestState) -> None:
-        """What is common to all who join the batch."""
+        """Update the state that is common to all requests that enter the batch."""
         self.most_tokens += r.prompt_tokens + r.max_output_tokens
         if r.first_scheduled_s != r.first_scheduled_s:  # not yet
             r.first_scheduled_s = self.now_s
@@ -580,7 +582,9 @@ class Loop(DecodeCounters):
             self.reserved_blocks += r.reserved_blocks
 
     def _enter_swapped(self, lim: Limits) -> bool:
-        """As `_refill`. Prompts under way have the token budget before those who come back."""
+        """Return swapped requests to the batch. Prompts in progress have the token budget first.
+        Returns True if the policy must decide again next iteration.
+        """
         kv_manager = self.kv_manager
         entered = 0
         full = False
@@ -603,12 +607,12 @@ class Loop(DecodeCounters):
         return full or entered > 0
 
     def _budget_taken(self, lim: Limits) -> bool:
-        """Is no token of the budget left beside the prompts under way?"""
+        """Whether prompts in progress and decodes use the whole token budget."""
         decodes = len(self.decoding) if lim.mixed_batches else 0
         return self.prefill_pending + decodes >= lim.token_budget
 
     def _resume_stalled(self, lim: Limits) -> None:
-        """Those sitting out go on, who is kept longest first, while their next block exists."""
+        """Resume stalled requests, the largest victim key first, while their next block exists."""
         policy, view, kv_manager = self.policy, self.view, self.kv_manager
         mask = kv_manager.block_size - 1
         free = kv_manager.free - self.residues[self.tick & mask]
@@ -628,8 +632,8 @@ class Loop(DecodeCounters):
     # ---------------------------------------------------------------- prefill
 
     def _plan_chunks(self, lim: Limits, seqs: int) -> int:
-        """Share the token budget among the prefilling requests, oldest first, and take their
-        blocks. Returns how many of the `seqs` decoding requests run beside them.
+        """Share the token budget among prefilling requests, oldest first, and allocate their
+        blocks. Returns how many of the `seqs` decoding requests run in the same iteration.
         """
         kv_manager = self.kv_manager
         mixed = lim.mixed_batches
@@ -647,7 +651,7 @@ class Loop(DecodeCounters):
             elif chunks:
                 break
             else:
-                self._filled = True  # a whole prompt larger than the budget still goes, alone
+                self._filled = True  # a prompt larger than the budget runs alone
             r.kv_tokens = after = before + chunk
             if after > r.blocks * kv_manager.block_size:
                 blocks = -(-after // kv_manager.block_size)
@@ -662,7 +666,9 @@ class Loop(DecodeCounters):
         return seqs if mixed or not chunks else 0
 
     def _complete_prefills(self) -> bool:
-        """Those whose prompt is in have a token; they decode from the next iteration on."""
+        """Emit the first token of requests with a complete prefill; they decode from the next
+        iteration.
+        """
         self._filled = False
         now_s = self.now_s
         ended = False
@@ -707,7 +713,7 @@ class Loop(DecodeCounters):
         self.reserved_blocks -= r.reserved_blocks
         self.finished.append(r)
         self._dirty = True
-        if r.notify_on_finish or self.tells_ends:
+        if r.notify_on_finish or self.reports_all_ends:
             self.outbox.append(Release.finish(r))
         if self._tells_policy:
             self.policy.on_finished(r, self.view)

@@ -64,7 +64,7 @@ class Measures:
         self.samples: list[Sample] = []
 
     def join(self, last_token_s: float, first: bool) -> None:
-        """A request whose last token came at `last_token_s` will decode from the next step on."""
+        """Add a request with its last token at `last_token_s`; it decodes from the next step."""
         if first and not self._joined:
             self.last_decode_s = last_token_s
         elif last_token_s != self.last_decode_s:
@@ -82,7 +82,7 @@ class Measures:
             self.samples.append((from_s, 0, 0, 0))
 
     def gap(self, gap_s: float, count: int = 1) -> None:
-        """A gap that occurred so many times."""
+        """Record a gap that occurred `count` times."""
         self._add_gap(gap_s)
         self._add_count(count)
 
@@ -117,7 +117,7 @@ class Measures:
         self.last_decode_s = now_s
 
     def gaps(self) -> Gaps:
-        """All gaps seen."""
+        """All inter-token gaps of the instance."""
         return Gaps(np.array(self._gap_s), np.array(self._gap_count, dtype=np.int64))
 
 

@@ -68,7 +68,7 @@ def fit(
     )
     prefixes = workload.prefix_blocks
     if prefixes is not None:
-        # What is left of a prompt begins elsewhere: it shares no prefix any more.
+        # A prompt that is cut from the front shares no prefix any more.
         cut = frozenset(np.flatnonzero(prompt < workload.prompt_tokens).tolist())
         prefixes = _Without(prefixes, cut)
     return (
@@ -100,8 +100,8 @@ class _Without(PrefixRows):
 def fit_embeds(
     workload: Workload, embedder: Embedder, blocks: int, overlong_requests: str
 ) -> tuple[Workload, Rows]:
-    """The workload with every text within the embedder's context, and the rows to refuse: those
-    whose pass alone would need more than all `blocks`.
+    """The workload with every text within the embedder's context, and the rows to reject, whose
+    pass alone would need more than all `blocks`.
 
     Raises:
         SloBenchError: under `error`, a text is too long or a pass too large; under `truncate`, a

@@ -1,9 +1,9 @@
-"""An instance that is told how long everything took: by executing it, or from a recording.
+"""An instance with given durations: measured while it executes, or read from a recording.
 
-It decides with the same code as the simulated instance, one iteration at a time. Its clock moves
-only at the end of an iteration and, while it idles, to the next arrival; a wait that takes longer
-than it should counts into the iteration after it. So decisions follow from durations alone, and a
-recording of them, replayed, gives the same decisions.
+It decides with the same code as the simulated instance, one iteration at a time. Its clock advances
+only at the end of an iteration and, while idle, to the next arrival; a wait that takes too long
+counts into the next iteration. So decisions follow from durations alone, and a replayed recording
+gives the same decisions.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from .loop import INF
 
 
 class Ran(NamedTuple):
-    """One iteration, or a pause in which blocks were only swapped. Parts of it are `swap_s` and
-    `moving_s`, in which something of the model moved elsewhere.
+    """One iteration, or a pause in which blocks were only swapped. It includes `swap_s` and
+    `moving_s`, the time of module moves.
     """
 
     duration_s: float
@@ -35,7 +35,7 @@ class RecordedStepTime:
 
     def __init__(self, predictions: LearnedPredictions) -> None:
         self._predictions = predictions
-        self.heard: Heard | None = None  # is told of every iteration
+        self.heard: Heard | None = None  # called after every iteration
 
     def next(self, seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]]) -> Ran:
         """Execute the iteration, or look it up."""
@@ -55,7 +55,6 @@ class RecordedStepTime:
         return INF
 
     def steps_within(self, seqs: int, kv_tokens: int, duration_s: float) -> int:
-        """See `StepTime`."""
         return 0
 
 
@@ -81,7 +80,7 @@ class TimedInstance(SimulatedInstance):
 
     def schedule(self) -> bool:
         runs = super().schedule()
-        # What swapping was expected to take is none of our business: it is in what we are told.
+        # Predicted swap times are not added: the given durations include swapping.
         self._swapped = self.swap_s > 0 or self._swapped
         self.swap_s = 0.0
         if runs:

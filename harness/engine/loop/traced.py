@@ -1,7 +1,7 @@
-"""Instances that keep a log of what they do, for explanations and traces.
+"""Instances that log their actions, for explanations and traces.
 
-They do the same as those they are made from, to the last bit, leaps included: every method below
-lets the original act and writes down what became of it. Nothing is paid for where nobody looks.
+Decisions and times equal those of the base classes bit for bit, skipped decode steps included: each
+method calls the base method and records its effect. Untraced runs pay nothing.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class InstanceLog:
     moves: dict[int, list[StateChange]] = field(default_factory=dict)
 
     def move(self, request: int, time_s: float, state: State) -> None:
-        """`request` changes its state."""
+        """Record a change of state of `request`."""
         self.moves.setdefault(request, []).append(StateChange(time_s, state))
 
 

@@ -1,12 +1,13 @@
-"""An embedder beside a language model: one pass over a batch, and its requests are done.
+"""An embedder on the device of a language model: one pass computes a batch, whose requests are then
+done.
 
 It is an instance of its own rather than a kind of request in the iteration loop. An embedding
 request has no KV, no decode and no preemption, so the loop's bookkeeping would have nothing to
 keep; a pass of another model is a step of its own on the device, and `Device` makes instances take
 turns already. What the two models share is the KV cache manager of memory: a pass holds the blocks
-of its activations from its beginning to its end. The language model's policy decides for both, over
-its one state, and is asked again whenever something changed here. The loop, and with it every run
-without embeddings, stays as it is.
+of its activations from its beginning to its end. The language model's policy decides for both, with
+one state, and decides again whenever something changed here. Runs without embeddings do not use
+this code.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class EmbeddingInstance:
         self.view = LoopView(self)
         self.held_blocks = 0
         self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
-        self.prefill_only = self.tells_ends = self.tells_begun = False
+        self.prefill_only = self.reports_all_ends = self.reports_empty_queue = False
         self.llm = llm
         self._embedder = embedder
         self._least_pass_s = embedder.pass_s([(1, 1)])
@@ -125,7 +126,9 @@ class EmbeddingInstance:
             self.llm.reconsider()
 
     def _begin(self, batch: Sequence[RequestState]) -> None:
-        """Raises SloBenchError if the policy chose who does not wait, or more than fits."""
+        """Begin a pass. Raises SloBenchError if the policy chose a request that does not wait, or
+        more than fits.
+        """
         blocks, waits = self._view.blocks(batch), self.waiting.live
         self.waiting.remove_all(batch)
         name, kv_manager = type(self.policy).__name__, self.kv_manager
@@ -161,7 +164,7 @@ class EmbeddingInstance:
             r.finish_s = self.now_s
             r.phase = Phase.DONE
             self.finished.append(r)
-            if r.notify_on_finish or self.tells_ends:
+            if r.notify_on_finish or self.reports_all_ends:
                 self.outbox.append(Release.finish(r))
         self.decoding.clear()
         self.llm.reconsider()
@@ -180,7 +183,7 @@ class EmbeddingInstance:
 
 
 class _View:
-    """Implements `core.collocated.EmbedView`."""
+    """Implements `core.collocated_policy.EmbedView` over an embedder."""
 
     def __init__(self, instance: EmbeddingInstance, embedder: Embedder) -> None:
         self._instance = instance

@@ -8,7 +8,7 @@ from ...core.device import SplitStepTime, StageDevice
 
 
 class Away:
-    """Books on `device` what it computes of somebody else's steps."""
+    """Books on `device` its part of the steps of other instances."""
 
     __slots__ = ("_device", "_step_time")
 
@@ -19,9 +19,9 @@ class Away:
     def step(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> None:
-        """One step."""
+        """Book one step."""
         self._device.owed_s += self._step_time.abroad_s(decode_seqs, decode_kv_tokens, chunks)
 
     def span(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> None:
-        """Steps that only decode."""
+        """Book steps that only decode."""
         self._device.owed_s += self._step_time.span_abroad_s(decode_seqs, decode_kv_tokens, steps)

@@ -1,16 +1,16 @@
-"""Models that stand on GPUs together: they share compute, and KV memory page by page.
+"""Models on the same GPUs: they share compute, and KV memory page by page.
 
-Compute: with MPS at 100 % (Prism, §7.1) models share a GPU's units in time, and in space where it
-happens. Here those that are busy on a GPU get equal shares of it, so that together they never have
-more than one GPU's throughput; a tensor-parallel model is as slow as on its busiest GPU. Shares
-change only between iterations: an iteration that was under way when somebody joined is made up
-for in the next one.
+Compute: with MPS at 100 % (Prism, §7.1) models share a GPU's units in time, and in space where
+possible. Here busy models on a GPU get equal shares of it, so that together they never have more
+than one GPU's throughput; a tensor-parallel model is as slow as on its busiest GPU. Shares change
+only between iterations: an iteration that was running when a model became busy is compensated in
+the next one.
 
 Memory: each model's KV cache manager takes pages from the pools of its GPUs.
 
 Time: models that share a GPU, also by way of others, are a device group with one clock
-(`SharedGpus`). It advances by slices in which nobody of it begins or ends being busy, and each
-model leaps within them. A slice is shorter where pages are scarce or requests wait to be let in.
+(`SharedGpus`). It advances by slices in which no model becomes busy or idle, and each model skips
+ahead within them. A slice is shorter where pages are scarce or requests wait for admission.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SharedGpuInstance:
 
     @property
     def blocked(self) -> bool:
-        """Did it find no memory for anybody when it last looked?"""
+        """Whether its last attempt to admit a request failed for lack of memory."""
         return self.instance.blocked_till_s > self.instance.now_s
 
     @property
@@ -137,7 +137,7 @@ class SharedGpuInstance:
         return max(now_s, engine.inbox[0].visible_s) if engine.inbox else INF
 
     def changes_s(self, now_s: float) -> float:
-        """Nobody begins or ends a prefill, or ends, before this."""
+        """Lower bound of the time at which a prefill begins or ends or a request ends."""
         engine = self.instance
         if engine.prefilling or engine.waiting.live or engine.inbox or not engine.decoding:
             return self.begins_s(now_s)
@@ -155,7 +155,7 @@ class SharedGpuInstance:
         return begins_s + (last - engine.tick) * self._least_step_s * self.times.slowdown
 
     def share(self, slowdown: float, now_s: float) -> None:
-        """From now on steps take so many times as long as alone."""
+        """Set the factor by which steps take longer than alone."""
         engine, before = self.instance, self.times.slowdown
         if slowdown > before and engine.now_s > now_s and not engine.idle:
             # The rest of the step under way was counted at too high a speed.
@@ -175,7 +175,7 @@ class SharedGpus:
         ended: Callable[[SharedGpuInstance], None],
         backlog: Backlog | None = None,
     ) -> None:
-        """`ended` is told of a model instance some of whose requests have ended."""
+        """`ended` is called with a model instance when requests of it have ended."""
         self.gpus = gpus
         self.model_instances = model_instances
         self.now_s = now_s
@@ -184,7 +184,7 @@ class SharedGpus:
         self._backlog = backlog
 
     def advance(self, to_s: float) -> None:
-        """Serve until then."""
+        """Serve until `until_s`."""
         backlog, gpus = self._backlog, self.gpus
         while self.now_s < to_s:
             waits = backlog is not None and backlog.waits(gpus)
@@ -192,7 +192,7 @@ class SharedGpus:
                 assert backlog is not None
                 backlog.admit(gpus, self.now_s)
                 waits = backlog.waits(gpus)
-            # Who found no memory looks first: at what is there now, not at what others free later.
+            # Blocked models go first: they see the memory of now, not what others free later.
             busy = sorted((t for t in self.model_instances if t.busy), key=lambda t: not t.blocked)
             end_s = to_s
             if waits:

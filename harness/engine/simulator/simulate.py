@@ -68,19 +68,20 @@ def simulate(
         instances: how many behind the router, or in the cluster's roles together.
         router: name of the router; the system's own by default. A system with a cluster policy
             takes none.
-        overlong_requests: what becomes of requests longer than the context or the KV cache:
-            `error`, `reject` (they count as missed) or `truncate` (prompt cut from the front, then
-            the answer, to fit).
-        embedder: the embedding model beside each instance, for workloads with embedding requests;
-            a policy that merges takes them into the language model's batches if both are one.
-        embed_instances: so many of the instances embed and generate nothing; 0: an embedder stands
-            beside every language model. Their language model stays loaded, and idle.
-        predicted_output_tokens: what policies are told of each answer's length; the truth by
-            default.
-        output_tokens_p90: what nine in ten such answers do not exceed, for those that reserve
-            memory; as predicted by default.
+        overlong_requests: treatment of requests longer than the context or the KV cache: `error`,
+            `reject` (they count as missed) or `truncate` (prompt cut from the front, then the
+            answer, to fit).
+        embedder: the embedding model on each instance's device, for workloads with embedding
+            requests; a policy that merges takes them into the language model's batches if both are
+            one.
+        embed_instances: number of instances that embed and generate nothing; 0: every language
+            model has an embedder on its device. Their language model stays loaded, and idle.
+        predicted_output_tokens: predicted output length of each request, for policies; by default
+            the true one.
+        output_tokens_p90: predicted 90 % quantile of each output length, for policies that reserve
+            memory; by default as predicted.
         failures: which instances fail, and when.
-        ready_s: when instances begin to serve; who comes before waits.
+        ready_s: when instances begin to serve; earlier arrivals wait.
         engine: makes the instances in place of `SimulatedInstance`, by the same arguments.
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances do (not those of an `engine`).
@@ -88,7 +89,7 @@ def simulate(
     Raises:
         SloBenchError: an unknown router or option, an overlong request under `error`, embedding
             requests without an embedder or for static batches, no instance left to generate, no
-            memory for KV, or a policy that admits nobody.
+            memory for KV, or a policy that admits no request.
     """
     if overlong_requests not in OVERLONG_REQUESTS:
         raise SloBenchError(
@@ -204,8 +205,8 @@ def _across(
 
 
 def _number(recorder: Recorder, handles: Sequence[LazyInstance]) -> None:
-    """From lanes to their instances."""
-    numbers = np.array([instance.number for instance in handles] + [-1])  # nobody: the last
+    """Map lanes to their instances."""
+    numbers = np.array([instance.number for instance in handles] + [-1])  # none: the last
     lanes = recorder.records.instance
     lanes[:] = numbers[lanes]
 
@@ -253,7 +254,7 @@ def _by_instance(handles: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
 def _check_embeds(workload: Workload, system: System, embedder: Embedder | None) -> None:
     if embedder is None:
         raise SloBenchError(
-            f"{workload.name} has embedding requests: say which model embeds beside the language "
+            f"{workload.name} has embedding requests: name the embedding "
             "model (embedder, as in --embedder bge-m3)"
         )
     if isinstance(system.policy, StaticPolicy):
@@ -280,7 +281,9 @@ def _timeline(instances: list[EngineInstance]) -> Timeline:
 
 
 def _gpu_busy_s(instance: LazyInstance) -> float:
-    """Of a lane, whose batch is in one stage at a time: on the GPUs of a tensor-parallel group."""
+    """Busy GPU seconds of a lane, whose batch is in one stage at a time: on the GPUs of a
+    tensor-parallel group.
+    """
     measures = instance.engine.measures
     return (instance.engine.now_s - measures.idle_s - measures.waited_s) * instance.placement.tp
 

@@ -57,7 +57,7 @@ def simulate_models(
         progress: called now and then with (requests ended, clock in seconds).
 
     Raises:
-        SloBenchError: a model that is asked for is missing, needs more GPUs than there are, or the
+        SloBenchError: a model of the workload is missing, needs more GPUs than there are, or the
             workload has followers, embeddings or requests that are too long.
     """
     hosted = _hosted(workload, models, gpus)

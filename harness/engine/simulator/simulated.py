@@ -26,7 +26,7 @@ _ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 
 
 class SimulatedInstance(Loop):
-    """One instance in simulated time."""
+    """One instance with continuous batching in simulated time."""
 
     __slots__ = (
         "_alone",
@@ -55,7 +55,7 @@ class SimulatedInstance(Loop):
         super().__init__(policy, kv_manager, predictions, measures, index)
         self.stages = stages
         self.learner: Learner | None = None
-        self._alone = alone  # nobody else computes on these devices
+        self._alone = alone  # no other instance computes on these devices
         self._began_s = 0.0  # when the last iteration began
         self._away: Away | None = None
         self.compute_by(step_time)
@@ -82,9 +82,8 @@ class SimulatedInstance(Loop):
         return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
 
     def decode_only_until_s(self) -> float:
-        """Until then nobody comes, goes or changes places here, whatever is not sent here by then.
-
-        An iteration that is under way counts as over: what runs until then are decode steps.
+        """Lower bound of the next arrival, end or change of phase here, apart from requests sent
+        before then. An iteration in progress counts as over: until then all steps only decode.
         """
         if self.inbox:
             return -1.0
@@ -92,7 +91,7 @@ class SimulatedInstance(Loop):
             return self.now_s
         if not self.decoding:
             return INF
-        # Who learns is told of iterations, and those are the more the more often others look.
+        # A learner sees single iterations; reading the state more often would add some.
         if self.pending_free or self.learner is not None or (not self._alone and self._owes()):
             return self.now_s
         steps = self.next_end_tick() - self.tick - 1
@@ -115,9 +114,9 @@ class SimulatedInstance(Loop):
         return self.kv_manager.free - self._growth(steps), self.kv_sum + steps * seqs
 
     def earliest_release_s(self) -> float:
-        """No request is given back or told of before this; see `Instance`."""
+        """Lower bound of the next release or report of a request; see `Instance`."""
         now_s, inbox = self.now_s, self.inbox
-        tells = self.prefill_only or self.tells_ends or self.tells_begun
+        tells = self.prefill_only or self.reports_all_ends or self.reports_empty_queue
         earliest_s = INF
         if inbox and (tells or self._asks_timeout or self._asks_admit):
             earliest_s = inbox[0].visible_s
@@ -130,10 +129,10 @@ class SimulatedInstance(Loop):
         if tells:
             if self.prefilling or self.waiting.live or self.swapped or self.stalled:
                 return now_s
-            if self.tells_ends and self.decoding:
+            if self.reports_all_ends and self.decoding:
                 steps = self.next_end_tick() - self.tick
                 if not self._lasts(steps):
-                    return now_s  # who is preempted lengthens steps no more
+                    return now_s  # preempted requests lengthen steps no more
                 span_s = self._span_of(len(self.decoding), self.kv_sum, steps)
                 ends_s = now_s + span_s * _ROUNDING
                 return ends_s if ends_s < earliest_s else earliest_s
@@ -153,9 +152,9 @@ class SimulatedInstance(Loop):
             if inbox and inbox[0].visible_s <= self.now_s:
                 self.deliver(self._began_s if ahead else self.now_s)
             if ahead and not self.decoding and self.idle:
-                # There was nothing to decide ahead: who ended is gone before anything begins, and
-                # all who have come by now enter together. Past the horizon they are not known,
-                # nor while somebody must hear of an end: an answer may bring the next request.
+                # Nothing was scheduled ahead: ended requests are gone before the next iteration;
+                # all arrivals until now enter together. Past the horizon they are not known,
+                # nor while an end must be reported: an answer may cause the next request.
                 self.let_go()
                 if self.now_s < horizon_s and not (stop_on_release and self.outbox):
                     self.deliver(self.now_s)
@@ -230,7 +229,7 @@ class SimulatedInstance(Loop):
                     f"instance {self.index} is stuck at {self.now_s:.3f} s: "
                     f"{self.waiting.live} requests wait, {self.kv_manager.free} of "
                     f"{self.kv_manager.total} KV blocks are free and nothing runs; the policy "
-                    f"{type(self.policy).__name__} admits no request"
+                    f"{type(self.policy).__name__} admits none"
                 )
             self.now_s = horizon_s
             self.blocked_till_s = next_s
@@ -294,13 +293,13 @@ class SimulatedInstance(Loop):
             self.finish_due()
 
     def _lasts(self, steps: int) -> bool:
-        """Are there blocks for so many decode steps?"""
+        """Whether there are blocks for `steps` decode steps."""
         room = self.kv_manager.free - self._lim.decode_headroom_blocks
         at_most = len(self.decoding) * (steps // self.kv_manager.block_size + 1)
         return at_most <= room or self._growth(steps) <= room
 
     def _growth(self, steps: int) -> int:
-        """Blocks that so many decode steps take."""
+        """Blocks that `steps` decode steps take."""
         bs = self.kv_manager.block_size
         rounds, rest = divmod(steps, bs)
         blocks = rounds * len(self.decoding)
@@ -312,7 +311,7 @@ class SimulatedInstance(Loop):
         return blocks
 
     def _steps_before_pressure(self, most: int) -> int:
-        """The most steps, up to `most`, whose blocks are there."""
+        """Number of steps, up to `most`, that the free blocks suffice for."""
         room = self.kv_manager.free - self._lim.decode_headroom_blocks
         bs = self.kv_manager.block_size
         steps = max(0, min(most, (room // max(1, len(self.decoding)) - 1) * bs))
@@ -326,7 +325,7 @@ class SimulatedInstance(Loop):
 
 
 class _Told:
-    """A step-time model that is told the longest decoding request of an instance."""
+    """A step-time model that receives the longest decoding request of an instance."""
 
     def __init__(self, loop: Loop, step_time: LengthAwareStepTime) -> None:
         self._longest = loop.longest_kv_tokens

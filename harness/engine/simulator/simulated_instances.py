@@ -33,13 +33,12 @@ Made = TypeVar("Made", bound=EngineInstance)
 class Builder:
     """Makes instances of one role.
 
-    With pipeline parallelism an instance is `lanes` lanes over `pp` stages: so many batches are in
-    flight, each with its share of the KV blocks, and they meet at the stages, which compute one
-    step at a time.
+    With pipeline parallelism an instance is `lanes` lanes over `pp` stages: `lanes` batches are in
+    flight, each with its share of the KV blocks; a stage computes one step at a time.
 
-    `beside`: an embedder computes on the same devices. `engine` makes the
-    instances that iterate, as a test's reference does; `SimulatedInstance` by default.
-    `guess` and `longest`: what policies believe of answers' lengths; see `core.view.Predictions`.
+    `beside`: an embedder uses the same devices. `engine` makes the instances that iterate, as a
+    test's reference does; `SimulatedInstance` by default. `guess` and `longest`: predicted output
+    lengths for policies; see `core.view.Predictions`.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class Builder:
         self.role = role
         self.placement = placement = role.placement or placement
         if placement.num_gpu_blocks < placement.lanes:
-            raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
+            raise SloBenchError("no memory is left for KV blocks; use more GPUs or a smaller model")
         self._engine = engine
         self._trace = trace
         self._alone = placement.lanes == 1 and not beside and not role.devices

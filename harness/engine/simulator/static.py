@@ -1,13 +1,12 @@
 """Static batching on a virtual clock: padded batches that run until their longest member ends.
 
-Prompts are padded to the longest of the batch and prefilled in one pass; every member then
-decodes until the longest answer is out, and all answers are given back together. Padded tokens
-are computed like any other and counted in `Measures.padded_tokens`.
+Prompts are padded to the longest of the batch and prefilled in one pass; every member then decodes
+until the longest answer is out, and all answers are given back together. Padded tokens are computed
+like any other and counted in `Measures.padded_tokens`.
 
-KV is reserved for the answers that the policy expects. Where they grow longer the reservation
-grows with them, as far as there are blocks. When there are none, members whose answer is complete
-are padded no more, and of the others the first stay and the last go back to the queue, to begin
-anew (`recomputes`).
+KV is reserved for the output lengths that the policy predicts. Longer outputs extend the
+reservation while blocks are free. Without free blocks, members with a complete answer are padded no
+more, and of the others the last return to the queue and begin anew (`recomputes`).
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class StaticInstance:
         self.kv_sum = self.tick = self.most_tokens = 0
         self.policy_state: Any = policy.new_state()
         self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
-        self.prefill_only = self.tells_ends = self.tells_begun = False
+        self.prefill_only = self.reports_all_ends = self.reports_empty_queue = False
         self._tells_policy = type(policy).on_finished is not StaticPolicy.on_finished
         self.view = LoopView(self)
 
@@ -113,12 +112,14 @@ class StaticInstance:
         """The policy's choice, taken out of the queue.
 
         Raises:
-            SloBenchError: it chose nobody, somebody twice, or somebody who does not wait.
+            SloBenchError: it chose no request, one twice, or one that does not wait.
         """
         name, waits = type(self.policy).__name__, self.waiting.live
         chosen = self.policy.form_batch(list(self.waiting), self.view)
         if not chosen:
-            raise SloBenchError(f"{name}.form_batch chose none of {waits} waiting requests")
+            raise SloBenchError(
+                f"{name}.form_batch must choose at least one of {waits} waiting requests"
+            )
         batch = self._fitting(chosen)
         self.waiting.remove_all(batch)
         if waits - self.waiting.live != len(batch):
@@ -131,7 +132,7 @@ class StaticInstance:
         return []  # static batches are formed, not refilled
 
     def _fitting(self, batch: list[RequestState]) -> list[RequestState]:
-        """The longest prefix of `batch` whose padded KV fits; the rest goes on waiting."""
+        """The longest prefix of `batch` whose padded KV fits; the rest waits."""
         prompt = answer = 0
         for n, r in enumerate(batch):
             prompt = max(prompt, r.prompt_tokens)
@@ -183,7 +184,7 @@ class StaticInstance:
             measures.next_sample_s = self.now_s + measures.sample_s
 
     def _compute(self, duration_s: float, requests: int, tokens: int) -> float:
-        """The clock after a computation at whose end so many tokens of each are in the cache."""
+        """Clock after a computation that leaves `tokens` tokens of each member in the cache."""
         begin_s = self.now_s
         self.now_s = occupy(self.stages, begin_s, duration_s)
         self.measures.waited_s += self.now_s - begin_s - duration_s
@@ -207,7 +208,9 @@ class StaticInstance:
     def _make_room(
         self, running: list[RequestState], prompt: int, emitted: int
     ) -> tuple[list[RequestState], list[RequestState]]:
-        """No block is free: those who go on, for twice as long at least, and those who leave."""
+        """Without free blocks: the members that go on, for at least twice as long, and those that
+        leave.
+        """
         unfinished = [r for r in running if r.output_tokens > emitted]
         stay = len(unfinished)
         while stay > 1:
@@ -231,6 +234,6 @@ class StaticInstance:
             for r in self.decoding:
                 self.policy.on_finished(r, self.view)
         self.finished.extend(self.decoding)
-        told = (r for r in self.decoding if r.notify_on_finish or self.tells_ends)
+        told = (r for r in self.decoding if r.notify_on_finish or self.reports_all_ends)
         self.outbox.extend(map(Release.finish, told))
         self.decoding.clear()

@@ -22,12 +22,12 @@ _DENSE = 0.5  # share of blocks in use from which a stretch of the cache is read
 
 @dataclass(frozen=True)
 class Decodes:
-    """What decoding sequences attend to: pairs of a sequence and one of its blocks.
+    """KV blocks that decoding sequences attend to, as pairs of a sequence and one of its blocks.
 
-    `where` picks the pairs' blocks out of the cache: a slice, read in place, where the blocks lie
+    `where` picks the pairs' blocks out of the cache: a slice, read in place, if the blocks are
     close together, else their ids. `owner[i]` is the sequence of pair i, `seat[i]` its place in a
-    table of `width` blocks a sequence (the last seat of all is for blocks of nobody). `mask` is 0
-    for tokens that are seen and -inf for others: [pairs × KV heads, 1, block tokens].
+    table of `width` blocks a sequence (the very last seat is for blocks that no sequence owns).
+    `mask` is 0 for visible tokens and -inf for others: [pairs × KV heads, 1, block tokens].
     """
 
     count: int
@@ -65,7 +65,7 @@ class PrefillChunk:
 @dataclass(frozen=True)
 class Batch:
     """`slots` are rows of a layer's keys (or values), seen as [blocks × heads × tokens, head_dim];
-    `wanted` the rows whose next token is asked for.
+    `wanted` the rows whose next token is computed.
     """
 
     tokens: Tensor

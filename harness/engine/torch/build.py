@@ -1,4 +1,4 @@
-"""An instance from a model and what is asked of it."""
+"""Build an instance from a model and the settings of a run."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ class KvCacheConfig:
 
 
 def num_gpu_blocks(decoder: Decoder, block_size: int, memory_share: float = 0.9) -> int:
-    """Blocks that fit: on a GPU into a share of its memory, beside the weights; 1 GiB on a CPU.
+    """Number of KV blocks that fit: on a GPU into a share of its memory less the weights; 1 GiB on
+    a CPU.
 
     Raises:
-        DoesNotFitError: none does.
+        DoesNotFitError: no block fits.
     """
     each = kv_bytes(decoder.config, decoder.dtype, block_size)
     free = free_bytes(decoder.device)
@@ -58,8 +59,8 @@ def num_gpu_blocks(decoder: Decoder, block_size: int, memory_share: float = 0.9)
         room = free - round((1 - memory_share) * total)
     if room < each:
         raise DoesNotFitError(
-            f"no KV block ({each / _GIB:.3f} GiB) fits beside the weights: {decoder.device} has "
-            f"{free / _GIB:.2f} GiB free"
+            f"no KV block ({each / _GIB:.3f} GiB) fits: {decoder.device} has "
+            f"{free / _GIB:.2f} GiB free after the weights"
         )
     return room // each
 
@@ -70,12 +71,11 @@ def swaps(policy: AnyPolicy) -> bool:
 
 
 class Engine:
-    """A model with its KV cache, on which one instance after another may run.
-
-    With `workers`, its layers and heads may move to them (`decoder` is then a `Spread`).
+    """A model with its KV cache, used by one instance after another. With `workers`, its layers and
+    heads may move to them (`decoder` is then a `Spread`).
 
     Raises:
-        DoesNotFitError: the device, or the host, has no room for so many blocks.
+        DoesNotFitError: the device, or the host, has no memory for this number of blocks.
     """
 
     def __init__(

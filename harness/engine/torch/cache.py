@@ -43,11 +43,11 @@ class KvCache:
 
 
 class Swapper:
-    """Copies whole blocks between a cache and its like in host memory.
+    """Copies whole blocks between a KV cache and one of the same layout in host memory.
 
     On CUDA the blocks are first gathered on the device, in order with the computation; the copy
-    over the link then runs on a stream of its own, beside what is computed next. What comes back
-    is waited for on the device, before it is spread over its blocks.
+    over the link then runs on a stream of its own, in parallel to the next computation. The device
+    waits for blocks that return before it scatters them.
     """
 
     def __init__(self, cache: KvCache, host: KvCache) -> None:
@@ -72,7 +72,7 @@ class Swapper:
                     there.copy_(here, non_blocking=True)
 
     def into(self, num_cpu_blocks: Sequence[int], blocks: Sequence[int]) -> None:
-        """Host to device."""
+        """Copy blocks from host to device."""
         if self._stream is None:
             self._copy(self._host, num_cpu_blocks, self._cache, blocks)
             return
@@ -88,22 +88,22 @@ class Swapper:
             layer.index_copy_(1, index, held)
 
     def wait(self) -> None:
-        """Until every copy is done."""
+        """Wait until every copy is done."""
         if self._stream is not None:
             self._stream.synchronize()
 
     @staticmethod
     def _copy(source: KvCache, at: Sequence[int], target: KvCache, to: Sequence[int]) -> None:
         for a, b in zip(source.layers, target.layers, strict=True):
-            if a.shape[1]:  # else the layer is elsewhere
+            if a.shape[1]:  # else the layer is at another worker
                 copy_blocks(a, at, b, to)
 
 
 def stretches(
     num_cpu_blocks: Sequence[int], host: Tensor, staged: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Parts of one layer in host memory, each beside the part of `staged` [2, blocks, …] with the
-    same blocks. Both lie in one piece: only such copies go on beside the computation.
+    """Parts of one layer in host memory, each with the part of `staged` [2, blocks, …] for the same
+    blocks. Both are contiguous: only such copies run in parallel to the computation.
     """
     begin = 0
     for end in range(1, len(num_cpu_blocks) + 1):

@@ -52,13 +52,13 @@ class Checkpoint:
         return found.to(self._device, self._dtype)
 
     def unread(self, but: Iterable[str] = ()) -> list[str]:
-        """Names that nobody asked for, those that end in one of `but` left out."""
+        """Names of tensors that were never read, except those that end in one of `but`."""
         ends = tuple(but)
         return sorted(n for n in self._file_of if n not in self._read and not n.endswith(ends))
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Which file holds each tensor."""
+    """File of each tensor, by name."""
     index, single = folder / _INDEX, folder / _SINGLE
     if index.is_file():
         return _sharded(folder, index)
@@ -75,7 +75,7 @@ def _sharded(folder: Path, index: Path) -> dict[str, Path]:
         found = {str(name): folder / str(file) for name, file in told.items()}
         for shard in map(str, told.values()):
             if Path(shard).name != shard or len(shard.encode()) > 255:
-                raise ValueError(f"{shard!r} is no name of a file beside it")
+                raise ValueError(f"{shard!r} must be the name of a file in the same folder")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{index} is no index of shards: {error}") from None
     for file in sorted(set(found.values())):

@@ -7,15 +7,13 @@ from typing import Protocol
 
 
 class WallClock(Protocol):
-    """Seconds since it began."""
+    """Real time in seconds since its start."""
 
     def now_s(self) -> float:
-        """Now."""
-        ...
+        """Current time in seconds."""
 
     def wait_until(self, time_s: float) -> None:
         """Return then, or at once if it is past."""
-        ...
 
 
 class RealClock:
@@ -25,15 +23,13 @@ class RealClock:
         self.begin()
 
     def begin(self) -> None:
-        """Now it is zero."""
+        """Set the clock to zero."""
         self._begin_s = time.perf_counter()
 
     def now_s(self) -> float:
-        """See `WallClock`."""
         return time.perf_counter() - self._begin_s
 
     def wait_until(self, time_s: float) -> None:
-        """See `WallClock`."""
         while (left_s := time_s - self.now_s()) > 0:
             time.sleep(left_s)
 
@@ -49,13 +45,11 @@ class CpuClock:
         self.begin()
 
     def begin(self) -> None:
-        """Now it is zero."""
+        """Set the clock to zero."""
         self._skipped_s = -time.thread_time()
 
     def now_s(self) -> float:
-        """See `WallClock`."""
         return time.thread_time() + self._skipped_s
 
     def wait_until(self, time_s: float) -> None:
-        """See `WallClock`."""
         self._skipped_s += max(0.0, time_s - self.now_s())

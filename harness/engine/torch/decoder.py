@@ -33,21 +33,21 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         return self.weights.embed.device
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of weights and KV."""
+        """Data type of weights and KV."""
         return self.weights.embed.dtype
 
     def carrier(self, cache: list[Tensor]) -> Carrier:
-        """Brings KV from a store into `cache`, and writes it there, beside the computation."""
+        """Makes the transfer of KV between a store and `cache` in parallel to the computation."""
         return Pipeline(cache.__getitem__, lambda: range(self.config.layers))
 
     def logits(self, batch: Batch, cache: list[Tensor], carrier: Carrier) -> Tensor:
-        """[rows wanted, vocabulary]; `cache` has a tensor for each layer and takes the new KV.
-        `carrier` is told of each layer.
+        """Logits of shape [rows wanted, vocabulary]; `cache` has a tensor for each layer and takes
+        the new KV. `carrier` is called for each layer.
         """
         x = self.embedded(batch)
         turn = self.turn(batch)
@@ -117,8 +117,8 @@ class Decoder:
         batch: Batch,
         joined: Callable[[Partial], Partial] = lambda part: part,
     ) -> Tensor:
-        """[rows, heads, head_dim]; `kv` holds what is new already. `joined` adds to the decoding
-        sequences' part what they attend to elsewhere.
+        """Attention output [rows, heads, head_dim]; `kv` holds the new keys and values already.
+        `joined` adds the attention of decoding sequences to blocks at other workers.
         """
         parts, decodes = [], 0
         if batch.decodes is not None:
@@ -178,7 +178,7 @@ def _added(x: Tensor, y: Tensor, to: Linear) -> Tensor:
 
 
 def unit_shape(decoder: Decoder, blocks: int, block_size: int) -> UnitShape:
-    """Of units of so many blocks of a model."""
+    """Shape of a unit of that many blocks of a model."""
     c = decoder.config
     return UnitShape(c.layers, blocks, c.kv_heads, block_size, c.head_dim, decoder.dtype)
 

@@ -58,14 +58,12 @@ class _SpreadCarrier:
         self.carried = here.carried
 
     def begin(self, traffic: Traffic) -> None:
-        """See `Carrier`."""
         self._told = self._busy()
         for rank in self._told:
             self._workers.ask(rank, "prefetch", traffic)
         self._here.begin(traffic)
 
     def drain(self) -> None:
-        """See `Carrier`."""
         self._here.drain()
         for rank in self._told:
             self._workers.ask(rank, "drain")
@@ -80,28 +78,26 @@ class SpreadSwapper(Swapper):
         self._workers = workers
 
     def out(self, blocks: Seq[int], num_cpu_blocks: Seq[int]) -> None:
-        """See `Swapper`."""
         super().out(blocks, num_cpu_blocks)
         for rank in self._spread.busy():
             self._workers.ask(rank, "swap", True, list(blocks), list(num_cpu_blocks))
 
     def into(self, num_cpu_blocks: Seq[int], blocks: Seq[int]) -> None:
-        """See `Swapper`."""
         super().into(num_cpu_blocks, blocks)
         for rank in self._spread.busy():
             self._workers.ask(rank, "swap", False, list(blocks), list(num_cpu_blocks))
 
 
 class Spread(Decoder):
-    """A decoder whose layers, or their KV heads, may be elsewhere.
+    """A decoder with layers or KV heads at other workers.
 
     Args:
-        decoder: all of it is here.
+        decoder: the whole model, at first on this process.
         cache: its own part of the KV.
-        workers: where anything may go.
-        host: swapped KV; it moves with the layers and heads that it is of.
+        workers: processes that may take layers, heads or blocks.
+        host: swapped KV; it moves with its layers and heads.
 
-    `in_use` tells which blocks must move with a layer; None: all.
+    `in_use` returns the blocks that must move with a layer; None: all.
     """
 
     def __init__(
@@ -132,7 +128,6 @@ class Spread(Decoder):
         return sorted(({*self._at} | helpers) - {HERE})
 
     def logits(self, batch: Batch, cache: list[Tensor], carrier: Carrier) -> Tensor:
-        """See `Decoder`."""
         x, turn = self.embedded(batch), self.turn(batch)
         for rank, group in groupby(range(self.config.layers), self._at.__getitem__):
             numbers = list(group)
@@ -186,7 +181,7 @@ class Spread(Decoder):
         return self.attention(queries, keys, values, kv, batch, joined)
 
     def _of(self, batch: Batch, heads: int) -> Batch:
-        """The same batch where only so many KV heads of it are."""
+        """The same batch for a part of its KV heads."""
         every, size = self.config.kv_heads, self._cache.block_size
         slots = batch.slots.view(-1, every)[:, 0]
         block, place = slots // (every * size), slots % size
@@ -199,10 +194,10 @@ class Spread(Decoder):
         told = {**vars(batch), "slots": (rows * size + place.unsqueeze(1)).ravel()}
         return Batch(**{**told, "decodes": decodes})
 
-    # ---------------------------------------------------------------- who has what
+    # ---------------------------------------------------------------- places of layers and heads
 
     def layers_at(self, rank: int) -> int:
-        """How many are there."""
+        """Number of layers at a worker."""
         return self._at.count(rank)
 
     def movable(self, rank: int) -> list[int]:
@@ -214,14 +209,14 @@ class Spread(Decoder):
         return {n: heads for n, (helper, heads) in self._helped.items() if helper == rank}
 
     def kv_bytes(self, blocks: int | None) -> int:
-        """Of so many blocks (None: all) of one layer."""
+        """Bytes of KV of that many blocks (None: all) of one layer."""
         config, size = self.config, self._cache.block_size
         each: int = 2 * config.kv_heads * config.head_dim * self.dtype.itemsize
         count = self._cache.blocks if blocks is None else blocks
         return count * size * each
 
     def layer_bytes(self, blocks: int | None) -> list[int]:
-        """Weights of each layer and so many KV blocks of it."""
+        """Bytes of the weights of each layer and of that many of its KV blocks."""
         return [layer.weight_bytes + self.kv_bytes(blocks) for layer in self.weights.layers]
 
     @property
@@ -231,7 +226,7 @@ class Spread(Decoder):
         return own if self.config.tied else own + self.weights.head.nbytes
 
     def held_bytes(self, rank: int, blocks: int) -> int:
-        """Weights, and so many KV blocks, that are there."""
+        """Bytes of weights and of that many KV blocks at a worker."""
         every, kv = self.config.kv_heads, self.kv_bytes(blocks)
         there = self.layer_bytes(blocks)
         held = sum(there[n] for n, at in enumerate(self._at) if at == rank)
@@ -247,18 +242,19 @@ class Spread(Decoder):
     # ---------------------------------------------------------------- moving
 
     def move_layers(self, layers: Seq[int], target: int) -> CompletedMove:
-        """Weights and KV of these layers go to worker `target` (0: here), between two steps.
+        """Move weights and KV of these layers to worker `target` (0: this process), between two
+        steps.
 
         Raises:
-            ModelError: one is where it shall go, or has heads elsewhere.
-            WorkerError: a worker is gone.
+            ModelError: a layer is at the target already, or has heads at another worker.
+            WorkerError: a worker has ended.
         """
         self._whole()
         sources = {self._at[n] for n in layers}
         if len(sources) != 1 or target in sources or any(n in self._helped for n in layers):
             raise ModelError(
-                f"layers {list(layers)} cannot move to {target}: all must be on one other device, "
-                "with all their heads"
+                f"layers {list(layers)} cannot move to {target}: they must all be at one other "
+                "worker, with all their heads"
             )
         source, begin_s, moved = sources.pop(), time.perf_counter(), 0
         for n in layers:
@@ -287,11 +283,12 @@ class Spread(Decoder):
         self._cache.layers[n], self._host[n] = held
 
     def move_heads(self, n: int, heads: int, helper: int) -> CompletedMove:
-        """The last `heads` KV heads of layer `n`, which is here, go to worker `helper`.
+        """Move the last `heads` KV heads of layer `n` of this process to worker `helper`.
 
         Raises:
-            ModelError: the layer is elsewhere, is helped already, or has no more heads than that.
-            WorkerError: the worker is gone.
+            ModelError: the layer is at another worker, has a helper already, or has no more heads
+                than that.
+            WorkerError: the worker has ended.
         """
         self._whole()
         mine = self.config.kv_heads - heads
@@ -318,20 +315,22 @@ class Spread(Decoder):
         return self._moved("heads", (n,), helper, HERE, kv.nbytes, begin_s)
 
     def lend_room(self, helper: int, blocks: int) -> None:
-        """Worker `helper` makes room for so many blocks of sequences, none of which is there."""
+        """Let worker `helper` allocate `blocks` blocks for split sequences, of which it holds none
+        yet.
+        """
         room = (blocks, self._cache.block_size, self.dtype)
         self._workers.ask(helper, "room", *room)
         self._offloaded[helper] = list(range(blocks))
 
     def split(self, sequence: Sequence, blocks: int, helper: int) -> CompletedMove:
-        """The first `blocks` blocks of a decoding sequence go to worker `helper`, which attends to
-        them from then on; the ends of both parts are joined by the log-sum-exp of their scores.
-        They are no longer the sequence's: their ids here are free.
+        """Move the first `blocks` blocks of a decoding sequence to worker `helper`, which attends
+        to them from then on; the results of both parts are joined by the log-sum-exp of their
+        scores. Their ids in this process become free.
 
         Raises:
-            ModelError: it is split already, has not more blocks than that, some layer or head is
-                elsewhere, or the helper has no room.
-            WorkerError: the worker is gone.
+            ModelError: it is split already, has no more blocks than that, a layer or head is at
+                another worker, or the helper has no room.
+            WorkerError: the worker has ended.
         """
         free = self._offloaded.get(helper, [])
         away = any(self._at) or bool(self._helped)

@@ -39,7 +39,7 @@ class EncoderConfig:
 
     @property
     def context(self) -> int:
-        """Tokens of the longest text."""
+        """Maximum number of tokens of a text."""
         return self.positions - self.offset
 
 

@@ -23,12 +23,12 @@ def execute(
     rejected: np.ndarray,
     progress: Progress | None = None,
 ) -> Result:
-    """Serve `workload` with one instance whose clock is the real one and begins now.
+    """Serve `workload` with one instance in real time.
 
     Args:
-        workload: what arrives, every request within the limits of the instance.
-        instance: nothing may be there yet.
-        rejected: rows that were refused at the door.
+        workload: the requests, each within the limits of the instance.
+        instance: an instance without requests.
+        rejected: rows that were rejected on arrival.
         progress: called now and then with (requests ended, clock in seconds).
     """
     recorder = Recorder(len(workload), workload.arrival_s)

@@ -20,11 +20,11 @@ Opens = Callable[[RequestState], Sequence]  # the prompt of a request that enter
 
 
 class Execution(RecordedStepTime):
-    """Carries out what a `TimedInstance` decides, and tells how long it took.
+    """Executes the iterations that a `TimedInstance` decides and measures their time.
 
     Args:
         runner: the model and its KV cache.
-        KV cache manager: whose blocks are whose; as many as the cache has.
+        KV cache manager: the owner of each block; as many blocks as the cache has.
         swapper: to and from host memory; None: the KV cache manager has no host blocks.
         clock: real time.
         predictions: learn from every iteration.
@@ -57,11 +57,11 @@ class Execution(RecordedStepTime):
         self.between: Callable[[], None] | None = None  # called before every iteration
 
     def serves(self, loop: TimedInstance) -> None:
-        """Whose iterations these are."""
+        """The instance whose iterations are executed."""
         self._loop = loop
 
     def sequence(self, r: RequestState) -> Sequence:
-        """That of `r`, made when it is first asked for."""
+        """The sequence of `r`, made on first use."""
         found = self.sequences.get(r)
         if found is None:
             found = self.sequences[r] = self._opens(r)

@@ -15,11 +15,9 @@ from .sequence import Sequence
 
 
 class PagedInstance(TimedInstance):
-    """One instance. `ended` is told of every request that is done, with its tokens; `gave` of
-    every token, at the end of its iteration.
-
-    Where a token may end an answer, the loop learns only afterwards how long it is: until then it
-    is taken for the longest it may be.
+    """One instance with continuous batching. `ended` is called with every finished request and its
+    tokens, `gave` with every token at the end of its iteration. Where a stop token may end an
+    output, its length is unknown before: until then the scheduler assumes the maximum.
     """
 
     __slots__ = ("_execution", "ended", "gave")
@@ -72,11 +70,11 @@ class PagedInstance(TimedInstance):
             self.ended(r, sequence)
 
     def cancel(self, r: RequestState) -> None:
-        """Nobody waits for `r` any more; between two iterations."""
+        """Cancel `r`, between two iterations."""
         if r in self.inbox:
             self.inbox.remove(r)
         elif r.phase is not Phase.DONE:
             self.take_out(r)
             if r in self.in_transfer:
-                self.let_go_of(r)
+                self.free_transferred(r)
         self._execution.closes(r)

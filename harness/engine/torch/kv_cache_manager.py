@@ -38,7 +38,7 @@ class TorchKVCacheManager(KVCacheManager):
         return self._tables[r]
 
     def allocate_slots(self, r: RequestState, tokens: int) -> None:
-        """Blocks for so many tokens of `r`, which the loop has counted already."""
+        """Assign blocks for that many tokens of `r`, which the scheduler has counted already."""
         table = self.table(r)
         for _ in range(len(table), self.blocks(tokens)):
             table.append(heappop(self._free_ids))
@@ -46,7 +46,6 @@ class TorchKVCacheManager(KVCacheManager):
             self._name_units(r, table)
 
     def allocate(self, r: RequestState, units: int) -> Any:
-        """See `KVCacheManager`."""
         found: Any = super().allocate(r, units)
         assert r.shared is not None
         table = self.table(r)
@@ -58,7 +57,9 @@ class TorchKVCacheManager(KVCacheManager):
         return self._unit_ids[unit]
 
     def cache_blocks(self, r: RequestState, kv_tokens: int) -> None:
-        """See `KVCacheManager`; units whose blocks have no ids yet get them in `allocate_slots`."""
+        """Cache units as `KVCacheManager` does; units whose blocks have no ids yet get them in
+        `allocate_slots`.
+        """
         super().cache_blocks(r, kv_tokens)
         self._name_units(r, self.table(r))
 
@@ -69,7 +70,7 @@ class TorchKVCacheManager(KVCacheManager):
                 self._unit_ids[unit] = table[place * size : (place + 1) * size]
 
     def ids_in_use(self) -> list[int]:
-        """Of blocks that belong to somebody, or hold a cached prefix."""
+        """Ids of blocks that a request holds or that hold a cached prefix."""
         free = set(self._free_ids)
         return [block for block in range(self.total) if block not in free]
 
@@ -78,12 +79,10 @@ class TorchKVCacheManager(KVCacheManager):
         return None
 
     def settle(self) -> None:
-        """That iteration is over."""
+        """End the iteration."""
 
     def release(self, r: RequestState) -> None:
-        """See `KVCacheManager`. What the blocks hold stays readable until the next
-        `allocate_slots`.
-        """
+        """Free the blocks of `r`. Their contents stay readable until the next `allocate_slots`."""
         table = self._tables.pop(r, [])
         self.last_released = table.copy()
         for block in table[len(r.shared or ()) * self.unit_blocks :]:
@@ -92,7 +91,6 @@ class TorchKVCacheManager(KVCacheManager):
         super().release(r)
 
     def evict(self, held: int = 0) -> None:
-        """See `KVCacheManager`."""
         before = len(self.idle)
         excess = self.idle_blocks - max(0, self.free - held)
         oldest = list(islice(self.idle, -(-excess // self.unit_blocks))) if excess > 0 else []
@@ -103,7 +101,6 @@ class TorchKVCacheManager(KVCacheManager):
                 heappush(self._free_ids, block)
 
     def forget(self) -> None:
-        """See `KVCacheManager`."""
         super().forget()
         for blocks in self._unit_ids.values():
             self._free_ids += blocks

@@ -55,7 +55,7 @@ class SharedUnits:
         return path_of(self._open[unit])
 
     def settle(self, stored: Iterable[int]) -> None:
-        """The iteration is over: what was stored will be there for all."""
+        """End the iteration: its stored units become readable for all."""
         for unit in stored:
             del self.new[unit]
             self._used.setdefault(unit)
@@ -104,20 +104,18 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
         return self._unit_ids[unit]
 
     def evict(self, held: int = 0) -> None:
-        """See `KVCacheManager`."""
         super().evict(held)
         for units in (self._coming, self.shared_units.new):
             for unit in [u for u in units if u not in self.refs]:
                 del units[unit]
 
     def forget(self) -> None:
-        """See `KVCacheManager`."""
         super().forget()
         self._coming.clear()
         self.shared_units.new.clear()
 
     def traffic(self) -> Traffic:
-        """Of the iteration that comes next, whose blocks have been reserved."""
+        """Transfers of the next iteration, whose blocks have been reserved."""
         store, ids = self.shared_units, self._unit_ids
         wanted = [unit for unit in store.new if unit in ids]
         return Traffic(
@@ -127,6 +125,6 @@ class PagedStoreKVCacheManager(StoreKVCacheManager, TorchKVCacheManager):
         )
 
     def settle(self) -> None:
-        """That iteration is over."""
+        """End the iteration."""
         self.shared_units.settle([u for u in self.shared_units.new if u in self._unit_ids])
         self._coming.clear()

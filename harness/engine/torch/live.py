@@ -18,7 +18,7 @@ from .instance import PagedInstance
 from .kv_store_manager import PagedStoreKVCacheManager
 from .sequence import Sampling, Sequence
 
-_IDLE_S = 0.02  # how long to wait where nobody may run now
+_IDLE_S = 0.02  # wait when no request can run now
 _DIGEST = (1 << 62) - 1
 
 
@@ -91,11 +91,11 @@ class LiveEngine:
 
     @property
     def running(self) -> bool:
-        """Does it still serve?"""
+        """Whether it still serves."""
         return self._thread.is_alive() and self._problem is None
 
     def submit(self, asked: GenerationRequest) -> RequestState:
-        """A request arrives now."""
+        """Submit a request, which arrives now."""
         now_s = self._clock.now_s()
         tokens = asked.tokens
         prompt, most = len(tokens), asked.max_tokens
@@ -112,7 +112,7 @@ class LiveEngine:
         return r
 
     def cancel(self, r: RequestState) -> None:
-        """Nobody waits for it any more."""
+        """Cancel a request that no client waits for."""
         with self._wake:
             self._unwanted.append(r)
             self._wake.notify()
@@ -141,7 +141,7 @@ class LiveEngine:
             raise
 
     def _took(self) -> bool:
-        """Take in who came and let go who left; False: stop."""
+        """Accept new requests and cancel abandoned ones; False: stop."""
         instance = self.instance
         with self._wake:
             while not (self._new or self._unwanted or self._stops) and self._is_idle():

@@ -68,7 +68,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def check_room(needed: int, device: torch.device, what: str) -> None:
-    """Raise DoesNotFitError unless so many bytes are free."""
+    """Raise DoesNotFitError unless that many bytes are free."""
     free = free_bytes(device)
     if needed > free:
         raise DoesNotFitError(

@@ -34,8 +34,9 @@ _OUT, _IN = "to-host", "to-gpu"
 
 @dataclass(frozen=True)
 class BatchShape:
-    """A batch: `chunks` equal chunks of `tokens` after `before` each, beside `sequences` that
-    decode over `kv_tokens` each; or, with `blocks`, a copy of so many KV blocks in one direction.
+    """A batch: `chunks` equal chunks of `tokens` after `before` each, together with `sequences`
+    that decode over `kv_tokens` each; or, with `blocks`, a copy of that many KV blocks in one
+    direction.
     """
 
     chunks: int = 0
@@ -48,7 +49,7 @@ class BatchShape:
 
     @property
     def key(self) -> list[int | str]:
-        """Names it in a file."""
+        """Name of the shape in a file."""
         return list(vars(self).values())
 
     def num_gpu_blocks(self, block_size: int) -> int:

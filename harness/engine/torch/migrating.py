@@ -32,7 +32,7 @@ class ExecutedMove:
     made: tuple[spreading.CompletedMove, ...]
 
     def line(self) -> str:
-        """For a log."""
+        """Log line of the move."""
         planned = {**asdict(self.planned), "module": self.planned.module.value}
         made = [asdict(one) for one in self.made]
         loads = {str(device): load for device, load in self.loads.items()}
@@ -42,12 +42,13 @@ class ExecutedMove:
 
 @dataclass
 class Migrator:
-    """Looks every `rule.control_every_s` seconds, before an iteration, and moves at most once.
+    """Checks the loads every `rule.control_every_s` seconds, before an iteration, and makes at most
+    one move.
 
     Args:
         spread: the model over its processes.
         used_blocks: KV blocks in use now.
-        rule: whose thresholds hold, and what may move.
+        rule: thresholds, and kinds of modules that may move.
         now_s: the clock.
     """
 
@@ -79,7 +80,7 @@ class Migrator:
             self.history.append(ExecutedMove(now_s, loads, planned, made))
 
     def loads(self) -> dict[int, float]:
-        """U of each process."""
+        """Load U of each process."""
         found = {}
         for device, compute in self._compute.items():
             held = self.spread.held_bytes(device, self.used_blocks())

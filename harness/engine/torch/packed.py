@@ -29,7 +29,7 @@ class LayerKv(NamedTuple):
 
     @property
     def gone(self) -> LayerKv:
-        """What is left here when it is elsewhere."""
+        """Placeholder of a layer that is at another worker."""
         return LayerKv(self.kv[:, :0].clone(), self.host[:, :0].clone())
 
 
@@ -53,13 +53,13 @@ class Packed:
 
     @property
     def nbytes(self) -> int:
-        """That move."""
+        """Bytes that a move transfers."""
         moved: int = self.kv.nbytes + self.host.nbytes
         return moved
 
 
 def packed(held: LayerKv, in_use: InUse | None) -> Packed:
-    """`in_use`: None: all blocks."""
+    """Pack a layer for a move. `in_use`: ids of the KV blocks that move; None: all blocks."""
     blocks, num_cpu_blocks = held.kv.shape[1], held.host.shape[1]
     if in_use is None:
         in_use = InUse(list(range(blocks)), list(range(num_cpu_blocks)))

@@ -1,8 +1,8 @@
-"""KV that comes and goes layer by layer beside the computation.
+"""Transfer of KV layer by layer, in parallel to the computation.
 
-While layer i is computed, layer i+1 is brought in from a store and layer i-1 is written there
-(BanaServe, §4.3.3, Eq. 4-10 to 4-14): a thread loads all layers in their order, another stores
-what has been computed. On CUDA both use the stream of the computation, in order with it.
+While layer i is computed, layer i+1 is loaded from a store and layer i-1 is written to it
+(BanaServe, §4.3.3, Eq. 4-10 to 4-14): a thread loads all layers in their order, another stores the
+computed layers. On CUDA both use the stream of the computation, in order with it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Traffic:
 
 @dataclass
 class TransferTotals:
-    """Sums over iterations. `waited_s`: what loading and storing the computation had to wait for;
-    the rest of `load_s` and `store_s` went on beside it.
+    """Sums over iterations. `waited_s`: seconds for which the computation waited for loads and
+    stores; the rest of `load_s` and `store_s` was hidden.
     """
 
     loaded_bytes: int = 0
@@ -53,19 +53,15 @@ class Carrier(Protocol):
 
     def begin(self, traffic: Traffic) -> None:
         """All layers are computed next, in their order; loading begins."""
-        ...
 
     def ready(self, layer: int) -> None:
         """Return when the layer's KV is there."""
-        ...
 
     def computed(self, layer: int) -> None:
         """The layer's new KV may be stored."""
-        ...
 
     def drain(self) -> None:
         """Return when all is stored: the blocks may be overwritten."""
-        ...
 
 
 @dataclass
@@ -92,7 +88,6 @@ class Pipeline:
         self._stored: list[Future[None]] = []
 
     def begin(self, traffic: Traffic) -> None:
-        """See `Carrier`."""
         shape = traffic.shape
         self._read = [(shape.mapped(path), torch.tensor(ids)) for path, ids in traffic.loads]
         self._written = [
@@ -102,17 +97,14 @@ class Pipeline:
             self._loaded = {n: self._loader.submit(self._load, n) for n in self.layers()}
 
     def ready(self, layer: int) -> None:
-        """See `Carrier`."""
         if layer in self._loaded:
             self._wait(self._loaded.pop(layer))
 
     def computed(self, layer: int) -> None:
-        """See `Carrier`."""
         if self._written:
             self._stored.append(self._storer.submit(self._store, layer))
 
     def drain(self) -> None:
-        """See `Carrier`."""
         stored, self._stored = self._stored, []
         loaded, self._loaded = self._loaded, {}
         for future in (*loaded.values(), *stored):

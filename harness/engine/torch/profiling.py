@@ -47,19 +47,21 @@ class ProfilingOptions:
 
     @property
     def model_name(self) -> str:
-        """In the profile."""
+        """Name of the model in the profile."""
         return self.name or self.model.resolve().name
 
     @property
     def rows_file(self) -> Path:
-        """Beside the profile: a line a measurement, from which an interrupted run goes on."""
+        """File with one line for each measurement, next to the profile; an interrupted run resumes
+        from it.
+        """
         return self.out.with_name(f"{self.out.stem}.rows.jsonl")
 
 
 @dataclass(frozen=True)
 class ProfilingResult:
-    """The profile and where it is; `left` batches of the grid were not measured in time, and
-    `steadiness` says how steady the machine was (empty: nobody can tell).
+    """The profile and its path; `left` batches of the grid were not measured in time, and
+    `steadiness` says how steady the machine was (empty: unknown).
     """
 
     profile: Profile
@@ -146,7 +148,7 @@ def _with_links(profile: Profile, moves: Sequence[CompletedMove]) -> Profile:
 
 
 def with_shape(profile: Profile, asked: ProfilingOptions) -> Profile:
-    """The model's configuration beside the profile, unless the catalogue knows the model."""
+    """Write the model's configuration next to the profile, unless the catalogue has the model."""
     if asked.model_name in models():
         return profile
     file = asked.out.with_name(f"{asked.model_name}.json")
@@ -232,11 +234,9 @@ class _Rows:
         return len(self._known.get(tuple(shape.key), ()))
 
     def time_s(self, shape: BatchShape) -> float | None:
-        """Seconds, if measured.
-
-        Of a step the median over rounds, at the speed that the machine usually has: each round's
-        time is divided by what the reference took beside it, and multiplied by what that takes in
-        the median of all. Of a copy the least.
+        """Seconds, if measured. For a step, the median over rounds at the machine's usual speed:
+        each round's time is divided by that of the reference in the same round and multiplied by
+        the reference's median over all rounds. For a copy, the minimum.
         """
         found = self._known.get(tuple(shape.key))
         if found is None:
@@ -269,7 +269,7 @@ class _Rows:
         )
 
     def add(self, shape: BatchShape, timing: Timing) -> None:
-        """Measured."""
+        """Record a measurement."""
         self._known.setdefault(tuple(shape.key), []).append(timing)
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps([shape.key, timing.seconds, timing.reference_s]) + "\n")

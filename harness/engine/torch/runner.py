@@ -15,7 +15,7 @@ from .sequence import Sequence
 
 
 class Runner:
-    """A model and its KV cache. Whose blocks are whose is the caller's business."""
+    """A model and its KV cache. The caller assigns blocks to sequences."""
 
     def __init__(self, decoder: Decoder, cache: KvCache) -> None:
         self.decoder = decoder
@@ -32,8 +32,9 @@ class Runner:
     def run(
         self, decodes: Seq[Sequence], pieces: Seq[Piece], traffic: Traffic | None = None
     ) -> list[int]:
-        """One iteration. The next token of every decoding sequence, then of every piece that ends
-        its prompt; none is added to its sequence. `traffic` goes on beside it, and is over then.
+        """Run one iteration. Returns the next token of every decoding sequence, then of every piece
+        that ends its prompt; none is added to its sequence. `traffic` runs in parallel and ends
+        with the iteration.
         """
         with torch.inference_mode():
             if traffic:
@@ -45,6 +46,6 @@ class Runner:
             asked = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
             if asked:
                 return next_tokens(logits, asked)
-            if self.layout.device.type == "cuda":  # nobody waits for a token: the step is not over
+            if self.layout.device.type == "cuda":  # no token is read back: the step is not over
                 torch.cuda.synchronize(self.layout.device)
             return []

@@ -47,5 +47,5 @@ class Sequence:
 
     @property
     def offloaded_blocks(self) -> int:
-        """How many are elsewhere."""
+        """Number of its blocks at another worker."""
         return len(self.offloaded.blocks) if self.offloaded else 0

@@ -58,7 +58,7 @@ class StaticExecution:
         return self._clock.now_s() - self.now_s
 
     def span_s(self, seqs: int, kv_tokens: int, steps: int) -> float:
-        """See `StepTime`: so many tokens for each, wanted or not."""
+        """Compute that many tokens of each member, padded ones included, and return the seconds."""
         for _ in range(steps):
             sequences = [self.sequences[r] for r in self.running]
             for r, sequence in zip(self.running, sequences, strict=True):
@@ -67,7 +67,7 @@ class StaticExecution:
         return self._clock.now_s() - self.now_s
 
     def steps_within(self, seqs: int, kv_tokens: int, duration_s: float) -> int:
-        """See `StepTime`: nobody asks a real machine."""
+        """Not available: a real machine cannot predict its steps."""
         raise NotImplementedError
 
     def _take(self, tokens: Seq[int]) -> None:
@@ -76,7 +76,9 @@ class StaticExecution:
 
 
 class PagedStaticInstance(StaticInstance):
-    """One instance. `ended` is told of every request that is done, with its tokens."""
+    """One instance with static batching. `ended` is called with every finished request and its
+    tokens.
+    """
 
     def __init__(
         self,

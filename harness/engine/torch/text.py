@@ -32,7 +32,7 @@ class Text:
 
     @property
     def known(self) -> bool:
-        """Is there a tokenizer?"""
+        """Whether there is a tokenizer."""
         return self._tokenizer is not None
 
     def tokens(self, text: str, *, special: bool = True) -> list[int]:
@@ -94,12 +94,12 @@ class TextStream:
         self._from = self._read = 0  # decoded together; of these given out
 
     def add(self, token: int) -> str:
-        """What can be said more."""
+        """Add a token and return the text that is complete now."""
         self._tokens.append(token)
         return self._more(whole=False)
 
     def rest(self) -> str:
-        """What was held back."""
+        """Return the text that was held back."""
         return self._more(whole=True)
 
     def _more(self, *, whole: bool) -> str:

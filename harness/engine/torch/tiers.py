@@ -70,13 +70,13 @@ class UnitShape:
 
     @property
     def numel(self) -> int:
-        """Numbers in it."""
+        """Number of elements in it."""
         rows = self.layers * 2 * self.blocks * self.kv_heads * self.block_size
         return rows * self.head_dim
 
     @property
     def size_bytes(self) -> int:
-        """Of its file."""
+        """Bytes of its file."""
         each: int = self.dtype.itemsize
         return self.numel * each
 

@@ -1,4 +1,4 @@
-"""A measurement, and one of something that never changes beside it."""
+"""A measurement together with one of a constant reference in the same round."""
 
 from __future__ import annotations
 

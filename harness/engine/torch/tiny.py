@@ -89,7 +89,7 @@ def _ones(size: int) -> Tensor:
 
 
 def _tokenizer() -> dict[str, Any]:
-    """One token a byte."""
+    """A tokenizer with one token for each byte."""
     added = [
         {
             "id": number,

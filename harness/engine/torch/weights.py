@@ -28,7 +28,7 @@ class Linear:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those that are there."""
+        """Tensors that are present, by name."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
 
@@ -46,7 +46,7 @@ class Layer:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all its weights."""
+        """Bytes of all its weights."""
         linears = (self.qkv, self.out, self.up, self.down)
         norms = (*self.norm, *self.mlp_norm, *(self.qk_norm or ()))
         tensors = [tensor for one in linears for tensor in one.tensors]

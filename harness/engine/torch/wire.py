@@ -1,6 +1,5 @@
-"""Messages between processes over torch.distributed: a length, then the bytes of what is told.
-
-Tensors, plain values and the classes named here; nothing else is loaded.
+"""Messages between processes over torch.distributed: a length, then the bytes of the message.
+Messages hold tensors, plain values and the classes named here; nothing else is loaded.
 """
 
 from __future__ import annotations
@@ -64,16 +63,16 @@ def join(store: Path, rank: int, size: int, timeout_s: float) -> None:
 
 
 def leave() -> None:
-    """The opposite of `join`."""
+    """Leave the process group that `join` entered."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 def send(to: int, message: Any) -> int:
-    """Send a message; its bytes.
+    """Send a message and return its bytes.
 
     Raises:
-        WorkerError: nobody is there any more.
+        WorkerError: the other process has ended.
     """
     file = io.BytesIO()
     torch.save(message, file)
@@ -87,10 +86,10 @@ def send(to: int, message: Any) -> int:
 
 
 def receive(source: int) -> Any:
-    """What `send` sent.
+    """Receive a message that `send` sent.
 
     Raises:
-        WorkerError: nobody is there any more, or nothing came in time.
+        WorkerError: the other process has ended, or no message came in time.
     """
     length = torch.zeros(1, dtype=torch.int64)
     try:

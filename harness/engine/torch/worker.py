@@ -29,7 +29,7 @@ from .weights import DecoderWeights, Layer
 
 
 class TorchWorker:
-    """Answers each message with another; see `spread` for who asks what."""
+    """Answers each message with another; `distributed.Spread` sends them."""
 
     def begin(self, config: DecoderConfig) -> None:
         """Nothing of this model is here yet, and of none before it any more."""
@@ -60,7 +60,7 @@ class TorchWorker:
         self._layers[number] = (layer, unpacked(kv))
 
     def give_layer(self, number: int, in_use: InUse | None) -> tuple[Layer, Packed]:
-        """It leaves again."""
+        """Remove and return a layer."""
         layer, held = self._layers.pop(number)
         return layer, packed(held, in_use)
 
@@ -93,7 +93,7 @@ class TorchWorker:
         self._heads[number] = (Decoder(mine, self._decoder.weights), unpacked(kv))
 
     def give_heads(self, number: int, in_use: InUse | None) -> Packed:
-        """They leave again."""
+        """Remove and return the offloaded heads."""
         return packed(self._heads.pop(number)[1], in_use)
 
     def attend(
@@ -109,7 +109,7 @@ class TorchWorker:
     # ---------------------------------------------------------------- parts of sequences
 
     def room(self, blocks: int, block_size: int, dtype: torch.dtype) -> None:
-        """Room for so many blocks of sequences that are split."""
+        """Allocate that many blocks for split sequences."""
         made = KvCache(self._config, blocks, block_size, dtype, torch.device("cpu"))
         self._lent = made.layers
 
@@ -119,7 +119,7 @@ class TorchWorker:
             held.index_copy_(1, torch.tensor(blocks), coming)
 
     def give_blocks(self, blocks: list[int]) -> list[Tensor]:
-        """They leave again."""
+        """Remove and return the blocks of a split sequence."""
         return [held.index_select(1, torch.tensor(blocks)) for held in self._lent]
 
     def attend_part(self, number: int, queries: Tensor, to: Decodes) -> Partial:
@@ -128,7 +128,7 @@ class TorchWorker:
 
 
 def main() -> None:
-    """See the module."""
+    """Run a worker process until its connection closes."""
     place, rank, size, timeout_s = sys.argv[1:]
     torch.set_num_threads(1)
     try:

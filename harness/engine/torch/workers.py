@@ -15,10 +15,10 @@ HERE = 0
 
 
 class Workers:
-    """So many worker processes on this machine, for as long as the block lasts.
+    """Context manager that runs worker processes on this machine.
 
     Raises:
-        WorkerError: they did not start in time.
+        WorkerError: a worker did not start in time.
     """
 
     def __init__(self, count: int, timeout_s: float = 120.0) -> None:
@@ -61,7 +61,7 @@ class Workers:
 
     @property
     def ranks(self) -> range:
-        """Of all of them."""
+        """Ranks of all workers."""
         return range(1, self.count + 1)
 
     def ask(self, rank: int, what: str, *arguments: Any) -> Any:
@@ -74,10 +74,10 @@ class Workers:
         return self.answer(rank)
 
     def answer(self, rank: int) -> Any:
-        """To what it was told.
+        """Receive the answer to the last message of a worker.
 
         Raises:
-            WorkerError: it has ended, or does not answer.
+            WorkerError: the worker has ended or does not answer.
         """
         try:
             return wire.receive(rank)

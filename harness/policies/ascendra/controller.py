@@ -1,4 +1,5 @@
-"""Ascendra: low-priority instances for throughput, high-priority ones for who is about to be late.
+"""Ascendra: low-priority instances for throughput, high-priority ones for requests about to be
+late.
 
 Source: Ikram and Li, "Ascendra: Dynamic Request Prioritization for Efficient LLM Serving" (see
 docs/papers.md), §4 (controller), §5.3 (offload), §6.1 (tickets), §6.2 (elastic batches), §8.7
@@ -37,7 +38,7 @@ LP, HP = "lp", "hp"
 
 @dataclass
 class ControllerGroup:
-    """One controller's instances that are up, and whose turn it is among the LP ones."""
+    """One controller's instances that are up, and the next LP instance in turn."""
 
     lp: list[Instance]
     hp: list[Instance]
@@ -46,7 +47,7 @@ class ControllerGroup:
 
 @dataclass
 class ControllerGroups:
-    """All groups, and whose turn it is."""
+    """All groups, and the next one in turn."""
 
     all: list[ControllerGroup] = dataclasses.field(default_factory=list)
     turn: int = 0
@@ -58,16 +59,16 @@ class Ascendra(ClusterPolicy):
     """Groups of `n_lp` LP and `n_hp` HP instances, each a controller's; groups take turns.
 
     A request goes to an HP instance that has no prompt to compute (its standing ticket; the request
-    itself is the one outstanding), else to the LP instances in turn. Who is offloaded goes to the
+    itself is the one outstanding), else to the LP instances in turn. Offloaded requests go to the
     HP instance with the shortest queue. `tickets`, `offload` and `elastic` switch a mechanism off;
     `value` and `overdue` are those of the LP policy, and HP instances drop if LP instances do.
 
     Where the text is silent: an HP batch holds at most `hp_batch_tokens` of prompts, which is also
-    the worst batch that offload reckons with; `hp_batch` is the batch of HP instances that are not
-    elastic. A ticket is issued between two iterations: it stands while decodes run, and not while
-    prompts do. Who is lost with an instance begins again at the LP instance with the fewest
-    requests. `performance_model`: each instance refits the paper's regression to its own batches
-    (`refitted`, see `predictors.refitted`), or knows the true times of a step (`given`).
+    the worst batch that the offload rule assumes; `hp_batch` is the batch of HP instances that are
+    not elastic. A ticket is issued between two iterations: it is valid while decodes run, not while
+    prompts do. Requests lost in a failure begin again at the LP instance with the fewest requests.
+    `performance_model`: each instance refits the paper's regression to its own batches (`refitted`,
+    see `predictors.refitted`), or knows the true times of a step (`given`).
     """
 
     n_lp: int = parameter(2, 1, 64)
@@ -96,7 +97,7 @@ class Ascendra(ClusterPolicy):
         return self.roles(policy, instances // each)
 
     def roles(self, policy: AscendraLp, groups: int = 1) -> Sequence[Role]:
-        """The instances of so many groups; `policy` is that of LP instances."""
+        """The instances of `groups` groups; `policy` is that of LP instances."""
         lp = policy
         if self.offload:
             lp = dataclasses.replace(policy, worst_batch_tokens=self.hp_batch_tokens)

@@ -27,16 +27,15 @@ class DecodeLengths:
     mean_square: float = 0.0
 
     def add(self, tokens: int) -> None:
-        """An answer had so many tokens."""
+        """Record an output of `tokens` tokens."""
         self.seen += 1
         share = max(1.0 / self.seen, 1.0 / _MEMORY)
         self.mean += share * (tokens - self.mean)
         self.mean_square += share * (tokens * tokens - self.mean_square)
 
     def to_come(self, decoding: int, fresh: int) -> float:
-        """Tokens that so many decoding requests and so many that begin will still produce.
-
-        Who is met decoding has mean square / (2 mean) left: the mean residual life.
+        """Tokens that `decoding` decoding requests and `beginning` new ones will still produce. A
+        request observed while it decodes has mean square / (2 mean) left: the mean residual life.
         """
         if self.seen < _LITTLE:
             return 0.0

@@ -23,27 +23,28 @@ from ..shared.timeouts import when_overdue
 class AscendraLp(Policy):
     """Algorithm 1 on one instance: all decodes, then prompts of most value while budgets last.
 
-    `value` is the paper's function, the largest value first: `edf` (its default) the nearest
-    moment that the SLO names, `sjf` the fewest tokens to prefill, `ljf` the most, `fcfs` the first
+    `value` is the paper's function, the largest value first: `edf` (its default) the nearest moment
+    that the SLO names, `sjf` the fewest tokens to prefill, `ljf` the most, `fcfs` the first
     arrival. The budgets: `step_budget_s` is C, the time that an iteration may take as predicted
     (the TBT SLO of its Table 2); `token_budget` is N, decodes included; M are the free KV blocks
     above `watermark`. `max_num_seqs` is §6.2's batch of an LP instance.
 
     Where the text is silent or wrong:
 
-    - `misfit`: the `break` of Algorithm 1 has lost its indentation. `skip` passes over who does
-      not fit in memory, `stop` ends the selection there. Skipping can starve long prompts.
-      Blocks that decodes take in this very step count as free when it is decided whom to skip.
+    - `misfit`: the `break` of Algorithm 1 has lost its indentation. `skip` passes over requests
+      that do not fit in memory, `stop` ends the selection there. Skipping can starve long prompts.
+      Blocks that decodes take in this very step count as free in this decision.
     - Line 7 wants whole prompts within C and N. Prompts are split here, as in Sarathi-Serve on
       which the paper builds: C and N bound the chunk, and no prompt is too long for them.
     - A prompt that is begun goes on before others are, also before those of more value.
-    - C reckons a chunk as if its prompt began with it, and finds the longest that fits on the
+    - C treats a chunk as if its prompt began with it, and finds the longest that fits on the
       straight line between the predicted times of none and of N tokens, which lies above a time
-      that bends upwards. A chunk of one block passes where nobody decodes, so that work goes on
-      under any budget.
-    - `overdue = "drop"` is §6.3: who has not begun when its TTFT has passed is dropped.
+      that bends upwards. If no request decodes, one block always passes, so that work goes on under
+      any budget.
+    - `overdue = "drop"` is §6.3: a request that has not begun when its TTFT bound has passed is
+      dropped.
 
-    What the engine predicts step times by is the paper's regression model or the true one.
+    The engine predicts step times by the paper's regression model or by the true one.
 
     `worst_batch_tokens`, the largest batch of a high-priority instance, is set by the controller;
     0: there is none. A request then leaves for one when its slack, the time left until its TTFT,
@@ -68,7 +69,7 @@ class AscendraLp(Policy):
     worst_batch_tokens: int = 0
 
     def new_state(self) -> dict[int, Limits]:
-        return {}  # by tokens: made once, asked for all the time
+        return {}  # by tokens: made once, read often
 
     def limits(self, view: View) -> Limits:
         tokens = self.token_budget
@@ -84,7 +85,7 @@ class AscendraLp(Policy):
         return int(self.watermark * view.total_blocks)
 
     def _batch_tokens(self, view: View) -> int:
-        """The decodes, and the longest chunk beside them within C and N; see the class."""
+        """Tokens of the decodes and the longest chunk with them within C and N."""
         seqs, kv_tokens, step_s = view.n_decoding, view.decode_kv_tokens, view.predict.step_s
         most = self.token_budget - seqs
         if most <= 0:

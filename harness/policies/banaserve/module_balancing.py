@@ -28,13 +28,12 @@ class Thresholds:
 
 
 class Balancer:
-    """Algorithm 4-1, mended.
-
-    As printed, the sets of overloaded and underloaded devices are never computed again, a device
-    in the middle is in both, and heads would move only where layers cannot. Here the loads are
-    looked at again after every move, the most loaded device gives to the least loaded one it can
-    give to, and layers serve large gaps, heads small ones (§4.3.2) and those where no layer can
-    move. A cycle ends when no pair is left whose move is worth its cost.
+    """Algorithm 4-1, corrected. As printed, the sets of overloaded and underloaded devices are
+    never computed again, a device in the middle is in both, and heads would move only where layers
+    cannot. Here the loads are computed again after every move, the most loaded device offloads to
+    the least loaded one that can take a module, and layers serve large gaps, heads small ones
+    (§4.3.2) and those for which no layer can move. A cycle ends when no pair is left whose move is
+    worth its cost.
     """
 
     def __init__(self, thresholds: Thresholds) -> None:

@@ -24,7 +24,7 @@ class MoveCost:
 
     @property
     def moved_bytes(self) -> int:
-        """Eq. 4-1."""
+        """Bytes that a move transfers (Eq. 4-1)."""
         return self.weight_bytes + self.kv_bytes
 
 
@@ -57,7 +57,7 @@ class Toll:
     s_per_token: float
 
     def step_s(self, tokens: int) -> float:
-        """Of a step that computes so many tokens."""
+        """Seconds of a step that computes `tokens` tokens."""
         return self.s + self.s_per_token * tokens
 
 
@@ -71,12 +71,12 @@ def layer_toll(placement: Placement, over: LinkSpec) -> Toll:
 
 
 def head_toll(placement: Placement, kv_heads: int, over: LinkSpec) -> Toll:
-    """In every layer the moved heads' part of Q, and of the new token's K and V, goes out and their
-    part of O comes back.
+    """Seconds that offloaded heads add to a step. In every layer the moved heads' part of Q, and of
+    the new token's K and V, goes out and their part of O comes back.
 
-    Heads need no shared softmax: what comes back is put beside the rest. The paper's Eq. 4-6 to
-    4-8 add up what a split along the sequence would give (`engines.paged.attention`). The helper
-    attends while the own heads are attended to; the exchange is hidden behind nothing.
+    Heads need no shared softmax: the results are concatenated. The paper's Eq. 4-6 to 4-8 add up
+    what a split along the sequence would give (`engines.paged.attention`). The helper computes
+    attention in parallel to the instance; the exchange is not hidden.
     """
     model = placement.model
     share = kv_heads / model.kv_heads

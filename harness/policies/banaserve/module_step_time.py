@@ -1,4 +1,4 @@
-"""Step times of an instance some of whose layers or heads are on another GPU.
+"""Step times of an instance with layers or heads on another GPU.
 
 Source: BanaServe (docs/papers.md), §4.3.1 and §4.3.2.
 """

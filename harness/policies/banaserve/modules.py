@@ -30,7 +30,7 @@ class Use:
 
     @property
     def total(self) -> float:
-        """From 0 to 2."""
+        """Sum of both shares, from 0 to 2."""
         return self.compute + self.memory
 
 
@@ -78,11 +78,11 @@ class Modules:
     """An instance offloads modules of one kind to one other, which offloads none and helps no
     other.
 
-    The helper computes them at once, on its owner's account: its own steps wait for what they take,
-    so that a GPU never computes more than it can. The helper gives up KV blocks for weights and KV.
-    An instance that decodes then holds as many more blocks as the space that became free is worth;
-    one that prefills, twice what it has in use, or four full contexts. Everybody keeps room for the
-    longest request there can be.
+    The helper computes them at once, as part of the owner's steps; its own steps wait meanwhile, so
+    that a GPU never computes two steps at once. The helper gives up KV blocks for weights and KV. A
+    decode instance then gains as many blocks as fit the freed memory; a prefill instance, twice
+    what it has in use, or four full contexts. Every instance keeps room for the longest possible
+    request.
     """
 
     offloaded: dict[int, OffloadedModules] = field(default_factory=dict)  # by the owner's index
@@ -342,7 +342,7 @@ def _weight_bytes(instance: Instance, module: Module, units: int) -> int:
 
 
 def _away_bytes(instance: Instance, module: Module, units: int) -> float:
-    """Weights and KV of so many units, on each GPU."""
+    """Weights and KV of `units` offloaded units, on each GPU."""
     kv_bytes = _used(instance) * instance.placement.block_bytes_per_gpu
     return _weight_bytes(instance, module, units) + kv_bytes * _share(instance, module, units)
 

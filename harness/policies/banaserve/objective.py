@@ -24,7 +24,7 @@ class ObjectiveWeights:
 
 @dataclass(frozen=True, slots=True)
 class BanaServeObjective:
-    """Eq. 4-15 and its parts. The two latencies are of very unlike size, so both are told."""
+    """Eq. 4-15 and its parts. The two latencies are of very unlike size, so both are reported."""
 
     utilisation: float  # mean over GPUs
     ttft_s: float  # mean over requests

@@ -21,7 +21,7 @@ Which file answers what:
 - Baselines: `static_split.py` (§3.3; `static-split`), `fcfs.py` (§3.4; `collocated-fcfs`),
   `merged_batches.py` (§5.4; `merged-batches`).
 
-Elsewhere:
+In other folders:
 
 - What such a policy sees and answers: `core/collocated_policy.py`.
 - Forecast of the embedding load: `predictors/load_forecaster.py`.

@@ -19,7 +19,9 @@ from ..vllm import Vllm
 
 @dataclass(frozen=True)
 class CollocatedFcfs(Collocated, Vllm):
-    """Nobody begins before whoever came earlier, of either kind; memory goes to who begins."""
+    """First come, first served over both kinds of request; memory is allocated as requests
+    begin.
+    """
 
     def next_queue(self, view: View) -> NextQueue:
         state: Beside = view.policy_state

@@ -16,8 +16,8 @@ from .policy import Collocation
 
 @dataclass(frozen=True)
 class CollocationLru(Collocation):
-    """Every decode step touches all KV of the batch, so that recency is the moment of entry: who
-    entered first is evicted first, and nobody is spared.
+    """Every decode step touches all KV of the batch, so that recency is the moment of entry: the
+    first to enter is evicted first, without exceptions.
     """
 
     def victim_key(self, r: RequestState, view: View) -> Key:

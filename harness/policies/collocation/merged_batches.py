@@ -16,11 +16,11 @@ from ..vllm import Vllm
 @dataclass(frozen=True)
 class MergedBatches(Collocated, Vllm):
     """If the embedder is the language model itself, an embedding request is a prompt whose last
-    hidden state is the answer: it shares iterations with everybody and holds KV while it is
-    prefilled. With any other embedder nothing can be merged, and passes take whatever is free.
+    hidden state is the answer: it shares iterations with all requests and holds KV while it is
+    prefilled. With any other embedder nothing can be merged, and passes take any free memory.
 
-    Deviates in one thing: the texts of a request are prefilled as one prompt, which counts
-    attention between them that there is not.
+    Deviates in one thing: the texts of a request are prefilled as one prompt, which adds attention
+    between the texts.
     """
 
     merges: ClassVar[bool] = True

@@ -16,7 +16,7 @@ from .policy import Collocation
 
 @dataclass(frozen=True)
 class CollocationOpen(Collocation):
-    """A request enters if its prompt fits beside the embedder's quota; nobody is rejected."""
+    """A request enters if its prompt and the embedder's quota fit; none is rejected."""
 
     def fits(self, r: RequestState, view: View) -> bool:
         return True
@@ -25,7 +25,7 @@ class CollocationOpen(Collocation):
         return 0.0
 
     def _victims(self, view: View, lacking: float) -> list[RequestState]:
-        return []  # nobody is preempted to admit another
+        return []  # no request is preempted to admit another
 
     def timeout(self, r: RequestState, view: View) -> Timeout | None:
         return None

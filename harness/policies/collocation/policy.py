@@ -28,7 +28,7 @@ INF = math.inf
 
 
 class Decision(Enum):
-    """What Algorithm 1 answers."""
+    """Result of Algorithm 1 for one request."""
 
     ADMIT = "admit"
     ADMIT_WITH_PREEMPTION = "admit with preemption"
@@ -50,7 +50,7 @@ class Learnt(Beside):
     step: tuple[float, float] = (-1.0, 0.0)  # when it was predicted, seconds of a decode step
     llm_quota_blocks: float = -1.0  # not set yet
     adjusted_s: float = 0.0
-    preempting: bool = False  # for somebody urgent, so that the urgent are spared
+    preempting: bool = False  # for urgent requests, so that they are spared
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,22 @@ class Collocation(Collocated, Vllm):
     Admission (Alg. 1): a request enters if what all in the batch will need by their predicted ends,
     what it needs itself, the embedder's forecast and a margin fit together. Else a high-priority
     one enters if enough low-priority ones can be preempted; else it waits (at the head of the
-    queue) and is rejected once its deadline is `defer_threshold_s` away. With nobody in the batch
-    whoever is next enters, or nobody ever would.
-    Quota (Alg. 2): the memory is split by the urgency of both queues, within minimum shares, at
-    most `change_per_s` of it a second. Decodes that would grow into the embedder's share make
-    room by eviction. The embedder's share is never below its next request.
-    Eviction (Alg. 3): who costs least goes, by recomputation. Cost in seconds = priority x
-    slack_weight / (slack + epsilon) + recompute_weight x time to prefill prompt and answer.
-    Who will end within `completion_tokens` is spared, unless memory is exhausted.
+    queue) and is rejected once its deadline is `defer_threshold_s` away. With an empty batch the
+    next request enters always, to avoid a deadlock. Quota (Alg. 2): the memory is split by the
+    urgency of both queues, within minimum shares, at most `change_per_s` of it a second. Decodes
+    that would grow into the embedder's share make room by eviction. The embedder's share is never
+    below its next request. Eviction (Alg. 3): the cheapest request is evicted and recomputed. Cost
+    in seconds = priority x slack_weight / (slack + epsilon) + recompute_weight x time to prefill
+    prompt and answer. Requests that will end within `completion_tokens` are spared, unless memory
+    is exhausted.
 
     Deviations, each with the letter as an option: `counts` reservations, not the KV held now;
-    `slack` is clamped at 0; recomputation includes the prompt (`recompute`); a late request's
-    urgency is capped at `hopeless_s` and begins where a critical one's ends (`lateness`); passes of
+    `slack` is clamped at 0; recomputation includes the prompt (`recompute`); the urgency of a late
+    request is capped at `hopeless_s` and begins where a critical one's ends (`lateness`); passes of
     the embedder run one after the other, so that the largest counts, not their sum (`forecast_as`).
-    The printed memory formulas lack factors: `kv_scale` and `embed_scale` say how far they are off.
-    Ours where the paper is silent: high priority first, then order of arrival; smooth_adjust is a
-    bound on the rate of change; deadlines are what TTFT, TPOT, latency and deadline bounds imply.
+    The printed memory formulas lack factors: `kv_scale` and `embed_scale` correct for them. Ours
+    where the paper is silent: high priority first, then order of arrival; smooth_adjust is a bound
+    on the rate of change; deadlines are what TTFT, TPOT, latency and deadline bounds imply.
     """
 
     dynamic_limits: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class Collocation(Collocated, Vllm):
         return float(due - view.now_s - self._step_s(view) * self._remaining_tokens(r, view))
 
     def _slacks_s(self, view: View, state: Learnt) -> list[float]:
-        """`slack_s` of all that run."""
+        """`slack_s` of all running requests."""
         now_s, step_s = view.now_s, self._step_s(view)
         known = state.last_due_s
         slacks_s = []
@@ -212,7 +212,7 @@ class Collocation(Collocated, Vllm):
         return max(embedder.held_blocks, coming * self.embed_scale)
 
     def _own(self, r: RequestState, embedder: EmbedView, state: Learnt) -> tuple[int, float]:
-        """Blocks and seconds of a pass with nobody but `r`."""
+        """Blocks and seconds of a pass with `r` alone."""
         found = state.own.get(r)
         if found is None:
             found = state.own[r] = embedder.blocks((r,)), embedder.pass_s((r,))
@@ -230,7 +230,7 @@ class Collocation(Collocated, Vllm):
         return Admission.ADMIT
 
     def _forget_gone(self, view: View, state: Learnt) -> None:
-        """Those who left without ending are told to nobody."""
+        """Forget requests that left without ending, which the engine does not report."""
         known = state.total_blocks
         if len(known) > 1024 and len(known) > 4 * (view.n_waiting + view.n_running):
             here = {*view.waiting(), *view.running()}
@@ -238,7 +238,7 @@ class Collocation(Collocated, Vllm):
             state.entry_due_s = {r: due for r, due in state.entry_due_s.items() if r in here}
 
     def fits(self, r: RequestState, view: View) -> bool:
-        """Alg. 1, line 15."""
+        """Whether a request fits (Alg. 1, line 15)."""
         return self._lacking(r, view) <= 0
 
     def _lacking(self, r: RequestState, view: View) -> float:
@@ -265,7 +265,7 @@ class Collocation(Collocated, Vllm):
         return predict.step_s(0, 0, ((0, r.target_tokens),)) + step_s * predict.output_tokens(r)
 
     def decide(self, r: RequestState, view: View) -> Decision:
-        """Algorithm 1."""
+        """Decide on one request (Algorithm 1)."""
         lacking = self._lacking(r, view)
         if lacking <= 0 or not view.n_running:
             return Decision.ADMIT
@@ -293,9 +293,8 @@ class Collocation(Collocated, Vllm):
         return Timeout(reject_s, ReleaseReason.REJECT)
 
     def _victims(self, view: View, lacking: float) -> list[RequestState]:
-        """Low-priority requests whose eviction makes up for what is lacking; empty if they cannot.
-
-        By what they were promised, or hold, whichever is counted.
+        """Low-priority requests whose eviction frees the missing blocks; empty if they cannot.
+        Counts their reserved or held blocks, as `counts` says.
         """
         state: Learnt = view.policy_state
         low = [r for r in view.running() if r.priority <= 0]
@@ -397,9 +396,8 @@ class Collocation(Collocated, Vllm):
         )
 
     def _headroom(self, kept: int, view: View, state: Learnt) -> int:
-        """Blocks that eviction keeps free: `kept`, and room for somebody urgent (Alg. 1, line 17).
-
-        Never so many that one about to finish would have to go before the policy is asked again.
+        """Blocks that eviction keeps free: `kept`, and room for a high-priority request (Alg. 1,
+        line 17). Capped so that no request about to finish is evicted before the next decision.
         """
         free, want = view.free_blocks, kept
         if view.n_waiting and view.n_running:
@@ -425,7 +423,7 @@ class Collocation(Collocated, Vllm):
         if free - (total - held) >= want:
             return want  # whatever the batch may still grow to leaves that much
         remaining = [self._remaining_tokens(r, view) for r in running]
-        until_asked = min(remaining, default=0)  # somebody ends then, at the latest
+        until_asked = min(remaining, default=0)  # a request ends then, at the latest
         spared = self.completion_tokens + until_asked
         blocks = [
             view.held_blocks(r) for r, left in zip(running, remaining, strict=True) if left > spared

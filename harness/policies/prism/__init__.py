@@ -18,7 +18,7 @@ Which file answers what:
   admission to the engines in `controller.Queues`.
 - Algorithm 2 on one instance with one model: `queue.py`; system `prism-queue`.
 
-Elsewhere:
+In other folders:
 
 - Moore-Hodgson order: `shared/moore_hodgson.py`.
 - §5.1 (2 MiB pages shared by models): `core/pages.py`.

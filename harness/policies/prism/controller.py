@@ -32,26 +32,26 @@ _Idle = tuple[int, float, float, float]  # model, SLO, idle time, its threshold
 
 @dataclass(frozen=True)
 class PrismGlobal(VllmSharing):
-    """Global: Algorithm 1 at each review, activation on demand, eviction of who is idle.
+    """Global: Algorithm 1 at each control step, activation on demand, eviction of idle models.
 
     Local: Algorithm 2 over all models of a GPU; a request goes to its engine when it would begin
-    there at once. `local_queue` off: to the engine at once, first come first served.
-    `global_placement` off: models come back to where they were put at the start, and move nowhere.
-    `activation = "naive"`: engines are started, not taken from a pool. `evicts` off: nobody goes.
-    `swaps`: steps of local search after Algorithm 1 at the start, which the paper does not have.
+    there at once. `local_queue` off: requests go to the engine at once, first come first served.
+    `global_placement` off: models return to their first GPUs and never move. `activation =
+    "naive"`: engines are started, not taken from a pool. `evicts` off: no model is evicted.
+    `swaps`: steps of local search after Algorithm 1 at the start, not in the paper.
 
     Where the paper is silent:
 
-    - `threshold` (τ) is a share of the pressure where the model stands.
-    - Idle models go when a GPU has less than `low_memory` of its pages free, or when another needs
-      the room at once; after how long says `IdleGaps.threshold_s`, with `worth_s`, `worth_share`
-      and `default_idle_s`.
+    - `threshold` (τ) is a share of the pressure on the model's present GPUs.
+    - Idle models are evicted when a GPU has less than `low_memory` of its pages free, or when
+      another needs the room at once; the idle time is that of `IdleGaps.threshold_s`, with
+      `worth_s`, `worth_share` and `default_idle_s`.
     - A model moves only from a GPU that is short of pages or for which requests wait, and only
-      where it leaves `low_memory` free. It is loaded at the new place first, then serves there,
-      and leaves the old place when its last request there has ended.
+      where it leaves `low_memory` free. It is loaded on the new GPUs first, then serves there, and
+      leaves the old ones when its last request there has ended.
     - `reserve` of a model's blocks stays free when a request is let in: the buffer of each engine.
-    - A model without room anywhere waits, until the next review, for GPUs on which nobody but idle
-      models is in its way.
+    - A model without room waits, until the next control step, for GPUs that idle models alone
+      occupy.
     """
 
     on_servers: ClassVar[tuple[str, ...]] = (
@@ -84,7 +84,6 @@ class PrismGlobal(VllmSharing):
         return Queues(cluster, self)
 
     def begin(self, cluster: MultiModelCluster) -> None:
-        """Who fits stands somewhere from the start, by Algorithm 1 on the mean rates."""
         demands = [_demand(model, model.rate_rps) for model in cluster.models]
         found = place(demands, _empty(cluster), node_gpus=cluster.node_gpus)
         found = swapped(found, demands, swaps=self.swaps, node_gpus=cluster.node_gpus)
@@ -100,10 +99,10 @@ class PrismGlobal(VllmSharing):
         if model_instance is not None:
             self._let_in(model_instance, cluster)
         elif not self.evicts:
-            cluster.reject(queues.homeless.pop(model)[0])  # nobody will make room
+            cluster.reject(queues.homeless.pop(model)[0])  # no model will make room
 
     def _let_in(self, model_instance: ModelInstance, cluster: MultiModelCluster) -> None:
-        """Who waited for the model to stand somewhere now waits there."""
+        """Queue requests that waited for the model's placement at its GPUs."""
         queues = _queues(cluster)
         for r in queues.homeless.pop(model_instance.model):
             if self.local_queue:
@@ -145,7 +144,7 @@ class PrismGlobal(VllmSharing):
     def _make_room(
         self, gpu: int, pages: int, idle: Iterable[ModelInstance], cluster: MultiModelCluster
     ) -> None:
-        """Evict these from a GPU, until so many pages are free."""
+        """Evict these models from a GPU until `pages` pages are free."""
         here = {t.model: t for t in idle if gpu in t.gpus and t in cluster.model_instances}
         order = eviction_order(self._idle(here.values(), cluster))
         while cluster.pools[gpu].free < pages and order:
@@ -167,7 +166,7 @@ class PrismGlobal(VllmSharing):
         ]
 
     def _ranked(self, one: IdleModel) -> _Idle:
-        """What `eviction_order` ranks it by."""
+        """Key by which `eviction_order` sorts a model."""
         limit_s = one.gaps.threshold_s(self.worth_s, self.worth_share, self.default_idle_s)
         return one.model, one.slo_s, one.idle_s, limit_s
 
@@ -224,7 +223,7 @@ class PrismGlobal(VllmSharing):
         return [t for t in idle if t.model in due]
 
     def _move(self, cluster: MultiModelCluster) -> None:
-        """Algorithm 1 over those that stand somewhere; who is idle need not move."""
+        """Algorithm 1 over all placed models; idle ones need not move."""
         pressed = self._pressed(cluster)
         if not any(map(pressed, range(cluster.gpus))):
             return
@@ -254,7 +253,7 @@ class PrismGlobal(VllmSharing):
                 cluster.activate(model, gpus)
 
     def _pressed(self, cluster: MultiModelCluster) -> Callable[[int], bool]:
-        """Is a GPU short of pages, or does anybody wait for it?"""
+        """Whether a GPU is short of pages or a request waits for it."""
         queues, low = _queues(cluster), self.low_memory * cluster.pools[0].total
         return lambda gpu: cluster.pools[gpu].free < low or queues.waits((gpu,))
 
@@ -279,12 +278,12 @@ class Queues:
         self._of[model_instance.gpus[0]].push(r, prefill_s)
 
     def wanted(self, model_instance: ModelInstance) -> bool:
-        """Does anybody wait for this model?"""
+        """Whether a request waits for this model."""
         model_of = self._fleet.model_of
         return any(model_of(r) == model_instance.model for r in self._of[model_instance.gpus[0]])
 
     def follow(self, old: ModelInstance, new: ModelInstance) -> None:
-        """Who waits for a model that moves waits at its new place."""
+        """Move requests that wait for a model to the queue of its new GPUs."""
         queue = self._of[old.gpus[0]]
         for r in [r for r in queue if self._fleet.model_of(r) == old.model]:
             queue.remove(r)
@@ -294,7 +293,7 @@ class Queues:
         return any(len(self._of[gpu]) for gpu in gpus)
 
     def next_s(self, gpus: Iterable[int], now_s: float) -> float:
-        """When a model is ready for which somebody waits."""
+        """Next time at which a model with waiting requests becomes ready."""
         later = [
             t.ready_s
             for gpu in gpus
@@ -310,8 +309,8 @@ class Queues:
                 self._admit(gpu, now_s)
 
     def _admit(self, gpu: int, now_s: float) -> None:
-        """In Algorithm 2's order, whoever would begin at once; where memory is short nobody else
-        gets what the next one lacks.
+        """Admit, in the order of Algorithm 2, every request that would begin at once; where memory
+        is short, no other request gets the memory that the next one lacks.
         """
         cluster, policy, queue = self._fleet, self._policy, self._of[gpu]
         full: set[int] = set()

@@ -48,7 +48,7 @@ class Loads:
 
     @classmethod
     def empty(cls, gpus: int, capacity_bytes: int) -> Loads:
-        """GPUs on which nothing stands."""
+        """GPUs without a model."""
         return cls([0.0] * gpus, [capacity_bytes] * gpus)
 
     def pressure_with(self, gpu: int, demand: Demand) -> float | None:
@@ -66,7 +66,7 @@ class Loads:
         self.kv_bytes[gpu] -= demand.part_bytes
 
     def remove(self, gpu: int, demand: Demand) -> None:
-        """The inverse of `add`."""
+        """Undo `add` of a model."""
         self.weighted_rate[gpu] -= demand.part_weight
         self.kv_bytes[gpu] += demand.part_bytes
 
@@ -90,10 +90,10 @@ class Assignment:
 
 
 def best_gpus(demand: Demand, loads: Loads, node_gpus: int) -> Gpus:
-    """The GPUs of least pressure for the parts of a model; empty if they fit nowhere.
+    """The GPUs with the least pressure for the parts of a model; empty if they fit nowhere.
 
-    Parts go on different GPUs of one node (`node_gpus` each), for their all-reduces need its
-    links; of the nodes the one whose worst part is under the least pressure.
+    Parts go on different GPUs of one node (`node_gpus` each), because their all-reduces need its
+    links; of all nodes the one whose worst part is under the least pressure.
     """
     best: tuple[float, Gpus] | None = None
     gpus = len(loads.kv_bytes)
@@ -117,10 +117,9 @@ def place(
     threshold: float = 0.0,
     node_gpus: int = 8,
 ) -> Assignment:
-    """Algorithm 1: by falling r / s, each where it leaves the least KV pressure ratio.
-
-    A model stays where it stands unless the ratio elsewhere is smaller by more than `threshold`,
-    as a share of the ratio here: τ, which the paper leaves without a unit. `loads` is filled.
+    """Algorithm 1: in order of falling r / s, each model goes where it leaves the least KV pressure
+    ratio. A model stays on its GPUs unless the ratio on others is smaller by more than `threshold`,
+    as a share of its present ratio: τ, which the paper leaves without a unit. `loads` is filled.
     """
     assigned: dict[int, Gpus] = {}
     unplaced = []
@@ -144,12 +143,12 @@ def place(
 def swapped(
     found: Assignment, demands: Sequence[Demand], *, swaps: int, node_gpus: int = 8
 ) -> Assignment:
-    """`found` after at most so many steps of local search, which the paper does not have.
+    """`found` after at most `steps` steps of local search, which the paper does not have.
 
-    A step takes a model off the GPU under most pressure: it goes where Algorithm 1 would put it
+    A step takes a model off the GPU under most pressure: it goes where Algorithm 1 would place it
     now, or changes places with a model of as many parts. The step that lowers the pressures most is
-    made, the highest first, then the next; without one that does the search ends. Who has no room
-    stays without.
+    made, comparing the highest pressure first, then the next; the search ends when no step lowers
+    them. A model without room stays without.
     """
     of = {demand.model: demand for demand in demands}
     gpus, loads = dict(found.gpus), found.loads
@@ -175,7 +174,7 @@ Change = Mapping[int, Gpus]
 def _changes(
     worst: int, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads, node_gpus: int
 ) -> Iterator[Change]:
-    """What could be done for this GPU, by the models that go elsewhere; all of it fits."""
+    """Feasible changes that take load off this GPU by moving models to others."""
     for model in [m for m, there in gpus.items() if worst in there]:
         one = of[model]
         for gpu in gpus[model]:

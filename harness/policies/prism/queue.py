@@ -34,27 +34,30 @@ class PrismState:
 
 @dataclass(frozen=True)
 class PrismLocal(DropsHopeless, Vllm):
-    """Algorithm 2: sorted by deadline a + s; where one would be late the longest so far goes out.
+    """Algorithm 2: sorted by deadline a + s; where one would be late, the longest so far is left
+    out.
 
     The work of a prefill is e = p / c: its tokens over the speed of chunked prefill, which is
     `max_num_batched_tokens` over the predicted time of a step that prefills so many. `caution`
-    scales it: above 1 allows for decodes beside the chunks, which c does not know; 0 leaves out
-    only whose deadline has passed. The clock starts where the prefills now in the batch will have
-    ended. `buffer` is the memory that the paper keeps free on each engine; it gives no size.
+    scales it: above 1 allows for decodes that share steps with the chunks, which c ignores; 0
+    leaves out only requests whose deadline has passed. The clock starts where the prefills now in
+    the batch will have ended. `buffer` is the memory that the paper keeps free on each engine; it
+    gives no size.
 
     Where the text is silent:
 
-    - Whom Algorithm 2 leaves out waits behind the others, by deadline (`late = "wait"`), and comes
-      back if there is time; `drop` lets it go when even an empty server would be too late.
-    - Requests that were preempted after their first token go first, as they came: their TTFT is
-      met or lost, and only going on helps.
-    - Requests without an SLO go after all that can be in time.
-    - `victim`: under KV pressure the `newest` goes, as in the engine the paper builds on, or by
-      `slack` who is lost anyway, then who can best wait; never one with at most
-      `nearly_done_tokens` to go while there are others. Not in the paper.
+    - A request that Algorithm 2 leaves out waits behind the others, by deadline (`late = "wait"`),
+      and returns if there is time; `drop` drops it when even an empty server would be too late.
+    - Requests that were preempted after their first token go first, in order of arrival: their TTFT
+      is decided, and only progress helps.
+    - Requests without an SLO go after all requests that can be in time.
+    - `victim`: under KV pressure the `newest` request is preempted, as in the engine the paper
+      builds on, or by `slack` first requests that miss their SLO anyway, then those that can best
+      wait; never one with at most `nearly_done_tokens` to go while there are others. Not in the
+      paper.
 
-    Cached prefixes are not looked at: e counts the whole prompt. Several models sharing a GPU,
-    placement and eviction of models are not part of this.
+    Cached prefixes are ignored: e counts the whole prompt. Several models sharing a GPU, placement
+    and eviction of models are not part of this.
     """
 
     queue_order: ClassVar[Literal["static", "prefix-cache", "linear-in-time", "dynamic"]] = (
@@ -104,7 +107,7 @@ class PrismLocal(DropsHopeless, Vllm):
         return known.keys[r.seq]
 
     def _plan(self, r: RequestState, view: View, known: PrismState) -> None:
-        """Keys of all who wait: under way, in time, the others."""
+        """Keys of all waiting requests: begun, in time, others."""
         jobs = []
         for w in {*view.waiting(), r}:
             job = known.jobs.get(w.seq)

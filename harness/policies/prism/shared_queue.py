@@ -1,4 +1,4 @@
-"""One queue for all models of a GPU: who can be in time goes first, by deadline.
+"""One queue for all models of a GPU: requests that can be in time go first, by deadline.
 
 Source: Prism (see docs/papers.md), Algorithm 2, whose prefill speeds differ from model to model.
 """

@@ -1,1 +1,1 @@
-"""What several systems decide by."""
+"""Algorithms and parameters that several systems use."""

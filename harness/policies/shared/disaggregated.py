@@ -48,8 +48,8 @@ class ReservedBlocks:
     total: dict[int, int] = field(default_factory=dict)
 
     def blocks(self, instance: Instance) -> int:
-        """Those of one instance. Who has entered, or has none to bring, needs them no longer; that
-        is noticed when all who were promised some before have, too.
+        """Reserved blocks of one instance. A reservation ends when its request has entered or has
+        no KV to transfer; that is detected once all earlier reservations have ended, too.
         """
         promised = self.at.get(instance.index)
         while promised:
@@ -60,12 +60,12 @@ class ReservedBlocks:
         return 0
 
     def promise(self, r: RequestState, instance: Instance, blocks: int) -> None:
-        """Set aside so many for `r`."""
+        """Reserve `blocks` blocks for `r`."""
         self.at.setdefault(instance.index, {})[r] = blocks
         self.total[instance.index] = self.total.get(instance.index, 0) + blocks
 
     def drop(self, r: RequestState, instance: Instance) -> None:
-        """`r` does not come."""
+        """Cancel the reservation of `r`."""
         self.total[instance.index] -= self.at[instance.index].pop(r, 0)
 
 
@@ -95,10 +95,10 @@ class DisaggregatedPolicy(ClusterPolicy):
         return self.prefill_instances + max(1, self.decode_instances)
 
     def counts(self, instances: int) -> tuple[int, int]:
-        """How many prefill and how many decode.
+        """Numbers of prefill and of decode instances.
 
         Raises:
-            SloBenchError: the parameters do not make so many.
+            SloBenchError: the parameters do not add up to `instances`.
         """
         prefill, decode = self.prefill_instances, self.decode_instances
         if not decode:
@@ -124,7 +124,7 @@ class DisaggregatedPolicy(ClusterPolicy):
         )
 
     def prefill_policy(self, policy: AnyPolicy) -> AnyPolicy:
-        """What prefill instances decide by."""
+        """Scheduling policy of prefill instances."""
         return policy
 
     def kv_managers(self, placement: Placement, instances: int) -> Callable[..., KVCacheManager]:
@@ -132,7 +132,7 @@ class DisaggregatedPolicy(ClusterPolicy):
         return KVCacheManager
 
     def over(self, placement: Placement) -> LinkSpec:
-        """What KV moves over."""
+        """Link specification of KV transfers."""
         return link_between(placement, self.network_gb_per_s)
 
     def links(self, instances: Sequence[Instance]) -> Links:
@@ -142,12 +142,12 @@ class DisaggregatedPolicy(ClusterPolicy):
         return ReservedBlocks()
 
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
-        """Prefill where the fewest are."""
+        """Choose the prefill instance with the fewest requests."""
         instances = cluster.role(PREFILL)
         return least_loaded(instances) if instances else HOLD
 
     def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
-        """Whom an instance has lost is prefilled again."""
+        """Prefill a request again if its instance has failed."""
         return self.route(release.request, cluster)
 
     def decode_instance(
@@ -175,7 +175,7 @@ def needed_blocks(kv_tokens: int, instance: Instance) -> int:
 
 
 def has_room(kv_tokens: int, instance: Instance, promised: ReservedBlocks) -> bool:
-    """Could somebody with so much KV enter there if nobody else came?"""
+    """Whether a request with `blocks` blocks of KV could enter if no other came."""
     return needed_blocks(kv_tokens, instance) + promised.blocks(instance) <= instance.free_blocks
 
 

@@ -1,4 +1,4 @@
-"""Baselines that drop who has not begun when its time to first token has passed.
+"""Baselines that drop requests that have not begun when their TTFT bound has passed.
 
 Source: Ascendra (see docs/papers.md), §6.3 and §8.6: in its test of overload all systems drop.
 """
@@ -25,4 +25,4 @@ class VllmV0Drop(DropsOverdue, VllmV0):
 
 @dataclass(frozen=True)
 class SarathiDrop(DropsOverdue, Sarathi):
-    """Sarathi-Serve that drops the overdue."""
+    """Sarathi-Serve that drops overdue requests."""

@@ -11,7 +11,9 @@ from ...core.state import Phase, RequestState
 
 
 def waiting_tokens(instance: Instance, enough: float = math.inf) -> int:
-    """Prompt tokens of all who wait there or are on their way; counting ends at `enough`."""
+    """Prompt tokens of all requests that wait there or are in transit; counting ends at
+    `enough`.
+    """
     tokens = 0
     waiting: Iterable[RequestState] = instance.inbox
     if instance.snapshot.n_waiting:
@@ -71,8 +73,8 @@ def estimated(r: RequestState, instance: Instance, window_s: float) -> float:
 
 
 def compute_use(instance: Instance, window_s: float) -> float:
-    """C / Cmax of Eq. 4-28: the share of the GPU's arithmetic in the next `window_s` seconds, if
-    nobody else came: prompts that wait, and those who decode.
+    """C / Cmax of Eq. 4-28: the share of the GPU's arithmetic in the next `window_s` seconds
+    without new arrivals: waiting prompts and decodes.
     """
     each_s = instance.sizes.s_per_token
     prompts = queued_tokens(instance, window_s / each_s) * each_s / window_s

@@ -10,12 +10,12 @@ from ...core.pages import PAGE_BYTES
 from ...core.policy import Policy
 from ..vllm import Vllm
 
-LEAST_KV_BYTES = 1 << 30  # beside each model that a static system places on a GPU
+LEAST_KV_BYTES = 1 << 30  # for each model that a static system places on a GPU
 
 
 @dataclass(frozen=True)
 class VllmSharing(SharingPolicy):
-    """vLLM's loop serves each model."""
+    """Models share GPUs; the engine of each is vLLM's."""
 
     @property
     def engine(self) -> Policy:

@@ -60,16 +60,15 @@ def slack_s(kept: Iterable[PrefillJob], start_s: float, s_per_token: float) -> f
 
 
 class InTimeQueue:
-    """Those under way first, then who can be in time by deadline, then all others by deadline.
+    """Requests in progress first, then all that can be in time by deadline, then all others by
+    deadline.
 
-    The plan is made anew only when it may have changed. While all of a largest set of least work
-    are in time, it stays one, however late and slow the start; without its first, once that one
-    has begun, it is one of the rest; and with a newcomer, if all are still in time, it is one of
-    all. Who could not be in time even by himself changes nothing. Of equally long jobs the last
-    due counts as the longest, so that there is but one such set.
-
-    `job` says what a request is; its deadline is -inf for one that is under way (it was preempted)
-    and inf where none is asked.
+    The plan is made anew only when it may have changed. While all requests of a largest set of
+    least work are in time, the set stays valid, however late and slow the start; without its first,
+    once that has begun, it is one for the rest; and with a newcomer, if all are still in time, it
+    is one for all. A request that could not be in time even alone changes nothing. Of equally long
+    jobs the last due counts as the longest, so that the set is unique. `job` describes a request;
+    its deadline is -inf for a request in progress (it was preempted) and inf without an SLO.
     """
 
     def __init__(
@@ -85,7 +84,7 @@ class InTimeQueue:
         self._under_way_tokens = 0
         self._endless: list[PrefillJob] = []
         self._due: list[PrefillJob] = []  # those with a deadline ahead
-        self._late: list[PrefillJob] = []  # those whose deadline has passed
+        self._late: list[PrefillJob] = []  # requests past their deadline
         self._plan: list[PrefillJob] = []  # of `_due`, the next one last
         self._plan_tokens = 0
         self._new: dict[RequestState, PrefillJob] = {}  # of `_due`, not looked at yet
@@ -96,7 +95,7 @@ class InTimeQueue:
         self._head: RequestState | None = None
 
     def push(self, r: RequestState) -> None:
-        """`r` enters."""
+        """Add `r` to the queue."""
         r.version += 1
         self.live += 1
         self._jobs[r] = job = self._job(r)
@@ -127,7 +126,7 @@ class InTimeQueue:
             self._plan_tokens -= job.tokens
             self._start_s += job.tokens * self._rate
         elif _discard(self._plan, job, key=_last_first):
-            self._planned = False  # somebody else may be in time instead
+            self._planned = False  # another request may be in time instead
 
     def take_head(self) -> None:
         """The request that `head` has just named leaves."""
@@ -199,7 +198,7 @@ class InTimeQueue:
         return iter(list(self._jobs))
 
     def ordered(self) -> Iterator[RequestState]:
-        """All, the next one first."""
+        """All waiting requests in queue order, the next first."""
         self._replan()
         planned = set(self._plan)
         rest = sorted([*self._late, *(job for job in self._due if job not in planned)])

@@ -1,7 +1,8 @@
-"""Whom to preempt so that the fewest SLOs are missed: who is lost anyway, then who can wait.
+"""Choose the victim whose preemption costs the fewest SLOs: requests that miss theirs anyway, then
+those that can wait.
 
-Source: Collocation, Algorithm 3 (priority by slack and cost of recomputation, who is about to
-finish is spared), with its 1 / (slack + ε), which explodes and changes sign around zero, replaced
+Source: Collocation, Algorithm 3 (priority by slack and cost of recomputation; requests about to
+finish are spared), with its 1 / (slack + ε), which diverges and changes sign around zero, replaced
 by classes and seconds.
 """
 
@@ -17,7 +18,9 @@ _LOST, _CAN_WAIT, _MUST_GO_ON, _NEARLY_DONE = range(4)
 
 
 class SpeedEstimate:
-    """How fast an instance decodes and prefills now; asked once for all victims of a moment."""
+    """Present decode and prefill speed of an instance; computed once for all victims of a
+    moment.
+    """
 
     def __init__(self) -> None:
         self._at: tuple[float, int] | None = None
@@ -36,11 +39,10 @@ class SpeedEstimate:
 
 
 def keep_key(r: RequestState, view: View, pace: SpeedEstimate, nearly_done_tokens: int) -> Key:
-    """For `Policy.victim_key`: the smallest goes. All slack is in seconds, and none is divided by.
-
-    First those who miss their SLO even if they stay (the longest to go first), then those who meet
-    it even if they are prefilled again (the most slack first), then those who would not (the
-    least harmed first), last those with at most `nearly_done_tokens` to go.
+    """Result of `Policy.victim_key`. All slack is in seconds, and no key divides by it. First
+    requests that miss their SLO even if they stay (the longest to go first), then those that meet
+    it even if they are prefilled again (the most slack first), then those that would not (the least
+    harmed first), last those with at most `nearly_done_tokens` to go.
     """
     tokens = view.predict.output_tokens(r)
     emitted = view.emitted_tokens(r)
@@ -65,7 +67,7 @@ def keep_key(r: RequestState, view: View, pace: SpeedEstimate, nearly_done_token
 
 
 def _last_token_due_s(r: RequestState, tokens: int) -> float:
-    """By when the last of so many tokens must be out; infinite if never."""
+    """When token number `tokens` must be out; infinite if never."""
     slo = r.slo
     due_s = min(r.arrival_s + slo.e2e_s, slo.deadline_s)
     if slo.tpot_s < math.inf:

@@ -21,7 +21,7 @@ Which file answers what:
   `slo_odbs_continuous.py`.
 - Figure 3-3 (one batch of three answers against two batches): `tests/harness/policies`.
 
-Elsewhere:
+In other folders:
 
 - Eq. 3-1, §3.3.1 (prediction of output lengths): `predictors/lengths/`,
   `workloads/length_buckets.py`.

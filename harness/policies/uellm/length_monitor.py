@@ -36,7 +36,7 @@ class LengthMonitor:
 
     @property
     def bucket_accuracy(self) -> float:
-        """Share of finished requests whose bucket was predicted; NaN before the first."""
+        """Share of finished requests with the right predicted bucket; NaN before the first."""
         return self.in_bucket / self.seen if self.seen else float("nan")
 
     def expected_tokens(self, r: RequestState, view: View) -> int:
@@ -63,7 +63,7 @@ class LengthMonitor:
         return self.reserve_of(r, self.expected_tokens(r, view), view)
 
     def reserve_of(self, r: RequestState, expected_tokens: int, view: View) -> int:
-        """The same, for a length that has been asked for already."""
+        """Tokens to reserve for a length that is known already."""
         of_bucket = self._reserve_tokens[bucket_of(expected_tokens)]
         return min(r.max_output_tokens, max(of_bucket, view.predict.output_tokens_p90(r)))
 

@@ -54,13 +54,13 @@ class BatchRule:
         return self.slo_weight * total_latency + self.output_weight * total_output
 
     def cm(self, length: int, slo_s: float) -> float:
-        """Line 12."""
+        """Cost measure of the batch (line 12)."""
         if self.cm_weights == "printed":
             return self.slo_weight * length + self.output_weight * slo_s
         return self.slo_weight * slo_s + self.output_weight * length
 
     def most(self, cm: float) -> int:
-        """Line 20."""
+        """Most requests of the batch (line 20)."""
         if cm <= self.cm_limit:
             return self.max_batch
         return max(1, int(self.max_batch * self.cm_limit / cm))
@@ -77,7 +77,7 @@ class OpenBatch:
         self._longest_slo_s, self._longest_output, self._cm = 0.0, 0, 0.0
 
     def takes(self, output_tokens: int, slo_s: float) -> bool:
-        """Does the batch stay open with this request in it? An empty one takes anybody."""
+        """Whether the batch stays open with this request; an empty batch accepts any request."""
         if not self.size:
             return True
         rule = self._rule
@@ -88,7 +88,7 @@ class OpenBatch:
         return rule.total(output_tokens, slo_s, self.size, *longest) <= rule.threshold
 
     def add(self, output_tokens: int, slo_s: float) -> None:
-        """It is in."""
+        """Add a request to the batch."""
         slo_s = slo_s if math.isfinite(slo_s) else 0.0
         self.size += 1
         self._longest_slo_s = max(self._longest_slo_s, slo_s)

@@ -31,14 +31,16 @@ Batch = Sequence[Item]
 
 @dataclass(frozen=True)
 class BatchCapacity:
-    """What one batch may hold: so many requests, and their padded KV in so many blocks."""
+    """Limits of one batch: a number of requests, and blocks for their padded KV."""
 
     max_batch: int
     blocks: int
     block_size: int
 
     def holds(self, requests: int, prompt_tokens: int, reserved_tokens: int) -> bool:
-        """Does a batch fit whose longest prompt and answer are these? One alone always does."""
+        """Whether a batch with this longest prompt and output fits; a single request always
+        does.
+        """
         if requests == 1:
             return True
         each = -(-(prompt_tokens + reserved_tokens) // self.block_size)
@@ -90,7 +92,7 @@ class S3(StaticPolicy):
 
 
 def padding_tokens(batches: Sequence[Batch]) -> int:
-    """Eq. 2-2."""
+    """Padded tokens of a batch (Eq. 2-2)."""
     return sum(
         max(item.output_tokens for item in batch) * len(batch)
         - sum(item.output_tokens for item in batch)

@@ -14,6 +14,6 @@ from .slo_odbs import SloOdbs
 
 @dataclass(frozen=True)
 class SloDbs(SloOdbs):
-    """Algorithm 3-1 with T_l alone."""
+    """Algorithm 3-1 with the term T_l alone."""
 
     output_weight: float = parameter(0.0, choices=(0.0,))

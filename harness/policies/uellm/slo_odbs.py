@@ -25,14 +25,14 @@ class RequestProfile:
 
     request: RequestState
     output_tokens: int  # predicted
-    slo_s: float  # as stated, infinite where nothing is asked
+    slo_s: float  # as stated; infinite without an SLO
     due_s: float  # on the clock
     order: float  # requests are sorted by this
     began_anew: int  # how often, when this was noted: the prediction then changes
 
 
 class Profiled:
-    """What one instance has learnt of lengths, and the profiles of those who wait."""
+    """Learnt output lengths of one instance, and the profiles of waiting requests."""
 
     def __init__(self) -> None:
         self.lengths = LengthMonitor()
@@ -48,15 +48,16 @@ class SloOdbs(BatchRule, StaticPolicy):
 
     - `sort_by`: `slo` is line 1; `weighted` is the authors' code, w1·SLO + w2·length.
     - `slo_term`: the SLO as `stated`, or the `time-left` of it when the batch is formed.
-    - `batch_order`: phase three, "sort all batches", has no code. `tightest-slo` lets the batch go
-      first that has the tightest SLO in it, `built` the one built first.
-    - `lengths`: a predictor that tells a distribution is not sure to the token, and answers of one
-      bucket count as equal (`bucket`); `predicted` compares the expected tokens.
-    - `overdue`: requests whose SLO has passed go on as the tight ones they are; `last` lets them
-      wait for all others. Not in the thesis.
+    - `batch_order`: phase three, "sort all batches", has no code. `tightest-slo` runs the batch
+      with the tightest SLO first, `built` the batch built first.
+    - `lengths`: a predictor of distributions is not exact to the token, and lengths of one bucket
+      count as equal (`bucket`); `predicted` compares the expected tokens.
+    - `overdue`: requests whose SLO has passed keep their place as the tightest; `last` puts them
+      behind all others. Not in the thesis.
 
-    The engine asks when it is idle, on all that wait, and commits the first batch only. Requests
-    without an SLO come last and add nothing to T_l. An SLO is e2e, a deadline, or TTFT with TPOT.
+    The engine forms batches when it is idle, from all waiting requests, and runs the first batch
+    only. Requests without an SLO come last and add nothing to T_l. An SLO is e2e, a deadline, or
+    TTFT with TPOT.
     """
 
     continuous: ClassVar[str] = "slo-odbs-continuous"
@@ -104,7 +105,7 @@ class SloOdbs(BatchRule, StaticPolicy):
         output_tokens = known.alike_tokens(r, view) if alike else known.expected_tokens(r, view)
         slo_s = stated_slo_s(r, output_tokens)
         due_s = r.arrival_s + slo_s
-        # Time left is the moment due less now, which is the same for all and sorts nobody.
+        # Time left is the due time less now, which is the same for all and changes no order.
         order = slo_s if self.slo_term == "stated" else due_s
         if self.sort_by == "weighted":
             order = self.slo_weight * order if self.slo_weight else 0.0
@@ -123,7 +124,7 @@ class SloOdbs(BatchRule, StaticPolicy):
     def _batches(
         self, profiles: Sequence[RequestProfile], now_s: float
     ) -> Iterator[list[RequestProfile]]:
-        """Lines 4 to 24."""
+        """Build the batches (lines 4 to 24)."""
         batch: list[RequestProfile] = []
         opened = OpenBatch(self)
         for p in profiles:

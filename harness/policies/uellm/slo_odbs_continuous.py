@@ -24,7 +24,7 @@ _Place = tuple[float, int, int, RequestState]  # order, seq, how often it began 
 
 
 class SloOdbsState:
-    """What one instance has learnt of lengths, the profiles of who is here, and who waits."""
+    """Learnt output lengths of one instance, profiles of its requests, and its waiting requests."""
 
     def __init__(self) -> None:
         self.lengths = LengthMonitor()
@@ -35,12 +35,13 @@ class SloOdbsState:
 
 @dataclass(frozen=True)
 class SloOdbsContinuous(BatchRule, Vllm):
-    """Requests enter in the order of Algorithm 3-1 while its batch, those who run, stays open.
+    """Requests enter in the order of Algorithm 3-1 while its batch, the running requests, stays
+    open.
 
-    The batch is who runs: when one of them ends, the rule is asked again with those who are left,
-    and nobody waits for the longest answer. No answer is padded, and KV is not reserved by
-    predicted lengths. Batches that are built and wait their turn do not exist here, so that phase
-    three, the order of batches, falls away. SLOs count as stated.
+    When a running request ends, the rule is applied again to the others, and no request waits for
+    the longest answer. No answer is padded, and KV is not reserved by predicted lengths. No batch
+    waits for its turn, so that phase three, the order of batches, does not apply. SLOs count as
+    stated.
 
     With `output_weight` 0 it is SLO-DBS; with `slo_weight` 0 and `sort_by` weighted it is ODBS.
     """
@@ -59,7 +60,7 @@ class SloOdbsContinuous(BatchRule, Vllm):
         return dataclasses.replace(limits, max_seqs=min(limits.max_seqs, most))
 
     def _size(self, view: View) -> int:
-        """Of the batch that runs, with all who may join it now."""
+        """Size of the running batch with all requests that may join it now."""
         batch = OpenBatch(self)
         for r in view.running():
             batch.add(*self._profile(r, view))
@@ -71,7 +72,7 @@ class SloOdbsContinuous(BatchRule, Vllm):
         return max(1, batch.size)
 
     def _in_line(self, view: View) -> Iterator[RequestState]:
-        """Those who wait, in their order; kept sorted, since who enters leaves at the front."""
+        """Waiting requests in order; kept sorted, since requests leave at the front."""
         line: list[_Place] = view.policy_state.line
         entered = 0
         for _, _, recomputed, r in line:
@@ -79,7 +80,7 @@ class SloOdbsContinuous(BatchRule, Vllm):
                 break
             entered += 1
         del line[:entered]
-        if len(line) != view.n_waiting:  # somebody left from the middle, or has not been asked for
+        if len(line) != view.n_waiting:  # a request left from the middle, or is not sorted in yet
             line[:] = sorted((self._place(r, view) for r in view.waiting()), key=_first)
         return (place[3] for place in line)
 

@@ -62,8 +62,8 @@ def drawn(seed: int, n: int = 60, *, rate_rps: float = 0.3) -> Workload:
             "overlong_requests must be one of error, reject, truncate but is 'ignore'",
         ),
         ({"instances": 0}, "instances must be at least 1 but is 0"),
-        ({"num_gpu_blocks": 0}, "no KV block fits beside the model"),
-        ({"num_gpu_blocks": 1, "pp": 2}, "no KV block fits beside the model"),
+        ({"num_gpu_blocks": 0}, "no memory is left for KV blocks"),
+        ({"num_gpu_blocks": 1, "pp": 2}, "no memory is left for KV blocks"),
         ({"block_size": 24}, "block_size must be a power of two but is 24"),
     ],
 )
@@ -78,7 +78,7 @@ def test_unknown_router(serve, requests):
 
 
 def test_embeddings_need_an_embedder(serve, requests):
-    with pytest.raises(SloBenchError, match="say which model embeds beside the language model"):
+    with pytest.raises(SloBenchError, match="name the embedding model"):
         serve(requests((0, 10, 1), (0, 10, 1), request_type=np.array([0, 1])), Vllm())
 
 

@@ -141,7 +141,7 @@ class Twice(StaticPolicy):
 
 @pytest.mark.parametrize(
     ("policy", "problem"),
-    [(Nobody(), "Nobody.form_batch chose none"), (Twice(), "chose a request twice")],
+    [(Nobody(), "Nobody.form_batch must choose at least one"), (Twice(), "chose a request twice")],
 )
 def test_a_policy_must_choose_from_those_who_wait(serve, requests, policy, problem):
     with pytest.raises(SloBenchError, match=problem):
