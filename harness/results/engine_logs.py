@@ -7,13 +7,8 @@ their request files.
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import dataclasses
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...predictors.profiles.profile import read_parquet
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from .run_folder import CHECKSUMS, check_files, read_rows
@@ -42,6 +36,7 @@ _NAMES = {
 PROFILING = "profiling"  # folder in a run folder: levels that were measured for a profile alone
 REPEATED = "repeated"  # the same: levels that were measured again
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s")
 _OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "outcome")
 
 
@@ -286,48 +281,18 @@ def _whole(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and value == value else None
 
 
-def _read_requests(path: Path) -> dict[str, list[Any]]:
-    wanted = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s")
-    if path.suffix == ".parquet":
-        columns = read_parquet(path, wanted)
-        for name in _OF_REAL_SERVERS:
-            with contextlib.suppress(FileFormatError):
-                columns |= read_parquet(path, (name,))
-    else:
-        columns = _read_text_columns(path, wanted)
-    if "sent_s" in columns:  # our client may have been late; the server cannot know
-        columns["arrival_s"] = columns.pop("sent_s")
-    if "server_prompt_tokens" in columns:  # what the server has made of the prompt
-        ours, theirs = columns["prompt_tokens"], columns["server_prompt_tokens"]
-        columns["prompt_tokens"] = [
-            own if told is None or _below_one(told) else told
-            for own, told in zip(ours, theirs, strict=True)
-        ]
-    if "outcome" in columns:
-        ended = [str(outcome) == "finished" for outcome in columns["outcome"]]
-        columns["finish_s"] = [
-            value if whole else None
-            for value, whole in zip(columns["finish_s"], ended, strict=True)
-        ]
-    return columns
+def _read_requests(path: Path) -> dict[str, Sequence[Any]]:
+    from .read import read_table
 
-
-def _read_text_columns(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from None
-    reader = csv.DictReader(io.StringIO(text))
-    try:
-        there, rows = reader.fieldnames or (), list(reader)
-    except csv.Error as error:
-        raise FileFormatError(path, reader.line_num, f"not readable as CSV: {error}") from None
-    missing = [name for name in wanted if name not in there]
-    if missing:
-        raise FileFormatError(path, 1, f"has no column {missing[0]!r}")
-    names = [*wanted, *(name for name in _OF_REAL_SERVERS if name in there)]
-    return {name: [row[name] or None for row in rows] for name in names}
+    frame = read_table(path, _REQUIRED, _OF_REAL_SERVERS, words=("outcome",))
+    if "sent_s" in frame:  # the load generator may have sent late, which the server cannot know
+        frame["arrival_s"] = frame.pop("sent_s")
+    if "server_prompt_tokens" in frame:  # the server's own count, where it gives one
+        theirs = frame["server_prompt_tokens"]
+        frame["prompt_tokens"] = theirs.where(theirs >= 1, frame["prompt_tokens"])
+    if "outcome" in frame:
+        frame["finish_s"] = frame["finish_s"].where(frame["outcome"] == "finished")
+    return {str(name): frame[name].tolist() for name in frame}
 
 
 # -------------------------------------------------------------------- columns
@@ -405,11 +370,3 @@ def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(path, None, f"{name}: {error}") from None
-
-
-def _below_one(told: object) -> bool:
-    """Whether a count tells nothing; what is no number is named when the column is read."""
-    try:
-        return not float(str(told)) >= 1
-    except ValueError:
-        return False

@@ -6,7 +6,7 @@ from pathlib import Path
 
 CELLS = "cells.csv"
 # By name: importing the tuner would take longer than many a report.
-TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.json"
+TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.jsonl"
 
 
 def not_a_run(folder: Path) -> str | None:

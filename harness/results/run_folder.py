@@ -36,6 +36,7 @@ from ...workloads.csv_text import guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.workload import Workload
 from ..core.records import Misprediction, Outcome, Records, Timeline, Told
+from .checkpoint import check_settings
 from .csv_columns import Choice, Column, gzip_csv
 from .metrics import Judged
 
@@ -286,7 +287,7 @@ def open_run_folder(
                     )
                 if not known.is_file():
                     raise SloBenchError(f"{path} cannot be resumed: it has no experiment.toml")
-                _same_experiment(known, experiment_toml)
+                check_settings(known, known.read_text(encoding="utf-8"), experiment_toml)
                 _clear(path)  # of a run that was killed
             else:
                 write_whole(known, [experiment_toml.encode()])
@@ -342,23 +343,6 @@ def _lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(handle)
-
-
-def _same_experiment(path: Path, experiment_toml: str) -> None:
-    there = path.read_text(encoding="utf-8").splitlines()
-    asked = experiment_toml.splitlines()
-    if there == asked:
-        return
-    for number in range(max(len(there), len(asked))):
-        old = there[number] if number < len(there) else "(nothing)"
-        new = asked[number] if number < len(asked) else "(nothing)"
-        if old != new:
-            raise FileFormatError(
-                path,
-                number + 1,
-                "the folder holds another experiment: "
-                f"it has {old!r} where this run has {new!r}; choose another folder with --out",
-            )
 
 
 def _finished_rows(

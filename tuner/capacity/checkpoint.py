@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from ...harness.results.capacity_file import FILE, check_rows, read_searches
+from ...harness.results.checkpoint import check_settings
 from ...harness.results.run_folder import EXPERIMENT, Row, RunFolder, Value, read_rows, write_whole
 from ...workloads.checksums import sealed
-from ...workloads.errors import SloBenchError
 from .cells import search_of
 from .options import Budget, CapacitySearch
-from .samples import LevelRunner, LevelSample
+from .samples import LevelRunner, LevelSample, sample_from_plain
+from .search import Foresee
 
 _BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
 
@@ -123,28 +124,18 @@ class CapacityCheckpoint:
         if not path.is_file():
             return
         kept = read_searches(path)
-        for name, now in (
-            ("targets", list(self.asked.targets)),
-            ("tolerance", self.asked.tolerance),
-        ):
-            if kept[name] != now:
-                raise SloBenchError(
-                    f"{self.held.path} was searched with {name} {kept[name]}, not {now}; "
-                    "choose another folder with --out"
-                )
+        check_settings(path, _settings(**kept), _settings(**vars(self.asked)))
         self.shares_of = Budget(**kept["shares_of"])
         for search in kept["searches"]:
-            self.samples[search["search"]] = [_sample(run) for run in search["runs"]]
+            self.samples[search["search"]] = [sample_from_plain(run) for run in search["runs"]]
             self.neighbours[search["search"]] = tuple(search["neighbours"])
         check_rows(self.held.path, len(self.held.finished))
 
-    def remembering(self, name: str, runner: LevelRunner) -> LevelRunner:
-        """The runner, but for runs that are known."""
-        return _Remembering(runner, self.samples.setdefault(name, []), self._add)
-
-    def knows(self, name: str, rate_rps: float, seed: int, requests: int) -> bool:
-        """Whether that run of that search is remembered."""
-        return _known(self.samples.get(name, ()), rate_rps, seed, requests) is not None
+    def remembering(
+        self, name: str, runner: LevelRunner, expect: Foresee | None = None
+    ) -> RememberingRunner:
+        """A runner that makes only the runs that this search has not made before."""
+        return RememberingRunner(runner, self.samples.setdefault(name, []), self._add, expect)
 
     def keep_row(self, cell: str, row: Row) -> None:
         """A run's cell has its details on disk."""
@@ -198,35 +189,39 @@ class CapacityCheckpoint:
 
 
 @dataclass(frozen=True)
-class _Remembering:
+class RememberingRunner:
+    """A `LevelRunner` that returns known samples and lets `runner` make the others."""
+
     runner: LevelRunner
     samples: list[LevelSample]
     add: Callable[[list[LevelSample], LevelSample], None]
+    begin: Foresee | None = None  # starts runs before they are needed
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        sample = _known(self.samples, rate_rps, seed, requests)
+        """The known sample, or a new one, which is kept."""
+        sample = self._known(rate_rps, seed, requests)
         if sample is None:
             sample = self.runner.run(rate_rps, seed, requests)
             self.add(self.samples, sample)
         return sample
 
+    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+        """Begin the runs that are not known."""
+        if self.begin is not None:
+            new = [seed for seed in seeds if self._known(rate_rps, seed, requests) is None]
+            self.begin(rate_rps, new, requests)
 
-def _known(
-    samples: Iterable[LevelSample], rate_rps: float, seed: int, requests: int
-) -> LevelSample | None:
-    for sample in samples:
-        if (sample.rate_rps, sample.seed) == (rate_rps, seed) and sample.requests == requests:
-            return sample
-    return None
+    def _known(self, *run: float) -> LevelSample | None:
+        found = (s for s in self.samples if (s.rate_rps, s.seed, s.requests) == run)
+        return next(found, None)
+
+
+def _settings(targets: Iterable[float], tolerance: float, **_: object) -> str:
+    """The settings of a search that must be the same when it is resumed."""
+    return f"targets = {list(targets)}\ntolerance = {tolerance}"
 
 
 def cells_in(folder: Path) -> list[str]:
     """The cells that a run folder has so far."""
     table = folder / "cells.csv"
     return [str(row["cell"]) for row in read_rows(table)] if table.is_file() else []
-
-
-def _sample(plain: dict[str, Any]) -> LevelSample:
-    for name in ("batch_met", "batch_requests", "backlog"):
-        plain[name] = tuple(plain[name])
-    return LevelSample(**plain)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,6 +63,12 @@ class LevelSample:
     def attainment(self) -> float:
         """Share of the counted requests that met their SLO."""
         return self.met / self.counted
+
+
+def sample_from_plain(plain: Mapping[str, Any]) -> LevelSample:
+    """The inverse of `vars(sample)`, from JSON, which has lists in place of tuples."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+    return LevelSample(**fields)
 
 
 class LevelRunner(Protocol):

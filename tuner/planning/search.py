@@ -14,20 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...harness.experiments.backends.base import CellMeasurement
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cells import CellSpec, placed, source
-from ...harness.results.run_folder import Row
+from ...harness.results.checkpoint import Checkpoint
 from ...workloads.errors import SloBenchError
-from ...workloads.workload import Workload
 from ..capacity.cells import CellRunner, Simulator
 from ..capacity.curve import CapacityLevel
 from ..capacity.options import Budget, Capacity, SearchOptions
 from ..capacity.samples import LevelRunner, LevelSample
 from ..capacity.search import find_capacity
-from .checkpoint import PlanningCheckpoint
 from .offers import Offer, Value, offers, spec_of
 
+LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
 _REQUESTS = 2000  # of a run, at least
 _BOUNDS = 20  # and it lasts so many latency bounds, so that a growing backlog shows
 _MOST_RUNS = 6
@@ -134,15 +132,8 @@ def plan_cheapest(
     return _Search(asked, wanted, prices, folder, resume, say, runner_of or _simulated).run(kinds)
 
 
-class _Forgetful(Simulator):
-    """Nobody looks at a cell again once its level is known."""
-
-    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        return dict(spec.columns)
-
-
 def _simulated(spec: CellSpec) -> LevelRunner:
-    return CellRunner(spec, "plan", _Forgetful(Path(), "none"), lambda cell, row: None)
+    return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
 
 
 class _Search:
@@ -163,9 +154,15 @@ class _Search:
         self._runner_of = runner_of
         open_yet = {"gpu": (), "instances": (), "rates": None}
         text = asked.model_copy(update=open_yet).model_dump_json()
-        self._memory = PlanningCheckpoint.of(
-            folder, resume, f"{wanted.whole_rps:g} {wanted.target:g} {text}"
-        )
+        settings = f"{wanted.whole_rps:g} {wanted.target:g} {text}"
+        self._checkpoint = None if folder is None else Checkpoint(folder / LEVELS, settings)
+        self._levels: dict[str, Sequence[float]] = {}
+        if self._checkpoint is not None and self._checkpoint.path.exists():
+            if not resume:
+                raise SloBenchError(
+                    f"{folder} holds a plan; continue it with --resume, or choose another --out"
+                )
+            self._levels = {one["name"]: one["level"] for one in self._checkpoint.read()}
         self._found: list[SizedOffer] = []
 
     def run(self, kinds: tuple[str, ...]) -> DeploymentPlan:
@@ -246,12 +243,12 @@ class _Search:
                 continue
             set_to = "".join(f" {parameter}={value}" for parameter, value in parameters.items())
             name = f"{instances} × {offer.name}{set_to} at {rate_rps:.3g} req/s"
-            level = self._memory.levels.get(name)
-            if level is None:
+            if name not in self._levels:
                 self._say(name)
-                level = self._level(spec, rate_rps, requests)
-                self._memory.keep(name, level)
-            carries, attainment, low, high = level
+                self._levels[name] = self._level(spec, rate_rps, requests)
+                if self._checkpoint is not None:
+                    self._checkpoint.append({"name": name, "level": self._levels[name]})
+            carries, attainment, low, high = self._levels[name]
             if carries:
                 found.append(SizedOffer(offer, instances, parameters, attainment, low, high))
         return max(found, key=lambda one: one.attainment, default=None)

@@ -20,11 +20,12 @@ import numpy as np
 from ...harness.experiments.execution.workers import NotDoneError, WorkerPool, together
 from ...harness.experiments.experiment import Experiment
 from ...workloads.errors import FileFormatError, SloBenchError
+from ..capacity.cells import Ended
 from ..capacity.curve import student_t
 from .evaluate import ConfigurationEvaluator
 from .objectives import CAPACITY, COST, Aim, TuningObjective
 from .race import RaceResult
-from .runs import Ended, Runs
+from .runs import Runs
 from .serving import Servers
 from .space import Configuration, Space
 from .study_results import TrialRow

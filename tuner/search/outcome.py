@@ -19,8 +19,8 @@ from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from ..capacity.cells import Ended
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
-from .runs import Ended
 from .settings import TuneSettings
 from .space import Space
 from .study_results import StudyResults, TrialRow

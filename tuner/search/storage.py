@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -20,6 +18,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.storages.journal._file import BaseJournalFileLock
 from sqlalchemy.exc import IntegrityError, InternalError, OperationalError, ProgrammingError
 
+from ...harness.results.checkpoint import cut_half_a_line
 from ...workloads.errors import SloBenchError
 from .study_location import without_password
 
@@ -30,7 +29,6 @@ JOURNAL = "study.journal"
 _AGAIN_S = 0.5
 _TRIES = 10
 _PATIENCE_S = 20.0
-_BLOCK = 4096  # bytes
 _FORMS = (
     "sqlite:///study.db, postgresql+psycopg://USER@HOST/NAME (needs the extra postgres), "
     "mysql://…, redis://HOST:6379, or the path of a journal file"
@@ -155,21 +153,6 @@ class _WholeLines(BaseJournalFileLock):
     def release(self) -> None:
         """Let the next one."""
         self._held.close()
-
-
-def cut_half_a_line(file: BinaryIO) -> None:
-    """What stands behind the last line end of an open file was torn by a kill."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        begin = max(0, end - _BLOCK)
-        file.seek(begin)
-        newline = file.read(end - begin).rfind(b"\n")
-        end = begin + newline + 1
-        if newline >= 0:
-            break
-    if end < size:
-        file.truncate(end)
-    file.seek(0)
 
 
 @contextlib.contextmanager

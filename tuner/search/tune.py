@@ -23,11 +23,11 @@ from ...harness.experiments.experiment import Experiment, new_folder
 from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import FileFormatError, SloBenchError
+from ..capacity.cells import Ended
 from .confirm import Confirming
 from .evaluate import ConfigurationEvaluator
 from .outcome import ASKED_FILE, TuningOutcome, concluded
 from .prepare import Tuning, prepared
-from .runs import Ended
 from .samplers import SAMPLERS, ByNumber
 from .serving import Servers
 from .settings import TuneSettings, text_of

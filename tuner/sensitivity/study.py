@@ -16,14 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...harness.core.records import Result
-from ...harness.experiments.execution.cells import (
-    CellSpec,
-    hardware_of,
-    metrics_of,
-    placed,
-    simulated,
-)
-from ...harness.results.metrics import judge
+from ...harness.experiments.execution.cells import CellSpec, simulated, simulated_figures
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .perturbations import Perturbation, World, world
 
@@ -289,10 +282,7 @@ def _simulated(spec: CellSpec, changed: World) -> Result:
 
 def _figure(spec: CellSpec, changed: World, column: str) -> float:
     """One figure of a cell, as a column of cells.csv."""
-    result = _simulated(spec, changed)
-    hardware = hardware_of(placed(spec.placement).placement, spec.instances)
-    judged = judge(changed.workload, result.records)
-    return float(metrics_of(spec, changed.workload, result, hardware, judged)[column])
+    return float(simulated_figures(spec, changed.workload, _simulated(spec, changed))[column])
 
 
 def _crossing_rps(holds: Callable[[float], bool], guess_rps: float) -> float:

@@ -354,13 +354,7 @@ def simulated_row(
     spec: CellSpec, workload: Workload, result: Result, folder: Path, *, records: str
 ) -> Row:
     """The row of a simulated cell, whose details are then in `folder`; see `kept_cell`."""
-    sharing = configured(spec.system, spec.parameters).sharing
-    if sharing is not None:
-        hardware, fitted = _shared_hardware(spec, workload, sharing), False
-    else:
-        place = placed(spec.placement)
-        hardware = hardware_of(place.placement, spec.instances)
-        fitted = place.step_time.fitted
+    hardware, fitted = _simulated_hardware(spec, workload)
     return kept_cell(
         spec,
         workload,
@@ -371,6 +365,23 @@ def simulated_row(
         step_time="fitted" if fitted else "unfitted",
         columns=_roles(result),
     )
+
+
+def simulated_figures(
+    spec: CellSpec, workload: Workload, result: Result
+) -> dict[str, float | int | bool]:
+    """The figures of a simulated cell, not rounded; nothing is written."""
+    hardware, _ = _simulated_hardware(spec, workload)
+    return _figures(spec, workload, result, hardware, judge(workload, result.records))
+
+
+def _simulated_hardware(spec: CellSpec, workload: Workload) -> tuple[Hardware, bool]:
+    """The hardware, and whether its step times are fitted to measurements."""
+    sharing = configured(spec.system, spec.parameters).sharing
+    if sharing is not None:
+        return _shared_hardware(spec, workload, sharing), False
+    place = placed(spec.placement)
+    return _hardware_of(place.placement, spec.instances), place.step_time.fitted
 
 
 def models_of(
@@ -413,7 +424,7 @@ def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy)
     tokens = workload.prompt_tokens + workload.output_tokens
     asked = np.bincount(workload.model_index, weights=tokens, minlength=len(workload.model_names))
     sizes = [models[name].placement.model.parameters for name in workload.model_names]
-    one = hardware_of(next(iter(models.values())).placement, 1)
+    one = _hardware_of(next(iter(models.values())).placement, 1)
     return dataclasses.replace(
         one, gpus=spec.instances, parameters=float(np.average(sizes, weights=asked))
     )
@@ -449,7 +460,7 @@ def kept_cell(
     from: `fitted`, `unfitted` or `measured`.
     """
     judged = judge(workload, result.records)
-    metrics = metrics_of(spec, workload, result, hardware, judged)
+    metrics = _figures(spec, workload, result, hardware, judged)
     row: Row = dict(spec.columns)
     if row["rate_rps"] is None:
         row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
@@ -463,10 +474,9 @@ def kept_cell(
     return row
 
 
-def metrics_of(
+def _figures(
     spec: CellSpec, workload: Workload, result: Result, hardware: Hardware, judged: Judged
 ) -> dict[str, float | int | bool]:
-    """The figures of a cell; see `cell_metrics`."""
     return cell_metrics(
         workload,
         result,
@@ -477,7 +487,7 @@ def metrics_of(
     )
 
 
-def hardware_of(placement: Placement, instances: int) -> Hardware:
+def _hardware_of(placement: Placement, instances: int) -> Hardware:
     """What so many instances run on; figures of one GPU are means over unlike stages."""
     bits = weight_dtype(placement.weight_dtype).compute_bits
     gpus = [stage.gpu for stage in placement.stages]
