@@ -1,8 +1,8 @@
-"""Logs of real engines: what arrived when, and when its first and last token came.
+"""Request logs of real engines: arrival, first token and last token of every request.
 
-Two kinds are read. A JSONL file, a request a line, as LLMServingSim's benchmark writes it, with a
-`meta.json` beside it that says how the engine was configured. And our own run folders, or one of
-their request files.
+Two formats are read: JSONL with one request a line, as LLMServingSim's benchmark writes it, with
+the engine's settings in a `meta.json` beside it; and run folders of slo-bench, or one of their
+request files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "outcome"
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How the engine was configured; None: the log does not say."""
+    """The settings of the engine; None where the log has no value."""
 
     model: str | None = None
     tp: int | None = None
@@ -65,9 +65,9 @@ class EngineSettings:
 class RealLog:
     """Requests in order of arrival. Times are seconds from the first arrival.
 
-    Latencies count from `begin_s`: where the engine took the request in, if it says so, else the
-    arrival (in our own runs on real servers: when our client had sent it). `unfinished` requests
-    had no tokens to compare and are left out.
+    Latencies count from `begin_s`: when the engine received the request, if the log has that time,
+    else the arrival (in a run folder of real servers: when the load generator had sent it).
+    `unfinished` counts requests without tokens, which are left out.
     """
 
     name: str
@@ -150,10 +150,10 @@ def repeated_cell(cell: str, number: int) -> str:
 
 
 def read_settings(path: Path) -> EngineSettings:
-    """What `meta.json` says; nothing where there is none.
+    """Read the engine's settings from a `meta.json`; empty settings if there is no such file.
 
     Raises:
-        FileFormatError: it cannot be read, or a value is not of its kind.
+        FileFormatError: the file cannot be read, or a value has the wrong type.
     """
     if not path.is_file():
         return EngineSettings()
@@ -227,10 +227,10 @@ def _object(path: Path, meta: Mapping[str, Any], name: str) -> Mapping[str, Any]
 
 
 def read_cell(folder: Path, cell: str) -> RealLog:
-    """The requests of one cell, whatever the table of cells says of it.
+    """Read the requests of one cell, without a check against its row in `cells.csv`.
 
     Raises:
-        FileFormatError: they were not kept, or cannot be read.
+        FileFormatError: the run kept no requests of the cell, or they cannot be read.
     """
     suffixes = (".csv.gz", ".parquet", ".csv")
     files = [folder / "requests" / f"{cell}{suffix}" for suffix in suffixes]
@@ -261,7 +261,7 @@ def _from_run_folder(path: Path, cell: str | None) -> RealLog:
 
 
 def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
-    """What the table of cells tells, where nobody has written down how the server was set up."""
+    """Engine settings from a row of `cells.csv`, for runs that wrote no `meta.json`."""
     blocks, system = _whole(row.get("num_gpu_blocks")), row.get("system")
     return EngineSettings(
         model=_text(row.get("model") or None),
@@ -362,7 +362,7 @@ def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Flo
 
 
 def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:
-    """NaN where there is nothing."""
+    """Values as float64, NaN in place of None."""
     try:
         return np.array(
             [np.nan if value is None else float(value) for value in values],

@@ -10,7 +10,9 @@ TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.jsonl"
 
 
 def not_a_run(folder: Path) -> str | None:
-    """What to do with a folder that another command left; None: it is a run, or nobody's."""
+    """Which command takes a folder that is no run folder; None if it is one, or of unknown
+    origin.
+    """
     if (folder / CELLS).is_file():
         return None
     if (folder / TUNED).is_file():

@@ -98,7 +98,7 @@ class RunResults:
 
     @property
     def keeps_requests(self) -> bool:
-        """False where the run was told to keep no per-request records."""
+        """Whether the run has per-request records."""
         return (self.path / "requests").is_dir()
 
     @property
@@ -179,7 +179,7 @@ def read_timeline(run_path: Path, cell: str) -> pd.DataFrame:
 
 
 def read_timeseries(run_path: Path, cell: str) -> pd.DataFrame | None:
-    """What a cell tells of instances or models apart; None where it has nothing to tell."""
+    """Values over time of single instances or models of a cell; None if the cell has none."""
     path = run_path / "timeseries" / f"{cell}.csv.gz"
     if not path.is_file():
         return None

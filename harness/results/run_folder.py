@@ -143,7 +143,7 @@ def _choice(names: Sequence[str]) -> Choice:
 
 
 def write_mispredictions(folder: Path, cell: str, queued: Sequence[Misprediction]) -> None:
-    """Put the requests of one cell whose length was mispredicted on disk, where there are any."""
+    """Write the requests of one cell with mispredicted lengths, if there are any."""
     if queued:
         lines = (json.dumps(dataclasses.asdict(one)).encode() + b"\n" for one in queued)
         write_whole(folder / "mispredictions" / f"{cell}.jsonl", lines)
@@ -194,7 +194,7 @@ def _is_time(column: Column) -> bool:
 
 
 def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
-    """Write a file that is complete or absent, whatever happens meanwhile."""
+    """Write a file atomically: it is complete or absent, also after a crash."""
     with _whole_file(path) as file:
         file.writelines(blocks)
 
@@ -348,7 +348,7 @@ def _lock(path: Path) -> Iterator[None]:
 def _finished_rows(
     path: Path, cells: Sequence[str]
 ) -> tuple[dict[str, Row], dict[str, FileFormatError]]:
-    """Rows of cells whose details are as they were written, and what is wrong with the others."""
+    """Rows of cells with intact details, and the errors of cells with damaged ones."""
     table = path / "cells.csv"
     if not table.is_file():
         return {}, {}
@@ -368,10 +368,10 @@ def _finished_rows(
 
 
 def check_files(folder: Path, cell: str, checksums: object) -> None:
-    """Hold a cell's files, and the experiment, against what its row says of them.
+    """Compare the checksums of a cell's files and of the experiment to those in the cell's row.
 
     Raises:
-        FileFormatError: one is missing, damaged, or belongs to another run.
+        FileFormatError: a file is missing, damaged, or belongs to another run.
     """
     said = dict(one.split("=", 1) for one in str(checksums or "").split() if "=" in one)
     for name in (EXPERIMENT, *_DETAILS):
@@ -402,9 +402,9 @@ def check_row(path: Path, line: int, names: Sequence[str], fields: Sequence[str]
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as CSV; a column that some rows lack is empty there.
+    """Write rows as CSV; a column that a row lacks is empty in it.
 
-    What identifies a row, parameters of other systems too, stands before its figures.
+    Columns that identify a row, parameters of other systems too, come before its metrics.
     """
     identity = [name for row in rows for name in itertools.takewhile(_FIRST_FIGURE.__ne__, row)]
     columns = list(dict.fromkeys((*identity, *(name for row in rows for name in row))))

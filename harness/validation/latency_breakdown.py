@@ -69,7 +69,7 @@ class LatencySpan:
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """Duration of the span in seconds."""
         return self.end_s - self.begin_s
 
 

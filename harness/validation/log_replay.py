@@ -66,7 +66,9 @@ class ErrorRow:
 
     @property
     def within(self) -> bool | None:
-        """Is the error at most `TOLERANCE`, or the spread where that is larger? None: not known."""
+        """Whether the error is at most `TOLERANCE`, or the spread where that is larger; None if
+        unknown.
+        """
         if math.isnan(self.spread) or math.isnan(self.error):
             return None
         return abs(self.error) <= max(TOLERANCE, self.spread)
@@ -88,7 +90,7 @@ class Validation:
     client_s: float = 0.0  # between client and engine, added to every simulated first token
 
     def rows(self) -> list[ErrorRow]:
-        """The error table."""
+        """Rows of the error table."""
         return [
             row
             for metric in METRICS
@@ -175,7 +177,7 @@ def _merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
 
 
 def _version(text: str | None) -> tuple[int, ...]:
-    """Major and minor; a version that is not told counts as today's."""
+    """Major and minor version; an unknown version counts as the newest."""
     parts = (text or "").split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         return _ASYNCHRONOUS_FROM
@@ -185,7 +187,9 @@ def _version(text: str | None) -> tuple[int, ...]:
 def _placed(
     profile: Profile, settings: EngineSettings, notes: list[str]
 ) -> tuple[Placement, EngineSettings]:
-    """Where it ran; the profile's where the log says nothing, with a note where they differ."""
+    """The placement of the log, that of the profile where the log has none; adds a note where they
+    differ.
+    """
     tp = settings.tp or profile.tp
     if tp != profile.tp:
         notes.append(
@@ -319,10 +323,11 @@ def _workload(log: RealLog, settings: EngineSettings) -> Workload:
 
 @dataclass(frozen=True)
 class _OwnBlocks(PrefixRows):
-    """Prefix hashes where no request shares any: each finds only what itself has computed.
+    """Prefix hashes that no two requests share: a request finds only blocks that it computed
+    itself.
 
-    With prefix caching a preempted request comes back to those of its blocks that are still
-    there. A log has no texts, so what requests have in common is not known.
+    With prefix caching a preempted request finds those of its blocks that are still cached. A log
+    has no prompt texts, so shared prefixes are unknown.
     """
 
     blocks: NDArray[np.int64]
@@ -353,7 +358,7 @@ def latencies(
 
 
 def statistics(seconds: Floats) -> dict[str, float]:
-    """Mean and quantiles, by name."""
+    """Mean and quantiles of a metric, by name."""
     found = summarise(seconds)
     return {name: getattr(found, f"{name}_s") for name in STATISTICS[:-1]}
 

@@ -1,8 +1,8 @@
-"""How truly this machine measures: our load generator against a server that knows the truth.
+"""Self-test: the measurement error of the load generator on this machine.
 
-The mock server stamps every token as it leaves; client and mock read the same clock, so that what
-we add to a measured time can be told from what the server took. The mock shares the machine with
-the client: a load generator that has it for itself does no worse.
+The mock server records the time of every token that it sends. Client and mock read the same clock,
+so the difference is the client's error. The mock shares the machine with the client; a load
+generator on a machine of its own does no worse.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SelfTestLevel:
 
     @property
     def truthful(self) -> bool:
-        """Whether it may be trusted."""
+        """Whether the measurement error is within bounds."""
         return self.problem is None
 
 

@@ -57,7 +57,7 @@ class _Iteration:
 
 
 class _Log(RecordedStepTime):
-    """Iterations of a log, each compared with what is asked for."""
+    """Iterations of a log; each is compared to the iteration that is simulated."""
 
     def __init__(self, log: Sequence[_Iteration], predictions: LearnedPredictions) -> None:
         super().__init__(predictions)

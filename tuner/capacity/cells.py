@@ -1,4 +1,4 @@
-"""Levels that are cells of an experiment, simulated or on a real server."""
+"""Runs of one rate as cells of an experiment: simulated here, in a pool, or on a real server."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ T = TypeVar("T")
 
 
 class CellServer(Protocol):
-    """Whatever serves the workload of a cell."""
+    """Serves the workload of a cell: the simulator or a real server."""
 
     def measure(
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
-        """What became of every request."""
+        """Serve the workload and return the records of its requests."""
         ...
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        """The cell's row of `cells.csv`; its details are on disk."""
+        """Write the cell's details and return its row of `cells.csv`."""
         ...
 
 
@@ -59,7 +59,7 @@ class Simulator:
     def measure(
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
-        """Simulate the workload."""
+        """Simulate the cell's workload with its predicted lengths."""
         predicted = predicted_output_tokens(spec, workload)
         return CellMeasurement(simulated(spec, workload, predicted, progress=progress))
 
@@ -82,11 +82,11 @@ class RealServer:
     def measure(
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
-        """Send the workload to the servers."""
+        """Send the workload to the servers and record every request."""
         return self.deployment.measure_cell(spec, workload, self.folder, progress)
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        """The row of `cells.csv`."""
+        """Write the cell's details and return its row of `cells.csv`."""
         return measured_row(
             self.deployment, spec, workload, measured, self.folder, records=self.records
         )
@@ -98,7 +98,7 @@ def cell_of(search: str, rate_rps: float, seed: int) -> str:
 
 
 def search_of(cell: str) -> str:
-    """The inverse of `cell_of`."""
+    """The search's name in a cell's name: the inverse of `cell_of`."""
     return cell.rpartition("_rate-")[0]
 
 
@@ -106,7 +106,7 @@ def search_of(cell: str) -> str:
 class CellRunner:
     """A `LevelRunner` whose levels are cells that differ from `template` in rate, seed and size.
 
-    `stem` begins the cells' names; `keep` is told the row of each.
+    `stem` begins the cells' names; `keep` receives the row of each.
     """
 
     template: CellSpec
@@ -116,7 +116,7 @@ class CellRunner:
     progress: Ended | None = None
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        """See `LevelRunner`."""
+        """Run a cell with `requests` requests at `rate_rps` and return its sample."""
         cell = cell_of(self.stem, rate_rps, seed)
         offered: Row = {"cell": cell, "rate_rps": rate_rps, "replay_speed": None, "seed": seed}
         spec = replace(
@@ -154,13 +154,15 @@ class CellRunner:
 
 
 def _end_s(records: Records) -> Floats:
-    """When each request left: what was turned away or given up is no backlog."""
+    """When each request left; a rejected or dropped request counts from its arrival, not as
+    backlog.
+    """
     gone = (records.outcome != Outcome.FINISHED) & (records.outcome != Outcome.UNFINISHED)
     return np.where(gone & np.isnan(records.finish_s), records.arrival_s, records.finish_s)
 
 
 def _bound_s(workload: Workload) -> float:
-    """For how long a typical request may wait without missing anything; 0 if for ever."""
+    """The tightest latency bound of a typical request in seconds; 0 if there is none."""
     tightest = np.minimum(workload.ttft_slo_s, workload.e2e_slo_s)
     tightest = np.minimum(tightest, workload.deadline_s - workload.arrival_s)
     known = tightest[np.isfinite(tightest)]
@@ -169,23 +171,23 @@ def _bound_s(workload: Workload) -> float:
 
 @dataclass(frozen=True)
 class SpeculativeRuns(Generic[T]):
-    """Runs (rate in req/s, seed, requests) that are under way before they are asked for.
+    """Runs (rate in req/s, seed, requests) that are started before their results are needed.
 
-    What was begun, and is never asked for, leaves nothing behind.
+    Results that are never needed are dropped.
     """
 
     begin: Callable[[float, int, int], Future[T]]
     _begun: dict[tuple[float, int, int], Future[T]] = field(default_factory=dict)
 
     def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
-        """These will be asked for."""
+        """Start these runs unless they are started."""
         for seed in seeds:
             run = (rate_rps, seed, requests)
             if run not in self._begun:
                 self._begun[run] = self.begin(*run)
 
     def result(self, rate_rps: float, seed: int, requests: int) -> T:
-        """What came of a run."""
+        """Wait for the result of a run; start it if it is not started."""
         run = (rate_rps, seed, requests)
         return (self._begun.pop(run, None) or self.begin(*run)).result()
 

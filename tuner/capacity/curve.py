@@ -64,7 +64,7 @@ class CapacityLevel:
 
     @property
     def requests(self) -> int:
-        """All that were sent."""
+        """Total requests of all runs."""
         return sum(sample.requests for sample in self.samples)
 
     @cached_property
@@ -94,17 +94,17 @@ class CapacityLevel:
 
     @cached_property
     def growing(self) -> bool:
-        """Whether the backlog grows, so that the rate is over capacity whatever was met so far."""
+        """Whether the backlog grows; the rate is then above capacity, whatever the attainment."""
         return bool(self.valid) and grows(self.valid)
 
     def passes(self, target: float) -> bool:
-        """A first guess, for bracketing."""
+        """First estimate of whether attainment reaches the target, for bracketing."""
         return not self.growing and self.attainment >= target
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The rate at which attainment crosses a target, and how well it is known."""
+    """Estimate of the rate at which attainment crosses a target, with its interval."""
 
     target: float
     rate_rps: float
@@ -167,7 +167,7 @@ def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
 
 
 def _usable(ordered: list[CapacityLevel]) -> list[CapacityLevel]:
-    """Up to the lowest rate at which the backlog grows: beyond, runs say nothing more."""
+    """Levels up to the lowest rate with a growing backlog; higher ones add no information."""
     for place, level in enumerate(ordered):
         if level.growing:
             return ordered[: place + 1]
@@ -175,7 +175,7 @@ def _usable(ordered: list[CapacityLevel]) -> list[CapacityLevel]:
 
 
 def _wide(ordered: Sequence[CapacityLevel], target: float) -> list[CapacityLevel]:
-    """The levels whose attainment is not too far from the target, and one more on either side."""
+    """Levels with an attainment not too far from the target, and one more on either side."""
     logit = math.log(target / (1 - target))
     shares = falling_shares(ordered)
     away = [abs(math.log(share / (1 - share)) - logit) for share in shares]
@@ -201,8 +201,8 @@ def falling_shares(ordered: Sequence[CapacityLevel]) -> list[float]:
 
 
 def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[CapacityLevel]:
-    """The levels whose attainment is near the target, and always one that passes and one that fails
-    on their sides of the crossing.
+    """Levels with an attainment near the target, always with one that passes and one that fails on
+    either side of the crossing.
     """
     away = [math.log(level.rate_rps) - wide.log_rate for level in ordered]
     passing = [level.passes(target) for level in ordered]

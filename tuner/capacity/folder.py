@@ -1,6 +1,6 @@
-"""Capacity searches over the configurations of an experiment, kept in a run folder.
+"""Capacity searches over the configurations of an experiment, stored in a run folder.
 
-Its cells are the runs of the searches; what these remember and found stands in `capacity.json`.
+The folder's cells are the runs of the searches; `capacity.json` holds their samples and results.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CapacityResult:
     found: tuple[CapacityRecord, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of all searches."""
+        """Result rows of all searches, one for each target."""
         return [row for found in self.found for row in found.rows()]
 
 
@@ -135,7 +135,7 @@ def search_capacity(
 
 
 def _planned(experiment: Experiment) -> ExperimentPlan:
-    """One cell for each configuration, at a rate that stands for all; what was asked is kept."""
+    """One cell for each configuration, at rate 1; the experiment's own rates and seeds are kept."""
     if experiment.replay_speeds is not None:
         raise SloBenchError(
             "capacity finds the rate itself: leave replay_speeds out; rates give the range to "

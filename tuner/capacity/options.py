@@ -1,4 +1,4 @@
-"""What a capacity search is asked and what it answers."""
+"""Settings and results of a capacity search."""
 
 from __future__ import annotations
 

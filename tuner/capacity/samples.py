@@ -1,4 +1,6 @@
-"""What one run at one rate says about a system: how many met their SLO, and whether it kept up."""
+"""The result of one run at one rate: how many requests met their SLO, and whether the backlog
+grew.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,7 @@ def sample_from_plain(plain: Mapping[str, Any]) -> LevelSample:
 
 
 class LevelRunner(Protocol):
-    """Whatever can be offered a rate: a simulator, a server, a formula."""
+    """Runs a load at a given rate: a simulator, a server, or a formula."""
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
         """Offer `requests` requests at `rate_rps`, starting with nothing in the system.

@@ -49,7 +49,7 @@ Foresee = Callable[[float, Sequence[int], int], None]  # rate in req/s, seeds, r
 
 
 class _BudgetSpentError(Exception):
-    """There is not enough left for the next run; the message says of what."""
+    """The budget is too small for the next run; the message names the budget."""
 
 
 def find_capacity(
@@ -356,5 +356,5 @@ class _Search:
 
 
 def three_digits(rate_rps: float) -> float:
-    """A rate that can be said aloud."""
+    """The rate rounded to three significant digits."""
     return float(f"{rate_rps:.3g}")

@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Groups:
-    """Devices that nothing tells apart, and what they have in common."""
+    """Groups of identical devices: the same hardware and the same links to all others."""
 
     members: tuple[tuple[int, ...], ...]
     kinds: tuple[Candidate, ...]
@@ -39,11 +39,11 @@ class _Groups:
 
 
 def exact(problem: Problem, weights: CostWeights) -> Map:
-    """The map of the least cost (see `problem`), ties to the lower latency, then fewer devices.
+    """The map with the least cost (see `problem`); ties by lower latency, then by fewer devices.
 
     Raises:
-        SloBenchError: the layers do not fit, or so many devices that differ from each other cannot
-            be searched exactly.
+        SloBenchError: the layers do not fit, or there are too many distinct devices for an exact
+            search.
     """
     usable = [i for i, device in enumerate(problem.devices) if device.room >= 1]
     if not usable:

@@ -1,4 +1,4 @@
-"""A found map in the words of those who load models: accelerate, vLLM, SGLang, our simulator."""
+"""A placement as settings of accelerate, vLLM, SGLang and the simulator."""
 
 from __future__ import annotations
 

@@ -114,7 +114,9 @@ def _number(text: str) -> float:
 
 
 def _of_the_catalogue(name: str, memory_bytes: float) -> GpuSpec:
-    """The entry whose words all stand in the name; of several the one nearest in memory."""
+    """The catalogue entry whose words all occur in the name; of several, the one with the nearest
+    memory size.
+    """
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
 
     def named(entry: str) -> bool:

@@ -32,7 +32,7 @@ INF = math.inf
 
 @dataclass(frozen=True)
 class CostWeights:
-    """a1 (`latency`) and a2 (`devices`)."""
+    """Weights of the objective: a1 (`latency`) and a2 (`devices`)."""
 
     latency: float
     devices: float
@@ -137,7 +137,7 @@ class Problem:
 
 
 def no_room(problem: Problem) -> SloBenchError:
-    """The error that says so."""
+    """The error for a model that does not fit on the devices."""
     room = sum(device.room for device in problem.devices)
     return SloBenchError(
         f"{problem.layers} layers do not fit: the {len(problem.devices)} devices hold "
@@ -227,7 +227,7 @@ def problem_of(
 
 
 def described(problem: Problem, placed: Map) -> str:
-    """`GPU0 0–15, GPU1 16–27`."""
+    """A map as text, as in `GPU0 0–15, GPU1 16–27`."""
     parts, begin = [], 0
     for held in placed:
         parts.append(f"{problem.devices[held.device].name} {begin}–{begin + held.layers - 1}")

@@ -15,10 +15,10 @@ from .problem import INF, CostWeights, LayerRange, Map, Problem, no_room
 
 
 def search(problem: Problem, weights: CostWeights, *, trials: int = 300, seed: int = 0) -> Map:
-    """The best map of so many trials of a TPE sampler.
+    """The best map of `trials` trials of Optuna's TPE sampler.
 
     Raises:
-        SloBenchError: no trial fitted.
+        SloBenchError: no trial's map fits.
     """
     if trials < 1:
         raise SloBenchError(f"trials must be at least 1 but is {trials}")

@@ -118,7 +118,7 @@ def named_topology(name_or_path: str) -> Topology:
 
 
 def _general(path: Path, said: object, devices: tuple[Machine, ...]) -> list[list[LinkSpec | None]]:
-    """What [links] says: one for all, and a matrix."""
+    """The default link and the matrix of the table [links]."""
     n = len(devices)
     found: list[list[LinkSpec | None]] = [[None] * n for _ in range(n)]
     if not isinstance(said, Mapping) or set(said) - {"default", "topo"}:
@@ -138,7 +138,7 @@ def _general(path: Path, said: object, devices: tuple[Machine, ...]) -> list[lis
 def _single(
     path: Path, rows: object, members: Mapping[str, list[int]]
 ) -> dict[tuple[int, int], LinkSpec]:
-    """What each [[link]] says, by places of two devices."""
+    """The links of the tables [[link]], by the indices of their two devices."""
     found = {}
     for row in rows if isinstance(rows, list) else [rows]:
         said = row if isinstance(row, Mapping) else {}
@@ -187,7 +187,7 @@ def _devices(path: Path, rows: object) -> tuple[dict[str, list[int]], tuple[Mach
 
 
 def alike(gpu: GpuSpec, count: int) -> Topology:
-    """So many GPUs of one kind, each linked to each as the catalogue says."""
+    """`count` GPUs of one kind, with the catalogue's link between each pair."""
     if count < 1:
         raise SloBenchError(f"a topology needs at least one device but is asked for {count}")
     peer = link(gpu.peer_link)
@@ -197,10 +197,10 @@ def alike(gpu: GpuSpec, count: int) -> Topology:
 
 
 def this_machine() -> Topology:
-    """What `nvidia-smi` says about this machine.
+    """The topology that `nvidia-smi` prints for this machine.
 
     Raises:
-        SloBenchError: there is no nvidia-smi, or it does not answer as expected.
+        SloBenchError: there is no nvidia-smi, or its output cannot be read.
     """
     specs = parse_gpus(ask(["--query-gpu=" + QUERY, "--format=csv,noheader,nounits"]))
     names, kinds = parse_topo(ask(["topo", "-m"]), "nvidia-smi topo -m")

@@ -1,10 +1,9 @@
-"""The cheapest offers that carry a load, best first.
+"""Search for the cheapest offers that carry a load.
 
-Offers are taken in the order of the least that they could cost. Of each the smallest number of
-instances is looked for that certainly carries the rate: the 95 % interval of attainment lies above
-the target and the backlog does not grow. Once as many have been found as are asked for, whatever
-could only cost more is left out. What is chosen in the end gets a capacity of its own, with an
-interval, which says how much it has to spare.
+Offers are tried in the order of a lower bound of their cost. For each, the smallest number of
+instances is searched that certainly carries the rate: the 95 % interval of attainment lies above
+the target and the backlog does not grow. Once enough offers are found, those that can only cost
+more are skipped. A capacity search with an interval then gives the spare capacity of each result.
 """
 
 from __future__ import annotations
@@ -62,13 +61,13 @@ class TargetLoad:
 
     @property
     def whole_rps(self) -> float:
-        """With the headroom."""
+        """The rate with headroom, in req/s."""
         return self.rate_rps * (1 + self.headroom)
 
 
 @dataclass(frozen=True)
 class SizedOffer:
-    """An offer of so many instances, and the attainment that they reach at the wanted rate."""
+    """An offer with a number of instances, and the attainment at the wanted rate."""
 
     offer: Offer
     instances: int
@@ -81,12 +80,12 @@ class SizedOffer:
 
     @property
     def gpus(self) -> int:
-        """In all."""
+        """Total GPUs over all instances."""
         return self.instances * self.offer.gpus
 
     @property
     def usd_per_hour(self) -> float:
-        """Of all instances."""
+        """Total price over all instances."""
         return self.instances * self.offer.usd_per_hour
 
 
@@ -193,7 +192,7 @@ class _Search:
 
     @property
     def _limit_usd(self) -> float:
-        """What costs as much is none of the cheapest."""
+        """The price from which on an offer is not among the cheapest."""
         full = len(self._found) >= self._wanted.plans
         return self._found[-1].usd_per_hour if full else math.inf
 
@@ -207,13 +206,15 @@ class _Search:
             )
 
     def _quick_enough(self, offer: Offer) -> bool:
-        """Does it reach the target where next to nothing waits? Else more of it will not either."""
+        """Whether the target is reached at 5 % load, almost without waiting; if not, more instances
+        do not help.
+        """
         least = offer.least_instances
         rate = min(self._wanted.whole_rps, _LIGHT_SHARE * offer.alone_rps * least)
         return self._carries(offer, least, rate, _LIGHT_REQUESTS) is not None
 
     def _smallest(self, offer: Offer) -> SizedOffer | None:
-        """The fewest instances that carry the load, if they cost less than what is known."""
+        """The fewest instances that carry the load, if they cost less than the results so far."""
         affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
         most = min(self._wanted.most_gpus // offer.gpus, affordable)
         failing = offer.least_instances - 1
@@ -234,7 +235,9 @@ class _Search:
     def _carries(
         self, offer: Offer, instances: int, rate_rps: float, requests: int = _REQUESTS
     ) -> SizedOffer | None:
-        """The best of the shapes that carry the rate with so many instances."""
+        """The best of the shapes that carry the rate with `instances` instances; None if none
+        does.
+        """
         found: list[SizedOffer] = []
         for parameters in offer.shapes(instances):
             try:
@@ -254,7 +257,7 @@ class _Search:
         return max(found, key=lambda one: one.attainment, default=None)
 
     def _level(self, spec: CellSpec, rate: float, requests: int) -> Sequence[float]:
-        """Does it carry the rate (1 or 0), and the attainment with its interval."""
+        """Whether the rate is carried (1 or 0), and attainment with its interval."""
         target = self._wanted.target
         runner = self._runner_of(spec)
         samples: list[LevelSample] = []

@@ -1,4 +1,4 @@
-"""Cells on real servers: one after another, on as few starts as there are configurations."""
+"""Measuring cells on real servers, in sequence, with one start for each configuration."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def measure_cells(
     progress: Callable[[str, int], None],
     done: Callable[[str, Row], None],
 ) -> None:
-    """Measure all cells; `progress` hears of requests that ended, `done` has each cell's row.
+    """Measure all cells; `progress` receives the numbers of ended requests, `done` each cell's row.
 
-    The cells of a start are measured `repetitions` times, all of them once before any is measured
-    again: what the machine does meanwhile then differs between two measurements of a cell.
+    Cells that share a start are measured `repetitions` times, in rounds: all cells once before any
+    is repeated, so that slow changes of the machine show as differences between repetitions.
 
     Raises:
-        SloBenchError: a cell cannot be run there, or servers do not start.
+        SloBenchError: the backend cannot run a cell, or servers do not start.
     """
     for group in grouped_by_start(backend, specs):
         with backend.started(group[0], folder) as deployment:

@@ -58,7 +58,7 @@ _LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
 
 @dataclass(frozen=True)
 class PlacementSpec:
-    """Where one instance stands, by name."""
+    """Placement of one instance: model, GPU, parallelism, dtypes and memory, by name."""
 
     model: str
     gpu: str
@@ -120,7 +120,7 @@ class CellSpec:
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
-        """The inverse of `dataclasses.asdict`."""
+        """The inverse of `dataclasses.asdict`, for specs received from another process."""
         return cls(
             **{
                 **plain,
@@ -264,7 +264,7 @@ def workload_of(spec: CellSpec) -> Workload:
 
 
 def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
-    """What policies are told of the answers' lengths, alike for every system; None: the truth."""
+    """Output lengths that policies see, the same for every system; None: the true lengths."""
     if spec.length_predictor == "oracle":
         return None
     rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
@@ -272,7 +272,9 @@ def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
 
 
 def output_tokens_p90(spec: CellSpec, workload: Workload) -> Ints | None:
-    """What policies that reserve memory are told; None: no more than the others."""
+    """Upper estimates of output lengths, for policies that reserve memory; None: the predicted
+    lengths.
+    """
     rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
     return longest_tokens(length_predictor(spec.length_predictor), workload, rng)
 
@@ -280,10 +282,10 @@ def output_tokens_p90(spec: CellSpec, workload: Workload) -> Ints | None:
 def run_cell(
     spec: CellSpec, folder: Path, *, records: str = "csv", progress: Progress | None = None
 ) -> Row:
-    """Simulate a cell, put its details into `folder` and return its row of `cells.csv`.
+    """Simulate a cell, write its details into `folder` and return its row of `cells.csv`.
 
     Raises:
-        SloBenchError: the cell cannot be run as asked.
+        SloBenchError: the cell cannot be simulated with these settings.
     """
     workload = workload_of(spec)
     predicted = predicted_output_tokens(spec, workload)
@@ -353,7 +355,7 @@ def simulated(
 def simulated_row(
     spec: CellSpec, workload: Workload, result: Result, folder: Path, *, records: str
 ) -> Row:
-    """The row of a simulated cell, whose details are then in `folder`; see `kept_cell`."""
+    """Write the details of a simulated cell into `folder` and return its row of `cells.csv`."""
     hardware, fitted = _simulated_hardware(spec, workload)
     return kept_cell(
         spec,
@@ -419,7 +421,7 @@ def _sharing_models(spec: CellSpec, sharing: SharingPolicy) -> dict[str, OneMode
 
 
 def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy) -> Hardware:
-    """The GPUs of all models; parameters are a mean, weighed by the tokens asked of each."""
+    """The GPUs of all models; parameters are a mean, weighted by each model's tokens."""
     models = _sharing_models(spec, sharing)
     tokens = workload.prompt_tokens + workload.output_tokens
     asked = np.bincount(workload.model_index, weights=tokens, minlength=len(workload.model_names))
@@ -454,10 +456,10 @@ def kept_cell(
     step_time: str,
     columns: Mapping[str, Column] | None = None,
 ) -> Row:
-    """Judge what came of a cell, put its details into `folder` and return its row.
+    """Compute a cell's metrics, write its details into `folder` and return its row.
 
-    `columns` go beside those that every per-request table has; `step_time` says where times come
-    from: `fitted`, `unfitted` or `measured`.
+    `columns` are added to the per-request table; `step_time` is the origin of step times: `fitted`,
+    `unfitted` or `measured`.
     """
     judged = judge(workload, result.records)
     metrics = _figures(spec, workload, result, hardware, judged)
@@ -488,7 +490,7 @@ def _figures(
 
 
 def _hardware_of(placement: Placement, instances: int) -> Hardware:
-    """What so many instances run on; figures of one GPU are means over unlike stages."""
+    """Hardware of all instances; values of one GPU are means over the pipeline stages."""
     bits = weight_dtype(placement.weight_dtype).compute_bits
     gpus = [stage.gpu for stage in placement.stages]
     return Hardware(
