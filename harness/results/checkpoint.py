@@ -18,8 +18,20 @@ _SETTINGS = "settings_crc32"
 _BLOCK = 4096  # bytes
 
 
-def check_settings(path: Path, kept: str, now: str) -> None:
-    """Compare the settings that a folder's results were made with to those of this command.
+_OTHER_FOLDER = "choose another folder with --out"
+
+
+def check_settings(
+    path: Path, kept: str, now: str, holder: str = "the folder", remedy: str = _OTHER_FOLDER
+) -> None:
+    """Compare the settings that results were made with to those of this command.
+
+    Args:
+        path: the file with the settings.
+        kept: the settings of the results.
+        now: the settings of this command.
+        holder: what holds the results, for the error.
+        remedy: what the user can do, for the error.
 
     Raises:
         FileFormatError: they differ; names the first line that does.
@@ -27,12 +39,9 @@ def check_settings(path: Path, kept: str, now: str) -> None:
     lines = itertools.zip_longest(kept.splitlines(), now.splitlines(), fillvalue="(nothing)")
     for number, (old, new) in enumerate(lines, start=1):
         if old != new:
-            raise _other_settings(path, number, f": it has {old!r} where this run has {new!r}")
-
-
-def _other_settings(path: Path, line: int, difference: str = "") -> FileFormatError:
-    problem = f"the folder holds another experiment{difference}; choose another folder with --out"
-    return FileFormatError(path, line, problem)
+            difference = f"it has {old!r} where this run has {new!r}"
+            problem = f"{holder} holds another experiment: {difference}; {remedy}"
+            raise FileFormatError(path, number, problem)
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,8 @@ class Checkpoint:
         if not isinstance(record, dict):
             raise FileFormatError(self.path, number, "must hold a JSON object")
         if unsealed(self.path, record).pop(_SETTINGS, None) != crc32_of(self.settings.encode()):
-            raise _other_settings(self.path, number)
+            problem = f"the folder holds another experiment; {_OTHER_FOLDER}"
+            raise FileFormatError(self.path, number, problem)
         return record
 
     def append(self, record: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ class EngineSettings:
     eager: bool | None = None
     version: str | None = None
     server: str | None = None  # vllm, sglang
-    system: str | None = None  # which of ours decided
+    system: str | None = None  # scheduling system
     context_tokens: int | None = None  # prompt and answer together
     instances: int | None = None
     router: str | None = None
@@ -79,7 +79,7 @@ class RealLog:
     last_s: Floats
     engine: EngineSettings
     unfinished: int = 0
-    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache, where it is told
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, if logged
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -272,7 +272,7 @@ def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
         ),
         num_gpu_blocks=None
         if blocks is None
-        else blocks + 1,  # we count without vLLM's placeholder
+        else blocks + 1,  # vLLM counts one placeholder block more
         block_size=_whole(row.get("block_size")),
     )
 

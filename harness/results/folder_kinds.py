@@ -23,7 +23,7 @@ def not_a_run(folder: Path) -> str | None:
     if (folder / TUNING).is_file():
         return (
             f"{folder} is a tuning run that has not ended: slo-bench tune --resume --out {folder} "
-            "goes on with it"
+            "continues it"
         )
     if (folder / PLAN).is_file():
         return (

@@ -49,7 +49,7 @@ NUMBER_COLUMNS = (
 """Number columns the report cannot do without; any other that parses as numbers is welcome."""
 
 LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "replay_speed", "load_factor", "seed")
-"""What stands before `requests`; any other column there is a sweep axis."""
+"""Columns before `requests`; any other column there is a sweep axis."""
 
 REQUEST_COLUMNS = (
     "arrival_s",
@@ -109,7 +109,7 @@ class RunResults:
             return ""
         return (
             f"{self.name} has {len(self.cells)} of {planned} cells: it was interrupted, or rows of "
-            f"cells.csv are lost; go on with slo-bench run --resume --out {self.path}"
+            f"cells.csv are lost; continue with slo-bench run --resume --out {self.path}"
         )
 
 

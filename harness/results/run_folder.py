@@ -1,15 +1,15 @@
-"""A run folder: whole files or none, and a table that grows by one row for each finished cell.
+"""A run folder: files written atomically, and a table with one row for each finished cell.
 
-    experiment.toml          what was asked, defaults spelt out; running it gives the same bytes
-    environment.json         versions, machine, when, and where the step times come from
+    experiment.toml          the experiment with all defaults; running it gives the same bytes
+    environment.json         versions, machine, date, and the origin of the step times
     cells.csv                one row for each cell, in the order of the experiment
-    requests/<cell>.csv.gz   what happened to every request (or .parquet)
+    requests/<cell>.csv.gz   records of all requests (or .parquet)
     timelines/<cell>.csv.gz  queue, batch and KV use over time
-    timeseries/<cell>.csv.gz  the same of instances or models apart, and what befell them
-    mispredictions/<cell>.jsonl  lengths to retrain a predictor on, where a policy watched any
+    timeseries/<cell>.csv.gz  values of single instances or models, and events
+    mispredictions/<cell>.jsonl  lengths for retraining a predictor, if a policy collected any
 
 A cell counts as finished once its row is in `cells.csv`; its details are on disk before that. The
-row's last field, `checksums`, says what they, the experiment and the row itself are.
+row's last field, `checksums`, has the CRC-32 of its files, of the experiment and of the row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Row = dict[str, Value]
 _UNFINISHED_SUFFIX = ".part"
 _FIRST_FIGURE = "requests"
 CHECKSUMS = "checksums"
-PLANNED = "planned_cells"  # in environment.json; a search does not know
+PLANNED = "planned_cells"  # in environment.json; unknown in a search
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
 _DETAILS = (
     "requests/*.csv.gz",
@@ -201,7 +201,7 @@ def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
 
 @contextlib.contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    # Of this process alone: a worker whose run was killed may still write the same file.
+    # The name has the process id: a worker of a killed run may still write the same file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -278,7 +278,7 @@ def open_run_folder(
         with _lock(path):
             known = path / EXPERIMENT
             for leftover in path.glob(f".{known.name}.*{_UNFINISHED_SUFFIX}"):
-                leftover.unlink()  # of a run that was killed before it had said what it is
+                leftover.unlink()  # of a run that was killed before it wrote its experiment
             if any(path.iterdir()):
                 if not resume:
                     raise SloBenchError(

@@ -41,7 +41,9 @@ def dedicated_slos(
             model_names=(name,),
         )
         if name not in models:
-            raise SloBenchError(f"the workload asks for model {name!r}, of which nothing is known")
+            raise SloBenchError(
+                f"the workload has requests for model {name!r}, which is not among the models"
+            )
         result = simulate_models(
             mine,
             StaticPartition(),

@@ -1,4 +1,4 @@
-"""Fidelity: a real engine's log replayed through the simulator, and how far off that is."""
+"""Fidelity: replays the log of a real engine in the simulator and computes the errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99", "mape")
-# vLLM's own defaults, for what a log does not say.
+# vLLM's defaults, for settings that a log lacks.
 _DEFAULTS = EngineSettings(
     max_num_seqs=256, max_num_batched_tokens=2048, block_size=16, prefix_caching=True, eager=False
 )
@@ -141,7 +141,7 @@ def validate(
     if log.cached_tokens:
         notes.append(
             f"{log.cached_tokens:,} prompt tokens of the log came from the prefix cache; which "
-            "requests share a prefix is not told, and the simulation finds none of them"
+            "requests share a prefix is unknown, and the simulation assumes none"
         )
     if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preemption_mode"):
         notes.append("the time of swapping is the catalogue's, not measured")
@@ -212,15 +212,14 @@ def _placed(
     if settings.num_gpu_blocks is None:
         if _ANY in (placement.gpu.origin, placement.model.origin):
             raise SloBenchError(
-                "the log does not say how many KV blocks there were, and model or GPU are none of "
-                "the catalogue's, by which it could be estimated; say it with --num-gpu-blocks"
+                "the log has no number of KV blocks, and model or GPU are not in "
+                "the catalogue, so it cannot be estimated; give it with --num-gpu-blocks"
             )
         estimated = placement.num_gpu_blocks
         if estimated < 2:
             placement.check()
         notes.append(
-            f"the log does not say how many KV blocks there were; {estimated:,} is an estimate "
-            "(--num-gpu-blocks)"
+            f"the log has no number of KV blocks; {estimated:,} is an estimate (--num-gpu-blocks)"
         )
         settings = dataclasses.replace(settings, num_gpu_blocks=estimated)
     # One of vLLM's blocks is a placeholder that holds nothing.
@@ -229,7 +228,7 @@ def _placed(
     return dataclasses.replace(placement, fixed_num_gpu_blocks=usable), settings
 
 
-# Where step times are whole and KV blocks are told, neither model nor GPU decide anything else.
+# With measured step times and known KV blocks, model and GPU change nothing else.
 _ANY = "stand-in"
 _ANY_GPU = GpuSpec(
     name="any",

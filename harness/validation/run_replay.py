@@ -56,7 +56,7 @@ Floats = NDArray[np.float64]
 
 FOLDER = "validation"
 TABLE = "validation.json"
-_CLIENT_LEVELS = 3  # from so many levels is learned what lies between client and engine
+_CLIENT_LEVELS = 3  # number of levels that give the latency between client and engine
 _IDENTITY = ("system", "workload", "rate_rps", "replay_speed", "seed")
 
 

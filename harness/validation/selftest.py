@@ -155,7 +155,7 @@ def _level(
     left_s = np.array([t.first_token_s for t in known]) - zero_s
     first_s = columns.first_token_s[whole]
     ttft_error_s = (first_s - columns.sent_s[whole]) - (left_s - received_s)
-    late_s = first_s - left_s  # the clock is one: what is seen later than it left is our error
+    late_s = first_s - left_s  # one clock: any delay is the client's error
     sent_late_s = received_s - columns.arrival_s[whole]
     token_error_s = _token_errors(found, whole, known)
     level = SelfTestLevel(

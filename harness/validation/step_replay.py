@@ -70,7 +70,7 @@ class _Log(RecordedStepTime):
         if number == len(self._log) or self._log[number].batch != asked:
             ran = self._log[number].batch if number < len(self._log) else "its end"
             raise ReplayError(
-                f"iteration {number + 1} of the run is {ran}, simulated it is {asked}"
+                f"iteration {number + 1} of the run has {ran}, that of the simulation {asked}"
             )
         self.played += 1
         return self._log[number].ran

@@ -113,7 +113,7 @@ class Crossing:
     slope: float  # logits of attainment lost per e-fold of rate
     dispersion: float  # variance over that of independent requests
     runs: int  # near the crossing, on which the interval rests
-    worth: float  # about so many independent misses are behind it
+    worth: float  # approximate number of independent misses
 
     @property
     def relative_half_width(self) -> float:
@@ -211,7 +211,7 @@ def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[C
     high = max(reach, min((d for d, ok in zip(away, passing, strict=True) if not ok), default=0.0))
     near = [level for level, d in zip(ordered, away, strict=True) if low <= d <= high]
     failing = [lv for lv, d in zip(ordered, away, strict=True) if 0 < d <= high and not lv.growing]
-    # A level that grows has no attainment to fit; it stands for one of 0 where nothing else fails.
+    # A level with a growing backlog has no attainment; it counts as 0 where no other level fails.
     return [level for level in near if not (level.growing and failing)]
 
 
@@ -273,7 +273,7 @@ def _scatter(runs: Sequence[LevelSample], target: float, fit: _Fit) -> float:
     away = fit.slope * (np.log([run.rate_rps for run in runs]) - fit.log_rate)
     share = 1 / (1 + np.exp(np.clip(away, -30, 30) - logit))
     pearson = (met - counted * share) ** 2 / (counted * share * (1 - share))
-    near = np.abs(away) <= WIDE_LOGITS  # farther out the curve says too little to be held against
+    near = np.abs(away) <= WIDE_LOGITS  # farther out the curve is too uncertain for a test
     freedom = int(near.sum()) - 2
     return float(pearson[near].sum() / freedom) if freedom > 0 else 1.0
 

@@ -20,7 +20,7 @@ Mask = NDArray[np.bool_]
 BATCHES = 20
 WARMUP_SHARE = 0.1
 COOLDOWN_SHARE = 0.03
-_FIRST_SHARE = 0.2  # of the requests, whose stays tell how the system fills
+_FIRST_SHARE = 0.2  # of the requests; their latencies show how the system fills
 _GROWTH_SIGMAS = 3.5
 _LEAST_GROWTH = 8  # requests; fewer is how any queue goes up and down
 
@@ -125,7 +125,7 @@ def sample_of(
     if last - first < BATCHES:
         raise SloBenchError(
             f"{max(0, last - first)} of {n} requests are left to count after the warm-up, "
-            f"at least {BATCHES} are needed; ask for more requests in a run or a shorter warm-up"
+            f"at least {BATCHES} are needed; give more requests for a run or a shorter warm-up"
         )
     edges = np.linspace(first, last, BATCHES + 1).round().astype(np.int64)
     arrived = np.nan_to_num(arrival_s, nan=np.inf)

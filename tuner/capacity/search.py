@@ -20,17 +20,17 @@ from .samples import LevelRunner, LevelSample
 
 _WIDEST_BRACKET = 1.25
 _FARTHEST = 2.0**14  # from the first rate
-_BOUNDS_BRACKETING = 20  # a run lasts so many latency bounds, so that a growing backlog shows
+_BOUNDS_BRACKETING = 20  # latency bounds that a run lasts, so that a growing backlog shows
 _BOUNDS_REFINING = 60
-_CORRELATED = 25  # a run is worth so many independent requests
-_LEAST_MISSES = 2  # and so many independent misses
+_CORRELATED = 25  # independent requests that a run counts for
+_LEAST_MISSES = 2  # independent misses in a run
 _TRIES = 3
-_RESOLUTION = 0.001  # an attainment that is known within ±0.1 % is known well enough
+_RESOLUTION = 0.001  # an attainment within ±0.1 % is precise enough
 _LENGTHEN = 4  # times what the longest run was, at most
-_LEAST_SHARES = 15  # no run takes more of the budget than one of so many shares
+_LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _LEAST_RUNS = 8
 _LEAST_WORTH = 12.0
-_ROUGH = 2.0  # times the tolerance: an interval with which the estimate says little yet
+_ROUGH = 2.0  # times the tolerance: a wider interval is no estimate yet
 _BELOW_LOGITS, _ABOVE_LOGITS = 0.5, 1.0
 _NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
 
@@ -121,7 +121,7 @@ class _Search:
         found = tuple(self._capacity(target) for target in sorted(self._options.targets))
         return CapacitySearch(found, tuple(self._levels()), self._spent, self._wall_s, stopped)
 
-    # What is known.
+    # Results so far.
 
     def _levels(self) -> list[CapacityLevel]:
         return [self._known[rate] for rate in sorted(self._known)]
@@ -237,7 +237,7 @@ class _Search:
             if sample.valid:
                 break
         if sample.requests < self._needed(rate_rps, None) // 2:
-            self._run(rate_rps)  # now that the bound is known
+            self._run(rate_rps)  # with the bound of the first run
 
     # The two stages.
 

@@ -52,7 +52,7 @@ def answer(
     elif method == "optuna":
         placed = search(problem, weights, trials=trials, seed=seed)
     else:
-        raise SloBenchError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
+        raise SloBenchError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     return SolverResult(method, placed, problem.latency_s(placed), problem.cost(placed, weights))
 
 

@@ -64,7 +64,7 @@ def accelerate_map(model: ModelSpec, placed: Map) -> dict[str, int]:
     """
     names = _FAMILIES.get(model.family)
     if names is None:
-        raise SloBenchError(f"the module names of family {model.family} are not known")
+        raise SloBenchError(f"no module names for model family {model.family}")
     first, last = placed[0].device, placed[-1].device
     found = dict.fromkeys(names.before, first)
     number = 0

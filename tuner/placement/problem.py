@@ -41,7 +41,9 @@ class CostWeights:
         if not (0 <= self.latency < INF and 0 <= self.devices < INF):
             raise SloBenchError("weights of latency and devices must be numbers from 0 on")
         if self.latency == self.devices == 0:
-            raise SloBenchError("the weights of latency and devices are both 0: nothing is asked")
+            raise SloBenchError(
+                "the weights of latency and devices are both 0; one must be positive"
+            )
 
 
 MODES: Mapping[str, CostWeights] = {
@@ -120,7 +122,7 @@ class Problem:
         )
 
     def latency_s(self, placed: Map) -> float:
-        """Seconds of a pass; whether it fits is not asked."""
+        """Seconds of a pass over the map, also of one that does not fit."""
         own_s = sum(held.layers * self.devices[held.device].layer_s for held in placed)
         hops_s = sum(self.hop_s[a.device][b.device] for a, b in pairwise(placed))
         return own_s + hops_s + self.devices[placed[-1].device].head_s
@@ -132,7 +134,7 @@ class Problem:
         return self.cost_of(self.latency_s(placed), len(placed), weights)
 
     def cost_of(self, latency_s: float, devices: int, weights: CostWeights) -> float:
-        """The objective of so many seconds on so many devices."""
+        """The objective of a latency and a number of devices."""
         return weights.latency * latency_s / self.ideal_s + weights.devices * devices
 
 

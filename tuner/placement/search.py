@@ -37,7 +37,7 @@ def search(problem: Problem, weights: CostWeights, *, trials: int = 300, seed: i
 
     study.optimize(objective, n_trials=trials)
     if not best:
-        raise SloBenchError(f"none of {trials} trials fits; ask for more. {no_room(problem)}")
+        raise SloBenchError(f"none of {trials} trials fits; allow more. {no_room(problem)}")
     return best[0][1]
 
 

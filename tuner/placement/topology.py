@@ -189,7 +189,7 @@ def _devices(path: Path, rows: object) -> tuple[dict[str, list[int]], tuple[Mach
 def alike(gpu: GpuSpec, count: int) -> Topology:
     """`count` GPUs of one kind, with the catalogue's link between each pair."""
     if count < 1:
-        raise SloBenchError(f"a topology needs at least one device but is asked for {count}")
+        raise SloBenchError(f"a topology needs at least one device but has {count}")
     peer = link(gpu.peer_link)
     devices = tuple(Machine(f"GPU{i}", gpu) for i in range(count))
     links = tuple(tuple(None if i == j else peer for j in range(count)) for i in range(count))

@@ -18,7 +18,7 @@ from ...workloads.errors import SloBenchError
 
 Value = bool | int | float | str
 
-# Parameters that say how many instances of either kind there are; their ratio is searched.
+# Parameters for the number of instances of either kind; their ratio is searched.
 _PAIRS = (("prefill_instances", "decode_instances"), ("n_lp", "n_hp"))
 _RATIOS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1))
 _ALL_RATIOS_UP_TO = 6  # instances
@@ -101,7 +101,7 @@ def offers(
         for tp, system in itertools.product(degrees, asked.systems):
             try:
                 found.append(_offer(asked, rate_rps, kind, tp, pp, system, usd[kind]))
-            except SloBenchError as error:  # heads that cannot be shared out to so many GPUs
+            except SloBenchError as error:  # heads cannot be split over that number of GPUs
                 refused = error
     if not found:
         assert refused is not None

@@ -26,7 +26,7 @@ from .offers import Offer, Value, offers, spec_of
 
 LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
 _REQUESTS = 2000  # of a run, at least
-_BOUNDS = 20  # and it lasts so many latency bounds, so that a growing backlog shows
+_BOUNDS = 20  # latency bounds that a run lasts, so that a growing backlog shows
 _MOST_RUNS = 6
 _LIGHT_SHARE, _LIGHT_REQUESTS = 0.05, 300
 _LIKELY_SHARE = 0.6  # of the estimated capacity, which knows no SLO
@@ -183,8 +183,8 @@ class _Search:
         if not self._found:
             raise SloBenchError(
                 f"no offer of up to {wanted.most_gpus} GPUs carries {wanted.whole_rps:g} req/s "
-                f"with {wanted.target:.0%} of requests in SLO; allow more (--max-gpus), or ask for "
-                "less: even alone a request may be too slow for the SLO on these GPUs"
+                f"with {wanted.target:.0%} of requests in SLO; allow more (--max-gpus), or a lower "
+                "rate: even alone a request may be too slow for the SLO on these GPUs"
             )
         plans = tuple(self._with_capacity(one) for one in self._found)
         ranked = sorted(plans, key=lambda one: (one.usd_per_hour, one.gpus, -_capacity(one)))
@@ -201,8 +201,8 @@ class _Search:
         spec = spec_of(self._asked, offer, next(offer.shapes(least)), least, 1.0)
         if source(spec.workload).has_arrivals:
             raise SloBenchError(
-                f"{spec.workload.workload} has arrivals of its own; say how they come at another "
-                "rate: --arrivals poisson"
+                f"{spec.workload.workload} has arrivals of its own; choose an arrival process for "
+                "another rate: --arrivals poisson"
             )
 
     def _quick_enough(self, offer: Offer) -> bool:
@@ -242,7 +242,7 @@ class _Search:
         for parameters in offer.shapes(instances):
             try:
                 spec = spec_of(self._asked, offer, parameters, instances, rate_rps)
-            except SloBenchError:  # so many make no such system
+            except SloBenchError:  # the system cannot have that number of instances
                 continue
             set_to = "".join(f" {parameter}={value}" for parameter, value in parameters.items())
             name = f"{instances} × {offer.name}{set_to} at {rate_rps:.3g} req/s"
@@ -278,7 +278,7 @@ class _Search:
                 return [0.0, level.attainment, low, high]
 
     def _with_capacity(self, one: SizedOffer) -> SizedOffer:
-        self._say(f"what {one.instances} × {one.offer.name} can carry at most")
+        self._say(f"capacity of {one.instances} × {one.offer.name}")
         rate = self._wanted.whole_rps
         spec = spec_of(self._asked, one.offer, one.parameters, one.instances, rate)
         options = SearchOptions(

@@ -60,7 +60,7 @@ def importances(
     study = optuna.create_study(direction="maximize" if maximise else "minimize")
     study.add_trials(known)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # both are said to be experimental
+        warnings.simplefilter("ignore")  # both are marked experimental
         chosen: optuna.importance.BaseImportanceEvaluator = (
             optuna.importance.FanovaImportanceEvaluator(seed=0)
             if evaluator == "fanova"

@@ -1,4 +1,4 @@
-"""Who serves a configuration: the simulator, or a real server that is restarted when it must be."""
+"""Servers for configurations: the simulator, or a real server that is restarted when needed."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from ..capacity.cells import CellServer, RealServer, Simulator
 
 @dataclass
 class Servers:
-    """One server at a time, kept for as long as configurations can do with it.
+    """At most one running server, kept while configurations can share it.
 
-    Leaving the block stops it. What a server said is kept in `folder`, under the cell's name.
+    Leaving the block stops it. Server logs are kept in `folder`, under the cell's name.
     """
 
     folder: Path
@@ -39,13 +39,13 @@ class Servers:
         self.stop()
 
     def stop(self) -> None:
-        """Nothing runs any more."""
+        """Stop the running server."""
         self._running = None
         self._stack.close()
         self._stack = contextlib.ExitStack()
 
     def of(self, experiment: Experiment, spec: CellSpec) -> CellServer:
-        """Who serves this, started if what runs is of another configuration.
+        """The server for a configuration, restarted if the running one has other settings.
 
         Raises:
             ServerError: it did not start.

@@ -43,7 +43,7 @@ class TrialRow:
     reason: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The trial as plain values for JSON."""
         return vars(self)
 
 

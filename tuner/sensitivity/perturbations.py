@@ -68,8 +68,8 @@ Change = Callable[[CellSpec, float], World]
 
 @dataclass(frozen=True)
 class Perturbation:
-    """One way to be wrong. `neutral` is the value that changes nothing, `values` are tried where
-    none are asked for, and none may be below `lowest`.
+    """A simulation error to try. `neutral` is the value without an error, `values` the default
+    values; none may be below `lowest`.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Perturbation:
 
 
 def world(spec: CellSpec) -> World:
-    """The cell as it is."""
+    """The unperturbed inputs of a cell."""
     workload = workload_of(spec)
     model = placed(spec.placement).step_time.model
     return World(workload, model, predicted_output_tokens(spec, workload))

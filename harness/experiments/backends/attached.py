@@ -39,7 +39,7 @@ from .base import CellMeasurement, Progress
 from .gpu_watch import GpuWatch, watching
 from .vllm_json import write_vllm_json
 
-SERVED = "served"  # as a model's name: whatever the server serves first
+SERVED = "served"  # as a model's name: the first one that the server lists
 UNKNOWN_GPU = "unknown"
 _ANSWER_S = 10.0
 _UNKNOWN_HARDWARE = Hardware(gpus=0, parameters=float("nan"), peak_flops=0.0)
@@ -62,7 +62,7 @@ class HttpBackend:
         _hardware(spec)
         if spec.parameters:
             raise SloBenchError(
-                f"an attached server decides for itself: parameters cannot be set for {spec.system}"
+                f"parameters of an attached server cannot be set; leave them out for {spec.system}"
             )
 
     def configuration(self, spec: CellSpec) -> Hashable:
@@ -315,7 +315,7 @@ def first_model(endpoint: Endpoint, headers: bytes = b"") -> str:
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise SloBenchError(
-                f"{endpoint.url} refuses us with status {error.code}: it wants a key; "
+                f"{endpoint.url} answers with status {error.code}: it needs an API key; "
                 "--api-key-env names the environment variable that holds it"
             ) from None
         return ""

@@ -22,7 +22,7 @@ def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backe
     """
     if senders is not None and asked.backend != "openai":
         raise SloBenchError(
-            "a load is sent from several machines only to servers that run already (--base-url); "
+            "several machines can send the load only to running servers (--base-url); "
             f"leave --executor out with {asked.backend}"
         )
     if asked.backend != TORCH and asked.server.clock != "real":

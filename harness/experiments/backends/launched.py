@@ -48,7 +48,7 @@ _COUNTERS = {
     "server_prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
     "server_output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
 }
-# Prompts whose KV a prefill instance gave up before it was fetched: their answers are of other KV.
+# Prompts with KV that a prefill instance freed before it was fetched: their answers are wrong.
 _EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -72,7 +72,7 @@ class LaunchedBackend:
         self._wanted(spec).check(spec.instances)
         if self.server.validated and self._wanted(spec).gateway:
             raise SloBenchError(
-                f"{spec.system} cannot be validated: its servers do different things"
+                f"{spec.system} cannot be validated: its servers have different roles"
             )
 
     def configuration(self, spec: CellSpec) -> Hashable:

@@ -103,7 +103,7 @@ class TorchBackend:
             )
         if self.server.validated:
             raise SloBenchError(
-                "a run with server.kv_store cannot be validated: no log says what the store holds"
+                "a run with server.kv_store cannot be validated: the store's content is not logged"
             )
 
     def configuration(self, spec: CellSpec) -> Hashable:
@@ -392,4 +392,4 @@ def _store_figures(engine: Engine, instance: EngineInstance) -> Mapping[str, Val
 
 
 def _nothing(r: RequestState) -> Any:
-    raise AssertionError("nobody arrives")
+    raise AssertionError("no request arrives")

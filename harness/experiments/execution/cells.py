@@ -116,7 +116,7 @@ class CellSpec:
     overlong_requests: str
     length_predictor: str = "oracle"
     objective: str = DEFAULT_OBJECTIVE
-    failures: str | None = None  # see `clusters.failing`
+    failures: str | None = None  # see `engine.cluster.failures`
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
@@ -308,13 +308,12 @@ def simulated(
     progress: Progress | None = None,
     trace: EngineTrace | None = None,
 ) -> Result:
-    """What comes of a cell.
+    """Simulate a cell.
 
     Args:
         spec: the cell.
         workload: as `workload_of` makes it.
-        predicted: as `predicted_output_tokens` says; nobody asks for it where several models share
-            GPUs.
+        predicted: from `predicted_output_tokens`; unused where several models share GPUs.
         step_time: in place of the placement's own, for one model.
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances of one model do.
@@ -438,7 +437,7 @@ def _roles(result: Result) -> dict[str, Column]:
     if not any(names):
         return {}
     kinds = ["", *dict.fromkeys(names)]
-    of_instance = np.array([*map(kinds.index, names), 0])  # nobody's: the last
+    of_instance = np.array([*map(kinds.index, names), 0])  # the last: requests without an instance
     return {
         "role": Choice(of_instance[result.records.instance], kinds),
         "queued_s": result.records.queued_s,

@@ -94,10 +94,10 @@ class _Worker:
             future, message = work
             if future.cancelled():
                 continue
-            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            with contextlib.suppress(InvalidStateError):  # the future was cancelled
                 try:
                     process = self._running()
-                    answer = process.asked(message)
+                    answer = process.call(message)
                 except BaseException as error:
                     future.set_exception(error)
                 else:
@@ -131,8 +131,8 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def asked(self, message: _Message) -> Any:
-        """What it answers.
+    def call(self, message: _Message) -> Any:
+        """Send one piece of work and wait for its result.
 
         Raises:
             SloBenchError: what the work raised.
@@ -169,6 +169,6 @@ def _work(line: Connection[Any, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.dup2(2, 1)  # what a policy of the user's prints is no answer of the command's
+    os.dup2(2, 1)  # prints of a user's policy must not mix with results
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         _work(Connection(int(sys.argv[1])))

@@ -185,7 +185,7 @@ def _done(version: str, module: str, name: str, given: Sequence[Any]) -> Any:
     """A piece of work, on whichever machine."""
     if version != __version__:
         raise NotDoneError(
-            f"a machine of the cluster has slo-bench {__version__}, the one that asks {version}; "
+            f"a machine of the cluster has slo-bench {__version__}, this machine {version}; "
             "install the same everywhere"
         )
     return getattr(importlib.import_module(module), name)(*given)

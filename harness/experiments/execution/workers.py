@@ -236,7 +236,7 @@ def _work(parent: Parent) -> None:
     messages = parent.messages()
     order = next(messages, None)
     if order is None:
-        return  # the parent was killed before it had said anything
+        return  # the parent was killed before it sent any work
     folder, records = Path(order["folder"]), order["records"]
     progress = _now_and_then(lambda ended: parent.send({"requests": ended}))
     for message in messages:
@@ -248,5 +248,5 @@ def _work(parent: Parent) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone, and nobody listens
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended
         _work(Parent())

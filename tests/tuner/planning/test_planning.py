@@ -105,7 +105,7 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
         say=again.append,
     )
     assert second == first
-    assert all(line.startswith("what") for line in again)  # only the capacities
+    assert all(line.startswith("capacity") for line in again)  # only the capacities
     with pytest.raises(SloBenchError, match="another experiment"):
         plan_cheapest(asked, TargetLoad(5), folder=tmp_path, resume=True)
 
