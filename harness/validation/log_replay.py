@@ -43,12 +43,11 @@ _ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead b
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One figure of the log beside that of the simulation.
+    """One metric of the log beside that of the simulation.
 
-    `error` = simulated / real - 1. For `mape` it is the mean over requests of |error|, and there
-    are no two times to show. `spread`, where the level was measured several times: by how much the
-    largest of these figures exceeds the smallest. `replayed`: the error where every step takes what
-    it took in the run. NaN: not known.
+    `error` = simulated / real - 1; for `mape` it is the mean of |error| over requests, without the
+    two times. `spread`: the relative difference between largest and smallest value of repeated
+    measurements. `replayed`: the error if every step has its logged duration. NaN: unknown.
     """
 
     metric: str
@@ -108,22 +107,22 @@ def validate(
     host_s: float | None = None,
     client_s: float = 0.0,
 ) -> Validation:
-    """Replay `log` on `engine`, a system by name, with the profile's step times.
+    """Replay `log` on the system named `engine`, with the profile's step times.
 
     Args:
-        log: what a real engine did.
+        log: requests of a real engine.
         profile: step times of its model on its GPU.
-        engine: the system that stands for it.
-        parameters: of that system; the engine's settings win over them.
-        overrides: settings that win over the log's own.
+        engine: the system that models the engine.
+        parameters: of that system; settings in the log take precedence.
+        overrides: settings that take precedence over those in the log.
         host_s: seconds that the host adds to a step that is launched kernel by kernel; None: the
-            stated constant (`predictors.profiles.build.LAUNCH_S`). Nothing is added to step times
-            that were fitted to whole steps.
-        client_s: seconds that a request and its answer spend between client and engine, which the
-            simulation knows nothing of; added to its first and last tokens.
+            constant `predictors.profiles.build.LAUNCH_S`. Nothing is added to step times that were
+            fitted to whole steps.
+        client_s: seconds between client and engine, which the simulation lacks; added to the first
+            and last tokens.
 
     Raises:
-        SloBenchError: an unknown system, model or GPU, or a log that cannot be served so.
+        SloBenchError: a system, model or GPU is unknown, or the system cannot serve the log.
     """
     notes: list[str] = []
     if log.unfinished:

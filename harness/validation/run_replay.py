@@ -1,11 +1,13 @@
-"""A run on real servers beside its simulation, with step times fitted to the servers' own steps.
+"""Validation of a run on real servers against its simulation, with step times fitted to its step
+logs.
 
-No level is judged by a profile that has seen it: the profile of a level is fitted to the steps of
-all other levels on a server of the same settings. Where there are none, a short level was measured
-first for that purpose. Where levels were measured several times, the spread of their figures says
-what the machine itself makes of them, and errors are held against it.
+The profile for a level is never fitted to the level itself, but to the steps of all other levels on
+a server with the same settings. If there are none, a short level was measured first for that
+purpose. For levels that were measured several times, errors are compared to the spread of the
+measurements.
 
-    validation.json           the error table of every level, and to what its profile is fitted
+    validation.json           error table of every level, and the levels that its profile is fitted
+    to
     validation.csv            the same as rows
     validation/<cell>.toml    the profile
     validation/<cell>.csv.gz  every request, real and simulated
@@ -64,9 +66,10 @@ _IDENTITY = ("system", "workload", "rate_rps", "replay_speed", "seed")
 class ValidatedPoint:
     """A level, real and simulated.
 
-    `fitted_on` names the levels whose steps the profile was fitted to, and is empty where the
-    profile was given. `identity` are its columns in the table of cells. `again` are the same
-    requests, each measured once more. `replayed`: with the steps' own durations, where that can be.
+    `fitted_on` names the levels with the steps that the profile was fitted to, and is empty where
+    the profile was given. `identity` are its columns in `cells.csv`. `again` are repeated
+    measurements of the same requests. `replayed`: the simulation with the durations of the logged
+    steps, where it is possible.
     """
 
     cell: str

@@ -35,11 +35,10 @@ _MOST_RPS = 6400.0
 
 @dataclass(frozen=True)
 class SelfTestLevel:
-    """One rate. Errors are measured minus true; what a level costs is the client's CPU time.
+    """Results of one rate. Errors are measured minus true times; the cost is the client's CPU time.
 
-    `ttft_error_…` compares the time from send to first token; `arrival_error_…` the time from the
-    scheduled arrival with the true one from there; `token_error_…` the moments at which all
-    tokens were seen with those at which they left.
+    `ttft_error_…` is of the time from send to first token; `arrival_error_…` of the time from the
+    scheduled arrival to first token; `token_error_…` of the times at which all tokens arrived.
     """
 
     rate_rps: float
@@ -87,13 +86,13 @@ def self_test(
     search: bool = True,
     done: Callable[[SelfTestLevel], None] = lambda level: None,
 ) -> SelfTest:
-    """Run levels of `seconds` each: the given rates, then ever higher ones until one fails.
+    """Run levels of `seconds` each: the given rates, then higher ones until one fails.
 
     Args:
         rates_rps: rates of Poisson arrivals.
-        seconds: how long requests arrive at each.
-        search: look for the highest truthful rate.
-        done: hears of each level.
+        seconds: duration of the arrivals of a level.
+        search: whether to look for the highest rate with a correct measurement.
+        done: called after each level.
     """
     levels: list[SelfTestLevel] = []
 

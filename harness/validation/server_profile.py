@@ -26,16 +26,16 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 def measure_server(
     asked: ProfilingOptions, backend: str, folder: Path, tell: Tell
 ) -> ProfilingResult:
-    """Serve requests of mixed lengths at three rates, and fit what the server logged of its steps.
+    """Serve requests of mixed lengths at three rates, and fit a profile to the server's step log.
 
     Args:
-        asked: `most_sequences` is not heeded; `budget_s` bounds how many requests are sent.
+        asked: options of the profile; `most_sequences` is ignored, `budget_s` limits the requests.
         backend: `vllm`, `sglang`, or one of several versions: `vllm==0.32.0`.
-        folder: the run that was measured, new or empty; its logs stay there.
-        tell: called with levels done and levels in all.
+        folder: the run folder, new or empty; it keeps the logs.
+        tell: called with (levels done, levels in total).
 
     Raises:
-        SloBenchError: the server cannot be started, a level failed, or too few steps were logged.
+        SloBenchError: the server did not start, a level failed, or too few steps were logged.
     """
     name, _, version = backend.partition("==")
     shape = model(asked.model)

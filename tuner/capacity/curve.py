@@ -1,4 +1,4 @@
-"""Where attainment crosses a target, from the runs of a few rates near it.
+"""Estimates the rate at which attainment crosses a target, from runs at a few rates near it.
 
 The tail of a queue's waiting time falls about exponentially, at a pace that is linear in the load
 it has to spare. The log of the share that misses a bound is therefore nearly a straight line over
@@ -7,7 +7,7 @@ the rate; so is the logit of attainment, which is the same where few miss and be
     logit A(λ) = logit(target) − slope · (log λ − log capacity),    slope > 0
 
 It is fitted by maximum quasi-likelihood to the runs near the crossing, where a straight line is
-good enough whatever the true curve, with the capacity itself as a parameter. Requests of one run
+a good approximation, with the capacity itself as a parameter. Requests of one run
 are not independent, so the variance is `dispersion` times the binomial one: the larger of what the
 scatter between runs shows and what batch means within the runs show. The interval holds every
 capacity whose profile quasi-likelihood passes the F test (P. McCullagh & J. A. Nelder, Generalized
@@ -218,9 +218,9 @@ def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[C
 class _Likelihood:
     """The quasi-likelihood of capacities and slopes, given some levels.
 
-    A `slope` known from a wider neighbourhood is a prior, log-normal with `_SLOPE_DOUBT`: the few
-    runs near the crossing say where it is, and little about how steep. `doubt` is the dispersion by
-    which the quasi-likelihood of the runs will be divided.
+    A `slope` estimated from a wider range is a prior, log-normal with `_SLOPE_DOUBT`, because the
+    few runs near the crossing determine its position but hardly its slope. `doubt` is the
+    dispersion by which the quasi-likelihood of the runs will be divided.
     """
 
     def __init__(

@@ -76,22 +76,22 @@ def search_capacity(
 ) -> CapacityResult:
     """Find the capacity of every configuration of an experiment.
 
-    The experiment's `rates` are the lowest and the highest that are tried (a single one is where
-    the search begins), `requests` the least in a run (2,000; on a real server 300), `seeds` the
-    runs of a level that follow each other (3). Each configuration may spend 120,000 requests,
-    on a real server an hour, unless `asked` says otherwise.
+    The experiment's `rates` are the lowest and the highest to try (a single one is where the
+    search begins), `requests` the least in a run (2,000; on a real server 300), `seeds` the number
+    of consecutive runs of a level (3). The default budget of a configuration is 120,000 requests,
+    on a real server an hour.
 
     Args:
-        experiment: what is searched.
+        experiment: the configurations to search.
         out: the folder, empty or new; by default a new one under `runs`.
         asked: targets, tolerance, budget.
-        resume: go on with what an interrupted search left in `out`; the budget may be another.
+        resume: continue the interrupted search in `out`; the budget may differ.
         progress: called after every run.
         ended: called within a run in this process with (requests ended, clock in seconds).
-        pool: where runs are simulated instead, a `LocalPool` or `OnRay().pool()`: those of a
-            level and of several configurations at once. What is found is the same.
-        senders: where the load of servers that run already is sent from; by default this machine.
-        command: what was typed, for `environment.json`.
+        pool: processes that simulate, a `LocalPool` or `OnRay().pool()`: runs of a level and of
+            several configurations at once, with the same results.
+        senders: machines that send the load to running servers; by default this machine.
+        command: the command line, for `environment.json`.
 
     Raises:
         SloBenchError: the experiment or the folder cannot be used.

@@ -27,13 +27,13 @@ _LEAST_GROWTH = 8  # requests; fewer is how any queue goes up and down
 
 @dataclass(frozen=True)
 class LevelSample:
-    """One run at one rate.
+    """Result of one run at one rate.
 
     The counted requests, in order of arrival, are cut into batches of equal size. `backlog` has one
-    more entry than there are batches: by how many requests, at the edges of the batches, there are
-    more in the system than if all stayed as long as the first ones (it begins empty, and fills).
-    `bound_s` is the time for which a growing backlog may go unnoticed (the tightest latency bound
-    of a typical request; 0 where none is known). `wall_s` is what the run took.
+    more entry than there are batches: at the edges of the batches, the number of requests in the
+    system above that expected if latencies stayed as at the start. `bound_s` is the time for which
+    a growing backlog may stay undetected (the tightest latency bound of a typical request; 0
+    without bounds). `wall_s` is the duration of the run.
     """
 
     rate_rps: float

@@ -1,10 +1,9 @@
-"""The search: which rate to try next, for how long, and when to stop.
+"""The capacity search: the next rate, the length of its run, and when to stop.
 
-Short runs first bracket the crossing of every target, doubling, halving and then bisecting the
-rate. Then long runs are spent where they say most about the capacity, a little below and a little
-above the current estimate of the target that is known worst, until every interval is narrow enough
-or the budget is spent. Every run has a seed of its own, so that runs are independent of each other
-and the scatter between them shows the whole error.
+Short runs first bracket the crossing of every target by doubling, halving and bisecting the rate.
+Then long runs are made where they are most informative: a little below and a little above the
+estimate of the target with the widest interval, until every interval is narrow enough or the budget
+is spent. Every run has its own seed, so runs are independent and their scatter is the whole error.
 """
 
 from __future__ import annotations
@@ -63,20 +62,20 @@ def find_capacity(
 ) -> CapacitySearch:
     """The highest rate at which the long-run attainment is at least each target.
 
-    The same runner and arguments give the same search, so that one whose samples are remembered
-    can be repeated up to where it was interrupted.
+    The same runner and arguments give the same search, so an interrupted search can be repeated
+    with the samples it has.
 
     Args:
-        runner: what is offered the rates.
-        start_rps: a first guess; any will do, a good one saves a few short runs.
+        runner: makes the runs.
+        start_rps: a first guess; a good one saves a few short runs.
         options: targets, tolerance, budget.
         neighbours: capacities of a similar system, where the search begins instead.
         watch: called after every run.
-        foresee: told which runs will be asked for next, as far as that is known: a runner that
-            can do several at once may begin them.
+        foresee: called with the runs that will be needed next, so that a runner that can make
+            several at once may start them.
 
     Raises:
-        SloBenchError: options make no sense, or every run was invalid.
+        SloBenchError: options are invalid, or every run was invalid.
     """
     if not (start_rps > 0 and math.isfinite(start_rps)):
         raise SloBenchError(f"start_rps must be positive but is {start_rps}")
@@ -165,7 +164,7 @@ class _Search:
         return self._width(found) <= 1 and found.runs >= _LEAST_RUNS and found.worth >= _LEAST_WORTH
 
     def _width(self, found: Crossing) -> float:
-        """Of the interval, over what was asked."""
+        """Width of the interval over the requested width."""
         return min(
             found.relative_half_width / self._options.tolerance,
             found.attainment_half_width / _RESOLUTION,
@@ -325,10 +324,11 @@ class _Search:
         return "; ".join(parts)
 
     def _next_rate(self, found: Crossing) -> float:
-        """A little to that side of the estimate where less has been run.
+        """A rate close to the estimate, on the side with fewer runs.
 
-        Farther on the side of the misses, of which a request then says more. While little is known
-        the middle of the interval takes the place of the estimate, which may lie at its end.
+        It is farther on the side that misses the target, where a request has more information.
+        While there are few runs, the middle of the interval replaces the estimate, which may lie at
+        its end.
         """
         levels = self._usable()
         rough = found.relative_half_width > _ROUGH * self._options.tolerance

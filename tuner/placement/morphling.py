@@ -1,4 +1,4 @@
-"""Morphling: a deployment found by stress tests, from a start that other models' tests teach.
+"""Morphling: stress tests find a deployment, with a prior learnt from other models' tests.
 
 Source: Wang et al., "Morphling: Fast, Near-Optimal Auto-Configuration for Cloud-Native Model
 Serving" (SoCC 2021), as UELLM (see docs/papers.md, §2.4.2 and §3.6) compares with it. A

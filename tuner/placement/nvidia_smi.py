@@ -1,4 +1,4 @@
-"""The topology of this machine, as `nvidia-smi` tells it.
+"""The topology of this machine, from `nvidia-smi`.
 
 Source: NVIDIA System Management Interface, `nvidia-smi topo -m` and its legend. Bandwidths are
 those of the catalogue's links, NVLink by the number of bonded links, PCIe by the GPU's generation.

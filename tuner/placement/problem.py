@@ -169,11 +169,11 @@ def problem_of(
         weight_dtype: of the weights.
         kv_dtype: of the KV cache.
         memory_share: of each device's memory that may be used.
-        reserve_bytes: kept free on every device for KV (the thesis' T), whatever it holds.
-        kv_tokens: KV of so many tokens must fit beside the layers, wherever they are.
+        reserve_bytes: kept free on every device for KV (the thesis' T).
+        kv_tokens: tokens with KV that must fit beside the layers on every device.
         batch: sequences of the step.
         context_tokens: KV tokens of each.
-        host_s: seconds of the host in a pass, shared out by layers.
+        host_s: seconds of the host in a pass, split by layers.
     """
     if model.kind != "decoder":
         raise SloBenchError(f"{model.name} is an encoder; layers are mapped for decoders")

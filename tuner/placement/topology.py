@@ -1,29 +1,29 @@
-"""The devices of a machine or cluster, and what links them.
+"""Devices of a machine or cluster, and their links.
 
-A file says so:
+A topology file:
 
-    [[device]]
-    name = "GPU0"
-    gpu = "rtx-3090@350w"       # of the catalogue; or {like = "rtx-3090", memory_gib = 20, …}
-    layer_extra_ms = 0.5        # that each layer here takes longer than the step-time model says
+[[device]]
+name = "GPU0"
+gpu = "rtx-3090@350w"       # of the catalogue; or {like = "rtx-3090", memory_gib = 20, …}
+layer_extra_ms = 0.5        # added to the step-time model, per layer
 
-    [[device]]
-    name = "A"
-    gpu = "a100-80g"
-    count = 16                  # A-0 … A-15; links may name all of them as "A"
+[[device]]
+name = "A"
+gpu = "a100-80g"
+count = 16                  # A-0 … A-15; links may name all of them as "A"
 
-    [links]
-    default = "ethernet-100g"   # between any two that nothing else links
-    # a matrix as `nvidia-smi topo -m` prints it, by device names
-    topo = \"\"\"
-          GPU0  GPU1
-    GPU0   X    PIX
-    GPU1  PIX    X
-    \"\"\"
+[links]
+default = "ethernet-100g"   # between devices without another link
+# a matrix as `nvidia-smi topo -m` prints it, by device names
+topo = \"\"\"
+      GPU0  GPU1
+GPU0   X    PIX
+GPU1  PIX    X
+\"\"\"
 
-    [[link]]
-    between = ["A", "A"]        # devices, or all of a `count`
-    link = "nvlink3"            # of the catalogue; or {bandwidth_gb_per_s = 25, latency_us = 8}
+[[link]]
+between = ["A", "A"]        # devices, or all of a `count`
+link = "nvlink3"            # of the catalogue; or {bandwidth_gb_per_s = 25, latency_us = 8}
 """
 
 from __future__ import annotations

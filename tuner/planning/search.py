@@ -110,20 +110,21 @@ def plan_cheapest(
     say: Say = lambda line: None,
     runner_of: RunnerOf | None = None,
 ) -> DeploymentPlan:
-    """The cheapest ways to carry a load within its SLOs, simulated.
+    """Search for the cheapest ways to carry a load within its SLOs, by simulation.
 
     Args:
-        asked: model, workload, SLO, systems and their parameters; GPUs and their number stay open.
-        wanted: the rate, the target, and how many alternatives.
+        asked: model, workload, SLO, systems and their parameters; GPUs and their number are
+            searched.
+        wanted: the rate, the target, and the number of plans.
         kinds: GPUs to choose from; by default all of the catalogue.
-        prices: USD per hour by GPU, where they are not the catalogue's.
-        folder: where levels are kept as they are run.
-        resume: go on with what is there.
-        say: told what is being simulated.
-        runner_of: what runs the cells; by default the simulator.
+        prices: USD per hour by GPU, where they differ from the catalogue's.
+        folder: where simulated levels are kept.
+        resume: use the levels in `folder`.
+        say: called with the name of each level before it is simulated.
+        runner_of: makes the runner of a cell; by default the simulator.
 
     Raises:
-        SloBenchError: nothing that may be rented carries the load, or something cannot be read.
+        SloBenchError: no offer carries the load, or something cannot be read.
     """
     for name in ("model", "workload", "slo"):
         if len(getattr(asked, name)) > 1:

@@ -77,19 +77,19 @@ def confirm(
     progress: Confirming = lambda done, of: None,
     pool: WorkerPool | None = None,
 ) -> list[Confirmed]:
-    """Default and winners on every workload, measured afresh.
+    """Measure the default and the winners again, on every workload and with new seeds.
 
     Args:
-        experiment: what was tuned; on a real backend its servers are started.
-        space: what was searched.
+        experiment: the tuned experiment; on a real backend its servers are started.
+        space: the search space.
         aim: the objectives.
         winners: at most `MOST_WINNERS` of them are confirmed.
-        workloads: besides the experiment's own.
-        folder: for the runs and what servers say.
+        workloads: workloads besides the experiment's own.
+        folder: for runs and server logs.
         tolerance: of capacity searches.
         ended: called within a run.
-        progress: told (done, of how many).
-        pool: where all of it is simulated, at once.
+        progress: called with (done, total).
+        pool: processes that simulate; None: this process.
     """
     own = experiment.workload[0]
     asked: list[tuple[str, Configuration]] = [(DEFAULT, {})]

@@ -1,10 +1,10 @@
-"""A race: is a configuration worth a search? Short runs at the best one's rate come first.
+"""A race: short runs at the best configuration's capacity decide whether to search another's.
 
-The best configuration so far carries its capacity, by definition, with just the target's share of
-requests in SLO. Another that carries more meets more there. Both are offered the same requests
-(same rate, same seed), so that what differs is the configuration: differences are taken batch by
-batch, and most configurations are out after the first, shortest run. A short run that starts empty
-says less about the long run than its scatter shows; so it takes more to be out after one.
+At its capacity, the best configuration has just the target's share of requests in SLO. A
+configuration with more capacity has a larger share there. Both serve the same requests (same rate,
+same seed), so batch-by-batch differences come from the configuration, and most configurations are
+pruned after the first, shortest run. A short run that starts empty has a bias besides its scatter,
+so the threshold after one run is higher.
 """
 
 from __future__ import annotations

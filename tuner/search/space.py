@@ -129,16 +129,15 @@ def key_of(configuration: Configuration) -> str:
 
 
 def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | None) -> Space:
-    """What is searched: by default all parameters of the system, else what is named.
+    """The search space: by default all parameters of the system, else the named dimensions.
 
     Args:
-        experiment: of one system, and one value for every setting.
-        asked: name to range or values, as `--search` has them; "" is the whole range of a
-            parameter.
-        gpus: how many there are, where that is fixed: numbers of instances stay below.
+        experiment: one system, with one value for every setting.
+        asked: name to range or values, as in `--search`; "" is the whole range of a parameter.
+        gpus: the number of GPUs, if it is fixed: it limits numbers of instances.
 
     Raises:
-        SloBenchError: an unknown name, a range beyond a parameter's bounds, or one that is missing.
+        SloBenchError: a name is unknown, or a range is missing or beyond a parameter's bounds.
     """
     name = experiment.systems[0]
     found = system(name)

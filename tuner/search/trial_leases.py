@@ -1,9 +1,9 @@
-"""Who works on which trial and which configuration, so that none is lost and none is run twice.
+"""Leases of trials and configurations: no trial is lost, and no configuration is run twice.
 
-Every process signs its trials and gives a sign of life to the study now and then, through the
-storage: that works with any storage and from any machine. A trial that was cut waits again, with
-the parameters that it has, and whoever asks next goes on with it. Before a worker runs a
-configuration it claims it, for others may have come to the very same one.
+Every process writes its name to its trials and a heartbeat to the study, through the storage, so
+leases work with any storage and from any machine. An interrupted trial is queued again with its
+parameters. Before a worker runs a configuration it claims it, because another trial may have the
+same one.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A tuning run: a study in a folder, trial after trial, until the budget is spent.
+"""A tuning run: an Optuna study in a folder, until the budget is spent.
 
-tune.toml      what was asked; running it again asks the same
-study.journal  the study, as Optuna keeps it (unless another storage was named)
-study.json     where the study is kept
-runs/          every run of every configuration, so that none is made twice
-tune.json      what was found; winner*.toml, the configurations to use
-confirm/       the runs on fresh seeds and other workloads
+tune.toml      experiment and settings; running it again gives the same study
+study.journal  the study in Optuna's format (unless another storage was given)
+study.json     the study's storage
+runs/          all runs of all configurations
+tune.json      results; winner*.toml: configurations to use
+confirm/       runs with new seeds and on other workloads
 """
 
 from __future__ import annotations
@@ -58,27 +58,27 @@ def tune(
     pool: WorkerPool | None = None,
     jobs: int | None = None,
 ) -> TuningOutcome:
-    """Search for the best configuration; what is found stands in the folder.
+    """Search for the best configuration and write the results to the folder.
 
     Several processes may work on one study: those of one folder with `resume`, those of several
-    machines by naming the same `storage` and `study_name`.
+    machines with the same `storage` and `study_name`.
 
     Args:
         experiment: one system under one load.
-        settings: what is asked.
+        settings: objectives, search space, sampler and budget.
         out: the folder, empty or new; by default a new one under `runs`.
-        storage: an Optuna storage by URL; by default a journal file in the folder. Both this and
-            the name are remembered in the folder, for `resume`.
-        study_name: in the storage; by default the name of the folder.
-        resume: go on with what is in `out`, or help whoever works there.
+        storage: an Optuna storage by URL; by default a journal file in the folder. The folder
+            records it and the name, for `resume`.
+        study_name: the name in the storage; by default that of the folder.
+        resume: continue the study in `out`, or join other processes in it.
         progress: called after every trial.
-        confirming: called as winners are confirmed with (configurations done, of how many).
+        confirming: called with (configurations done, total) as winners are confirmed.
         ended: called within a run with (requests ended, clock in seconds).
-        pool: where runs are simulated instead: a `LocalPool`, or `OnRay().pool()`.
-        jobs: trials at once with a pool; by default as many as it has room for.
+        pool: processes that simulate: a `LocalPool`, or `OnRay().pool()`.
+        jobs: trials at once with a pool; by default the pool's size.
 
     Raises:
-        SloBenchError: something does not fit, the folder or the storage cannot be used, or no
+        SloBenchError: settings are invalid, the folder or the storage cannot be used, or no
             configuration could be evaluated.
     """
     asked = settings or TuneSettings()

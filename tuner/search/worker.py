@@ -172,7 +172,7 @@ class StudyWorker:
         self._tell(trial, worth)
 
     def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
-        """Tells Optuna of a value on the way; it says whether to prune."""
+        """A function that reports intermediate values to Optuna; it returns whether to prune."""
         if self._made.aim.single is None:
             return lambda step, value: False
 
@@ -220,7 +220,7 @@ class StudyWorker:
             self._study.tell(trial, state=same.state if ended else TrialState.PRUNED)
 
     def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
-        """What a configuration on so many GPUs must beat in capacity to be of any use."""
+        """The result that a configuration with that number of GPUs must beat."""
         if set(self._made.aim.names) - {CAPACITY, COST}:
             return None  # a lower capacity may be worth it
         return rivals_pace(trials, gpus)

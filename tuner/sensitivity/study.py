@@ -202,7 +202,7 @@ def study(
     systems = tuple(by_system)
     checked = [(axis, axis.checked(values)) for axis, values in axes]
     tasks = [(axis, v) for axis, values in checked for v in values if v != axis.neutral]
-    believers = _who_predict(by_system, axes)
+    believers = _systems_that_predict(by_system, axes)
     if not believers:
         tasks = [(axis, value) for axis, value in tasks if axis.name != "prediction"]
         checked = [(axis, values) for axis, values in checked if axis.name != "prediction"]
@@ -255,7 +255,7 @@ def _by_system(cells: Sequence[CellSpec], ranked: Ranked) -> dict[str, list[Cell
     return by_system
 
 
-def _who_predict(
+def _systems_that_predict(
     by_system: Mapping[str, Sequence[CellSpec]],
     axes: Sequence[tuple[Perturbation, Sequence[float]]],
 ) -> set[str]:
