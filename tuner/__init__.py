@@ -1,1 +1,1 @@
-"""What would be better."""
+"""Searches for better configurations: capacity, tuning, placement, planning, sensitivity."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import platform
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
+from ...workloads.errors import SloBenchError, UnknownNameError
 from ..load_generator.machine import cores
 from ..results.run_folder import (
     CHECKSUMS,
@@ -190,22 +189,15 @@ class RunResult:
         return self._details("timelines", cell)
 
     def _details(self, kind: str, cell: str) -> pd.DataFrame:
-        import pandas as pd
+        from ..results.read import read_table
 
         for row in self.rows():
             if row["cell"] == cell:
                 check_files(self.folder, cell, row.get(CHECKSUMS))
         folder = self.folder / kind
-        readers: dict[str, Callable[[Path], pd.DataFrame]] = {
-            f"{cell}.csv.gz": pd.read_csv,
-            f"{cell}.parquet": pd.read_parquet,
-        }
-        for path, read in ((folder / name, read) for name, read in readers.items()):
+        for path in (folder / f"{cell}.csv.gz", folder / f"{cell}.parquet"):
             if path.is_file():
-                try:
-                    return read(path)
-                except (ValueError, OSError, EOFError, zlib.error) as error:
-                    raise FileFormatError(path, None, f"cannot be read: {error}") from error
+                return read_table(path)
         known = {path.name.split(".csv.gz")[0] for path in (self.folder / kind).glob("*.csv.gz")}
         known |= {path.stem for path in (self.folder / kind).glob("*.parquet")}
         raise UnknownNameError(f"cell with {kind}", cell, known)

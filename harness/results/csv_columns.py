@@ -41,7 +41,7 @@ Column = Floats | Ints | Mask | Choice
 
 @dataclass(frozen=True)
 class _Drawn:
-    """The characters of one column, and which of them stand in the file."""
+    """The characters of one column, and a mask of those that are written to the file."""
 
     characters: Bytes  # rows × width
     kept: Mask
@@ -68,7 +68,7 @@ def _digits(values: Ints, width: int) -> Bytes:
 
 
 def _whole(values: Ints) -> _Drawn:
-    """Integers without leading zeros."""
+    """Draw integers without leading zeros."""
     negative = values < 0
     size = np.abs(values)
     width = len(str(int(size.max(initial=0))))

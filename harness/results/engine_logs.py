@@ -1,19 +1,14 @@
-"""Logs of real engines: what arrived when, and when its first and last token came.
+"""Request logs of real engines: arrival, first token and last token of every request.
 
-Two kinds are read. A JSONL file, a request a line, as LLMServingSim's benchmark writes it, with a
-`meta.json` beside it that says how the engine was configured. And our own run folders, or one of
-their request files.
+Two formats are read: JSONL with one request a line, as LLMServingSim's benchmark writes it, with
+the engine's settings in a `meta.json` beside it; and run folders of slo-bench, or one of their
+request files.
 """
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import dataclasses
-import gzip
-import io
 import json
-import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +17,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...predictors.profiles.profile import read_parquet
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from .run_folder import CHECKSUMS, check_files, read_rows
@@ -42,12 +36,13 @@ _NAMES = {
 PROFILING = "profiling"  # folder in a run folder: levels that were measured for a profile alone
 REPEATED = "repeated"  # the same: levels that were measured again
 _SUFFIXES = (".csv", ".csv.gz", ".parquet")
+_REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s")
 _OF_REAL_SERVERS = ("sent_s", "server_prompt_tokens", "cached_tokens", "outcome")
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How the engine was configured; None: the log does not say."""
+    """The settings of the engine; None where the log has no value."""
 
     model: str | None = None
     tp: int | None = None
@@ -60,7 +55,7 @@ class EngineSettings:
     eager: bool | None = None
     version: str | None = None
     server: str | None = None  # vllm, sglang
-    system: str | None = None  # which of ours decided
+    system: str | None = None  # scheduling system
     context_tokens: int | None = None  # prompt and answer together
     instances: int | None = None
     router: str | None = None
@@ -70,9 +65,9 @@ class EngineSettings:
 class RealLog:
     """Requests in order of arrival. Times are seconds from the first arrival.
 
-    Latencies count from `begin_s`: where the engine took the request in, if it says so, else the
-    arrival (in our own runs on real servers: when our client had sent it). `unfinished` requests
-    had no tokens to compare and are left out.
+    Latencies count from `begin_s`: when the engine received the request, if the log has that time,
+    else the arrival (in a run folder of real servers: when the load generator had sent it).
+    `unfinished` counts requests without tokens, which are left out.
     """
 
     name: str
@@ -84,7 +79,7 @@ class RealLog:
     last_s: Floats
     engine: EngineSettings
     unfinished: int = 0
-    cached_tokens: int = 0  # prompt tokens that were found in the prefix cache, where it is told
+    cached_tokens: int = 0  # prompt tokens found in the prefix cache, if logged
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -155,10 +150,10 @@ def repeated_cell(cell: str, number: int) -> str:
 
 
 def read_settings(path: Path) -> EngineSettings:
-    """What `meta.json` says; nothing where there is none.
+    """Read the engine's settings from a `meta.json`; empty settings if there is no such file.
 
     Raises:
-        FileFormatError: it cannot be read, or a value is not of its kind.
+        FileFormatError: the file cannot be read, or a value has the wrong type.
     """
     if not path.is_file():
         return EngineSettings()
@@ -232,10 +227,10 @@ def _object(path: Path, meta: Mapping[str, Any], name: str) -> Mapping[str, Any]
 
 
 def read_cell(folder: Path, cell: str) -> RealLog:
-    """The requests of one cell, whatever the table of cells says of it.
+    """Read the requests of one cell, without a check against its row in `cells.csv`.
 
     Raises:
-        FileFormatError: they were not kept, or cannot be read.
+        FileFormatError: the run kept no requests of the cell, or they cannot be read.
     """
     suffixes = (".csv.gz", ".parquet", ".csv")
     files = [folder / "requests" / f"{cell}{suffix}" for suffix in suffixes]
@@ -266,7 +261,7 @@ def _from_run_folder(path: Path, cell: str | None) -> RealLog:
 
 
 def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
-    """What the table of cells tells, where nobody has written down how the server was set up."""
+    """Engine settings from a row of `cells.csv`, for runs that wrote no `meta.json`."""
     blocks, system = _whole(row.get("num_gpu_blocks")), row.get("system")
     return EngineSettings(
         model=_text(row.get("model") or None),
@@ -277,7 +272,7 @@ def _settings_of_row(row: Mapping[str, Any]) -> EngineSettings:
         ),
         num_gpu_blocks=None
         if blocks is None
-        else blocks + 1,  # we count without vLLM's placeholder
+        else blocks + 1,  # vLLM counts one placeholder block more
         block_size=_whole(row.get("block_size")),
     )
 
@@ -286,48 +281,18 @@ def _whole(value: object) -> int | None:
     return int(value) if isinstance(value, int | float) and value == value else None
 
 
-def _read_requests(path: Path) -> dict[str, list[Any]]:
-    wanted = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s")
-    if path.suffix == ".parquet":
-        columns = read_parquet(path, wanted)
-        for name in _OF_REAL_SERVERS:
-            with contextlib.suppress(FileFormatError):
-                columns |= read_parquet(path, (name,))
-    else:
-        columns = _read_text_columns(path, wanted)
-    if "sent_s" in columns:  # our client may have been late; the server cannot know
-        columns["arrival_s"] = columns.pop("sent_s")
-    if "server_prompt_tokens" in columns:  # what the server has made of the prompt
-        ours, theirs = columns["prompt_tokens"], columns["server_prompt_tokens"]
-        columns["prompt_tokens"] = [
-            own if told is None or _below_one(told) else told
-            for own, told in zip(ours, theirs, strict=True)
-        ]
-    if "outcome" in columns:
-        ended = [str(outcome) == "finished" for outcome in columns["outcome"]]
-        columns["finish_s"] = [
-            value if whole else None
-            for value, whole in zip(columns["finish_s"], ended, strict=True)
-        ]
-    return columns
+def _read_requests(path: Path) -> dict[str, Sequence[Any]]:
+    from .read import read_table
 
-
-def _read_text_columns(path: Path, wanted: Sequence[str]) -> dict[str, list[Any]]:
-    try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if path.suffix == ".gz" else content).decode("utf-8")
-    except (OSError, EOFError, zlib.error, UnicodeError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from None
-    reader = csv.DictReader(io.StringIO(text))
-    try:
-        there, rows = reader.fieldnames or (), list(reader)
-    except csv.Error as error:
-        raise FileFormatError(path, reader.line_num, f"not readable as CSV: {error}") from None
-    missing = [name for name in wanted if name not in there]
-    if missing:
-        raise FileFormatError(path, 1, f"has no column {missing[0]!r}")
-    names = [*wanted, *(name for name in _OF_REAL_SERVERS if name in there)]
-    return {name: [row[name] or None for row in rows] for name in names}
+    frame = read_table(path, _REQUIRED, _OF_REAL_SERVERS, words=("outcome",))
+    if "sent_s" in frame:  # the load generator may have sent late, which the server cannot know
+        frame["arrival_s"] = frame.pop("sent_s")
+    if "server_prompt_tokens" in frame:  # the server's own count, where it gives one
+        theirs = frame["server_prompt_tokens"]
+        frame["prompt_tokens"] = theirs.where(theirs >= 1, frame["prompt_tokens"])
+    if "outcome" in frame:
+        frame["finish_s"] = frame["finish_s"].where(frame["outcome"] == "finished")
+    return {str(name): frame[name].tolist() for name in frame}
 
 
 # -------------------------------------------------------------------- columns
@@ -397,7 +362,7 @@ def _column(path: Path, columns: Mapping[str, Sequence[Any]], field: str) -> Flo
 
 
 def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:
-    """NaN where there is nothing."""
+    """Values as float64, NaN in place of None."""
     try:
         return np.array(
             [np.nan if value is None else float(value) for value in values],
@@ -405,11 +370,3 @@ def _floats(path: Path, name: str, values: Sequence[Any]) -> Floats:
         )
     except (TypeError, ValueError, OverflowError) as error:
         raise FileFormatError(path, None, f"{name}: {error}") from None
-
-
-def _below_one(told: object) -> bool:
-    """Whether a count tells nothing; what is no number is named when the column is read."""
-    try:
-        return not float(str(told)) >= 1
-    except ValueError:
-        return False

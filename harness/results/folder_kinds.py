@@ -6,11 +6,13 @@ from pathlib import Path
 
 CELLS = "cells.csv"
 # By name: importing the tuner would take longer than many a report.
-TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.json"
+TUNED, TUNING, PLAN = "tune.json", "tune.toml", "plan.jsonl"
 
 
 def not_a_run(folder: Path) -> str | None:
-    """What to do with a folder that another command left; None: it is a run, or nobody's."""
+    """Which command takes a folder that is no run folder; None if it is one, or of unknown
+    origin.
+    """
     if (folder / CELLS).is_file():
         return None
     if (folder / TUNED).is_file():
@@ -21,7 +23,7 @@ def not_a_run(folder: Path) -> str | None:
     if (folder / TUNING).is_file():
         return (
             f"{folder} is a tuning run that has not ended: slo-bench tune --resume --out {folder} "
-            "goes on with it"
+            "continues it"
         )
     if (folder / PLAN).is_file():
         return (

@@ -1,8 +1,8 @@
-"""From what happened to every request to the figures of a cell.
+"""Metrics of a cell from the records of its requests.
 
-All latencies count from the scheduled arrival. A request meets its SLO when it finished and every
-bound it has holds; whatever was rejected, dropped, cancelled, failed or left unfinished is a miss.
-Attainment = met / all that arrived in the measured window, goodput = met / the window's length.
+All latencies count from the scheduled arrival. A request meets its SLO if it finished within every
+bound that it has; rejected, dropped, cancelled, failed and unfinished requests miss it. Attainment
+= met / all that arrived in the measured window, goodput = met / the window's length.
 """
 
 from __future__ import annotations
@@ -283,10 +283,11 @@ def _by_kind(
 
 
 def weighted_turnaround(records: Records, of: Mask) -> float:
-    """Mean of (finish - arrival) / (finish - first scheduled) of the requests `of`; NaN if none.
+    """Mean of (finish - arrival) / (finish - first scheduled) of the requests `of`; NaN if there
+    are none.
 
-    1 where nobody ever waits; a request that waits as long as it is then served counts 2. `of`
-    holds finished requests only.
+    1 if no request waits; a request that waits as long as it is served counts 2. `of` selects
+    finished requests only.
 
     Source: AdaptiveLLM (see docs/papers.md), Eq. 5.
     """

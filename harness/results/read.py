@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ NUMBER_COLUMNS = (
 """Number columns the report cannot do without; any other that parses as numbers is welcome."""
 
 LEAD_COLUMNS = (*TEXT_COLUMNS[:6], "gpus", "rate_rps", "replay_speed", "load_factor", "seed")
-"""What stands before `requests`; any other column there is a sweep axis."""
+"""Columns before `requests`; any other column there is a sweep axis."""
 
 REQUEST_COLUMNS = (
     "arrival_s",
@@ -98,7 +98,7 @@ class RunResults:
 
     @property
     def keeps_requests(self) -> bool:
-        """False where the run was told to keep no per-request records."""
+        """Whether the run has per-request records."""
         return (self.path / "requests").is_dir()
 
     @property
@@ -109,7 +109,7 @@ class RunResults:
             return ""
         return (
             f"{self.name} has {len(self.cells)} of {planned} cells: it was interrupted, or rows of "
-            f"cells.csv are lost; go on with slo-bench run --resume --out {self.path}"
+            f"cells.csv are lost; continue with slo-bench run --resume --out {self.path}"
         )
 
 
@@ -155,11 +155,13 @@ def read_runs(paths: Sequence[Path]) -> list[RunResults]:
 
 
 def read_requests(run_path: Path, cell: str) -> pd.DataFrame:
-    """The `REQUEST_COLUMNS` of one cell, and `OPTIONAL_COLUMNS`, at these values where the file has
-    none: times in s, NaN where the event never came or no bound.
+    """The `REQUEST_COLUMNS` and `OPTIONAL_COLUMNS` of one cell's requests.
+
+    Times are in s, NaN where the event never happened or there is no bound. An optional column that
+    the file lacks has its default value in every row.
     """
-    columns = (*REQUEST_COLUMNS, *OPTIONAL_COLUMNS)
-    read = _read_detail(run_path / "requests", cell, columns, words=("outcome", "role"))
+    path = detail_file(run_path / "requests", cell)
+    read = read_table(path, REQUEST_COLUMNS, OPTIONAL_COLUMNS, words=("outcome", "role"))
     missing = {c: value for c, value in OPTIONAL_COLUMNS.items() if c not in read}
     return read.assign(**{c: _repeated(value, len(read)) for c, value in missing.items()})
 
@@ -173,41 +175,61 @@ def _repeated(value: float | str, rows: int) -> float | pd.Categorical[str]:
 
 def read_timeline(run_path: Path, cell: str) -> pd.DataFrame:
     """Queue, batch and KV use of one cell over time."""
-    return _read_detail(run_path / "timelines", cell, TIMELINE_COLUMNS, words=())
+    return read_table(detail_file(run_path / "timelines", cell), TIMELINE_COLUMNS)
 
 
 def read_timeseries(run_path: Path, cell: str) -> pd.DataFrame | None:
-    """What a cell tells of instances or models apart; None where it has nothing to tell."""
-    folder = run_path / "timeseries"
-    if not (folder / f"{cell}.csv.gz").is_file():
+    """Values over time of single instances or models of a cell; None if the cell has none."""
+    path = run_path / "timeseries" / f"{cell}.csv.gz"
+    if not path.is_file():
         return None
-    return _read_detail(folder, cell, TIMESERIES_COLUMNS, words=("metric", "entity"))
+    return read_table(path, TIMESERIES_COLUMNS, words=("metric", "entity"))
 
 
-def _read_detail(
-    folder: Path, cell: str, columns: tuple[str, ...], words: tuple[str, ...]
+def detail_file(folder: Path, cell: str) -> Path:
+    """The table of one cell in a sub-folder of a run folder, CSV or Parquet.
+
+    Raises:
+        SloBenchError: there is none.
+    """
+    parquet = folder / f"{cell}.parquet"
+    return parquet if parquet.is_file() else _existing(folder / f"{cell}.csv.gz")
+
+
+def read_table(
+    path: Path,
+    required: Sequence[str] | None = None,
+    optional: Iterable[str] = (),
+    *,
+    words: Sequence[str] = (),
 ) -> pd.DataFrame:
-    csv, parquet = folder / f"{cell}.csv.gz", folder / f"{cell}.parquet"
-    path = parquet if parquet.is_file() else _existing(csv)
+    """Columns of a CSV or Parquet table: `words` as categories, all others as float64.
+
+    Without `required`, all columns as pandas reads them.
+
+    Raises:
+        SloBenchError: the table is Parquet and pyarrow is not installed.
+        FileFormatError: the table cannot be read, lacks a required column, or has text in place of
+            a number.
+    """
     try:
-        if set(OPTIONAL_COLUMNS) & set(columns):
-            there = columns_in(path)
-            columns = tuple(c for c in columns if c not in OPTIONAL_COLUMNS or c in there)
-        if path == parquet:
-            frame = pd.read_parquet(path, columns=list(columns))
-        else:
-            frame = pd.read_csv(
-                path,
-                usecols=list(columns),
-                dtype={c: "category" if c in words else "float64" for c in columns},
-                keep_default_na=False,
-                na_values={c: _NO_VALUE for c in columns if c not in words},
-            )
+        if required is None:
+            return pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path)
+        there = columns_in(path)
+        if missing := [name for name in required if name not in there]:
+            raise FileFormatError(path, 1, f"lacks the column {', '.join(missing)}")
+        columns = [*required, *(name for name in optional if name in there)]
+        dtypes = {name: "category" if name in words else "float64" for name in columns}
+        if path.suffix == ".parquet":
+            return pd.read_parquet(path, columns=columns).astype(dtypes)
+        numbers = {name: _NO_VALUE for name in columns if name not in words}
+        return pd.read_csv(
+            path, usecols=columns, dtype=dtypes, keep_default_na=False, na_values=numbers
+        )
     except ImportError as error:
         raise SloBenchError(f"{path} needs pyarrow: pip install 'slo-bench[parquet]'") from error
     except _UNREADABLE as error:
         raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    return frame.astype({c: "category" if c in words else "float64" for c in columns})
 
 
 def columns_in(path: Path) -> list[str]:

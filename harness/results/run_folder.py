@@ -1,15 +1,15 @@
-"""A run folder: whole files or none, and a table that grows by one row for each finished cell.
+"""A run folder: files written atomically, and a table with one row for each finished cell.
 
-    experiment.toml          what was asked, defaults spelt out; running it gives the same bytes
-    environment.json         versions, machine, when, and where the step times come from
+    experiment.toml          the experiment with all defaults; running it gives the same bytes
+    environment.json         versions, machine, date, and the origin of the step times
     cells.csv                one row for each cell, in the order of the experiment
-    requests/<cell>.csv.gz   what happened to every request (or .parquet)
+    requests/<cell>.csv.gz   records of all requests (or .parquet)
     timelines/<cell>.csv.gz  queue, batch and KV use over time
-    timeseries/<cell>.csv.gz  the same of instances or models apart, and what befell them
-    mispredictions/<cell>.jsonl  lengths to retrain a predictor on, where a policy watched any
+    timeseries/<cell>.csv.gz  values of single instances or models, and events
+    mispredictions/<cell>.jsonl  lengths for retraining a predictor, if a policy collected any
 
 A cell counts as finished once its row is in `cells.csv`; its details are on disk before that. The
-row's last field, `checksums`, says what they, the experiment and the row itself are.
+row's last field, `checksums`, has the CRC-32 of its files, of the experiment and of the row.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from ...workloads.csv_text import guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.workload import Workload
 from ..core.records import Misprediction, Outcome, Records, Timeline, Told
+from .checkpoint import check_settings
 from .csv_columns import Choice, Column, gzip_csv
 from .metrics import Judged
 
@@ -48,7 +49,7 @@ Row = dict[str, Value]
 _UNFINISHED_SUFFIX = ".part"
 _FIRST_FIGURE = "requests"
 CHECKSUMS = "checksums"
-PLANNED = "planned_cells"  # in environment.json; a search does not know
+PLANNED = "planned_cells"  # in environment.json; unknown in a search
 _LAST_COLUMNS = ("attainment_spread", CHECKSUMS)
 _DETAILS = (
     "requests/*.csv.gz",
@@ -142,7 +143,7 @@ def _choice(names: Sequence[str]) -> Choice:
 
 
 def write_mispredictions(folder: Path, cell: str, queued: Sequence[Misprediction]) -> None:
-    """Put the requests of one cell whose length was mispredicted on disk, where there are any."""
+    """Write the requests of one cell with mispredicted lengths, if there are any."""
     if queued:
         lines = (json.dumps(dataclasses.asdict(one)).encode() + b"\n" for one in queued)
         write_whole(folder / "mispredictions" / f"{cell}.jsonl", lines)
@@ -193,14 +194,14 @@ def _is_time(column: Column) -> bool:
 
 
 def write_whole(path: Path, blocks: Iterable[bytes]) -> None:
-    """Write a file that is complete or absent, whatever happens meanwhile."""
+    """Write a file atomically: it is complete or absent, also after a crash."""
     with _whole_file(path) as file:
         file.writelines(blocks)
 
 
 @contextlib.contextmanager
 def _whole_file(path: Path) -> Iterator[IO[bytes]]:
-    # Of this process alone: a worker whose run was killed may still write the same file.
+    # The name has the process id: a worker of a killed run may still write the same file.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}{_UNFINISHED_SUFFIX}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -277,7 +278,7 @@ def open_run_folder(
         with _lock(path):
             known = path / EXPERIMENT
             for leftover in path.glob(f".{known.name}.*{_UNFINISHED_SUFFIX}"):
-                leftover.unlink()  # of a run that was killed before it had said what it is
+                leftover.unlink()  # of a run that was killed before it wrote its experiment
             if any(path.iterdir()):
                 if not resume:
                     raise SloBenchError(
@@ -286,7 +287,7 @@ def open_run_folder(
                     )
                 if not known.is_file():
                     raise SloBenchError(f"{path} cannot be resumed: it has no experiment.toml")
-                _same_experiment(known, experiment_toml)
+                check_settings(known, known.read_text(encoding="utf-8"), experiment_toml)
                 _clear(path)  # of a run that was killed
             else:
                 write_whole(known, [experiment_toml.encode()])
@@ -344,27 +345,10 @@ def _lock(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def _same_experiment(path: Path, experiment_toml: str) -> None:
-    there = path.read_text(encoding="utf-8").splitlines()
-    asked = experiment_toml.splitlines()
-    if there == asked:
-        return
-    for number in range(max(len(there), len(asked))):
-        old = there[number] if number < len(there) else "(nothing)"
-        new = asked[number] if number < len(asked) else "(nothing)"
-        if old != new:
-            raise FileFormatError(
-                path,
-                number + 1,
-                "the folder holds another experiment: "
-                f"it has {old!r} where this run has {new!r}; choose another folder with --out",
-            )
-
-
 def _finished_rows(
     path: Path, cells: Sequence[str]
 ) -> tuple[dict[str, Row], dict[str, FileFormatError]]:
-    """Rows of cells whose details are as they were written, and what is wrong with the others."""
+    """Rows of cells with intact details, and the errors of cells with damaged ones."""
     table = path / "cells.csv"
     if not table.is_file():
         return {}, {}
@@ -384,10 +368,10 @@ def _finished_rows(
 
 
 def check_files(folder: Path, cell: str, checksums: object) -> None:
-    """Hold a cell's files, and the experiment, against what its row says of them.
+    """Compare the checksums of a cell's files and of the experiment to those in the cell's row.
 
     Raises:
-        FileFormatError: one is missing, damaged, or belongs to another run.
+        FileFormatError: a file is missing, damaged, or belongs to another run.
     """
     said = dict(one.split("=", 1) for one in str(checksums or "").split() if "=" in one)
     for name in (EXPERIMENT, *_DETAILS):
@@ -418,9 +402,9 @@ def check_row(path: Path, line: int, names: Sequence[str], fields: Sequence[str]
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Rows as CSV; a column that some rows lack is empty there.
+    """Write rows as CSV; a column that a row lacks is empty in it.
 
-    What identifies a row, parameters of other systems too, stands before its figures.
+    Columns that identify a row, parameters of other systems too, come before its metrics.
     """
     identity = [name for row in rows for name in itertools.takewhile(_FIRST_FIGURE.__ne__, row)]
     columns = list(dict.fromkeys((*identity, *(name for row in rows for name in row))))

@@ -24,7 +24,8 @@ QUANTILE = 0.95
 def dedicated_slos(
     workload: Workload, models: Mapping[str, OneModel], quantile: float = QUANTILE
 ) -> dict[str, dict[str, float]]:
-    """TTFT and TPOT by model, as `parse_slo` takes them; models that nobody asks for left out.
+    """TTFT and TPOT bounds by model, in the form that `parse_slo` reads; models without requests
+    are left out.
 
     Raises:
         SloBenchError: a model is missing, or no request of one can be served.
@@ -40,7 +41,9 @@ def dedicated_slos(
             model_names=(name,),
         )
         if name not in models:
-            raise SloBenchError(f"the workload asks for model {name!r}, of which nothing is known")
+            raise SloBenchError(
+                f"the workload has requests for model {name!r}, which is not among the models"
+            )
         result = simulate_models(
             mine,
             StaticPartition(),
@@ -73,7 +76,7 @@ def by_shape(slos: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, flo
 
 
 def slo_text(slos: Mapping[str, Mapping[str, float]]) -> str:
-    """As `parse_slo` reads it."""
+    """The bounds as text that `parse_slo` reads."""
     return "; ".join(
         f"{name}:" + ",".join(f"{bound}={seconds:g}" for bound, seconds in bounds.items())
         for name, bounds in slos.items()

@@ -11,10 +11,11 @@ from ..experiments.experiment import Experiment, RunResult
 
 
 def read_run(folder: Path, *, model: str | None = None) -> LabelledPrompts:
-    """Finished requests of all cells whose prompts have texts, each prompt and length once.
+    """Finished requests of all cells with prompt texts, each pair of prompt and length once.
 
-    Lengths are those that came out: of a simulation the workload's own, of a real server what it
-    sent. `model` is who answered; by default the workload's name for it, else the run's model.
+    Lengths are measured output lengths: in a simulation those of the workload, on a real server
+    those of its answers. `model` names the model that answered; by default the workload's name for
+    it, else the model of the run.
 
     Raises:
         SloBenchError: it is no run folder, keeps no requests, or its workload has no texts.

@@ -46,7 +46,7 @@ MEANING = {
     SpanKind.STALLED: "kept its KV and sat out until a block was free",
     SpanKind.PIPELINE: "waited for a device busy with other batches: pipeline stages, embeddings",
     SpanKind.PADDING: "answered, while the longest of its batch went on",
-    SpanKind.CLIENT: "due, and not yet sent by our client",
+    SpanKind.CLIENT: "due, and not yet sent by the client",
     SpanKind.UNTIL_ANSWER: "sent, without an answer: network, queue and prefill of the server",
     SpanKind.ANSWER: "between its first token and its last",
 }
@@ -69,7 +69,7 @@ class LatencySpan:
 
     @property
     def duration_s(self) -> float:
-        """How long it took."""
+        """Duration of the span in seconds."""
         return self.end_s - self.begin_s
 
 

@@ -1,4 +1,4 @@
-"""Fidelity: a real engine's log replayed through the simulator, and how far off that is."""
+"""Fidelity: replays the log of a real engine in the simulator and computes the errors."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Floats = NDArray[np.float64]
 
 METRICS = ("ttft", "tpot", "e2e")
 STATISTICS = ("mean", "p50", "p90", "p99", "mape")
-# vLLM's own defaults, for what a log does not say.
+# vLLM's defaults, for settings that a log lacks.
 _DEFAULTS = EngineSettings(
     max_num_seqs=256, max_num_batched_tokens=2048, block_size=16, prefix_caching=True, eager=False
 )
@@ -43,12 +43,11 @@ _ASYNCHRONOUS_FROM = (0, 14)  # the vLLM version from which it schedules ahead b
 
 @dataclass(frozen=True)
 class ErrorRow:
-    """One figure of the log beside that of the simulation.
+    """One metric of the log beside that of the simulation.
 
-    `error` = simulated / real - 1. For `mape` it is the mean over requests of |error|, and there
-    are no two times to show. `spread`, where the level was measured several times: by how much the
-    largest of these figures exceeds the smallest. `replayed`: the error where every step takes what
-    it took in the run. NaN: not known.
+    `error` = simulated / real - 1; for `mape` it is the mean of |error| over requests, without the
+    two times. `spread`: the relative difference between largest and smallest value of repeated
+    measurements. `replayed`: the error if every step has its logged duration. NaN: unknown.
     """
 
     metric: str
@@ -66,7 +65,9 @@ class ErrorRow:
 
     @property
     def within(self) -> bool | None:
-        """Is the error at most `TOLERANCE`, or the spread where that is larger? None: not known."""
+        """Whether the error is at most `TOLERANCE`, or the spread where that is larger; None if
+        unknown.
+        """
         if math.isnan(self.spread) or math.isnan(self.error):
             return None
         return abs(self.error) <= max(TOLERANCE, self.spread)
@@ -88,7 +89,7 @@ class Validation:
     client_s: float = 0.0  # between client and engine, added to every simulated first token
 
     def rows(self) -> list[ErrorRow]:
-        """The error table."""
+        """Rows of the error table."""
         return [
             row
             for metric in METRICS
@@ -106,22 +107,22 @@ def validate(
     host_s: float | None = None,
     client_s: float = 0.0,
 ) -> Validation:
-    """Replay `log` on `engine`, a system by name, with the profile's step times.
+    """Replay `log` on the system named `engine`, with the profile's step times.
 
     Args:
-        log: what a real engine did.
+        log: requests of a real engine.
         profile: step times of its model on its GPU.
-        engine: the system that stands for it.
-        parameters: of that system; the engine's settings win over them.
-        overrides: settings that win over the log's own.
+        engine: the system that models the engine.
+        parameters: of that system; settings in the log take precedence.
+        overrides: settings that take precedence over those in the log.
         host_s: seconds that the host adds to a step that is launched kernel by kernel; None: the
-            stated constant (`predictors.profiles.build.LAUNCH_S`). Nothing is added to step times
-            that were fitted to whole steps.
-        client_s: seconds that a request and its answer spend between client and engine, which the
-            simulation knows nothing of; added to its first and last tokens.
+            constant `predictors.profiles.build.LAUNCH_S`. Nothing is added to step times that were
+            fitted to whole steps.
+        client_s: seconds between client and engine, which the simulation lacks; added to the first
+            and last tokens.
 
     Raises:
-        SloBenchError: an unknown system, model or GPU, or a log that cannot be served so.
+        SloBenchError: a system, model or GPU is unknown, or the system cannot serve the log.
     """
     notes: list[str] = []
     if log.unfinished:
@@ -139,7 +140,7 @@ def validate(
     if log.cached_tokens:
         notes.append(
             f"{log.cached_tokens:,} prompt tokens of the log came from the prefix cache; which "
-            "requests share a prefix is not told, and the simulation finds none of them"
+            "requests share a prefix is unknown, and the simulation assumes none"
         )
     if isinstance(served.policy, Policy) and overrides_hook(served.policy, "preemption_mode"):
         notes.append("the time of swapping is the catalogue's, not measured")
@@ -175,7 +176,7 @@ def _merged(base: EngineSettings, winner: EngineSettings) -> EngineSettings:
 
 
 def _version(text: str | None) -> tuple[int, ...]:
-    """Major and minor; a version that is not told counts as today's."""
+    """Major and minor version; an unknown version counts as the newest."""
     parts = (text or "").split(".")
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
         return _ASYNCHRONOUS_FROM
@@ -185,7 +186,9 @@ def _version(text: str | None) -> tuple[int, ...]:
 def _placed(
     profile: Profile, settings: EngineSettings, notes: list[str]
 ) -> tuple[Placement, EngineSettings]:
-    """Where it ran; the profile's where the log says nothing, with a note where they differ."""
+    """The placement of the log, that of the profile where the log has none; adds a note where they
+    differ.
+    """
     tp = settings.tp or profile.tp
     if tp != profile.tp:
         notes.append(
@@ -208,15 +211,14 @@ def _placed(
     if settings.num_gpu_blocks is None:
         if _ANY in (placement.gpu.origin, placement.model.origin):
             raise SloBenchError(
-                "the log does not say how many KV blocks there were, and model or GPU are none of "
-                "the catalogue's, by which it could be estimated; say it with --num-gpu-blocks"
+                "the log has no number of KV blocks, and model or GPU are not in "
+                "the catalogue, so it cannot be estimated; give it with --num-gpu-blocks"
             )
         estimated = placement.num_gpu_blocks
         if estimated < 2:
             placement.check()
         notes.append(
-            f"the log does not say how many KV blocks there were; {estimated:,} is an estimate "
-            "(--num-gpu-blocks)"
+            f"the log has no number of KV blocks; {estimated:,} is an estimate (--num-gpu-blocks)"
         )
         settings = dataclasses.replace(settings, num_gpu_blocks=estimated)
     # One of vLLM's blocks is a placeholder that holds nothing.
@@ -225,7 +227,7 @@ def _placed(
     return dataclasses.replace(placement, fixed_num_gpu_blocks=usable), settings
 
 
-# Where step times are whole and KV blocks are told, neither model nor GPU decide anything else.
+# With measured step times and known KV blocks, model and GPU change nothing else.
 _ANY = "stand-in"
 _ANY_GPU = GpuSpec(
     name="any",
@@ -319,10 +321,11 @@ def _workload(log: RealLog, settings: EngineSettings) -> Workload:
 
 @dataclass(frozen=True)
 class _OwnBlocks(PrefixRows):
-    """Prefix hashes where no request shares any: each finds only what itself has computed.
+    """Prefix hashes that no two requests share: a request finds only blocks that it computed
+    itself.
 
-    With prefix caching a preempted request comes back to those of its blocks that are still
-    there. A log has no texts, so what requests have in common is not known.
+    With prefix caching a preempted request finds those of its blocks that are still cached. A log
+    has no prompt texts, so shared prefixes are unknown.
     """
 
     blocks: NDArray[np.int64]
@@ -353,7 +356,7 @@ def latencies(
 
 
 def statistics(seconds: Floats) -> dict[str, float]:
-    """Mean and quantiles, by name."""
+    """Mean and quantiles of a metric, by name."""
     found = summarise(seconds)
     return {name: getattr(found, f"{name}_s") for name in STATISTICS[:-1]}
 

@@ -1,4 +1,6 @@
-"""A cell of a real server as its requests tell it: what a client sees from outside."""
+"""Traces of a cell that was measured on a real server, from the client's records of its
+requests.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,13 @@
-"""A run on real servers beside its simulation, with step times fitted to the servers' own steps.
+"""Validation of a run on real servers against its simulation, with step times fitted to its step
+logs.
 
-No level is judged by a profile that has seen it: the profile of a level is fitted to the steps of
-all other levels on a server of the same settings. Where there are none, a short level was measured
-first for that purpose. Where levels were measured several times, the spread of their figures says
-what the machine itself makes of them, and errors are held against it.
+The profile for a level is never fitted to the level itself, but to the steps of all other levels on
+a server with the same settings. If there are none, a short level was measured first for that
+purpose. For levels that were measured several times, errors are compared to the spread of the
+measurements.
 
-    validation.json           the error table of every level, and to what its profile is fitted
+    validation.json           error table of every level, and the levels that its profile is fitted
+    to
     validation.csv            the same as rows
     validation/<cell>.toml    the profile
     validation/<cell>.csv.gz  every request, real and simulated
@@ -56,7 +58,7 @@ Floats = NDArray[np.float64]
 
 FOLDER = "validation"
 TABLE = "validation.json"
-_CLIENT_LEVELS = 3  # from so many levels is learned what lies between client and engine
+_CLIENT_LEVELS = 3  # number of levels that give the latency between client and engine
 _IDENTITY = ("system", "workload", "rate_rps", "replay_speed", "seed")
 
 
@@ -64,9 +66,10 @@ _IDENTITY = ("system", "workload", "rate_rps", "replay_speed", "seed")
 class ValidatedPoint:
     """A level, real and simulated.
 
-    `fitted_on` names the levels whose steps the profile was fitted to, and is empty where the
-    profile was given. `identity` are its columns in the table of cells. `again` are the same
-    requests, each measured once more. `replayed`: with the steps' own durations, where that can be.
+    `fitted_on` names the levels with the steps that the profile was fitted to, and is empty where
+    the profile was given. `identity` are its columns in `cells.csv`. `again` are repeated
+    measurements of the same requests. `replayed`: the simulation with the durations of the logged
+    steps, where it is possible.
     """
 
     cell: str
@@ -78,15 +81,14 @@ class ValidatedPoint:
     replayed: Replayed | None = None
 
     def noting(self, note: str) -> ValidatedPoint:
-        """With one note more."""
+        """The same point with one more note."""
         found = dataclasses.replace(self.found, notes=(*self.found.notes, note))
         return dataclasses.replace(self, found=found)
 
     def errors(self) -> list[ErrorRow]:
-        """The error table, with what the machine's spread and a replay say of each figure.
+        """The error table, with the spread of repeated measurements and the error of a step replay.
 
-        Where the level was measured several times, a real figure is the median of theirs: one
-        measurement alone tells as much of the minute it was made in as of the level.
+        Where the level was measured several times, a measured value is the median of them.
         """
         middles, spreads, replays = self._middles(), self._spreads(), self._replays()
         found = []
@@ -98,7 +100,7 @@ class ValidatedPoint:
         return found
 
     def _measured(self) -> dict[tuple[str, str], list[float]]:
-        """Each figure, of every measurement."""
+        """Each metric's value in every measurement."""
         tables = [_figures(self.found.real), *(_figures(_latencies(log)) for log in self.again)]
         return {key: [table[key] for table in tables] for key in tables[0]}
 
@@ -184,7 +186,7 @@ def validate_run(folder: Path, profile: Profile | None = None) -> list[Validated
 
 @dataclass(frozen=True)
 class _Measured:
-    """What is on disk of a level."""
+    """The files of a measured level."""
 
     cell: str
     root: Path  # the folder that holds its files
@@ -197,7 +199,7 @@ class _Measured:
         return cls(cell, root, read_cell(root, cell), read_meta(path) if path.is_file() else {})
 
     def again(self) -> list[_Measured]:
-        """Its other measurements."""
+        """Repeated measurements of the level."""
         found: list[_Measured] = []
         folder = self.root / REPEATED
         while True:
@@ -211,11 +213,11 @@ class _Measured:
         return {name: value for name, value in self.meta.items() if name != "steps"}
 
     def comparable(self, other: _Measured) -> bool:
-        """Another level of a server with the same settings."""
+        """Whether `other` is another level of a server with the same settings."""
         return self is not other and bool(self.meta) and self._server == other._server
 
     def steps(self) -> list[LoggedStep]:
-        """Of all its measurements."""
+        """Logged steps of all measurements of the level."""
         return [step for one in (self, *self.again()) for step in one._own_steps()]
 
     def _own_steps(self) -> list[LoggedStep]:
@@ -228,7 +230,7 @@ class _Measured:
 
 
 def _specs(folder: Path) -> dict[str, CellSpec]:
-    """The levels as they were asked for; none where what they were made of is gone."""
+    """The planned cells of the run; empty if the files of its workload are missing."""
     with contextlib.suppress(SloBenchError):
         return {s.cell: s for s in Experiment.load(folder / "experiment.toml").plan().cells}
     return {}
@@ -304,8 +306,10 @@ def _replayed(level: _Measured, profile: Profile, client_s: float = 0.0) -> Vali
 
 
 def _client_s(others: Sequence[_Measured], profile: Profile) -> float:
-    """Seconds between client and engine: by how much first tokens come later than simulated, in
-    the median, at that of the other levels where this is least (there queues tell least).
+    """Latency between client and engine in seconds, which the simulation lacks.
+
+    It is the median delay of measured first tokens after simulated ones, of the other levels with
+    the smallest such medians, where queues disturb it least.
     """
     late = []
     for other in others[:_CLIENT_LEVELS]:

@@ -1,8 +1,8 @@
-"""How truly this machine measures: our load generator against a server that knows the truth.
+"""Self-test: the measurement error of the load generator on this machine.
 
-The mock server stamps every token as it leaves; client and mock read the same clock, so that what
-we add to a measured time can be told from what the server took. The mock shares the machine with
-the client: a load generator that has it for itself does no worse.
+The mock server records the time of every token that it sends. Client and mock read the same clock,
+so the difference is the client's error. The mock shares the machine with the client; a load
+generator on a machine of its own does no worse.
 """
 
 from __future__ import annotations
@@ -35,11 +35,10 @@ _MOST_RPS = 6400.0
 
 @dataclass(frozen=True)
 class SelfTestLevel:
-    """One rate. Errors are measured minus true; what a level costs is the client's CPU time.
+    """Results of one rate. Errors are measured minus true times; the cost is the client's CPU time.
 
-    `ttft_error_…` compares the time from send to first token; `arrival_error_…` the time from the
-    scheduled arrival with the true one from there; `token_error_…` the moments at which all
-    tokens were seen with those at which they left.
+    `ttft_error_…` is of the time from send to first token; `arrival_error_…` of the time from the
+    scheduled arrival to first token; `token_error_…` of the times at which all tokens arrived.
     """
 
     rate_rps: float
@@ -61,7 +60,7 @@ class SelfTestLevel:
 
     @property
     def truthful(self) -> bool:
-        """Whether it may be trusted."""
+        """Whether the measurement error is within bounds."""
         return self.problem is None
 
 
@@ -87,13 +86,13 @@ def self_test(
     search: bool = True,
     done: Callable[[SelfTestLevel], None] = lambda level: None,
 ) -> SelfTest:
-    """Run levels of `seconds` each: the given rates, then ever higher ones until one fails.
+    """Run levels of `seconds` each: the given rates, then higher ones until one fails.
 
     Args:
         rates_rps: rates of Poisson arrivals.
-        seconds: how long requests arrive at each.
-        search: look for the highest truthful rate.
-        done: hears of each level.
+        seconds: duration of the arrivals of a level.
+        search: whether to look for the highest rate with a correct measurement.
+        done: called after each level.
     """
     levels: list[SelfTestLevel] = []
 
@@ -155,7 +154,7 @@ def _level(
     left_s = np.array([t.first_token_s for t in known]) - zero_s
     first_s = columns.first_token_s[whole]
     ttft_error_s = (first_s - columns.sent_s[whole]) - (left_s - received_s)
-    late_s = first_s - left_s  # the clock is one: what is seen later than it left is our error
+    late_s = first_s - left_s  # one clock: any delay is the client's error
     sent_late_s = received_s - columns.arrival_s[whole]
     token_error_s = _token_errors(found, whole, known)
     level = SelfTestLevel(

@@ -26,16 +26,16 @@ _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 def measure_server(
     asked: ProfilingOptions, backend: str, folder: Path, tell: Tell
 ) -> ProfilingResult:
-    """Serve requests of mixed lengths at three rates, and fit what the server logged of its steps.
+    """Serve requests of mixed lengths at three rates, and fit a profile to the server's step log.
 
     Args:
-        asked: `most_sequences` is not heeded; `budget_s` bounds how many requests are sent.
+        asked: options of the profile; `most_sequences` is ignored, `budget_s` limits the requests.
         backend: `vllm`, `sglang`, or one of several versions: `vllm==0.32.0`.
-        folder: the run that was measured, new or empty; its logs stay there.
-        tell: called with levels done and levels in all.
+        folder: the run folder, new or empty; it keeps the logs.
+        tell: called with (levels done, levels in total).
 
     Raises:
-        SloBenchError: the server cannot be started, a level failed, or too few steps were logged.
+        SloBenchError: the server did not start, a level failed, or too few steps were logged.
     """
     name, _, version = backend.partition("==")
     shape = model(asked.model)
@@ -43,7 +43,7 @@ def measure_server(
         folder, progress=lambda progress: tell(progress.finished, progress.cells)
     )
     rows = run.rows()
-    # Requests that were sent late make no step longer: such a level says what it should.
+    # Requests that were sent late make no step longer, so such a level is usable.
     broken = [row for row in rows if not row["finished"]]
     if broken:
         raise SloBenchError(f"a level failed: {broken[0].get('invalid_because')}; see {folder}")
@@ -99,7 +99,7 @@ def _steps(folder: Path, meta: dict[str, Any]) -> list[LoggedStep]:
 
 
 def _dtype(folder: Path) -> str:
-    """Of the checkpoint, in which servers compute."""
+    """The checkpoint's dtype, in which servers compute."""
     fields = json.loads((folder / "config.json").read_text("utf-8"))
     said = str(fields.get("torch_dtype") or fields.get("dtype") or "float32")
     return _DTYPES.get(said, "bf16")
@@ -120,7 +120,7 @@ def _on_cpu(profile: Profile, shape: ModelSpec, meta: dict[str, Any]) -> Profile
     tokens = int(cache.get("num_gpu_blocks") or 0) * int(cache.get("block_size") or 0)
     width = 2 * shape.layers * shape.kv_heads * shape.head_dim * dtype.itemsize
     if not tokens:
-        return profile  # nobody says how much KV it holds
+        return profile  # the KV capacity is unknown
     kv_bytes = float(tokens * width)
     return dataclasses.replace(
         profile, device=MeasuredDevice(kv_bytes=kv_bytes, **dataclasses.asdict(figures))

@@ -1,9 +1,9 @@
-"""The step log that our plugin writes inside a server, read back.
+"""Reads the step log that the plugin writes inside a server.
 
-A line `step` says what is in a batch, when it was formed; a line `done` that the tokens of the
-oldest such batch are there, and how many requests are `left`. What took how long follows from
-both: while requests are left, steps follow on each other, and what lies between two results (the
-scheduler, the sampler, with asynchronous scheduling nothing) belongs to the later one.
+A line `step` has the content of a batch and the time when it was formed. A line `done` has the time
+when the tokens of the oldest such batch were ready, and the number of requests `left`. Durations
+follow from both: while requests are left, steps are contiguous, and the time between two results
+(scheduler, sampler; nothing with asynchronous scheduling) belongs to the later step.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class _Iteration:
 
 
 class _Log(RecordedStepTime):
-    """Iterations of a log, each compared with what is asked for."""
+    """Iterations of a log; each is compared to the iteration that is simulated."""
 
     def __init__(self, log: Sequence[_Iteration], predictions: LearnedPredictions) -> None:
         super().__init__(predictions)
@@ -70,7 +70,7 @@ class _Log(RecordedStepTime):
         if number == len(self._log) or self._log[number].batch != asked:
             ran = self._log[number].batch if number < len(self._log) else "its end"
             raise ReplayError(
-                f"iteration {number + 1} of the run is {ran}, simulated it is {asked}"
+                f"iteration {number + 1} of the run has {ran}, that of the simulation {asked}"
             )
         self.played += 1
         return self._log[number].ran

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
-from ...harness.results.read import RunResults, columns_in, read_run
+from ...harness.results.read import RunResults, detail_file, read_run, read_table
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_toml
 from ..figures.facets import IDENTITY
@@ -25,21 +26,16 @@ _BOUNDS = {
     "e2e": "e2e_slo_s",
     "deadline": "deadline_s",
 }
-_COLUMNS = frozenset(
-    {
-        "arrival_s",
-        "first_token_s",
-        "finish_s",
-        "outcome",
-        "output_tokens",
-        "prompt_tokens",
-        "expected_output_tokens",
-        "sent_s",
-        *_BOUNDS.values(),
-    }
+_COLUMNS = (
+    "arrival_s",
+    "first_token_s",
+    "finish_s",
+    "outcome",
+    "output_tokens",
+    "prompt_tokens",
+    "expected_output_tokens",
+    *_BOUNDS.values(),
 )
-_OPTIONAL = frozenset({"sent_s"})
-_UNREADABLE = (ValueError, OSError, EOFError, UnicodeError)
 
 
 def run_results(path: Path) -> Results:
@@ -118,33 +114,11 @@ def read_requests(folder: Path, cell: str, warmup_s: float = 0.0) -> RequestResu
     Raises:
         SloBenchError: they are missing or cannot be read.
     """
-    path = folder / "requests" / f"{cell}.parquet"
-    if not path.is_file():
-        path = folder / "requests" / f"{cell}.csv.gz"
-    if not path.is_file():
-        raise SloBenchError(f"{path} is missing; is {folder} a whole run folder?")
-    try:
-        if path.suffix == ".parquet":
-            frame = pd.read_parquet(
-                path, columns=[name for name in columns_in(path) if name in _COLUMNS]
-            )
-        else:
-            frame = pd.read_csv(
-                path, usecols=lambda name: name in _COLUMNS, dtype={"outcome": "category"}
-            )
-    except ImportError as error:
-        raise SloBenchError(f"{path} needs pyarrow: pip install 'slo-bench[parquet]'") from error
-    except _UNREADABLE as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    lacking = _COLUMNS - _OPTIONAL - set(frame.columns)
-    if lacking:
-        raise FileFormatError(path, 1, f"lacks the column {', '.join(sorted(lacking))}")
+    path = detail_file(folder / "requests", cell)
+    frame = read_table(path, _COLUMNS, ("sent_s",), words=("outcome",))
 
-    def column(name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-        try:
-            return frame[name].to_numpy(dtype=np.float64, na_value=np.nan)
-        except ValueError as error:
-            raise FileFormatError(path, None, f"{name} is not all numbers: {error}") from error
+    def column(name: str) -> NDArray[np.float64]:
+        return frame[name].to_numpy()
 
     return RequestResults(
         arrival_s=column("arrival_s"),

@@ -48,7 +48,7 @@ def test_rows_that_are_lost(slo_bench, runs, tmp_path):
     shutil.copytree(runs / "both", cut)
     table = cut / "cells.csv"
     table.write_bytes(b"".join(table.read_bytes().splitlines(keepends=True)[:-1]))
-    told = "cut has 3 of 4 cells: it was interrupted, or rows of cells.csv are lost; go on with "
+    told = "cut has 3 of 4 cells: it was interrupted, or rows of cells.csv are lost; continue with "
     told += f"slo-bench run --resume --out {cut}"
     code, _, err = slo_bench("gate", runs / "both", cut)
     assert (code, "not comparable: " + told in " ".join(err.split())) == (2, True)

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from slo_bench import Experiment
 from slo_bench.cli.commands.report import report
+from slo_bench.harness.results.checkpoint import Checkpoint
 from slo_bench.reports.compare.comparing import read_results
-from slo_bench.tuner.planning.checkpoint import PlanningCheckpoint
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.tune import tune
 from slo_bench.workloads.errors import SloBenchError
@@ -64,7 +64,7 @@ def test_what_is_no_run_says_what_it_is(tuned, make_run, tmp_path):
     begun, planned = tmp_path / "begun", tmp_path / "planned"
     begun.mkdir()
     (begun / "tune.toml").touch()
-    PlanningCheckpoint.of(planned, False, "asked").keep("one", [1.0, 2.0, 3.0, 4.0])
+    Checkpoint(planned / "plan.jsonl", "").append({"name": "one", "level": [1.0, 2.0, 3.0, 4.0]})
     for folder, told in (
         (tuned, r"is a tuning run, .* slo-bench run .*/winner.toml"),
         (begun, "has not ended: slo-bench tune --resume --out"),

@@ -1,70 +1,79 @@
-"""Levels that are cells of an experiment, simulated or on a real server."""
+"""Runs of one rate as cells of an experiment: simulated here, in a pool, or on a real server."""
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from ...harness.core.records import Outcome, Records
 from ...harness.experiments.backends.base import CellMeasurement, Deployment
+from ...harness.experiments.backends.measuring import measured_row
 from ...harness.experiments.execution.cells import (
     CellSpec,
-    kept_cell,
     predicted_output_tokens,
     simulated,
+    simulated_figures,
     simulated_row,
     source,
     workload_of,
 )
+from ...harness.experiments.execution.workers import WorkerPool, packed, unpack
 from ...harness.results.metrics import judge
 from ...harness.results.run_folder import Row
 from ...workloads.workload import Workload
 from .samples import WARMUP_SHARE, Floats, LevelSample, sample_of
 
 Ended = Callable[[int, float], None]  # requests ended, clock in seconds
+Level = tuple[LevelSample, str, Row, Mapping[str, bytes]]
+T = TypeVar("T")
 
 
 class CellServer(Protocol):
-    """Whatever serves the workload of a cell."""
+    """Serves the workload of a cell: the simulator or a real server."""
 
     def measure(
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
-        """What became of every request."""
+        """Serve the workload and return the records of its requests."""
         ...
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        """The cell's row of `cells.csv`; its details are on disk."""
+        """Write the cell's details and return its row of `cells.csv`."""
         ...
 
 
 @dataclass(frozen=True)
 class Simulator:
-    """Serves cells in this process."""
+    """Simulates cells in this process. Without a folder, no details of them are kept."""
 
-    folder: Path
-    records: str
+    folder: Path | None = None
+    records: str = "none"
 
     def measure(
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
-        """See `CellServer`."""
+        """Simulate the cell's workload with its predicted lengths."""
         predicted = predicted_output_tokens(spec, workload)
         return CellMeasurement(simulated(spec, workload, predicted, progress=progress))
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        """See `CellServer`."""
-        return simulated_row(spec, workload, measured.result, self.folder, records=self.records)
+        """The row of `cells.csv`; without a folder, the figures alone."""
+        result = measured.result
+        if self.folder is None:
+            return dict(simulated_figures(spec, workload, result))
+        return simulated_row(spec, workload, result, self.folder, records=self.records)
 
 
 @dataclass(frozen=True)
 class RealServer:
-    """Serves cells by a deployment that is up."""
+    """Measures cells on servers that are up."""
 
     deployment: Deployment
     folder: Path
@@ -73,24 +82,14 @@ class RealServer:
     def measure(
         self, spec: CellSpec, workload: Workload, progress: Ended | None
     ) -> CellMeasurement:
-        """See `CellServer`."""
+        """Send the workload to the servers and record every request."""
         return self.deployment.measure_cell(spec, workload, self.folder, progress)
 
     def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        """See `CellServer`."""
-        row = kept_cell(
-            spec,
-            workload,
-            measured.result,
-            self.deployment.hardware,
-            self.folder,
-            records=self.records,
-            step_time="measured",
-            columns=measured.columns,
+        """Write the cell's details and return its row of `cells.csv`."""
+        return measured_row(
+            self.deployment, spec, workload, measured, self.folder, records=self.records
         )
-        row |= {"model": self.deployment.model or row["model"], "gpu": self.deployment.gpu}
-        row["valid"] = measured.invalid_because is None
-        return row | dict(measured.figures)
 
 
 def cell_of(search: str, rate_rps: float, seed: int) -> str:
@@ -99,7 +98,7 @@ def cell_of(search: str, rate_rps: float, seed: int) -> str:
 
 
 def search_of(cell: str) -> str:
-    """The inverse of `cell_of`."""
+    """The search's name in a cell's name: the inverse of `cell_of`."""
     return cell.rpartition("_rate-")[0]
 
 
@@ -107,7 +106,7 @@ def search_of(cell: str) -> str:
 class CellRunner:
     """A `LevelRunner` whose levels are cells that differ from `template` in rate, seed and size.
 
-    `stem` begins the cells' names; `keep` is told the row of each.
+    `stem` begins the cells' names; `keep` receives the row of each.
     """
 
     template: CellSpec
@@ -117,7 +116,7 @@ class CellRunner:
     progress: Ended | None = None
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        """See `LevelRunner`."""
+        """Run a cell with `requests` requests at `rate_rps` and return its sample."""
         cell = cell_of(self.stem, rate_rps, seed)
         offered: Row = {"cell": cell, "rate_rps": rate_rps, "replay_speed": None, "seed": seed}
         spec = replace(
@@ -155,14 +154,93 @@ class CellRunner:
 
 
 def _end_s(records: Records) -> Floats:
-    """When each request left: what was turned away or given up is no backlog."""
+    """When each request left; a rejected or dropped request counts from its arrival, not as
+    backlog.
+    """
     gone = (records.outcome != Outcome.FINISHED) & (records.outcome != Outcome.UNFINISHED)
     return np.where(gone & np.isnan(records.finish_s), records.arrival_s, records.finish_s)
 
 
 def _bound_s(workload: Workload) -> float:
-    """For how long a typical request may wait without missing anything; 0 if for ever."""
+    """The tightest latency bound of a typical request in seconds; 0 if there is none."""
     tightest = np.minimum(workload.ttft_slo_s, workload.e2e_slo_s)
     tightest = np.minimum(tightest, workload.deadline_s - workload.arrival_s)
     known = tightest[np.isfinite(tightest)]
     return max(0.0, float(np.median(known))) if len(known) else 0.0
+
+
+@dataclass(frozen=True)
+class SpeculativeRuns(Generic[T]):
+    """Runs (rate in req/s, seed, requests) that are started before their results are needed.
+
+    Results that are never needed are dropped.
+    """
+
+    begin: Callable[[float, int, int], Future[T]]
+    _begun: dict[tuple[float, int, int], Future[T]] = field(default_factory=dict)
+
+    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+        """Start these runs unless they are started."""
+        for seed in seeds:
+            run = (rate_rps, seed, requests)
+            if run not in self._begun:
+                self._begun[run] = self.begin(*run)
+
+    def result(self, rate_rps: float, seed: int, requests: int) -> T:
+        """Wait for the result of a run; start it if it is not started."""
+        run = (rate_rps, seed, requests)
+        return (self._begun.pop(run, None) or self.begin(*run)).result()
+
+
+class PoolRunner:
+    """A `LevelRunner` like `CellRunner`, whose levels the processes of a pool simulate.
+
+    `folder`: where cells' details are written; None keeps none.
+    """
+
+    def __init__(
+        self,
+        template: CellSpec,
+        stem: str,
+        pool: WorkerPool,
+        folder: Path | None,
+        records: str,
+        keep: Callable[[str, Row], None],
+    ) -> None:
+        self._folder = folder
+        self._keep = keep
+        given = (asdict(template), stem, None if folder is None else records)
+        self._levels: SpeculativeRuns[Level] = SpeculativeRuns(
+            lambda *run: pool.begin(simulated_level, *given, *run)
+        )
+        self.expect = self._levels.expect
+
+    def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
+        """Wait for the level, and begin it if it was not expected."""
+        sample, cell, row, files = self._levels.result(rate_rps, seed, requests)
+        if self._folder is not None:
+            unpack(files, self._folder)
+        self._keep(cell, row)
+        return sample
+
+
+def simulated_level(
+    template: Mapping[str, Any],
+    stem: str,
+    records: str | None,
+    rate_rps: float,
+    seed: int,
+    requests: int,
+) -> Level:
+    """Simulate one level in a process of a pool.
+
+    Returns its sample, its cell, the cell's row and, unless `records` is None, its files.
+    """
+    with tempfile.TemporaryDirectory(prefix="slo-bench-") as made:
+        folder = Path(made)
+        rows: list[tuple[str, Row]] = []
+        server = Simulator() if records is None else Simulator(folder, records)
+        spec = CellSpec.from_plain(template)
+        runner = CellRunner(spec, stem, server, lambda cell, row: rows.append((cell, row)))
+        sample = runner.run(rate_rps, seed, requests)
+        return sample, *rows[0], packed(folder)

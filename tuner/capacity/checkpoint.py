@@ -1,6 +1,6 @@
-"""`capacity.json`: what searches were asked, every run as they saw it, and what they found.
+"""`capacity.json`: the settings of capacity searches, all their runs and their results.
 
-A search that is resumed is repeated with the runs it remembers, and goes on where they end.
+A resumed search repeats its steps with the runs in the file, and continues after the last of them.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from ...harness.results.capacity_file import FILE, check_rows, read_searches
+from ...harness.results.checkpoint import check_settings
 from ...harness.results.run_folder import EXPERIMENT, Row, RunFolder, Value, read_rows, write_whole
 from ...workloads.checksums import sealed
-from ...workloads.errors import SloBenchError
 from .cells import search_of
 from .options import Budget, CapacitySearch
-from .samples import LevelRunner, LevelSample
+from .samples import LevelRunner, LevelSample, sample_from_plain
+from .search import Foresee
 
 _BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
 
 
 @dataclass(frozen=True)
 class CapacityOptions:
-    """What is searched for, where the experiment does not say. None: see `search_capacity`."""
+    """Settings of a search that no experiment has; None: the defaults of `search_capacity`."""
 
     targets: tuple[float, ...] = (0.9, 0.99)
     tolerance: float = 0.03
@@ -38,7 +39,7 @@ class CapacityOptions:
 
 @dataclass(frozen=True)
 class CapacityRecord:
-    """One configuration's search. `columns` say which: system, workload, model and so on."""
+    """One configuration's search. `columns` identify it: system, workload, model and so on."""
 
     name: str
     columns: Mapping[str, Value]
@@ -93,11 +94,11 @@ def read_capacity(folder: Path) -> list[dict[str, Any]] | None:
 
 @dataclass
 class CapacityCheckpoint:
-    """The folder's runs: those of before are remembered, new ones are written; from any thread.
+    """Runs of all searches in a folder: earlier ones are read, new ones are written; thread-safe.
 
-    `cells` is the list of cells that `held` has, those of one search after those of the one that
-    `samples` names before it. `neighbours` and `shares_of` are what a search
-    began with, which must be the same when it is repeated; a `lazy` memory writes now and then.
+    `cells` is the list of cells of `held`, in the order of the searches in `samples`. `neighbours`
+    and `shares_of` are the initial values of a search, which must be the same when it is resumed.
+    If `lazy`, the file is written at most once a second.
     """
 
     held: RunFolder
@@ -112,10 +113,10 @@ class CapacityCheckpoint:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def recall(self) -> None:
-        """Take in what an interrupted search left, if any.
+        """Read the runs of an interrupted search, if there are any.
 
         Raises:
-            SloBenchError: it was asked something else.
+            SloBenchError: it had other targets or another tolerance, or a file is damaged.
         """
         path = self.held.path / FILE
         for problem in self.held.damaged.values():
@@ -123,38 +124,28 @@ class CapacityCheckpoint:
         if not path.is_file():
             return
         kept = read_searches(path)
-        for name, now in (
-            ("targets", list(self.asked.targets)),
-            ("tolerance", self.asked.tolerance),
-        ):
-            if kept[name] != now:
-                raise SloBenchError(
-                    f"{self.held.path} was searched with {name} {kept[name]}, not {now}; "
-                    "choose another folder with --out"
-                )
+        check_settings(path, _settings(**kept), _settings(**vars(self.asked)))
         self.shares_of = Budget(**kept["shares_of"])
         for search in kept["searches"]:
-            self.samples[search["search"]] = [_sample(run) for run in search["runs"]]
+            self.samples[search["search"]] = [sample_from_plain(run) for run in search["runs"]]
             self.neighbours[search["search"]] = tuple(search["neighbours"])
         check_rows(self.held.path, len(self.held.finished))
 
-    def remembering(self, name: str, runner: LevelRunner) -> LevelRunner:
-        """The runner, but for runs that are known."""
-        return _Remembering(runner, self.samples.setdefault(name, []), self._add)
-
-    def knows(self, name: str, rate_rps: float, seed: int, requests: int) -> bool:
-        """Whether that run of that search is remembered."""
-        return _known(self.samples.get(name, ()), rate_rps, seed, requests) is not None
+    def remembering(
+        self, name: str, runner: LevelRunner, expect: Foresee | None = None
+    ) -> RememberingRunner:
+        """A runner that makes only the runs that this search has not made before."""
+        return RememberingRunner(runner, self.samples.setdefault(name, []), self._add, expect)
 
     def keep_row(self, cell: str, row: Row) -> None:
-        """A run's cell has its details on disk."""
+        """Add the row of a cell, whose details are on disk."""
         with self._lock:
             if cell not in self.cells:
                 self.cells.append(cell)
             self.held.keep(cell, row)
 
     def keep_found(self, found: CapacityRecord) -> None:
-        """A search has ended."""
+        """Add the result of a finished search and write the file."""
         with self._lock:
             self.found[found.name] = found.rows()
             self.write()
@@ -166,7 +157,7 @@ class CapacityCheckpoint:
                 self.write()
 
     def write(self) -> None:
-        """Put everything on disk; rows first, since samples without a row would be lost to it."""
+        """Write all files; rows first, because `capacity.json` must not have runs without a row."""
         with self._lock:
             self._write()
 
@@ -198,35 +189,39 @@ class CapacityCheckpoint:
 
 
 @dataclass(frozen=True)
-class _Remembering:
+class RememberingRunner:
+    """A `LevelRunner` that returns samples of earlier runs; `runner` makes new ones."""
+
     runner: LevelRunner
     samples: list[LevelSample]
     add: Callable[[list[LevelSample], LevelSample], None]
+    begin: Foresee | None = None  # starts runs before they are needed
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        sample = _known(self.samples, rate_rps, seed, requests)
+        """The sample of an earlier run, or of a new one, which is kept."""
+        sample = self._known(rate_rps, seed, requests)
         if sample is None:
             sample = self.runner.run(rate_rps, seed, requests)
             self.add(self.samples, sample)
         return sample
 
+    def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
+        """Start the runs that have not been made yet."""
+        if self.begin is not None:
+            new = [seed for seed in seeds if self._known(rate_rps, seed, requests) is None]
+            self.begin(rate_rps, new, requests)
 
-def _known(
-    samples: Iterable[LevelSample], rate_rps: float, seed: int, requests: int
-) -> LevelSample | None:
-    for sample in samples:
-        if (sample.rate_rps, sample.seed) == (rate_rps, seed) and sample.requests == requests:
-            return sample
-    return None
+    def _known(self, *run: float) -> LevelSample | None:
+        found = (s for s in self.samples if (s.rate_rps, s.seed, s.requests) == run)
+        return next(found, None)
+
+
+def _settings(targets: Iterable[float], tolerance: float, **_: object) -> str:
+    """The settings of a search that must be the same when it is resumed."""
+    return f"targets = {list(targets)}\ntolerance = {tolerance}"
 
 
 def cells_in(folder: Path) -> list[str]:
-    """The cells that a run folder has so far."""
+    """Names of the finished cells in a run folder."""
     table = folder / "cells.csv"
     return [str(row["cell"]) for row in read_rows(table)] if table.is_file() else []
-
-
-def _sample(plain: dict[str, Any]) -> LevelSample:
-    for name in ("batch_met", "batch_requests", "backlog"):
-        plain[name] = tuple(plain[name])
-    return LevelSample(**plain)

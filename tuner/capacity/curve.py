@@ -1,4 +1,4 @@
-"""Where attainment crosses a target, from the runs of a few rates near it.
+"""Estimates the rate at which attainment crosses a target, from runs at a few rates near it.
 
 The tail of a queue's waiting time falls about exponentially, at a pace that is linear in the load
 it has to spare. The log of the share that misses a bound is therefore nearly a straight line over
@@ -7,7 +7,7 @@ the rate; so is the logit of attainment, which is the same where few miss and be
     logit A(λ) = logit(target) − slope · (log λ − log capacity),    slope > 0
 
 It is fitted by maximum quasi-likelihood to the runs near the crossing, where a straight line is
-good enough whatever the true curve, with the capacity itself as a parameter. Requests of one run
+a good approximation, with the capacity itself as a parameter. Requests of one run
 are not independent, so the variance is `dispersion` times the binomial one: the larger of what the
 scatter between runs shows and what batch means within the runs show. The interval holds every
 capacity whose profile quasi-likelihood passes the F test (P. McCullagh & J. A. Nelder, Generalized
@@ -64,7 +64,7 @@ class CapacityLevel:
 
     @property
     def requests(self) -> int:
-        """All that were sent."""
+        """Total requests of all runs."""
         return sum(sample.requests for sample in self.samples)
 
     @cached_property
@@ -94,17 +94,17 @@ class CapacityLevel:
 
     @cached_property
     def growing(self) -> bool:
-        """Whether the backlog grows, so that the rate is over capacity whatever was met so far."""
+        """Whether the backlog grows; the rate is then above capacity, whatever the attainment."""
         return bool(self.valid) and grows(self.valid)
 
     def passes(self, target: float) -> bool:
-        """A first guess, for bracketing."""
+        """First estimate of whether attainment reaches the target, for bracketing."""
         return not self.growing and self.attainment >= target
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The rate at which attainment crosses a target, and how well it is known."""
+    """Estimate of the rate at which attainment crosses a target, with its interval."""
 
     target: float
     rate_rps: float
@@ -113,7 +113,7 @@ class Crossing:
     slope: float  # logits of attainment lost per e-fold of rate
     dispersion: float  # variance over that of independent requests
     runs: int  # near the crossing, on which the interval rests
-    worth: float  # about so many independent misses are behind it
+    worth: float  # approximate number of independent misses
 
     @property
     def relative_half_width(self) -> float:
@@ -167,7 +167,7 @@ def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
 
 
 def _usable(ordered: list[CapacityLevel]) -> list[CapacityLevel]:
-    """Up to the lowest rate at which the backlog grows: beyond, runs say nothing more."""
+    """Levels up to the lowest rate with a growing backlog; higher ones add no information."""
     for place, level in enumerate(ordered):
         if level.growing:
             return ordered[: place + 1]
@@ -175,7 +175,7 @@ def _usable(ordered: list[CapacityLevel]) -> list[CapacityLevel]:
 
 
 def _wide(ordered: Sequence[CapacityLevel], target: float) -> list[CapacityLevel]:
-    """The levels whose attainment is not too far from the target, and one more on either side."""
+    """Levels with an attainment not too far from the target, and one more on either side."""
     logit = math.log(target / (1 - target))
     shares = falling_shares(ordered)
     away = [abs(math.log(share / (1 - share)) - logit) for share in shares]
@@ -201,8 +201,8 @@ def falling_shares(ordered: Sequence[CapacityLevel]) -> list[float]:
 
 
 def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[CapacityLevel]:
-    """The levels whose attainment is near the target, and always one that passes and one that fails
-    on their sides of the crossing.
+    """Levels with an attainment near the target, always with one that passes and one that fails on
+    either side of the crossing.
     """
     away = [math.log(level.rate_rps) - wide.log_rate for level in ordered]
     passing = [level.passes(target) for level in ordered]
@@ -211,16 +211,16 @@ def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[C
     high = max(reach, min((d for d, ok in zip(away, passing, strict=True) if not ok), default=0.0))
     near = [level for level, d in zip(ordered, away, strict=True) if low <= d <= high]
     failing = [lv for lv, d in zip(ordered, away, strict=True) if 0 < d <= high and not lv.growing]
-    # A level that grows has no attainment to fit; it stands for one of 0 where nothing else fails.
+    # A level with a growing backlog has no attainment; it counts as 0 where no other level fails.
     return [level for level in near if not (level.growing and failing)]
 
 
 class _Likelihood:
     """The quasi-likelihood of capacities and slopes, given some levels.
 
-    A `slope` known from a wider neighbourhood is a prior, log-normal with `_SLOPE_DOUBT`: the few
-    runs near the crossing say where it is, and little about how steep. `doubt` is the dispersion by
-    which the quasi-likelihood of the runs will be divided.
+    A `slope` estimated from a wider range is a prior, log-normal with `_SLOPE_DOUBT`, because the
+    few runs near the crossing determine its position but hardly its slope. `doubt` is the
+    dispersion by which the quasi-likelihood of the runs will be divided.
     """
 
     def __init__(
@@ -273,7 +273,7 @@ def _scatter(runs: Sequence[LevelSample], target: float, fit: _Fit) -> float:
     away = fit.slope * (np.log([run.rate_rps for run in runs]) - fit.log_rate)
     share = 1 / (1 + np.exp(np.clip(away, -30, 30) - logit))
     pearson = (met - counted * share) ** 2 / (counted * share * (1 - share))
-    near = np.abs(away) <= WIDE_LOGITS  # farther out the curve says too little to be held against
+    near = np.abs(away) <= WIDE_LOGITS  # farther out the curve is too uncertain for a test
     freedom = int(near.sum()) - 2
     return float(pearson[near].sum() / freedom) if freedom > 0 else 1.0
 

@@ -1,6 +1,6 @@
-"""Capacity searches over the configurations of an experiment, kept in a run folder.
+"""Capacity searches over the configurations of an experiment, stored in a run folder.
 
-Its cells are the runs of the searches; what these remember and found stands in `capacity.json`.
+The folder's cells are the runs of the searches; `capacity.json` holds their samples and results.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,9 @@ from ...harness.results.capacity_file import FILE
 from ...harness.results.run_folder import Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
-from .cells import CellRunner, CellServer, RealServer, Simulator
+from .cells import CellRunner, CellServer, PoolRunner, RealServer, Simulator
 from .checkpoint import CapacityCheckpoint, CapacityOptions, CapacityRecord, cells_in, read_capacity
 from .options import Budget, CapacitySearch, SearchOptions
-from .remote_runner import PoolRunner
 from .samples import LevelRunner
 from .search import Foresee, SearchProgress, find_capacity
 from .traces import find_trace_capacity
@@ -59,7 +58,7 @@ class CapacityResult:
     found: tuple[CapacityRecord, ...]
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows of all searches."""
+        """Result rows of all searches, one for each target."""
         return [row for found in self.found for row in found.rows()]
 
 
@@ -77,22 +76,22 @@ def search_capacity(
 ) -> CapacityResult:
     """Find the capacity of every configuration of an experiment.
 
-    The experiment's `rates` are the lowest and the highest that are tried (a single one is where
-    the search begins), `requests` the least in a run (2,000; on a real server 300), `seeds` the
-    runs of a level that follow each other (3). Each configuration may spend 120,000 requests,
-    on a real server an hour, unless `asked` says otherwise.
+    The experiment's `rates` are the lowest and the highest to try (a single one is where the
+    search begins), `requests` the least in a run (2,000; on a real server 300), `seeds` the number
+    of consecutive runs of a level (3). The default budget of a configuration is 120,000 requests,
+    on a real server an hour.
 
     Args:
-        experiment: what is searched.
+        experiment: the configurations to search.
         out: the folder, empty or new; by default a new one under `runs`.
         asked: targets, tolerance, budget.
-        resume: go on with what an interrupted search left in `out`; the budget may be another.
+        resume: continue the interrupted search in `out`; the budget may differ.
         progress: called after every run.
         ended: called within a run in this process with (requests ended, clock in seconds).
-        pool: where runs are simulated instead, a `LocalPool` or `OnRay().pool()`: those of a
-            level and of several configurations at once. What is found is the same.
-        senders: where the load of servers that run already is sent from; by default this machine.
-        command: what was typed, for `environment.json`.
+        pool: processes that simulate, a `LocalPool` or `OnRay().pool()`: runs of a level and of
+            several configurations at once, with the same results.
+        senders: machines that send the load to running servers; by default this machine.
+        command: the command line, for `environment.json`.
 
     Raises:
         SloBenchError: the experiment or the folder cannot be used.
@@ -136,7 +135,7 @@ def search_capacity(
 
 
 def _planned(experiment: Experiment) -> ExperimentPlan:
-    """One cell for each configuration, at a rate that stands for all; what was asked is kept."""
+    """One cell for each configuration, at rate 1; the experiment's own rates and seeds are kept."""
     if experiment.replay_speeds is not None:
         raise SloBenchError(
             "capacity finds the rate itself: leave replay_speeds out; rates give the range to "
@@ -158,21 +157,28 @@ def _planned(experiment: Experiment) -> ExperimentPlan:
 
 
 def _options(experiment: Experiment, asked: CapacityOptions) -> SearchOptions:
-    simulated = experiment.backend == SIMULATED
-    budget = _SIMULATED_BUDGET if simulated else _REAL_BUDGET
+    options = search_options(experiment, asked.targets, asked.tolerance)
     if asked.max_requests is not None or asked.max_time_s is not None:
         budget = Budget(asked.max_requests, asked.max_time_s)
+        options = dataclasses.replace(options, budget=budget)
     rates = experiment.rates or ()
-    between = len(rates) > 1
+    if len(rates) > 1:
+        options = dataclasses.replace(options, low_rps=min(rates), high_rps=max(rates))
+    return options
+
+
+def search_options(
+    experiment: Experiment, targets: tuple[float, ...], tolerance: float
+) -> SearchOptions:
+    """Options of a capacity search, with the default budget of the experiment's backend."""
+    simulated = experiment.backend == SIMULATED
     return SearchOptions(
-        targets=asked.targets,
-        tolerance=asked.tolerance,
+        targets=targets,
+        tolerance=tolerance,
         requests=experiment.requests[0] or (_SIMULATED_REQUESTS if simulated else _REAL_REQUESTS),
         seeds=experiment.seeds or _SEEDS,
         first_seed=experiment.seed,
-        budget=budget,
-        low_rps=min(rates) if between else 0.0,
-        high_rps=max(rates) if between else math.inf,
+        budget=_SIMULATED_BUDGET if simulated else _REAL_BUDGET,
     )
 
 
@@ -206,12 +212,20 @@ class _Searches:
     def here(self, ended: Callable[[int, float], None] | None) -> None:
         """One after another, on as few starts of a server as there are configurations."""
         earlier: list[CellSpec] = []
-        for group in _groups(self.backend, self.planned):
+        for group in self._groups():
             with _server(self.backend, self.planned, group[0], self.memory.held.path) as server:
                 for spec in group:
                     runner = CellRunner(spec, _stem(spec), server, self.memory.keep_row, ended)
                     self._search(spec, runner, self._model(spec, earlier), None)
                     earlier.append(spec)
+
+    def _groups(self) -> list[list[CellSpec]]:
+        """Configurations that share one start of a real server."""
+        if self.backend is None:
+            return [list(self.planned.cells)]
+        from ...harness.experiments.backends.measuring import grouped_by_start
+
+        return grouped_by_start(self.backend, self.planned.cells)
 
     def side_by_side(self, pool: WorkerPool) -> None:
         """As many at once as the pool has room for."""
@@ -238,16 +252,9 @@ class _Searches:
                 raise
 
     def _search_by(self, pool: WorkerPool, spec: CellSpec, model: CellSpec | None) -> None:
-        held, records = self.memory.held, self.planned.resolved.records
-        name = _stem(spec)
-        runner = PoolRunner(spec, name, pool, held.path, records, self.memory.keep_row)
-
-        def foresee(rate_rps: float, seeds: Sequence[int], requests: int) -> None:
-            knows = self.memory.knows
-            new = [seed for seed in seeds if not knows(name, rate_rps, seed, requests)]
-            runner.expect(rate_rps, new, requests)
-
-        self._search(spec, runner, model, foresee)
+        folder, records = self.memory.held.path, self.planned.resolved.records
+        runner = PoolRunner(spec, _stem(spec), pool, folder, records, self.memory.keep_row)
+        self._search(spec, runner, model, runner.expect)
 
     def _model(self, spec: CellSpec, earlier: Sequence[CellSpec]) -> CellSpec | None:
         """Where the search may begin: the first of the earlier ones with most in common."""
@@ -257,7 +264,7 @@ class _Searches:
         return max(earlier, key=lambda other: _alike(columns, other.columns))
 
     def _search(
-        self, spec: CellSpec, runner: LevelRunner, model: CellSpec | None, foresee: Foresee | None
+        self, spec: CellSpec, runner: LevelRunner, model: CellSpec | None, begin: Foresee | None
     ) -> None:
         name = _stem(spec)
 
@@ -272,15 +279,16 @@ class _Searches:
         known = [*self.before, *(() if model is None else self.found[model.cell].rows())]
         near = () if self.experiment.rates else _neighbours(columns, known, self.options.targets)
         near = self.memory.neighbours.setdefault(name, near)
+        known_runs = self.memory.remembering(name, runner, begin)
         search = search_cell(
-            self.memory.remembering(name, runner),
+            known_runs,
             spec,
             self.options,
             start_rps(self.experiment, spec),
             near,
             self.experiment.requests[0],
             watch,
-            foresee,
+            known_runs.expect,
         )
         found = CapacityRecord(name, columns, search)
         self.memory.keep_found(found)
@@ -316,17 +324,6 @@ def search_cell(
         requests=min(rows, most_rows or rows),
         watch=watch,
     )
-
-
-def _groups(backend: Backend | None, planned: ExperimentPlan) -> list[list[CellSpec]]:
-    """Configurations that share one start of a real server."""
-    if backend is None:
-        return [list(planned.cells)]
-    groups: dict[Hashable, list[CellSpec]] = {}
-    for spec in planned.cells:
-        backend.check(spec)
-        groups.setdefault(backend.configuration(spec), []).append(spec)
-    return list(groups.values())
 
 
 def _backend(planned: ExperimentPlan, senders: Senders | None) -> Backend:

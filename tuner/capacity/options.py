@@ -1,4 +1,4 @@
-"""What a capacity search is asked and what it answers."""
+"""Settings and results of a capacity search."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """How a search is run.
+    """Options of a search.
 
-    `requests` is the least number of requests in a run, `seeds` how many runs of a level follow
-    each other, `tolerance` half the length of the interval aimed at, as a share of the estimate.
-    Only rates from `low_rps` to `high_rps` are tried. No run takes more than a share of
-    `shares_of`, by default the budget: when a search goes on with a larger budget, it stays the
-    first one, so that what was run before is asked for again.
+    `requests` is the least number of requests in a run, `seeds` the number of consecutive runs of a
+    level, `tolerance` half the width of the interval to reach, as a share of the estimate. Only
+    rates from `low_rps` to `high_rps` are tried. No run takes more than a share of `shares_of`, by
+    default the budget. When a search is resumed with a larger budget, `shares_of` remains the first
+    budget, so that the search repeats the same runs.
     """
 
     targets: tuple[float, ...] = (0.9, 0.99)
@@ -64,11 +64,11 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Capacity:
-    """What was found for one target.
+    """Result for one target.
 
-    `capacity_rps` is 0 where even the lowest rate tried misses the target (it is then below
-    `high_rps`), and None where no rate tried misses it (it is then above `low_rps`; `high_rps` is
-    infinite). Otherwise the interval has `CONFIDENCE`. `precise`: it is as narrow as asked.
+    `capacity_rps` is 0 if even the lowest rate tried misses the target (it is then below
+    `high_rps`), and None if no rate tried misses it (it is then above `low_rps`; `high_rps` is
+    infinite). Otherwise the interval has `CONFIDENCE`. `precise`: it is within the tolerance.
     """
 
     target: float

@@ -1,6 +1,7 @@
-"""Queues whose capacity is known, to hold the search against.
+"""M/D/c queues, whose capacity has an exact formula, to verify the search.
 
-M/D/c: Poisson arrivals, `servers` places, every request takes `service_s`, first come first served.
+M/D/c: Poisson arrivals, `servers` servers, constant service time `service_s`, first come first
+served.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class MdcQueue:
         return (low + high) / 2
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        """See `LevelRunner`: Lindley's recursion, starting empty."""
+        """Simulate the waiting times by Lindley's recursion, from an empty queue."""
         if requests < 1:
             raise SloBenchError(f"requests must be at least 1 but is {requests}")
         rng = np.random.default_rng([seed, requests])

@@ -1,11 +1,13 @@
-"""What one run at one rate says about a system: how many met their SLO, and whether it kept up."""
+"""The result of one run at one rate: how many requests met their SLO, and whether the backlog
+grew.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,20 +20,20 @@ Mask = NDArray[np.bool_]
 BATCHES = 20
 WARMUP_SHARE = 0.1
 COOLDOWN_SHARE = 0.03
-_FIRST_SHARE = 0.2  # of the requests, whose stays tell how the system fills
+_FIRST_SHARE = 0.2  # of the requests; their latencies show how the system fills
 _GROWTH_SIGMAS = 3.5
 _LEAST_GROWTH = 8  # requests; fewer is how any queue goes up and down
 
 
 @dataclass(frozen=True)
 class LevelSample:
-    """One run at one rate.
+    """Result of one run at one rate.
 
     The counted requests, in order of arrival, are cut into batches of equal size. `backlog` has one
-    more entry than there are batches: by how many requests, at the edges of the batches, there are
-    more in the system than if all stayed as long as the first ones (it begins empty, and fills).
-    `bound_s` is the time for which a growing backlog may go unnoticed (the tightest latency bound
-    of a typical request; 0 where none is known). `wall_s` is what the run took.
+    more entry than there are batches: at the edges of the batches, the number of requests in the
+    system above that expected if latencies stayed as at the start. `bound_s` is the time for which
+    a growing backlog may stay undetected (the tightest latency bound of a typical request; 0
+    without bounds). `wall_s` is the duration of the run.
     """
 
     rate_rps: float
@@ -65,8 +67,14 @@ class LevelSample:
         return self.met / self.counted
 
 
+def sample_from_plain(plain: Mapping[str, Any]) -> LevelSample:
+    """The inverse of `vars(sample)`, from JSON, which has lists in place of tuples."""
+    fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plain.items()}
+    return LevelSample(**fields)
+
+
 class LevelRunner(Protocol):
-    """Whatever can be offered a rate: a simulator, a server, a formula."""
+    """Runs a load at a given rate: a simulator, a server, or a formula."""
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
         """Offer `requests` requests at `rate_rps`, starting with nothing in the system.
@@ -117,7 +125,7 @@ def sample_of(
     if last - first < BATCHES:
         raise SloBenchError(
             f"{max(0, last - first)} of {n} requests are left to count after the warm-up, "
-            f"at least {BATCHES} are needed; ask for more requests in a run or a shorter warm-up"
+            f"at least {BATCHES} are needed; give more requests for a run or a shorter warm-up"
         )
     edges = np.linspace(first, last, BATCHES + 1).round().astype(np.int64)
     arrived = np.nan_to_num(arrival_s, nan=np.inf)

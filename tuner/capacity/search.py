@@ -1,10 +1,9 @@
-"""The search: which rate to try next, for how long, and when to stop.
+"""The capacity search: the next rate, the length of its run, and when to stop.
 
-Short runs first bracket the crossing of every target, doubling, halving and then bisecting the
-rate. Then long runs are spent where they say most about the capacity, a little below and a little
-above the current estimate of the target that is known worst, until every interval is narrow enough
-or the budget is spent. Every run has a seed of its own, so that runs are independent of each other
-and the scatter between them shows the whole error.
+Short runs first bracket the crossing of every target by doubling, halving and bisecting the rate.
+Then long runs are made where they are most informative: a little below and a little above the
+estimate of the target with the widest interval, until every interval is narrow enough or the budget
+is spent. Every run has its own seed, so runs are independent and their scatter is the whole error.
 """
 
 from __future__ import annotations
@@ -20,17 +19,17 @@ from .samples import LevelRunner, LevelSample
 
 _WIDEST_BRACKET = 1.25
 _FARTHEST = 2.0**14  # from the first rate
-_BOUNDS_BRACKETING = 20  # a run lasts so many latency bounds, so that a growing backlog shows
+_BOUNDS_BRACKETING = 20  # latency bounds that a run lasts, so that a growing backlog shows
 _BOUNDS_REFINING = 60
-_CORRELATED = 25  # a run is worth so many independent requests
-_LEAST_MISSES = 2  # and so many independent misses
+_CORRELATED = 25  # independent requests that a run counts for
+_LEAST_MISSES = 2  # independent misses in a run
 _TRIES = 3
-_RESOLUTION = 0.001  # an attainment that is known within ±0.1 % is known well enough
+_RESOLUTION = 0.001  # an attainment within ±0.1 % is precise enough
 _LENGTHEN = 4  # times what the longest run was, at most
-_LEAST_SHARES = 15  # no run takes more of the budget than one of so many shares
+_LEAST_SHARES = 15  # no run takes more than this fraction of the budget
 _LEAST_RUNS = 8
 _LEAST_WORTH = 12.0
-_ROUGH = 2.0  # times the tolerance: an interval with which the estimate says little yet
+_ROUGH = 2.0  # times the tolerance: a wider interval is no estimate yet
 _BELOW_LOGITS, _ABOVE_LOGITS = 0.5, 1.0
 _NARROWEST_SIDE, _WIDEST_SIDE = 0.01, 0.06
 
@@ -49,7 +48,7 @@ Foresee = Callable[[float, Sequence[int], int], None]  # rate in req/s, seeds, r
 
 
 class _BudgetSpentError(Exception):
-    """There is not enough left for the next run; the message says of what."""
+    """The budget is too small for the next run; the message names the budget."""
 
 
 def find_capacity(
@@ -63,20 +62,20 @@ def find_capacity(
 ) -> CapacitySearch:
     """The highest rate at which the long-run attainment is at least each target.
 
-    The same runner and arguments give the same search, so that one whose samples are remembered
-    can be repeated up to where it was interrupted.
+    The same runner and arguments give the same search, so an interrupted search can be repeated
+    with the samples it has.
 
     Args:
-        runner: what is offered the rates.
-        start_rps: a first guess; any will do, a good one saves a few short runs.
+        runner: makes the runs.
+        start_rps: a first guess; a good one saves a few short runs.
         options: targets, tolerance, budget.
         neighbours: capacities of a similar system, where the search begins instead.
         watch: called after every run.
-        foresee: told which runs will be asked for next, as far as that is known: a runner that
-            can do several at once may begin them.
+        foresee: called with the runs that will be needed next, so that a runner that can make
+            several at once may start them.
 
     Raises:
-        SloBenchError: options make no sense, or every run was invalid.
+        SloBenchError: options are invalid, or every run was invalid.
     """
     if not (start_rps > 0 and math.isfinite(start_rps)):
         raise SloBenchError(f"start_rps must be positive but is {start_rps}")
@@ -121,7 +120,7 @@ class _Search:
         found = tuple(self._capacity(target) for target in sorted(self._options.targets))
         return CapacitySearch(found, tuple(self._levels()), self._spent, self._wall_s, stopped)
 
-    # What is known.
+    # Results so far.
 
     def _levels(self) -> list[CapacityLevel]:
         return [self._known[rate] for rate in sorted(self._known)]
@@ -165,7 +164,7 @@ class _Search:
         return self._width(found) <= 1 and found.runs >= _LEAST_RUNS and found.worth >= _LEAST_WORTH
 
     def _width(self, found: Crossing) -> float:
-        """Of the interval, over what was asked."""
+        """Width of the interval over the requested width."""
         return min(
             found.relative_half_width / self._options.tolerance,
             found.attainment_half_width / _RESOLUTION,
@@ -237,7 +236,7 @@ class _Search:
             if sample.valid:
                 break
         if sample.requests < self._needed(rate_rps, None) // 2:
-            self._run(rate_rps)  # now that the bound is known
+            self._run(rate_rps)  # with the bound of the first run
 
     # The two stages.
 
@@ -325,10 +324,11 @@ class _Search:
         return "; ".join(parts)
 
     def _next_rate(self, found: Crossing) -> float:
-        """A little to that side of the estimate where less has been run.
+        """A rate close to the estimate, on the side with fewer runs.
 
-        Farther on the side of the misses, of which a request then says more. While little is known
-        the middle of the interval takes the place of the estimate, which may lie at its end.
+        It is farther on the side that misses the target, where a request has more information.
+        While there are few runs, the middle of the interval replaces the estimate, which may lie at
+        its end.
         """
         levels = self._usable()
         rough = found.relative_half_width > _ROUGH * self._options.tolerance
@@ -356,5 +356,5 @@ class _Search:
 
 
 def three_digits(rate_rps: float) -> float:
-    """A rate that can be said aloud."""
+    """The rate rounded to three significant digits."""
     return float(f"{rate_rps:.3g}")

@@ -17,7 +17,7 @@ METHODS = ("exact", "helr", "even", "optuna")
 
 @dataclass(frozen=True)
 class SolverResult:
-    """One method's map and what it costs; `refused` says why there is none."""
+    """One solver's map and its cost; `refused` is the reason why there is no map."""
 
     method: str
     placed: Map = ()
@@ -27,7 +27,7 @@ class SolverResult:
 
     @property
     def fits(self) -> bool:
-        """Can it be deployed?"""
+        """Whether the map can be deployed."""
         return self.cost < INF
 
     def gap(self, best: SolverResult) -> float:
@@ -38,10 +38,10 @@ class SolverResult:
 def answer(
     problem: Problem, weights: CostWeights, method: str, *, trials: int = 300, seed: int = 0
 ) -> SolverResult:
-    """What one of METHODS says.
+    """The map of one of METHODS.
 
     Raises:
-        SloBenchError: it finds no map.
+        SloBenchError: the method finds no map.
     """
     if method == "exact":
         placed = exact(problem, weights)
@@ -52,7 +52,7 @@ def answer(
     elif method == "optuna":
         placed = search(problem, weights, trials=trials, seed=seed)
     else:
-        raise SloBenchError(f"unknown method {method!r}; known: {', '.join(METHODS)}")
+        raise SloBenchError(f"unknown method {method!r}; choose from {', '.join(METHODS)}")
     return SolverResult(method, placed, problem.latency_s(placed), problem.cost(placed, weights))
 
 
@@ -64,7 +64,7 @@ def answers(
     trials: int = 300,
     seed: int = 0,
 ) -> list[SolverResult]:
-    """One after the other; a method that has no answer says why."""
+    """The results of several methods in order; one without a map has the reason."""
     found = []
     for method in methods:
         try:

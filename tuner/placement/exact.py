@@ -1,11 +1,11 @@
 """The exact optimum over contiguous layer ranges.
 
-For a given order of devices the times are linear in the layers, so layers go to the fastest
-devices first, as many as fit, and every device used holds at least one. What remains is which
-devices and in which order: a shortest path that visits each chosen device once. Devices that
-nothing tells apart (same figures, same hops to all others) form a group, and a state is only how
-many of each group are used, the group of the first and the group of the last. States are built up
-device by device, and the building ends when one device more could not beat the best found.
+For a given order of devices the times are linear in the layers, so layers go to the fastest devices
+first, as many as fit, and every used device holds at least one. It remains to choose the devices
+and their order: a shortest path that visits each chosen device once. Identical devices (same
+hardware, same hops to all others) form a group; a state is the number of used devices of each
+group, the group of the first and the group of the last. States are extended device by device, until
+one more device cannot improve on the best map.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class _Groups:
-    """Devices that nothing tells apart, and what they have in common."""
+    """Groups of identical devices: the same hardware and the same links to all others."""
 
     members: tuple[tuple[int, ...], ...]
     kinds: tuple[Candidate, ...]
@@ -39,11 +39,11 @@ class _Groups:
 
 
 def exact(problem: Problem, weights: CostWeights) -> Map:
-    """The map of the least cost (see `problem`), ties to the lower latency, then fewer devices.
+    """The map with the least cost (see `problem`); ties by lower latency, then by fewer devices.
 
     Raises:
-        SloBenchError: the layers do not fit, or so many devices that differ from each other cannot
-            be searched exactly.
+        SloBenchError: the layers do not fit, or there are too many distinct devices for an exact
+            search.
     """
     usable = [i for i, device in enumerate(problem.devices) if device.room >= 1]
     if not usable:

@@ -1,4 +1,4 @@
-"""A found map in the words of those who load models: accelerate, vLLM, SGLang, our simulator."""
+"""A placement as settings of accelerate, vLLM, SGLang and the simulator."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def accelerate_map(model: ModelSpec, placed: Map) -> dict[str, int]:
     """
     names = _FAMILIES.get(model.family)
     if names is None:
-        raise SloBenchError(f"the module names of family {model.family} are not known")
+        raise SloBenchError(f"no module names for model family {model.family}")
     first, last = placed[0].device, placed[-1].device
     found = dict.fromkeys(names.before, first)
     number = 0

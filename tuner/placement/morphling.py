@@ -1,4 +1,4 @@
-"""Morphling: a deployment found by stress tests, from a start that other models' tests teach.
+"""Morphling: stress tests find a deployment, with a prior learnt from other models' tests.
 
 Source: Wang et al., "Morphling: Fast, Near-Optimal Auto-Configuration for Cloud-Native Model
 Serving" (SoCC 2021), as UELLM (see docs/papers.md, §2.4.2 and §3.6) compares with it. A
@@ -44,7 +44,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Setup:
-    """One configuration."""
+    """A configuration: the number of GPUs and the largest batch."""
 
     gpus: int
     batch: int
@@ -128,7 +128,7 @@ class Bench:
 def morphling(
     spec: ModelSpec, bench: Bench, *, tests: int = 4, batches: Sequence[int] = BATCHES
 ) -> Search:
-    """Search with at most so many stress tests.
+    """Search with at most `tests` stress tests.
 
     Raises:
         SloBenchError: no configuration fits, or no test is allowed.
@@ -194,7 +194,7 @@ def _taught(taught: Sequence[Sequence[Stress]]) -> tuple[Floats, Floats, float]:
 
 
 def _learnt(mean: Floats, covariance: Floats, noise: float, test: Stress) -> tuple[Floats, Floats]:
-    """Bayesian linear regression, one observation."""
+    """Update a Bayesian linear regression with one observation."""
     x = _features(test.setup)
     gain = covariance @ x / (x @ covariance @ x + noise)
     error = math.log(test.tokens_per_s) - float(x @ mean)

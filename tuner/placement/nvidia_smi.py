@@ -1,4 +1,4 @@
-"""The topology of this machine, as `nvidia-smi` tells it.
+"""The topology of this machine, from `nvidia-smi`.
 
 Source: NVIDIA System Management Interface, `nvidia-smi topo -m` and its legend. Bandwidths are
 those of the catalogue's links, NVLink by the number of bonded links, PCIe by the GPU's generation.
@@ -74,7 +74,7 @@ def link_of(kind: str, gpu: GpuSpec) -> LinkSpec:
         )
     if kind not in _PCIE:
         known = ", ".join([*_PCIE, "NV1", "NV2", "…"])
-        raise SloBenchError(f"unknown connection {kind!r}; known: {known}")
+        raise SloBenchError(f"unknown connection {kind!r}; supported: {known}")
     base = link(_PCIE[kind])
     generation = link(gpu.host_link).bandwidth_bytes_per_s / link("pcie4-x16").bandwidth_bytes_per_s
     if generation == 1:
@@ -96,7 +96,7 @@ def parse_gpus(text: str) -> list[GpuSpec]:
     for line in filter(str.strip, text.splitlines()):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != 5:
-            raise SloBenchError(f"cannot read {line!r} of nvidia-smi; it should say {QUERY}")
+            raise SloBenchError(f"cannot read {line!r} of nvidia-smi; expected {QUERY}")
         _, name, memory_mib, limit_w, default_w = cells
         spec = _of_the_catalogue(name, _number(memory_mib) * 2**20)
         capped_w, usual_w = _number(limit_w), _number(default_w)
@@ -114,7 +114,9 @@ def _number(text: str) -> float:
 
 
 def _of_the_catalogue(name: str, memory_bytes: float) -> GpuSpec:
-    """The entry whose words all stand in the name; of several the one nearest in memory."""
+    """The catalogue entry whose words all occur in the name; of several, the one with the nearest
+    memory size.
+    """
     words = set(re.split(r"[^a-z0-9]+", name.lower()))
 
     def named(entry: str) -> bool:
@@ -149,7 +151,7 @@ def ask(arguments: Sequence[str]) -> str:
     except FileNotFoundError:
         raise SloBenchError(
             "there is no nvidia-smi here; describe the devices in a file (--topology FILE.toml) "
-            "or say --gpu G --devices N"
+            "or give --gpu G --devices N"
         ) from None
     except (subprocess.SubprocessError, OSError) as error:
         raise SloBenchError(f"nvidia-smi {' '.join(arguments)} failed: {error}") from error

@@ -1,10 +1,10 @@
-"""HELR as the thesis prints it, mended so that it runs.
+"""HELR as printed in the thesis, with corrections.
 
 Source: UELLM (see docs/papers.md), Algorithm 3-2 and Eq. 3-7, 3-8. For every subset of the devices
 that has the memory, the devices are filled in the order of performance and memory, and a dynamic
 program over visited devices (a bit mask) and the last one finds the order of the shortest path.
 
-Mended:
+Corrections:
 - `dp[i][j]` in line 15 and Eq. 3-7 is read as `dp[mark without i][j]`; the base case is a single
   device.
 - `layers[i]` in line 14 is what a device can hold, on every device; here it is that or what is
@@ -16,7 +16,7 @@ Mended:
 
 Kept: all modules count as layers of the same size (`m = M / Layer(M)`), so embeddings and head are
 spread over all layers. Where they are large, a map that looks feasible may not fit, and layers may
-go where they are not best; `Problem.fits` tells.
+be misplaced; `Problem.fits` checks the map.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ INF = math.inf
 
 @dataclass(frozen=True)
 class CostWeights:
-    """a1 (`latency`) and a2 (`devices`)."""
+    """Weights of the objective: a1 (`latency`) and a2 (`devices`)."""
 
     latency: float
     devices: float
@@ -41,7 +41,9 @@ class CostWeights:
         if not (0 <= self.latency < INF and 0 <= self.devices < INF):
             raise SloBenchError("weights of latency and devices must be numbers from 0 on")
         if self.latency == self.devices == 0:
-            raise SloBenchError("the weights of latency and devices are both 0: nothing is asked")
+            raise SloBenchError(
+                "the weights of latency and devices are both 0; one must be positive"
+            )
 
 
 MODES: Mapping[str, CostWeights] = {
@@ -120,7 +122,7 @@ class Problem:
         )
 
     def latency_s(self, placed: Map) -> float:
-        """Seconds of a pass; whether it fits is not asked."""
+        """Seconds of a pass over the map, also of one that does not fit."""
         own_s = sum(held.layers * self.devices[held.device].layer_s for held in placed)
         hops_s = sum(self.hop_s[a.device][b.device] for a, b in pairwise(placed))
         return own_s + hops_s + self.devices[placed[-1].device].head_s
@@ -132,12 +134,12 @@ class Problem:
         return self.cost_of(self.latency_s(placed), len(placed), weights)
 
     def cost_of(self, latency_s: float, devices: int, weights: CostWeights) -> float:
-        """The objective of so many seconds on so many devices."""
+        """The objective of a latency and a number of devices."""
         return weights.latency * latency_s / self.ideal_s + weights.devices * devices
 
 
 def no_room(problem: Problem) -> SloBenchError:
-    """The error that says so."""
+    """The error for a model that does not fit on the devices."""
     room = sum(device.room for device in problem.devices)
     return SloBenchError(
         f"{problem.layers} layers do not fit: the {len(problem.devices)} devices hold "
@@ -167,11 +169,11 @@ def problem_of(
         weight_dtype: of the weights.
         kv_dtype: of the KV cache.
         memory_share: of each device's memory that may be used.
-        reserve_bytes: kept free on every device for KV (the thesis' T), whatever it holds.
-        kv_tokens: KV of so many tokens must fit beside the layers, wherever they are.
+        reserve_bytes: kept free on every device for KV (the thesis' T).
+        kv_tokens: tokens with KV that must fit beside the layers on every device.
         batch: sequences of the step.
         context_tokens: KV tokens of each.
-        host_s: seconds of the host in a pass, shared out by layers.
+        host_s: seconds of the host in a pass, split by layers.
     """
     if model.kind != "decoder":
         raise SloBenchError(f"{model.name} is an encoder; layers are mapped for decoders")
@@ -227,7 +229,7 @@ def problem_of(
 
 
 def described(problem: Problem, placed: Map) -> str:
-    """`GPU0 0–15, GPU1 16–27`."""
+    """A map as text, as in `GPU0 0–15, GPU1 16–27`."""
     parts, begin = [], 0
     for held in placed:
         parts.append(f"{problem.devices[held.device].name} {begin}–{begin + held.layers - 1}")

@@ -1,9 +1,9 @@
-"""The same question put to Optuna: an independent check of the exact search.
+"""The placement problem solved by Optuna, as an independent check of the exact search.
 
-A trial gives every device a rank and a number of layers that it would take (0: it is left out).
-Devices are visited by rank, each takes what it would or what is left; layers that nobody would take
-go to the devices visited, in the same order, as far as there is room. So every map can be reached,
-and whatever a trial says is a map, or nothing fits on the devices that it uses.
+A trial gives every device a rank and a number of layers (0: not used). Devices are visited by rank,
+and each takes its number of layers or those that are left; remaining layers go to the visited
+devices in the same order, as far as they fit. Every map can be reached in this way, and every trial
+is a map or does not fit on the devices that it uses.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from .problem import INF, CostWeights, LayerRange, Map, Problem, no_room
 
 
 def search(problem: Problem, weights: CostWeights, *, trials: int = 300, seed: int = 0) -> Map:
-    """The best map of so many trials of a TPE sampler.
+    """The best map of `trials` trials of Optuna's TPE sampler.
 
     Raises:
-        SloBenchError: no trial fitted.
+        SloBenchError: no trial's map fits.
     """
     if trials < 1:
         raise SloBenchError(f"trials must be at least 1 but is {trials}")
@@ -37,7 +37,7 @@ def search(problem: Problem, weights: CostWeights, *, trials: int = 300, seed: i
 
     study.optimize(objective, n_trials=trials)
     if not best:
-        raise SloBenchError(f"none of {trials} trials fits; ask for more. {no_room(problem)}")
+        raise SloBenchError(f"none of {trials} trials fits; allow more. {no_room(problem)}")
     return best[0][1]
 
 

@@ -1,29 +1,29 @@
-"""The devices of a machine or cluster, and what links them.
+"""Devices of a machine or cluster, and their links.
 
-A file says so:
+A topology file:
 
-    [[device]]
-    name = "GPU0"
-    gpu = "rtx-3090@350w"       # of the catalogue; or {like = "rtx-3090", memory_gib = 20, …}
-    layer_extra_ms = 0.5        # that each layer here takes longer than the step-time model says
+[[device]]
+name = "GPU0"
+gpu = "rtx-3090@350w"       # of the catalogue; or {like = "rtx-3090", memory_gib = 20, …}
+layer_extra_ms = 0.5        # added to the step-time model, per layer
 
-    [[device]]
-    name = "A"
-    gpu = "a100-80g"
-    count = 16                  # A-0 … A-15; links may name all of them as "A"
+[[device]]
+name = "A"
+gpu = "a100-80g"
+count = 16                  # A-0 … A-15; links may name all of them as "A"
 
-    [links]
-    default = "ethernet-100g"   # between any two that nothing else links
-    # a matrix as `nvidia-smi topo -m` prints it, by device names
-    topo = \"\"\"
-          GPU0  GPU1
-    GPU0   X    PIX
-    GPU1  PIX    X
-    \"\"\"
+[links]
+default = "ethernet-100g"   # between devices without another link
+# a matrix as `nvidia-smi topo -m` prints it, by device names
+topo = \"\"\"
+      GPU0  GPU1
+GPU0   X    PIX
+GPU1  PIX    X
+\"\"\"
 
-    [[link]]
-    between = ["A", "A"]        # devices, or all of a `count`
-    link = "nvlink3"            # of the catalogue; or {bandwidth_gb_per_s = 25, latency_us = 8}
+[[link]]
+between = ["A", "A"]        # devices, or all of a `count`
+link = "nvlink3"            # of the catalogue; or {bandwidth_gb_per_s = 25, latency_us = 8}
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def named_topology(name_or_path: str) -> Topology:
 
 
 def _general(path: Path, said: object, devices: tuple[Machine, ...]) -> list[list[LinkSpec | None]]:
-    """What [links] says: one for all, and a matrix."""
+    """The default link and the matrix of the table [links]."""
     n = len(devices)
     found: list[list[LinkSpec | None]] = [[None] * n for _ in range(n)]
     if not isinstance(said, Mapping) or set(said) - {"default", "topo"}:
@@ -138,7 +138,7 @@ def _general(path: Path, said: object, devices: tuple[Machine, ...]) -> list[lis
 def _single(
     path: Path, rows: object, members: Mapping[str, list[int]]
 ) -> dict[tuple[int, int], LinkSpec]:
-    """What each [[link]] says, by places of two devices."""
+    """The links of the tables [[link]], by the indices of their two devices."""
     found = {}
     for row in rows if isinstance(rows, list) else [rows]:
         said = row if isinstance(row, Mapping) else {}
@@ -187,9 +187,9 @@ def _devices(path: Path, rows: object) -> tuple[dict[str, list[int]], tuple[Mach
 
 
 def alike(gpu: GpuSpec, count: int) -> Topology:
-    """So many GPUs of one kind, each linked to each as the catalogue says."""
+    """`count` GPUs of one kind, with the catalogue's link between each pair."""
     if count < 1:
-        raise SloBenchError(f"a topology needs at least one device but is asked for {count}")
+        raise SloBenchError(f"a topology needs at least one device but has {count}")
     peer = link(gpu.peer_link)
     devices = tuple(Machine(f"GPU{i}", gpu) for i in range(count))
     links = tuple(tuple(None if i == j else peer for j in range(count)) for i in range(count))
@@ -197,10 +197,10 @@ def alike(gpu: GpuSpec, count: int) -> Topology:
 
 
 def this_machine() -> Topology:
-    """What `nvidia-smi` says about this machine.
+    """The topology that `nvidia-smi` prints for this machine.
 
     Raises:
-        SloBenchError: there is no nvidia-smi, or it does not answer as expected.
+        SloBenchError: there is no nvidia-smi, or its output cannot be read.
     """
     specs = parse_gpus(ask(["--query-gpu=" + QUERY, "--format=csv,noheader,nounits"]))
     names, kinds = parse_topo(ask(["topo", "-m"]), "nvidia-smi topo -m")

@@ -29,7 +29,7 @@ _SCRIPT = """\
 # {what}
 # Simulated: {attainment:.1%} of requests in SLO at {rate:g} req/s. Measure before you trust it.
 # On each host: ./launch.sh HOST, where HOST counts from 0 ({hosts} in all, {per_host} a host).
-# MODEL=path-or-name chooses other weights, ADDRESS=0.0.0.0 who may connect.
+# MODEL=path-or-name chooses other weights, ADDRESS=0.0.0.0 accepts remote clients.
 set -euo pipefail
 MODEL=${{MODEL:-{model}}}
 ADDRESS=${{ADDRESS:-127.0.0.1}}
@@ -47,7 +47,7 @@ _ROLES = """\
 #!/usr/bin/env bash
 # {what}
 # Simulated: {attainment:.1%} of requests in SLO at {rate:g} req/s. Measure before you trust it.
-# One host with {all_gpus} GPUs; slo-bench starts all instances and stands before them.
+# One host with {all_gpus} GPUs; slo-bench starts all instances and a gateway.
 set -euo pipefail
 MODEL=${{MODEL:-{model}}}
 exec {command}

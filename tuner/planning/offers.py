@@ -18,7 +18,7 @@ from ...workloads.errors import SloBenchError
 
 Value = bool | int | float | str
 
-# Parameters that say how many instances of either kind there are; their ratio is searched.
+# Parameters for the number of instances of either kind; their ratio is searched.
 _PAIRS = (("prefill_instances", "decode_instances"), ("n_lp", "n_hp"))
 _RATIOS = ((1, 1), (1, 2), (2, 1), (1, 3), (3, 1))
 _ALL_RATIOS_UP_TO = 6  # instances
@@ -43,18 +43,18 @@ class Offer:
 
     @property
     def gpus(self) -> int:
-        """Of one instance."""
+        """GPUs of one instance."""
         return self.tp * self.pp
 
     @property
     def name(self) -> str:
-        """Tells it from every other."""
+        """A name that no other offer has."""
         spread = f"tp{self.tp}" + (f" pp{self.pp}" if self.pp > 1 else "")
         return f"{self.system} on {self.gpu} {spread}"
 
     def shapes(self, instances: int) -> Iterator[Mapping[str, Value]]:
-        """Parameters for so many instances: all settings, with every ratio worth a try where there
-        are two kinds of instances.
+        """Parameters to try with `instances` instances: all settings, and all useful ratios where
+        there are two kinds of instances.
         """
         for parameters in self.settings:
             pair = _open_pair(self.system, parameters)
@@ -71,16 +71,17 @@ def offers(
     kinds: Sequence[str] | None = None,
     prices: Mapping[str, float] | None = None,
 ) -> list[Offer]:
-    """Everything that may carry `rate_rps`, the cheapest by a bound first.
+    """All offers that may carry `rate_rps`, in the order of a lower bound of their cost.
 
     Args:
-        asked: the model, the workload, systems and their parameters; `tp` and `pp` where not open.
+        asked: the model, the workload, systems and their parameters; `tp` and `pp` if they are
+            fixed.
         rate_rps: requests per second.
         kinds: GPUs to choose from; by default all of the catalogue with a price.
-        prices: USD per hour by GPU, where they are not the catalogue's.
+        prices: USD per hour by GPU, where they differ from the catalogue's.
 
     Raises:
-        SloBenchError: an unknown name, or a model that fits on none of them.
+        SloBenchError: a name is unknown, or the model fits on none of the GPUs.
     """
     usd = {name: spec.price_per_hour_usd for name, spec in gpus().items()}
     for name, price in (prices or {}).items():
@@ -100,7 +101,7 @@ def offers(
         for tp, system in itertools.product(degrees, asked.systems):
             try:
                 found.append(_offer(asked, rate_rps, kind, tp, pp, system, usd[kind]))
-            except SloBenchError as error:  # heads that cannot be shared out to so many GPUs
+            except SloBenchError as error:  # heads cannot be split over that number of GPUs
                 refused = error
     if not found:
         assert refused is not None
@@ -118,7 +119,7 @@ def spec_of(
     """One cell of an offer.
 
     Raises:
-        SloBenchError: so many instances make no such system, or the model does not fit.
+        SloBenchError: the system cannot have that number of instances, or the model does not fit.
     """
     return plan(experiment_of(asked, offer, parameters, instances, rate_rps)).cells[0]
 

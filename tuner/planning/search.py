@@ -1,10 +1,9 @@
-"""The cheapest offers that carry a load, best first.
+"""Search for the cheapest offers that carry a load.
 
-Offers are taken in the order of the least that they could cost. Of each the smallest number of
-instances is looked for that certainly carries the rate: the 95 % interval of attainment lies above
-the target and the backlog does not grow. Once as many have been found as are asked for, whatever
-could only cost more is left out. What is chosen in the end gets a capacity of its own, with an
-interval, which says how much it has to spare.
+Offers are tried in the order of a lower bound of their cost. For each, the smallest number of
+instances is searched that certainly carries the rate: the 95 % interval of attainment lies above
+the target and the backlog does not grow. Once enough offers are found, those that can only cost
+more are skipped. A capacity search with an interval then gives the spare capacity of each result.
 """
 
 from __future__ import annotations
@@ -14,22 +13,20 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ...harness.experiments.backends.base import CellMeasurement
 from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.execution.cells import CellSpec, placed, source
-from ...harness.results.run_folder import Row
+from ...harness.results.checkpoint import Checkpoint
 from ...workloads.errors import SloBenchError
-from ...workloads.workload import Workload
 from ..capacity.cells import CellRunner, Simulator
 from ..capacity.curve import CapacityLevel
 from ..capacity.options import Budget, Capacity, SearchOptions
 from ..capacity.samples import LevelRunner, LevelSample
 from ..capacity.search import find_capacity
-from .checkpoint import PlanningCheckpoint
 from .offers import Offer, Value, offers, spec_of
 
+LEVELS = "plan.jsonl"  # in the folder of a plan: the levels that were simulated
 _REQUESTS = 2000  # of a run, at least
-_BOUNDS = 20  # and it lasts so many latency bounds, so that a growing backlog shows
+_BOUNDS = 20  # latency bounds that a run lasts, so that a growing backlog shows
 _MOST_RUNS = 6
 _LIGHT_SHARE, _LIGHT_REQUESTS = 0.05, 300
 _LIKELY_SHARE = 0.6  # of the estimated capacity, which knows no SLO
@@ -64,13 +61,13 @@ class TargetLoad:
 
     @property
     def whole_rps(self) -> float:
-        """With the headroom."""
+        """The rate with headroom, in req/s."""
         return self.rate_rps * (1 + self.headroom)
 
 
 @dataclass(frozen=True)
 class SizedOffer:
-    """An offer of so many instances, and the attainment that they reach at the wanted rate."""
+    """An offer with a number of instances, and the attainment at the wanted rate."""
 
     offer: Offer
     instances: int
@@ -83,12 +80,12 @@ class SizedOffer:
 
     @property
     def gpus(self) -> int:
-        """In all."""
+        """Total GPUs over all instances."""
         return self.instances * self.offer.gpus
 
     @property
     def usd_per_hour(self) -> float:
-        """Of all instances."""
+        """Total price over all instances."""
         return self.instances * self.offer.usd_per_hour
 
 
@@ -113,20 +110,21 @@ def plan_cheapest(
     say: Say = lambda line: None,
     runner_of: RunnerOf | None = None,
 ) -> DeploymentPlan:
-    """The cheapest ways to carry a load within its SLOs, simulated.
+    """Search for the cheapest ways to carry a load within its SLOs, by simulation.
 
     Args:
-        asked: model, workload, SLO, systems and their parameters; GPUs and their number stay open.
-        wanted: the rate, the target, and how many alternatives.
+        asked: model, workload, SLO, systems and their parameters; GPUs and their number are
+            searched.
+        wanted: the rate, the target, and the number of plans.
         kinds: GPUs to choose from; by default all of the catalogue.
-        prices: USD per hour by GPU, where they are not the catalogue's.
-        folder: where levels are kept as they are run.
-        resume: go on with what is there.
-        say: told what is being simulated.
-        runner_of: what runs the cells; by default the simulator.
+        prices: USD per hour by GPU, where they differ from the catalogue's.
+        folder: where simulated levels are kept.
+        resume: use the levels in `folder`.
+        say: called with the name of each level before it is simulated.
+        runner_of: makes the runner of a cell; by default the simulator.
 
     Raises:
-        SloBenchError: nothing that may be rented carries the load, or something cannot be read.
+        SloBenchError: no offer carries the load, or something cannot be read.
     """
     for name in ("model", "workload", "slo"):
         if len(getattr(asked, name)) > 1:
@@ -134,15 +132,8 @@ def plan_cheapest(
     return _Search(asked, wanted, prices, folder, resume, say, runner_of or _simulated).run(kinds)
 
 
-class _Forgetful(Simulator):
-    """Nobody looks at a cell again once its level is known."""
-
-    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        return dict(spec.columns)
-
-
 def _simulated(spec: CellSpec) -> LevelRunner:
-    return CellRunner(spec, "plan", _Forgetful(Path(), "none"), lambda cell, row: None)
+    return CellRunner(spec, "plan", Simulator(), lambda cell, row: None)
 
 
 class _Search:
@@ -163,9 +154,15 @@ class _Search:
         self._runner_of = runner_of
         open_yet = {"gpu": (), "instances": (), "rates": None}
         text = asked.model_copy(update=open_yet).model_dump_json()
-        self._memory = PlanningCheckpoint.of(
-            folder, resume, f"{wanted.whole_rps:g} {wanted.target:g} {text}"
-        )
+        settings = f"{wanted.whole_rps:g} {wanted.target:g} {text}"
+        self._checkpoint = None if folder is None else Checkpoint(folder / LEVELS, settings)
+        self._levels: dict[str, Sequence[float]] = {}
+        if self._checkpoint is not None and self._checkpoint.path.exists():
+            if not resume:
+                raise SloBenchError(
+                    f"{folder} holds a plan; continue it with --resume, or choose another --out"
+                )
+            self._levels = {one["name"]: one["level"] for one in self._checkpoint.read()}
         self._found: list[SizedOffer] = []
 
     def run(self, kinds: tuple[str, ...]) -> DeploymentPlan:
@@ -187,8 +184,8 @@ class _Search:
         if not self._found:
             raise SloBenchError(
                 f"no offer of up to {wanted.most_gpus} GPUs carries {wanted.whole_rps:g} req/s "
-                f"with {wanted.target:.0%} of requests in SLO; allow more (--max-gpus), or ask for "
-                "less: even alone a request may be too slow for the SLO on these GPUs"
+                f"with {wanted.target:.0%} of requests in SLO; allow more (--max-gpus), or a lower "
+                "rate: even alone a request may be too slow for the SLO on these GPUs"
             )
         plans = tuple(self._with_capacity(one) for one in self._found)
         ranked = sorted(plans, key=lambda one: (one.usd_per_hour, one.gpus, -_capacity(one)))
@@ -196,7 +193,7 @@ class _Search:
 
     @property
     def _limit_usd(self) -> float:
-        """What costs as much is none of the cheapest."""
+        """The price from which on an offer is not among the cheapest."""
         full = len(self._found) >= self._wanted.plans
         return self._found[-1].usd_per_hour if full else math.inf
 
@@ -205,18 +202,20 @@ class _Search:
         spec = spec_of(self._asked, offer, next(offer.shapes(least)), least, 1.0)
         if source(spec.workload).has_arrivals:
             raise SloBenchError(
-                f"{spec.workload.workload} has arrivals of its own; say how they come at another "
-                "rate: --arrivals poisson"
+                f"{spec.workload.workload} has arrivals of its own; choose an arrival process for "
+                "another rate: --arrivals poisson"
             )
 
     def _quick_enough(self, offer: Offer) -> bool:
-        """Does it reach the target where next to nothing waits? Else more of it will not either."""
+        """Whether the target is reached at 5 % load, almost without waiting; if not, more instances
+        do not help.
+        """
         least = offer.least_instances
         rate = min(self._wanted.whole_rps, _LIGHT_SHARE * offer.alone_rps * least)
         return self._carries(offer, least, rate, _LIGHT_REQUESTS) is not None
 
     def _smallest(self, offer: Offer) -> SizedOffer | None:
-        """The fewest instances that carry the load, if they cost less than what is known."""
+        """The fewest instances that carry the load, if they cost less than the results so far."""
         affordable = math.ceil(min(self._limit_usd / offer.usd_per_hour, 1e9)) - 1
         most = min(self._wanted.most_gpus // offer.gpus, affordable)
         failing = offer.least_instances - 1
@@ -237,27 +236,29 @@ class _Search:
     def _carries(
         self, offer: Offer, instances: int, rate_rps: float, requests: int = _REQUESTS
     ) -> SizedOffer | None:
-        """The best of the shapes that carry the rate with so many instances."""
+        """The best of the shapes that carry the rate with `instances` instances; None if none
+        does.
+        """
         found: list[SizedOffer] = []
         for parameters in offer.shapes(instances):
             try:
                 spec = spec_of(self._asked, offer, parameters, instances, rate_rps)
-            except SloBenchError:  # so many make no such system
+            except SloBenchError:  # the system cannot have that number of instances
                 continue
             set_to = "".join(f" {parameter}={value}" for parameter, value in parameters.items())
             name = f"{instances} × {offer.name}{set_to} at {rate_rps:.3g} req/s"
-            level = self._memory.levels.get(name)
-            if level is None:
+            if name not in self._levels:
                 self._say(name)
-                level = self._level(spec, rate_rps, requests)
-                self._memory.keep(name, level)
-            carries, attainment, low, high = level
+                self._levels[name] = self._level(spec, rate_rps, requests)
+                if self._checkpoint is not None:
+                    self._checkpoint.append({"name": name, "level": self._levels[name]})
+            carries, attainment, low, high = self._levels[name]
             if carries:
                 found.append(SizedOffer(offer, instances, parameters, attainment, low, high))
         return max(found, key=lambda one: one.attainment, default=None)
 
     def _level(self, spec: CellSpec, rate: float, requests: int) -> Sequence[float]:
-        """Does it carry the rate (1 or 0), and the attainment with its interval."""
+        """Whether the rate is carried (1 or 0), and attainment with its interval."""
         target = self._wanted.target
         runner = self._runner_of(spec)
         samples: list[LevelSample] = []
@@ -278,7 +279,7 @@ class _Search:
                 return [0.0, level.attainment, low, high]
 
     def _with_capacity(self, one: SizedOffer) -> SizedOffer:
-        self._say(f"what {one.instances} × {one.offer.name} can carry at most")
+        self._say(f"capacity of {one.instances} × {one.offer.name}")
         rate = self._wanted.whole_rps
         spec = spec_of(self._asked, one.offer, one.parameters, one.instances, rate)
         options = SearchOptions(

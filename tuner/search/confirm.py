@@ -1,7 +1,7 @@
-"""Is the winner better than the default? Both again, on requests that nobody was tuned on.
+"""Confirm that the winner is better than the default, on seeds that tuning did not use.
 
-What is best of many has been lucky as well. So the default and the winners are run on fresh seeds,
-on the workload that was tuned on and on others, each with its 95 % interval.
+The best of many trials is partly lucky. So the default and the winners are measured on new seeds,
+on the tuned workload and on others, each with its 95 % interval.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import numpy as np
 from ...harness.experiments.execution.workers import NotDoneError, WorkerPool, together
 from ...harness.experiments.experiment import Experiment
 from ...workloads.errors import FileFormatError, SloBenchError
+from ..capacity.cells import Ended
 from ..capacity.curve import student_t
 from .evaluate import ConfigurationEvaluator
 from .objectives import CAPACITY, COST, Aim, TuningObjective
 from .race import RaceResult
-from .runs import Ended, Runs
+from .runs import Runs
 from .serving import Servers
 from .space import Configuration, Space
 from .study_results import TrialRow
@@ -41,10 +42,10 @@ Verdict = Literal["better", "worse", "not told apart", ""]
 
 @dataclass(frozen=True)
 class Confirmed:
-    """One figure of one configuration on fresh seeds.
+    """One objective of one configuration on new seeds.
 
-    `configuration` is `default` or `trial N`; `verdict` holds the interval against the default's
-    (overlapping: not told apart). `problem`: why there is no value.
+    `configuration` is `default` or `trial N`; `verdict` compares the interval to the default's
+    (overlapping intervals: not distinguishable). `problem`: the reason why there is no value.
     """
 
     backend: str
@@ -59,7 +60,7 @@ class Confirmed:
     problem: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The row as plain values for JSON."""
         return dataclasses.asdict(self)
 
 
@@ -76,19 +77,19 @@ def confirm(
     progress: Confirming = lambda done, of: None,
     pool: WorkerPool | None = None,
 ) -> list[Confirmed]:
-    """Default and winners on every workload, measured afresh.
+    """Measure the default and the winners again, on every workload and with new seeds.
 
     Args:
-        experiment: what was tuned; on a real backend its servers are started.
-        space: what was searched.
+        experiment: the tuned experiment; on a real backend its servers are started.
+        space: the search space.
         aim: the objectives.
         winners: at most `MOST_WINNERS` of them are confirmed.
-        workloads: besides the experiment's own.
-        folder: for the runs and what servers say.
+        workloads: workloads besides the experiment's own.
+        folder: for runs and server logs.
         tolerance: of capacity searches.
         ended: called within a run.
-        progress: told (done, of how many).
-        pool: where all of it is simulated, at once.
+        progress: called with (done, total).
+        pool: processes that simulate; None: this process.
     """
     own = experiment.workload[0]
     asked: list[tuple[str, Configuration]] = [(DEFAULT, {})]
@@ -131,7 +132,7 @@ def confirm(
 
 
 def _judged(rows: Sequence[Confirmed], defaults: Sequence[Confirmed], aim: Aim) -> list[Confirmed]:
-    """With verdicts."""
+    """The same figures, each with its verdict against the default."""
     return [
         dataclasses.replace(row, verdict=_verdict(row, base, objective))
         for row, base, objective in zip(rows, defaults, aim.objectives, strict=True)
@@ -141,13 +142,13 @@ def _judged(rows: Sequence[Confirmed], defaults: Sequence[Confirmed], aim: Aim) 
 def _confirmed(
     evaluation: ConfigurationEvaluator, workload: str, name: str, configuration: Configuration
 ) -> list[Confirmed]:
-    """One row for each objective."""
+    """One row for each objective of a configuration."""
     aim = evaluation.aim
     backend = evaluation.experiment.backend
     try:
         runs = evaluation.runs_of(configuration)
         figures = _figures(evaluation, runs)
-    except (NotDoneError, FileFormatError):  # a damaged file says nothing of the configuration
+    except (NotDoneError, FileFormatError):  # a damaged file is not the configuration's fault
         raise
     except SloBenchError as error:
         evaluation.servers.stop()

@@ -1,4 +1,4 @@
-"""One thing that is searched: its range, as people write it and as Optuna is asked for a value."""
+"""A dimension of the search space: its range in text form and as an Optuna distribution."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Dimension:
     choices: tuple[Value, ...] | None = None
 
     def distribution(self) -> BaseDistribution:
-        """As Optuna has it."""
+        """The range as an Optuna distribution."""
         if self.choices is not None:
             return CategoricalDistribution(self.choices)
         if self.whole:
@@ -52,7 +52,7 @@ class Dimension:
         return FloatDistribution(self.low, self.high, log=self.log, step=self.step)
 
     def suggest(self, trial: Trial) -> Value:
-        """A value for `trial`; fractions have four digits, which is all that anybody sets."""
+        """A value for `trial`; fractions are rounded to four digits."""
         if self.choices is not None:
             chosen: Value = trial.suggest_categorical(self.name, self.choices)  # type: ignore[assignment]
             return chosen
@@ -70,7 +70,7 @@ class Dimension:
         return min(max(float(f"{value:.{_DIGITS}g}"), self.low), self.high)
 
     def holds(self, value: object) -> bool:
-        """Whether a value may be asked for."""
+        """Whether the value is in the range."""
         if self.choices is not None:
             return any(value == one and type(value) is type(one) for one in self.choices)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -103,7 +103,7 @@ class Dimension:
 
     @property
     def size(self) -> float:
-        """How many values there are."""
+        """Number of values in the range."""
         if self.choices is not None:
             return len(self.choices)
         if self.step is not None or self.whole:

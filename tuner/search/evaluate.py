@@ -1,4 +1,4 @@
-"""What a configuration is worth: its objectives, found with as few requests as the rest allows."""
+"""Evaluates a configuration: its objectives, with as few requests as other trials allow."""
 
 from __future__ import annotations
 
@@ -14,33 +14,30 @@ from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
-from ..capacity.folder import search_cell, start_rps
-from ..capacity.options import Budget, CapacitySearch, SearchOptions
+from ..capacity.cells import Ended
+from ..capacity.folder import search_cell, search_options, start_rps
+from ..capacity.options import CapacitySearch, SearchOptions
 from ..capacity.search import SearchProgress
 from .objectives import CAPACITY, COST, Aim
 from .race import PruningThreshold, RaceResult, pace_of, race
-from .runs import Ended, Runs
+from .runs import Runs
 from .serving import Servers
 from .space import Configuration, Space, key_of
 
-_SIMULATED_REQUESTS, _REAL_REQUESTS = 2000, 300  # of a run, at least
-_SIMULATED_BUDGET = Budget(requests=120_000)
-_REAL_BUDGET = Budget(requests=None, time_s=3600.0)
-_SEEDS = 3
 _MORE_TRIES = 2
 RACE_SEEDS = 500_000  # away from those of searches
 
 
 class InfeasibleError(SloBenchError):
-    """A configuration that makes no deployment."""
+    """The configuration cannot be deployed."""
 
 
 @dataclass(frozen=True)
 class ConfigurationResult:
-    """What was found. `values` are those of the objectives, in their order.
+    """Result of an evaluation. `values` are those of the objectives, in order.
 
-    `lost`: it was raced out, and a capacity among the values is an estimate. `missed`: by how much
-    it misses the share in SLO that it must reach; at most 0 if it does not.
+    `lost`: it was pruned by a race, and a capacity among the values is an estimate. `missed`:
+    target share in SLO minus measured share, for objectives with a required attainment.
     """
 
     values: tuple[float, ...]
@@ -52,9 +49,9 @@ class ConfigurationResult:
 
 @dataclass(frozen=True)
 class ConfigurationEvaluator:
-    """How configurations are evaluated: the same seeds for all of them.
+    """Evaluates configurations of one experiment, all with the same seeds.
 
-    `report` of `worth` is told of what is known on the way, by step, and says whether to stop.
+    `report` of `worth` receives intermediate values by step, and returns whether to prune.
     """
 
     experiment: Experiment
@@ -68,28 +65,19 @@ class ConfigurationEvaluator:
 
     @property
     def simulated(self) -> bool:
-        """Or on real servers."""
+        """Whether configurations are simulated; else real servers run them."""
         return self.experiment.backend == SIMULATED
 
     @property
     def options(self) -> SearchOptions:
-        """Of every capacity search."""
-        asked = self.experiment
-        least = _SIMULATED_REQUESTS if self.simulated else _REAL_REQUESTS
-        return SearchOptions(
-            targets=(self.aim.target,),
-            tolerance=self.tolerance,
-            requests=asked.requests[0] or least,
-            seeds=asked.seeds or _SEEDS,
-            first_seed=asked.seed,
-            budget=_SIMULATED_BUDGET if self.simulated else _REAL_BUDGET,
-        )
+        """Options of every capacity search."""
+        return search_options(self.experiment, (self.aim.target,), self.tolerance)
 
     def runs_of(self, configuration: Configuration) -> Runs:
         """The runs of a configuration so far.
 
         Raises:
-            InfeasibleError: it makes no deployment.
+            InfeasibleError: the configuration cannot be deployed.
         """
         try:
             applied = self.space.applied(self.experiment, configuration)
@@ -117,17 +105,19 @@ class ConfigurationEvaluator:
         fewest_gpus: int | None = None,
         report: Callable[[int, float], bool] = lambda step, value: False,
     ) -> ConfigurationResult:
-        """Race, search and measure.
+        """Evaluate a configuration: race, capacity search and runs at the rate, as the objectives
+        need.
 
         Args:
             runs: of the configuration.
             trial: its number.
-            pace: what it must beat; None: nobody is known yet.
-            fewest_gpus: on so many the rate is carried already (objective cost alone).
-            report: told (step, value of the only objective); True: go no further.
+            pace: the best configuration's result, which it must beat; None: there is none yet.
+            fewest_gpus: GPUs of a configuration that already carries the rate (objective cost
+                alone).
+            report: receives (step, value of the only objective); returns True to prune.
 
         Raises:
-            SloBenchError: nothing valid was measured, or a server did not start or died.
+            SloBenchError: no run was valid, or a server did not start or died.
         """
         gpus = gpus_of(runs.spec)
         figures: dict[str, Any] = {"gpus": gpus}
@@ -228,7 +218,7 @@ class ConfigurationEvaluator:
 
 
 class _OvertakenError(Exception):
-    """A search that need not go on."""
+    """A capacity search stopped early: the configuration is worse than the best one."""
 
     def __init__(self, raced: RaceResult) -> None:
         super().__init__()
@@ -256,8 +246,8 @@ def cell_of(experiment: Experiment, name: str) -> CellSpec:
     cells = plan(experiment.model_copy(update=single)).cells
     if len(cells) > 1:
         raise SloBenchError(
-            f"tuning is about one system under one load, but this is {len(cells)}: give one value "
-            "of each setting, and search others with --search"
+            f"tuning needs one system under one load, but there are {len(cells)} cells: give one "
+            "value of each setting, and search others with --search"
         )
     return replace(cells[0], cell=name)
 

@@ -1,8 +1,8 @@
-"""What mattered: by how much each dimension moved the objective, as Optuna's PED-ANOVA weighs it.
+"""Importance of each dimension for the objective, by Optuna's PED-ANOVA or fANOVA.
 
-PED-ANOVA (Watanabe, Bansal and Hutter, IJCAI 2023) asks what tells the best tenth of the trials
-from the others, and needs no regression trees. fANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014)
-splits the variance over all of the space; Optuna's needs scikit-learn.
+PED-ANOVA (Watanabe, Bansal and Hutter, IJCAI 2023) compares the best tenth of the trials to the
+others, and needs no regression trees. fANOVA (Hutter, Hoos and Leyton-Brown, ICML 2014) splits the
+variance over the whole space; Optuna's needs scikit-learn.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def importances(
     maximise: bool,
     evaluator: str = "ped-anova",
 ) -> dict[str, float]:
-    """Name to share of what mattered, the largest first; empty if there are too few trials.
+    """Share of the importance by name, the largest first; empty if there are too few trials.
 
     Args:
-        trials: that were evaluated, raced out ones as well.
-        values: of each, of the objective that is asked about; NaN where there is none.
-        maximise: which way is better.
+        trials: evaluated and pruned trials.
+        values: each trial's value of the objective; NaN where there is none.
+        maximise: whether larger values are better.
         evaluator: one of `EVALUATORS`.
 
     Raises:
@@ -60,7 +60,7 @@ def importances(
     study = optuna.create_study(direction="maximize" if maximise else "minimize")
     study.add_trials(known)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # both are said to be experimental
+        warnings.simplefilter("ignore")  # both are marked experimental
         chosen: optuna.importance.BaseImportanceEvaluator = (
             optuna.importance.FanovaImportanceEvaluator(seed=0)
             if evaluator == "fanova"

@@ -78,7 +78,7 @@ class Aim:
             )
         if self.rate_rps is not None and names == [CAPACITY]:
             raise SloBenchError(
-                "capacity finds the rate itself: leave --rate out, or ask for goodput"
+                "capacity finds the rate itself: leave --rate out, or choose goodput"
             )
 
     @classmethod

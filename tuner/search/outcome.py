@@ -19,8 +19,8 @@ from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from ..capacity.cells import Ended
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
-from .runs import Ended
 from .settings import TuneSettings
 from .space import Space
 from .study_results import StudyResults, TrialRow
@@ -93,10 +93,10 @@ def concluded(
     progress: Confirming = lambda done, of: None,
     pool: WorkerPool | None = None,
 ) -> TuningOutcome:
-    """Confirm the winners and put everything into the folder.
+    """Confirm the winners and write all result files.
 
     Raises:
-        SloBenchError: no configuration could be evaluated; says why the last one could not.
+        SloBenchError: no configuration could be evaluated; gives the last one's reason.
     """
     if not found.best:
         reasons = [row.reason for row in found.trials if row.reason]
@@ -199,7 +199,7 @@ def _server_for(name: str) -> str | None:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
+    """A value for JSON: None in place of NaN and infinity."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -210,10 +210,10 @@ def _finite(value: Any) -> Any:
 
 
 def read_tuning(folder: Path) -> dict[str, Any] | None:
-    """What a tuning run left in a folder; None if it holds none.
+    """The `tune.json` of a folder; None if there is none.
 
     Raises:
-        FileFormatError: the file is none of ours.
+        FileFormatError: the file is damaged or no result of a tuning run.
     """
     path = folder / FILE
     if not path.is_file():

@@ -38,10 +38,10 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
         SloBenchError: see `Tuning`.
     """
     if len(experiment.systems) != 1:
-        raise SloBenchError(f"tuning is about one system, not {len(experiment.systems)}")
+        raise SloBenchError(f"tuning needs one system, not {len(experiment.systems)}")
     if experiment.backend == "openai":
         raise SloBenchError(
-            "a server that runs already cannot be given other settings: let `tune server` start it"
+            "settings of a running server cannot be changed: let `tune server` start it"
         )
     if any("concurrency" in arrivals for arrivals in experiment.arrivals):
         raise SloBenchError("concurrency(…) has no rate to tune for; choose other arrivals")
@@ -53,7 +53,7 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
         named = [name for name in counting if name in settings.search]
         if named and "instances" in named:
             raise SloBenchError(
-                "more instances always carry more: say how many GPUs there are (--gpus), or add "
+                "more instances always carry more: give the number of GPUs (--gpus), or add "
                 "the objective cost"
             )
         if experiment.backend == SIMULATED:
@@ -77,12 +77,10 @@ def prepared(experiment: Experiment, settings: TuneSettings) -> Tuning:
 
 
 def _gpus(experiment: Experiment) -> int:
-    """How many there are, or how many the default takes.
-
-    Roles that do not fit so many GPUs are no obstacle: others are searched.
+    """Number of GPUs: the experiment's, or that of the default configuration.
 
     Raises:
-        SloBenchError: anything else does not fit.
+        SloBenchError: the default does not fit, for another reason than its number of instances.
     """
     if experiment.gpus == (None,) or system(experiment.systems[0]).cluster is None:
         return gpus_of(cell_of(experiment, "default"))

@@ -1,10 +1,10 @@
-"""A race: is a configuration worth a search? Short runs at the best one's rate come first.
+"""A race: short runs at the best configuration's capacity decide whether to search another's.
 
-The best configuration so far carries its capacity, by definition, with just the target's share of
-requests in SLO. Another that carries more meets more there. Both are offered the same requests
-(same rate, same seed), so that what differs is the configuration: differences are taken batch by
-batch, and most configurations are out after the first, shortest run. A short run that starts empty
-says less about the long run than its scatter shows; so it takes more to be out after one.
+At its capacity, the best configuration has just the target's share of requests in SLO. A
+configuration with more capacity has a larger share there. Both serve the same requests (same rate,
+same seed), so batch-by-batch differences come from the configuration, and most configurations are
+pruned after the first, shortest run. A short run that starts empty has a bias besides its scatter,
+so the threshold after one run is higher.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PruningThreshold:
     requests: tuple[int, ...]  # in each run
 
     def plain(self) -> dict[str, Any]:
-        """For a trial's attributes."""
+        """The threshold as plain values, for a trial's attributes."""
         return vars(self)
 
     @classmethod
@@ -60,7 +60,7 @@ class RaceResult:
 def pace_of(
     runner: LevelRunner, search: CapacitySearch, *, trial: int, gpus: int, first_seed: int
 ) -> PruningThreshold | None:
-    """What others must beat after this configuration's search; None if it found no crossing."""
+    """The threshold that a searched configuration sets for others; None if it found no crossing."""
     found = search.capacities[0]
     if not found.capacity_rps or not math.isfinite(found.slope):
         return None
@@ -75,12 +75,12 @@ def pace_of(
 
 
 def race(runner: LevelRunner, pace: PruningThreshold, *, first_seed: int) -> RaceResult:
-    """Run at the pace until that is lost, or the last run is done."""
+    """Run at the threshold's rate until the race is lost, or the last run is done."""
     runs: list[LevelSample] = []
     for place, requests in enumerate(pace.requests):
         run = runner.run(pace.rate_rps, first_seed + place, requests)
         if not run.valid:
-            break  # nothing can be concluded: a search must tell
+            break  # inconclusive: a search must decide
         runs.append(run)
         last = place == len(pace.requests) - 1
         if _lost(runs, pace.met, last=last):
@@ -89,7 +89,7 @@ def race(runner: LevelRunner, pace: PruningThreshold, *, first_seed: int) -> Rac
 
 
 def _lost(runs: Sequence[LevelSample], met: Sequence[Sequence[int]], *, last: bool) -> bool:
-    """Whether fewer meet their SLO than at the best one, clearly, or at the end at all."""
+    """Whether clearly fewer requests meet their SLO than with the best configuration."""
     gained = np.concatenate(
         [np.subtract(run.batch_met, best) for run, best in zip(runs, met, strict=False)]
     ).astype(float)

@@ -1,7 +1,6 @@
-"""Runs of configurations, kept on disk as they end, so that none is ever made twice.
+"""Runs of tuned configurations, kept on disk so that each is made only once.
 
-runs/<key>.jsonl   one line for each run of the configuration of that key, with its checksum and
-                   that of what the configuration is
+runs/<key>.jsonl   one line for each run of the configuration of that key
 """
 
 from __future__ import annotations
@@ -12,24 +11,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 from ...harness.experiments.execution.cells import CellSpec
 from ...harness.experiments.execution.workers import WorkerPool
+from ...harness.results.checkpoint import Checkpoint
 from ...harness.results.run_folder import Row
-from ...workloads.checksums import crc32_of, sealed, unsealed
-from ...workloads.errors import FileFormatError
-from ...workloads.parsing import parse_json
-from ..capacity.cells import CellRunner, CellServer
-from ..capacity.remote_runner import SpeculativeRuns
-from ..capacity.samples import LevelSample
-from .serving import QuickSimulator
-from .storage import cut_half_a_line
-
-Ended = Callable[[int, float], None]  # requests ended, clock in seconds
-Made = tuple[LevelSample, Row]
-_CELL = "cell_crc32"
-_TUPLES = ("batch_met", "batch_requests", "backlog")
+from ..capacity.cells import CellRunner, CellServer, Ended, PoolRunner
+from ..capacity.samples import LevelRunner, LevelSample, sample_from_plain
 
 
 @dataclass(frozen=True)
@@ -42,10 +31,10 @@ class Run:
 
 @dataclass
 class Runs:
-    """All runs of one configuration: a `LevelRunner` that remembers.
+    """All runs of one configuration: a `LevelRunner` that reads known runs from its file.
 
-    `server` is asked for only when a run must be made, so that a real one is started only then.
-    With a `pool` the simulator runs elsewhere, and `server` is never asked for.
+    `server` is called only when a run must be made, so a real server is started only then. With a
+    `pool` its processes simulate, and `server` is never called.
     """
 
     path: Path
@@ -56,24 +45,26 @@ class Runs:
     _known: dict[tuple[float, int, int], Run] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        pool, plain = self.pool, dataclasses.asdict(self.spec)
-        self._elsewhere: SpeculativeRuns[Made] | None = (
-            None if pool is None else SpeculativeRuns(lambda *run: pool.begin(quickly, plain, *run))
-        )
-        self._cell = crc32_of(json.dumps(plain, sort_keys=True, default=str).encode())
-        for line in _lines(self.path, self._cell):
-            sample = {**line["sample"], **{name: tuple(line["sample"][name]) for name in _TUPLES}}
-            run = Run(LevelSample(**sample), line["figures"])
+        self._rows: list[Row] = []
+        self._remote: PoolRunner | None = None
+        if self.pool is not None:
+            self._remote = PoolRunner(
+                self.spec, self.spec.cell, self.pool, None, "none", self._keep_row
+            )
+        settings = json.dumps(dataclasses.asdict(self.spec), sort_keys=True, default=str)
+        self._checkpoint = Checkpoint(self.path, settings)
+        for line in self._checkpoint.read():
+            run = Run(sample_from_plain(line["sample"]), line["figures"])
             self._known[line["rate_rps"], line["seed"], line["requests"]] = run
 
     @property
     def requests(self) -> int:
-        """Of all runs of the configuration."""
+        """Total requests of all runs of the configuration."""
         return sum(run.sample.requests for run in self._known.values())
 
     @property
     def wall_s(self) -> float:
-        """What they took."""
+        """Total duration of the runs in seconds."""
         return sum(run.sample.wall_s for run in self._known.values())
 
     def level(self, rate_rps: float, seed: int, requests: int) -> Run:
@@ -84,70 +75,29 @@ class Runs:
         return self._known[asked]
 
     def run(self, rate_rps: float, seed: int, requests: int) -> LevelSample:
-        """See `LevelRunner`."""
+        """The sample of the run, which is made unless it is known."""
         return self.level(rate_rps, seed, requests).sample
 
     def expect(self, rate_rps: float, seeds: Iterable[int], requests: int) -> None:
-        """These will be asked for: a pool makes those that are new meanwhile."""
-        if self._elsewhere is not None:
+        """Begin the runs that are new in the pool, if there is one, before they are needed."""
+        if self._remote is not None:
             new = [seed for seed in seeds if (rate_rps, seed, requests) not in self._known]
-            self._elsewhere.expect(rate_rps, new, requests)
+            self._remote.expect(rate_rps, new, requests)
+
+    def _keep_row(self, cell: str, row: Row) -> None:
+        self._rows.append(row)
 
     def _made(self, rate_rps: float, seed: int, requests: int) -> Run:
-        if self._elsewhere is not None:
-            sample, row = self._elsewhere.result(rate_rps, seed, requests)
-        else:
-            sample, row = _make(self.spec, self.server(), rate_rps, seed, requests, self.ended)
+        runner: LevelRunner = self._remote or CellRunner(
+            self.spec, self.spec.cell, self.server(), self._keep_row, self.ended
+        )
+        sample = runner.run(rate_rps, seed, requests)
+        row = self._rows.pop()
         figures = {name: value for name, value in row.items() if _is_figure(value)}
-        line: dict[str, Any] = {"rate_rps": rate_rps, "seed": seed, "requests": requests}
-        line |= {"sample": vars(sample), "figures": figures, _CELL: self._cell}
-        text = json.dumps(sealed(line), allow_nan=False)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+        run = {"rate_rps": rate_rps, "seed": seed, "requests": requests}
+        self._checkpoint.append({**run, "sample": vars(sample), "figures": figures})
         return Run(sample, figures)
-
-
-def _make(
-    spec: CellSpec,
-    server: CellServer,
-    rate_rps: float,
-    seed: int,
-    requests: int,
-    ended: Ended | None = None,
-) -> Made:
-    rows: list[Row] = []
-    runner = CellRunner(spec, spec.cell, server, lambda cell, row: rows.append(row), ended)
-    return runner.run(rate_rps, seed, requests), rows[0]
-
-
-def quickly(plain: Mapping[str, Any], rate_rps: float, seed: int, requests: int) -> Made:
-    """One simulated run, on whichever machine."""
-    return _make(CellSpec.from_plain(plain), QuickSimulator(), rate_rps, seed, requests)
 
 
 def _is_figure(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _lines(path: Path, cell: str) -> list[dict[str, Any]]:
-    """All whole lines; the last is torn where a process was killed as it wrote.
-
-    Raises:
-        FileFormatError: one was damaged, or is of another configuration than `cell` says.
-    """
-    if not path.is_file():
-        return []
-    with path.open("r+b") as file:
-        cut_half_a_line(file)
-        return [_line(path, number, line, cell) for number, line in enumerate(file, start=1)]
-
-
-def _line(path: Path, number: int, text: bytes, cell: str) -> dict[str, Any]:
-    try:
-        line = parse_json(text.decode())
-    except ValueError as error:
-        raise FileFormatError(path, number, f"is not JSON: {error}") from error
-    if not isinstance(line, dict) or unsealed(path, line).get(_CELL) != cell:
-        raise FileFormatError(path, number, "is no run of this configuration")
-    return line

@@ -1,4 +1,4 @@
-"""Who proposes configurations: Optuna's samplers by the names that people know them by."""
+"""Optuna's samplers by their common names."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ MOST_GRID_POINTS = 20_000
 
 @dataclass(frozen=True)
 class SamplerKind:
-    """`make` takes a seed. `several`: it takes several objectives. `numbers`: numbers alone.
+    """A sampler: `make` takes a seed; `several`: it handles several objectives; `numbers`: only
+    numeric ranges.
 
-    `learns_from_pruned`: what was raced out tells it something; for the others such a trial
-    counts as finished, with what it was estimated to be worth. `needs` are packages.
+    `learns_from_pruned`: it uses pruned trials; for the others such a trial counts as finished,
+    with its estimated value. `needs` are packages.
     """
 
     make: Callable[[int, Sequence[Dimension]], BaseSampler]
@@ -40,10 +41,10 @@ class SamplerKind:
 
 
 class ByNumber(BaseSampler):
-    """A sampler whose draws hang on the number of the trial, not on what was drawn before.
+    """A sampler whose draws depend on the number of the trial, not on earlier draws.
 
-    So a study that was cut goes on as if nothing had happened, and processes that share a study
-    draw differently.
+    An interrupted study therefore continues with the same draws, and processes that share a study
+    draw different values.
     """
 
     def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
@@ -60,19 +61,19 @@ class ByNumber(BaseSampler):
         return self._make(int.from_bytes(hashlib.sha256(text.encode()).digest()[:4]))
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
-        """See `BaseSampler`."""
+        """Seed the sampler with the trial's number."""
         self._of(trial).before_trial(study, trial)
 
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        """See `BaseSampler`."""
+        """The search space of the wrapped sampler."""
         return self._of(trial).infer_relative_search_space(study, trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """See `BaseSampler`."""
+        """Draw parameters together, by the wrapped sampler."""
         return self._of(trial).sample_relative(study, trial, search_space)
 
     def sample_independent(
@@ -82,7 +83,7 @@ class ByNumber(BaseSampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> Any:
-        """See `BaseSampler`; some values of the trial may have been drawn before a kill."""
+        """Draw one parameter; others of the trial may have been drawn before an interruption."""
         sampler = self._of(trial, param_name)
         return sampler.sample_independent(study, trial, param_name, param_distribution)
 
@@ -93,14 +94,14 @@ class ByNumber(BaseSampler):
         state: TrialState,
         values: Sequence[float] | None,
     ) -> None:
-        """See `BaseSampler`."""
+        """Report the trial's values to the wrapped sampler."""
         self._of(trial).after_trial(study, trial, state, values)
 
 
 class Grid(optuna.samplers.GridSampler):
-    """Optuna's grid for studies that are asked and told: the end is looked for, not signalled.
+    """Optuna's grid for studies with an ask-and-tell loop, which ends without an exception.
 
-    Its points mean the same in every process; the seed says which is taken of those left over.
+    Grid points are the same in every process; the seed determines the order.
     """
 
     def __init__(self, dimensions: Sequence[Dimension], seed: int) -> None:

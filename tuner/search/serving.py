@@ -1,4 +1,4 @@
-"""Who serves a configuration: the simulator, or a real server that is restarted when it must be."""
+"""Servers for configurations: the simulator, or a real server that is restarted when needed."""
 
 from __future__ import annotations
 
@@ -8,43 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from ...harness.experiments.backends.base import Backend, CellMeasurement
-from ...harness.experiments.execution.cells import CellSpec, placed
+from ...harness.experiments.backends.base import Backend
+from ...harness.experiments.execution.cells import CellSpec
 from ...harness.experiments.experiment import Experiment
-from ...harness.results.metrics import Hardware, cell_metrics, judge
-from ...harness.results.run_folder import Row
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...workloads.workload import Workload
-from ..capacity.cells import CellServer, Ended, RealServer, Simulator
-
-
-@dataclass(frozen=True)
-class QuickSimulator:
-    """Serves cells in this process and keeps no details of them."""
-
-    simulator: Simulator = field(default_factory=lambda: Simulator(Path(), "none"))
-
-    def measure(
-        self, spec: CellSpec, workload: Workload, progress: Ended | None
-    ) -> CellMeasurement:
-        """See `CellServer`."""
-        return self.simulator.measure(spec, workload, progress)
-
-    def row(self, spec: CellSpec, workload: Workload, measured: CellMeasurement) -> Row:
-        """See `CellServer`: the figures alone."""
-        place = placed(spec.placement).placement
-        hardware = Hardware(place.gpus * spec.instances, place.model.parameters, 0.0)
-        judged = judge(workload, measured.result.records)
-        return dict(
-            cell_metrics(workload, measured.result, hardware, judged=judged, warmup_s=spec.warmup_s)
-        )
+from ..capacity.cells import CellServer, RealServer, Simulator
 
 
 @dataclass
 class Servers:
-    """One server at a time, kept for as long as configurations can do with it.
+    """At most one running server, kept while configurations can share it.
 
-    Leaving the block stops it. What a server said is kept in `folder`, under the cell's name.
+    Leaving the block stops it. Server logs are kept in `folder`, under the cell's name.
     """
 
     folder: Path
@@ -64,19 +39,19 @@ class Servers:
         self.stop()
 
     def stop(self) -> None:
-        """Nothing runs any more."""
+        """Stop the running server."""
         self._running = None
         self._stack.close()
         self._stack = contextlib.ExitStack()
 
     def of(self, experiment: Experiment, spec: CellSpec) -> CellServer:
-        """Who serves this, started if what runs is of another configuration.
+        """The server for a configuration, restarted if the running one has other settings.
 
         Raises:
             ServerError: it did not start.
         """
         if experiment.backend == SIMULATED:
-            return QuickSimulator()
+            return Simulator()
         from ...harness.experiments.backends.choose import backend_of
 
         return self._started(backend_of(experiment), spec)

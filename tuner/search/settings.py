@@ -1,4 +1,4 @@
-"""What a tuning run is asked, beside the experiment: the table `[tune]` of a file."""
+"""Settings of a tuning run: the table `[tune]` of an experiment file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .samplers import default_sampler
 from .space import Asked
 
 TABLE = "tune"
-_BUDGET = ("trials", "max_requests", "max_time_s")  # may be another when a study goes on
+_BUDGET = ("trials", "max_requests", "max_time_s")  # may change when a study is resumed
 _NUMBERS = {
     "target": (int, float),
     "tolerance": (int, float),
@@ -32,13 +32,13 @@ _LISTS = ("objectives", "confirm_workloads")
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """The objectives, what is searched, by whom, for how long, and what the winner must prove.
+    """Objectives, search space, sampler, budget and confirmation of a tuning run.
 
-    `search` is name to range, as `--search` has it; empty: all parameters of the system. A budget
-    that is None is no limit. `confirm_backend`: the winner is measured there as well.
+    `search` is name to range, as in `--search`; empty: all parameters of the system. A budget of
+    None is no limit. `confirm_backend`: the winner is also measured on that backend.
 
     Raises:
-        SloBenchError: a value makes no sense.
+        SloBenchError: a value is invalid.
     """
 
     objectives: tuple[str, ...] = (CAPACITY,)
@@ -68,7 +68,7 @@ class TuneSettings:
                 raise SloBenchError(f"{name} must be a number but is {value!r}")
             if name != "sampler_seed" and not value > 0:
                 raise SloBenchError(f"{name} must be positive but is {value}")
-        self.aim  # noqa: B018 - says what contradicts
+        self.aim  # noqa: B018 - raises if settings contradict each other
         if not 0.001 <= self.tolerance <= 0.5:
             raise SloBenchError(f"tolerance must lie in 0.001..0.5 but is {self.tolerance:g}")
         if self.confirm_backend not in (None, "vllm", "sglang"):
@@ -87,10 +87,10 @@ class TuneSettings:
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> TuneSettings:
-        """From a table as it stands in a file.
+        """Settings from a table of a TOML file.
 
         Raises:
-            SloBenchError: an unknown name, or a value that makes no sense.
+            SloBenchError: a name is unknown, or a value is invalid.
         """
         known = {one.name for one in dataclasses.fields(cls)}
         for name in table:
@@ -109,7 +109,7 @@ class TuneSettings:
         return cls(**values)
 
     def table(self) -> dict[str, Any]:
-        """As it stands in a file."""
+        """The settings as a table of a TOML file."""
         found = dataclasses.asdict(self)
         found["objectives"] = list(self.objectives)
         found["confirm_workloads"] = list(self.confirm_workloads)
@@ -118,10 +118,10 @@ class TuneSettings:
 
 
 def load(path: Path) -> tuple[Experiment, TuneSettings]:
-    """An experiment with a table `[tune]`.
+    """Read an experiment file with a table `[tune]`.
 
     Raises:
-        FileFormatError: the file cannot be read, or says something wrong (with its line).
+        FileFormatError: the file cannot be read, or has an invalid value (with its line).
     """
     read, text = read_toml(path)
     if not read:
@@ -143,7 +143,7 @@ def load(path: Path) -> tuple[Experiment, TuneSettings]:
 
 
 def text_of(experiment: Experiment, settings: TuneSettings, *, budget: bool = True) -> str:
-    """Both as one file; without the budget it says whether two runs ask the same."""
+    """Experiment and settings as one file; without the budget, equal texts mean the same study."""
     table = settings.table()
     if not budget:
         for name in _BUDGET:

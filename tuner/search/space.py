@@ -20,13 +20,13 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from .dimension import Dimension, Value, of_bounds, of_values, parse
 
 Configuration = Mapping[str, Value]
-Asked = str | Sequence[Value] | Value  # what stands behind a name that is searched
+Asked = str | Sequence[Value] | Value  # the range or values of a searched name
 
-PARAMETERS = "parameters"  # stands for all of the system's own
+PARAMETERS = "parameters"  # all of the system's own
 SERVER = "server."  # begins the name of a server's own option
 _MOST_DRAWS = 2000
 
-# Settings of an experiment that say where and how a system runs: whether they are whole numbers.
+# Settings of an experiment's deployment: whether they are integers.
 SETTINGS: Mapping[str, bool] = {
     "instances": True,
     "embed_instances": True,
@@ -46,7 +46,7 @@ _COUNTING = ("instances", "tp", "pp", "embed_instances")  # they change how many
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions that are searched for `system`, and the default's value of each, if known."""
+    """The searched dimensions of `system`, and the default's value in each."""
 
     system: str
     dimensions: tuple[Dimension, ...]
@@ -66,11 +66,11 @@ class Space:
 
     @property
     def size(self) -> float:
-        """How many configurations there are."""
+        """Number of configurations in the space."""
         return float(np.prod([one.size for one in self.dimensions]))
 
     def untried(self, tried: Iterable[str], rng: np.random.Generator) -> Configuration | None:
-        """A configuration whose key is none of `tried`, at random; None if none was found."""
+        """A random configuration with a key that is not in `tried`; None if none is found."""
         known = set(tried)
         for _ in range(_MOST_DRAWS):
             drawn = {one.name: _drawn(one, rng) for one in self.dimensions}
@@ -129,16 +129,15 @@ def key_of(configuration: Configuration) -> str:
 
 
 def space_of(experiment: Experiment, asked: Mapping[str, Asked], gpus: int | None) -> Space:
-    """What is searched: by default all parameters of the system, else what is named.
+    """The search space: by default all parameters of the system, else the named dimensions.
 
     Args:
-        experiment: of one system, and one value for every setting.
-        asked: name to range or values, as `--search` has them; "" is the whole range of a
-            parameter.
-        gpus: how many there are, where that is fixed: numbers of instances stay below.
+        experiment: one system, with one value for every setting.
+        asked: name to range or values, as in `--search`; "" is the whole range of a parameter.
+        gpus: the number of GPUs, if it is fixed: it limits numbers of instances.
 
     Raises:
-        SloBenchError: an unknown name, a range beyond a parameter's bounds, or one that is missing.
+        SloBenchError: a name is unknown, or a range is missing or beyond a parameter's bounds.
     """
     name = experiment.systems[0]
     found = system(name)
@@ -194,7 +193,7 @@ def _dimension(
             whole_range = of_bounds(name, of_parameter)
             if whole_range is None:
                 raise SloBenchError(
-                    f"{found.name}.{name} has no ends ({of_parameter}); say which to search, as in "
+                    f"{found.name}.{name} has no bounds ({of_parameter}); give the range, as in "
                     f"--search {name}=1..10"
                 )
             return whole_range
@@ -208,13 +207,13 @@ def _dimension(
     read = _read(name, what, whole=SETTINGS[name], needs_range=True)
     for value in read.points(2):
         changed: dict[str, Any] = {name: value}
-        Experiment(**changed)  # says what a setting cannot be
+        Experiment(**changed)  # raises if a value is invalid
     return read
 
 
 def _read(name: str, what: Asked, *, whole: bool, needs_range: bool) -> Dimension:
     if needs_range and what == "":
-        raise SloBenchError(f"say which values of {name} to search, as in --search {name}=1,2,4")
+        raise SloBenchError(f"give the values of {name} to search, as in --search {name}=1,2,4")
     if isinstance(what, str):
         return parse(name, what, whole=whole)
     if isinstance(what, Sequence):
@@ -260,7 +259,7 @@ def _affordable(dimension: Dimension, found: System, gpus: int | None) -> Dimens
 
 
 def _counts(found: System, name: str) -> bool:
-    """Whether a parameter says how many instances there are."""
+    """Whether a parameter is a number of instances."""
     now = found.parameters()[name]
     bounds = found.bounds()[name]
     if isinstance(now, bool) or not isinstance(now, int):
@@ -270,7 +269,7 @@ def _counts(found: System, name: str) -> bool:
 
 
 def counts_gpus(space: Space) -> tuple[str, ...]:
-    """The dimensions that change how many GPUs a configuration takes if nobody fixes that."""
+    """The dimensions that change a configuration's number of GPUs, unless that is fixed."""
     found = system(space.system)
     return tuple(
         one.name

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import optuna
 from optuna.exceptions import ExperimentalWarning
@@ -20,6 +18,7 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.storages.journal._file import BaseJournalFileLock
 from sqlalchemy.exc import IntegrityError, InternalError, OperationalError, ProgrammingError
 
+from ...harness.results.checkpoint import cut_half_a_line
 from ...workloads.errors import SloBenchError
 from .study_location import without_password
 
@@ -30,7 +29,6 @@ JOURNAL = "study.journal"
 _AGAIN_S = 0.5
 _TRIES = 10
 _PATIENCE_S = 20.0
-_BLOCK = 4096  # bytes
 _FORMS = (
     "sqlite:///study.db, postgresql+psycopg://USER@HOST/NAME (needs the extra postgres), "
     "mysql://…, redis://HOST:6379, or the path of a journal file"
@@ -55,7 +53,7 @@ def open_storage(url: str | None, folder: Path) -> BaseStorage:
 
 @contextlib.contextmanager
 def opened(url: str | None, folder: Path) -> Iterator[BaseStorage]:
-    """See `open_storage`; connections are closed in the end."""
+    """`open_storage` as a context: connections are closed at its end."""
     storage = open_storage(url, folder)
     try:
         yield storage
@@ -66,7 +64,7 @@ def opened(url: str | None, folder: Path) -> Iterator[BaseStorage]:
 
 
 class _Opening:
-    """Drivers wait for a silent host for minutes or for ever: somebody else waits for them."""
+    """Opens a storage in a thread, with a time limit: drivers may wait for minutes without one."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -74,7 +72,7 @@ class _Opening:
         self._problem: Exception | None = None
 
     def storage(self) -> BaseStorage:
-        """See `open_storage`."""
+        """The storage, or an error after 20 s."""
         thread = threading.Thread(target=self._open, daemon=True)
         thread.start()
         thread.join(_PATIENCE_S)
@@ -133,8 +131,9 @@ def _journal(path: Path) -> BaseStorage:
 
 
 class _WholeLines(BaseJournalFileLock):
-    """Who holds it may append. The kernel lets go of it when a process is killed, and half a line
-    that was written by then is cut off: the next one would be lost with it.
+    """A lock for appending to the journal. The kernel releases it when a process is killed.
+
+    An incomplete last line is cut off, since a line appended to it would be lost.
     """
 
     def __init__(self, path: Path) -> None:
@@ -143,7 +142,7 @@ class _WholeLines(BaseJournalFileLock):
         self._held = contextlib.ExitStack()
 
     def acquire(self) -> bool:
-        """Wait for it."""
+        """Wait for the lock and cut off an incomplete last line."""
         with contextlib.ExitStack() as taken:
             taken.enter_context(self._threads)
             file = taken.enter_context(self._path.open("r+b"))
@@ -153,28 +152,13 @@ class _WholeLines(BaseJournalFileLock):
         return True
 
     def release(self) -> None:
-        """Let the next one."""
+        """Release the lock."""
         self._held.close()
-
-
-def cut_half_a_line(file: BinaryIO) -> None:
-    """What stands behind the last line end of an open file was torn by a kill."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        begin = max(0, end - _BLOCK)
-        file.seek(begin)
-        newline = file.read(end - begin).rfind(b"\n")
-        end = begin + newline + 1
-        if newline >= 0:
-            break
-    if end < size:
-        file.truncate(end)
-    file.seek(0)
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Optuna says what it does on stderr; a progress bar says it better."""
+    """Silence Optuna's log and warnings."""
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(logging.ERROR)
     try:

@@ -1,6 +1,6 @@
-"""Where the study of a folder is kept: said once, remembered in `study.json`, and watched over.
+"""The storage of a folder's study, recorded in `study.json`.
 
-A password is not remembered: `--storage` with it may be given again, or the driver knows it.
+Passwords are not recorded: give `--storage` with it again, or use the driver's configuration.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class StudyLocation:
     study: str
 
     def write(self, folder: Path) -> None:
-        """Remember it, without the password."""
+        """Write `study.json`, without the password."""
         kept = None if self.storage is None else without_password(self.storage)
         text = json.dumps({"storage": kept, "study": self.study}, ensure_ascii=False, indent=1)
         write_whole(folder / FILE, [text.encode(), b"\n"])
@@ -41,10 +41,10 @@ class StudyLocation:
 def study_location(
     folder: Path, storage: str | None, study: str | None, *, resume: bool
 ) -> StudyLocation:
-    """The study of a folder, as it is asked for or, to `resume`, as it was begun.
+    """The storage of a folder's study: as given or, with `resume`, as recorded.
 
     Raises:
-        SloBenchError: it was kept elsewhere, or the file is none of ours.
+        SloBenchError: the study is kept in another storage, or the file is damaged.
     """
     asked = None if storage is None else _anywhere(storage)
     path = folder / FILE
@@ -85,7 +85,7 @@ def _anywhere(url: str) -> str:
         return url
     if parsed.database in (None, "", ":memory:"):
         raise SloBenchError(
-            f"the storage {url} is gone with the process: write sqlite:///study.db, or leave "
+            f"the storage {url} is lost when the process ends: write sqlite:///study.db, or leave "
             "--storage out"
         )
     return parsed.set(database=str(Path(parsed.database).resolve())).render_as_string()
@@ -100,12 +100,12 @@ def _parsed(url: str) -> URL | None:
 
 @contextlib.contextmanager
 def within_reach(place: StudyLocation, folder: Path) -> Iterator[None]:
-    """What goes wrong with the storage or the disk is told as what it is.
+    """Turn errors of the storage or the disk into a SloBenchError.
 
     Raises:
-        SloBenchError: the storage was lost, or something cannot be written.
+        SloBenchError: the storage was lost, or a file cannot be written.
     """
-    how = f"go on with slo-bench tune --resume --out {folder}"
+    how = f"continue with slo-bench tune --resume --out {folder}"
     try:
         yield
     except OSError as error:
@@ -116,8 +116,8 @@ def within_reach(place: StudyLocation, folder: Path) -> Iterator[None]:
             raise
         first = str(error.__cause__ or error).strip().partition("\n")[0]
         raise SloBenchError(
-            f"the storage {without_password(place.storage)} was lost: {first}; nothing that has "
-            f"ended is lost with it: {how}"
+            f"the storage {without_password(place.storage)} was lost: {first}; finished "
+            f"trials are kept: {how}"
         ) from error
 
 

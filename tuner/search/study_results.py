@@ -43,7 +43,7 @@ class TrialRow:
     reason: str | None = None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """The trial as plain values for JSON."""
         return vars(self)
 
 
@@ -65,7 +65,7 @@ class StudyResults:
 
     @property
     def requests(self) -> int:
-        """Of all trials."""
+        """Total requests of all trials."""
         return sum(row.requests for row in self.trials)
 
 
@@ -75,7 +75,7 @@ def note(trial: Trial, name: str, value: Any) -> None:
 
 
 def noted(trial: FrozenTrial, name: str) -> Any:
-    """What was kept; None: nothing."""
+    """A value of a trial's attributes; None if there is none."""
     return trial.system_attrs.get(_OWN + name)
 
 

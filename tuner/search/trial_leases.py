@@ -1,9 +1,9 @@
-"""Who works on which trial and which configuration, so that none is lost and none is run twice.
+"""Leases of trials and configurations: no trial is lost, and no configuration is run twice.
 
-Every process signs its trials and gives a sign of life to the study now and then, through the
-storage: that works with any storage and from any machine. A trial that was cut waits again, with
-the parameters that it has, and whoever asks next goes on with it. Before a worker runs a
-configuration it claims it, for others may have come to the very same one.
+Every process writes its name to its trials and a heartbeat to the study, through the storage, so
+leases work with any storage and from any machine. An interrupted trial is queued again with its
+parameters. Before a worker runs a configuration it claims it, because another trial may have the
+same one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _SILENT_S = 90.0  # for longer: it is gone, or has lost the storage
 _LOOK_EVERY_S = 0.02
 
 _ALIVE: set[str] = set()  # workers of this process
-_SEEN: dict[str, tuple[float, float]] = {}  # of workers elsewhere: a sign, and when here it was new
+_SEEN: dict[
+    str, tuple[float, float]
+] = {}  # other machines' workers: the last heartbeat, and when it was first seen
 
 
 def new_name() -> str:
@@ -44,7 +46,7 @@ def new_name() -> str:
 
 
 def _began(pid: int) -> str:
-    """The kernel's ticks at which a process began; empty where that cannot be told."""
+    """Start time of a process in kernel ticks; empty where it is unknown."""
     with contextlib.suppress(OSError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text()
         return stat.rpartition(")")[2].split()[19]
@@ -80,10 +82,10 @@ def _sign(study: Study, name: str, now_s: float) -> None:
 
 
 def working(study: Study, name: str) -> bool:
-    """Whether the worker of that name still lives, as far as can be told.
+    """Whether the worker of that name is alive, as far as can be determined.
 
-    Of another machine: whether its sign has changed within 90 s of this process's own clock. Only
-    the first sign that this process sees of it is held against the clocks on the wall.
+    On another machine: whether its heartbeat changed within 90 s of this process's clock. Only the
+    first heartbeat is compared to the wall clock.
     """
     machine, pid, began, _ = name.split("/")
     if machine == socket.gethostname() and began:
@@ -102,9 +104,10 @@ def working(study: Study, name: str) -> bool:
 
 
 def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:
-    """Trials that are said to run and whose process is gone.
+    """Trials in the state running whose process has ended.
 
-    `unsigned`: those that nobody has signed were cut before, for whoever signs holds the lock.
+    `unsigned`: trials without a worker's name were interrupted too, since a worker holds the lock
+    while it signs.
     """
     running = study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
     found = []
@@ -115,7 +118,7 @@ def cut_trials(study: Study, *, unsigned: bool) -> list[FrozenTrial]:
 
 
 def _in_hand(study: Study, trial: FrozenTrial) -> bool:
-    """Somebody works on it."""
+    """Whether a live worker has the trial."""
     if trial.state is not TrialState.RUNNING:
         return False
     owner = noted(trial, OWNER)
@@ -127,14 +130,11 @@ def _in_hand(study: Study, trial: FrozenTrial) -> bool:
 
 
 def claim(study: Study, trial: Trial, key: str) -> FrozenTrial | None:
-    """Have a configuration to oneself.
+    """Claim a configuration for a trial.
 
-    The lower number has it, unless the other has begun. As in Lamport's bakery algorithm
-    (Communications of the ACM 17(8), 1974), who comes later waits for those before him to choose.
-    Nobody waits before his own choice is known, so nobody waits for ever.
-
-    Returns:
-        None: it is this trial's. Else the trial that has it, which may not have ended.
+    The trial with the lower number gets it, unless the other has started. As in Lamport's bakery
+    algorithm (Communications of the ACM 17(8), 1974), later trials wait until earlier ones have
+    chosen, and no trial waits before its own choice is published, so there is no deadlock.
     """
     note(trial, KEY, key)
     if noted(trial.storage.get_trial(trial._trial_id), BEGUN):  # before it was cut
@@ -157,7 +157,7 @@ def claim(study: Study, trial: Trial, key: str) -> FrozenTrial | None:
 
 
 def wait_again(study: Study, trial: FrozenTrial) -> None:
-    """Let whoever asks next go on with a trial that was cut."""
+    """Put an interrupted trial back into the queue."""
     study._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
 
 

@@ -1,11 +1,11 @@
-"""A tuning run: a study in a folder, trial after trial, until the budget is spent.
+"""A tuning run: an Optuna study in a folder, until the budget is spent.
 
-tune.toml      what was asked; running it again asks the same
-study.journal  the study, as Optuna keeps it (unless another storage was named)
-study.json     where the study is kept
-runs/          every run of every configuration, so that none is made twice
-tune.json      what was found; winner*.toml, the configurations to use
-confirm/       the runs on fresh seeds and other workloads
+tune.toml      experiment and settings; running it again gives the same study
+study.journal  the study in Optuna's format (unless another storage was given)
+study.json     the study's storage
+runs/          all runs of all configurations
+tune.json      results; winner*.toml: configurations to use
+confirm/       runs with new seeds and on other workloads
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from optuna.study import Study
 
 from ...harness.experiments.execution.workers import WorkerPool, together
 from ...harness.experiments.experiment import Experiment, new_folder
+from ...harness.results.checkpoint import check_settings
 from ...harness.results.run_folder import write_whole
 from ...harness.servers.launch.backend_names import SIMULATED
-from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.errors import SloBenchError
+from ..capacity.cells import Ended
 from .confirm import Confirming
 from .evaluate import ConfigurationEvaluator
 from .outcome import ASKED_FILE, TuningOutcome, concluded
 from .prepare import Tuning, prepared
-from .runs import Ended
 from .samplers import SAMPLERS, ByNumber
 from .serving import Servers
 from .settings import TuneSettings, text_of
@@ -57,27 +58,27 @@ def tune(
     pool: WorkerPool | None = None,
     jobs: int | None = None,
 ) -> TuningOutcome:
-    """Search for the best configuration; what is found stands in the folder.
+    """Search for the best configuration and write the results to the folder.
 
     Several processes may work on one study: those of one folder with `resume`, those of several
-    machines by naming the same `storage` and `study_name`.
+    machines with the same `storage` and `study_name`.
 
     Args:
         experiment: one system under one load.
-        settings: what is asked.
+        settings: objectives, search space, sampler and budget.
         out: the folder, empty or new; by default a new one under `runs`.
-        storage: an Optuna storage by URL; by default a journal file in the folder. Both this and
-            the name are remembered in the folder, for `resume`.
-        study_name: in the storage; by default the name of the folder.
-        resume: go on with what is in `out`, or help whoever works there.
+        storage: an Optuna storage by URL; by default a journal file in the folder. The folder
+            records it and the name, for `resume`.
+        study_name: the name in the storage; by default that of the folder.
+        resume: continue the study in `out`, or join other processes in it.
         progress: called after every trial.
-        confirming: called as winners are confirmed with (configurations done, of how many).
+        confirming: called with (configurations done, total) as winners are confirmed.
         ended: called within a run with (requests ended, clock in seconds).
-        pool: where runs are simulated instead: a `LocalPool`, or `OnRay().pool()`.
-        jobs: trials at once with a pool; by default as many as it has room for.
+        pool: processes that simulate: a `LocalPool`, or `OnRay().pool()`.
+        jobs: trials at once with a pool; by default the pool's size.
 
     Raises:
-        SloBenchError: something does not fit, the folder or the storage cannot be used, or no
+        SloBenchError: settings are invalid, the folder or the storage cannot be used, or no
             configuration could be evaluated.
     """
     asked = settings or TuneSettings()
@@ -85,18 +86,17 @@ def tune(
     _check_pool(experiment, pool, jobs)
     folder = Path(out) if out is not None else new_folder(f"tune-{made.space.system}")
     if resume and not (folder / ASKED_FILE).is_file():
-        raise SloBenchError(f"there is nothing to go on with in {folder}: no {ASKED_FILE}")
+        raise SloBenchError(f"there is nothing to resume in {folder}: no {ASKED_FILE}")
     if not resume and not _is_new(folder):
         raise SloBenchError(
-            f"{folder} is not empty; go on with what is there with --resume, "
-            "or choose another folder with --out"
+            f"{folder} is not empty; continue it with --resume, or choose another folder with --out"
         )
     place = study_location(folder, storage, study_name, resume=resume)
     with quiet(), within_reach(place, folder), opened(place.storage, folder) as kept:
         _write_asked(folder, experiment, asked, place)
         with one_at_a_time(folder):
             for unfinished in folder.glob(".*.[0-9]*.part"):
-                unfinished.unlink()  # of a process that was killed: nobody else writes here now
+                unfinished.unlink()  # of a process that was killed; the lock excludes other writers
             study = _study(kept, place.study, made, alone=place.storage is None)
         with Servers(folder / "servers") as servers:
             evaluation = ConfigurationEvaluator(
@@ -114,7 +114,7 @@ def tune(
             else:
                 together([work] * min(jobs or pool.at_once, asked.trials), pool)
         found = study_results(study, made.aim, made.space)
-        if found.running:  # whoever ends last concludes
+        if found.running:  # the last process concludes
             return TuningOutcome(folder, made.experiment, asked, found, (), ())
         return concluded(
             made.experiment, asked, found, folder, ended=ended, progress=confirming, pool=pool
@@ -126,7 +126,7 @@ def _check_pool(experiment: Experiment, pool: WorkerPool | None, jobs: int | Non
         raise SloBenchError(f"jobs must be at least 1 but is {jobs}")
     if pool is None and jobs is not None:
         raise SloBenchError(
-            "jobs are trials at once in a pool: give one, or go on with the same study in another "
+            "jobs are trials at once in a pool: give one, or continue the same study in another "
             "shell (slo-bench tune --resume --out DIR)"
         )
     if pool is not None and experiment.backend != SIMULATED:
@@ -147,7 +147,7 @@ def _one_by_one(watch: Watch) -> Watch:
 
 
 def _is_new(folder: Path) -> bool:
-    """Whether nobody has said what is asked there; one that was killed before may have begun."""
+    """Whether the folder has no settings yet; a process that was killed may have left a journal."""
     begun = (JOURNAL, PLACE_FILE)
     return not folder.is_dir() or all(
         path.name in begun or path.name.startswith(".") for path in folder.iterdir()
@@ -157,7 +157,7 @@ def _is_new(folder: Path) -> bool:
 def _write_asked(
     folder: Path, experiment: Experiment, settings: TuneSettings, place: StudyLocation
 ) -> None:
-    """What is asked comes last, for whoever goes on looks for that."""
+    """Write the settings last: their file marks a folder that can be resumed."""
     path = folder / ASKED_FILE
     folder.mkdir(parents=True, exist_ok=True)
     if not path.is_file():
@@ -166,7 +166,7 @@ def _write_asked(
 
 
 def _study(storage: optuna.storages.BaseStorage, name: str, made: Tuning, alone: bool) -> Study:
-    """The study, made or found. `alone`: nobody is setting it up just now."""
+    """The study, created or loaded. `alone`: no other process is setting it up."""
     settings, aim = made.settings, made.aim
     kind = SAMPLERS[settings.sampler]
     sampler = ByNumber(lambda seed: kind.make(seed, made.space.dimensions), settings.sampler_seed)
@@ -186,8 +186,9 @@ def _study(storage: optuna.storages.BaseStorage, name: str, made: Tuning, alone:
         before = _asked_before(study, 0.0 if alone else _SETTING_UP_S)
     if before is None:
         _set_up(study, made, asked)
-    elif before != asked:
-        _tell_difference(name, before, asked)
+    else:
+        remedy = "choose another folder (--out) or another name (--study)"
+        check_settings(Path(ASKED_FILE), before, asked, f"the study {name}", remedy)
     return study
 
 
@@ -199,28 +200,14 @@ def _asked_before(study: Study, patience_s: float) -> str | None:
 
 
 def _set_up(study: Study, made: Tuning, asked: str) -> None:
-    """What it asks comes last, so that it is all there once that is."""
+    """Set the settings attribute last: it marks a study that is complete."""
     trials = study.get_trials(deepcopy=False)
     if any("default" not in trial.user_attrs for trial in trials):
         raise SloBenchError(
-            f"the study {study.study_name} is none of slo-bench's: choose another name (--study)"
+            f"the study {study.study_name} was not made by slo-bench: choose another name (--study)"
         )
     study.set_metric_names(list(made.aim.names))
     default = made.space.default
     if default is not None and not trials:
         study.enqueue_trial(dict(default), user_attrs={"default": True})
     study.set_user_attr(_ASKED, asked)
-
-
-def _tell_difference(name: str, before: str, asked: str) -> None:
-    old_lines, new_lines = before.splitlines(), asked.splitlines()
-    for number in range(max(len(old_lines), len(new_lines))):
-        old = old_lines[number] if number < len(old_lines) else "(nothing)"
-        new = new_lines[number] if number < len(new_lines) else "(nothing)"
-        if old != new:
-            raise FileFormatError(
-                ASKED_FILE,
-                number + 1,
-                f"the study {name} asks something else: it has {old!r} where this has {new!r}; "
-                "choose another folder (--out) or another name (--study)",
-            )

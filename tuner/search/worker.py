@@ -1,4 +1,4 @@
-"""A worker asks a study for trials, claims their configurations, evaluates them and tells."""
+"""A worker: gets trials from a study, claims their configurations, evaluates them and reports."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from .study_results import (
 )
 from .trial_leases import claim, cut_trials, one_at_a_time, wait_again
 
-_STUCK = 10  # proposals in a row that were known already: then one that nobody tried
-_MOST_INFEASIBLE = 20  # and repeated ones, for each trial that was asked for
+_STUCK = 10  # repeated proposals in a row, after which an untried one is drawn
+_MOST_INFEASIBLE = 20  # and repeated ones, per trial
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class StudyWorker:
                 report=self._reporter(trial),
             )
         except NotDoneError:
-            raise  # the trial is cut, and nothing is known of it
+            raise  # the trial is interrupted without a result
         except SloBenchError as error:
             self._evaluation.servers.stop()
             trial.set_user_attr("failed", str(error))
@@ -172,7 +172,7 @@ class StudyWorker:
         self._tell(trial, worth)
 
     def _reporter(self, trial: Trial) -> Callable[[int, float], bool]:
-        """Tells Optuna of a value on the way; it says whether to prune."""
+        """A function that reports intermediate values to Optuna; it returns whether to prune."""
         if self._made.aim.single is None:
             return lambda step, value: False
 
@@ -215,12 +215,12 @@ class StudyWorker:
         if same.state is TrialState.COMPLETE:
             assert same.values is not None
             self._study.tell(trial, same.values)
-        else:  # of one that is under way nothing is known yet
+        else:  # it is still running
             ended = same.state.is_finished()
             self._study.tell(trial, state=same.state if ended else TrialState.PRUNED)
 
     def _pace(self, trials: Sequence[FrozenTrial], gpus: int) -> PruningThreshold | None:
-        """What a configuration on so many GPUs must beat in capacity to be of any use."""
+        """The result that a configuration with that number of GPUs must beat."""
         if set(self._made.aim.names) - {CAPACITY, COST}:
             return None  # a lower capacity may be worth it
         return rivals_pace(trials, gpus)

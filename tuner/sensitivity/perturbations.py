@@ -35,15 +35,15 @@ class ScaledStepTime:
     def step_s(
         self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
     ) -> float:
-        """See `StepTime`."""
+        """Duration of one step in seconds, perturbed."""
         return self.factor * self.model.step_s(decode_seqs, decode_kv_tokens, chunks)
 
     def span_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """See `StepTime`."""
+        """Duration of several decode steps in seconds, perturbed."""
         return self.factor * self.model.span_s(decode_seqs, decode_kv_tokens, steps)
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """See `StepTime`. Walks to where `span_s` itself crosses, which rounding may have moved."""
+        """The number of steps within a time, corrected for the rounding of `span_s`."""
         steps = self.model.steps_within(decode_seqs, decode_kv_tokens, duration_s / self.factor)
         if steps <= 0:
             return 0
@@ -68,8 +68,8 @@ Change = Callable[[CellSpec, float], World]
 
 @dataclass(frozen=True)
 class Perturbation:
-    """One way to be wrong. `neutral` is the value that changes nothing, `values` are tried where
-    none are asked for, and none may be below `lowest`.
+    """A simulation error to try. `neutral` is the value without an error, `values` the default
+    values; none may be below `lowest`.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Perturbation:
 
 
 def world(spec: CellSpec) -> World:
-    """The cell as it is."""
+    """The unperturbed inputs of a cell."""
     workload = workload_of(spec)
     model = placed(spec.placement).step_time.model
     return World(workload, model, predicted_output_tokens(spec, workload))

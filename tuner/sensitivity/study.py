@@ -1,8 +1,8 @@
-"""How far a ranking of systems can be trusted: does it hold if the simulation is off?
+"""Sensitivity of a ranking of systems to errors of the simulation.
 
-Every system is simulated with the same requests while one thing at a time is changed over a range:
-step times or their parts, predicted lengths, burstiness. Where two systems change places, that is
-named, with the number of seeds that say so.
+Every system is simulated with the same requests while one input at a time is varied: step times or
+their parts, predicted lengths, burstiness. Where two systems change places, the result names them,
+with the number of seeds that agree.
 """
 
 from __future__ import annotations
@@ -16,14 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ...harness.core.records import Result
-from ...harness.experiments.execution.cells import (
-    CellSpec,
-    hardware_of,
-    metrics_of,
-    placed,
-    simulated,
-)
-from ...harness.results.metrics import judge
+from ...harness.experiments.execution.cells import CellSpec, simulated, simulated_figures
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .perturbations import Perturbation, World, world
 
@@ -64,7 +57,7 @@ class Ranked:
 
     @property
     def more_is_better(self) -> bool:
-        """Whether the largest is first."""
+        """Whether the largest value ranks first."""
         return METRICS[self.metric]
 
     @property
@@ -84,7 +77,7 @@ class Point:
     outcomes: Mapping[str, tuple[float, ...]]
 
     def mean(self, system: str) -> float:
-        """Over the seeds."""
+        """Mean over the seeds."""
         return float(np.mean(self.outcomes[system]))
 
     def ranking(self, ranked: Ranked) -> list[str]:
@@ -196,20 +189,20 @@ def study(
     """Rank the systems of `cells` with every value of every axis, one at a time.
 
     Args:
-        cells: one for each system and seed, alike in everything else; for capacity their rate is
+        cells: one for each system and seed, equal in everything else; for capacity their rate is
             where the search begins.
-        axes: what to change, and to what.
-        ranked: by what.
-        progress: called as it goes on.
+        axes: the perturbations and their values.
+        ranked: the metric.
+        progress: called after each point.
 
     Raises:
-        SloBenchError: the cells are not of two systems or more, or cannot be changed like that.
+        SloBenchError: there are fewer than two systems, or the cells cannot be perturbed.
     """
     by_system = _by_system(cells, ranked)
     systems = tuple(by_system)
     checked = [(axis, axis.checked(values)) for axis, values in axes]
     tasks = [(axis, v) for axis, values in checked for v in values if v != axis.neutral]
-    believers = _who_predict(by_system, axes)
+    believers = _systems_that_predict(by_system, axes)
     if not believers:
         tasks = [(axis, value) for axis, value in tasks if axis.name != "prediction"]
         checked = [(axis, values) for axis, values in checked if axis.name != "prediction"]
@@ -241,7 +234,7 @@ def _by_system(cells: Sequence[CellSpec], ranked: Ranked) -> dict[str, list[Cell
     by_system: dict[str, list[CellSpec]] = {}
     for spec in cells:
         if spec.columns.get("backend", "simulated") != "simulated":
-            raise SloBenchError("sensitivity is about the simulator: use the simulated backend")
+            raise SloBenchError("sensitivity needs the simulated backend")
         if spec.workload.models is not None:
             raise SloBenchError("sensitivity compares systems of one model; leave out --models")
         if ranked.metric == CAPACITY and spec.rate_rps is None:
@@ -251,7 +244,7 @@ def _by_system(cells: Sequence[CellSpec], ranked: Ranked) -> dict[str, list[Cell
             )
         by_system.setdefault(str(spec.columns["system"]), []).append(spec)
     if len(by_system) < 2:
-        raise SloBenchError("a ranking needs two systems or more")
+        raise SloBenchError("sensitivity needs at least two systems")
     seeds = {name: [spec.seed for spec in specs] for name, specs in by_system.items()}
     for name, own in seeds.items():
         if len(set(own)) != len(own):
@@ -262,18 +255,18 @@ def _by_system(cells: Sequence[CellSpec], ranked: Ranked) -> dict[str, list[Cell
     return by_system
 
 
-def _who_predict(
+def _systems_that_predict(
     by_system: Mapping[str, Sequence[CellSpec]],
     axes: Sequence[tuple[Perturbation, Sequence[float]]],
 ) -> set[str]:
-    """The systems for which a wrong prediction makes any difference at all."""
+    """Systems whose results depend on predicted lengths."""
     axis = next((axis for axis, _ in axes if axis.name == "prediction"), None)
     if axis is None:
         return set()
     found = set()
     for system, specs in by_system.items():
         rate_rps = specs[0].rate_rps
-        # Under load, for where nobody waits nothing is decided.
+        # At twice the rate, because policies decide nothing without a queue.
         spec = dataclasses.replace(specs[0], rate_rps=None if rate_rps is None else 2 * rate_rps)
         right, wrong = (_simulated(spec, axis.change(spec, sigma)).records for sigma in (0.0, 2.0))
         if not np.array_equal(right.finish_s, wrong.finish_s, equal_nan=True):
@@ -289,10 +282,7 @@ def _simulated(spec: CellSpec, changed: World) -> Result:
 
 def _figure(spec: CellSpec, changed: World, column: str) -> float:
     """One figure of a cell, as a column of cells.csv."""
-    result = _simulated(spec, changed)
-    hardware = hardware_of(placed(spec.placement).placement, spec.instances)
-    judged = judge(changed.workload, result.records)
-    return float(metrics_of(spec, changed.workload, result, hardware, judged)[column])
+    return float(simulated_figures(spec, changed.workload, _simulated(spec, changed))[column])
 
 
 def _crossing_rps(holds: Callable[[float], bool], guess_rps: float) -> float:
@@ -325,7 +315,7 @@ def _crossing_rps(holds: Callable[[float], bool], guess_rps: float) -> float:
 
 
 def _flips(base: Point, points: Sequence[Point], ranked: Ranked) -> list[Flip]:
-    """Where two systems stand the other way round than at the base. A tie is no flip."""
+    """Points at which two systems have the opposite order to the base. A tie is no flip."""
     order = base.ranking(ranked)
     found = []
     for point in points:

@@ -19,7 +19,7 @@ from ...core.cluster_policy import EMBEDS, INF, ClusterPolicy, Failure, Role, Ro
 from ...core.collocated_policy import Collocated
 from ...core.policy import StaticPolicy
 from ...core.predictions import true_output_tokens
-from ...core.records import InstanceTotals, Result, Timeline, Told, Totals
+from ...core.records import InstanceTotals, Result, Told
 from ...core.state import RequestState
 from ...policies.routers import router as router_by_name
 from ...policies.systems import System
@@ -29,8 +29,9 @@ from ..cluster.instance import LazyInstance
 from ..cluster.recorder import Recorder
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
-from ..loop.measures import gaps_of, summed
+from ..loop.measures import gaps_of
 from ..loop.overlong_requests import OVERLONG_REQUESTS, fit, fit_embeds
+from ..loop.totals import timeline_of, totals_of
 from ..loop.traced import EngineTrace
 from .embedding import EmbeddingInstance
 from .simulated import SimulatedInstance
@@ -183,8 +184,10 @@ def simulate(
     return Result(
         recorder.records,
         gaps_of(engine.measures for engine in built),
-        dataclasses.replace(_timeline(built), told=_told(handles, across, cluster.state)),
-        _totals(handles, recorder),
+        dataclasses.replace(timeline_of(built), told=_told(handles, across, cluster.state)),
+        dataclasses.replace(
+            totals_of(built, recorder.records), gpu_busy_s=sum(map(_gpu_busy_s, handles))
+        ),
         tuple(engine.view.policy_state for engine in built),
         overlong=len(rejected),
         instances=_by_instance(handles),
@@ -273,38 +276,9 @@ def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[Requ
     return lambda r: told[r.id]
 
 
-def _timeline(instances: list[EngineInstance]) -> Timeline:
-    """Of all instances; the last sample of each is the end of its work, when it is empty."""
-    total = sum(i.kv_manager.total for i in instances)
-    times, sums = summed([*i.measures.samples, (i.now_s, 0, 0, 0)] for i in instances)
-    return Timeline(times, sums[0], sums[1], sums[2] / total)
-
-
 def _gpu_busy_s(instance: LazyInstance) -> float:
     """Busy GPU seconds of a lane, whose batch is in one stage at a time: on the GPUs of a
     tensor-parallel group.
     """
     measures = instance.engine.measures
     return (instance.engine.now_s - measures.idle_s - measures.waited_s) * instance.placement.tp
-
-
-def _totals(handles: Sequence[LazyInstance], recorder: Recorder) -> Totals:
-    instances = [instance.engine for instance in handles]
-    measures = [i.measures for i in instances]
-    total_blocks = sum(i.kv_manager.total for i in instances)
-    finish_s = recorder.records.finish_s
-    makespan_s = float(np.nanmax(finish_s)) if np.isfinite(finish_s).any() else 0.0
-    kv_mean = 0.0
-    if makespan_s:
-        kv_mean = sum(m.kv_block_s for m in measures) / (makespan_s * total_blocks)
-    return Totals(
-        makespan_s=makespan_s,
-        busy_s=sum(i.now_s - i.measures.idle_s for i in instances),
-        gpu_busy_s=sum(map(_gpu_busy_s, handles)),
-        steps=sum(m.steps for m in measures),
-        prefill_tokens=sum(m.prefill_tokens for m in measures),
-        decode_tokens=sum(m.decode_tokens for m in measures),
-        padded_tokens=sum(m.padded_tokens for m in measures),
-        kv_cache_usage_peak=sum(m.kv_peak for m in measures) / total_blocks,
-        kv_cache_usage_mean=kv_mean,
-    )

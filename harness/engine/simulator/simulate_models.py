@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
-from ...core.records import Result, Timeline, Told, Totals
+from ...core.records import Records, Result, Timeline, Told, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
 from ..cluster.recorder import Recorder
 from ..loop.measures import Sample, gaps_of, summed
+from ..loop.totals import totals_of
 
 _SAMPLES = 300
 
@@ -95,13 +97,12 @@ def simulate_models(
                 f"{model_instance.kv_manager.used} KV blocks were lost"
             )
     records = recorder.records
-    makespan_s = float(np.nanmax(records.finish_s)) if np.isfinite(records.finish_s).any() else 0.0
     timeline = _timeline(cluster, pages)
     return Result(
         records,
         gaps_of(t.instance.measures for t in everyone),
         timeline,
-        _totals(cluster, pages, makespan_s, timeline),
+        _totals(cluster, pages, records, timeline),
         overlong=len(rejected),
     )
 
@@ -199,23 +200,17 @@ def _timeline(cluster: SharedGpuCluster, pages: int) -> Timeline:
     return Timeline(times, sums[0], sums[1], sums[2] / (pages * cluster.gpus), tuple(told))
 
 
-def _totals(cluster: SharedGpuCluster, pages: int, makespan_s: float, timeline: Timeline) -> Totals:
+def _totals(cluster: SharedGpuCluster, pages: int, records: Records, timeline: Timeline) -> Totals:
     everyone = [*cluster.retired, *cluster.model_instances]
-    measures = [t.instance.measures for t in everyone]
+    totals = totals_of([t.instance for t in everyone], records)
     page_s = sum(
         t.instance.measures.kv_block_s * t.kv_manager.pages_for(1024) / 1024 * len(t.gpus)
         for t in everyone
     )
-    return Totals(
-        makespan_s=makespan_s,
-        busy_s=sum(
-            (t.instance.now_s - t.started_s - m.idle_s)
-            for t, m in zip(everyone, measures, strict=True)
-        ),
-        steps=sum(m.steps for m in measures),
-        prefill_tokens=sum(m.prefill_tokens for m in measures),
-        decode_tokens=sum(m.decode_tokens for m in measures),
-        padded_tokens=0,
+    able_s = totals.makespan_s * pages * cluster.gpus
+    return dataclasses.replace(
+        totals,
+        busy_s=sum(t.instance.now_s - t.started_s - t.instance.measures.idle_s for t in everyone),
         kv_cache_usage_peak=float(timeline.kv_cache_usage.max(initial=0.0)),
-        kv_cache_usage_mean=page_s / (makespan_s * pages * cluster.gpus) if makespan_s else 0.0,
+        kv_cache_usage_mean=page_s / able_s if able_s else 0.0,
     )

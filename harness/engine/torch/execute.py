@@ -8,10 +8,11 @@ import numpy as np
 
 from ....workloads.workload import Workload
 from ...core.decisions import ReleaseReason
-from ...core.records import Result, Timeline, Totals
+from ...core.records import Result
 from ..cluster.arrivals import INF, Arrivals
 from ..cluster.recorder import Recorder
 from ..loop.instance import EngineInstance
+from ..loop.totals import timeline_of, totals_of
 
 Progress = Callable[[int, float], None]
 
@@ -56,8 +57,8 @@ def execute(
     return Result(
         recorder.records,
         instance.measures.gaps(),
-        _timeline(instance),
-        _totals(instance, recorder),
+        timeline_of([instance]),
+        totals_of([instance], recorder.records),
         (instance.view.policy_state,),
         overlong=len(rejected),
     )
@@ -75,33 +76,3 @@ def _collect(instance: EngineInstance, recorder: Recorder, arrivals: Arrivals) -
             if release.request.notify_on_finish:
                 arrivals.ended(release.request.id, instance.now_s, answered=False)
     instance.outbox.clear()
-
-
-def _timeline(instance: EngineInstance) -> Timeline:
-    samples = np.array([*instance.measures.samples, (instance.now_s, 0, 0, 0)])
-    waiting, running, blocks = samples[:, 1:].T
-    return Timeline(
-        samples[:, 0],
-        waiting.astype(np.int64),
-        running.astype(np.int64),
-        blocks / instance.kv_manager.total,
-    )
-
-
-def _totals(instance: EngineInstance, recorder: Recorder) -> Totals:
-    m, total = instance.measures, instance.kv_manager.total
-    makespan_s = float(np.max(recorder.records.finish_s, initial=0.0, where=_known(recorder)))
-    return Totals(
-        makespan_s=makespan_s,
-        busy_s=instance.now_s - m.idle_s,
-        steps=m.steps,
-        prefill_tokens=m.prefill_tokens,
-        decode_tokens=m.decode_tokens,
-        padded_tokens=m.padded_tokens,
-        kv_cache_usage_peak=m.kv_peak / total,
-        kv_cache_usage_mean=m.kv_block_s / (makespan_s * total) if makespan_s else 0.0,
-    )
-
-
-def _known(recorder: Recorder) -> np.ndarray:
-    return np.isfinite(recorder.records.finish_s)

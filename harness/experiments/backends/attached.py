@@ -1,4 +1,4 @@
-"""Servers that somebody else has started: `--backend openai --base-url URL`.
+"""The openai backend: servers that already run (`--backend openai --base-url URL`).
 
 Launched servers are measured in the same way: their backend makes an `Attached` of their addresses.
 """
@@ -39,7 +39,7 @@ from .base import CellMeasurement, Progress
 from .gpu_watch import GpuWatch, watching
 from .vllm_json import write_vllm_json
 
-SERVED = "served"  # as a model's name: whatever the server serves first
+SERVED = "served"  # as a model's name: the first one that the server lists
 UNKNOWN_GPU = "unknown"
 _ANSWER_S = 10.0
 _UNKNOWN_HARDWARE = Hardware(gpus=0, parameters=float("nan"), peak_flops=0.0)
@@ -54,7 +54,7 @@ class HttpBackend:
     senders: Senders | None = None
 
     def check(self, spec: CellSpec) -> None:
-        """See `Backend`."""
+        """Check that addresses are given and that no system parameters are set."""
         if not self.client.base_urls:
             raise SloBenchError(
                 "backend openai needs the address of a server: --base-url http://127.0.0.1:8000"
@@ -62,20 +62,20 @@ class HttpBackend:
         _hardware(spec)
         if spec.parameters:
             raise SloBenchError(
-                f"an attached server decides for itself: parameters cannot be set for {spec.system}"
+                f"parameters of an attached server cannot be set; leave them out for {spec.system}"
             )
 
     def configuration(self, spec: CellSpec) -> Hashable:
-        """See `Backend`: it is always the same servers."""
+        """All cells share the servers, so the value is always None."""
         return None
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
-        """See `Backend`: such servers tell nothing of their steps."""
+        """None: attached servers have no step log to fit a profile to."""
         return None
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Attached]:
-        """See `Backend`."""
+        """Ask each server for its model; nothing is started."""
         endpoints = [Endpoint.parse(url) for url in self.client.base_urls]
         headers = self.client.options(model="", salt="").header_lines()
         models = [first_model(endpoint, headers) for endpoint in endpoints]
@@ -92,8 +92,8 @@ class HttpBackend:
 
 @dataclass(frozen=True)
 class Attached:
-    """Servers that answer. `values_field`: where they take what a policy is told of a request;
-    `senders`: where requests are sent from, None: this machine.
+    """Running servers. `values_field`: the request field for a policy's inputs; `senders`: the
+    machines that send requests, None: this machine.
     """
 
     endpoints: Sequence[Endpoint]
@@ -107,7 +107,7 @@ class Attached:
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> CellMeasurement:
-        """See `Deployment`."""
+        """Send the workload to the servers, and write the client's tables for the cell."""
         options = self.client.options(
             model=self.model, salt=spec.cell, values_field=self.values_field
         )
@@ -149,7 +149,7 @@ class Attached:
         )
 
     def _gpus(self) -> Sequence[Gpu]:
-        """Whose doings tell of the servers: this machine's, if all of them run here, on GPUs."""
+        """The GPUs of this machine, if all servers run on it and on GPUs; else none."""
         if self.gpu == "cpu" or not all(_is_here(endpoint) for endpoint in self.endpoints):
             return ()
         return visible_gpus()
@@ -163,13 +163,13 @@ def _is_here(endpoint: Endpoint) -> bool:
 
 
 def _gpu_figures(watch: GpuWatch, found: HttpResult) -> Mapping[str, Value]:
-    """Over the level: from its time zero to its last answer."""
+    """GPU metrics from the level's time zero to its last answer."""
     ended_s = found.columns.ended_s[np.isfinite(found.columns.ended_s)]
     return watch.figures(found.start_s, found.start_s + float(ended_s.max(initial=0.0)))
 
 
 def _lengths_figures(found: HttpResult) -> Mapping[str, Value]:
-    """Of a predictor that followed: how often it has learnt."""
+    """The number of updates of an online length predictor, if one is used."""
     told = found.result.timeline.told
     if not any(one.metric == "lengths" for one in told):
         return {}
@@ -177,7 +177,7 @@ def _lengths_figures(found: HttpResult) -> Mapping[str, Value]:
 
 
 def _machines_figures(clients: Sequence[Client]) -> Mapping[str, Value]:
-    """Of a load that was sent from other machines."""
+    """Number and clock error of the machines that sent, if there are several."""
     machines = {client.machine for client in clients}
     if machines == {""}:
         return {}
@@ -188,7 +188,7 @@ def _machines_figures(clients: Sequence[Client]) -> Mapping[str, Value]:
 
 
 def _write_clients(path: Path, clients: Sequence[Client]) -> None:
-    """A line for each process that sent."""
+    """Write a CSV file with one line for each sending process."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     names = [field.name for field in dataclasses.fields(Client)]
@@ -201,10 +201,10 @@ def _write_clients(path: Path, clients: Sequence[Client]) -> None:
 
 
 def _hardware(spec: CellSpec) -> Hardware:
-    """What it costs, where we are told what it is.
+    """GPUs and price, where the experiment names the GPU.
 
     Raises:
-        UnknownNameError: of a GPU that no catalogue holds.
+        UnknownNameError: the catalogue has no such GPU.
     """
     place = spec.placement
     if place.gpu == UNKNOWN_GPU:
@@ -298,10 +298,10 @@ def _write_token_times(path: Path, found: HttpResult) -> None:
 
 
 def first_model(endpoint: Endpoint, headers: bytes = b"") -> str:
-    """What the server serves, by its own word; empty if it does not say.
+    """The first model that the server lists; empty if it lists none.
 
     Raises:
-        SloBenchError: nobody answers, or it does not let us in.
+        SloBenchError: the server does not answer, or refuses access.
     """
     request = urllib.request.Request(f"{endpoint.url}/v1/models")
     for line in headers.decode("latin-1").splitlines():
@@ -315,7 +315,7 @@ def first_model(endpoint: Endpoint, headers: bytes = b"") -> str:
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise SloBenchError(
-                f"{endpoint.url} refuses us with status {error.code}: it wants a key; "
+                f"{endpoint.url} answers with status {error.code}: it needs an API key; "
                 "--api-key-env names the environment variable that holds it"
             ) from None
         return ""

@@ -1,9 +1,10 @@
-"""What a backend is: it starts a configuration once, then measures its cells one after another.
+"""The interface of backends: start a configuration once, then measure its cells in sequence.
 
 with backend.started(spec, folder) as deployment:
     measured = deployment.measure_cell(spec, workload, folder, progress)
 
-Real cells never run side by side. Cells of equal `backend.configuration(spec)` share one start.
+Cells on real servers never run at the same time. Cells with equal `backend.configuration(spec)`
+share one start.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ Progress = Callable[[int, float], None]  # requests ended, clock in seconds
 
 @dataclass(frozen=True)
 class CellMeasurement:
-    """What a real cell gave.
+    """Result of a measured cell.
 
-    `invalid_because` is None, or why the level must not be used (the client was late, ...).
-    `columns` go beside the simulator's in the per-request table; `figures` are added to the row
-    of `cells.csv`, after the columns that every cell has.
+    `invalid_because` is the reason why the level must not be used (the client was late, ...), or
+    None. `columns` are added to the simulator's in the per-request table; `figures` are added to
+    the row of `cells.csv`, after the columns that every cell has.
     """
 
     result: Result
@@ -40,68 +41,69 @@ class CellMeasurement:
 
 
 class Deployment(Protocol):
-    """Servers that are up. `model` and `gpu` are what the columns of `cells.csv` say of them."""
+    """Running servers. `model` and `gpu` are the values of these columns in `cells.csv`."""
 
     @property
     def model(self) -> str:
-        """What is served, by the name that the server gives it."""
+        """The served model, by the server's name for it."""
         ...
 
     @property
     def gpu(self) -> str:
-        """What it is served on: a name of the catalogue, `cpu`, or `unknown`."""
+        """The GPU: a name of the catalogue, `cpu`, or `unknown`."""
         ...
 
     @property
     def hardware(self) -> Hardware:
-        """For utilisation and cost; NaN where unknown."""
+        """GPUs, model size and price, for utilisation and cost; NaN where unknown."""
         ...
 
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> CellMeasurement:
-        """Offer `workload` to the servers and follow every request to its end.
+        """Send `workload` to the servers and record every request to its end.
 
-        Files of the cell go into sub-folders of `folder`, under the name `spec.cell`.
+        Files of the cell are written to sub-folders of `folder`, under the name `spec.cell`.
 
         Raises:
-            SloBenchError: the cell cannot be measured at all. What single requests suffer is no
-                error but their outcome.
+            SloBenchError: the cell cannot be measured. Failures of single requests are outcomes,
+                not errors.
         """
         ...
 
 
 class Backend(Protocol):
-    """Something that can start what a cell asks for."""
+    """Starts the servers that a cell needs."""
 
     @property
     def name(self) -> str:
-        """As in `--backend` and in the column `backend`."""
+        """The name in `--backend` and in the column `backend`."""
         ...
 
     def check(self, spec: CellSpec) -> None:
-        """Refuse what this backend cannot run, before anything is started.
+        """Refuse a cell that this backend cannot run, before anything is started.
 
         Raises:
-            SloBenchError: with the reason.
+            SloBenchError: the cell cannot be run; gives the reason.
         """
         ...
 
     def configuration(self, spec: CellSpec) -> Hashable:
-        """Cells with equal values are measured on the same start."""
+        """A key of the server start: cells with equal keys are measured on the same start."""
         ...
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
-        """A level to measure first, on the start that these cells share, for a profile of it.
+        """The level to measure first, to fit a step-time profile to.
 
-        None: no profile is wanted, or the cells serve as each other's.
+        None: no profile is needed, or the other cells of the group serve for it.
         """
         ...
 
     def started(self, spec: CellSpec, folder: Path) -> AbstractContextManager[Deployment]:
-        """Start, and wait until ready; leaving the block stops everything, whatever happened.
+        """Start the servers and wait until they are ready; leaving the block always stops them.
 
         Raises:
-            SloBenchError: it did not start; says why, and where its log is (in `folder`).
+            SloBenchError: a server did not start; gives the reason and the path of its log in
+                `folder`.
         """
         ...

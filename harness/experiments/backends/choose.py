@@ -1,4 +1,4 @@
-"""Which backend an experiment asks for."""
+"""The backend for the settings of an experiment."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .torch_engine import TorchBackend
 def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:
     """The backend that measures the experiment's cells; not for simulated ones.
 
-    `senders` say where the load of servers that run already is sent from; None: this machine.
+    `senders` are the machines that send the load to servers that already run; None: this machine.
 
     Raises:
         SloBenchError: settings contradict each other.
     """
     if senders is not None and asked.backend != "openai":
         raise SloBenchError(
-            "a load is sent from several machines only to servers that run already (--base-url); "
+            "several machines can send the load only to running servers (--base-url); "
             f"leave --executor out with {asked.backend}"
         )
     if asked.backend != TORCH and asked.server.clock != "real":

@@ -22,15 +22,15 @@ INTERVAL_S = 0.25
 
 
 class WatchedGpu(Protocol):
-    """A GPU that tells what it does; see `nvml.Gpu`."""
+    """A GPU with readable counters, such as `nvml.Gpu`."""
 
     @property
     def index(self) -> int:
-        """Its number on this machine."""
+        """The GPU's number on this machine."""
         ...
 
     def read(self) -> GpuReading:
-        """What it does now."""
+        """Read utilisation, memory and power now."""
         ...
 
 
@@ -45,15 +45,15 @@ class GpuSample:
 
 @dataclass
 class GpuWatch:
-    """Readings so far."""
+    """Readings of the GPU counters over time."""
 
     samples: list[GpuSample] = field(default_factory=list)
 
     def figures(self, begin_s: float, end_s: float) -> dict[str, Value]:
-        """Columns of `cells.csv`, over the span between two moments of the watch's clock.
+        """Columns of `cells.csv` for the time between two moments of the watch's clock.
 
-        Power and energy are those of all GPUs together; power is what the energy counters grew by
-        where there are such, else the mean of the readings. Empty where there is nothing to tell.
+        Power and energy are sums over all GPUs. Power is the growth of the energy counters over
+        time if the GPUs have them, else the mean of the readings. Empty without readings.
         """
         if not self.samples or not end_s > begin_s:
             return {}

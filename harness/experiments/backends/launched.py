@@ -1,9 +1,10 @@
-"""Servers that we start and stop: `--backend vllm` and `--backend sglang`.
+"""The vllm and sglang backends: servers that are started and stopped for a run.
 
-servers/<system>[-N].log          what each server said
-servers/<system>[-N].steps.jsonl  its steps, where asked for
+servers/<system>[-N].log          output of each server
+servers/<system>[-N].steps.jsonl  its step log, if enabled
 servers/<cell>[-N].metrics        its own metrics before and after the cell
-servers/<cell>.meta.json          how it was set up, and which part of its steps is the cell's
+servers/<cell>.meta.json          its settings, and the part of its step log that belongs to the
+cell
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _COUNTERS = {
     "server_prompt_tokens": ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total"),
     "server_output_tokens": ("vllm:generation_tokens_total", "sglang:generation_tokens_total"),
 }
-# Prompts whose KV a prefill instance gave up before it was fetched: their answers are of other KV.
+# Prompts with KV that a prefill instance freed before it was fetched: their answers are wrong.
 _EXPIRED = "vllm:nixl_num_kv_expired_reqs_total"
 _CACHE = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
@@ -58,32 +59,34 @@ _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{.*\})?\s+(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class LaunchedBackend:
-    """Starts what a cell asks for. The system of the server's own name is the server unpatched."""
+    """Starts vLLM or SGLang. A system with the server's own name is the server without the
+    plugin.
+    """
 
     name: str
     client: ClientSchema = field(default_factory=ClientSchema)
     server: ServerSchema = field(default_factory=ServerSchema)
 
     def check(self, spec: CellSpec) -> None:
-        """See `Backend`."""
+        """Check that the server can run the system with its parameters and instances."""
         self._wanted(spec).check(spec.instances)
         if self.server.validated and self._wanted(spec).gateway:
             raise SloBenchError(
-                f"{spec.system} cannot be validated: its servers do different things"
+                f"{spec.system} cannot be validated: its servers have different roles"
             )
 
     def configuration(self, spec: CellSpec) -> Hashable:
-        """See `Backend`."""
+        """The system, its parameters, the placement, and whether there is a gateway."""
         parameters = tuple(sorted(spec.parameters.items()))
         return spec.system, parameters, spec.placement, spec.instances, self._through_gateway(spec)
 
     def _through_gateway(self, spec: CellSpec) -> bool:
-        """Or does our client choose among the servers itself?"""
+        """Whether a gateway routes requests; else the client does."""
         wanted = self._wanted(spec)
         return wanted.gateway or router_by_name(spec.router or wanted.router).measures
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
-        """See `Backend`: of a single cell, with other draws and no more requests than needed."""
+        """For a single cell: a level with another seed and at most 200 requests."""
         if not self.server.validated or len(group) > 1:
             return None
         spec = group[0]
@@ -95,7 +98,7 @@ class LaunchedBackend:
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[Launched]:
-        """See `Backend`."""
+        """Start the servers, and a gateway if the system needs one."""
         wanted = self._wanted(spec)
         log = _unused(folder / "servers" / f"{wanted.label}.log")
         if self.server.step_log or self.server.validated:
@@ -155,7 +158,7 @@ class LaunchedBackend:
 
 @dataclass(frozen=True)
 class Launched:
-    """Servers of ours that are up."""
+    """Running servers of a `LaunchedBackend`."""
 
     attached: Attached
     servers: Sequence[ServerProcess]
@@ -172,11 +175,13 @@ class Launched:
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> CellMeasurement:
-        """See `Deployment`. A server that dies meanwhile makes the level invalid, and so do swaps
-        that were decided and not executed, and KV that was given up before it was fetched.
+        """Measure a cell, with the servers' own counters before and after it.
+
+        A server that dies, swaps that were decided and not executed, and KV that expired before it
+        was fetched make the level invalid.
 
         Raises:
-            ServerError: one has died before.
+            ServerError: a server had died before.
         """
         before = [server.metrics() for server in self.servers]
         tallies = [server.tally() for server in self.servers]
@@ -207,7 +212,7 @@ class Launched:
     def _write_meta(
         self, spec: CellSpec, folder: Path, begins: Sequence[int], metrics: str
     ) -> None:
-        """What a simulation of the cell must know."""
+        """Write the server's settings, which a simulation of the cell needs."""
         own = self.servers[0].handshake
         meta: dict[str, object] = {
             "server": environment(self.wanted.backend).backend,
@@ -233,7 +238,7 @@ class Launched:
 
 
 def _devices(place: PlacementSpec) -> int:
-    """Of one instance."""
+    """GPUs of one instance."""
     return place.tp * place.pp
 
 
@@ -242,7 +247,7 @@ def _size(log: Path) -> int:
 
 
 def _asked_settings(wanted: Serve, spec: CellSpec) -> dict[str, Value]:
-    """What a server without our plugin was told to be; the rest are its own defaults."""
+    """The engine's settings on the command line of a server without the plugin."""
     found: dict[str, Value] = {"tensor_parallel_size": spec.placement.tp}
     if wanted.max_model_tokens is not None:
         found["max_model_len"] = wanted.max_model_tokens
@@ -256,7 +261,7 @@ def _asked_settings(wanted: Serve, spec: CellSpec) -> dict[str, Value]:
 
 
 def _told_settings(metrics: str) -> dict[str, Value]:
-    """The KV cache as vLLM's metrics describe it."""
+    """The KV cache settings in vLLM's metrics."""
     line = _CACHE.search(metrics)
     if line is None:
         return {}
@@ -271,7 +276,7 @@ def _told_settings(metrics: str) -> dict[str, Value]:
 
 
 def _grown(before: Sequence[str], after: Sequence[str]) -> Mapping[str, Value]:
-    """By how much each counter has grown, all servers together; None where there is none."""
+    """Growth of each server counter, summed over all servers; None where no server has it."""
     olds = [_sums(text) for text in before]
     news = [_sums(text) for text in after]
     found: dict[str, Value] = {}
@@ -301,10 +306,10 @@ def _sums(text: str) -> dict[str, float]:
 
 @contextlib.contextmanager
 def _kept_logs(folder: Path) -> Iterator[None]:
-    """A run folder without a finished cell is removed; logs of a failed start are kept elsewhere.
+    """Copy the logs of a failed start out of the run folder, which is removed if no cell finished.
 
     Raises:
-        ServerError: what was raised within, with the place where the log is kept.
+        ServerError: the error of the block, with the new path of the log.
     """
     try:
         yield
@@ -319,6 +324,6 @@ def _served_name(model: str) -> str:
 
 
 def _unused(path: Path) -> Path:
-    """The path, or with a number if another start of the same system has used it."""
+    """The path, with a number if a server of the same system has used it."""
     candidates = [path, *(path.with_stem(f"{path.stem}.{number}") for number in range(2, 1000))]
     return next(one for one in candidates if not one.exists())

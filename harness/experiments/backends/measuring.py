@@ -1,4 +1,4 @@
-"""Cells on real servers: one after another, on as few starts as there are configurations."""
+"""Measuring cells on real servers, in sequence, with one start for each configuration."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ....workloads.workload import Workload
 from ...results.engine_logs import PROFILING, REPEATED, repeated_cell
 from ...results.run_folder import Row
 from ..execution.cells import CellSpec, kept_cell, workload_of
-from .base import Backend, Deployment, Progress
+from .base import Backend, CellMeasurement, Deployment, Progress
 
 _BETWEEN_REPORTS_S = 0.1
 
@@ -25,20 +26,15 @@ def measure_cells(
     progress: Callable[[str, int], None],
     done: Callable[[str, Row], None],
 ) -> None:
-    """Measure all cells; `progress` hears of requests that ended, `done` has each cell's row.
+    """Measure all cells; `progress` receives the numbers of ended requests, `done` each cell's row.
 
-    The cells of a start are measured `repetitions` times, all of them once before any is measured
-    again: what the machine does meanwhile then differs between two measurements of a cell.
+    Cells that share a start are measured `repetitions` times, in rounds: all cells once before any
+    is repeated, so that slow changes of the machine show as differences between repetitions.
 
     Raises:
-        SloBenchError: a cell cannot be run there, or servers do not start.
+        SloBenchError: the backend cannot run a cell, or servers do not start.
     """
-    for spec in specs:
-        backend.check(spec)
-    groups: dict[Hashable, list[CellSpec]] = {}
-    for spec in specs:
-        groups.setdefault(backend.configuration(spec), []).append(spec)
-    for group in groups.values():
+    for group in grouped_by_start(backend, specs):
         with backend.started(group[0], folder) as deployment:
             first = backend.profiling(group)
             if first is not None:
@@ -54,11 +50,38 @@ def measure_cells(
                     _measured(deployment, again, folder / REPEATED, "csv", watch)
 
 
+def grouped_by_start(backend: Backend, specs: Sequence[CellSpec]) -> list[list[CellSpec]]:
+    """Cells grouped by the server start that they share, in order.
+
+    Raises:
+        SloBenchError: the backend cannot run a cell.
+    """
+    groups: dict[Hashable, list[CellSpec]] = {}
+    for spec in specs:
+        backend.check(spec)
+    for spec in specs:
+        groups.setdefault(backend.configuration(spec), []).append(spec)
+    return list(groups.values())
+
+
 def _measured(
     deployment: Deployment, spec: CellSpec, folder: Path, records: str, progress: Progress
 ) -> Row:
     workload = workload_of(spec)
     measured = deployment.measure_cell(spec, workload, folder, progress)
+    return measured_row(deployment, spec, workload, measured, folder, records=records)
+
+
+def measured_row(
+    deployment: Deployment,
+    spec: CellSpec,
+    workload: Workload,
+    measured: CellMeasurement,
+    folder: Path,
+    *,
+    records: str,
+) -> Row:
+    """Write the details of a measured cell into `folder` and return its row of `cells.csv`."""
     row = kept_cell(
         spec,
         workload,

@@ -1,4 +1,4 @@
-"""What the plugins inside our servers counted while a cell was measured."""
+"""Counters of the plugins inside servers, over one cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Totals = Mapping[str, int]
 
 
 def growth(before: Sequence[Totals], after: Sequence[Totals]) -> Totals:
-    """By how much each total has grown, all servers together; empty if nobody counts."""
+    """Growth of each counter, summed over all servers; empty without plugins."""
     grown: Counter[str] = Counter()
     for old, new in zip(before, after, strict=True):
         grown.update({name: count - old.get(name, 0) for name, count in new.items()})
@@ -19,7 +19,7 @@ def growth(before: Sequence[Totals], after: Sequence[Totals]) -> Totals:
 
 
 def figures(grown: Totals) -> Mapping[str, Value]:
-    """For `cells.csv`; nothing where nobody counts."""
+    """Columns of `cells.csv`; empty without plugins."""
     if not grown:
         return {}
     return {
@@ -29,7 +29,7 @@ def figures(grown: Totals) -> Mapping[str, Value]:
 
 
 def swap_problem(grown: Totals) -> str | None:
-    """What was decided and not done, or done without being decided."""
+    """Differences between decided and executed swaps, as text; None if there are none."""
     wrong = [
         f"{grown.get(f'executed_{way}', 0)} swaps {way} were executed, but "
         f"{grown.get(f'decided_{way}', 0)} decided"

@@ -1,7 +1,7 @@
-"""`--backend torch`: our own small engine, in this process. See `engines.paged`.
+"""The torch backend: the small engine of `harness.engine.torch`, in this process.
 
-Requests arrive inside the process, on the engine's clock: there is no client and no network in the
-figures. `model` is a folder, or the name of the tiny random Llama; `gpu` is the device: `cpu`,
+Requests arrive inside the process, on the engine's clock, so metrics include no client and no
+network. `model` is a folder, or the name of the tiny random Llama; `gpu` is the device: `cpu`,
 `cuda` or `cuda:N`.
 """
 
@@ -66,7 +66,7 @@ class TorchBackend:
     server: ServerSchema = field(default_factory=ServerSchema)
 
     def check(self, spec: CellSpec) -> None:
-        """See `Backend`."""
+        """Check that the engine can run the system and the cell's settings."""
         need_torch()
         place = spec.placement
         if place.tp * place.pp * spec.instances > 1:
@@ -103,15 +103,15 @@ class TorchBackend:
             )
         if self.server.validated:
             raise SloBenchError(
-                "a run with server.kv_store cannot be validated: no log says what the store holds"
+                "a run with server.kv_store cannot be validated: the store's content is not logged"
             )
 
     def configuration(self, spec: CellSpec) -> Hashable:
-        """See `Backend`: the model is loaded once for all cells that are set up alike."""
+        """The settings of loading: cells with equal ones share a loaded model."""
         return spec.system, tuple(sorted(spec.parameters.items())), spec.placement
 
     def profiling(self, group: Sequence[CellSpec]) -> CellSpec | None:
-        """See `Backend`: of a single cell, with other draws."""
+        """For a single cell: the same level with another seed."""
         if not self.server.validated or len(group) > 1:
             return None
         spec = group[0]
@@ -120,7 +120,7 @@ class TorchBackend:
 
     @contextlib.contextmanager
     def started(self, spec: CellSpec, folder: Path) -> Iterator[LoadedModel]:
-        """See `Backend`."""
+        """Load the model onto the device."""
         from ...engine.torch.load import load_decoder
         from ...engine.torch.workers import Workers
 
@@ -164,11 +164,11 @@ class LoadedModel:
     def measure_cell(
         self, spec: CellSpec, workload: Workload, folder: Path, progress: Progress | None
     ) -> CellMeasurement:
-        """See `Deployment`.
+        """Run the workload on the engine.
 
         Raises:
-            SloBenchError: no room for the KV blocks, embedding requests, or a request that is too
-                long under `overlong_requests = "error"`.
+            SloBenchError: the KV blocks do not fit, the workload has embedding requests, or a
+                request is too long under `overlong_requests = "error"`.
         """
         if (workload.request_type == RequestType.EMBED).any():
             raise SloBenchError(f"{workload.name} has embedding requests; backend torch has none")
@@ -296,7 +296,7 @@ class LoadedModel:
 
 
 def _log_steps(instance: TimedInstance, lines: list[str]) -> None:
-    """As the plugin inside a server logs them."""
+    """Log steps in the format of the plugin inside servers."""
 
     def heard(seqs: int, kv_tokens: int, chunks: Sequence[tuple[int, int]], ran: Ran) -> None:
         begin_s = instance.now_s
@@ -318,7 +318,7 @@ def _keep_log(
     lines: Sequence[str],
     most_tokens: int,
 ) -> None:
-    """The steps of a cell, and what a simulation of it must know."""
+    """Write the step log of a cell and the settings that a simulation of it needs."""
     log = folder / "servers" / f"{spec.cell}.steps.jsonl"
     text = "".join(f"{line}\n" for line in lines).encode()
     write_whole(log, [text])
@@ -356,8 +356,9 @@ def _keep_log(
 
 @contextlib.contextmanager
 def _own_tiers(store: Sequence[str]) -> Iterator[tuple[TierFolder, ...]]:
-    """Empty folders in those that are named, for as long as the block lasts: what an earlier cell
-    has left would tell of its prompts, and of nothing that this one measures.
+    """Make an empty sub-folder in each folder of the KV store, removed after the block.
+
+    KV blocks of an earlier cell would change the hit rate of this one.
 
     Raises:
         SloBenchError: a folder cannot be made.

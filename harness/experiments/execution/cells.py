@@ -58,7 +58,7 @@ _LENGTHS_STREAM = 0x1E46  # apart from the streams that draw the workload
 
 @dataclass(frozen=True)
 class PlacementSpec:
-    """Where one instance stands, by name."""
+    """Placement of one instance: model, GPU, parallelism, dtypes and memory, by name."""
 
     model: str
     gpu: str
@@ -116,11 +116,11 @@ class CellSpec:
     overlong_requests: str
     length_predictor: str = "oracle"
     objective: str = DEFAULT_OBJECTIVE
-    failures: str | None = None  # see `clusters.failing`
+    failures: str | None = None  # see `engine.cluster.failures`
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> CellSpec:
-        """The inverse of `dataclasses.asdict`."""
+        """The inverse of `dataclasses.asdict`, for specs received from another process."""
         return cls(
             **{
                 **plain,
@@ -264,7 +264,7 @@ def workload_of(spec: CellSpec) -> Workload:
 
 
 def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
-    """What policies are told of the answers' lengths, alike for every system; None: the truth."""
+    """Output lengths that policies see, the same for every system; None: the true lengths."""
     if spec.length_predictor == "oracle":
         return None
     rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
@@ -272,7 +272,9 @@ def predicted_output_tokens(spec: CellSpec, workload: Workload) -> Ints | None:
 
 
 def output_tokens_p90(spec: CellSpec, workload: Workload) -> Ints | None:
-    """What policies that reserve memory are told; None: no more than the others."""
+    """Upper estimates of output lengths, for policies that reserve memory; None: the predicted
+    lengths.
+    """
     rng = np.random.default_rng((spec.seed, _LENGTHS_STREAM))
     return longest_tokens(length_predictor(spec.length_predictor), workload, rng)
 
@@ -280,10 +282,10 @@ def output_tokens_p90(spec: CellSpec, workload: Workload) -> Ints | None:
 def run_cell(
     spec: CellSpec, folder: Path, *, records: str = "csv", progress: Progress | None = None
 ) -> Row:
-    """Simulate a cell, put its details into `folder` and return its row of `cells.csv`.
+    """Simulate a cell, write its details into `folder` and return its row of `cells.csv`.
 
     Raises:
-        SloBenchError: the cell cannot be run as asked.
+        SloBenchError: the cell cannot be simulated with these settings.
     """
     workload = workload_of(spec)
     predicted = predicted_output_tokens(spec, workload)
@@ -306,13 +308,12 @@ def simulated(
     progress: Progress | None = None,
     trace: EngineTrace | None = None,
 ) -> Result:
-    """What comes of a cell.
+    """Simulate a cell.
 
     Args:
         spec: the cell.
         workload: as `workload_of` makes it.
-        predicted: as `predicted_output_tokens` says; nobody asks for it where several models share
-            GPUs.
+        predicted: from `predicted_output_tokens`; unused where several models share GPUs.
         step_time: in place of the placement's own, for one model.
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances of one model do.
@@ -353,14 +354,8 @@ def simulated(
 def simulated_row(
     spec: CellSpec, workload: Workload, result: Result, folder: Path, *, records: str
 ) -> Row:
-    """The row of a simulated cell, whose details are then in `folder`; see `kept_cell`."""
-    sharing = configured(spec.system, spec.parameters).sharing
-    if sharing is not None:
-        hardware, fitted = _shared_hardware(spec, workload, sharing), False
-    else:
-        place = placed(spec.placement)
-        hardware = hardware_of(place.placement, spec.instances)
-        fitted = place.step_time.fitted
+    """Write the details of a simulated cell into `folder` and return its row of `cells.csv`."""
+    hardware, fitted = _simulated_hardware(spec, workload)
     return kept_cell(
         spec,
         workload,
@@ -371,6 +366,23 @@ def simulated_row(
         step_time="fitted" if fitted else "unfitted",
         columns=_roles(result),
     )
+
+
+def simulated_figures(
+    spec: CellSpec, workload: Workload, result: Result
+) -> dict[str, float | int | bool]:
+    """The figures of a simulated cell, not rounded; nothing is written."""
+    hardware, _ = _simulated_hardware(spec, workload)
+    return _figures(spec, workload, result, hardware, judge(workload, result.records))
+
+
+def _simulated_hardware(spec: CellSpec, workload: Workload) -> tuple[Hardware, bool]:
+    """The hardware, and whether its step times are fitted to measurements."""
+    sharing = configured(spec.system, spec.parameters).sharing
+    if sharing is not None:
+        return _shared_hardware(spec, workload, sharing), False
+    place = placed(spec.placement)
+    return _hardware_of(place.placement, spec.instances), place.step_time.fitted
 
 
 def models_of(
@@ -408,12 +420,12 @@ def _sharing_models(spec: CellSpec, sharing: SharingPolicy) -> dict[str, OneMode
 
 
 def _shared_hardware(spec: CellSpec, workload: Workload, sharing: SharingPolicy) -> Hardware:
-    """The GPUs of all models; parameters are a mean, weighed by the tokens asked of each."""
+    """The GPUs of all models; parameters are a mean, weighted by each model's tokens."""
     models = _sharing_models(spec, sharing)
     tokens = workload.prompt_tokens + workload.output_tokens
     asked = np.bincount(workload.model_index, weights=tokens, minlength=len(workload.model_names))
     sizes = [models[name].placement.model.parameters for name in workload.model_names]
-    one = hardware_of(next(iter(models.values())).placement, 1)
+    one = _hardware_of(next(iter(models.values())).placement, 1)
     return dataclasses.replace(
         one, gpus=spec.instances, parameters=float(np.average(sizes, weights=asked))
     )
@@ -425,7 +437,7 @@ def _roles(result: Result) -> dict[str, Column]:
     if not any(names):
         return {}
     kinds = ["", *dict.fromkeys(names)]
-    of_instance = np.array([*map(kinds.index, names), 0])  # nobody's: the last
+    of_instance = np.array([*map(kinds.index, names), 0])  # the last: requests without an instance
     return {
         "role": Choice(of_instance[result.records.instance], kinds),
         "queued_s": result.records.queued_s,
@@ -443,13 +455,13 @@ def kept_cell(
     step_time: str,
     columns: Mapping[str, Column] | None = None,
 ) -> Row:
-    """Judge what came of a cell, put its details into `folder` and return its row.
+    """Compute a cell's metrics, write its details into `folder` and return its row.
 
-    `columns` go beside those that every per-request table has; `step_time` says where times come
-    from: `fitted`, `unfitted` or `measured`.
+    `columns` are added to the per-request table; `step_time` is the origin of step times: `fitted`,
+    `unfitted` or `measured`.
     """
     judged = judge(workload, result.records)
-    metrics = metrics_of(spec, workload, result, hardware, judged)
+    metrics = _figures(spec, workload, result, hardware, judged)
     row: Row = dict(spec.columns)
     if row["rate_rps"] is None:
         row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
@@ -463,10 +475,9 @@ def kept_cell(
     return row
 
 
-def metrics_of(
+def _figures(
     spec: CellSpec, workload: Workload, result: Result, hardware: Hardware, judged: Judged
 ) -> dict[str, float | int | bool]:
-    """The figures of a cell; see `cell_metrics`."""
     return cell_metrics(
         workload,
         result,
@@ -477,8 +488,8 @@ def metrics_of(
     )
 
 
-def hardware_of(placement: Placement, instances: int) -> Hardware:
-    """What so many instances run on; figures of one GPU are means over unlike stages."""
+def _hardware_of(placement: Placement, instances: int) -> Hardware:
+    """Hardware of all instances; values of one GPU are means over the pipeline stages."""
     bits = weight_dtype(placement.weight_dtype).compute_bits
     gpus = [stage.gpu for stage in placement.stages]
     return Hardware(

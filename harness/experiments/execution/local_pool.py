@@ -1,7 +1,7 @@
-"""Pieces of work in processes of this machine: what `Pool` promises, without a cluster.
+"""A worker pool of processes on this machine.
 
-Each process is a program of its own that is told its work and answers, one after another, and ends
-with this one, however that ends.
+Each process receives one piece of work at a time and sends its result back. It ends with the parent
+process, even if that is killed.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LocalPool:
         self.stop()
 
     def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
-        """See `Pool`."""
+        """Queue `work(*given)` for the next free process."""
         future: Future[Answer] = Future()
         with self._lock:
             if self._stopped:
@@ -58,7 +58,7 @@ class LocalPool:
         return future
 
     def stop(self) -> None:
-        """See `Pool`."""
+        """Kill the processes and cancel all work."""
         with self._lock:
             if self._stopped:
                 return
@@ -72,7 +72,7 @@ class LocalPool:
 
 
 class _Worker:
-    """A process, begun when there is work for it, and the thread that talks to it."""
+    """A thread with its child process, which is started when there is work for it."""
 
     def __init__(self, todo: queue.SimpleQueue[_Work | None]) -> None:
         self._todo = todo
@@ -94,10 +94,10 @@ class _Worker:
             future, message = work
             if future.cancelled():
                 continue
-            with contextlib.suppress(InvalidStateError):  # nobody waits for it any more
+            with contextlib.suppress(InvalidStateError):  # the future was cancelled
                 try:
                     process = self._running()
-                    answer = process.asked(message)
+                    answer = process.call(message)
                 except BaseException as error:
                     future.set_exception(error)
                 else:
@@ -119,7 +119,7 @@ class _Worker:
 
 
 class _Process:
-    """A program, and the line to it, over which nobody else can send."""
+    """A child process and the pipe to it."""
 
     def __init__(self) -> None:
         self._line, theirs = Pipe()
@@ -131,8 +131,8 @@ class _Process:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def asked(self, message: _Message) -> Any:
-        """What it answers.
+    def call(self, message: _Message) -> Any:
+        """Send one piece of work and wait for its result.
 
         Raises:
             SloBenchError: what the work raised.
@@ -157,7 +157,7 @@ class _Process:
 
 
 def _work(line: Connection[Any, Any]) -> None:
-    """The worker's side, until nobody asks any more."""
+    """Run pieces of work in the child process until the pipe is closed."""
     while True:
         module, name, given = line.recv()
         said: tuple[str | None, object]
@@ -169,6 +169,6 @@ def _work(line: Connection[Any, Any]) -> None:
 
 
 if __name__ == "__main__":
-    os.dup2(2, 1)  # what a policy of the user's prints is no answer of the command's
+    os.dup2(2, 1)  # prints of a user's policy must not mix with results
     with contextlib.suppress(EOFError, BrokenPipeError):  # the parent is gone
         _work(Connection(int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""From what was asked to the cells to run: names looked up, blanks filled in, all checked first."""
+"""From an experiment to its cells: look names up, fill in defaults, check everything."""
 
 from __future__ import annotations
 
@@ -156,10 +156,10 @@ def _cell(
 def _warmup_s(
     values: Mapping[str, Any], level: OperatingPoint, default_requests: int | None
 ) -> float:
-    """Seconds whose arrivals do not count.
+    """Seconds of warm-up, whose arrivals do not count.
 
     Raises:
-        SloBenchError: a share is asked for, but when arrivals come only the run can tell.
+        SloBenchError: the warm-up is a share of the run, but arrivals depend on the run.
     """
     share = values["warmup_share"]
     if not share:

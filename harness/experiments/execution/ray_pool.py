@@ -1,7 +1,8 @@
-"""Cells and other pieces of work on the machines of a Ray cluster.
+"""Cells and other work on the machines of a Ray cluster.
 
-Ray runs a task again whose machine was lost; what it answers is put into this machine's run folder,
-so that nothing tells which machine ran which cell. Ray is an extra: `pip install slo-bench[ray]`.
+Ray repeats a task if its machine is lost. Results are written to the run folder of this machine, so
+run folders do not depend on which machine ran which cell. Ray is an extra: `pip install
+slo-bench[ray]`.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ class OnRay:
         records: str,
         tell: Callable[[Event], None],
     ) -> None:
-        """See `Executor`.
+        """Run cells, each on a core of the cluster, and report each that is done to `tell`.
 
         Raises:
             SloBenchError: there is no Ray or no cluster, a machine has another version, a cell
-                failed, or was lost again and again.
+                failed, or its machine was lost repeatedly.
         """
         with self.pool() as pool:
             begun = {pool.begin(_cell, asdict(spec), records): spec.cell for spec in specs}
@@ -112,7 +113,9 @@ class OnRay:
 
 
 def _reach(where: str) -> None:
-    """Raise SloBenchError unless somebody listens there; Ray itself would go on trying."""
+    """Raise SloBenchError unless a TCP connection to `where` opens; Ray itself would retry for
+    long.
+    """
     host, colon, port = where.rpartition(":")
     if not colon or not port.isdecimal():
         return  # Ray looks for it on this machine
@@ -123,7 +126,7 @@ def _reach(where: str) -> None:
 
 
 class RayPool:
-    """See `Pool`."""
+    """A worker pool of all cores of a Ray cluster."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -138,7 +141,7 @@ class RayPool:
         return max(1, int(self._ray.cluster_resources().get("CPU", 1)))
 
     def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
-        """See `Pool`."""
+        """Submit `work(*given)` as a Ray task."""
         future: Future[Answer] = Future()
         with self._lock:
             if self._stopped:
@@ -170,7 +173,7 @@ class RayPool:
         return NotDoneError(f"work was lost {_TRIES + 1} times with the machine that did it: {why}")
 
     def stop(self) -> None:
-        """See `Pool`."""
+        """Cancel all pending work."""
         with self._lock:
             self._stopped = True
             pending, self._pending = self._pending, set()
@@ -182,7 +185,7 @@ def _done(version: str, module: str, name: str, given: Sequence[Any]) -> Any:
     """A piece of work, on whichever machine."""
     if version != __version__:
         raise NotDoneError(
-            f"a machine of the cluster has slo-bench {__version__}, the one that asks {version}; "
+            f"a machine of the cluster has slo-bench {__version__}, this machine {version}; "
             "install the same everywhere"
         )
     return getattr(importlib.import_module(module), name)(*given)

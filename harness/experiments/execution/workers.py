@@ -28,7 +28,7 @@ _BETWEEN_REPORTS_S = 0.1
 
 @dataclass(frozen=True)
 class CellProgress:
-    """So many requests of a running cell have ended."""
+    """A running cell and its number of ended requests."""
 
     cell: str
     requests: int
@@ -46,7 +46,7 @@ Event = CellProgress | CellDone
 
 
 class Executor(Protocol):
-    """Where cells run."""
+    """Runs the cells of an experiment: in worker processes or on a cluster."""
 
     def run(
         self,
@@ -56,13 +56,13 @@ class Executor(Protocol):
         records: str,
         tell: Callable[[Event], None],
     ) -> None:
-        """Run cells in order but for who ends first; `tell` hears how it goes.
+        """Run cells, started in order; `tell` receives events of progress and of finished cells.
 
-        Details are in `folder` before a cell is said to be done. An exception, from `tell` too,
-        and Ctrl-C stop what is running.
+        The details of a cell are in `folder` before its `CellDone` event. An exception, also one of
+        `tell`, and Ctrl-C stop the running cells.
 
         Raises:
-            SloBenchError: of the first cell that fails, or of a worker that died.
+            SloBenchError: a cell failed, or a worker died.
         """
         ...
 
@@ -72,21 +72,24 @@ class Executor(Protocol):
 
 
 class NotDoneError(SloBenchError):
-    """A piece of work could not be done elsewhere; that says nothing about the work itself."""
+    """A piece of work was lost with its process or machine; the work itself may be valid."""
 
 
 class WorkerPool(Protocol):
-    """Does pieces of work elsewhere, several at once; may be asked from any thread."""
+    """Runs pieces of work in other processes, several at once; methods may be called from any
+    thread.
+    """
 
     @property
     def at_once(self) -> int:
-        """About so many."""
+        """Approximate number of pieces that run at once."""
         ...
 
     def begin(self, work: Callable[..., Answer], *given: object) -> Future[Answer]:
-        """Have `work(*given)` done, again if the machine that does it is lost.
+        """Run `work(*given)` in another process, again if its machine is lost.
 
-        What it raises as a SloBenchError is raised here as one; NotDoneError if nobody could do it.
+        A SloBenchError of the work is raised from the future; NotDoneError if the work could not be
+        run.
 
         Args:
             work: a function of a module of this package.
@@ -95,7 +98,7 @@ class WorkerPool(Protocol):
         ...
 
     def stop(self) -> None:
-        """Whoever waits is told `CancelledError`, and so is whoever still asks."""
+        """Cancel all work: pending futures and later calls of `begin` raise `CancelledError`."""
         ...
 
 
@@ -149,7 +152,7 @@ class LocalExecutor:
         records: str,
         tell: Callable[[Event], None],
     ) -> None:
-        """See `Executor`."""
+        """Run cells one after another, or in `jobs` worker processes if that is more than one."""
         jobs = min(self.jobs, len(specs))
         if jobs > 1:
             _side_by_side(specs, folder, records, jobs, tell)
@@ -160,7 +163,7 @@ class LocalExecutor:
 
     @contextmanager
     def senders(self) -> Iterator[Senders]:
-        """See `Executor`."""
+        """The only sender: this machine."""
         yield ThisMachine()
 
 
@@ -229,11 +232,11 @@ def _side_by_side(
 
 
 def _work(parent: Parent) -> None:
-    """The worker's side."""
+    """Run the cells that the parent process sends."""
     messages = parent.messages()
     order = next(messages, None)
     if order is None:
-        return  # the parent was killed before it had said anything
+        return  # the parent was killed before it sent any work
     folder, records = Path(order["folder"]), order["records"]
     progress = _now_and_then(lambda ended: parent.send({"requests": ended}))
     for message in messages:
@@ -245,5 +248,5 @@ def _work(parent: Parent) -> None:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone, and nobody listens
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended
         _work(Parent())

@@ -99,7 +99,7 @@ def test_what_fails_elsewhere_is_told_here(tmp_path, pool_of, monkeypatch):
     def failing(*given):
         raise SloBenchError("this machine lacks the trace")
 
-    monkeypatch.setattr("slo_bench.tuner.capacity.remote_runner.CellRunner.run", failing)
+    monkeypatch.setattr("slo_bench.tuner.capacity.cells.CellRunner.run", failing)
     with pool_of(2) as pool, pytest.raises(SloBenchError, match="lacks the trace"):
         search_capacity(EXPERIMENT, tmp_path / "run", asked=ASKED, pool=pool)
     assert not (tmp_path / "run").exists()

@@ -105,8 +105,8 @@ def test_a_plan_carries_its_load_and_is_taken_up_again(tmp_path):
         say=again.append,
     )
     assert second == first
-    assert all(line.startswith("what") for line in again)  # only the capacities
-    with pytest.raises(SloBenchError, match="something else"):
+    assert all(line.startswith("capacity") for line in again)  # only the capacities
+    with pytest.raises(SloBenchError, match="another experiment"):
         plan_cheapest(asked, TargetLoad(5), folder=tmp_path, resume=True)
 
 
@@ -193,7 +193,7 @@ def test_the_command_prints_a_table_and_json(tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "plan").iterdir()} == {
         "experiment.toml",
         "launch.sh",
-        "plan.json",
+        "plan.jsonl",
     }
     assert [path.name for path in tmp_path.iterdir()] == ["plan"]  # nothing beside it
 

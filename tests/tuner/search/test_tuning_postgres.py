@@ -189,7 +189,9 @@ def test_a_server_that_goes_away_is_named_and_the_study_goes_on_later(server, tm
 
     out = tmp_path / "o"
     try:
-        with pytest.raises(SloBenchError, match=r"was lost: .*go on with .* --resume --out .*/o"):
+        with pytest.raises(
+            SloBenchError, match=r"was lost: .*continue with .* --resume --out .*/o"
+        ):
             tune(EXPERIMENT, SETTINGS, out, storage=server.url(), progress=progress)
         with pytest.raises(SloBenchError, match=r"tester@/postgres.* cannot be used: .*connection"):
             tune(EXPERIMENT, SETTINGS, out, resume=True)

@@ -10,8 +10,9 @@ from slo_bench.harness.experiments.backends import choose
 from slo_bench.harness.experiments.backends.base import CellMeasurement
 from slo_bench.harness.results.metrics import Hardware
 from slo_bench.harness.servers.launch.server_process import ServerError
+from slo_bench.tuner.capacity.cells import Simulator
 from slo_bench.tuner.search.evaluate import cell_of
-from slo_bench.tuner.search.serving import QuickSimulator, Servers
+from slo_bench.tuner.search.serving import Servers
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.tune import tune
 from slo_bench.workloads.errors import SloBenchError
@@ -72,7 +73,7 @@ class FakeDeployment:
     def measure_cell(self, spec, workload, folder, progress):
         if self.dead:
             raise ServerError("vllm ended with exit code -9")
-        done = QuickSimulator().measure(_simulated(spec), workload, None)
+        done = Simulator().measure(_simulated(spec), workload, None)
         if self.seqs == 6:
             self.dead = True
             return CellMeasurement(done.result, invalid_because="vllm ended with exit code -9")
