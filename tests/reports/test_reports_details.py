@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from slo_bench.harness.results.read import read_runs
-from slo_bench.reports.figures.figures.details import (
+from slo_bench.reports.figures.details import (
     TIMELINE_POINTS,
     Bound,
     distribution,
@@ -13,7 +13,7 @@ from slo_bench.reports.figures.figures.details import (
     level_details,
     timeline_means,
 )
-from slo_bench.reports.figures.figures.levels import combine
+from slo_bench.reports.figures.levels import combine
 
 NAN = float("nan")
 COLUMNS = ["arrival_s", "scheduled_s", "first_token_s", "finish_s", "outcome", "tokens_out", "met"]

@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from slo_bench.reports.figures.figures import figures
-from slo_bench.reports.figures.figures.details import (
+from slo_bench.reports.figures import figures
+from slo_bench.reports.figures.details import (
     CAUSES,
     Bound,
     LevelDetail,
     TimelineMeans,
     distribution,
 )
-from slo_bench.reports.figures.figures.figure import as_json
+from slo_bench.reports.figures.figure import as_json
 
 NAMES = ["a", "b"]
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slo_bench.harness.results.read import read_runs
-from slo_bench.reports.figures.figures.levels import (
+from slo_bench.reports.figures.levels import (
     combine,
     has_slo,
     highest_rate,
