@@ -36,7 +36,7 @@ def report(
     from ...harness.results.read import read_runs
     from ...reports.figures.levels import combine
     from ...reports.pages.run_page import write_report
-    from ...reports.pages.tables import summary_table
+    from ...reports.pages.summary import summary_table
     from ..output.console import terminal
 
     if out is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from ...workloads.errors import FileFormatError
 from ...workloads.parsing import parse_json
 from ..figures.figure import Figure
 from ..figures.numbers import seconds_text
-from ..figures.scatters import BADGE, scatter_of, scatter_view, short_error, spread_text
-from . import sections
+from ..figures.scatters import scatter_of, scatter_view, short_error, spread_text
+from .table import Row, Table, one_group
 from .verdicts import verdict
 
 _VALUES = ("real_s", "simulated_s", "error", "spread", "replayed_error")
@@ -96,66 +95,34 @@ def scatters(levels: Sequence[ValidatedLevel], names: Sequence[str]) -> list[Fig
     return drawn
 
 
-def section(levels: Sequence[ValidatedLevel], grid: str) -> str:
-    """The section; empty where nothing was validated."""
+def shown(levels: Sequence[ValidatedLevel]) -> dict[str, Any]:
+    """What the section lays out; nothing where no level was validated."""
     if not levels:
-        return ""
-    told = "".join(f"<p>{escape(line)}</p>" for line in dict.fromkeys(_told(levels)))
-    return (
-        '<section id="validation"><h2>Real against simulated</h2>'
-        '<p class="lead">Every level was simulated as well: the same arrivals and lengths, the '
-        "server’s own limits, step times fitted to its steps in other levels.</p>"
-        f"{grid}{_table(levels)}{_verdicts(levels)}"
-        '<details class="fold"><summary>What was assumed</summary>'
-        f'<div class="body">{told}</div></details></section>'
-    )
+        return {}
+    verdicts = [f"{level.cell}: {line}" for level in levels for line in verdict(level.errors())]
+    assumed = list(dict.fromkeys(line for level in levels for line in _assumed(level)))
+    return {"errors": _errors(levels), "verdicts": verdicts, "assumed": assumed}
 
 
-def _told(levels: Sequence[ValidatedLevel]) -> list[str]:
-    lines = []
-    for level in levels:
-        fitted = ", ".join(level.table["fitted_on"]) or "none of this run (step times as given)"
-        between = f"{1e3 * level.table['client_s']:.3g} ms between client and engine"
-        lines.append(f"{level.cell}: step times of {fitted}; {between}.")
-        lines += [f"{level.cell}: {note}." for note in level.table["notes"]]
-    return lines
+def _assumed(level: ValidatedLevel) -> list[str]:
+    fitted = ", ".join(level.table["fitted_on"]) or "none of this run (step times as given)"
+    between = f"{1e3 * level.table['client_s']:.3g} ms between client and engine"
+    notes = [f"{level.cell}: {note}." for note in level.table["notes"]]
+    return [f"{level.cell}: step times of {fitted}; {between}.", *notes]
 
 
-def _table(levels: Sequence[ValidatedLevel]) -> str:
+def _errors(levels: Sequence[ValidatedLevel]) -> Table:
     errors = (f"Error of {name}" for name in STATISTICS[:-1])
     heads = ("Level", "Metric", "Real mean", "Simulated mean", *errors, "MAPE")
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    body = []
+    rows: list[Row] = []
     for level in levels:
         for metric in METRICS:
+            own = [level.error(metric, statistic) for statistic in STATISTICS]
             mean = level.error(metric, "mean")
-            values = (
-                metric.upper(),
-                *(seconds_text(s) if s == s else "–" for s in (mean.real_s, mean.simulated_s)),
-                *(short_error(level.error(metric, statistic)) for statistic in STATISTICS),
-            )
-            body.append(_line(level.cell, values))
+            means = (seconds_text(s) if s == s else "–" for s in (mean.real_s, mean.simulated_s))
+            rows.append((level.cell, metric.upper(), *means, *map(short_error, own)))
             for heading, attribute in (("run to run", "spread"), ("own step times", "replayed")):
-                shares = [getattr(level.error(metric, name), attribute) for name in STATISTICS]
+                shares = [getattr(error, attribute) for error in own]
                 if any(share == share for share in shares):
-                    texts = (spread_text(share) for share in shares)
-                    body.append(_line("", (metric.upper(), heading, "", *texts)))
-    return (
-        '<div class="card scroll after" tabindex="0" role="region" aria-label="Errors">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody></table></div>"
-    )
-
-
-def _line(head: str, values: Sequence[str]) -> str:
-    cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-    return f'<tr><th scope="row">{escape(head)}</th>{cells}</tr>'
-
-
-def _verdicts(levels: Sequence[ValidatedLevel]) -> str:
-    told = [(level.cell, line) for level in levels for line in verdict(level.errors())]
-    return "".join(f"<p>{escape(cell)}: {escape(line)}</p>" for cell, line in told)
-
-
-def grid(drawn: Sequence[Figure]) -> str:
-    """The scatters' frames, which say that they show both."""
-    return f'<div class="grid">{"".join(sections.figure(figure, BADGE) for figure in drawn)}</div>'
+                    rows.append(("", metric.upper(), heading, "", *map(spread_text, shares)))
+    return one_group("Errors", heads, rows, css="after")
