@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any]) -> None:
     """Tune with progress on stderr, write the report and print what was found."""
     from ...harness.experiments.experiment import new_folder
-    from ...reports.pages.tuning import tuning_text
-    from ...reports.pages.tuning_page import write_tuning
+    from ...reports.pages.tuning import tuning_text, write_tuning
     from ...tuner.search.tune import tune
     from ..options.executor import executor_of, pool_of
 

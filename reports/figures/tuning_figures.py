@@ -3,11 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...tuner.search.objectives import OBJECTIVES, Objective
-from ..pages.tuning import DEFAULT, FINISHED, FRONT, LOST, TUNED, Plain, objectives_of
 from .figure import ONLY, Axis, Figure, Format, View
+
+Plain = Mapping[str, Any]  # of tune.json
+
+FINISHED, LOST, DEFAULT, TUNED, FRONT = (
+    "finished",
+    "raced out (estimate)",
+    "default",
+    "tuned",
+    "front",
+)
+MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
+
+
+def objectives_of(found: Plain) -> list[Objective]:
+    """The objectives, in their order."""
+    return [OBJECTIVES[name] for name in found["objectives"]]
 
 
 def _axis(objective: Objective) -> Axis:

@@ -15,7 +15,7 @@ from slo_bench.harness.results.engine_logs import read_log
 from slo_bench.reports.compare.comparing import compare, read_results
 from slo_bench.reports.compare.gate import judge_comparison
 from slo_bench.reports.compare.text import comparison_json
-from slo_bench.reports.pages.tuning_page import rewrite_tuning
+from slo_bench.reports.pages.tuning import rewrite_tuning
 from slo_bench.tuner.capacity.checkpoint import Asked
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search.evaluate import cell_of
