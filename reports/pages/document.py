@@ -38,7 +38,7 @@ def page(template: str, data: Mapping[str, object], **shown: object) -> str:
     """The page that a template makes of the values `shown`; `data` is what `chart.js` draws."""
     script = asset("chart.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return (
+    text: str = (
         _templates()
         .get_template(template)
         .render(
@@ -49,6 +49,7 @@ def page(template: str, data: Mapping[str, object], **shown: object) -> str:
             data=Markup(json_for_html(data)),
         )
     )
+    return text
 
 
 @cache

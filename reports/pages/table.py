@@ -62,24 +62,23 @@ class Table:
             padding=(0, 1, 0, 0),
             **options,
         )
-        for place, head in enumerate(self.heads):
+        for place, name in enumerate(self.heads):
             words = place in self.texts
             table.add_column(
-                Text(head, overflow="fold"),
+                Text(name, overflow="fold"),
                 justify="left" if words else "right",
                 overflow="fold",
-                no_wrap=not words and head not in self.names,
+                no_wrap=not words and name not in self.names,
                 width=widths[place] if widths else None,
             )
         for head, rows in self.groups:
             if table.row_count:
                 table.add_section()
-            if str(head):
+            if str(head) not in ("", title):
                 table.add_row(Text(str(head), style="underline"))
             last = ""
             for first, *rest in rows:
-                shown = "" if str(first) == last else first
-                table.add_row(*map(_text, (shown, *rest)))
+                table.add_row(*map(_text, ("" if str(first) == last else first, *rest)))
                 last = str(first)
         return table
 

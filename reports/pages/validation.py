@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...harness.validation.log_replay import METRICS, STATISTICS, ErrorRow, Validation
 from ...harness.validation.run_replay import Level
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
 from ..figures.numbers import seconds_text
-from ..figures.scatters import BADGE, TITLES, scatter_of, scatter_view, short_error, spread_text
-from . import sections
-from .document import page, table, write_page
+from ..figures.scatters import TITLES, scatter_of, scatter_view, short_error, spread_text
+from .document import page, write_page
+from .table import Cell, Table, known, one_group
 from .verdicts import verdict
 
 
@@ -49,8 +48,18 @@ def _cells(row: ErrorRow, more: Sequence[str] = ()) -> list[str]:
     def time(seconds: float) -> str:
         return seconds_text(seconds) if math.isfinite(seconds) else ""
 
-    known = [spread_text(getattr(row, name)) for name in more]
-    return [row.statistic, time(row.real_s), time(row.simulated_s), error_text(row), *known]
+    own = [spread_text(getattr(row, name)) for name in more]
+    times = time(row.real_s), time(row.simulated_s)
+    return [row.metric, row.statistic, *times, error_text(row), *own]
+
+
+def _errors(rows: Sequence[ErrorRow]) -> Table:
+    """Of each metric the statistics, and what is known of them beyond the error."""
+    more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
+    heads = ("metric", "", "real", "simulated", "error", *(_MORE[name] for name in more))
+    groups = itertools.groupby(rows, key=lambda row: row.metric)
+    lines = [("", [_cells(row, more) for row in of]) for _, of in groups]
+    return Table("All errors", heads, lines, texts=(0, 1))
 
 
 # What a level adds to its error table, where it is known: attribute and heading.
@@ -82,19 +91,7 @@ def assumptions(found: Validation) -> list[str]:
 
 def validation_text(found: Validation, level: Level | None = None) -> RenderableType:
     """Headline, error table, assumptions. With `level`, what that knows beyond the errors."""
-    rows = found.rows() if level is None else level.errors()
-    more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("metric", no_wrap=True)
-    table.add_column("")
-    for name in ("real", "simulated", "error", *(_MORE[name] for name in more)):
-        table.add_column(name, justify="right", no_wrap=True)
-    last = ""
-    for row in rows:
-        if last and row.metric != last:
-            table.add_section()
-        table.add_row(row.metric if row.metric != last else "", *_cells(row, more))
-        last = row.metric
+    table = _errors(found.rows() if level is None else level.errors()).rich()
     lines = [Text(line, style="dim") for line in assumptions(found)]
     return Group(Text(headline(found), style="bold"), table, *lines)
 
@@ -117,24 +114,21 @@ def levels_text(levels: Sequence[Level]) -> RenderableType:
     return Group(*parts, Text(f"\n{assumptions(levels[0].found)[0]}", style="dim"))
 
 
-def _level_table(level: Level) -> Table:
+def _level_table(level: Level) -> RichTable:
     """A line for each metric: both means, then the errors of all statistics. Below it by how much
     the level differs from run to run, and the errors with its own step times.
     """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in ("real", "simulated", *STATISTICS):
-        table.add_column(name, justify="right", no_wrap=True)
     rows = {(row.metric, row.statistic): row for row in level.errors()}
+    lines: list[Sequence[str | Cell]] = []
     for metric in METRICS:
         own = [rows[metric, statistic] for statistic in STATISTICS]
-        table.add_row(metric, *_cells(own[0])[1:3], *(short_error(row) for row in own))
+        lines.append((metric, *_cells(own[0])[2:4], *map(short_error, own)))
         for name, heading in _MORE.items():
-            known = [getattr(row, name) for row in own]
-            if any(math.isfinite(share) for share in known):
-                texts = (spread_text(share) for share in known)
-                table.add_row("", Text(heading, style="dim"), "", *texts, style="dim")
-    return table
+            shares = [getattr(row, name) for row in own]
+            if any(map(math.isfinite, shares)):
+                texts = ("", heading, "", *map(spread_text, shares))
+                lines.append([Cell(text, style="dim") for text in texts])
+    return one_group("Errors", ("", "real", "simulated", *STATISTICS), lines).rich()
 
 
 def fitted_text(level: Level) -> str:
@@ -153,17 +147,11 @@ def fitted_text(level: Level) -> str:
 
 def validation_json(found: Validation) -> list[dict[str, Any]]:
     """The rows of the error table as plain values; what does not exist is null."""
-
-    def known(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     return [
         {
             "metric": row.metric,
             "statistic": row.statistic,
-            "real_s": known(row.real_s),
-            "simulated_s": known(row.simulated_s),
-            "error": known(row.error),
+            **{name: known(getattr(row, name)) for name in ("real_s", "simulated_s", "error")},
         }
         for row in found.rows()
     ]
@@ -211,31 +199,15 @@ def write_validation(found: Validation, out: Path) -> Path:
     Raises:
         SloBenchError: it cannot be written.
     """
-    drawn = [*(scatter(found, metric) for metric in METRICS), quantiles(found)]
-    title = f"{found.engine}: a real log and its simulation"
-    figures = "".join(sections.figure(figure, BADGE) for figure in drawn)
-    told = "".join(f"<p>{escape(line)}</p>" for line in assumptions(found))
-    body = f"""
-<header class="top">
-<p class="eyebrow">Validation by slo-bench</p>
-<h1>{escape(title)}</h1>
-</header>
-<main>
-<p class="answer">{escape(headline(found))}</p>
-<noscript><div class="notice">The figures need JavaScript; the table does not.</div></noscript>
-<section><h2>Errors</h2>{_table_html(found.rows())}</section>
-<section><h2>Request by request</h2><div class="grid">{figures}</div></section>
-<section><h2>What was assumed</h2>{told}</section>
-</main>
-<footer>{escape(found.log.name)}</footer>"""
-    data = {
-        "series": ["simulated", "real"],
-        "origin": "simulated",
-        **as_json(drawn),
-    }
-    return write_page(page(f"{title} – validation", body, data), out)
-
-
-def _table_html(rows: Sequence[ErrorRow]) -> str:
-    heads = ("Metric", "", "Real", "Simulated", "Error")
-    return table("All errors", heads, [[row.metric, *_cells(row)] for row in rows])
+    figures = [*(scatter(found, metric) for metric in METRICS), quantiles(found)]
+    text = page(
+        "validation.html",
+        {"series": ["simulated", "real"], "origin": "simulated", **as_json(figures)},
+        heading=f"{found.engine}: a real log and its simulation",
+        answer=headline(found),
+        errors=_errors(found.rows()),
+        figures=figures,
+        assumed=assumptions(found),
+        footer=found.log.name,
+    )
+    return write_page(text, out)
