@@ -61,8 +61,14 @@ def _templates() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["capital"] = lambda text: text[:1].upper() + text[1:]
+    found.filters["capital"] = _capital
     return found
+
+
+def _capital(text: str) -> str:
+    """`Trial`, but `req/s` and `p (Holm)` as they are."""
+    word = text.partition(" ")[0].rstrip(",")
+    return text[0].upper() + text[1:] if len(word) > 1 and word.isalpha() else text
 
 
 def json_for_html(value: object) -> str:

@@ -20,7 +20,7 @@ from ..figures.figure import Figure, as_json
 from ..figures.labels import labels, stand_alone
 from ..figures.levels import combine, has_slo, levels, offered, series_names
 from ..figures.numbers import origin, seconds_text
-from . import capacity, levels_validated, published, summary
+from . import capacity, published, summary, validation
 from .answer import answer
 from .document import asset, page, write_page
 
@@ -47,8 +47,8 @@ def _document(runs: Sequence[RunFolder]) -> str:
     searched = capacity.found_in(runs)
     known = [facet for facet in facets_of(cells) if (rows["facet"] == facet).any()]
     facets = [drawn(facet, cells, rows, details, names, searched) for facet in known]
-    validated = levels_validated.found_in(runs, cells)
-    scatters = levels_validated.scatters(validated, names)
+    validated = validation.found_in(runs, cells)
+    scatters = validation.scatters(validated, names)
     swept = sweeps.figures(cells, rows)
     badge = _badge(cells)
     data = {
@@ -75,7 +75,7 @@ def _document(runs: Sequence[RunFolder]) -> str:
         facets=facets,
         choices=[(str(place), of.label) for place, of in enumerate(facets)],
         **{part: _once(facets, part) for part in ("capacity", "load", "detail", "worth")},
-        validation=levels_validated.shown(validated),
+        validation=validation.shown(validated),
         scatters=scatters,
         level_table=summary.level_table(cells, rows, names, badge),
         setup=[_setup(run, f" of {run.name}" if len(runs) > 1 else "") for run in runs],
