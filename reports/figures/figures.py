@@ -16,6 +16,7 @@ from .levels import TARGETS
 from .numbers import rate_text, seconds_text
 
 RATE = Axis("offered rate, req/s", "rate")
+_NAMES = Axis("", "number")  # of bars: they are named at their side
 BAND = "Line: mean over seeds; band: lowest to highest seed."
 
 
@@ -128,7 +129,7 @@ def compared(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figure:
         title=title,
         note=f"{note} {_SEEDS}",
         x=axis,
-        y=Axis("", "number"),
+        y=_NAMES,
         views={ONLY: {"series": _bars(rows, names, column), "lines": []}},
     )
 
@@ -148,7 +149,7 @@ def latency_compared(
         title=LATENCIES[metric],
         note=f"Of the requests that got that far; less is better. {_SEEDS}",
         x=Axis(metric.upper() if metric != "e2e" else "end to end", "seconds"),
-        y=Axis("", "number"),
+        y=_NAMES,
         views=views,
         picker="local",
         options=options,
@@ -167,28 +168,6 @@ def _bars(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:
             value, low, high = (float(of[f"{column}{end}"].iloc[0]) for end in ("", "_lo", "_hi"))
             bars.append({"s": place, "parts": [value], "lo": low, "hi": high})
     return bars
-
-
-def cost_compared(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | None:
-    """Dollars per million output tokens, a bar for each series, where each has one level."""
-    of = {d.series: d for d in details if math.isfinite(d.cost)}
-    bars: list[View] = [
-        {"s": place, "parts": [of[n].cost], "lo": of[n].cost_low, "hi": of[n].cost_high}
-        for place, n in enumerate(names)
-        if n in of
-    ]
-    if not bars:
-        return None
-    return Figure(
-        id="cost",
-        kind="bars",
-        title="Cost of a million output tokens in SLO",
-        note="Price of all GPUs over the makespan, per output token of requests that met their "
-        "SLO. Bar: all seeds together; line: lowest to highest seed.",
-        x=Axis("US$ per million tokens", "dollars"),
-        y=Axis("", "number"),
-        views={ONLY: {"series": bars, "lines": []}},
-    )
 
 
 def latency_distribution(
@@ -233,7 +212,7 @@ def causes(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
         note="Share of all requests; every miss is counted once. 'TTFT' and 'TPOT' also hold those "
         "that broke the end-to-end bound or the deadline as well.",
         x=Axis("requests that missed", "percent"),
-        y=Axis("", "number"),
+        y=_NAMES,
         views=_by_rate(details, names, bar),
         picker="rate",
         categories=list(CAUSES),
@@ -259,7 +238,7 @@ def phases(
         "batch; prefill: to the first token; decode: to the last. Preemptions count where they "
         "fell. A far longer bar is cut.",
         x=Axis("mean time per missed request", "seconds"),
-        y=Axis("", "number"),
+        y=_NAMES,
         views=_by_rate(details, names, bar),
         picker="rate",
         categories=list(shown),
@@ -336,32 +315,36 @@ def efficiency(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
     )
 
 
-def cost(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | None:
-    """Dollars per million output tokens of requests in SLO; None where no price is known."""
-    curves: list[View] = []
+def cost(details: Sequence[LevelDetail], names: Sequence[str], *, compared: bool) -> Figure | None:
+    """Dollars per million output tokens of requests in SLO, against the rate or, `compared`, a bar
+    for each series, where each has one level; None where no price is known.
+    """
+    series: list[View] = []
     for place, name in enumerate(names):
         of = [d for d in details if d.series == name and math.isfinite(d.cost)]
-        if of:
-            curves.append(
-                {
-                    "s": place,
-                    "x": [d.rate_rps for d in of],
-                    "y": [d.cost for d in of],
-                    "lo": [d.cost_low for d in of],
-                    "hi": [d.cost_high for d in of],
-                }
-            )
-    if not curves:
+        if not of:
+            continue
+        found = {
+            "x": [d.rate_rps for d in of],
+            "y": [d.cost for d in of],
+            "lo": [d.cost_low for d in of],
+            "hi": [d.cost_high for d in of],
+        }
+        bar = {"parts": [of[-1].cost], "lo": of[-1].cost_low, "hi": of[-1].cost_high}
+        series.append({"s": place, **(bar if compared else found)})
+    if not series:
         return None
+    marks = ("Bar", "line") if compared else ("Line", "band")
+    dollars = Axis("US$ per million tokens", "dollars", scale="linear" if compared else "log")
     return Figure(
         id="cost",
-        kind="lines",
+        kind="bars" if compared else "lines",
         title="Cost of a million output tokens in SLO",
         note="Price of all GPUs over the makespan, per output token of requests that met their "
-        "SLO. Line: all seeds together; band: lowest to highest seed.",
-        x=RATE,
-        y=Axis("US$ per million tokens", "dollars", scale="log"),
-        views={ONLY: {"series": curves, "lines": []}},
+        f"SLO. {marks[0]}: all seeds together; {marks[1]}: lowest to highest seed.",
+        x=dollars if compared else RATE,
+        y=_NAMES if compared else dollars,
+        views={ONLY: {"series": series, "lines": []}},
     )
 
 
@@ -386,7 +369,7 @@ def classes(rows: pd.DataFrame, names: Sequence[str]) -> Figure | None:
         note="Share of each class's requests that met their SLO, mean over seeds; the bar spans "
         "the classes, its length is their spread.",
         x=Axis("requests in SLO", "percent", top=1.0),
-        y=Axis("", "number"),
+        y=_NAMES,
         views=views,
         picker="rate",
         categories=known,

@@ -84,9 +84,9 @@ def test_efficiency_is_per_gpu_and_per_user():
 
 def test_cost_leaves_out_what_bought_nothing():
     free = detail("b", cost=math.inf)
-    figure = figures.cost([detail(), free], NAMES)
+    figure = figures.cost([detail(), free], NAMES, compared=False)
     assert [curve["s"] for curve in figure.views["only"]["series"]] == [0]
-    assert figures.cost([free], NAMES) is None
+    assert figures.cost([free], NAMES, compared=False) is None
 
 
 def test_classes_only_where_there_are_any():
