@@ -64,8 +64,8 @@ def drawn(
     cost = figures.cost(details, names, compared=not several)
     if several:
         load = [
-            figures.attainment(rows, names),
-            figures.goodput(rows, names),
+            figures.against_rate(rows, names, "attainment"),
+            figures.against_rate(rows, names, "goodput_rps"),
             *(figures.latency(rows, names, m, bounds.get(m)) for m in figures.METRICS),
         ]
     else:

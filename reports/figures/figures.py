@@ -32,38 +32,6 @@ LATENCIES: Mapping[Latency, str] = {
 }
 
 
-def attainment(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """Share of requests in SLO against offered rate, with lines at 90 % and 99 %."""
-    view = {
-        "series": _curves(rows, names, "attainment"),
-        "lines": [_line("y", 0.9, "90 %"), _line("y", 0.99, "99 %")],
-    }
-    return Figure(
-        id="attainment",
-        kind="lines",
-        title="Requests that met their SLO",
-        note=f"Share of all requests that arrived. {BAND}",
-        x=RATE,
-        y=Axis("requests in SLO", "percent", top=1.0),
-        views={ONLY: view},
-    )
-
-
-def goodput(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """Requests in SLO per second against offered rate, with the line where all are."""
-    top = float(rows["rate_rps"].max())
-    view = {"series": _curves(rows, names, "goodput_rps"), "lines": [_diagonal(top)]}
-    return Figure(
-        id="goodput",
-        kind="lines",
-        title="Goodput",
-        note=f"Requests completed within their SLO per second. {BAND}",
-        x=RATE,
-        y=Axis("requests in SLO, per s", "rate"),
-        views={ONLY: view},
-    )
-
-
 def latency(
     rows: pd.DataFrame, names: Sequence[str], metric: Metric, bound: Bound | None
 ) -> Figure:
@@ -86,7 +54,8 @@ def latency(
     )
 
 
-_COMPARED = {
+# Columns of level rows, with title, note and axis of their figures.
+COMPARED = {
     "throughput_rps": (
         "Finished requests",
         "Over the makespan, whether they met an SLO or not.",
@@ -114,17 +83,39 @@ _COMPARED = {
         Axis("requests in SLO, per s", "rate"),
     ),
 }
-COMPARED = tuple(_COMPARED)
-"""The columns of level rows that `compared` knows."""
 
 _SEEDS = "Bar: mean over seeds; line: lowest to highest seed."
 
 
+def against_rate(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figure:
+    """Attainment, with lines at 90 % and 99 %, or goodput, with the line where all are in SLO,
+    against offered rate.
+    """
+    title, note, axis = COMPARED[column]
+    lines = [_line("y", 0.9, "90 %"), _line("y", 0.99, "99 %")]
+    if column == "goodput_rps":
+        top = float(rows["rate_rps"].max())
+        lines = [{"axis": "diagonal", "value": top, "label": "all in SLO"}]
+    return Figure(
+        id=_id(column),
+        kind="lines",
+        title=title,
+        note=f"{note} {BAND}",
+        x=RATE,
+        y=axis,
+        views={ONLY: {"series": _curves(rows, names, column), "lines": lines}},
+    )
+
+
+def _id(column: str) -> str:
+    return column.rpartition("_")[0] or column
+
+
 def compared(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figure:
     """One of `COMPARED`, a bar for each series, where each has one level."""
-    title, note, axis = _COMPARED[column]
+    title, note, axis = COMPARED[column]
     return Figure(
-        id=column.rpartition("_")[0] or column,
+        id=_id(column),
         kind="bars",
         title=title,
         note=f"{note} {_SEEDS}",
@@ -406,10 +397,6 @@ def _by_rate(
 
 def _line(along: Literal["x", "y"], value: float, label: str) -> View:
     return {"axis": along, "value": value, "label": label}
-
-
-def _diagonal(top: float) -> View:
-    return {"axis": "diagonal", "value": top, "label": "all in SLO"}
 
 
 def _bound(along: Literal["x", "y"], bound: Bound | None) -> list[View]:

@@ -36,28 +36,26 @@ def _axis(objective: Objective) -> Axis:
     return Axis(objective.label, form)
 
 
-def _known(found: Plain, place: int) -> list[tuple[Plain, float]]:
-    """Trials with their value of one objective."""
-    return [
-        (row, row["values"][place])
-        for row in found["trials"]
-        if row["values"] is not None and row["values"][place] is not None
-    ]
+def _points(
+    names: Sequence[str], series: str, rows: Sequence[Plain], x: Sequence[float], y: Sequence[float]
+) -> View:
+    labels = [f"trial {row['number']}" for row in rows]
+    return {"s": names.index(series), "x": x, "y": y, "labels": labels}
 
 
 def history(found: Plain, names: Sequence[str]) -> Figure:
     """Values of the first objective, trial after trial, and the best so far."""
     objective = objectives_of(found)[0]
-    known = _known(found, 0)
+    known = [
+        (row, row["values"][0])
+        for row in found["trials"]
+        if row["values"] is not None and row["values"][0] is not None
+    ]
 
     def points(state: str, series: str) -> View:
         of = [(row, value) for row, value in known if row["state"] == state]
-        return {
-            "s": names.index(series),
-            "x": [float(row["number"]) for row, _ in of],
-            "y": [value for _, value in of],
-            "labels": [f"trial {row['number']}" for row, _ in of],
-        }
+        rows, values = [row for row, _ in of], [value for _, value in of]
+        return _points(names, series, rows, [float(row["number"]) for row in rows], values)
 
     finished = [(row["number"], value) for row, value in known if row["state"] == FINISHED]
     best = list(
@@ -91,12 +89,8 @@ def front(found: Plain, names: Sequence[str]) -> list[Figure]:
     rows = [row for row in found["trials"] if row["values"] is not None]
 
     def points(of: Sequence[Plain], series: str) -> View:
-        return {
-            "s": names.index(series),
-            "x": [row["values"][1] for row in of],
-            "y": [row["values"][0] for row in of],
-            "labels": [f"trial {row['number']}" for row in of],
-        }
+        x, y = [row["values"][1] for row in of], [row["values"][0] for row in of]
+        return _points(names, series, of, x, y)
 
     front = [row for row in rows if row["number"] in found["best"]]
     others = [row for row in rows if row["number"] not in found["best"]]
