@@ -13,7 +13,6 @@ from ..figures.numbers import rate_text, seconds_text
 from ..pages.table import Cell, Table, known
 from .comparing import Comparison, Row, Verdict
 from .metrics import Metric
-from .verdict import Interval
 
 WORDS = {"better": "better", "worse": "worse", "none": "not shown", "unknown": "–"}
 _COUNTED: dict[Verdict, str] = {
@@ -166,28 +165,17 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 def row_json(row: Row) -> dict[str, Any]:
     """One row as plain values."""
-    return {
+    plain: dict[str, Any] = {
         "label": row.label,
         "rate_rps": row.rate_rps,
         "metric": row.metric.name,
         "unit": row.metric.unit,
         "higher_is_better": row.metric.higher_is_better,
-        "a": known(row.a),
-        "b": known(row.b),
-        "difference": known(row.difference),
-        **_ends("difference", row.bounds),
-        "relative": known(row.relative),
-        **_ends("relative", row.relative_bounds),
-        "p": known(row.p),
-        "p_holm": known(row.p_holm),
-        "significant": row.significant,
-        "verdict": row.verdict,
-        "paired": row.paired,
-        "seeds_a": row.seeds_a,
-        "seeds_b": row.seeds_b,
-        "requests": row.requests,
     }
-
-
-def _ends(name: str, bounds: Interval) -> dict[str, float | None]:
-    return {f"{name}_low": known(bounds.low), f"{name}_high": known(bounds.high)}
+    for name in ("a", "b", "difference", "relative", "p", "p_holm"):
+        plain[name] = known(getattr(row, name))
+    for name, bounds in (("difference", row.bounds), ("relative", row.relative_bounds)):
+        plain |= {f"{name}_low": known(bounds.low), f"{name}_high": known(bounds.high)}
+    for name in ("significant", "verdict", "paired", "seeds_a", "seeds_b", "requests"):
+        plain[name] = getattr(row, name)
+    return plain

@@ -121,8 +121,9 @@ def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
         notes.append(f"unfitted: step times of {pairs} are an analytic estimate.")
     invalid = cells[~cells["valid"]]
     if len(invalid):
+        why = invalid[REASON_COLUMN].iloc[0] if REASON_COLUMN in cells.columns else "late client"
         count = f"{len(invalid)} of {len(cells)}"
-        notes.append(f"{count} cells are invalid and left out: {reason(cells)}.")
+        notes.append(f"{count} cells are invalid and left out: {why}.")
     if oversize := oversize_text(cells):
         notes.append(f"Too long for the context or the KV cache, and missed: {oversize}.")
     return notes
@@ -138,14 +139,6 @@ def oversize_text(cells: pd.DataFrame) -> str:
     """`12 of 3,000 requests (oversize)`; empty where all fit."""
     count = int(cells["oversize"].fillna(0).sum()) if "oversize" in cells else 0
     return f"{count:,} of {int(cells['requests'].sum()):,} requests (oversize)" if count else ""
-
-
-def reason(cells: pd.DataFrame) -> str:
-    """Why the first invalid cell is invalid."""
-    invalid = cells[~cells["valid"]]
-    if REASON_COLUMN in invalid.columns and len(invalid):
-        return str(invalid[REASON_COLUMN].iloc[0])
-    return "late client"
 
 
 def best_table(

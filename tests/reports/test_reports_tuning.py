@@ -4,8 +4,7 @@ import pytest
 from rich.console import Console
 
 from slo_bench.reports.figures.parallel import parallel_coordinates
-from slo_bench.reports.pages.tuning import confirmed_sentence, headline, tuning_text
-from slo_bench.reports.pages.tuning import write_tuning
+from slo_bench.reports.pages.tuning import confirmed_sentence, headline, tuning_text, write_tuning
 from slo_bench.workloads.errors import SloBenchError
 
 
