@@ -147,12 +147,12 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
         searches.setdefault((row["folder"], row["search"]), row)
     curves: list[View] = []
     for row in searches.values():
-        series = _series(row, cells)
+        place = _place(row, cells)
         known = [level for level in row["levels"] if level["attainment"] is not None]
-        if series is not None:
+        if place is not None:
             curves.append(
                 {
-                    "s": list(names).index(series),
+                    "s": list(names).index(place[1]),
                     "x": [level["rate_rps"] for level in known],
                     "y": [level["attainment"] for level in known],
                     "lo": [level["attainment_low"] for level in known],
@@ -181,37 +181,39 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
     )
 
 
-def _series(row: Row, cells: pd.DataFrame) -> str | None:
-    """What the page calls the configuration of a search: what it calls its cells."""
-    of_run = cells[cells["folder"] == row["folder"]]
-    own = of_run["cell"].str.startswith(f"{row['search']}_rate-")
-    return str(of_run.loc[own, "series"].iloc[0]) if own.any() else None
+def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
+    """The facet and the series of a search: what the page calls its cells."""
+    own = cells["cell"].str.startswith(f"{row['search']}_rate-")
+    found = cells[own & (cells["folder"] == row["folder"])]
+    return (str(found["facet"].iloc[0]), str(found["series"].iloc[0])) if len(found) else None
 
 
 def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:
     """The page's one sentence, where every series was searched; None where the page must tell."""
     least = min((row["target"] for row in rows), default=None)
-    if not rows or {_place(row, cells) for row in rows} != _places(cells):
+    placed = [(place, row) for row in rows if (place := _place(row, cells)) is not None]
+    every = set(zip(cells["facet"], cells["series"], strict=True))
+    if not rows or len(placed) < len(rows) or {place for place, _ in placed} != every:
         return None
     if any(row["target"] == least and row["capacity_rps"] is None for row in rows):
         return None
-    best: dict[str, Row] = {}
-    for row in rows:
-        facet = str((_place(row, cells) or ("", ""))[0])
+    best: dict[str, tuple[str, Row]] = {}
+    for (facet, series), row in placed:
         if row["target"] == least and row["capacity_rps"]:
-            ahead = best.setdefault(facet, row)
-            best[facet] = row if row["capacity_rps"] > ahead["capacity_rps"] else ahead
+            ahead = best.setdefault(facet, (series, row))[1]
+            if row["capacity_rps"] > ahead["capacity_rps"]:
+                best[facet] = series, row
     if not best:
         return None
     percent = f"{least:.6%}".rstrip("%").rstrip("0").rstrip(".")
     share = f"with at least {percent}\xa0% of requests in their SLO"
     facets = facets_of(cells)
     if len(facets) == 1:
-        only = best[facets[0]]
+        name, only = best[facets[0]]
         return Markup(
             "<strong>{}</strong> carries <strong>{} req/s</strong> (95\xa0% interval {}) {}."
-        ).format(_series(only, cells), rate_text(only["capacity_rps"]), interval_text(only), share)
-    ahead_in = Counter(str(_series(row, cells)) for row in best.values())
+        ).format(name, rate_text(only["capacity_rps"]), interval_text(only), share)
+    ahead_in = Counter(series for series, _ in best.values())
     told = [
         Markup("{} in {}").format(strong(name), strong(f"{count} of {len(facets)}"))
         for name, count in ahead_in.most_common()
@@ -221,26 +223,15 @@ def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:
     )
 
 
-def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
-    """The facet and the series of a search."""
-    series = _series(row, cells.assign(series=cells["facet"]))
-    return None if series is None else (series, str(_series(row, cells)))
-
-
-def _places(cells: pd.DataFrame) -> set[tuple[str, str] | None]:
-    return set(zip(cells["facet"], cells["series"], strict=True))
-
-
 def table(rows: Sequence[Row], cells: pd.DataFrame) -> Table | None:
     """The report's table of the capacities by facet; nothing where no run was a search."""
     if not rows:
         return None
     groups: dict[str, list[list[str | Cell]]] = {facet: [] for facet in facets_of(cells)}
     for row in rows:
-        place = _place(row, cells)
-        own = _cells(row, _series(row, cells) or str(row["search"]))
-        own += [f"{row['requests_spent']:,}", str(row["stopped"])]
-        groups.setdefault("" if place is None else place[0], []).append(own)
+        facet, series = _place(row, cells) or ("", str(row["search"]))
+        more = (f"{row['requests_spent']:,}", str(row["stopped"]))
+        groups.setdefault(facet, []).append([*_cells(row, series), *more])
     heads = (*_HEADS, "requests spent", "stopped because")
     filled = [(facet, of_facet) for facet, of_facet in groups.items() if of_facet]
     return Table("Capacity", heads, filled, wide=len(heads) - 1)
