@@ -20,9 +20,9 @@ from ...core.wire import Told, told_from_wire
 from ...load_generator.http.answers import Raw, read_answer
 from ...load_generator.http.faults import Fault
 from ...load_generator.http.length_prediction import AT_ONCE
-from .counted import Counted
+from ..http_server import HttpRequest, Reply
 from .health_checks import Sample, Say
-from .messages import Asked, Reply
+from .replies import Counted
 from .routes import Serving
 from .running import Behind
 from .states import last_said, prompt_tokens
@@ -220,7 +220,7 @@ class Foretold:
         self._sum_s = 0.0
         self._last_s: deque[float] = deque(maxlen=_TIMES)
 
-    async def work(self, asked: Asked, reply: Reply) -> None:
+    async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """See `Serving`. A request without a text, or told of already, goes on as it is."""
         body = asked.json() if asked.path.endswith(_GENERATES) else None
         if body is None:
@@ -257,7 +257,9 @@ class Foretold:
         self._last_s.append(took_s)
         return found
 
-    async def _follow(self, asked: Asked, reply: Reply, said: Any, body: Mapping[str, Any]) -> None:
+    async def _follow(
+        self, asked: HttpRequest, reply: Reply, said: Any, body: Mapping[str, Any]
+    ) -> None:
         """Let it be answered, and tell the predictor how long the answer was."""
         if not self._predictor.hears:
             await self._inner.work(asked, reply)
@@ -278,7 +280,7 @@ class Foretold:
             return
         self._predictor.came(said, len(answer.token_s))
 
-    async def forward(self, asked: Asked, reply: Reply) -> None:
+    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
         """See `Group`."""
         await self._inner.groups[0].forward(asked, reply)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections import Counter
@@ -23,9 +22,9 @@ from ...core.idle_gaps import IdleGaps
 from ...core.multi_model_policy import IdleModel, SharingPolicy
 from ...core.state import RequestState
 from ...load_generator.http.endpoint import Endpoint
+from ..http_server import HttpRequest, Reply, refuse, respond, respond_json
 from .health_checks import Sample, Say
-from .held import Held
-from .messages import Asked, Reply, refuse, say
+from .replies import Held
 from .states import state_of
 from .upstream import LostError, UnreachableError, Upstream
 
@@ -157,7 +156,7 @@ class SharedModels:
 
     # ---------------------------------------------------------------- requests
 
-    async def work(self, asked: Asked, reply: Reply) -> None:
+    async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """See `Serving`."""
         body = asked.json()
         if body is None:
@@ -192,12 +191,12 @@ class SharedModels:
             model.left(r, self._clock())
             self._admit()
 
-    async def _serve(self, model: Model, r: RequestState, asked: Asked, reply: Reply) -> None:
+    async def _serve(self, model: Model, r: RequestState, asked: HttpRequest, reply: Reply) -> None:
         upstream = model.upstream
         assert upstream is not None
         held = Held(reply, lambda: model.begun(r, self._clock()))
         try:
-            await upstream.exchange(asked.wire(upstream.endpoint), held)
+            await upstream.exchange(asked, held)
         except (UnreachableError, LostError) as error:
             model.losses += 1
             self._lost(model, upstream, error)
@@ -316,21 +315,20 @@ class SharedModels:
 
     # ---------------------------------------------------------------- all else
 
-    async def forward(self, asked: Asked, reply: Reply) -> None:
+    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
         """What is no work: the models are listed here; else the one that is named answers."""
         if asked.path == "/health":
-            say(reply, 200, "OK", b"", "text/plain")
+            respond(reply, b"", "text/plain")
             return
         if asked.path == "/v1/models":
             data = [{"id": name, "object": "model"} for name in self._models]
-            content = json.dumps({"object": "list", "data": data}).encode()
-            say(reply, 200, "OK", content, "application/json")
+            respond_json(reply, {"object": "list", "data": data})
             return
         model = self._models.get(str((asked.json() or {}).get("model")))
         if model is None or model.upstream is None or model.place is not Place.HERE:
             refuse(reply, 503, "the model that should answer is away, or none is named")
             return
-        await model.upstream.exchange(asked.wire(model.upstream.endpoint), reply)
+        await model.upstream.exchange(asked, reply)
 
     def metrics(self) -> Iterator[Sample]:
         """Name, labels and value, as Prometheus has them."""

@@ -19,7 +19,7 @@ from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.policies.prism.controller import Prism
 from slo_bench.harness.servers.gateway import serving
 from slo_bench.harness.servers.gateway.models import SharedPlan
-from slo_bench.harness.servers.mock import MockConfig, Served
+from slo_bench.harness.servers.mock import Mock, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError
 
@@ -34,7 +34,7 @@ class Stage:
     def __init__(self, **configs: MockConfig) -> None:
         self.configs = configs
         self.told: list[str] = []
-        self.up: dict[str, Served] = {}
+        self.up: dict[str, Mock] = {}
         self.fails: set[str] = set()
         self._stacks: dict[str, contextlib.ExitStack] = {}
 
