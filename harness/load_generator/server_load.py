@@ -1,6 +1,6 @@
 """What a real server's own metrics say of its load, from one look to the next.
 
-In the terms of BanaServe's U = C/Cmax + M/Mmax (Eq. 4-28): Cmax is the most tokens a second that
+In the terms of U = C/Cmax + M/Mmax (`policies.load_aware`): Cmax is the most tokens a second that
 any of the equal servers has computed between two looks, M/Mmax the share of KV blocks in use
 (weights, which are the same everywhere, are left out).
 """

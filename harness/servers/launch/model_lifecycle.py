@@ -12,7 +12,7 @@ from pathlib import Path
 from ....workloads.errors import SloBenchError
 from ...core.multi_model_policy import SharingPolicy
 from ...load_generator.http.endpoint import Endpoint
-from ...policies.systems import SYSTEMS
+from ...policies.systems import several_models
 from ...policies.systems import system as system_by_name
 from .environments import environment
 from .serve import Serve
@@ -35,7 +35,7 @@ def shared_policy(
     if sharing is None:
         return None
     if not sharing.on_servers:
-        able = ", ".join(s.name for s in SYSTEMS.values() if s.sharing and s.sharing.on_servers)
+        able = " or ".join(several_models(on_servers=True))
         raise SloBenchError(
             f"{system} is simulated alone; of the systems for several models {able} can stand "
             f"before servers of {backend}"
