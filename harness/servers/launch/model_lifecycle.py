@@ -176,4 +176,5 @@ def _post(url: str) -> None:
     try:
         httpx.post(url, timeout=_SLEEP_LIMIT_S, trust_env=False).raise_for_status()
     except httpx.HTTPError as error:
-        raise ServerError(f"{url} was not done: {error}") from error
+        why = str(error).partition("\n")[0]  # a link follows
+        raise ServerError(f"{url} was not done: {why}") from error

@@ -41,7 +41,7 @@ def introduce(prefill: Server, decode: Server, model: str, within_s: float, say:
             _ask(decode, {**body, "kv_transfer_params": kept.get("kv_transfer_params")}, left_s)
             return
         except httpx.HTTPError as error:  # refused, timed out, or an answer that is an error
-            failed = str(error)
+            failed = str(error).partition("\n")[0]
         for server in (prefill, decode):
             server.check()
         if time.monotonic() - begin_s > within_s:

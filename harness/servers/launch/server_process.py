@@ -88,7 +88,8 @@ class Server:
             return answer.raise_for_status().text
         except httpx.HTTPError as error:
             self.check()
-            raise ServerError(f"{self.metrics_url} does not answer: {error}") from error
+            why = str(error).partition("\n")[0]  # a link follows
+            raise ServerError(f"{self.metrics_url} does not answer: {why}") from error
 
     def tally(self) -> Mapping[str, int]:
         """What the plugin has counted so far; empty if there is none."""
