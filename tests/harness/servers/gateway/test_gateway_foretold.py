@@ -83,7 +83,7 @@ class Words(LengthPrediction):
         super().__init__(self.slowly)
         self.each_s = each_s
         self.batches = []
-        self.heard = []
+        self.learnt = []
 
     def slowly(self, asked):
         self.batches.append(list(asked))
@@ -93,7 +93,7 @@ class Words(LengthPrediction):
         return [(Told(len(one.text), 2 * len(one.text)), one.text) for one in asked]
 
     def came(self, said, output_tokens):
-        self.heard.append((said, output_tokens))
+        self.learnt.append((said, output_tokens))
 
     def samples(self):
         yield "generation", "", 7
@@ -200,8 +200,8 @@ def test_it_hears_how_long_answers_were(up, stream):
     server.finish = "length"  # cut off: nobody knows how long it would have been
     ask(url, prompt="cut", stream=stream)
     ask(url, prompt="exact", stream=stream, ignore_eos=True)
-    eventually(lambda: len(words.heard) == 2)
-    assert words.heard == [("four", 5), ("exact", 5)]
+    eventually(lambda: len(words.learnt) == 2)
+    assert words.learnt == [("four", 5), ("exact", 5)]
     assert counts(url)[0] == {"predicted": 3, "cut_off": 1}
 
 
