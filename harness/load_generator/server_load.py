@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+# `prometheus_client` reads every sample: 26 ms in place of 0.6 ms for 720 lines, which a gateway
+# would spend every second and server while it passes on tokens.
 _SAMPLE = re.compile(r"^((?:vllm|sglang):\w+)(\{.*\})?\s+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 # What was computed, not found in a cache: servers that do not tell count everything.

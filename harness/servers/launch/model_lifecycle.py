@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+
+import httpx
 
 from ....workloads.errors import SloBenchError
 from ...core.multi_model_policy import SharingPolicy
@@ -172,9 +173,8 @@ def _post(url: str) -> None:
     Raises:
         ServerError: it does not do it.
     """
-    asked = urllib.request.Request(url, data=b"", method="POST")
     try:
-        with urllib.request.urlopen(asked, timeout=_SLEEP_LIMIT_S):
-            pass
-    except OSError as error:
-        raise ServerError(f"{url} was not done: {error}") from error
+        httpx.post(url, timeout=_SLEEP_LIMIT_S, trust_env=False).raise_for_status()
+    except httpx.HTTPError as error:
+        why = str(error).partition("\n")[0]  # a link follows
+        raise ServerError(f"{url} was not done: {why}") from error

@@ -26,10 +26,7 @@ _AT_ONCE = {
     Fault.OFFLOADED: (503, f"{OFFLOADED} by the policy"),
 }
 _REFUSALS = {Fault.TOO_MANY: (429, "too many requests"), Fault.BROKEN: (500, "out of order")}
-_STREAM: Headers = [
-    (b"server", b"slo-bench-mock"),
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-]
+_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 
 
