@@ -12,9 +12,9 @@ import numpy as np
 from optuna.trial import Trial
 
 from ...harness.core.policy import Bounds
-from ...harness.experiments.config.schema import SIMULATED
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import System, system
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .dimension import Dimension, Value, of_bounds, of_values, parse

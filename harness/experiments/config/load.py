@@ -14,8 +14,9 @@ from ....workloads.errors import SloBenchError
 from ....workloads.request import Kind
 from ....workloads.rows import take
 from ....workloads.workload import Workload
+from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
-from .schema import SIMULATED, ExperimentSchema
+from .schema import ExperimentSchema
 
 DEFAULT_SPEEDS = (0.5, 1.0, 2.0)
 DEFAULT_REQUESTS = 1000

@@ -28,7 +28,6 @@ from .toml_text import line_of, read_toml, to_toml
 
 T = TypeVar("T")
 
-SIMULATED = "simulated"  # the backend that runs no server
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 # Settings that may name files.
 _PATHS = ("systems", "workload", "model", "embedder", "profile", "length_predictor", "device_map")

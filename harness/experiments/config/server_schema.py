@@ -24,10 +24,10 @@ class ServerSchema(BaseModel):
     they lie apart.
     `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them;
     `kvcached` switches that library on in servers on GPUs.
-    `workers` are processes beside the engine `paged`, between which layers and heads move as
-    BanaServe decides; `moving` sets its thresholds. By `clock` `cpu` it counts the CPU time of its
-    thread and skips waits, so that a busy machine disturbs its figures less. `kv_store`: folders
-    with sizes, `FOLDER=GIB`, fastest first, where it keeps prefixes beyond its device.
+    `workers` are processes beside the engine `paged`, between which layers and heads move; `moving`
+    sets thresholds of `policies.systems.module_policy`. By `clock` `cpu` it counts the CPU time of
+    its thread and skips waits, so that a busy machine disturbs its figures less. `kv_store`:
+    folders with sizes, `FOLDER=GIB`, fastest first, where it keeps prefixes beyond its device.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)

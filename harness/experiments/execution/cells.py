@@ -26,20 +26,20 @@ from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
+from ....workloads.base import WorkloadSource
 from ....workloads.errors import SloBenchError
 from ....workloads.fleet import shape_of
 from ....workloads.models import parse_models
 from ....workloads.slo import parse_slo
-from ....workloads.source import WorkloadSource, load_source
+from ....workloads.source import load_source
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import SharingPolicy
-from ...core.records import Result
+from ...core.records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced import Trace
 from ...engine.simulator.simulate import simulate
 from ...engine.simulator.simulate_models import OneModel, simulate_models
 from ...policies.systems import System, system
-from ...policies.uellm.length_monitor import monitor_in
 from ...results.csv_columns import Choice, Column
 from ...results.metrics import (
     DEFAULT_OBJECTIVE,
@@ -289,7 +289,8 @@ def run_cell(
     predicted = predicted_output_tokens(spec, workload)
     result = simulated(spec, workload, predicted, progress=progress)
     if records != "none":
-        write_mispredictions(folder, spec.cell, filter(None, map(monitor_in, result.learned)))
+        queued = [one for state in result.learned for one in mispredictions(state)]
+        write_mispredictions(folder, spec.cell, queued)
     row = simulated_row(spec, workload, result, folder, records=records)
     if predicted is not None and spec.workload.models is None:
         row["length_bucket_accuracy"] = round(bucket_accuracy(predicted, workload.output_tokens), 9)
