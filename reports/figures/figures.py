@@ -6,7 +6,7 @@ import bisect
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -52,6 +52,16 @@ def latency(
         picker="local",
         options=options,
     )
+
+
+def bar_figure(**given: Any) -> Figure:
+    """A bar for each series."""
+    return Figure(kind="bars", y=_NAMES, **given)
+
+
+def curves_at_a_rate(**given: Any) -> Figure:
+    """Curves without marks, at the rate that is chosen on the page."""
+    return Figure(kind="lines", picker="rate", hover="interpolate", markers=False, **given)
 
 
 # Columns of level rows, with title, note and axis of their figures.
@@ -114,13 +124,11 @@ def _id(column: str) -> str:
 def compared(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figure:
     """One of `COMPARED`, a bar for each series, where each has one level."""
     title, note, axis = COMPARED[column]
-    return Figure(
+    return bar_figure(
         id=_id(column),
-        kind="bars",
         title=title,
         note=f"{note} {_SEEDS}",
         x=axis,
-        y=_NAMES,
         views={ONLY: {"series": _bars(rows, names, column), "lines": []}},
     )
 
@@ -134,13 +142,11 @@ def latency_compared(
         key: {"series": _bars(rows, names, _column(metric, key)), "lines": _bound("x", bound)}
         for key, _ in options
     }
-    return Figure(
+    return bar_figure(
         id=f"{metric}-compared",
-        kind="bars",
         title=LATENCIES[metric],
         note=f"Of the requests that got that far; less is better. {_SEEDS}",
         x=Axis(metric.upper() if metric != "e2e" else "end to end", "seconds"),
-        y=_NAMES,
         views=views,
         picker="local",
         options=options,
@@ -173,18 +179,14 @@ def latency_distribution(
         return {"s": place, "x": of.value_s.tolist(), "y": of.share.tolist()}
 
     whole = "requests that generate" if metric == "ttft" else "requests of more than one token"
-    return Figure(
+    return curves_at_a_rate(
         id=f"{metric}-distribution",
-        kind="lines",
         title=f"{LATENCIES[metric]}, distribution",
         note=f"All seeds together, over all {whole}; a curve that ends below 100 % never "
         "served the rest.",
         x=Axis(metric.upper(), "seconds", scale="log"),
         y=Axis(f"{whole.split()[0]} within", "percent", top=1.0),
         views=_by_rate(details, names, curve, lambda d: _bound("x", d.bounds.get(metric))),
-        picker="rate",
-        hover="interpolate",
-        markers=False,
     )
 
 
@@ -196,14 +198,12 @@ def causes(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
             return None
         return {"s": place, "parts": [detail.missed[c] / detail.requests for c in CAUSES]}
 
-    return Figure(
+    return bar_figure(
         id="causes",
-        kind="bars",
         title="Why requests missed their SLO",
         note="Share of all requests; every miss is counted once. 'TTFT' and 'TPOT' also hold those "
         "that broke the end-to-end bound or the deadline as well.",
         x=Axis("requests that missed", "percent"),
-        y=_NAMES,
         views=_by_rate(details, names, bar),
         picker="rate",
         categories=list(CAUSES),
@@ -221,15 +221,13 @@ def phases(
         parts = [detail.missed_phase_s[p] for p in shown]
         return None if any(math.isnan(p) for p in parts) else {"s": place, "parts": parts}
 
-    return Figure(
+    return bar_figure(
         id=f"{until}-token",
-        kind="bars",
         title=f"Missed requests: time until the {until} token",
         note="Mean over requests that finished but missed. Waiting: from arrival to the first "
         "batch; prefill: to the first token; decode: to the last. Preemptions count where they "
         "fell. A far longer bar is cut.",
         x=Axis("mean time per missed request", "seconds"),
-        y=_NAMES,
         views=_by_rate(details, names, bar),
         picker="rate",
         categories=list(shown),
@@ -256,18 +254,14 @@ def over_time(
     views = _by_rate(details, names, curve)
     for view in views.values():
         _cut_late(view["series"])
-    return Figure(
+    return curves_at_a_rate(
         id=f"time-{column.replace('_', '-')}",
-        kind="lines",
         title=title,
         note="All instances together, one seed; means over equal spans of time. Cut at twice the "
         "time that the median system took.",
         x=Axis("time since start", "duration"),
         y=axis,
         views=views,
-        picker="rate",
-        hover="interpolate",
-        markers=False,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...tuner.search.objectives import OBJECTIVES, Objective
 from .figure import ONLY, Axis, Figure, Format, View
+from .figures import bar_figure
 
 Plain = Mapping[str, Any]  # of tune.json
 
@@ -123,13 +124,11 @@ def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
     if not views:
         return []
     return [
-        Figure(
+        bar_figure(
             id="importances",
-            kind="bars",
             title="What mattered",
             note="Share of what tells the best trials from the others (PED-ANOVA).",
             x=Axis("importance", "percent"),
-            y=Axis("", "number"),
             views=views,
             picker="local",
             options=[[name, OBJECTIVES[name].label] for name in views],
@@ -163,13 +162,11 @@ def compared(found: Plain, names: Sequence[str]) -> list[Figure]:
                 options.append([name, name])
         if views:
             figures.append(
-                Figure(
+                bar_figure(
                     id=f"compared-{objective.name}",
-                    kind="bars",
                     title=f"Default against tuned: {objective.label}",
                     note="On seeds that nobody was tuned on. Line: 95 % interval.",
                     x=_axis(objective),
-                    y=Axis("", "number"),
                     views=views,
                     picker="local",
                     options=options,
