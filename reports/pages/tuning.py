@@ -208,7 +208,11 @@ def write_tuning(found: Plain, out: Path) -> Path:
         "tuning.html",
         data,
         heading=f"{found['system']}: tuned for {' and '.join(found['objectives'])}",
-        found=found,
+        facts=[
+            f"{found['model']} on {found['gpu']}",
+            str(found["workload"]),
+            f"sampler {found['sampler']}",
+        ],
         badge=origin(found),
         answer=headline(found),
         proof=confirmed_sentence(found),
@@ -216,6 +220,7 @@ def write_tuning(found: Plain, out: Path) -> Path:
         confirmed=_confirmed_table(found),
         figures=figures,
         parallel=parallel_coordinates(found),
+        winners=[(of["trial"], of["file"], "\n".join(of["commands"])) for of in found["winners"]],
         trials=_trials(found),
         footer=f"Searched: {space}. Trials: {origin(found)}.",
     )
