@@ -29,11 +29,11 @@ __all__ = [
 
 # These bring numpy, pandas and pydantic; a bare `import slo_bench` (and --help) should not.
 _WHERE = {
-    "Experiment": ".harness.experiment",
-    "RunResult": ".harness.experiment",
+    "Experiment": ".harness.experiments.experiment",
+    "RunResult": ".harness.experiments.experiment",
     "SloBenchError": ".workloads.errors",
-    "plotly_figures": ".reports.notebook",
-    "write_report": ".reports.html",
+    "plotly_figures": ".reports.figures.notebook",
+    "write_report": ".reports.pages.run_page",
 }
 
 
