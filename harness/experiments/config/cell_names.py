@@ -11,7 +11,6 @@ from ....predictors.specs import model
 from ....workloads.models import parse_models
 from ...results.run_folder import Value
 from ..execution.cells import CellSpec, WorkloadSpec, source
-from .choices import AXES
 from .load import Level
 from .schema import SIMULATED, ExperimentSchema
 
@@ -33,7 +32,7 @@ class Columns:
         """Settings with several values have one; names stand for texts where they are distinct."""
         names = {spec.workload: source(spec).name for spec in workloads}
         return cls(
-            tuple(name for name in AXES if len(getattr(asked, name)) > 1),
+            tuple(name for name in asked.axes() if len(getattr(asked, name)) > 1),
             _if_distinct(names),
             _if_distinct({text: _model_name(text, asked.backend) for text in asked.model}),
             asked.backend,

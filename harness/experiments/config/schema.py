@@ -8,42 +8,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from ....workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from .client_schema import ClientSchema
 from .server_schema import ServerSchema
+from .setting import (
+    ARRIVES,
+    ARRIVES_MORE,
+    COMPARED,
+    RUN,
+    SERVES,
+    SERVES_MORE,
+    Axis,
+    Count,
+    CountFrom0,
+    NotNegative,
+    Positive,
+    Setting,
+    declared,
+    number_list,
+)
 from .toml_text import line_of, read_toml, to_toml
 
-T = TypeVar("T")
-
 SIMULATED = "simulated"  # the backend that runs no server
+ALTERNATIVES = (("rates", "speeds", "loads"), ("requests", "duration_s"))  # one of each
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
-# Settings that may name files.
-_PATHS = ("systems", "workload", "model", "embedder", "profile", "length_predictor", "device_map")
 
-
-def _listed(value: object) -> object:
-    return value if isinstance(value, list | tuple) else (value,)
-
-
-# One value or several may be given; what is kept is a tuple.
-Axis = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
-CountFrom0 = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 PartShare = Annotated[float, Field(ge=0, lt=1)]
 Knob = bool | int | float | str
@@ -86,63 +80,438 @@ class ExperimentSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     # What is compared.
-    name: Annotated[str, Field(min_length=1)] = "experiment"
-    systems: Axis[str] = ("vllm", "sarathi", "sglang")
+    name: Annotated[
+        str, Field(min_length=1), Setting("Name of the experiment, for its folder.", RUN)
+    ] = "experiment"
+    systems: Annotated[
+        Axis[str],
+        Setting(
+            "A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
+            COMPARED,
+            option="--system",
+            short="-s",
+            metavar="S",
+            complete="systems",
+            repeated=True,
+            split=True,
+            file="maybe",
+        ),
+    ] = ("vllm", "sarathi", "sglang")
     knobs: dict[str, dict[str, Axis[Knob]]] = {}  # by system
-    published: str | None = None  # a table of published results that the report sets beside these
+    published: Annotated[
+        str | None,
+        Setting(
+            "A table of published results that the report sets beside these.", RUN, metavar="FILE"
+        ),
+    ] = None
 
-    # What arrives.
-    workload: Axis[str] = ("sharegpt",)
-    arrivals: Axis[str] = ("poisson",)
-    redraw_arrivals: Axis[bool] = (False,)  # for a trace that has its own
-    prompt_tokens: Axis[str | None] = (None,)  # a distribution in place of the catalogue's
-    output_tokens: Axis[str | None] = (None,)
-    sessions: Axis[str | None] = (None,)
-    models: Axis[str | None] = (None,)  # which model each request asks for: fleet(…), zipf(…)
-    trace_format: str | None = None
-    rates: Axis[Positive] | None = None  # req/s
-    speeds: Axis[Positive] | None = None  # of a trace's own arrivals
-    loads: Axis[Positive] | None = None  # shares of each cell's estimated capacity
-    requests: Axis[Count | None] = (None,)
-    duration_s: Axis[Positive | None] = (None,)
-    warmup_s: Axis[NotNegative] = (0.0,)
-    warmup_share: Axis[PartShare] = (0.0,)  # as a share of the time of arrivals, instead
-    max_output_tokens: Axis[Count | None] = (None,)  # what requests declare; None: what they need
-    slo: Axis[str | SloTable] = ("ttft=1,tpot=0.15",)  # "": the workload's own
-    slo_scale: Axis[Positive] = (1.0,)
-    seeds: Count | None = None
-    seed: Annotated[int, Field(ge=0)] = 0  # the first
+    # Where requests come from.
+    workload: Annotated[
+        Axis[str],
+        Setting(
+            "A catalogue name, a trace file, or mix(…). May be repeated.",
+            ARRIVES,
+            short="-w",
+            metavar="W",
+            complete="workloads",
+            repeated=True,
+            file="maybe",
+            role="workload",
+        ),
+    ] = ("sharegpt",)
+    arrivals: Annotated[
+        Axis[str],
+        Setting(
+            "poisson, gamma(cv=2), concurrency(16), …. Replaces a trace's own.",
+            ARRIVES,
+            metavar="PROCESS",
+            role="workload",
+        ),
+    ] = ("poisson",)
+    redraw_arrivals: Annotated[
+        Axis[bool],
+        Setting(
+            "Draw arrivals although the trace has its own; --arrivals implies it.",
+            ARRIVES_MORE,
+            role="workload",
+        ),
+    ] = (False,)
+    prompt_tokens: Annotated[
+        Axis[str | None],
+        Setting(
+            "Lengths of prompts: a number or a distribution, in place of the workload's.",
+            ARRIVES_MORE,
+            metavar="DIST",
+            role="workload",
+        ),
+    ] = (None,)
+    output_tokens: Annotated[
+        Axis[str | None],
+        Setting(
+            "Lengths of answers: a number or a distribution, in place of the workload's.",
+            ARRIVES_MORE,
+            metavar="DIST",
+            role="workload",
+        ),
+    ] = (None,)
+    sessions: Annotated[
+        Axis[str | None],
+        Setting(
+            "Conversations of several turns, as in sessions(turns=4, think_s=1).",
+            ARRIVES_MORE,
+            metavar="sessions(…)",
+            role="workload",
+        ),
+    ] = (None,)
+    models: Annotated[
+        Axis[str | None],
+        Setting(
+            "Which models requests ask for, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for "
+            "systems that serve several on --gpus GPUs.",
+            ARRIVES,
+            metavar="fleet(…)|zipf(…)|assign(…)",
+            role="workload",
+        ),
+    ] = (None,)
+    trace_format: Annotated[
+        str | None,
+        Setting(
+            "Format of a trace file.",
+            ARRIVES_MORE,
+            metavar="FORMAT",
+            default="told by its content",
+            role="workload",
+        ),
+    ] = None
+    rates: Annotated[
+        Axis[Positive] | None,
+        Setting(
+            "Offered rates in requests per second.",
+            ARRIVES,
+            metavar="2,4,8|2:16:2",
+            default="a ladder around the estimated capacity",
+            unit="req/s",
+            read=number_list,
+            role="workload",
+        ),
+    ] = None
+    loads: Annotated[
+        Axis[Positive] | None,
+        Setting(
+            "Offered rates as shares of the estimated capacity of each cell.",
+            ARRIVES,
+            metavar="0.5,1,1.5",
+            read=number_list,
+            role="workload",
+        ),
+    ] = None
+    speeds: Annotated[
+        Axis[Positive] | None,
+        Setting(
+            "Replay a trace's own arrivals so much faster.",
+            ARRIVES,
+            option="--speed",
+            metavar="0.5,1,2",
+            default="for traces 0.5,1,2",
+            read=number_list,
+            role="workload",
+        ),
+    ] = None
 
     # What serves it.
-    model: Axis[str] = ("llama-3.1-8b",)
-    gpu: Axis[str] = ("a100-80g",)
-    tp: Axis[Count | None] = (None,)
-    pp: Axis[Count] = (1,)
-    instances: Axis[Count | None] = (None,)
-    gpus: Axis[Count | None] = (None,)
-    router: Axis[str | None] = (None,)
-    weight_dtype: Axis[str] = ("bf16",)
-    kv_dtype: Axis[str] = ("bf16",)
-    memory_share: Axis[Share] = (0.9,)
-    block_tokens: Axis[Count] = (16,)
-    host_memory_gib: Axis[NotNegative] = (4.0,)  # for swapped KV, per GPU
-    kv_blocks: Axis[Count | None] = (None,)  # of an instance; None: what fits
-    host_blocks: Axis[CountFrom0 | None] = (None,)  # in place of host_memory_gib
-    host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
-    profile: Axis[str | None] = (None,)  # a file of measured step times
-    device_map: Axis[str | None] = (None,)  # layers on devices, in place of gpu, tp and pp
-    embedder: Axis[str | None] = (None,)  # the model beside it that embedding requests are for
-    embed_instances: Axis[CountFrom0] = (0,)  # that only embed; 0: all do, beside the model
-    failures: Axis[str | None] = (None,)  # instances that fail: 2@30s..60s, 0@90s
-    objective: Axis[str] = ("alpha=1,beta=1,gamma=1",)  # of workloads with embedding requests
-    length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
+    model: Annotated[
+        Axis[str],
+        Setting(
+            "A catalogue name, or a folder with a config.json.",
+            SERVES,
+            short="-m",
+            metavar="M",
+            complete="models",
+            file="maybe",
+            role="workload",
+        ),
+    ] = ("llama-3.1-8b",)
+    gpu: Annotated[
+        Axis[str],
+        Setting(
+            "Kind of GPU.", SERVES, short="-g", metavar="G", complete="gpus", role="deployment"
+        ),
+    ] = ("a100-80g",)
+    tp: Annotated[
+        Axis[Count | None],
+        Setting(
+            "Tensor parallel GPUs.",
+            SERVES,
+            default="the fewest on which the model fits",
+            role="deployment",
+            tunable=True,
+        ),
+    ] = (None,)
+    pp: Annotated[
+        Axis[Count], Setting("Pipeline stages.", SERVES, role="deployment", tunable=True)
+    ] = (1,)
+    instances: Annotated[
+        Axis[Count | None],
+        Setting("Copies of the model.", SERVES, default="1", role="deployment", tunable=True),
+    ] = (None,)
+    gpus: Annotated[
+        Axis[Count | None], Setting("In all: instances × tp × pp.", SERVES, role="deployment")
+    ] = (None,)
+    embed_instances: Annotated[
+        Axis[CountFrom0],
+        Setting(
+            "Instances that only embed; 0: all embed, beside the language model.",
+            SERVES_MORE,
+            role="deployment",
+            tunable=True,
+        ),
+    ] = (0,)
+    router: Annotated[
+        Axis[str | None],
+        Setting(
+            "Which instance gets a request.",
+            SERVES,
+            metavar="R",
+            default="the system's own",
+            complete="routers",
+            role="deployment",
+            tunable=True,
+        ),
+    ] = (None,)
+    failures: Annotated[
+        Axis[str | None],
+        Setting(
+            "Instances that fail, from when to when: 2@30s..60s, or 0@90s for good. Simulated.",
+            SERVES,
+            metavar="N@S..S,…",
+            role="workload",
+        ),
+    ] = (None,)
+    weight_dtype: Annotated[
+        Axis[str],
+        Setting(
+            "Number format of the weights.",
+            SERVES_MORE,
+            metavar="D",
+            role="deployment",
+            tunable=True,
+        ),
+    ] = ("bf16",)
+    kv_dtype: Annotated[
+        Axis[str],
+        Setting(
+            "Number format of the KV cache.",
+            SERVES_MORE,
+            metavar="D",
+            role="deployment",
+            tunable=True,
+        ),
+    ] = ("bf16",)
+    memory_share: Annotated[
+        Axis[Share],
+        Setting(
+            "Share of GPU memory that is used.",
+            SERVES_MORE,
+            metavar="SHARE",
+            role="deployment",
+            tunable=True,
+        ),
+    ] = (0.9,)
+    block_tokens: Annotated[
+        Axis[Count],
+        Setting(
+            "Tokens of a KV cache block.",
+            SERVES_MORE,
+            unit="tokens",
+            role="deployment",
+            tunable=True,
+        ),
+    ] = (16,)
+    host_memory_gib: Annotated[
+        Axis[NotNegative],
+        Setting(
+            "Host memory for swapped KV, per GPU.",
+            SERVES_MORE,
+            unit="GiB",
+            role="deployment",
+            tunable=True,
+        ),
+    ] = (4.0,)
+    kv_blocks: Annotated[
+        Axis[Count | None],
+        Setting(
+            "KV cache blocks of an instance.",
+            SERVES_MORE,
+            default="what fits into GPU memory",
+            role="deployment",
+            tunable=True,
+        ),
+    ] = (None,)
+    host_blocks: Annotated[
+        Axis[CountFrom0 | None],
+        Setting(
+            "KV cache blocks in host memory, in place of --host-memory-gib.",
+            SERVES_MORE,
+            role="deployment",
+            tunable=True,
+        ),
+    ] = (None,)
+    host_s: Annotated[
+        Axis[NotNegative | None],
+        Setting(
+            "Scheduling time of a step.",
+            SERVES_MORE,
+            option="--host-time",
+            default="that of the step-time model",
+            unit="s",
+            role="deployment",
+        ),
+    ] = (None,)
+    profile: Annotated[
+        Axis[str | None],
+        Setting(
+            "Measured step times in place of the fitted ones (see `slo-bench profile`); sets "
+            "model, GPU and tp unless they are given.",
+            SERVES,
+            metavar="FILE",
+            file="maybe",
+            role="deployment",
+        ),
+    ] = (None,)
+    embedder: Annotated[
+        Axis[str | None],
+        Setting(
+            "The embedding model beside the language model, for workloads with embedding requests.",
+            SERVES,
+            metavar="MODEL",
+            file="maybe",
+            role="workload",
+        ),
+    ] = (None,)
+    device_map: Annotated[
+        Axis[str | None],
+        Setting(
+            "Layers on devices: a file of `tune helr --out`, or a shipped map's name. In place of "
+            "--gpu, --tp and --pp.",
+            SERVES,
+            metavar="MAP",
+            file="maybe",
+            role="deployment",
+        ),
+    ] = (None,)
+
+    # How much of it, and what counts.
+    requests: Annotated[
+        Axis[Count | None],
+        Setting(
+            "Requests in each cell.",
+            ARRIVES,
+            short="-n",
+            default="1000; of a trace all",
+            role="workload",
+        ),
+    ] = (None,)
+    duration_s: Annotated[
+        Axis[Positive | None],
+        Setting("Seconds of arrivals, instead of --requests.", ARRIVES, unit="s", role="workload"),
+    ] = (None,)
+    warmup_s: Annotated[
+        Axis[NotNegative],
+        Setting(
+            "Requests that arrive in the first S seconds do not count.",
+            ARRIVES,
+            unit="s",
+            role="workload",
+        ),
+    ] = (0.0,)
+    warmup_share: Annotated[
+        Axis[PartShare],
+        Setting(
+            "The same as a share of the time in which requests arrive.",
+            ARRIVES_MORE,
+            metavar="SHARE",
+            role="workload",
+        ),
+    ] = (0.0,)
+    max_output_tokens: Annotated[
+        Axis[Count | None],
+        Setting(
+            "Output limit that requests declare.",
+            ARRIVES_MORE,
+            default="the length of their answer",
+            unit="tokens",
+            role="workload",
+        ),
+    ] = (None,)
+    slo: Annotated[
+        Axis[str | SloTable],
+        Setting(
+            "Bounds in seconds: any of ttft, tpot, e2e, deadline; e2e=uniform(1,350) draws; "
+            "'chat:ttft=0.5; batch:e2e=60' sets them by class; '' keeps a trace's own. May be "
+            "repeated, which compares them.",
+            ARRIVES,
+            metavar="ttft=1,tpot=0.15",
+            repeated=True,
+            role="workload",
+        ),
+    ] = ("ttft=1,tpot=0.15",)
+    slo_scale: Annotated[
+        Axis[Positive],
+        Setting("Multiply every bound.", ARRIVES, metavar="F", role="workload"),
+    ] = (1.0,)
+    seeds: Annotated[
+        Count | None,
+        Setting("Repetitions.", ARRIVES, default="3"),
+    ] = None
+    seed: Annotated[int, Field(ge=0), Setting("The first seed.", ARRIVES)] = 0
+    length_predictor: Annotated[
+        Axis[str],
+        Setting(
+            "What policies are told of answers' lengths: oracle (the truth), "
+            "noisy(accuracy=0.8), constant(256), or a folder that `slo-bench predict-train` made.",
+            SERVES,
+            metavar="P",
+            file="maybe",
+            role="deployment",
+        ),
+    ] = ("oracle",)
+    oversize: Annotated[
+        Axis[Literal["error", "reject", "truncate"]],
+        Setting(
+            "What becomes of requests longer than the context or the KV cache: `reject` counts "
+            "them as misses, as a server would turn them away.",
+            SERVES,
+            role="workload",
+        ),
+    ] = ("reject",)
+    objective: Annotated[
+        Axis[str],
+        Setting(
+            "Weights of the objective of workloads with embedding requests.",
+            ARRIVES_MORE,
+            option="--objective-weights",
+            metavar="alpha=1,beta=1,gamma=1",
+            role="workload",
+        ),
+    ] = ("alpha=1,beta=1,gamma=1",)
 
     # How it is run.
-    backend: Literal["simulated", "http", "vllm", "sglang", "paged"] = "simulated"
+    backend: Annotated[
+        Literal["simulated", "http", "vllm", "sglang", "paged"],
+        Setting(
+            "What runs it: the simulator, real servers, or our own small engine (paged).",
+            RUN,
+            short="-b",
+            default="simulated; with --base-url http",
+            role="deployment",
+        ),
+    ] = "simulated"
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them
-    oversize: Axis[Literal["error", "reject", "truncate"]] = ("reject",)
-    records: Literal["auto", "csv", "parquet", "none"] = "auto"
+    records: Annotated[
+        Literal["auto", "csv", "parquet", "none"],
+        Setting("Per-request records.", RUN, default="Parquet if pyarrow is installed, else CSV"),
+    ] = "auto"
 
     @model_validator(mode="before")
     @classmethod
@@ -166,11 +535,10 @@ class ExperimentSchema(BaseModel):
 
     @model_validator(mode="after")
     def _agreement(self) -> ExperimentSchema:
-        levels = [n for n in ("rates", "speeds", "loads") if getattr(self, n) is not None]
-        if len(levels) > 1:
-            raise ValueError(f"{' and '.join(levels)} contradict: give one of them")
-        if any(self.requests) and any(self.duration_s):
-            raise ValueError("requests and duration_s contradict: give one of them")
+        for names in ALTERNATIVES:
+            given = [name for name in names if any(getattr(self, name) or ())]
+            if len(given) > 1:
+                raise ValueError(f"{' and '.join(given)} contradict: give one of them")
         strangers = set(self.knobs) - set(self.systems)
         if strangers:
             raise ValueError(
@@ -186,6 +554,12 @@ class ExperimentSchema(BaseModel):
             raise SettingError(first["loc"], _problem(first, type(self).model_fields)) from None
 
     @classmethod
+    def axes(cls) -> tuple[str, ...]:
+        """The settings of which every combination is run."""
+        named = (one.path for one in declared(cls).values() if one.axis)
+        return tuple(name for name in named if name != "systems")
+
+    @classmethod
     def load(cls, path: str | Path, **changes: object) -> Self:
         """The experiment in a TOML file, with `changes` in place of what the file says.
 
@@ -197,7 +571,7 @@ class ExperimentSchema(BaseModel):
         """
         path = Path(path)
         table, text = read_toml(path)
-        table |= _all_anchored(table, path.resolve().parent)
+        table |= _all_anchored(table, path.resolve().parent, cls)
         try:
             whole = cls(**table)
         except SettingError as error:
@@ -207,13 +581,16 @@ class ExperimentSchema(BaseModel):
 
     def anchored(self, folder: Path) -> Self:
         """The same with every relative path made absolute, starting at `folder`."""
-        settings = {name: getattr(self, name) for name in (*_PATHS, "knobs")}
-        found = _all_anchored(settings, folder) | {"client": self.client.anchored(folder)}
+        tables = {name: getattr(self, name) for name in _TABLES}
+        plain = {name: table.__dict__ for name, table in tables.items()}
+        found = _all_anchored(self.__dict__ | plain, folder, type(self))
+        found |= {name: tables[name].model_copy(update=found[name]) for name in tables}
         return self.model_copy(update=found)
 
     def to_toml(self) -> str:
         """The experiment as a file; a setting with one value is written without brackets."""
         table: dict[str, object] = {}
+        axes = self.axes()
         for name in type(self).model_fields:
             value = getattr(self, name)
             if name == "knobs":
@@ -223,7 +600,7 @@ class ExperimentSchema(BaseModel):
                 }
             elif name in _TABLES:
                 value = value.model_dump(exclude_defaults=True)
-            elif name not in ("systems", "rates", "speeds", "loads"):
+            elif name in axes:
                 value = _single(value)
             table[name] = value
         return to_toml(table)
@@ -233,15 +610,26 @@ def _single(value: object) -> object:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
-def _all_anchored(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
-    found = {name: _anchored(settings[name], folder) for name in _PATHS if name in settings}
-    client = settings.get("client")
-    if isinstance(client, Mapping) and client.get("tokenizer"):
-        found["client"] = {**client, "tokenizer": str(folder / client["tokenizer"])}
-    knobs = settings.get("knobs")
-    if isinstance(knobs, Mapping):
-        found["knobs"] = {_anchored(system, folder): values for system, values in knobs.items()}
-    return found
+def _all_anchored(
+    settings: Mapping[str, Any], folder: Path, schema: type[BaseModel]
+) -> dict[str, Any]:
+    """The settings that name files, and the tables, with relative paths starting at `folder`."""
+    found = {name: dict(settings[name]) for name in _TABLES if _is_table(settings.get(name))}
+    found |= {"": {name: value for name, value in settings.items() if name not in found}}
+    for path, one in declared(schema).items():
+        table, _, name = path.rpartition(".")
+        value = found.get(table, {}).get(name)
+        if value and one.setting.file == "maybe":
+            found[table][name] = _anchored(value, folder)
+        elif value and one.setting.file == "yes":
+            found[table][name] = str(folder / value)
+    if _is_table(settings.get("knobs")):
+        found[""]["knobs"] = {_anchored(k, folder): v for k, v in settings["knobs"].items()}
+    return {**found.pop(""), **found}
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _anchored(value: object, folder: Path) -> object:

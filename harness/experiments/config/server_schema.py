@@ -5,43 +5,98 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(ge=1)]
-
-
-def _listed(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
+from .setting import SERVERS, Count, Positive, Setting, Several
 
 
 class ServerSchema(BaseModel):
-    """Settings of `backend = "vllm"` and `"sglang"`. Frozen.
+    """Settings of the backends `vllm`, `sglang` and `paged`. Frozen.
 
-    `version` chooses among several that are installed; `args` go to the server as they are;
-    `max_model_tokens` bounds prompt and answer together; a `step_log` is kept if asked for. With
-    `validated` its levels are simulated afterwards, with step times fitted to that log. Every
-    level is measured `repetitions` times, of which tables show the first, and a validation how far
-    they lie apart.
-    `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them;
-    `kvcached` switches that library on in servers on GPUs.
-    `workers` are processes beside the engine `paged`, between which layers and heads move as
-    BanaServe decides; `moving` sets its thresholds. By `clock` `cpu` it counts the CPU time of its
-    thread and skips waits, so that a busy machine disturbs its figures less. `kv_store`: folders
-    with sizes, `FOLDER=GIB`, fastest first, where it keeps prefixes beyond its device.
+    With `validated` every level is simulated afterwards, with step times fitted to the step log.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: str | None = None
-    args: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
-    max_model_tokens: Count | None = None
-    ready_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
-    step_log: bool = False
-    kv_transfer: Literal["files", "nixl"] = "files"
-    validated: bool = False
-    repetitions: Count = 1
-    kvcached: bool = False
-    workers: Annotated[int, Field(ge=0, le=64)] = 0
-    moving: Mapping[str, float] = {}
-    clock: Literal["real", "cpu"] = "real"
-    kv_store: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    version: Annotated[
+        str | None,
+        Setting(
+            "Version of the server, where several are installed.",
+            SERVERS,
+            "--server-version",
+            metavar="V",
+        ),
+    ] = None
+    args: Annotated[
+        Several[str],
+        Setting(
+            "Passed on, as it is, to servers that we start (--server-arg=--dtype=float32). May be "
+            "repeated.",
+            SERVERS,
+            option="--server-arg",
+            metavar="ARG",
+        ),
+    ] = ()
+    max_model_tokens: Annotated[
+        Count | None,
+        Setting("Most tokens of a prompt and its answer together.", SERVERS, unit="tokens"),
+    ] = None
+    ready_s: Annotated[
+        Positive, Setting("How long the start may take.", SERVERS, option="--ready", unit="s")
+    ] = 300.0
+    step_log: Annotated[bool, Setting("Keep a line for each step (batch, duration).", SERVERS)] = (
+        False
+    )
+    kv_transfer: Annotated[
+        Literal["files", "nixl"],
+        Setting(
+            "How KV goes from prefill to decode instances: files (a temporary folder) or nixl.",
+            SERVERS,
+        ),
+    ] = "files"
+    validated: bool = False  # on the command line --validate
+    repetitions: Annotated[
+        Count,
+        Setting(
+            "Measure every level N times. Tables show the first; a validation says how far they "
+            "lie apart.",
+            SERVERS,
+        ),
+    ] = 1
+    kvcached: Annotated[
+        bool,
+        Setting(
+            "On GPUs: KV pages are mapped on demand by the library kvcached, so that servers on "
+            "one GPU share its memory.",
+            SERVERS,
+        ),
+    ] = False
+    workers: Annotated[
+        int,
+        Field(ge=0, le=64),
+        Setting(
+            "With paged: processes beside the engine, between which layers and heads move.",
+            SERVERS,
+        ),
+    ] = 0
+    moving: Annotated[
+        Mapping[str, float],
+        Setting("With paged: a threshold of those moves. May be repeated.", SERVERS),
+    ] = {}
+    clock: Annotated[
+        Literal["real", "cpu"],
+        Setting(
+            "With paged: `cpu` counts the CPU time of its thread and skips waits, so that a busy "
+            "machine disturbs its figures less.",
+            SERVERS,
+        ),
+    ] = "real"
+    kv_store: Annotated[
+        Several[str],
+        Setting(
+            "With paged: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; "
+            "repeated, the fastest first. Servers of one model that name the same share them.",
+            SERVERS,
+            metavar="FOLDER=GIB",
+        ),
+    ] = ()

@@ -18,7 +18,6 @@ from ...results.metrics import parse_objective
 from ...results.run_folder import Value
 from ..config.cell_names import NAMED, Columns, column, distinct, file_name, offered, part
 from ..config.choices import (
-    AXES,
     Combination,
     SystemChoice,
     attached_of,
@@ -59,7 +58,7 @@ def plan(asked: ExperimentSchema) -> Plan:
             settings that contradict each other.
     """
     asked = asked.anchored(Path.cwd())
-    axes = {name: getattr(asked, name) for name in AXES}
+    axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
         parse_slo(slo)
     for text in axes["length_predictor"]:
