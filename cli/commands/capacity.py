@@ -13,6 +13,7 @@ import typer
 
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
+from ..options.from_schema import Given, Offer, with_options
 
 if TYPE_CHECKING:
     from ...tuner.capacity.folder import CapacityProgress
@@ -30,34 +31,24 @@ EXAMPLES = (
 
 _SEARCH = "How it is searched"
 
-Rates = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LOW,HIGH|START",
-        help="Search between these rates, in requests per second; a single one is where the search "
-        "begins. Default: begin near the estimated capacity, or at 1 on a real server.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-Requests = Annotated[
-    int | None,
-    typer.Option(
-        "--requests",
-        "-n",
-        metavar="N",
-        help="The least in a run; runs grow where waiting requests hold each other up for long. "
+CHANGED = {
+    "rates": {
+        "panel": _SEARCH,
+        "metavar": "LOW,HIGH|START",
+        "help": "Search between these rates, in requests per second; a single one is where the "
+        "search begins. Default: begin near the estimated capacity, or at 1 on a real server.",
+    },
+    "requests": {
+        "panel": _SEARCH,
+        "help": "The least in a run; runs grow where waiting requests hold each other up for long. "
         "Default: 2000, on a real server 300; of a trace all.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-Seeds = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Runs of a rate, each with a seed of its own, before the next is chosen. Default: 3.",
-        rich_help_panel=_SEARCH,
-    ),
-]
+    },
+    "seeds": {
+        "panel": _SEARCH,
+        "help": "Runs of a rate, each with a seed of its own, before the next is chosen. "
+        "Default: 3.",
+    },
+}
 Target = Annotated[
     list[float] | None,
     typer.Option(
@@ -105,68 +96,31 @@ AsJson = Annotated[
 ]
 
 
+@with_options
 def capacity(
-    file: options.File = None,
-    suite: options.Suite = None,
-    system: options.System = None,
-    sweep: options.Sweep = None,
+    given: Annotated[Given, Offer(without=("speeds", "loads", "duration_s"), changed=CHANGED)],
     target: Target = None,
     tolerance: Tolerance = 0.03,
     max_requests: MaxRequests = None,
     max_time: MaxTime = None,
-    rates: Rates = None,
-    requests: Requests = None,
-    seeds: Seeds = None,
     warm_start: WarmStart = None,
-    workload: options.Workload = None,
-    arrivals: options.Arrivals = None,
-    warmup: options.Warmup = None,
-    slo: options.Slo = None,
-    slo_scale: options.SloScale = None,
-    seed: options.Seed = None,
-    model: options.Model = None,
-    gpu: options.Gpu = None,
-    gpus: options.Gpus = None,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    device_map: options.DeviceMap = None,
-    instances: options.Instances = None,
-    router: options.Router = None,
-    failures: options.Failures = None,
-    profile: options.Profile = None,
-    oversize: options.Oversize = None,
-    backend: options.Backend = None,
-    base_url: options.BaseUrl = None,
-    api: options.Api = None,
-    header: options.Header = None,
-    api_key_env: options.ApiKeyEnv = None,
-    body: options.Body = None,
-    prompts: options.Prompts = None,
-    tokenizer: options.Tokenizer = None,
-    server_arg: options.ServerArg = None,
-    time_limit: options.TimeLimit = None,
-    processes: options.Processes = None,
-    token_times: options.TokenTimes = False,
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,
     executor: options.Executor = "local",
     address: options.Address = None,
-    records: options.Records = None,
     no_report: options.NoReport = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
-    given = dict(locals())
     from ...harness.experiments.config.schema import SIMULATED
     from ...harness.experiments.experiment import new_folder
     from ...harness.load_generator.machine import cores
     from ...tuner.capacity.checkpoint import Asked
     from ...tuner.capacity.folder import search_capacity
     from ..options.executor import executor_of, pool_of
-    from ..options.experiment import asked_experiment
 
-    experiment = asked_experiment(given)
+    experiment = given.experiment(options.resumed_in(out, resume))
     asked = Asked(
         targets=tuple(target or (0.9, 0.99)),
         tolerance=tolerance,

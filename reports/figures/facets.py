@@ -21,7 +21,7 @@ IDENTITY = ("backend", "workload", "model", "gpu", "gpus")
 """Columns besides the system and the sweep axes in which rows may differ."""
 
 SETUP = frozenset(
-    path for path, one in declared(ExperimentSchema).items() if one.setting.role == "deployment"
+    path for path, one in declared(ExperimentSchema).items() if one.role == "deployment"
 )
 """Axes of which somebody who runs a system has the choice; knobs (`system.knob`) are such, too."""
 

@@ -134,8 +134,8 @@ def _placed_by(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _workload(values: Mapping[str, Any], asked: ExperimentSchema) -> WorkloadSpec:
-    named = {one.name: values.get(one.name) for one in fields(WorkloadSpec)}
-    return WorkloadSpec(**{**named, "trace_format": asked.trace_format})
+    named = {one.name: values[one.name] for one in fields(WorkloadSpec) if one.name in values}
+    return WorkloadSpec(**named, trace_format=asked.trace_format)
 
 
 def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:

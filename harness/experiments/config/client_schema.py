@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-from .setting import CLIENT, Count, Positive, Setting, Several, number_list
+from .setting import CLIENT, Count, Positive, Several, number_list, setting
 
 if TYPE_CHECKING:
     from ...load_generator.http.options import HttpOptions
@@ -23,125 +23,79 @@ class ClientSchema(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    base_urls: Annotated[
-        Several[str],
-        Setting(
-            "An OpenAI-compatible server that runs already. Repeated: all of them, behind the "
-            "router.",
-            CLIENT,
-            option="--base-url",
-            metavar="URL",
-            role="client",
-        ),
-    ] = ()
-    api: Annotated[
-        Literal["completions", "chat", "embeddings"],
-        Setting("Where requests go.", CLIENT, role="client"),
-    ] = "completions"
-    headers: Annotated[
-        dict[str, str],
-        Setting(
-            "Sent with every request; $NAME in the value is an environment variable. May be "
-            "repeated.",
-            CLIENT,
-            option="--header",
-            role="client",
-        ),
-    ] = {}
-    api_key_env: Annotated[
-        str | None,
-        Setting(
-            "The environment variable that holds the API key; the key is written nowhere.",
-            CLIENT,
-            metavar="NAME",
-            role="client",
-        ),
-    ] = None
-    body: Annotated[
-        dict[str, Any],
-        Setting(
-            "A field of every request's body, in place of ours. May be repeated.",
-            CLIENT,
-            role="client",
-        ),
-    ] = {}
-    exact_output: Annotated[
-        bool, Setting("Make servers generate as many tokens as asked.", CLIENT, role="client")
-    ] = True
-    prompts: Annotated[
-        Literal["auto", "ids", "words"],
-        Setting(
-            "What prompts without text are made of.",
-            CLIENT,
-            default="token ids, for chat words",
-            role="client",
-        ),
-    ] = "auto"
-    tokenizer: Annotated[
-        str | None,
-        Setting(
-            "Folder of the served model's tokenizer: prompts use its vocabulary.",
-            CLIENT,
-            metavar="DIR",
-            file="yes",
-            role="client",
-        ),
-    ] = None
-    token_ids: Annotated[
-        tuple[int, int],
-        Setting(
-            "Range of the token ids that prompts are drawn from.",
-            CLIENT,
-            metavar="LOW,HIGH",
-            read=number_list,
-            role="client",
-        ),
-    ] = (1000, 30000)
-    time_limit_s: Annotated[
-        Positive | None,
-        Setting(
-            "A cell ends after so long; what is under way is then missed.",
-            CLIENT,
-            default="ten minutes after the last arrival",
-            unit="s",
-            role="client",
-        ),
-    ] = None
-    stall_limit_s: Annotated[
-        Positive,
-        Setting(
-            "A request without a new token for so long has failed.", CLIENT, unit="s", role="client"
-        ),
-    ] = 120.0
-    late_limit_s: Annotated[
-        Positive,
-        Setting(
-            "A cell whose requests were sent later than this (99th percentile) is invalid.",
-            CLIENT,
-            unit="s",
-            role="client",
-        ),
-    ] = 0.01
-    processes: Annotated[
-        Count | None,
-        Setting(
-            "Processes that send.",
-            CLIENT,
-            default="as many as the load needs; with --executor ray one on each machine at least",
-            role="client",
-        ),
-    ] = None
-    token_times: Annotated[
-        bool, Setting("Keep the time of every token.", CLIENT, role="client")
-    ] = False
-    export: Annotated[
-        Several[Literal["vllm"]],
-        Setting(
-            "Also write each cell as `vllm bench serve --save-result --save-detailed` does.",
-            CLIENT,
-            role="client",
-        ),
-    ] = ()
+    base_urls: Several[str] = setting(
+        (),
+        CLIENT,
+        "An OpenAI-compatible server that runs already. Repeated: all of them, behind the router.",
+        option="--base-url",
+        metavar="URL",
+        repeated=True,
+    )
+    api: Literal["completions", "chat", "embeddings"] = setting(
+        "completions", CLIENT, "Where requests go."
+    )
+    headers: dict[str, str] = setting(
+        {},
+        CLIENT,
+        "Sent with every request; $NAME in the value is an environment variable. May be repeated.",
+        option="--header",
+    )
+    api_key_env: str | None = setting(
+        None,
+        CLIENT,
+        "The environment variable that holds the API key; the key is written nowhere.",
+        metavar="NAME",
+    )
+    body: dict[str, Any] = setting(
+        {}, CLIENT, "A field of every request's body, in place of ours. May be repeated."
+    )
+    exact_output: bool = setting(True, CLIENT, "Make servers generate as many tokens as asked.")
+    prompts: Literal["auto", "ids", "words"] = setting(
+        "auto", CLIENT, "What prompts without text are made of. Default: token ids, for chat words."
+    )
+    tokenizer: str | None = setting(
+        None,
+        CLIENT,
+        "Folder of the served model's tokenizer: prompts use its vocabulary.",
+        metavar="DIR",
+        file="yes",
+    )
+    token_ids: tuple[int, int] = setting(
+        (1000, 30000),
+        CLIENT,
+        "Range of the token ids that prompts are drawn from.",
+        metavar="LOW,HIGH",
+        read=number_list,
+    )
+    time_limit_s: Positive | None = setting(
+        None,
+        CLIENT,
+        "A cell ends after so long; what is under way is then missed. Default: ten minutes after "
+        "the last arrival.",
+        unit="s",
+    )
+    stall_limit_s: Positive = setting(
+        120.0, CLIENT, "A request without a new token for so long has failed.", unit="s"
+    )
+    late_limit_s: Positive = setting(
+        0.01,
+        CLIENT,
+        "A cell whose requests were sent later than this (99th percentile) is invalid.",
+        unit="s",
+    )
+    processes: Count | None = setting(
+        None,
+        CLIENT,
+        "Processes that send. Default: as many as the load needs; with --executor ray one on "
+        "each machine at least.",
+    )
+    token_times: bool = setting(False, CLIENT, "Keep the time of every token.")
+    export: Several[Literal["vllm"]] = setting(
+        (),
+        CLIENT,
+        "Also write each cell as `vllm bench serve --save-result --save-detailed` does.",
+        repeated=True,
+    )
 
     @field_validator("base_urls")
     @classmethod

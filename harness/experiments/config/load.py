@@ -15,11 +15,14 @@ from ....workloads.request import Kind
 from ....workloads.rows import take
 from ....workloads.workload import Workload
 from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
-from .schema import SIMULATED, ExperimentSchema
+from .schema import (
+    DEFAULT_REQUESTS,
+    DEFAULT_SEEDS,
+    DEFAULT_SPEEDS,
+    SIMULATED,
+    ExperimentSchema,
+)
 
-DEFAULT_SPEEDS = (0.5, 1.0, 2.0)
-DEFAULT_REQUESTS = 1000
-DEFAULT_SEEDS = 3
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
 _MOST_SEQUENCES = 256  # in the estimate's batch
 _SAMPLE_REQUESTS = 500

@@ -28,12 +28,15 @@ from .setting import (
     CountFrom0,
     NotNegative,
     Positive,
-    Setting,
     declared,
     number_list,
+    setting,
 )
 from .toml_text import line_of, read_toml, to_toml
 
+DEFAULT_REQUESTS = 1000  # where a workload has no end of its own
+DEFAULT_SEEDS = 3
+DEFAULT_SPEEDS = (0.5, 1.0, 2.0)
 SIMULATED = "simulated"  # the backend that runs no server
 ALTERNATIVES = (("rates", "speeds", "loads"), ("requests", "duration_s"))  # one of each
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
@@ -80,438 +83,282 @@ class ExperimentSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     # What is compared.
-    name: Annotated[
-        str, Field(min_length=1), Setting("Name of the experiment, for its folder.", RUN)
-    ] = "experiment"
-    systems: Annotated[
-        Axis[str],
-        Setting(
-            "A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
-            COMPARED,
-            option="--system",
-            short="-s",
-            metavar="S",
-            complete="systems",
-            repeated=True,
-            split=True,
-            file="maybe",
-        ),
-    ] = ("vllm", "sarathi", "sglang")
+    name: Annotated[str, Field(min_length=1)] = setting(
+        "experiment", RUN, "Name of the experiment, for its folder."
+    )
+    systems: Axis[str] = setting(
+        ("vllm", "sarathi", "sglang"),
+        COMPARED,
+        "A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
+        option="--system",
+        short="-s",
+        metavar="S",
+        complete="systems",
+        repeated=True,
+        split=True,
+        file="maybe",
+    )
     knobs: dict[str, dict[str, Axis[Knob]]] = {}  # by system
-    published: Annotated[
-        str | None,
-        Setting(
-            "A table of published results that the report sets beside these.", RUN, metavar="FILE"
-        ),
-    ] = None
+    published: str | None = setting(
+        None, RUN, "A table of published results that the report sets beside these.", metavar="FILE"
+    )
 
     # Where requests come from.
-    workload: Annotated[
-        Axis[str],
-        Setting(
-            "A catalogue name, a trace file, or mix(…). May be repeated.",
-            ARRIVES,
-            short="-w",
-            metavar="W",
-            complete="workloads",
-            repeated=True,
-            file="maybe",
-            role="workload",
-        ),
-    ] = ("sharegpt",)
-    arrivals: Annotated[
-        Axis[str],
-        Setting(
-            "poisson, gamma(cv=2), concurrency(16), …. Replaces a trace's own.",
-            ARRIVES,
-            metavar="PROCESS",
-            role="workload",
-        ),
-    ] = ("poisson",)
-    redraw_arrivals: Annotated[
-        Axis[bool],
-        Setting(
-            "Draw arrivals although the trace has its own; --arrivals implies it.",
-            ARRIVES_MORE,
-            role="workload",
-        ),
-    ] = (False,)
-    prompt_tokens: Annotated[
-        Axis[str | None],
-        Setting(
-            "Lengths of prompts: a number or a distribution, in place of the workload's.",
-            ARRIVES_MORE,
-            metavar="DIST",
-            role="workload",
-        ),
-    ] = (None,)
-    output_tokens: Annotated[
-        Axis[str | None],
-        Setting(
-            "Lengths of answers: a number or a distribution, in place of the workload's.",
-            ARRIVES_MORE,
-            metavar="DIST",
-            role="workload",
-        ),
-    ] = (None,)
-    sessions: Annotated[
-        Axis[str | None],
-        Setting(
-            "Conversations of several turns, as in sessions(turns=4, think_s=1).",
-            ARRIVES_MORE,
-            metavar="sessions(…)",
-            role="workload",
-        ),
-    ] = (None,)
-    models: Annotated[
-        Axis[str | None],
-        Setting(
-            "Which models requests ask for, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for "
-            "systems that serve several on --gpus GPUs.",
-            ARRIVES,
-            metavar="fleet(…)|zipf(…)|assign(…)",
-            role="workload",
-        ),
-    ] = (None,)
-    trace_format: Annotated[
-        str | None,
-        Setting(
-            "Format of a trace file.",
-            ARRIVES_MORE,
-            metavar="FORMAT",
-            default="told by its content",
-            role="workload",
-        ),
-    ] = None
-    rates: Annotated[
-        Axis[Positive] | None,
-        Setting(
-            "Offered rates in requests per second.",
-            ARRIVES,
-            metavar="2,4,8|2:16:2",
-            default="a ladder around the estimated capacity",
-            unit="req/s",
-            read=number_list,
-            role="workload",
-        ),
-    ] = None
-    loads: Annotated[
-        Axis[Positive] | None,
-        Setting(
-            "Offered rates as shares of the estimated capacity of each cell.",
-            ARRIVES,
-            metavar="0.5,1,1.5",
-            read=number_list,
-            role="workload",
-        ),
-    ] = None
-    speeds: Annotated[
-        Axis[Positive] | None,
-        Setting(
-            "Replay a trace's own arrivals so much faster.",
-            ARRIVES,
-            option="--speed",
-            metavar="0.5,1,2",
-            default="for traces 0.5,1,2",
-            read=number_list,
-            role="workload",
-        ),
-    ] = None
+    workload: Axis[str] = setting(
+        ("sharegpt",),
+        ARRIVES,
+        "A catalogue name, a trace file, or mix(…). May be repeated.",
+        short="-w",
+        metavar="W",
+        complete="workloads",
+        repeated=True,
+        file="maybe",
+    )
+    arrivals: Axis[str] = setting(
+        ("poisson",),
+        ARRIVES,
+        "poisson, gamma(cv=2), concurrency(16), …. Replaces a trace's own.",
+        metavar="PROCESS",
+    )
+    redraw_arrivals: Axis[bool] = setting(
+        (False,),
+        ARRIVES_MORE,
+        "Draw arrivals although the trace has its own; --arrivals implies it.",
+    )
+    prompt_tokens: Axis[str | None] = setting(
+        (None,),
+        ARRIVES_MORE,
+        "Lengths of prompts: a number or a distribution, in place of the workload's.",
+        metavar="DIST",
+    )
+    output_tokens: Axis[str | None] = setting(
+        (None,),
+        ARRIVES_MORE,
+        "Lengths of answers: a number or a distribution, in place of the workload's.",
+        metavar="DIST",
+    )
+    sessions: Axis[str | None] = setting(
+        (None,),
+        ARRIVES_MORE,
+        "Conversations of several turns, as in sessions(turns=4, think_s=1).",
+        metavar="sessions(…)",
+    )
+    models: Axis[str | None] = setting(
+        (None,),
+        ARRIVES,
+        "Which models requests ask for, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for systems "
+        "that serve several on --gpus GPUs.",
+        metavar="fleet(…)|zipf(…)|assign(…)",
+    )
+    trace_format: str | None = setting(
+        None,
+        ARRIVES_MORE,
+        "Format of a trace file. Default: told by its content.",
+        metavar="FORMAT",
+    )
+    rates: Axis[Positive] | None = setting(
+        None,
+        ARRIVES,
+        "Offered rates in requests per second. Default: a ladder around the estimated capacity.",
+        metavar="2,4,8|2:16:2",
+        unit="req/s",
+        read=number_list,
+    )
+    loads: Axis[Positive] | None = setting(
+        None,
+        ARRIVES,
+        "Offered rates as shares of the estimated capacity of each cell.",
+        metavar="0.5,1,1.5",
+        read=number_list,
+    )
+    speeds: Axis[Positive] | None = setting(
+        None,
+        ARRIVES,
+        "Replay a trace's own arrivals so much faster. Default: for traces 0.5,1,2.",
+        option="--speed",
+        metavar="0.5,1,2",
+        read=number_list,
+    )
 
     # What serves it.
-    model: Annotated[
-        Axis[str],
-        Setting(
-            "A catalogue name, or a folder with a config.json.",
-            SERVES,
-            short="-m",
-            metavar="M",
-            complete="models",
-            file="maybe",
-            role="workload",
-        ),
-    ] = ("llama-3.1-8b",)
-    gpu: Annotated[
-        Axis[str],
-        Setting(
-            "Kind of GPU.", SERVES, short="-g", metavar="G", complete="gpus", role="deployment"
-        ),
-    ] = ("a100-80g",)
-    tp: Annotated[
-        Axis[Count | None],
-        Setting(
-            "Tensor parallel GPUs.",
-            SERVES,
-            default="the fewest on which the model fits",
-            role="deployment",
-            tunable=True,
-        ),
-    ] = (None,)
-    pp: Annotated[
-        Axis[Count], Setting("Pipeline stages.", SERVES, role="deployment", tunable=True)
-    ] = (1,)
-    instances: Annotated[
-        Axis[Count | None],
-        Setting("Copies of the model.", SERVES, default="1", role="deployment", tunable=True),
-    ] = (None,)
-    gpus: Annotated[
-        Axis[Count | None], Setting("In all: instances × tp × pp.", SERVES, role="deployment")
-    ] = (None,)
-    embed_instances: Annotated[
-        Axis[CountFrom0],
-        Setting(
-            "Instances that only embed; 0: all embed, beside the language model.",
-            SERVES_MORE,
-            role="deployment",
-            tunable=True,
-        ),
-    ] = (0,)
-    router: Annotated[
-        Axis[str | None],
-        Setting(
-            "Which instance gets a request.",
-            SERVES,
-            metavar="R",
-            default="the system's own",
-            complete="routers",
-            role="deployment",
-            tunable=True,
-        ),
-    ] = (None,)
-    failures: Annotated[
-        Axis[str | None],
-        Setting(
-            "Instances that fail, from when to when: 2@30s..60s, or 0@90s for good. Simulated.",
-            SERVES,
-            metavar="N@S..S,…",
-            role="workload",
-        ),
-    ] = (None,)
-    weight_dtype: Annotated[
-        Axis[str],
-        Setting(
-            "Number format of the weights.",
-            SERVES_MORE,
-            metavar="D",
-            role="deployment",
-            tunable=True,
-        ),
-    ] = ("bf16",)
-    kv_dtype: Annotated[
-        Axis[str],
-        Setting(
-            "Number format of the KV cache.",
-            SERVES_MORE,
-            metavar="D",
-            role="deployment",
-            tunable=True,
-        ),
-    ] = ("bf16",)
-    memory_share: Annotated[
-        Axis[Share],
-        Setting(
-            "Share of GPU memory that is used.",
-            SERVES_MORE,
-            metavar="SHARE",
-            role="deployment",
-            tunable=True,
-        ),
-    ] = (0.9,)
-    block_tokens: Annotated[
-        Axis[Count],
-        Setting(
-            "Tokens of a KV cache block.",
-            SERVES_MORE,
-            unit="tokens",
-            role="deployment",
-            tunable=True,
-        ),
-    ] = (16,)
-    host_memory_gib: Annotated[
-        Axis[NotNegative],
-        Setting(
-            "Host memory for swapped KV, per GPU.",
-            SERVES_MORE,
-            unit="GiB",
-            role="deployment",
-            tunable=True,
-        ),
-    ] = (4.0,)
-    kv_blocks: Annotated[
-        Axis[Count | None],
-        Setting(
-            "KV cache blocks of an instance.",
-            SERVES_MORE,
-            default="what fits into GPU memory",
-            role="deployment",
-            tunable=True,
-        ),
-    ] = (None,)
-    host_blocks: Annotated[
-        Axis[CountFrom0 | None],
-        Setting(
-            "KV cache blocks in host memory, in place of --host-memory-gib.",
-            SERVES_MORE,
-            role="deployment",
-            tunable=True,
-        ),
-    ] = (None,)
-    host_s: Annotated[
-        Axis[NotNegative | None],
-        Setting(
-            "Scheduling time of a step.",
-            SERVES_MORE,
-            option="--host-time",
-            default="that of the step-time model",
-            unit="s",
-            role="deployment",
-        ),
-    ] = (None,)
-    profile: Annotated[
-        Axis[str | None],
-        Setting(
-            "Measured step times in place of the fitted ones (see `slo-bench profile`); sets "
-            "model, GPU and tp unless they are given.",
-            SERVES,
-            metavar="FILE",
-            file="maybe",
-            role="deployment",
-        ),
-    ] = (None,)
-    embedder: Annotated[
-        Axis[str | None],
-        Setting(
-            "The embedding model beside the language model, for workloads with embedding requests.",
-            SERVES,
-            metavar="MODEL",
-            file="maybe",
-            role="workload",
-        ),
-    ] = (None,)
-    device_map: Annotated[
-        Axis[str | None],
-        Setting(
-            "Layers on devices: a file of `tune helr --out`, or a shipped map's name. In place of "
-            "--gpu, --tp and --pp.",
-            SERVES,
-            metavar="MAP",
-            file="maybe",
-            role="deployment",
-        ),
-    ] = (None,)
+    model: Axis[str] = setting(
+        ("llama-3.1-8b",),
+        SERVES,
+        "A catalogue name, or a folder with a config.json.",
+        short="-m",
+        metavar="M",
+        complete="models",
+        file="maybe",
+        role="workload",
+    )
+    gpu: Axis[str] = setting(
+        ("a100-80g",), SERVES, "Kind of GPU.", short="-g", metavar="G", complete="gpus"
+    )
+    tp: Axis[Count | None] = setting(
+        (None,),
+        SERVES,
+        "Tensor parallel GPUs. Default: the fewest on which the model fits.",
+        tunable=True,
+    )
+    pp: Axis[Count] = setting((1,), SERVES, "Pipeline stages.", tunable=True)
+    instances: Axis[Count | None] = setting(
+        (None,), SERVES, "Copies of the model. Default: 1.", tunable=True
+    )
+    gpus: Axis[Count | None] = setting((None,), SERVES, "In all: instances × tp × pp.")
+    embed_instances: Axis[CountFrom0] = setting(
+        (0,),
+        SERVES_MORE,
+        "Instances that only embed; 0: all embed, beside the language model.",
+        tunable=True,
+    )
+    router: Axis[str | None] = setting(
+        (None,),
+        SERVES,
+        "Which instance gets a request. Default: the system's own.",
+        metavar="R",
+        complete="routers",
+        tunable=True,
+    )
+    failures: Axis[str | None] = setting(
+        (None,),
+        SERVES,
+        "Instances that fail, from when to when: 2@30s..60s, or 0@90s for good. Simulated.",
+        metavar="N@S..S,…",
+        role="workload",
+    )
+    weight_dtype: Axis[str] = setting(
+        ("bf16",), SERVES_MORE, "Number format of the weights.", metavar="D", tunable=True
+    )
+    kv_dtype: Axis[str] = setting(
+        ("bf16",), SERVES_MORE, "Number format of the KV cache.", metavar="D", tunable=True
+    )
+    memory_share: Axis[Share] = setting(
+        (0.9,), SERVES_MORE, "Share of GPU memory that is used.", metavar="SHARE", tunable=True
+    )
+    block_tokens: Axis[Count] = setting(
+        (16,), SERVES_MORE, "Tokens of a KV cache block.", unit="tokens", tunable=True
+    )
+    host_memory_gib: Axis[NotNegative] = setting(
+        (4.0,), SERVES_MORE, "Host memory for swapped KV, per GPU.", unit="GiB", tunable=True
+    )
+    kv_blocks: Axis[Count | None] = setting(
+        (None,),
+        SERVES_MORE,
+        "KV cache blocks of an instance. Default: what fits into GPU memory.",
+        tunable=True,
+    )
+    host_blocks: Axis[CountFrom0 | None] = setting(
+        (None,),
+        SERVES_MORE,
+        "KV cache blocks in host memory, in place of --host-memory-gib.",
+        tunable=True,
+    )
+    host_s: Axis[NotNegative | None] = setting(
+        (None,),
+        SERVES_MORE,
+        "Scheduling time of a step. Default: that of the step-time model.",
+        option="--host-time",
+        unit="s",
+    )
+    profile: Axis[str | None] = setting(
+        (None,),
+        SERVES,
+        "Measured step times in place of the fitted ones (see `slo-bench profile`); sets model, "
+        "GPU and tp unless they are given.",
+        metavar="FILE",
+        file="maybe",
+    )
+    embedder: Axis[str | None] = setting(
+        (None,),
+        SERVES,
+        "The embedding model beside the language model, for workloads with embedding requests.",
+        metavar="MODEL",
+        file="maybe",
+        role="workload",
+    )
+    device_map: Axis[str | None] = setting(
+        (None,),
+        SERVES,
+        "Layers on devices: a file of `tune helr --out`, or a shipped map's name. In place of "
+        "--gpu, --tp and --pp.",
+        metavar="MAP",
+        file="maybe",
+    )
 
     # How much of it, and what counts.
-    requests: Annotated[
-        Axis[Count | None],
-        Setting(
-            "Requests in each cell.",
-            ARRIVES,
-            short="-n",
-            default="1000; of a trace all",
-            role="workload",
-        ),
-    ] = (None,)
-    duration_s: Annotated[
-        Axis[Positive | None],
-        Setting("Seconds of arrivals, instead of --requests.", ARRIVES, unit="s", role="workload"),
-    ] = (None,)
-    warmup_s: Annotated[
-        Axis[NotNegative],
-        Setting(
-            "Requests that arrive in the first S seconds do not count.",
-            ARRIVES,
-            unit="s",
-            role="workload",
-        ),
-    ] = (0.0,)
-    warmup_share: Annotated[
-        Axis[PartShare],
-        Setting(
-            "The same as a share of the time in which requests arrive.",
-            ARRIVES_MORE,
-            metavar="SHARE",
-            role="workload",
-        ),
-    ] = (0.0,)
-    max_output_tokens: Annotated[
-        Axis[Count | None],
-        Setting(
-            "Output limit that requests declare.",
-            ARRIVES_MORE,
-            default="the length of their answer",
-            unit="tokens",
-            role="workload",
-        ),
-    ] = (None,)
-    slo: Annotated[
-        Axis[str | SloTable],
-        Setting(
-            "Bounds in seconds: any of ttft, tpot, e2e, deadline; e2e=uniform(1,350) draws; "
-            "'chat:ttft=0.5; batch:e2e=60' sets them by class; '' keeps a trace's own. May be "
-            "repeated, which compares them.",
-            ARRIVES,
-            metavar="ttft=1,tpot=0.15",
-            repeated=True,
-            role="workload",
-        ),
-    ] = ("ttft=1,tpot=0.15",)
-    slo_scale: Annotated[
-        Axis[Positive],
-        Setting("Multiply every bound.", ARRIVES, metavar="F", role="workload"),
-    ] = (1.0,)
-    seeds: Annotated[
-        Count | None,
-        Setting("Repetitions.", ARRIVES, default="3"),
-    ] = None
-    seed: Annotated[int, Field(ge=0), Setting("The first seed.", ARRIVES)] = 0
-    length_predictor: Annotated[
-        Axis[str],
-        Setting(
-            "What policies are told of answers' lengths: oracle (the truth), "
-            "noisy(accuracy=0.8), constant(256), or a folder that `slo-bench predict-train` made.",
-            SERVES,
-            metavar="P",
-            file="maybe",
-            role="deployment",
-        ),
-    ] = ("oracle",)
-    oversize: Annotated[
-        Axis[Literal["error", "reject", "truncate"]],
-        Setting(
-            "What becomes of requests longer than the context or the KV cache: `reject` counts "
-            "them as misses, as a server would turn them away.",
-            SERVES,
-            role="workload",
-        ),
-    ] = ("reject",)
-    objective: Annotated[
-        Axis[str],
-        Setting(
-            "Weights of the objective of workloads with embedding requests.",
-            ARRIVES_MORE,
-            option="--objective-weights",
-            metavar="alpha=1,beta=1,gamma=1",
-            role="workload",
-        ),
-    ] = ("alpha=1,beta=1,gamma=1",)
+    requests: Axis[Count | None] = setting(
+        (None,),
+        ARRIVES,
+        f"Requests in each cell. Default: {DEFAULT_REQUESTS}; of a trace all.",
+        short="-n",
+    )
+    duration_s: Axis[Positive | None] = setting(
+        (None,), ARRIVES, "Seconds of arrivals, instead of --requests.", unit="s"
+    )
+    warmup_s: Axis[NotNegative] = setting(
+        (0.0,), ARRIVES, "Requests that arrive in the first S seconds do not count.", unit="s"
+    )
+    warmup_share: Axis[PartShare] = setting(
+        (0.0,),
+        ARRIVES_MORE,
+        "The same as a share of the time in which requests arrive.",
+        metavar="SHARE",
+    )
+    max_output_tokens: Axis[Count | None] = setting(
+        (None,),
+        ARRIVES_MORE,
+        "Output limit that requests declare. Default: the length of their answer.",
+        unit="tokens",
+    )
+    slo: Axis[str | SloTable] = setting(
+        ("ttft=1,tpot=0.15",),
+        ARRIVES,
+        "Bounds in seconds: any of ttft, tpot, e2e, deadline; e2e=uniform(1,350) draws; "
+        "'chat:ttft=0.5; batch:e2e=60' sets them by class; '' keeps a trace's own. May be "
+        "repeated, which compares them.",
+        metavar="ttft=1,tpot=0.15",
+        repeated=True,
+    )
+    slo_scale: Axis[Positive] = setting((1.0,), ARRIVES, "Multiply every bound.", metavar="F")
+    seeds: Count | None = setting(None, ARRIVES, f"Repetitions. Default: {DEFAULT_SEEDS}.")
+    seed: Annotated[int, Field(ge=0)] = setting(0, ARRIVES, "The first seed.")
+    length_predictor: Axis[str] = setting(
+        ("oracle",),
+        SERVES,
+        "What policies are told of answers' lengths: oracle (the truth), noisy(accuracy=0.8), "
+        "constant(256), or a folder that `slo-bench predict-train` made.",
+        metavar="P",
+        file="maybe",
+    )
+    oversize: Axis[Literal["error", "reject", "truncate"]] = setting(
+        ("reject",),
+        SERVES,
+        "What becomes of requests longer than the context or the KV cache: `reject` counts them "
+        "as misses, as a server would turn them away.",
+        role="workload",
+    )
+    objective: Axis[str] = setting(
+        ("alpha=1,beta=1,gamma=1",),
+        ARRIVES_MORE,
+        "Weights of the objective of workloads with embedding requests.",
+        option="--objective-weights",
+        metavar="alpha=1,beta=1,gamma=1",
+    )
 
     # How it is run.
-    backend: Annotated[
-        Literal["simulated", "http", "vllm", "sglang", "paged"],
-        Setting(
-            "What runs it: the simulator, real servers, or our own small engine (paged).",
-            RUN,
-            short="-b",
-            default="simulated; with --base-url http",
-            role="deployment",
-        ),
-    ] = "simulated"
+    backend: Literal["simulated", "http", "vllm", "sglang", "paged"] = setting(
+        "simulated",
+        RUN,
+        "What runs it: the simulator, real servers, or our own small engine (paged). Default: "
+        "simulated; with --base-url http.",
+        short="-b",
+        role="deployment",
+    )
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them
-    records: Annotated[
-        Literal["auto", "csv", "parquet", "none"],
-        Setting("Per-request records.", RUN, default="Parquet if pyarrow is installed, else CSV"),
-    ] = "auto"
+    records: Literal["auto", "csv", "parquet", "none"] = setting(
+        "auto", RUN, "Per-request records. Default: Parquet if pyarrow is installed, else CSV."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -550,14 +397,17 @@ class ExperimentSchema(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise SettingError(first["loc"], _problem(first, type(self).model_fields)) from None
+            raise setting_error(error, type(self)) from None
 
     @classmethod
     def axes(cls) -> tuple[str, ...]:
         """The settings of which every combination is run."""
-        named = (one.path for one in declared(cls).values() if one.axis)
-        return tuple(name for name in named if name != "systems")
+        found = declared(cls).values()
+        return tuple(
+            one.path
+            for one in found
+            if one.several and one.path in cls.model_fields and one.path != "systems"
+        )
 
     @classmethod
     def load(cls, path: str | Path, **changes: object) -> Self:
@@ -646,8 +496,15 @@ def _anchored(value: object, folder: Path) -> object:
     return value
 
 
-def _problem(error: ErrorDetails, fields: Mapping[str, object]) -> str:
-    """One of pydantic's complaints in this project's words."""
+def setting_error(
+    error: ValidationError, schema: type[BaseModel], kind: str = "setting"
+) -> SettingError:
+    """The first of pydantic's complaints in this project's words."""
+    first = error.errors()[0]
+    return SettingError(first["loc"], _problem(first, schema.model_fields, kind))
+
+
+def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> str:
     location = [str(part) for part in error["loc"] if isinstance(part, str)]
     first = location[0] if location else ""
     depth = 3 if first == "knobs" else 2 if first in _TABLES else 1
@@ -655,7 +512,7 @@ def _problem(error: ErrorDetails, fields: Mapping[str, object]) -> str:
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":
         known = _TABLES[first].model_fields if first in _TABLES else fields
-        return str(UnknownNameError("setting", location[depth - 1], known))
+        return str(UnknownNameError(what, location[depth - 1], known))
     if kind == "value_error":
         message = message.removeprefix("Value error, ")
         return f"{setting} {message}".strip()

@@ -1,24 +1,25 @@
 """What a setting is besides its type and default: everything that options, axes and reports need.
 
-A setting is declared once, as a field of a schema annotated with a `Setting`. The command line's
+A setting is declared once, as a field of a schema made by `setting`. The command line's
 options, the sweep axes, the files that paths name and the report's series follow from it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, Field
-from pydantic.fields import FieldInfo
 
 from ....workloads.errors import SloBenchError
 
 T = TypeVar("T")
+_EXTRA = "setting"
+Role = Literal["workload", "deployment", "client", "run"]
 COMPARED = "What is compared"
 ARRIVES = "What arrives"
 ARRIVES_MORE = "Workload details"
@@ -52,16 +53,16 @@ class Setting:
         option: its option, where that is not the field's name; "" is none.
         short: its letter, as `-n`.
         metavar: how its value is written; by default the choices, N, or the unit.
-        default: what holds where it is not given, if the field's default does not say so.
         unit: of its value. An option in seconds is called as the field is, without `_s`.
         complete: values are names of `slo-bench list KIND`.
         repeated: its option may be repeated, one value each.
         split: values of its option are separated by commas.
-        read: reads the option's text.
+        read: reads the option's text; of named values one name and its value.
         file: values may name files (`maybe`: where such a file exists). Relative paths in an
             experiment file start at its folder.
         role: `deployment` is what an operator chooses, and a report draws a series for each value;
-            `workload` a condition under which systems are compared; `client` and `run` neither.
+            `workload` a condition under which systems are compared; `client` and `run` neither. By
+            default as the panel says.
         tunable: `slo-bench tune` may search it.
     """
 
@@ -70,15 +71,31 @@ class Setting:
     option: str | None = None
     short: str | None = None
     metavar: str | None = None
-    default: str | None = None
     unit: str | None = None
     complete: str | None = None
     repeated: bool = False
     split: bool = False
-    read: Callable[[str], object] | None = None
+    read: Callable[[str], Any] | None = None
     file: Literal["no", "maybe", "yes"] = "no"
-    role: Literal["workload", "deployment", "client", "run"] = "run"
+    role: Role | None = None
     tunable: bool = False
+
+
+_ROLES: dict[str, Role] = {
+    ARRIVES: "workload",
+    ARRIVES_MORE: "workload",
+    SERVES: "deployment",
+    SERVES_MORE: "deployment",
+    CLIENT: "client",
+}
+
+
+def setting(default: Any, panel: str, text: str, **how: Any) -> Any:
+    """A field of a schema that is a setting; `text` is its help, `how` is as `Setting` has it.
+
+    The help shown ends with the default, unless `text` has a "Default:" of its own.
+    """
+    return Field(default, json_schema_extra={_EXTRA: cast("Any", Setting(text, panel, **how))})
 
 
 @dataclass(frozen=True)
@@ -93,12 +110,18 @@ class Declared:
     @property
     def kind(self) -> type:
         """What one value is: `int`, `float`, `bool`, `str`, or `dict` for named values."""
-        return _kind(self.annotation)
+        kind = _alternatives(self.annotation)[0]
+        origin = get_origin(kind)
+        if origin is Literal:
+            return str
+        found: type = kind if origin is None else dict
+        return found
 
     @property
     def choices(self) -> tuple[str, ...]:
         """The words that it may be; empty: any."""
-        return _choices(self.annotation)
+        kind = _alternatives(self.annotation)[0]
+        return get_args(kind) if get_origin(kind) is Literal else ()
 
     @property
     def values(self) -> Any:
@@ -106,9 +129,14 @@ class Declared:
         return get_args(self.annotation)[1]
 
     @property
-    def axis(self) -> bool:
-        """Is every combination run where it has several values?"""
-        return get_origin(self.annotation) is tuple and "." not in self.path
+    def role(self) -> Role:
+        """Whose it is; see `Setting`."""
+        return self.setting.role or _ROLES.get(self.setting.panel, "run")
+
+    @property
+    def several(self) -> bool:
+        """Is it a tuple of values?"""
+        return get_origin(self.annotation) is tuple
 
     @property
     def option(self) -> str:
@@ -121,14 +149,15 @@ class Declared:
         )
 
     @property
-    def default_text(self) -> str:
-        """What holds where nothing is given; "" where that needs no words."""
-        if self.setting.default is not None:
-            return self.setting.default
+    def help(self) -> str:
+        """What it says, with its default."""
         values = self.default if isinstance(self.default, tuple) else (self.default,)
-        if self.kind in (bool, dict) or not all(value not in (None, "") for value in values):
-            return ""
-        return ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
+        if "Default:" in self.setting.help or self.kind in (bool, dict):
+            return self.setting.help
+        texts = [f"{v:g}" if isinstance(v, float) else str(v) for v in values if v is not None]
+        return (
+            f"{self.setting.help} Default: {','.join(texts)}." if any(texts) else self.setting.help
+        )
 
 
 @cache
@@ -138,16 +167,11 @@ def declared(schema: type[BaseModel], prefix: str = "") -> dict[str, Declared]:
     for name, field in schema.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
             found |= declared(field.annotation, f"{name}.")
-            continue
-        for setting in _settings(field):
-            found[prefix + name] = Declared(
-                prefix + name, setting, field.annotation, field.get_default()
-            )
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and isinstance(how := extra.get(_EXTRA), Setting):
+            path = prefix + name
+            found[path] = Declared(path, how, field.annotation, field.get_default())
     return found
-
-
-def _settings(field: FieldInfo) -> list[Setting]:
-    return [one for one in field.metadata if isinstance(one, Setting)]
 
 
 def _alternatives(annotation: Any) -> list[Any]:
@@ -160,24 +184,6 @@ def _alternatives(annotation: Any) -> list[Any]:
     if origin is tuple:
         return _alternatives(get_args(annotation)[0])
     return [] if annotation is NoneType else [annotation]
-
-
-def _kind(annotation: Any) -> type:
-    first = _alternatives(annotation)[0]
-    origin = get_origin(first)
-    if origin is Literal:
-        return str
-    kind: type = dict if origin in (dict, Mapping) or _is_mapping(origin) else first
-    return kind
-
-
-def _is_mapping(origin: Any) -> bool:
-    return isinstance(origin, type) and issubclass(origin, Mapping)
-
-
-def _choices(annotation: Any) -> tuple[str, ...]:
-    first = _alternatives(annotation)[0]
-    return get_args(first) if get_origin(first) is Literal else ()
 
 
 def number_list(text: str) -> tuple[float, ...]:
