@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,6 +58,12 @@ class Given:
         """Does any of them change an experiment?"""
         return bool(self.settings or self.sets or self.sweeps)
 
+    def value(self, path: str) -> Any:
+        """What was given for a setting of an experiment, or its default."""
+        default = declared(ExperimentSchema)[path]
+        first = default.default[0] if default.several and default.default else default.default
+        return self.settings.get(path, first)
+
     def experiment(self, resumed: Path | None = None) -> Experiment:
         """The experiment in the file, the suite or the resumed folder, with what was given.
 
@@ -84,13 +90,15 @@ class Offer:
 
     def parameters(self) -> list[inspect.Parameter]:
         """What a command function would have to take for these options."""
-        beside = _BESIDE if self.schema is ExperimentSchema else {}
-        found = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-            for name, kind in beside.items()
+        beside = {
+            name: inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
+            )
+            for name, kind in _BESIDE.items()
             if self._has(name)
-        ]
-        return found + [_parameter(one) for one in self._settings()]
+        }
+        first = [beside.pop(name) for name in ("file", "suite") if name in beside]
+        return [*first, *map(_parameter, self._settings()), *beside.values()]
 
     def given(self, typed: dict[str, Any]) -> Given:
         """Take what was given out of what was typed.
@@ -109,38 +117,53 @@ class Offer:
         )
 
     def _settings(self) -> list[Declared]:
+        known = declared(self.schema)
+        for path in {*(self.only or ()), *self.without, *self.changed} - {*_BESIDE}:
+            known[path]
         return [
             replace(one, setting=replace(one.setting, **self.changed.get(path, {})))
-            for path, one in declared(self.schema).items()
+            for path, one in known.items()
             if self._has(path) and one.option
         ]
 
     def _has(self, path: str) -> bool:
+        if path in _BESIDE and not issubclass(self.schema, ExperimentSchema):
+            return False
         return path not in self.without and (self.only is None or path in self.only)
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command function with the options of settings in place of each `Annotated[Given, Offer]`.
+    """A command function with options in place of each parameter that stands for several.
 
+    That is one annotated with an `Offer`, for settings, or a dataclass whose fields are options.
     Options stand in the order of their panels.
     """
     signature = inspect.signature(command, eval_str=True)
-    offers: dict[str, Offer] = {}
+    offers: dict[str, Offer | type] = {}
     shown: list[inspect.Parameter] = []
     for name, parameter in signature.parameters.items():
         named = getattr(parameter.annotation, "__metadata__", ())
         offer = next((one for one in named if isinstance(one, Offer)), None)
-        if offer is None:
-            shown.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-        else:
+        if offer is not None:
             offers[name] = offer
             shown += offer.parameters()
+        elif is_dataclass(group := parameter.annotation) and isinstance(group, type):
+            offers[name] = group
+            shown += inspect.signature(group, eval_str=True).parameters.values()
+        else:
+            shown.append(parameter)
 
     @functools.wraps(command)
     def called(**typed: Any) -> None:
-        given = {name: offer.given(typed) for name, offer in offers.items()}
+        given: dict[str, Any] = {}
+        for name, offer in offers.items():
+            if isinstance(offer, Offer):
+                given[name] = offer.given(typed)
+            else:
+                given[name] = offer(**{one.name: typed.pop(one.name) for one in fields(offer)})
         command(**typed, **given)
 
+    shown = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in shown]
     shown.sort(key=_panel)
     called.__dict__["__signature__"] = signature.replace(parameters=shown)
     return called
