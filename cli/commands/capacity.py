@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...tuner.capacity.asked import SEARCH, Asked
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
@@ -29,67 +30,24 @@ EXAMPLES = (
     "slo-bench capacity --base-url http://127.0.0.1:8000 --rates 1,20 --max-time 900",
 )
 
-_SEARCH = "How it is searched"
-
 CHANGED = {
     "rates": {
-        "panel": _SEARCH,
+        "panel": SEARCH,
         "metavar": "LOW,HIGH|START",
         "help": "Search between these rates, in requests per second; a single one is where the "
         "search begins. Default: begin near the estimated capacity, or at 1 on a real server.",
     },
     "requests": {
-        "panel": _SEARCH,
+        "panel": SEARCH,
         "help": "The least in a run; runs grow where waiting requests hold each other up for long. "
         "Default: 2000, on a real server 300; of a trace all.",
     },
     "seeds": {
-        "panel": _SEARCH,
+        "panel": SEARCH,
         "help": "Runs of a rate, each with a seed of its own, before the next is chosen. "
         "Default: 3.",
     },
 }
-Target = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--target",
-        metavar="SHARE",
-        help="Share of requests in SLO. May be repeated. Default: 0.9 and 0.99.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-Tolerance = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE",
-        help="Stop when the interval is so narrow: ± that share of the estimate.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-MaxRequests = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Spend no more on one configuration. Default: 120,000, on a real server no limit.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-MaxTime = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S",
-        help="Run no longer on one configuration. Default: an hour on a real server.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-WarmStart = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Begin where an earlier search of a similar configuration ended.",
-        rich_help_panel=_SEARCH,
-    ),
-]
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print the capacities as a JSON list, and nothing else."),
@@ -99,11 +57,7 @@ AsJson = Annotated[
 @with_options
 def capacity(
     given: Annotated[Given, Offer(without=("speeds", "loads", "duration_s"), changed=CHANGED)],
-    target: Target = None,
-    tolerance: Tolerance = 0.03,
-    max_requests: MaxRequests = None,
-    max_time: MaxTime = None,
-    warm_start: WarmStart = None,
+    search: Annotated[Given, Offer(Asked)],
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,
@@ -116,18 +70,10 @@ def capacity(
     from ...harness.experiments.config.schema import SIMULATED
     from ...harness.experiments.experiment import new_folder
     from ...harness.load_generator.machine import cores
-    from ...tuner.capacity.checkpoint import Asked
     from ...tuner.capacity.folder import search_capacity
     from ..options.executor import executor_of, pool_of
 
     experiment = given.experiment(options.resumed_in(out, resume))
-    asked = Asked(
-        targets=tuple(target or (0.9, 0.99)),
-        tolerance=tolerance,
-        max_requests=max_requests,
-        max_time_s=max_time,
-        warm_start=warm_start,
-    )
     folder = new_folder(f"capacity-{experiment.name}") if out is None else out
     where = executor_of(executor, address)
     simulated = experiment.backend == SIMULATED
@@ -144,7 +90,7 @@ def capacity(
             result = search_capacity(
                 experiment,
                 folder,
-                asked=asked,
+                asked=Asked(**search.settings),
                 resume=resume,
                 progress=watch,
                 ended=ended,

@@ -185,7 +185,7 @@ def _parameter(one: Declared) -> inspect.Parameter:
     default: object = None
     names = [one.option, *filter(None, [how.short])]
     if how.repeated or kind is dict:
-        taken = list[str]
+        taken = list[str] if kind is dict else list[kind]  # type: ignore[valid-type]
     elif kind is bool and _only_switches(one):
         default = False
     elif kind is bool:
@@ -238,7 +238,7 @@ def _value(one: Declared, typed: Any) -> Any:
         except SloBenchError as error:
             raise SloBenchError(f"{one.option}: {error}") from None
     if how.repeated:
-        return tuple(n for text in typed for n in (text.split(",") if how.split else (text,)))
+        return tuple(n for one in typed for n in (one.split(",") if how.split else (one,)))
     if one.kind is bool:
         return typed != one.option.startswith("--no-")
     return str(typed) if isinstance(typed, Path) else typed

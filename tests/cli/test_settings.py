@@ -29,7 +29,7 @@ WIDER = """
     from slo_bench.harness.experiments.config.setting import SERVES, Axis, Count, setting
 
     class Wider(schema.ExperimentSchema):
-        rack_slots: Axis[Count] = setting((1,), SERVES, "Slots of a rack.", unit="slots")
+        rack_slots: Axis[Count] = setting(SERVES, "Slots of a rack.", 1, unit="slots")
 
     schema.ExperimentSchema = Wider
 """
@@ -142,11 +142,11 @@ def test_a_command_cannot_name_a_setting_that_is_none():
 
 
 def test_specs_of_cells_have_the_defaults_of_the_schema():
-    fields = ExperimentSchema.model_fields
+    known = declared(ExperimentSchema)
     for spec in (PlacementSpec("m", "g", 1), WorkloadSpec("w")):
         for name, value in vars(spec).items():
             if name not in ("model", "gpu", "tp", "workload"):
-                default = fields[name].default
+                default = known[name].default
                 assert value == (default[0] if isinstance(default, tuple) else default), name
 
 

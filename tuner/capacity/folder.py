@@ -25,8 +25,9 @@ from ...harness.experiments.experiment import Experiment, environment, new_folde
 from ...harness.load_generator.send_job import Senders
 from ...harness.results.run_folder import Value, open_run_folder
 from ...workloads.errors import SloBenchError
+from .asked import Asked
 from .cells import CellRunner, RealServer, Server, Simulator
-from .checkpoint import FILE, Asked, Found, Memory, cells_in, read_capacity
+from .checkpoint import FILE, Found, Memory, cells_in, read_capacity
 from .options import Budget, CapacitySearch, SearchOptions
 from .remote_runner import PoolRunner
 from .samples import LevelRunner

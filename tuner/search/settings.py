@@ -40,75 +40,65 @@ class TuneSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     objectives: Annotated[Several[str], Field(min_length=1)] = setting(
-        (CAPACITY,),
         SOUGHT,
         "capacity (req/s at --target), goodput, attainment, cost (fewest GPUs), ttft_p50, "
         "ttft_p99, tpot_p50, tpot_p99, itl_p99, e2e_p50 or e2e_p99 (at --rate). Repeated: a Pareto "
         "front.",
+        (CAPACITY,),
         option="--objective",
         metavar="O",
         repeated=True,
         split=True,
     )
     search: Mapping[str, Any] = setting(
-        {},
         SEARCHED,
         "Search this knob or setting, and no others: slo_weight (all that it may be), "
         "threshold=1..4000 (…:log by orders of magnitude), tp=1,2,4, slo_weight=0:7:1, or knobs "
         "(all of them). May be repeated. Default: knobs.",
+        {},
         metavar="NAME[=LOW..HIGH|A,B,…]",
         read=_searched,
     )
     target: float = setting(
-        0.9,
-        SOUGHT,
-        "Share of requests in SLO that capacity and cost are about.",
-        metavar="SHARE",
+        SOUGHT, "Share of requests in SLO that capacity and cost are about.", 0.9, metavar="SHARE"
     )
     tolerance: Annotated[float, Field(ge=0.001, le=0.5)] = setting(
-        0.03,
         SOUGHT,
         "Of a capacity: how narrow its interval must be, ± that share.",
+        0.03,
         metavar="SHARE",
     )
     rate_rps: Positive | None = setting(
-        None,
-        SOUGHT,
-        "Offered rate, req/s, of objectives at one rate.",
-        option="--rate",
-        metavar="R",
+        SOUGHT, "Offered rate, req/s, of objectives at one rate.", option="--rate", metavar="R"
     )
     sampler: str = setting(
-        "",
         SEARCHED,
         "tpe, gp (needs the extra torch), cmaes (numbers only), nsga2, random or grid. "
         "Default: tpe; for several objectives nsga2.",
+        "",
         metavar="S",
     )
-    sampler_seed: int = setting(0, SEARCHED, "Seed of the sampler's draws.")
-    trials: Count = setting(50, SEARCHED, "Configurations to try.")
+    sampler_seed: int = setting(SEARCHED, "Seed of the sampler's draws.", 0)
+    trials: Count = setting(SEARCHED, "Configurations to try.", 50)
     max_requests: Count | None = setting(
-        None, SEARCHED, "Begin no trial once so many requests were spent."
+        SEARCHED, "Begin no trial once so many requests were spent."
     )
     max_time_s: Positive | None = setting(
-        None, SEARCHED, "Begin no trial after so many seconds.", unit="s"
+        SEARCHED, "Begin no trial after so many seconds.", unit="s"
     )
     confirm_workloads: Several[str] = setting(
-        (),
         PROVED,
         "Measure winner and default on this workload as well. May be repeated.",
+        (),
         option="--confirm-workload",
         metavar="W",
         repeated=True,
     )
     confirm_backend: Literal["vllm", "sglang"] | None = setting(
-        None,
-        PROVED,
-        "Measure winner and default on this real server as well.",
-        option="--confirm",
+        PROVED, "Measure winner and default on this real server as well.", option="--confirm"
     )
     confirm: bool = setting(
-        True, PROVED, "No runs on fresh seeds in the end.", option="--no-confirm"
+        PROVED, "No runs on fresh seeds in the end.", True, option="--no-confirm"
     )
 
     def __init__(self, **settings: Any) -> None:

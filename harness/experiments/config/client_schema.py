@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,76 +25,72 @@ class ClientSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     base_urls: Several[str] = setting(
-        (),
         CLIENT,
         "An OpenAI-compatible server that runs already. Repeated: all of them, behind the router.",
+        (),
         option="--base-url",
         metavar="URL",
         repeated=True,
     )
     api: Literal["completions", "chat", "embeddings"] = setting(
-        "completions", CLIENT, "Where requests go."
+        CLIENT, "Where requests go.", "completions"
     )
     headers: dict[str, str] = setting(
-        {},
         CLIENT,
         "Sent with every request; $NAME in the value is an environment variable. May be repeated.",
+        {},
         option="--header",
     )
     api_key_env: str | None = setting(
-        None,
         CLIENT,
         "The environment variable that holds the API key; the key is written nowhere.",
         metavar="NAME",
     )
     body: dict[str, Any] = setting(
-        {}, CLIENT, "A field of every request's body, in place of ours. May be repeated."
+        CLIENT, "A field of every request's body, in place of ours. May be repeated.", {}
     )
-    exact_output: bool = setting(True, CLIENT, "Make servers generate as many tokens as asked.")
+    exact_output: bool = setting(CLIENT, "Make servers generate as many tokens as asked.", True)
     prompts: Literal["auto", "ids", "words"] = setting(
-        "auto", CLIENT, "What prompts without text are made of. Default: token ids, for chat words."
+        CLIENT, "What prompts without text are made of. Default: token ids, for chat words.", "auto"
     )
     tokenizer: str | None = setting(
-        None,
         CLIENT,
         "Folder of the served model's tokenizer: prompts use its vocabulary.",
         metavar="DIR",
         file="yes",
     )
     token_ids: tuple[int, int] = setting(
-        (1000, 30000),
         CLIENT,
         "Range of the token ids that prompts are drawn from.",
+        (1000, 30000),
         metavar="LOW,HIGH",
         read=number_list,
     )
     time_limit_s: Positive | None = setting(
-        None,
         CLIENT,
         "A cell ends after so long; what is under way is then missed. Default: ten minutes after "
         "the last arrival.",
         unit="s",
     )
     stall_limit_s: Positive = setting(
-        120.0, CLIENT, "A request without a new token for so long has failed.", unit="s"
+        CLIENT, "A request without a new token for so long has failed.", 120.0, unit="s"
     )
     late_limit_s: Positive = setting(
-        0.01,
         CLIENT,
         "A cell whose requests were sent later than this (99th percentile) is invalid.",
+        0.01,
         unit="s",
     )
     processes: Count | None = setting(
-        None,
         CLIENT,
         "Processes that send. Default: as many as the load needs; with --executor ray one on "
         "each machine at least.",
     )
-    token_times: bool = setting(False, CLIENT, "Keep the time of every token.")
+    token_times: bool = setting(CLIENT, "Keep the time of every token.", False)
     export: Several[Literal["vllm"]] = setting(
-        (),
         CLIENT,
         "Also write each cell as `vllm bench serve --save-result --save-detailed` does.",
+        (),
         repeated=True,
     )
 
@@ -127,24 +124,17 @@ class ClientSchema(BaseModel):
         """As the load generator takes it, for one cell."""
         from ...load_generator.http.options import Api, HttpOptions, Prompts
 
+        alike = {one.name for one in fields(HttpOptions)} & set(type(self).model_fields)
+        exported = "vllm" in self.export
         return HttpOptions(
-            api=Api(self.api),
+            **{name: getattr(self, name) for name in alike}
+            | {"api": Api(self.api), "prompts": Prompts(self.prompts)}
+            | {"tokenizer": None if self.tokenizer is None else Path(self.tokenizer)},
             model=model,
-            headers=self.headers,
-            api_key_env=self.api_key_env,
-            body=self.body,
             values_field=values_field,
-            exact_output=self.exact_output,
-            prompts=Prompts(self.prompts),
-            tokenizer=None if self.tokenizer is None else Path(self.tokenizer),
-            token_ids=self.token_ids,
             salt=salt,
-            time_limit_s=self.time_limit_s,
-            stall_limit_s=self.stall_limit_s,
-            processes=self.processes,
-            late_limit_s=self.late_limit_s,
-            keep_texts="vllm" in self.export,
-            keep_token_times=self.token_times or "vllm" in self.export,
+            keep_texts=exported,
+            keep_token_times=self.token_times or exported,
         )
 
 

@@ -84,12 +84,12 @@ class ExperimentSchema(BaseModel):
 
     # What is compared.
     name: Annotated[str, Field(min_length=1)] = setting(
-        "experiment", RUN, "Name of the experiment, for its folder."
+        RUN, "Name of the experiment, for its folder.", "experiment"
     )
     systems: Axis[str] = setting(
-        ("vllm", "sarathi", "sglang"),
         COMPARED,
         "A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
+        ("vllm", "sarathi", "sglang"),
         option="--system",
         short="-s",
         metavar="S",
@@ -100,14 +100,14 @@ class ExperimentSchema(BaseModel):
     )
     knobs: dict[str, dict[str, Axis[Knob]]] = {}  # by system
     published: str | None = setting(
-        None, RUN, "A table of published results that the report sets beside these.", metavar="FILE"
+        RUN, "A table of published results that the report sets beside these.", metavar="FILE"
     )
 
     # Where requests come from.
     workload: Axis[str] = setting(
-        ("sharegpt",),
         ARRIVES,
         "A catalogue name, a trace file, or mix(…). May be repeated.",
+        ("sharegpt",),
         short="-w",
         metavar="W",
         complete="workloads",
@@ -115,49 +115,41 @@ class ExperimentSchema(BaseModel):
         file="maybe",
     )
     arrivals: Axis[str] = setting(
-        ("poisson",),
         ARRIVES,
         "poisson, gamma(cv=2), concurrency(16), …. Replaces a trace's own.",
+        ("poisson",),
         metavar="PROCESS",
     )
     redraw_arrivals: Axis[bool] = setting(
-        (False,),
         ARRIVES_MORE,
         "Draw arrivals although the trace has its own; --arrivals implies it.",
+        (False,),
     )
     prompt_tokens: Axis[str | None] = setting(
-        (None,),
         ARRIVES_MORE,
         "Lengths of prompts: a number or a distribution, in place of the workload's.",
         metavar="DIST",
     )
     output_tokens: Axis[str | None] = setting(
-        (None,),
         ARRIVES_MORE,
         "Lengths of answers: a number or a distribution, in place of the workload's.",
         metavar="DIST",
     )
     sessions: Axis[str | None] = setting(
-        (None,),
         ARRIVES_MORE,
         "Conversations of several turns, as in sessions(turns=4, think_s=1).",
         metavar="sessions(…)",
     )
     models: Axis[str | None] = setting(
-        (None,),
         ARRIVES,
         "Which models requests ask for, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for systems "
         "that serve several on --gpus GPUs.",
         metavar="fleet(…)|zipf(…)|assign(…)",
     )
     trace_format: str | None = setting(
-        None,
-        ARRIVES_MORE,
-        "Format of a trace file. Default: told by its content.",
-        metavar="FORMAT",
+        ARRIVES_MORE, "Format of a trace file. Default: told by its content.", metavar="FORMAT"
     )
     rates: Axis[Positive] | None = setting(
-        None,
         ARRIVES,
         "Offered rates in requests per second. Default: a ladder around the estimated capacity.",
         metavar="2,4,8|2:16:2",
@@ -165,14 +157,12 @@ class ExperimentSchema(BaseModel):
         read=number_list,
     )
     loads: Axis[Positive] | None = setting(
-        None,
         ARRIVES,
         "Offered rates as shares of the estimated capacity of each cell.",
         metavar="0.5,1,1.5",
         read=number_list,
     )
     speeds: Axis[Positive] | None = setting(
-        None,
         ARRIVES,
         "Replay a trace's own arrivals so much faster. Default: for traces 0.5,1,2.",
         option="--speed",
@@ -182,9 +172,9 @@ class ExperimentSchema(BaseModel):
 
     # What serves it.
     model: Axis[str] = setting(
-        ("llama-3.1-8b",),
         SERVES,
         "A catalogue name, or a folder with a config.json.",
+        ("llama-3.1-8b",),
         short="-m",
         metavar="M",
         complete="models",
@@ -192,27 +182,23 @@ class ExperimentSchema(BaseModel):
         role="workload",
     )
     gpu: Axis[str] = setting(
-        ("a100-80g",), SERVES, "Kind of GPU.", short="-g", metavar="G", complete="gpus"
+        SERVES, "Kind of GPU.", ("a100-80g",), short="-g", metavar="G", complete="gpus"
     )
     tp: Axis[Count | None] = setting(
-        (None,),
-        SERVES,
-        "Tensor parallel GPUs. Default: the fewest on which the model fits.",
-        tunable=True,
+        SERVES, "Tensor parallel GPUs. Default: the fewest on which the model fits.", tunable=True
     )
-    pp: Axis[Count] = setting((1,), SERVES, "Pipeline stages.", tunable=True)
+    pp: Axis[Count] = setting(SERVES, "Pipeline stages.", (1,), tunable=True)
     instances: Axis[Count | None] = setting(
-        (None,), SERVES, "Copies of the model. Default: 1.", tunable=True
+        SERVES, "Copies of the model. Default: 1.", tunable=True
     )
-    gpus: Axis[Count | None] = setting((None,), SERVES, "In all: instances × tp × pp.")
+    gpus: Axis[Count | None] = setting(SERVES, "In all: instances × tp × pp.")
     embed_instances: Axis[CountFrom0] = setting(
-        (0,),
         SERVES_MORE,
         "Instances that only embed; 0: all embed, beside the language model.",
+        (0,),
         tunable=True,
     )
     router: Axis[str | None] = setting(
-        (None,),
         SERVES,
         "Which instance gets a request. Default: the system's own.",
         metavar="R",
@@ -220,48 +206,41 @@ class ExperimentSchema(BaseModel):
         tunable=True,
     )
     failures: Axis[str | None] = setting(
-        (None,),
         SERVES,
         "Instances that fail, from when to when: 2@30s..60s, or 0@90s for good. Simulated.",
         metavar="N@S..S,…",
         role="workload",
     )
     weight_dtype: Axis[str] = setting(
-        ("bf16",), SERVES_MORE, "Number format of the weights.", metavar="D", tunable=True
+        SERVES_MORE, "Number format of the weights.", ("bf16",), metavar="D", tunable=True
     )
     kv_dtype: Axis[str] = setting(
-        ("bf16",), SERVES_MORE, "Number format of the KV cache.", metavar="D", tunable=True
+        SERVES_MORE, "Number format of the KV cache.", ("bf16",), metavar="D", tunable=True
     )
     memory_share: Axis[Share] = setting(
-        (0.9,), SERVES_MORE, "Share of GPU memory that is used.", metavar="SHARE", tunable=True
+        SERVES_MORE, "Share of GPU memory that is used.", (0.9,), metavar="SHARE", tunable=True
     )
     block_tokens: Axis[Count] = setting(
-        (16,), SERVES_MORE, "Tokens of a KV cache block.", unit="tokens", tunable=True
+        SERVES_MORE, "Tokens of a KV cache block.", (16,), unit="tokens", tunable=True
     )
     host_memory_gib: Axis[NotNegative] = setting(
-        (4.0,), SERVES_MORE, "Host memory for swapped KV, per GPU.", unit="GiB", tunable=True
+        SERVES_MORE, "Host memory for swapped KV, per GPU.", (4.0,), unit="GiB", tunable=True
     )
     kv_blocks: Axis[Count | None] = setting(
-        (None,),
         SERVES_MORE,
         "KV cache blocks of an instance. Default: what fits into GPU memory.",
         tunable=True,
     )
     host_blocks: Axis[CountFrom0 | None] = setting(
-        (None,),
-        SERVES_MORE,
-        "KV cache blocks in host memory, in place of --host-memory-gib.",
-        tunable=True,
+        SERVES_MORE, "KV cache blocks in host memory, in place of --host-memory-gib.", tunable=True
     )
     host_s: Axis[NotNegative | None] = setting(
-        (None,),
         SERVES_MORE,
         "Scheduling time of a step. Default: that of the step-time model.",
         option="--host-time",
         unit="s",
     )
     profile: Axis[str | None] = setting(
-        (None,),
         SERVES,
         "Measured step times in place of the fitted ones (see `slo-bench profile`); sets model, "
         "GPU and tp unless they are given.",
@@ -269,7 +248,6 @@ class ExperimentSchema(BaseModel):
         file="maybe",
     )
     embedder: Axis[str | None] = setting(
-        (None,),
         SERVES,
         "The embedding model beside the language model, for workloads with embedding requests.",
         metavar="MODEL",
@@ -277,7 +255,6 @@ class ExperimentSchema(BaseModel):
         role="workload",
     )
     device_map: Axis[str | None] = setting(
-        (None,),
         SERVES,
         "Layers on devices: a file of `tune helr --out`, or a shipped map's name. In place of "
         "--gpu, --tp and --pp.",
@@ -287,77 +264,73 @@ class ExperimentSchema(BaseModel):
 
     # How much of it, and what counts.
     requests: Axis[Count | None] = setting(
-        (None,),
-        ARRIVES,
-        f"Requests in each cell. Default: {DEFAULT_REQUESTS}; of a trace all.",
-        short="-n",
+        ARRIVES, f"Requests in each cell. Default: {DEFAULT_REQUESTS}; of a trace all.", short="-n"
     )
     duration_s: Axis[Positive | None] = setting(
-        (None,), ARRIVES, "Seconds of arrivals, instead of --requests.", unit="s"
+        ARRIVES, "Seconds of arrivals, instead of --requests.", unit="s"
     )
     warmup_s: Axis[NotNegative] = setting(
-        (0.0,), ARRIVES, "Requests that arrive in the first S seconds do not count.", unit="s"
+        ARRIVES, "Requests that arrive in the first S seconds do not count.", (0.0,), unit="s"
     )
     warmup_share: Axis[PartShare] = setting(
-        (0.0,),
         ARRIVES_MORE,
         "The same as a share of the time in which requests arrive.",
+        (0.0,),
         metavar="SHARE",
     )
     max_output_tokens: Axis[Count | None] = setting(
-        (None,),
         ARRIVES_MORE,
         "Output limit that requests declare. Default: the length of their answer.",
         unit="tokens",
     )
     slo: Axis[str | SloTable] = setting(
-        ("ttft=1,tpot=0.15",),
         ARRIVES,
         "Bounds in seconds: any of ttft, tpot, e2e, deadline; e2e=uniform(1,350) draws; "
         "'chat:ttft=0.5; batch:e2e=60' sets them by class; '' keeps a trace's own. May be "
         "repeated, which compares them.",
+        ("ttft=1,tpot=0.15",),
         metavar="ttft=1,tpot=0.15",
         repeated=True,
     )
-    slo_scale: Axis[Positive] = setting((1.0,), ARRIVES, "Multiply every bound.", metavar="F")
-    seeds: Count | None = setting(None, ARRIVES, f"Repetitions. Default: {DEFAULT_SEEDS}.")
-    seed: Annotated[int, Field(ge=0)] = setting(0, ARRIVES, "The first seed.")
+    slo_scale: Axis[Positive] = setting(ARRIVES, "Multiply every bound.", (1.0,), metavar="F")
+    seeds: Count | None = setting(ARRIVES, f"Repetitions. Default: {DEFAULT_SEEDS}.")
+    seed: Annotated[int, Field(ge=0)] = setting(ARRIVES, "The first seed.", 0)
     length_predictor: Axis[str] = setting(
-        ("oracle",),
         SERVES,
         "What policies are told of answers' lengths: oracle (the truth), noisy(accuracy=0.8), "
         "constant(256), or a folder that `slo-bench predict-train` made.",
+        ("oracle",),
         metavar="P",
         file="maybe",
     )
     oversize: Axis[Literal["error", "reject", "truncate"]] = setting(
-        ("reject",),
         SERVES,
         "What becomes of requests longer than the context or the KV cache: `reject` counts them "
         "as misses, as a server would turn them away.",
+        ("reject",),
         role="workload",
     )
     objective: Axis[str] = setting(
-        ("alpha=1,beta=1,gamma=1",),
         ARRIVES_MORE,
         "Weights of the objective of workloads with embedding requests.",
+        ("alpha=1,beta=1,gamma=1",),
         option="--objective-weights",
         metavar="alpha=1,beta=1,gamma=1",
     )
 
     # How it is run.
     backend: Literal["simulated", "http", "vllm", "sglang", "paged"] = setting(
-        "simulated",
         RUN,
         "What runs it: the simulator, real servers, or our own small engine (paged). Default: "
         "simulated; with --base-url http.",
+        "simulated",
         short="-b",
         role="deployment",
     )
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them
     records: Literal["auto", "csv", "parquet", "none"] = setting(
-        "auto", RUN, "Per-request records. Default: Parquet if pyarrow is installed, else CSV."
+        RUN, "Per-request records. Default: Parquet if pyarrow is installed, else CSV.", "auto"
     )
 
     @model_validator(mode="before")

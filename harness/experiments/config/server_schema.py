@@ -19,63 +19,62 @@ class ServerSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     version: str | None = setting(
-        None,
         SERVERS,
         "Version of the server, where several are installed.",
         option="--server-version",
         metavar="V",
     )
     args: Several[str] = setting(
-        (),
         SERVERS,
         "Passed on, as it is, to servers that we start (--server-arg=--dtype=float32). May be "
         "repeated.",
+        (),
         option="--server-arg",
         metavar="ARG",
         repeated=True,
     )
     max_model_tokens: Count | None = setting(
-        None, SERVERS, "Most tokens of a prompt and its answer together.", unit="tokens"
+        SERVERS, "Most tokens of a prompt and its answer together.", unit="tokens"
     )
     ready_s: Positive = setting(
-        300.0, SERVERS, "How long the start may take.", option="--ready", unit="s"
+        SERVERS, "How long the start may take.", 300.0, option="--ready", unit="s"
     )
-    step_log: bool = setting(False, SERVERS, "Keep a line for each step (batch, duration).")
+    step_log: bool = setting(SERVERS, "Keep a line for each step (batch, duration).", False)
     kv_transfer: Literal["files", "nixl"] = setting(
-        "files",
         SERVERS,
         "How KV goes from prefill to decode instances: files (a temporary folder) or nixl.",
+        "files",
     )
     validated: bool = False  # on the command line --validate
     repetitions: Count = setting(
-        1,
         SERVERS,
         "Measure every level N times. Tables show the first; a validation says how far they lie "
         "apart.",
+        1,
     )
     kvcached: bool = setting(
-        False,
         SERVERS,
         "On GPUs: KV pages are mapped on demand by the library kvcached, so that servers on one "
         "GPU share its memory.",
+        False,
     )
     workers: Annotated[int, Field(ge=0, le=64)] = setting(
-        0, SERVERS, "With paged: processes beside the engine, between which layers and heads move."
+        SERVERS, "With paged: processes beside the engine, between which layers and heads move.", 0
     )
     moving: Mapping[str, float] = setting(
-        {}, SERVERS, "With paged: a threshold of those moves. May be repeated."
+        SERVERS, "With paged: a threshold of those moves. May be repeated.", {}
     )
     clock: Literal["real", "cpu"] = setting(
-        "real",
         SERVERS,
         "With paged: `cpu` counts the CPU time of its thread and skips waits, so that a busy "
         "machine disturbs its figures less.",
+        "real",
     )
     kv_store: Several[str] = setting(
-        (),
         SERVERS,
         "With paged: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; repeated, "
         "the fastest first. Servers of one model that name the same share them.",
+        (),
         metavar="FOLDER=GIB",
         repeated=True,
     )

@@ -90,7 +90,7 @@ _ROLES: dict[str, Role] = {
 }
 
 
-def setting(default: Any, panel: str, text: str, **how: Any) -> Any:
+def setting(panel: str, text: str, default: Any = None, **how: Any) -> Any:
     """A field of a schema that is a setting; `text` is its help, `how` is as `Setting` has it.
 
     The help shown ends with the default, unless `text` has a "Default:" of its own.
@@ -169,8 +169,10 @@ def declared(schema: type[BaseModel], prefix: str = "") -> dict[str, Declared]:
             found |= declared(field.annotation, f"{name}.")
         extra = field.json_schema_extra
         if isinstance(extra, dict) and isinstance(how := extra.get(_EXTRA), Setting):
-            path = prefix + name
-            found[path] = Declared(path, how, field.annotation, field.get_default())
+            path, default = prefix + name, field.get_default()
+            if default is None and get_origin(field.annotation) is tuple:
+                default = (None,)
+            found[path] = Declared(path, how, field.annotation, default)
     return found
 
 
