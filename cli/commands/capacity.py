@@ -72,8 +72,9 @@ def capacity(
     from ...harness.load_generator.machine import cores
     from ...tuner.capacity.folder import search_capacity
     from ..options.executor import executor_of, pool_of
+    from ..options.experiment import experiment_of
 
-    experiment = given.experiment(options.resumed_in(out, resume))
+    experiment = experiment_of(given, options.resumed_in(out, resume))
     folder = new_folder(f"capacity-{experiment.name}") if out is None else out
     where = executor_of(executor, address)
     simulated = experiment.backend == SIMULATED

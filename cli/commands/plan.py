@@ -89,11 +89,12 @@ def plan(
     from ...reports.pages.plan import plan_rows, plan_table
     from ...tuner.planning import Wanted, plan_cheapest
     from ...tuner.planning.launch_files import write_launch_files
+    from ..options.experiment import experiment_of
     from ..output.progress import changing_line
 
     options.resumed_in(out, resume)
     given.settings.setdefault("systems", ("vllm",))
-    experiment = given.experiment()
+    experiment = experiment_of(given)
     wanted = Wanted(rate, target, headroom, max_gpus, plans)
     kinds = tuple(name for one in gpu or () for name in one.split(","))
     try:

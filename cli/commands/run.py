@@ -41,13 +41,14 @@ def run(
     from ...harness.validation.run_replay import validate_run
     from ...predictors.profiles.profile import read_profile
     from ..options.executor import executor_of
+    from ..options.experiment import experiment_of
     from ..output.run import run_shown, summarise, write_page
     from ..output.validated_run import levels_shown, validated
 
     judged = None
     if validate and "profile" in given.settings:  # judged, and no setting of the experiment
         judged = Path(given.settings.pop("profile"))
-    experiment = given.experiment(options.resumed_in(out, resume))
+    experiment = experiment_of(given, options.resumed_in(out, resume))
     if validate or experiment.server.validated:
         experiment = validated(experiment, judged)
         validate = True

@@ -74,6 +74,7 @@ def sensitivity(
     """
     from ...reports.pages import sensitivity as shown
     from ...tuner.sensitivity.study import CAPACITY, Ranked, study
+    from ..options.experiment import experiment_of
     from ..output.console import terminal
     from ..output.progress import counted
 
@@ -86,7 +87,7 @@ def sensitivity(
     asked = replace(given, settings=defaults | given.settings)
     if rate is not None:
         asked.settings["rates"] = (rate,)
-    experiment = asked.experiment()
+    experiment = experiment_of(asked)
     cells = _one_level(list(experiment.plan().cells))
     with counted("points") as progress:
         found = study(cells, _axes(vary), ranked, progress=progress)

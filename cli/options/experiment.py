@@ -28,7 +28,7 @@ def numbers(text: str | None, option: str) -> tuple[float, ...] | None:
         raise SloBenchError(f"{option}: {error}") from None
 
 
-def experiment_of(given: Given, resumed: Path | None) -> Experiment:
+def experiment_of(given: Given, resumed: Path | None = None) -> Experiment:
     """The experiment in the file, suite or resumed folder, changed by the options.
 
     Raises:

@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from pydantic import BaseModel
@@ -29,9 +29,6 @@ from ...workloads.errors import SloBenchError
 from ...workloads.parsing import parse_json
 from .completion import among, listed
 from .declared import STORAGE, File, Set, Suite, Sweep
-
-if TYPE_CHECKING:
-    from ...harness.experiments.experiment import Experiment
 
 _OWN = "panels of a command's own"
 _PANELS = (
@@ -63,16 +60,6 @@ class Given:
         default = declared(ExperimentSchema)[path]
         first = default.default[0] if default.several and default.default else default.default
         return self.settings.get(path, first)
-
-    def experiment(self, resumed: Path | None = None) -> Experiment:
-        """The experiment in the file, the suite or the resumed folder, with what was given.
-
-        Raises:
-            SloBenchError: options contradict each other, or make no experiment.
-        """
-        from .experiment import experiment_of
-
-        return experiment_of(self, resumed)
 
 
 @dataclass(frozen=True)
@@ -118,8 +105,8 @@ class Offer:
 
     def _settings(self) -> list[Declared]:
         known = declared(self.schema)
-        for path in {*(self.only or ()), *self.without, *self.changed} - {*_BESIDE}:
-            known[path]
+        strangers = {*(self.only or ()), *self.without, *self.changed} - {*_BESIDE, *known}
+        assert not strangers, f"no settings: {strangers}"
         return [
             replace(one, setting=replace(one.setting, **self.changed.get(path, {})))
             for path, one in known.items()
