@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...tuner.capacity.asked import SEARCH, Asked
+from ...tuner.capacity.asked import REAL_REQUESTS, SEARCH, SEEDS, SIMULATED_REQUESTS, Asked
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.from_schema import Given, Offer, with_options
@@ -40,12 +40,12 @@ CHANGED = {
     "requests": {
         "panel": SEARCH,
         "help": "The least in a run; runs grow where waiting requests hold each other up for long. "
-        "Default: 2000, on a real server 300; of a trace all.",
+        f"Default: {SIMULATED_REQUESTS}, on a real server {REAL_REQUESTS}; of a trace all.",
     },
     "seeds": {
         "panel": SEARCH,
         "help": "Runs of a rate, each with a seed of its own, before the next is chosen. "
-        "Default: 3.",
+        f"Default: {SEEDS}.",
     },
 }
 AsJson = Annotated[

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...tuner.capacity.asked import REAL_REQUESTS, SEEDS, SIMULATED_REQUESTS
+from ...tuner.search.settings import SEARCHED
 from ...workloads.errors import SloBenchError
 from .declared import STORAGE
 from .from_schema import Given
@@ -61,13 +63,14 @@ AsJson = Annotated[
 NOT_TUNED = ("file", "suite", "sweep", "systems", "rates", "speeds", "loads", "duration_s", "name")
 CHANGED = {
     "requests": {
-        "panel": "What is searched",
-        "help": "The least in a run of a search. Default: 2000, on a real server 300.",
+        "panel": SEARCHED,
+        "help": f"The least in a run of a search. Default: {SIMULATED_REQUESTS}, on a real server "
+        f"{REAL_REQUESTS}.",
     },
     "seeds": {
-        "panel": "What is searched",
+        "panel": SEARCHED,
         "help": "Runs of a rate, each with a seed of its own, the same for all configurations. "
-        "Default: 3.",
+        f"Default: {SEEDS}.",
     },
 }
 

@@ -9,6 +9,10 @@ from pydantic import BaseModel, ConfigDict
 from ...harness.experiments.config.setting import Several, setting
 
 SEARCH = "How it is searched"
+SIMULATED_REQUESTS, REAL_REQUESTS = 2000, 300  # of a run, at least
+SIMULATED_BUDGET = 120_000  # requests of a search
+REAL_BUDGET_S = 3600.0
+SEEDS = 3
 
 
 class Asked(BaseModel):
@@ -29,11 +33,12 @@ class Asked(BaseModel):
     )
     max_requests: int | None = setting(
         SEARCH,
-        "Spend no more on one configuration. Default: 120,000, on a real server no limit.",
+        f"Spend no more on one configuration. Default: {SIMULATED_BUDGET:,}, on a real server no "
+        "limit.",
     )
     max_time_s: float | None = setting(
         SEARCH,
-        "Run no longer on one configuration. Default: an hour on a real server.",
+        f"Run no longer on one configuration. Default: {REAL_BUDGET_S:g} on a real server.",
         unit="s",
     )
     warm_start: Path | None = setting(
