@@ -71,7 +71,7 @@ class Evaluation:
     @property
     def options(self) -> SearchOptions:
         """Of every capacity search."""
-        asked = Asked(targets=self.aim.target, tolerance=self.tolerance)
+        asked = Asked(targets=(self.aim.target,), tolerance=self.tolerance)
         return SearchOptions.of(self.experiment, asked)
 
     def runs_of(self, configuration: Configuration) -> Runs:
