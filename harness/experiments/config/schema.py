@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
@@ -41,6 +41,7 @@ SIMULATED = "simulated"  # the backend that runs no server
 ALTERNATIVES = (("rates", "speeds", "loads"), ("requests", "duration_s"))  # one of each
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 
+Model = TypeVar("Model", bound=BaseModel)
 Share = Annotated[float, Field(gt=0, le=1)]
 PartShare = Annotated[float, Field(ge=0, lt=1)]
 Knob = bool | int | float | str
@@ -404,11 +405,11 @@ class ExperimentSchema(BaseModel):
 
     def anchored(self, folder: Path) -> Self:
         """The same with every relative path made absolute, starting at `folder`."""
-        tables = {name: getattr(self, name) for name in _TABLES}
-        plain = {name: table.__dict__ for name, table in tables.items()}
+        plain = {name: getattr(self, name).__dict__ for name in _TABLES}
         found = _all_anchored(self.__dict__ | plain, folder, type(self))
-        found |= {name: tables[name].model_copy(update=found[name]) for name in tables}
-        return self.model_copy(update=found)
+        for name in _TABLES:
+            found[name] = _changed(getattr(self, name), found[name])
+        return _changed(self, found)
 
     def to_toml(self) -> str:
         """The experiment as a file; a setting with one value is written without brackets."""
@@ -427,6 +428,12 @@ class ExperimentSchema(BaseModel):
                 value = _single(value)
             table[name] = value
         return to_toml(table)
+
+
+def _changed(model: Model, values: Mapping[str, Any]) -> Model:
+    """With other values; those that are as they were do not count as set."""
+    update = {name: value for name, value in values.items() if value != getattr(model, name)}
+    return model.model_copy(update=update)
 
 
 def _single(value: object) -> object:

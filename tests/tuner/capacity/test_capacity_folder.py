@@ -119,7 +119,7 @@ def test_an_interrupted_search_goes_on(tmp_path, searched):
 
 
 def test_a_larger_budget_goes_on_from_a_smaller(tmp_path):
-    small = dataclasses.replace(QUICK, tolerance=0.02, max_requests=3000)
+    small = QUICK.model_copy(update={"tolerance": 0.02, "max_requests": 3000})
     first = search_capacity(experiment(), tmp_path / "run", asked=small)
     large = dataclasses.replace(small, max_requests=9000)
     second = search_capacity(experiment(), tmp_path / "run", asked=large, resume=True)
@@ -130,14 +130,14 @@ def test_a_larger_budget_goes_on_from_a_smaller(tmp_path):
 
 
 def test_other_targets_need_another_folder(searched):
-    other = dataclasses.replace(QUICK, targets=(0.5,))
+    other = QUICK.model_copy(update={"targets": (0.5,)})
     asked = experiment(systems=["vllm", "sarathi"])
     with pytest.raises(SloBenchError, match="was searched with targets"):
         search_capacity(asked, searched.folder, asked=other, resume=True)
 
 
 def test_a_warm_start_from_another_folder(searched, tmp_path):
-    asked = dataclasses.replace(QUICK, warm_start=searched.folder)
+    asked = QUICK.model_copy(update={"warm_start": searched.folder})
     search_capacity(experiment(systems="sarathi"), tmp_path / "run", asked=asked)
     (search,) = json.loads((tmp_path / "run" / FILE).read_text())["searches"]
     assert search["neighbours"] == [searched.rows()[1]["capacity_rps"]]
@@ -182,7 +182,7 @@ def test_what_a_search_cannot_use(settings, problem, tmp_path):
 
 
 def test_a_folder_without_capacities_starts_nothing(tmp_path):
-    asked = dataclasses.replace(QUICK, warm_start=tmp_path)
+    asked = QUICK.model_copy(update={"warm_start": tmp_path})
     with pytest.raises(SloBenchError, match="holds no capacity to start from"):
         search_capacity(experiment(), tmp_path / "run", asked=asked)
 
@@ -204,7 +204,7 @@ def test_a_server_over_http(tmp_path):
                 rates=[100, 400],
             ),
             tmp_path / "run",
-            asked=dataclasses.replace(QUICK, max_requests=1000),
+            asked=QUICK.model_copy(update={"max_requests": 1000}),
         )
     (row,) = found.rows()
     assert row["backend"] == "http"

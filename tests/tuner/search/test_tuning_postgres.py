@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -218,7 +217,7 @@ def test_optuna_dashboard_shows_a_study(server, tmp_path, place):
     dashboard = pytest.importorskip("optuna_dashboard")
     url = {"journal": None, "postgres": server.url()}[place]
     out = tmp_path / "shown"
-    settings = dataclasses.replace(SETTINGS, search={"chunk_tokens": "256,2048"})
+    settings = SETTINGS.changed(search={"chunk_tokens": "256,2048"})
     best = tune(EXPERIMENT, settings, out, storage=url).found.best[0]
     with opened(url, out) as kept:
         app = dashboard.wsgi(kept)
