@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import numpy as np
@@ -121,7 +120,7 @@ def test_an_interrupted_search_goes_on(tmp_path, searched):
 def test_a_larger_budget_goes_on_from_a_smaller(tmp_path):
     small = QUICK.model_copy(update={"tolerance": 0.02, "max_requests": 3000})
     first = search_capacity(experiment(), tmp_path / "run", asked=small)
-    large = dataclasses.replace(small, max_requests=9000)
+    large = small.model_copy(update={"max_requests": 9000})
     second = search_capacity(experiment(), tmp_path / "run", asked=large, resume=True)
     (before,), (after,) = first.rows(), second.rows()
     assert before["requests_spent"] <= 3000 < after["requests_spent"] <= 9000
