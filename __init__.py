@@ -1,43 +1,244 @@
 """Measure, compare and tune how LLM serving systems meet their latency objectives.
 
->>> from slo_bench import Experiment, write_report
->>> result = Experiment(systems=["vllm", "sarathi"], rates=[2, 4, 8]).run()  # doctest: +SKIP
->>> result.cells[["system", "rate_rps", "attainment"]]  # doctest: +SKIP
->>> write_report([result.folder], result.folder / "report.html")  # doctest: +SKIP
->>> plotly_figures([result.folder])["goodput"].show()  # doctest: +SKIP
+Run an experiment, systems × rates × seeds, and look at what it found. `folder` is where results
+go. A `RunResult` also reads a run folder that was written before.
+
+>>> from slo_bench import Experiment, RunResult
+>>> study = Experiment(systems=["vllm", "sarathi"], rates=[4], requests=100, seeds=2)
+>>> result = study.run(folder / "study", jobs=1)
+>>> result.cells[["system", "rate_rps", "seed", "attainment"]].shape
+(4, 4)
+>>> requests = RunResult(folder / "study").requests("vllm_rate-4_seed-0")
+>>> len(requests), bool((requests["first_token_s"] > requests["arrival_s"]).all())
+(100, True)
+
+Write a report of several runs, or put its figures into a notebook.
+
+>>> from slo_bench import plotly_figures, write_report
+>>> write_report([result.folder], folder / "report.html").name
+'report.html'
+>>> "goodput" in plotly_figures([result.folder])
+True
+
+Compare two sets of results, or two systems of one: which differences are more than noise?
+
+>>> from slo_bench import compare, read_results
+>>> found = read_results(result.folder)
+>>> comparison = compare(found, found, systems=("vllm", "sarathi"))
+>>> [row.verdict in ("better", "worse", "none") for row in comparison.rows[:2]]
+[True, True]
+
+Find the highest rate at which requests meet their SLO, with its 95 % interval.
+
+>>> from slo_bench import CapacityOptions, search_capacity
+>>> options = CapacityOptions(targets=(0.9,), tolerance=0.3, max_requests=2000)
+>>> capacity = search_capacity(
+...     Experiment(systems="vllm", requests=100), folder / "capacity", asked=options
+... ).rows()[0]
+>>> 1 < capacity["low_rps"] < capacity["capacity_rps"] < capacity["high_rps"] < 50
+True
+
+Tune knobs, placement or server settings for an objective.
+
+>>> from slo_bench import TuneSettings, tune
+>>> settings = TuneSettings(
+...     objectives=("ttft_p99",), rate_rps=4, trials=2, confirm=False,
+...     search={"chunk_tokens": [512, 2048]},
+... )
+>>> tuned = tune(Experiment(systems="sarathi", requests=100, seeds=1), settings, folder / "tuned")
+>>> tuned.winners[0].row.configuration["chunk_tokens"] in (512, 2048)
+True
+
+Find the cheapest GPUs that carry a load.
+
+>>> from slo_bench import Wanted, plan_cheapest
+>>> planned = plan_cheapest(
+...     Experiment(systems="vllm"), Wanted(rate_rps=1, most_gpus=1, plans=1), kinds=("a100-80g",)
+... )
+>>> planned.plans[0].offer.gpu
+'a100-80g'
+
+Make a workload, look at it and write it as a trace that `Experiment(workload=...)` reads.
+
+>>> from slo_bench import Request, Workload, load_source, parse_slo, write_csv
+>>> source = load_source("azure-conv")
+>>> workload = source.make(rate_rps=4, requests=100, seed=0, slo=parse_slo("ttft=1"))
+>>> isinstance(workload, Workload), isinstance(workload[0], Request), workload[0].slo.ttft_s
+(True, True, 1.0)
+>>> write_csv(workload, folder / "mine.csv")
+
+Experiments that come with the package have names (`suites`). Whatever is wrong with an input is a
+`SloBenchError`, which says what would be right.
+
+>>> from slo_bench import SloBenchError, suites
+>>> "ascendra" in suites()
+True
+>>> try:
+...     Experiment(systems="vlm").plan()
+... except SloBenchError as error:
+...     print(error)
+unknown system 'vlm'; did you mean vllm or qlm or vllm-v0?
+
+Authors of policies find what they need in `slo_bench.policy`; `from slo_bench import Policy` works
+as well.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .harness.experiments.experiment import Experiment as Experiment
-    from .harness.experiments.experiment import RunResult as RunResult
-    from .reports.figures.notebook import plotly_figures as plotly_figures
-    from .reports.pages.run_page import write_report as write_report
-    from .workloads.errors import SloBenchError as SloBenchError
+    from .harness.experiments.experiment import Experiment, RunResult, suites
+    from .policy import (
+        UNLIMITED,
+        Action,
+        Admission,
+        Beside,
+        Bounds,
+        ClusterPolicy,
+        ClusterView,
+        Collocated,
+        EmbedView,
+        Fleet,
+        Hosted,
+        Instead,
+        Key,
+        Leave,
+        Limits,
+        Line,
+        Links,
+        Phase,
+        Placement,
+        Policy,
+        Predictions,
+        PreemptBy,
+        Queue,
+        Refill,
+        Release,
+        RequestState,
+        Role,
+        Routed,
+        Router,
+        SharingPolicy,
+        Site,
+        Slo,
+        StaticPolicy,
+        Tenant,
+        View,
+        Why,
+        knob,
+    )
+    from .reports.compare.comparing import compare, read_results
+    from .reports.figures.notebook import plotly_figures
+    from .reports.pages.run_page import write_report
+    from .tuner.capacity.asked import Asked as CapacityOptions
+    from .tuner.capacity.folder import CapacityResult, search_capacity
+    from .tuner.planning import Wanted, plan_cheapest
+    from .tuner.search.settings import TuneSettings
+    from .tuner.search.tune import tune
+    from .workloads.errors import SloBenchError
+    from .workloads.request import Request
+    from .workloads.slo import parse_slo
+    from .workloads.source import load_source
+    from .workloads.workload import Workload
+    from .workloads.writer import write_csv
 
 __version__ = "0.1.0"
 __all__ = [
+    "UNLIMITED",
+    "Action",
+    "Admission",
+    "Beside",
+    "Bounds",
+    "CapacityOptions",
+    "CapacityResult",
+    "ClusterPolicy",
+    "ClusterView",
+    "Collocated",
+    "EmbedView",
     "Experiment",
+    "Fleet",
+    "Hosted",
+    "Instead",
+    "Key",
+    "Leave",
+    "Limits",
+    "Line",
+    "Links",
+    "Phase",
+    "Placement",
+    "Policy",
+    "Predictions",
+    "PreemptBy",
+    "Queue",
+    "Refill",
+    "Release",
+    "Request",
+    "RequestState",
+    "Role",
+    "Routed",
+    "Router",
     "RunResult",
+    "SharingPolicy",
+    "Site",
+    "Slo",
     "SloBenchError",
+    "StaticPolicy",
+    "Tenant",
+    "TuneSettings",
+    "View",
+    "Wanted",
+    "Why",
+    "Workload",
     "__version__",
+    "compare",
+    "knob",
+    "load_source",
+    "parse_slo",
+    "plan_cheapest",
     "plotly_figures",
+    "policy",
+    "read_results",
+    "search_capacity",
+    "suites",
+    "tune",
+    "write_csv",
     "write_report",
 ]
 
 # These bring numpy, pandas and pydantic; a bare `import slo_bench` (and --help) should not.
 _WHERE = {
-    "Experiment": ".harness.experiments.experiment",
-    "RunResult": ".harness.experiments.experiment",
-    "SloBenchError": ".workloads.errors",
-    "plotly_figures": ".reports.figures.notebook",
-    "write_report": ".reports.pages.run_page",
+    "CapacityOptions": (".tuner.capacity.asked", "Asked"),
+    "CapacityResult": (".tuner.capacity.folder", "CapacityResult"),
+    "Experiment": (".harness.experiments.experiment", "Experiment"),
+    "Request": (".workloads.request", "Request"),
+    "RunResult": (".harness.experiments.experiment", "RunResult"),
+    "SloBenchError": (".workloads.errors", "SloBenchError"),
+    "TuneSettings": (".tuner.search.settings", "TuneSettings"),
+    "Wanted": (".tuner.planning", "Wanted"),
+    "Workload": (".workloads.workload", "Workload"),
+    "compare": (".reports.compare.comparing", "compare"),
+    "load_source": (".workloads.source", "load_source"),
+    "parse_slo": (".workloads.slo", "parse_slo"),
+    "plan_cheapest": (".tuner.planning", "plan_cheapest"),
+    "plotly_figures": (".reports.figures.notebook", "plotly_figures"),
+    "read_results": (".reports.compare.comparing", "read_results"),
+    "search_capacity": (".tuner.capacity.folder", "search_capacity"),
+    "suites": (".harness.experiments.experiment", "suites"),
+    "tune": (".tuner.search.tune", "tune"),
+    "write_csv": (".workloads.writer", "write_csv"),
+    "write_report": (".reports.pages.run_page", "write_report"),
 }
 
 
 def __getattr__(name: str) -> object:
     if name in _WHERE:
-        return getattr(import_module(_WHERE[name], __name__), name)
+        module, attribute = _WHERE[name]
+        return getattr(import_module(module, __name__), attribute)
+    if name in __all__:
+        policy = import_module(".policy", __name__)
+        return policy if name == "policy" else getattr(policy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrivals import ArrivalProcess
+from .base import DrawnSource
 from .call_parser import Call, build
 from .errors import SloBenchError
 from .lengths import Fixed, Lengths, PairLengths, pair, parse_lengths
 from .models import Models
 from .request import Kind
-from .source import DrawnSource
 from .streams import Streams
 from .workload import Workload
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,24 +10,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .arrivals import ArrivalProcess, Concurrency, parse_arrivals
+from .base import (
+    NO_SLO,
+    DrawnSource,
+    TraceSource,
+    WorkloadSource,
+    check_extent,
+    finish,
+    offered_rate,
+)
 from .call_parser import Call, parse_call, positive
 from .errors import SloBenchError
 from .models import Models
 from .slo import COLUMNS, SloSpec
-from .source import (
-    NO_SLO,
-    DrawnSource,
-    TraceSource,
-    check_extent,
-    finish,
-    load_source,
-    offered_rate,
-)
 from .streams import Streams
 from .workload import Workload
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Load = Callable[[str], WorkloadSource]
 
 
 @dataclass(frozen=True)
@@ -169,14 +171,16 @@ def is_mix(text: str) -> bool:
     return text.startswith(("mix(", "collocated("))
 
 
-def parse_mix(text: str, arrivals: str = "poisson", models: Models | None = None) -> MixedSource:
+def parse_mix(
+    text: str, arrivals: str = "poisson", models: Models | None = None, *, load: Load
+) -> MixedSource:
     """Read `mix(chat=azure-conv:0.7, code=azure-code:0.3)`: class = source:share, or only
     `source:share`, which makes the source's name the class.
 
     `collocated(1:9)` is short for one part of generation to nine of embedding requests: classes
     `chat` (high priority) and `batch`, half of the generation each, and `embed`. `prompt`, `output`
     (of the generation), `texts` and `tokens` (of each text) may be set:
-    `collocated(7:3, output=uniform(1000,2000))`.
+    `collocated(7:3, output=uniform(1000,2000))`. `load` makes the sources (`load_source`).
 
     Raises:
         SloBenchError: the text has another form, or a source cannot be mixed.
@@ -188,8 +192,8 @@ def parse_mix(text: str, arrivals: str = "poisson", models: Models | None = None
         raise SloBenchError(
             f"cannot read {text!r}; write mix(chat=azure-conv:0.7, code=azure-code:0.3)"
         )
-    members = [_member(None, value) for value in call.positional]
-    members += [_member(name, value) for name, value in call.named.items()]
+    members = [_member(None, value, load) for value in call.positional]
+    members += [_member(name, value, load) for name, value in call.named.items()]
     return MixedSource(text, tuple(members), parse_arrivals(arrivals), models)
 
 
@@ -211,11 +215,11 @@ def _collocated(call: Call) -> str:
     )
 
 
-def _member(class_name: str | None, text: str) -> Member:
+def _member(class_name: str | None, text: str, load: Load) -> Member:
     name, colon, share = text.rpartition(":")
     if not colon:
         raise SloBenchError(f"{text!r} in the mix lacks its share; write {text}:0.5")
-    source = load_source(name)
+    source = load(name)
     if not isinstance(source, (DrawnSource, TraceSource)):
         raise SloBenchError(f"a mix cannot hold another mix: {name}")
     return Member(class_name or source.name, source, positive(share, f"share of {name}"))

@@ -67,9 +67,9 @@ def capacity(
     as_json: AsJson = False,
 ) -> None:
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
-    from ...harness.experiments.config.schema import SIMULATED
     from ...harness.experiments.experiment import new_folder
     from ...harness.load_generator.machine import cores
+    from ...harness.servers.launch.backend_names import SIMULATED
     from ...tuner.capacity.folder import search_capacity
     from ..options.executor import executor_of, pool_of
     from ..options.experiment import experiment_of

@@ -19,7 +19,7 @@ from ...workloads.call_parser import value_of
 from ...workloads.errors import SloBenchError
 
 if TYPE_CHECKING:
-    from ...harness.policies.prism.controller import Prism
+    from ...harness.core.multi_model_policy import SharingPolicy
     from ...harness.policies.systems import System
     from ...harness.servers.gateway.running import Behind
     from ...harness.servers.launch.serve import Serve
@@ -126,7 +126,12 @@ def before(
 
 
 def serve_models(
-    models: Sequence[str], common: Serve, policy: Prism, log: Path, awake: int | None, port: int
+    models: Sequence[str],
+    common: Serve,
+    policy: SharingPolicy,
+    log: Path,
+    awake: int | None,
+    port: int,
 ) -> None:
     """Several models behind one queue, until Ctrl-C. They are started when they are asked for.
 
@@ -167,11 +172,11 @@ def serve_paged(
 
     need_torch()
     from ...harness.core.wire import VLLM_FIELD
-    from ...harness.experiments.backends.torch_engine import TINY
     from ...harness.load_generator.http.endpoint import Endpoint
     from ...harness.policies.systems import system as system_by_name
     from ...harness.servers.gateway import Plan
     from ...harness.servers.gateway import serving as gateway
+    from ...harness.servers.launch.model_folders import TINY
     from ...harness.servers.torch_server import serving_model
 
     def say(line: str) -> None:

@@ -215,8 +215,7 @@ def tune_helr(
 
 def _topology(named: str | None, gpu: str | None, devices: int | None) -> Topology:
     from ...predictors.specs import gpu as gpu_of
-    from ...tuner.placement.nvidia_smi import this_machine
-    from ...tuner.placement.topology import alike, named_topology
+    from ...tuner.placement.topology import alike, named_topology, this_machine
 
     if named is not None and (gpu is not None or devices is not None):
         raise SloBenchError(

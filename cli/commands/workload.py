@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from ...workloads.source import WorkloadSource
+    from ...workloads.base import WorkloadSource
     from ...workloads.summary import ColumnFigures, GroupFigures, Summary
     from ...workloads.workload import Workload
 

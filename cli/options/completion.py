@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable
 
 import typer
 
+from .names import KINDS, names
+
 Complete = Callable[[str], list[str]]
 
 
@@ -18,8 +20,6 @@ def listed(kind: str) -> Complete:
     """Complete a name of `slo-bench list KIND`; after a comma another one."""
 
     def complete(incomplete: str) -> list[str]:
-        from ..commands.list import names
-
         before, comma, last = incomplete.rpartition(",")
         return [f"{before}{comma}{name}" for name in _beginning_with(last, names(kind))]
 
@@ -28,15 +28,11 @@ def listed(kind: str) -> Complete:
 
 def kinds(incomplete: str) -> list[str]:
     """Complete KIND of `slo-bench list KIND`."""
-    from ..commands.list import KINDS
-
     return _beginning_with(incomplete, KINDS)
 
 
 def of_that_kind(context: typer.Context, incomplete: str) -> list[str]:
     """Complete NAME of `slo-bench list KIND NAME`."""
-    from ..commands.list import KINDS, names
-
     kind = context.params.get("kind")
     return _beginning_with(incomplete, names(kind)) if kind in KINDS else []
 

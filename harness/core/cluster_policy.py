@@ -7,26 +7,23 @@ its `Site` is brought up to the present first; what it does not read costs nothi
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
-from ..policies.routers import Router
+from .instance import Site
 from .kv_cache_manager import BlockLedger
 from .links import Links, NoDelay
 from .policy import AnyPolicy, Knobs
 from .predictions import Learner
 from .records import Told
 from .release import Release
+from .routing import Router
 from .state import RequestState
-
-if TYPE_CHECKING:
-    from ..engine.cluster.cluster import Cluster
-    from ..engine.cluster.instance import Site
 
 INF = float("inf")
 EMBEDS = "embedder"  # the role of who computes embeddings
@@ -72,6 +69,31 @@ class Role:
                 f"role {self.name} has {self.instances} instances but names "
                 f"{len(self.devices)} devices"
             )
+
+
+@dataclass(frozen=True)
+class ServerRole:
+    """Real servers that are alike. `policy` decides inside each; None: the server unpatched."""
+
+    name: str
+    servers: int
+    policy: AnyPolicy | None = None
+
+
+@dataclass(frozen=True)
+class OnServers:
+    """How a system across instances runs on real servers.
+
+    `splits`: servers of the first role compute prompts, those of the second answers, and KV goes
+    between them. Otherwise the cluster policy itself decides before the servers, as it does in the
+    simulator. `counts` names the parameters that set the numbers of servers. `refusals` maps a
+    backend to the reason why the system cannot run there; "" stands for every backend.
+    """
+
+    roles: tuple[ServerRole, ...]
+    counts: tuple[str, str]
+    splits: bool = False
+    refusals: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -123,10 +145,44 @@ class View(Protocol):
         ...
 
 
-class Action(Protocol):
-    """Something that a controller does on its own account, as `live_migration.MigrateLive`."""
+class ClusterControl(View, Protocol):
+    """What an action can do with the instances."""
 
-    def carry_out(self, cluster: Cluster) -> None:
+    def at(self, time_s: float, act: Callable[[], None]) -> None:
+        """Call `act` at that time, or now if it is past."""
+        ...
+
+    def migrate(
+        self, r: RequestState, source: Site, target: Site, *, copied_tokens: int = 0
+    ) -> None:
+        """Move `r` between two iterations, its KV over a link; `copied_tokens` are there already.
+
+        A request without KV at `source` is at `target` at once. Its blocks at `source` are held
+        until the transfer ends.
+        """
+        ...
+
+    def unite(self, one: Site, other: Site) -> None:
+        """They compute for each other from now on: neither may run ahead of the other."""
+        ...
+
+    def separate(self, one: Site, other: Site) -> None:
+        """They were united, and compute for each other no longer."""
+        ...
+
+    def bring(self, site: Site) -> None:
+        """Let it run up to the present."""
+        ...
+
+    def reconsider(self, site: Site) -> None:
+        """What `site` can hold has changed: ask its policy again."""
+        ...
+
+
+class Action(Protocol):
+    """Something that a controller does at its own times: a migration, for example."""
+
+    def carry_out(self, cluster: ClusterControl) -> None:
         """Do it now; what takes time is scheduled with `cluster.at`."""
         ...
 
@@ -151,6 +207,10 @@ class ClusterPolicy(Knobs):
     def least_instances(self) -> int:
         """With how many instances it runs where nobody says how many."""
         return 1
+
+    def on_servers(self, policy: AnyPolicy) -> OnServers | None:
+        """How it runs on real servers; None: it runs in the simulator alone."""
+        return None
 
     def links(self, sites: Sequence[Site]) -> Links:
         """What KV moves over."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from ..engine.cluster.instance import Site
+from .instance import Site
 
 
 class Links(Protocol):

@@ -1,25 +1,37 @@
-"""What a system decides that serves several models on shared GPUs."""
+"""What a system decides that serves several models on shared GPUs, and what it sees of them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, ClassVar, Protocol
 
 from ...predictors.activation import Loader, NaiveStart
 from ...predictors.placement import OVERHEAD_BYTES, Placement
 from ...predictors.step_time import StepTime
-from ..engine.loop.loop import INF
-from ..engine.simulator.shared_gpu import Backlog, Tenant
-from ..policies.vllm import Vllm
-from .pages import PAGE_BYTES, pages_of
+from .cluster_policy import INF
+from .idle_gaps import IdleGaps
+from .pages import PagedLedger, PagePool, pages_of
 from .policy import Knobs, Policy, knob
 from .state import RequestState
 
-if TYPE_CHECKING:
-    from ..engine.cluster.multi_model import Fleet
+Gpus = tuple[int, ...]
 
-LEAST_KV_BYTES = 1 << 30  # beside each model that a static system places on a GPU
+
+class Backlog(Protocol):
+    """Requests that wait before they get to any model's engine."""
+
+    def waits(self, gpus: Iterable[int]) -> bool:
+        """Does anybody wait for these GPUs?"""
+        ...
+
+    def admit(self, gpus: Iterable[int], now_s: float) -> None:
+        """Let in whom there is room for."""
+        ...
+
+    def next_s(self, gpus: Iterable[int], now_s: float) -> float:
+        """When to ask again though nothing has changed; infinite if never."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -56,7 +68,7 @@ class Hosted:
         return self.slo_s if self.slo_s < INF else 1.0
 
     def prefill_s(self, prompt_tokens: int, chunk_tokens: int) -> float:
-        """Prism's e = p / c: c is the speed of prefill by chunks of that size."""
+        """Seconds of a prompt at the speed of prefill by chunks of that size."""
         chunk_s = self.step_time.step_s(0, 0, ((0, chunk_tokens),))
         return prompt_tokens * chunk_s / chunk_tokens
 
@@ -77,12 +89,201 @@ class Hosted:
         return self.rate_rps * held_s * tokens * place.kv_bytes_per_token / place.tp
 
 
+class Tenant(Protocol):
+    """A model on its GPUs, with its weights, its engine and its KV pages."""
+
+    @property
+    def model(self) -> int:
+        """Its number."""
+        ...
+
+    @property
+    def gpus(self) -> Gpus: ...
+    @property
+    def weight_pages(self) -> int:
+        """Pages of weights on each GPU."""
+        ...
+
+    @property
+    def ledger(self) -> PagedLedger: ...
+    @property
+    def ready_s(self) -> float:
+        """It can serve from then on."""
+        ...
+
+    @property
+    def busy(self) -> bool:
+        """Does it have requests (those on their way included)?"""
+        ...
+
+    @property
+    def idle(self) -> bool:
+        """Is its engine empty (requests on their way to it aside)?"""
+        ...
+
+    @property
+    def n_waiting(self) -> int:
+        """Requests that wait in its engine."""
+        ...
+
+    @property
+    def n_admitted(self) -> int:
+        """Requests in its batch or on their way to it."""
+        ...
+
+    @property
+    def unbegun_tokens(self) -> int:
+        """Prompt tokens that are here and not computed."""
+        ...
+
+    @property
+    def coming_pages(self) -> int:
+        """Pages that requests on their way here will take."""
+        ...
+
+    def receive(self, r: RequestState, now_s: float) -> None:
+        """`r` is here; its engine looks at it as soon as the model is ready."""
+        ...
+
+
+class Fleet(Protocol):
+    """What a `SharingPolicy` sees of the GPUs and models, and what it can do with them."""
+
+    @property
+    def now_s(self) -> float:
+        """The clock."""
+        ...
+
+    @property
+    def state(self) -> Any:
+        """What the policy's `new_state()` returned."""
+        ...
+
+    @property
+    def models(self) -> Sequence[Hosted]:
+        """All models that are served."""
+        ...
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs."""
+        ...
+
+    @property
+    def node_gpus(self) -> int:
+        """GPUs of one node."""
+        ...
+
+    @property
+    def pools(self) -> Sequence[PagePool]:
+        """Memory of each GPU."""
+        ...
+
+    @property
+    def tenants(self) -> Sequence[Tenant]:
+        """All that stand on a GPU."""
+        ...
+
+    @property
+    def serving(self) -> Sequence[Tenant | None]:
+        """Which tenant gets a model's requests, by model."""
+        ...
+
+    @property
+    def rate_rps(self) -> Sequence[float]:
+        """Arrival rate of each model in the last minute or so."""
+        ...
+
+    @property
+    def gaps(self) -> Sequence[IdleGaps]:
+        """Idle gaps of each model."""
+        ...
+
+    @property
+    def requests(self) -> Backlog | None:
+        """What the policy's `backlog` returned."""
+        ...
+
+    def model_of(self, r: RequestState) -> int:
+        """The number of the model that `r` asks for."""
+        ...
+
+    def on(self, gpu: int) -> Sequence[Tenant]:
+        """Tenants of a GPU."""
+        ...
+
+    def bring(self, gpus: Sequence[int]) -> None:
+        """Bring these GPUs up to the present."""
+        ...
+
+    def moves(self, model: int) -> bool:
+        """Is it being loaded elsewhere, or has it not yet left the place that it came from?"""
+        ...
+
+    def idle_s(self, tenant: Tenant) -> float:
+        """Seconds for which it has been idle; below 0 while it is busy or not ready."""
+        ...
+
+    def could_hold(self, r: RequestState, tenant: Tenant) -> bool:
+        """Would its engine have the memory for `r` if it were empty?"""
+        ...
+
+    def activate(
+        self, model: Hosted, gpus: Gpus, *, quota_pages: int | None = None, loaded: bool = False
+    ) -> Tenant:
+        """Place `model` on these GPUs and load its weights, unless they are `loaded` already."""
+        ...
+
+    def evict(self, tenant: Tenant) -> None:
+        """A model without requests leaves its GPUs at once."""
+        ...
+
+    def send(self, r: RequestState, tenant: Tenant) -> None:
+        """`r` goes to an engine."""
+        ...
+
+    def reject(self, r: RequestState) -> None:
+        """`r` is not served."""
+        ...
+
+
+class RequestQueue(Protocol):
+    """Requests of several models that wait for one device."""
+
+    def push(self, r: RequestState, prefill_s: float) -> None:
+        """`r` enters; its prompt takes `prefill_s` of the device."""
+        ...
+
+    def remove(self, r: RequestState) -> None:
+        """`r` leaves from wherever it stands."""
+        ...
+
+    def ordered(self, now_s: float) -> Sequence[RequestState]:
+        """All, the next one first."""
+        ...
+
+
+@dataclass(frozen=True)
+class IdleModel:
+    """A model without requests: its number, its TTFT SLO, for how long it has been idle, and the
+    idle gaps it had before.
+    """
+
+    model: int
+    slo_s: float
+    idle_s: float
+    gaps: IdleGaps
+
+
 @dataclass(frozen=True)
 class SharingPolicy(Knobs):
     """Decides for a `Fleet`: which model stands where, and where requests wait.
 
-    `engine` is what serves each model: vLLM's loop, with these two limits.
+    The two parameters are limits of each model's engine.
     """
+
+    # Parameters that decide before real servers, too; none: the system is simulated alone.
+    on_servers: ClassVar[tuple[str, ...]] = ()
 
     max_num_batched_tokens: int = knob(2048, 16, 131072, log=True)
     max_num_seqs: int = knob(256, 1, 8192, log=True)
@@ -90,9 +291,7 @@ class SharingPolicy(Knobs):
     @property
     def engine(self) -> Policy:
         """The policy of every model's engine."""
-        return Vllm(
-            max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs
-        )
+        raise NotImplementedError
 
     @property
     def starts(self) -> Loader | NaiveStart:
@@ -126,32 +325,21 @@ class SharingPolicy(Knobs):
     def review(self, fleet: Fleet) -> None:
         """At regular times."""
 
+    # ---------------------------------------------------------------- before real servers
 
-def by_load(models: Sequence[Hosted], fleet: Fleet) -> dict[int, tuple[int, ...]]:
-    """Models to GPUs once and for all, so that GPUs are about equally busy.
+    @property
+    def keeps_engines(self) -> bool:
+        """Does the engine of an evicted model stay, asleep, rather than stop?"""
+        return False
 
-    By falling rate × work, each where there is the least of it so far and its weights fit; parts
-    on GPUs of one node. What a static system does that knows the mean rates (MuxServe's placement
-    by popularity and demand, without its search of parallelism).
-    """
-    busy = [0.0] * fleet.gpus
-    free = [pool.free for pool in fleet.pools]
-    least_kv = LEAST_KV_BYTES // PAGE_BYTES
-    found: dict[int, tuple[int, ...]] = {}
-    for model in sorted(models, key=lambda m: (-m.rate_rps * m.work_s, m.index)):
-        best: tuple[float, tuple[int, ...]] | None = None
-        for begin in range(0, fleet.gpus, fleet.node_gpus):
-            node = range(begin, min(begin + fleet.node_gpus, fleet.gpus))
-            fitting = [g for g in node if free[g] >= model.weight_pages + least_kv]
-            chosen = tuple(sorted(fitting, key=lambda g: (busy[g], g))[: model.tp])
-            if len(chosen) == model.tp:
-                worst = max(busy[g] for g in chosen)
-                if best is None or worst < best[0]:
-                    best = worst, chosen
-        if best is None:
-            continue
-        found[model.index] = best[1]
-        for g in best[1]:
-            busy[g] += model.rate_rps * model.work_s
-            free[g] -= model.weight_pages
-    return found
+    def server_queue(self) -> RequestQueue:
+        """The queue before the servers, empty."""
+        raise NotImplementedError
+
+    def begins_at_once(self, requests: int, unbegun_tokens: int) -> bool:
+        """May a request go to a server which has so many, with so many prompt tokens unbegun?"""
+        return True
+
+    def leaving_order(self, idle: Iterable[IdleModel]) -> Sequence[int]:
+        """Which idle models give their room to others, the first one first."""
+        raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -104,7 +105,7 @@ class Gaps:
 class Told(NamedTuple):
     """Of one instance or model: how much of something it had at a moment, or what befell it.
 
-    `what` says of what: `requests` (waiting and running), `load` (BanaServe's U, from 0 to 2),
+    `what` says of what: `requests` (waiting and running), `load` (C/Cmax + M/Mmax, 0 to 2),
     `kv_gib` (KV memory, over all GPUs); `layers` or `heads` that one lends to another from then
     on, `activation` (`value` seconds until it serves). Of predicted lengths: `lengths`, the share
     of answers in the named bucket, and `taught`, the share of what was learnt that was taken.
@@ -170,3 +171,19 @@ class Result:
     oversize: int = 0  # requests that were rejected because they could never fit
     instances: tuple[InstanceTotals, ...] = ()  # as `Records.instance` counts them
     cluster: Any = None  # what the cluster policy learnt
+
+
+@dataclass(frozen=True, slots=True)
+class Misprediction:
+    """A request whose answer fell outside the predicted bucket, to be learnt from."""
+
+    id: int  # its row in the workload
+    prompt_tokens: int
+    predicted_tokens: int
+    output_tokens: int
+
+
+def mispredictions(state: Any) -> Iterable[Misprediction]:
+    """Those that a policy's state has queued as `mispredicted`, if it keeps any."""
+    found: Iterable[Misprediction] = getattr(state, "mispredicted", ())
+    return found

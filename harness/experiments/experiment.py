@@ -23,7 +23,8 @@ from ..results.run_folder import (
     open_run_folder,
     read_rows,
 )
-from .config.schema import SIMULATED, ExperimentSchema
+from ..servers.launch.backend_names import SIMULATED
+from .config.schema import ExperimentSchema
 from .execution.plan import Plan, plan
 from .execution.workers import CellDone, CellProgress, Event, Executor, SideBySide
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ..core.routing import Router
 from ..core.state import RequestState
-from ..policies.routers import Router
 
 
 class _Server:

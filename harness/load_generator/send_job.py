@@ -1,7 +1,7 @@
 """Sending processes: each gets its share, says when it is ready, and starts when told.
 
-Programs of their own, not `multiprocessing`, for the reasons given in `harness.workers`. All of one
-machine read the same clock: `time.perf_counter` counts from its start, in every process alike.
+All of one machine read the same clock: `time.perf_counter` counts from its start, in every process
+alike.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ import contextlib
 import dataclasses
 import io
 import json
-import os
 import queue
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import IO, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from .http.bodies import Bodies
@@ -133,14 +132,17 @@ class Processes:
         self._folder = folder
         self._shares = shares
         self._said: _Said = queue.SimpleQueue()
-        self._children: list[_Child] = []
+        self._children = contextlib.ExitStack()
+        self._processes: list[ChildProcess] = []
 
     def __enter__(self) -> Processes:
         try:
             for share in self._shares:
-                self._children.append(_Child(self._folder, share, self._said))
+                child = self._children.enter_context(start_sender(self._folder, share))
+                child.listen(partial(self._hear, share))
+                self._processes.append(child)
             until_s = perf_counter() + _READY_S
-            for _ in self._children:
+            for _ in self._processes:
                 _, message = _next(self._said, until_s)
                 if message is None:
                     raise SloBenchError("a sending process died; its error stands above")
@@ -150,24 +152,27 @@ class Processes:
         return self
 
     def __exit__(self, *reason: object) -> None:
-        for child in self._children:
-            child.stop()
+        self._children.close()
+
+    def _hear(self, share: int, message: dict[str, Any] | None) -> None:
+        self._said.put((share, message))
 
     def send(self, start_s: float, time_s: float, told: Callable[[int], None]) -> dict[int, Part]:
         """Send from `start_s` on, for `time_s` at most; what every share saw that did not die.
 
         `told` hears now and then how many requests have ended.
         """
-        for child in self._children:
-            child.tell(repr(start_s))
+        for child in self._processes:
+            child.send(start_s)
         until_s = start_s + time_s + _GRACE_S
         ended = dict.fromkeys(self._shares, 0)
         left, died = set(self._shares), set()
         while left:
             share, message = _next(self._said, until_s)
             if message is None:
-                died.add(share)
-                left.discard(share)
+                if share in left:
+                    died.add(share)
+                    left.discard(share)
             elif "done" in message:
                 left.discard(share)
             else:
@@ -180,58 +185,9 @@ class Processes:
         }
 
 
-def _start(folder: Path, index: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__, str(folder), str(index)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        },
-        start_new_session=True,  # Ctrl-C is ours to pass on
-    )
-
-
-class _Child:
-    """A sending process, and the thread that listens to it."""
-
-    def __init__(self, folder: Path, index: int, said: _Said) -> None:
-        self.process = _start(folder, index)
-        self._index = index
-        self._said = said
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
-
-    def _listen(self) -> None:
-        assert self.process.stdout is not None
-        message: dict[str, Any] = {}
-        for line in self.process.stdout:
-            if not line.endswith("\n"):
-                break  # it was killed while it wrote
-            message = json.loads(line)
-            self._said.put((self._index, message))
-        if "done" not in message:
-            self._said.put((self._index, None))
-
-    def tell(self, line: str) -> None:
-        assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what it died of is heard of otherwise
-            self.process.stdin.write(line + "\n")
-            self.process.stdin.flush()
-
-    def stop(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self._thread.join()
-        for pipe in (self.process.stdin, self.process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
+def start_sender(folder: Path, share: int) -> ChildProcess:
+    """One sending process."""
+    return ChildProcess(__name__, str(folder), str(share))
 
 
 def _next(said: _Said, until_s: float) -> tuple[int, dict[str, Any] | None]:
@@ -304,31 +260,20 @@ def _blocks(flat: Any, counts: Any) -> Iterator[tuple[int, ...]]:
         end += count
 
 
-def _end_with(orders: IO[str]) -> None:
-    """Send nothing more when whoever gave the orders is gone."""
-    orders.read()
-    os._exit(1)
-
-
-def _work(folder: Path, index: int, orders: IO[str], answers: IO[str]) -> None:
+def _work(folder: Path, index: int, parent: Parent) -> None:
     """The child's side."""
-
-    def say(message: object) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
     said_s = 0.0
 
     def progress(ended: int, clock_s: float) -> None:
         nonlocal said_s
         if clock_s - said_s > 0.2:
             said_s = clock_s
-            say({"ended": ended})
+            parent.send({"ended": ended})
 
     def start_s() -> float:
-        say({"ready": True})
-        when_s = float(orders.readline())
-        threading.Thread(target=_end_with, args=(orders,), daemon=True).start()
+        parent.send({"ready": True})
+        when_s: float = next(parent.messages())
+        parent.exit_with()  # nothing more is sent when whoever gave the order is gone
         return when_s
 
     order = json.loads((folder / "order.json").read_text("utf-8"))
@@ -345,11 +290,11 @@ def _work(folder: Path, index: int, orders: IO[str], answers: IO[str]) -> None:
             progress=progress,
         )
     except SloBenchError as error:
-        say({"error": str(error)})
+        parent.send({"error": str(error)})
         return
     part.save(folder / f"part-{index}.npz")
-    say({"done": True})
+    parent.send({"done": True})
 
 
 if __name__ == "__main__":
-    _work(Path(sys.argv[1]), int(sys.argv[2]), sys.stdin, sys.stdout)
+    _work(Path(sys.argv[1]), int(sys.argv[2]), Parent())

@@ -1,7 +1,31 @@
 """AdaptiveLLM: swap or recompute by predicted cost, and fairness between requests.
 
-Source: AdaptiveLLM (see docs/papers.md), Algorithm 1 (which memory optimisation a victim gets),
-Algorithm 2 (which group enters), §3.5 (priority).
+Source: Liang et al., "AdaptiveLLM" (efficient LLM inference by adaptive tensor swapping and
+re-computation).
+
+Idea. When KV memory runs out, a victim is swapped to host memory or recomputed later. Neither is
+always cheaper: a swap costs by length over the host link, a recomputation by length on the GPU and
+by what is prefilled beside it. Two predictors tell both costs, and the order of requests is fair:
+by waiting time per token.
+
+Which part answers what:
+
+- Algorithm 1 (victims from the lowest priority up; the cheaper of swap and recompute for each):
+  `AdaptiveLlm.keep` and `AdaptiveLlm.preempt_by`; Eq. 2 (cost of a swap): `AdaptiveLlm._costs_s`.
+- Algorithm 2 (the swapped or the waiting requests enter next): `AdaptiveLlm.refill`.
+- §3.5 (priority: time since first queued / sequence length): `AdaptiveLlm.priority`, and as the key
+  of the queue `AdaptiveLlm.urgency_line`.
+- §6 (1), future work (deadlines): `AdaptiveLlmDeadlines`; system `adaptivellm-deadlines`.
+- §6 (2), future work (copies beside computation, recomputation in chunks): parameters
+  `overlap_swap` and `chunk_tokens`.
+
+Elsewhere:
+
+- §3.2, §3.3 (learned costs of recomputation and swaps): `predictors/costs/`.
+- Eq. 5 (weighted turnaround): `harness/results/metrics.py`.
+- Baselines vLLM and vLLM_s: `vllm_v0.py` (recomputes) and `vllm_swap.py` (swaps).
+
+Errata, Tables 3 and 4 and commands: docs/papers/adaptivellm.md.
 """
 
 from __future__ import annotations
@@ -12,7 +36,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from ...predictors.costs.grid import read_cost_grid
-from ..core.decisions import Limits, Line, PreemptBy, Refill
+from ..core.decisions import Leave, Limits, Line, PreemptBy, Refill, Why
 from ..core.policy import Key, knob
 from ..core.state import RequestState
 from ..core.view import View
@@ -21,7 +45,9 @@ from .vllm_v0 import VllmV0
 
 @dataclass(frozen=True)
 class AdaptiveLlm(VllmV0):
-    """vLLM 0.2 with cost-aware preemption (Algorithm 1) and fair order (Algorithm 2).
+    """AdaptiveLLM: swap or recompute by predicted cost, and fairness between requests.
+
+    vLLM 0.2 with cost-aware preemption (Algorithm 1) and fair order (Algorithm 2).
 
     Priority = time since first queued / sequence length; the request with the lowest is preempted
     (the text; the printed pseudo-code pops the highest), the one with the highest enters first.
@@ -117,3 +143,43 @@ class AdaptiveLlm(VllmV0):
         if not group:
             return -1.0
         return sum(self.priority(r, view) for r in group) / len(group)
+
+
+@dataclass(frozen=True)
+class AdaptiveLlmDeadlines(AdaptiveLlm):
+    """AdaptiveLLM towards deadlines: the nearest goes first, what cannot meet its own is let go.
+
+    AdaptiveLLM's memory decisions (Algorithm 1) with deadlines for priorities.
+
+    A request is due when its SLO says that its last token must be out (`e2e` after its arrival, or
+    its `deadline`); the nearer, the higher its priority. One that has not begun is let go as soon
+    as it could not be done in time even by itself. Without such an SLO requests go in the order in
+    which they came.
+    """
+
+    order: ClassVar[Literal["entry", "cache", "time"]] = "entry"
+    reads_lengths: ClassVar[bool] = True
+
+    def due_s(self, r: RequestState) -> float:
+        """When the last token must be out; infinite where nobody asks."""
+        return min(r.arrival_s + r.slo.e2e_s, r.slo.deadline_s)
+
+    def priority(self, r: RequestState, view: View) -> float:
+        """For the mean of a group (Algorithm 2): it grows as the deadline comes near."""
+        return 1 / max(1e-3, self.due_s(r) - view.now_s)
+
+    def urgency(self, r: RequestState, view: View) -> Key:
+        return (self.due_s(r), r.arrival_s) if self.fair else r.arrival_s
+
+    def keep(self, r: RequestState, view: View) -> Key:
+        return (-self.due_s(r), -r.arrival_s) if self.fair else -r.arrival_s
+
+    def leave(self, r: RequestState, view: View) -> Leave | None:
+        due_s = self.due_s(r)
+        if due_s == float("inf"):
+            return None
+        decodes = view.predict.output_tokens(r) - 1
+        least_s = self._step_s(view, 0, 0, r.prompt_tokens)
+        if decodes:
+            least_s += decodes * self._step_s(view, 1, r.prompt_tokens)
+        return Leave(due_s - least_s, Why.DROP)

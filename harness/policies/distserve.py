@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .shared.disaggregated import Apart
+from ..core.cluster_policy import OnServers, ServerRole
+from ..core.policy import AnyPolicy
+from .shared.disaggregated import DECODE, PREFILL, Apart
 
 
 @dataclass(frozen=True)
@@ -18,3 +20,13 @@ class DistServe(Apart):
     Deviates: every instance schedules as vLLM does, where the paper batches prompts up to a length
     that saturates the GPU. All instances are placed alike.
     """
+
+    def on_servers(self, policy: AnyPolicy) -> OnServers:
+        return OnServers(
+            (
+                ServerRole(PREFILL, self.prefill_instances),
+                ServerRole(DECODE, self.decode_instances),
+            ),
+            ("prefill_instances", "decode_instances"),
+            splits=True,
+        )

@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..core.decisions import Leave, Why
 from ..core.policy import knob
-from ..core.state import RequestState
-from ..core.view import View
-from .edf import EarliestDeadlineFirst, due_s
+from .edf import EarliestDeadlineFirst
+from .shared.timeouts import DropsHopeless
 
 
 @dataclass(frozen=True)
-class EdfDrop(EarliestDeadlineFirst):
+class EdfDrop(DropsHopeless, EarliestDeadlineFirst):
     """A request leaves when even an empty server could no longer prefill it by the moment it is
     due.
 
@@ -24,10 +22,3 @@ class EdfDrop(EarliestDeadlineFirst):
     """
 
     caution: float = knob(1.0, 0.0, 10.0)
-
-    def leave(self, r: RequestState, view: View) -> Leave | None:
-        due = due_s(r)
-        if due == float("inf"):
-            return None
-        prefill_s = view.predict.step_s(0, 0, [(0, r.prompt_tokens)]) if self.caution else 0.0
-        return Leave(due - self.caution * prefill_s, Why.DROP)

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 
 from ...predictors.placement import Placement
 from ...predictors.specs import LinkSpec
-from ..core.cluster_policy import HOLD, Action, ClusterPolicy, Instead, View
+from ..core.cluster_policy import HOLD, Action, ClusterControl, ClusterPolicy, Instead, View
+from ..core.instance import Site
 from ..core.links import Links
 from ..core.policy import knob
 from ..core.release import Release
 from ..core.state import Phase, RequestState
-from ..engine.cluster.instance import Site
-from ..engine.cluster.live_migration import MigrateLive
 from .shared.disaggregated import KvNetwork, Promised, has_room, link_between, needed_blocks
 from .shared.instance_load import waiting_tokens
 
@@ -81,9 +80,41 @@ class Llumnix(ClusterPolicy):
         return actions
 
 
+@dataclass(frozen=True)
+class MigrateLive:
+    """`request`, which decodes at `source`, goes on at `target`, where blocks are promised to it.
+
+    What it has is copied first, beside its steps; then it stops, and what it has got meanwhile is
+    copied. If it has ended or been preempted by then, it stays.
+    """
+
+    request: RequestState
+    source: Site
+    target: Site
+    promised: Promised
+
+    def carry_out(self, cluster: ClusterControl) -> None:
+        if not self._decodes():
+            self.promised.drop(self.request, self.target)
+            return
+        kv_tokens = self.source.view.kv_tokens(self.request)
+        ends_s = cluster.links.ends_s(self.source, self.target, kv_tokens, cluster.now_s)
+        cluster.at(ends_s, lambda: self._last_stage(cluster, kv_tokens))
+
+    def _last_stage(self, cluster: ClusterControl, copied_tokens: int) -> None:
+        if self._decodes() and self.target.up:
+            cluster.migrate(self.request, self.source, self.target, copied_tokens=copied_tokens)
+        else:
+            self.promised.drop(self.request, self.target)
+
+    def _decodes(self) -> bool:
+        view, r = self.source.view, self.request
+        return r.instance == self.source.index and r.phase is Phase.DECODE and view.n_decoding > 0
+
+
 def freeness(site: Site) -> float:
     """F of §4.4.1, in iterations."""
-    free_tokens = site.free_blocks * site.instance.ledger.block_tokens
+    free_tokens = site.free_blocks * site.ledger.block_tokens
     return (free_tokens - waiting_tokens(site)) / max(1, site.roster.n_running)
 
 

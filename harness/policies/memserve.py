@@ -11,12 +11,13 @@ from dataclasses import dataclass
 
 from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, Instead, Role, View
+from ..core.instance import Site
 from ..core.kv_cache_manager import BlockLedger
 from ..core.kv_store_manager import StoreLedger, Units
 from ..core.policy import AnyPolicy, knob
+from ..core.routing import least_loaded
 from ..core.state import RequestState
-from ..engine.cluster.instance import Site
-from .routers import PrefixAware, least_loaded
+from .routers import PrefixAware
 from .shared.disaggregated import DECODE, PREFILL, Apart
 from .shared.kv_store_parameters import Shelf
 
@@ -106,5 +107,5 @@ class MemServe(Apart):
 
 
 def _cached_tokens(r: RequestState, site: Site) -> int:
-    ledger = site.instance.ledger
+    ledger = site.ledger
     return ledger.match_units(r) * ledger.unit_tokens if ledger.unit_tokens else 0

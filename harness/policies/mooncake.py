@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ...predictors.placement import Placement
 from ..core.cluster_policy import HOLD, REJECT, Instead, View
+from ..core.instance import Site
 from ..core.kv_cache_manager import BlockLedger
 from ..core.policy import knob
 from ..core.state import RequestState
-from ..engine.cluster.instance import Site
 from .shared.disaggregated import PREFILL, Apart
 from .shared.instance_load import queued_tokens
 from .shared.kv_store_parameters import Shelf
@@ -53,7 +53,7 @@ class Mooncake(Apart):
 def estimated_ttft_s(r: RequestState, site: Site) -> float:
     """Queue, then loading or computing, whichever is longer: they run side by side."""
     queue_s = queued_tokens(site) * site.sizes.s_per_token
-    ledger = site.instance.ledger
+    ledger = site.ledger
     cached, load_s = 0, 0.0
     if ledger.unit_tokens:
         units = ledger.match_units(r)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..core.multi_model_policy import Fleet
 from ..core.policy import knob
-from ..engine.cluster.multi_model import Fleet
 from .static_partition import StaticPartition
 
 

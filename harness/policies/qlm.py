@@ -10,11 +10,10 @@ import math
 from dataclasses import dataclass, field
 
 from ...predictors.activation import NaiveStart
-from ..core.multi_model_policy import SharingPolicy
+from ..core.multi_model_policy import Fleet, Gpus
 from ..core.policy import knob
 from ..core.state import RequestState
-from ..engine.cluster.multi_model import Fleet
-from ..engine.simulator.shared_gpu import Gpus
+from .shared.model_sharing import VllmSharing
 
 
 @dataclass
@@ -34,7 +33,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Qlm(SharingPolicy):
+class Qlm(VllmSharing):
     """Groups by model, which here also is by SLO; the group with the first deadline goes next.
 
     A group waits at the GPUs that hold its model, or else at those with the least work waiting. A
@@ -88,8 +87,7 @@ class Qlm(SharingPolicy):
                 work_s[gpu] += len(group.waiting) * fleet.models[other].work_s
         for standing in fleet.tenants:
             for gpu in standing.gpus:
-                there = len(standing.instance.inbox) + standing.instance.view.n_running
-                work_s[gpu] += there * fleet.models[standing.model].work_s
+                work_s[gpu] += standing.n_admitted * fleet.models[standing.model].work_s
         blocks = _blocks(fleet, fleet.models[model].tp)
         return min(blocks, key=lambda gpus: (max(work_s[gpu] for gpu in gpus), gpus))
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..core.cluster_policy import HOLD, Instead, View
+from ..core.instance import Site
 from ..core.links import Links
 from ..core.state import RequestState
-from ..engine.cluster.instance import Site
 from .shared.disaggregated import PREFILL, Apart, KvNetwork
 from .shared.instance_load import queued_tokens
 

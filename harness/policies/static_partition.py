@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..core.multi_model_policy import Hosted, SharingPolicy, by_load
+from ..core.multi_model_policy import Fleet, Hosted
 from ..core.policy import knob
 from ..core.state import RequestState
-from ..engine.cluster.multi_model import Fleet
+from .shared.model_sharing import VllmSharing, by_load
 
 
 @dataclass(frozen=True)
-class StaticPartition(SharingPolicy):
+class StaticPartition(VllmSharing):
     """Models stand where `by_load` puts them; what KV memory a GPU has left is cut once.
 
     `shares`: `equal`, or by the `demand` for KV that the mean rates make. The paper says neither.

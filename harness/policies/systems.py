@@ -6,66 +6,21 @@ import dataclasses
 import importlib.util
 import inspect
 import sys
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from ...workloads.errors import SloBenchError, UnknownNameError
-from ..core.cluster_policy import ClusterPolicy
+from ..core.cluster_policy import ClusterPolicy, OnServers
+from ..core.module_moves import ModulePolicy
 from ..core.multi_model_policy import SharingPolicy
 from ..core.policy import AnyPolicy, Bounds, Knobs, Policy, StaticPolicy
-from .adaptivellm import AdaptiveLlm
-from .adaptivellm_deadlines import AdaptiveLlmDeadlines
-from .ascendra.controller import Ascendra
-from .ascendra.low_priority import AscendraLp
-from .banaserve.controller import BanaServe
-from .collocation.fcfs import CollocatedFcfs
-from .collocation.lru import CollocationLru
-from .collocation.merged_batches import MergedBatches
-from .collocation.open_admission import CollocationOpen
-from .collocation.policy import Collocation
-from .collocation.static_split import StaticSplit
-from .distserve import DistServe
-from .edf import EarliestDeadlineFirst
-from .edf_drop import EdfDrop
-from .fastertransformer import FasterTransformer
-from .fifo import Fifo
-from .ljf import LongestJobFirst
-from .llumnix import Llumnix
-from .memserve import MemServe
-from .mooncake import Mooncake
-from .muxserve import MuxServe
-from .orca import Orca
-from .prism.controller import Prism
-from .prism.queue import Prism as PrismQueue
-from .qlm import Qlm
-from .sarathi import Sarathi
-from .sglang import Sglang
-from .shared.dropping import SarathiDrop, VllmDrop, VllmV0Drop
-from .sjf import ShortestJobFirst
-from .splitwise import Splitwise
-from .static_partition import StaticPartition
-from .uellm.odbs import Odbs
-from .uellm.s3 import S3
-from .uellm.slo_dbs import SloDbs
-from .uellm.slo_odbs import SloOdbs
-from .uellm.slo_odbs_continuous import SloOdbsContinuous
-from .vllm import Vllm
-from .vllm_layerwise import LayerwiseVllm
-from .vllm_swap import VllmSwap
-from .vllm_v0 import VllmV0
 
 ENTRY_POINT_GROUP = "slo_bench.systems"
-
-
-@dataclass(frozen=True)
-class Split:
-    """Instances by what they do."""
-
-    prefill: int
-    decode: int
 
 
 @dataclass(frozen=True)
@@ -97,17 +52,9 @@ class System:
         return text.strip().splitlines()[0]
 
     @property
-    def split(self) -> Split | None:
-        """How many servers prefill and how many decode, if none does both."""
-        cluster = self.cluster
-        if not isinstance(cluster, DistServe):
-            return None
-        return Split(cluster.prefill_instances, cluster.decode_instances)
-
-    @property
-    def controller(self) -> Ascendra | None:
-        """What decides before real servers in place of a router, where anything can."""
-        return self.cluster if isinstance(self.cluster, Ascendra) else None
+    def on_servers(self) -> OnServers | None:
+        """How it runs on several real servers; None: as any system behind a router, or not."""
+        return None if self.cluster is None else self.cluster.on_servers(self.policy)
 
     def knobs(self) -> dict[str, Any]:
         """Name to present value of everything that can be set."""
@@ -152,97 +99,158 @@ def _shared(name: str, sharing: SharingPolicy, source: str) -> System:
     return System(name, sharing.engine, source=source, sharing=sharing)
 
 
-_STOCK = (
-    System("vllm", Vllm(), prefix_cache=True, source="Kwon et al., SOSP 2023; vLLM V1"),
-    System("vllm-v0", VllmV0(), source="Kwon et al., SOSP 2023; vLLM 0.2"),
-    System("vllm-swap", VllmSwap(), source="Kwon et al., SOSP 2023; vLLM 0.2"),
-    System("sarathi", Sarathi(), source="Agrawal et al., OSDI 2024"),
-    System("vllm-drop", VllmDrop(), prefix_cache=True, source="as in Ascendra, §8.6"),
-    System("vllm-v0-drop", VllmV0Drop(), source="as in Ascendra, §8.6"),
-    System("sarathi-drop", SarathiDrop(), source="as in Ascendra, §8.6"),
-    System("edf", EarliestDeadlineFirst(), source="Liu & Layland, J. ACM 1973"),
-    System("edf-drop", EdfDrop(), source="Gujarati et al., OSDI 2020, §4.4"),
-    System("orca", Orca(), source="Yu et al., OSDI 2022"),
-    System("fastertransformer", FasterTransformer(), source="as in Orca, OSDI 2022"),
-    System("fifo", Fifo(), source="UELLM, §3.5"),
-    System("sjf", ShortestJobFirst(), source="UELLM, §3.5"),
-    System("ljf", LongestJobFirst(), source="UELLM, §3.5"),
-    System("s3", S3(), source="Jin et al., NeurIPS 2023; UELLM, Eq. 2-2"),
-    System("slo-odbs", SloOdbs(), source="UELLM, Algorithm 3-1"),
-    System("slo-odbs-continuous", SloOdbsContinuous(), source="UELLM, Algorithm 3-1"),
-    System("slo-dbs", SloDbs(), source="UELLM, §3.4.3"),
-    System("odbs", Odbs(), source="UELLM, §3.4.3"),
-    System(
-        "sglang",
-        Sglang(),
-        router="prefix-aware",
-        prefix_cache=True,
-        source="Zheng et al., NeurIPS 2024",
+@dataclass(frozen=True)
+class _Stock:
+    """An entry of the registry. Policies are named as `module:Class` and imported when asked for.
+
+    `sharing`: the policy serves several models.
+    """
+
+    policy: str
+    source: str  # paper or project
+    router: str = "round-robin"
+    prefix_cache: bool = False
+    cluster: str = ""
+    sharing: bool = False
+
+    def system(self, name: str) -> System:
+        if self.sharing:
+            return _shared(name, _member(self.policy), self.source)
+        cluster = _member(self.cluster) if self.cluster else None
+        policy = _member(self.policy)
+        return System(name, policy, self.router, self.prefix_cache, self.source, cluster)
+
+
+def _member(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(import_module(f".{module}", __package__), name)()
+
+
+class _Registry(Mapping[str, System]):
+    """Name to system; each is made when it is asked for first."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, System] = {}
+
+    def __getitem__(self, name: str) -> System:
+        if name not in self._made:
+            self._made[name] = _STOCK[name].system(name)
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in _STOCK
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_STOCK)
+
+    def __len__(self) -> int:
+        return len(_STOCK)
+
+
+_STOCK = {
+    "vllm": _Stock("vllm:Vllm", "Kwon et al., SOSP 2023; vLLM V1", prefix_cache=True),
+    "vllm-v0": _Stock("vllm_v0:VllmV0", "Kwon et al., SOSP 2023; vLLM 0.2"),
+    "vllm-swap": _Stock("vllm_swap:VllmSwap", "Kwon et al., SOSP 2023; vLLM 0.2"),
+    "sarathi": _Stock("sarathi:Sarathi", "Agrawal et al., OSDI 2024"),
+    "vllm-drop": _Stock("shared.dropping:VllmDrop", "as in Ascendra, §8.6", prefix_cache=True),
+    "vllm-v0-drop": _Stock("shared.dropping:VllmV0Drop", "as in Ascendra, §8.6"),
+    "sarathi-drop": _Stock("shared.dropping:SarathiDrop", "as in Ascendra, §8.6"),
+    "edf": _Stock("edf:EarliestDeadlineFirst", "Liu & Layland, J. ACM 1973"),
+    "edf-drop": _Stock("edf_drop:EdfDrop", "Gujarati et al., OSDI 2020, §4.4"),
+    "orca": _Stock("orca:Orca", "Yu et al., OSDI 2022"),
+    "fastertransformer": _Stock("fastertransformer:FasterTransformer", "as in Orca, OSDI 2022"),
+    "fifo": _Stock("fifo:Fifo", "UELLM, §3.5"),
+    "sjf": _Stock("sjf:ShortestJobFirst", "UELLM, §3.5"),
+    "ljf": _Stock("ljf:LongestJobFirst", "UELLM, §3.5"),
+    "s3": _Stock("uellm.s3:S3", "Jin et al., NeurIPS 2023; UELLM, Eq. 2-2"),
+    "slo-odbs": _Stock("uellm.slo_odbs:SloOdbs", "UELLM, Algorithm 3-1"),
+    "slo-odbs-continuous": _Stock(
+        "uellm.slo_odbs_continuous:SloOdbsContinuous", "UELLM, Algorithm 3-1"
     ),
-    System("adaptivellm", AdaptiveLlm(), source="AdaptiveLLM, Algorithms 1 and 2"),
-    System("adaptivellm-deadlines", AdaptiveLlmDeadlines(), source="AdaptiveLLM, §6 (1)"),
-    System("collocation", Collocation(), source="LLM-embedding collocation, Algorithms 1 to 3"),
-    System("collocation-lru", CollocationLru(), source="LLM-embedding collocation, §3.4"),
-    System("collocation-open", CollocationOpen(), source="LLM-embedding collocation, §5.4"),
-    System("static-split", StaticSplit(), source="LLM-embedding collocation, §3.3"),
-    System("collocated-fcfs", CollocatedFcfs(), source="LLM-embedding collocation, §3.4"),
-    System("merged-batches", MergedBatches(), source="LLM-embedding collocation, §5.4"),
-    System("ascendra", AscendraLp(), source="Ascendra, §4 to §6", cluster=Ascendra()),
-    System("ascendra-lp", AscendraLp(), source="Ascendra, Algorithm 1"),
-    System(
-        "prism-queue",
-        PrismQueue(),
-        source="Prism, Algorithm 2; Moore, Management Science 1968",
+    "slo-dbs": _Stock("uellm.slo_dbs:SloDbs", "UELLM, §3.4.3"),
+    "odbs": _Stock("uellm.odbs:Odbs", "UELLM, §3.4.3"),
+    "sglang": _Stock(
+        "sglang:Sglang", "Zheng et al., NeurIPS 2024", router="prefix-aware", prefix_cache=True
     ),
-    _shared("prism", Prism(), "Prism, Algorithms 1 and 2"),
-    _shared("muxserve", MuxServe(), "Duan et al., ICML 2024; Prism, §7.1"),
-    _shared("qlm", Qlm(), "Patke et al., SoCC 2024; Prism, §7.1"),
-    _shared("static-partition", StaticPartition(), "Prism, §7.1"),
-    System(
-        "distserve",
-        Vllm(),
+    "adaptivellm": _Stock("adaptivellm:AdaptiveLlm", "AdaptiveLLM, Algorithms 1 and 2"),
+    "adaptivellm-deadlines": _Stock("adaptivellm:AdaptiveLlmDeadlines", "AdaptiveLLM, §6 (1)"),
+    "collocation": _Stock(
+        "collocation.policy:Collocation", "LLM-embedding collocation, Algorithms 1 to 3"
+    ),
+    "collocation-lru": _Stock("collocation.lru:CollocationLru", "LLM-embedding collocation, §3.4"),
+    "collocation-open": _Stock(
+        "collocation.open_admission:CollocationOpen", "LLM-embedding collocation, §5.4"
+    ),
+    "static-split": _Stock(
+        "collocation.static_split:StaticSplit", "LLM-embedding collocation, §3.3"
+    ),
+    "collocated-fcfs": _Stock("collocation.fcfs:CollocatedFcfs", "LLM-embedding collocation, §3.4"),
+    "merged-batches": _Stock(
+        "collocation.merged_batches:MergedBatches", "LLM-embedding collocation, §5.4"
+    ),
+    "ascendra": _Stock(
+        "ascendra.low_priority:AscendraLp",
+        "Ascendra, §4 to §6",
+        cluster="ascendra.controller:Ascendra",
+    ),
+    "ascendra-lp": _Stock("ascendra.low_priority:AscendraLp", "Ascendra, Algorithm 1"),
+    "prism-queue": _Stock(
+        "prism.queue:Prism", "Prism, Algorithm 2; Moore, Management Science 1968"
+    ),
+    "prism": _Stock("prism.controller:Prism", "Prism, Algorithms 1 and 2", sharing=True),
+    "muxserve": _Stock("muxserve:MuxServe", "Duan et al., ICML 2024; Prism, §7.1", sharing=True),
+    "qlm": _Stock("qlm:Qlm", "Patke et al., SoCC 2024; Prism, §7.1", sharing=True),
+    "static-partition": _Stock("static_partition:StaticPartition", "Prism, §7.1", sharing=True),
+    "distserve": _Stock(
+        "vllm:Vllm",
+        "Zhong et al., OSDI 2024",
         router="least-loaded",
         prefix_cache=True,
-        source="Zhong et al., OSDI 2024",
-        cluster=DistServe(),
+        cluster="distserve:DistServe",
     ),
-    System(
-        "splitwise",
-        Vllm(),
+    "splitwise": _Stock(
+        "vllm:Vllm", "Patel et al., ISCA 2024", prefix_cache=True, cluster="splitwise:Splitwise"
+    ),
+    "mooncake": _Stock(
+        "vllm_layerwise:LayerwiseVllm",
+        "Qin et al., FAST 2025",
         prefix_cache=True,
-        source="Patel et al., ISCA 2024",
-        cluster=Splitwise(),
+        cluster="mooncake:Mooncake",
     ),
-    System(
-        "mooncake",
-        LayerwiseVllm(),
+    "memserve": _Stock(
+        "vllm_layerwise:LayerwiseVllm",
+        "Hu et al., 2024",
         prefix_cache=True,
-        source="Qin et al., FAST 2025",
-        cluster=Mooncake(),
+        cluster="memserve:MemServe",
     ),
-    System(
-        "memserve",
-        LayerwiseVllm(),
+    "llumnix": _Stock(
+        "vllm:Vllm", "Sun et al., OSDI 2024", prefix_cache=True, cluster="llumnix:Llumnix"
+    ),
+    "banaserve": _Stock(
+        "vllm_layerwise:LayerwiseVllm",
+        "BanaServe, Algorithms 4-1 and 4-2",
         prefix_cache=True,
-        source="Hu et al., 2024",
-        cluster=MemServe(),
+        cluster="banaserve.controller:BanaServe",
     ),
-    System(
-        "llumnix",
-        Vllm(),
-        prefix_cache=True,
-        source="Sun et al., OSDI 2024",
-        cluster=Llumnix(),
-    ),
-    System(
-        "banaserve",
-        LayerwiseVllm(),
-        prefix_cache=True,
-        source="BanaServe, Algorithms 4-1 and 4-2",
-        cluster=BanaServe(),
-    ),
-)
-SYSTEMS: dict[str, System] = {s.name: s for s in _STOCK}
+}
+SYSTEMS: Mapping[str, System] = _Registry()
+
+
+def several_models(*, on_servers: bool = False) -> list[str]:
+    """Names of the systems that serve several models; `on_servers`: those real servers can have."""
+    several = {name: SYSTEMS[name].sharing for name, stock in _STOCK.items() if stock.sharing}
+    return [name for name, one in several.items() if one and (one.on_servers or not on_servers)]
+
+
+def module_policy(parameters: Mapping[str, float]) -> ModulePolicy:
+    """The policy that moves modules between the processes of a real engine.
+
+    Raises:
+        SloBenchError: it has no such parameter, or not that value.
+    """
+    from .banaserve.controller import moving_rule
+
+    return moving_rule(parameters)
 
 
 def system(name: str) -> System:

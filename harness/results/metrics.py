@@ -17,7 +17,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.request import Kind
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Records, Result
-from ..policies.banaserve.objective import Objective as Placed
+from ..policies.columns import COLUMNS
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -114,8 +114,6 @@ DEFAULT_OBJECTIVE = "alpha=1,beta=1,gamma=1"
 class Objective:
     """alpha · attainment of generation + beta · attainment of embedding + gamma · throughput, the
     throughput as a share of the offered rate.
-
-    Source: LLM-embedding collocation (see docs/papers.md), §2.2.
     """
 
     alpha: float = 1.0
@@ -163,10 +161,8 @@ def cell_metrics(
     gpu_busy = share of the time for which GPUs compute, averaged over them (host time of their
     iterations counted), as a GPU's own counter of utilisation has it;
     memory_utilisation = share of the KV blocks in use, averaged over time;
-    padding_waste = padded tokens / all tokens computed (only static batches are padded);
-    banaserve_objective = BanaServe's Eq. 4-15 with all weights 1
-    (`clusters.banaserve_objective`), of compute_utilisation, mean TTFT and TPOT in seconds, and
-    a thousand output tokens a second.
+    padding_waste = padded tokens / all tokens computed (only static batches are padded).
+    Columns that papers define are in `policies.columns`.
     """
     records, totals = result.records, result.totals
     counted = measured_window(records, warmup_s)
@@ -231,9 +227,9 @@ def cell_metrics(
         "cost_usd_per_hour": NOT_A_NUMBER
         if hardware.usd_per_gpu_hour is None
         else hardware.usd_per_gpu_hour * hardware.gpus,
-        "banaserve_objective": Placed(
-            utilisation, ttft.mean_s, float(np.nan_to_num(tpot.mean_s)), output_tokens_per_s
-        ).value,
+    }
+    row |= {name: of(row) for name, of in COLUMNS.items()}
+    row |= {
         "finished": int(finished.sum()),
         "rejected": outcomes(Outcome.REJECTED),
         "oversize": result.oversize,
@@ -289,8 +285,6 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
 
     1 where nobody ever waits; a request that waits as long as it is then served counts 2. `of`
     holds finished requests only.
-
-    Source: AdaptiveLLM (see docs/papers.md), Eq. 5.
     """
     turnaround_s = records.e2e_s[of]
     processing_s = (records.finish_s - records.scheduled_s)[of]

@@ -16,6 +16,7 @@ from ...workloads.checksums import unsealed
 from ...workloads.csv_text import unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
+from .capacity_file import check_rows
 from .folder_kinds import not_a_run
 from .run_folder import CHECKSUMS, EXPERIMENT, PLANNED, check_files, check_row
 
@@ -123,9 +124,6 @@ def read_run(path: Path) -> RunFolder:
     environment = _read_environment(_existing(path / "environment.json"))
     cells, axes = _read_cells(_existing(path / "cells.csv"))
     if results := environment.get("results"):
-        # Imported here: few runs are searches, and the tuner takes longer than many a report.
-        from ...tuner.capacity.checkpoint import check_rows
-
         _existing(path / str(results))
         check_rows(path, len(cells))
     return RunFolder(

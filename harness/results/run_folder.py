@@ -35,8 +35,7 @@ from ...workloads.checksums import CHANGED, crc32_of_fields, crc32_of_file, seal
 from ...workloads.csv_text import guarded, unguarded
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.workload import Workload
-from ..core.records import Outcome, Records, Timeline, Told
-from ..policies.uellm.length_monitor import LengthMonitor
+from ..core.records import Misprediction, Outcome, Records, Timeline, Told
 from .csv_columns import Choice, Column, gzip_csv
 from .metrics import Judged
 
@@ -140,9 +139,8 @@ def _choice(names: Sequence[str]) -> Choice:
     return Choice(np.array([place[name] for name in names]), list(place))
 
 
-def write_mispredictions(folder: Path, cell: str, monitors: Iterable[LengthMonitor]) -> None:
+def write_mispredictions(folder: Path, cell: str, queued: Sequence[Misprediction]) -> None:
     """Put the requests of one cell whose length was mispredicted on disk, where there are any."""
-    queued = [one for monitor in monitors for one in monitor.mispredicted]
     if queued:
         lines = (json.dumps(dataclasses.asdict(one)).encode() + b"\n" for one in queued)
         write_whole(folder / "mispredictions" / f"{cell}.jsonl", lines)

@@ -24,10 +24,7 @@ from ..engine.torch.encoder import Encoder
 from ..engine.torch.live import Asked, Live
 from ..engine.torch.sequence import Sampling
 from ..engine.torch.text import Stream, Text
-from .gateway.front import Front
-from .gateway.messages import Asked as HttpAsked
-from .gateway.messages import Reply, refuse, say
-from .gateway.running import Ready, in_thread
+from .http_server import HttpRequest, Ready, Reply, in_thread, refuse, respond, respond_json, serve
 
 _DEFAULT_TOKENS = 16  # as OpenAI's completions
 
@@ -51,27 +48,11 @@ def serving(live: Live, model: Model, *, host: str = "127.0.0.1", port: int = 0)
         SloBenchError: nobody can listen there.
     """
 
-    async def serve(ready: Ready) -> None:
-        over, connections = asyncio.Event(), set[Front]()
-        loop = asyncio.get_running_loop()
-        routes = _Routes(live, model)
+    async def start(ready: Ready) -> None:
+        await serve(_Routes(live, model).answer, host=host, port=port, ready=ready)
 
-        def stop() -> None:
-            loop.call_soon_threadsafe(over.set)
-
-        server = await loop.create_server(
-            lambda: Front(routes.answer, connections), host, port, backlog=4096
-        )
-        found = server.sockets[0].getsockname()[1]
-        ready(f"http://{host}:{found}", stop)
-        await over.wait()
-        server.close()
-        for connection in list(connections):
-            connection.abort()
-        await asyncio.sleep(0)
-
-    with in_thread(f"server at {host}:{port}", serve) as url, heap_frozen():
-        yield url
+    with in_thread(f"server at {host}:{port}", start) as server, heap_frozen():
+        yield server.url
 
 
 @dataclass(frozen=True)
@@ -113,17 +94,16 @@ class _Routes:
         self._live = live
         self._model = model
 
-    async def answer(self, asked: HttpAsked, reply: Reply) -> None:
+    async def answer(self, asked: HttpRequest, reply: Reply) -> None:
         path = asked.path
         if path == "/health":
-            ok = self._live.running
-            say(reply, 200 if ok else 503, "OK" if ok else "Down", b"", "text/plain")
+            respond(reply, b"", "text/plain", 200 if self._live.running else 503)
         elif path == "/metrics":
-            say(reply, 200, "OK", self._metrics().encode(), "text/plain; version=0.0.4")
+            respond(reply, self._metrics().encode(), "text/plain; version=0.0.4")
         elif path == "/v1/models":
             most = self._model.most_tokens
             one = {"id": self._model.name, "object": "model", "max_model_len": most}
-            _say_json(reply, {"object": "list", "data": [{**one, "owned_by": "slo-bench"}]})
+            respond_json(reply, {"object": "list", "data": [{**one, "owned_by": "slo-bench"}]})
         elif path == "/v1/embeddings" and asked.method == "POST" and self._model.embeds:
             await self._embed(asked, reply, self._model.embeds)
         elif path in ("/v1/completions", "/v1/chat/completions") and asked.method == "POST":
@@ -131,7 +111,7 @@ class _Routes:
         else:
             refuse(reply, 400, f"there is no {asked.method} {path} here")
 
-    async def _embed(self, asked: HttpAsked, reply: Reply, embeds: Embeds) -> None:
+    async def _embed(self, asked: HttpRequest, reply: Reply, embeds: Embeds) -> None:
         body = asked.json() or {}
         try:
             if body.get("encoding_format", "float") != "float":
@@ -146,9 +126,9 @@ class _Routes:
             {"object": "embedding", "index": n, "embedding": one} for n, one in enumerate(found)
         ]
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        _say_json(reply, {"object": "list", "data": data, "model": embeds.name, "usage": usage})
+        respond_json(reply, {"object": "list", "data": data, "model": embeds.name, "usage": usage})
 
-    async def _generate(self, asked: HttpAsked, reply: Reply, *, chat: bool) -> None:
+    async def _generate(self, asked: HttpRequest, reply: Reply, *, chat: bool) -> None:
         body = asked.json()
         if body is None:
             refuse(reply, 400, "the body must be a JSON object")
@@ -306,7 +286,7 @@ class _Generation:
                 reply.end()
             else:
                 choice = self._choice(text, tokens, why)
-                _say_json(reply, {**self._frame([choice]), "usage": self._usage(len(tokens))})
+                respond_json(reply, {**self._frame([choice]), "usage": self._usage(len(tokens))})
         finally:
             if not over:
                 self._live.cancel(r)
@@ -368,10 +348,6 @@ class _Generation:
         reply.pieces([b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"])
 
 
-def _say_json(reply: Reply, content: Mapping[str, Any]) -> None:
-    say(reply, 200, "OK", json.dumps(content).encode(), "application/json")
-
-
 def _number(body: Mapping[str, Any], name: str, default: float, low: float, high: float) -> float:
     value = body.get(name)
     if value is None:
@@ -420,9 +396,10 @@ def serving_model(
     from ..engine.torch.build import kv_blocks as blocks_that_fit
     from ..engine.torch.load import load_decoder
     from ..engine.torch.tiers import TierFolder
-    from ..experiments.backends.torch_engine import PAGED, model_folder
     from ..policies.systems import system as system_by_name
+    from .launch.backend_names import PAGED
     from .launch.compatibility import check
+    from .launch.model_folders import model_folder
     from .launch.serve import HOST_BLOCKS
 
     found = system_by_name(system_name).with_knobs(**knobs)

@@ -22,7 +22,6 @@ from ...workloads.errors import SloBenchError, UnknownNameError
 from ...workloads.workload import Workload
 from ..core.records import Outcome, Result
 from ..engine.loop.traced import InstanceLog, State, Trace
-from ..experiments.config.schema import SIMULATED
 from ..experiments.execution.cells import (
     CellSpec,
     placed,
@@ -31,6 +30,7 @@ from ..experiments.execution.cells import (
     workload_of,
 )
 from ..experiments.experiment import Experiment
+from ..servers.launch.backend_names import SIMULATED
 
 Event = dict[str, Any]
 

@@ -11,7 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,11 @@ from torch import Tensor, nn
 
 from ...workloads.errors import SloBenchError
 from .config import Base, Shape
-from .distribution import Ints
+from .encoded import SIZES, Encoded
 from .heads import HEADS, Head
 from .tfidf import Words
 
-PAD_TO = 8  # tokens: lengths that recur are quicker, and padding costs
 ANYBODY = "unknown"  # who answers, where nobody says
-SIZES = 3  # numbers told of a prompt
 _HIDDEN = 128
 _DROPOUT = 0.1
 
@@ -224,57 +222,6 @@ def _share_dropout(encoder: nn.Module) -> None:
                 setattr(module, name, SharedDropout() if child.p else nn.Identity())
         if isinstance(getattr(module, "attention_dropout", None), float):
             module.attention_dropout = 0.0
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """Prompts as token ids and numbers: a text that several models are asked is read once.
-
-    `ids` and `types` are of different texts, `place` (n,) says which one each prompt is, `about`
-    has shape (n, sizes + models).
-    """
-
-    ids: list[list[int]]
-    types: list[list[int]] | None
-    place: Ints
-    about: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.place)
-
-    def nameless(self) -> Encoded:
-        """The same, where nobody says who will answer."""
-        about = self.about.copy()
-        about[:, SIZES:] = 0
-        return replace(self, about=about)
-
-    def batch(
-        self, rows: Ints, device: str, *, pad_to: int = PAD_TO
-    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor, Tensor]:
-        """The inputs of `Network` for these rows, padded to a multiple of `pad_to` tokens.
-
-        One text alone is not padded and has no mask, which is quicker.
-        """
-        texts, place = np.unique(self.place[rows], return_inverse=True)
-        alone = len(texts) == 1
-        longest = max(len(self.ids[text]) for text in texts)
-        width = longest if alone else -(-longest // pad_to) * pad_to
-        ids = np.zeros((len(texts), width), dtype=np.int64)
-        mask = np.zeros_like(ids)
-        types = np.zeros_like(ids)
-        for at, text in enumerate(texts):
-            known = self.ids[text]
-            ids[at, : len(known)] = known
-            mask[at, : len(known)] = 1
-            if self.types is not None:
-                types[at, : len(known)] = self.types[text]
-        return (
-            torch.from_numpy(ids).to(device),
-            None if alone else torch.from_numpy(mask).to(device),
-            None if self.types is None else torch.from_numpy(types).to(device),
-            torch.from_numpy(self.about[rows]).to(device),
-            torch.from_numpy(place).to(device),
-        )
 
 
 def encode(tokenizer: Any, shape: Shape, prompts: Sequence[Prompt]) -> Encoded:

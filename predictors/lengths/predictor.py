@@ -11,9 +11,8 @@ import torch
 from ...workloads.errors import FileFormatError, SloBenchError
 from .config import PredictorConfig
 from .distribution import Floats, Lengths
+from .encoded import SIZES, Encoded
 from .network import (
-    SIZES,
-    Encoded,
     Loaded,
     Network,
     Prompt,

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .distribution import Floats, Ints
-
-if TYPE_CHECKING:
-    from .network import Encoded
+from .encoded import Encoded
 
 _FEWEST = 2  # prompts that a token or pair must stand in
 _LOOSENESS = 2.0  # inverse of what weights are punished with

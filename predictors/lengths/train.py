@@ -30,9 +30,9 @@ from .distribution import (
     neighbours_worth,
     share_of,
 )
+from .encoded import Encoded
 from .network import (
     ANYBODY,
-    Encoded,
     Loaded,
     Network,
     Prompt,

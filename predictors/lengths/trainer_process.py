@@ -7,25 +7,21 @@ as its next generation before the answer is written. It ends with its standard i
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
+from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import Answered
 from .distribution import Floats
 
 NICENESS = 15  # whoever answers requests goes first
-_ENDS_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +42,7 @@ class Teacher:
 
     def __init__(self, folder: Path, base: str | None) -> None:
         self._order = {"folder": str(folder), "base": base}
-        self._process: subprocess.Popen[str] | None = None
+        self._child: ChildProcess | None = None
         self._closed = False
 
     def teach(
@@ -68,61 +64,33 @@ class Teacher:
         threading.Thread(target=work, name="teacher of lengths", daemon=True).start()
 
     def _taught(self, new: Sequence[Answered], lately: Sequence[Answered]) -> Taught:
-        if self._process is None or self._process.poll() is not None:
-            self._process = _start()
+        child = self._child
+        if child is None or child.process.poll() is not None:
+            self._child = child = ChildProcess(__name__)
             if self._closed:
                 self.close()
-            self._put(self._order)
-        self._put({"new": [_plain(row) for row in new], "lately": [_plain(row) for row in lately]})
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
+            child.send(self._order)
+        child.send({"new": [_plain(row) for row in new], "lately": [_plain(row) for row in lately]})
+        answer = child.receive()
+        if answer is None:
             raise SloBenchError("its process ended")
-        answer = json.loads(line)
         if "error" in answer:
             raise SloBenchError(answer["error"])
         said = answer["said"]
         return Taught(answer["step"], answer["told"], None if said is None else np.array(said))
 
-    def _put(self, order: object) -> None:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(order) + "\n")
-        self._process.stdin.flush()
-
     def close(self) -> None:
         """End it, in the middle of a lesson too: what it was to be taught is in the queue."""
         self._closed = True
-        process = self._process
-        if process is not None:
-            process.kill()
-            process.wait(_ENDS_S)
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
+        if self._child is not None:
+            self._child.stop()
 
 
 def _plain(row: Answered) -> dict[str, Any]:
     return {**asdict(row), "answer": None}
 
 
-def _start() -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", __name__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-            "OMP_NUM_THREADS": "1",
-        },
-        start_new_session=True,  # Ctrl-C is ours to pass on
-    )
-
-
-def _work(orders: IO[str], answers: IO[str]) -> None:
+def _work(parent: Parent) -> None:
     """The process's side."""
     import torch
 
@@ -131,14 +99,14 @@ def _work(orders: IO[str], answers: IO[str]) -> None:
     torch.set_num_threads(1)
     if hasattr(os, "nice"):
         os.nice(NICENESS)
-    order = json.loads(orders.readline())
+    messages = parent.messages()
+    order: dict[str, Any] = next(messages, {})
     online: OnlinePredictor | None = None
-    for line in orders:
+    for lesson in messages:
         try:
             if online is None:
                 folder = Path(order["folder"])
                 online = OnlinePredictor(folder, base=order["base"], keep_queue=False)
-            lesson = json.loads(line)
             online.queue = [Answered(**row) for row in lesson["new"]]
             outcome = online.update()
             said = None
@@ -149,9 +117,8 @@ def _work(orders: IO[str], answers: IO[str]) -> None:
             answer = {"step": outcome.step, "told": outcome.told(), "said": said}
         except SloBenchError as error:
             answer = {"error": str(error)}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+        parent.send(answer)
 
 
 if __name__ == "__main__":
-    _work(sys.stdin, sys.stdout)
+    _work(Parent())

@@ -16,7 +16,7 @@ from ...harness.results.read import (
     read_requests,
     read_timeline,
 )
-from .mechanism import Mechanism, mechanism
+from .mechanism_series import Mechanism, mechanism
 
 Floats = NDArray[np.float64]
 

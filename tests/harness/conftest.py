@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core.records import Records, Result
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import System
@@ -101,9 +102,8 @@ def serve_each_way(serve, request) -> Callable[..., Served]:
 
     def served(workload, system, **options):
         way = request.param
-        return serve(
-            workload, system, leaps=way == "leaping", step=way == "plain reference", **options
-        )
+        engine = PlainInstance if way == "plain reference" else None
+        return serve(workload, system, leaps=way == "leaping", engine=engine, **options)
 
     return served
 

@@ -14,16 +14,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ...harness.results.capacity_file import FILE, check_rows, read_searches
 from ...harness.results.run_folder import EXPERIMENT, Row, RunFolder, Value, read_rows, write_whole
-from ...workloads.checksums import sealed, unsealed
-from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import parse_json
+from ...workloads.checksums import sealed
+from ...workloads.errors import SloBenchError
 from .asked import Asked
 from .cells import search_of
 from .options import Budget, CapacitySearch
 from .samples import LevelRunner, LevelSample
 
-FILE = "capacity.json"
 _BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
 
 
@@ -78,19 +77,8 @@ def read_capacity(folder: Path) -> list[dict[str, Any]] | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    searches = _read(path)["searches"]
+    searches = read_searches(path)["searches"]
     return [row for search in searches for row in search.get("found") or ()]
-
-
-def check_rows(folder: Path, rows: int) -> None:
-    """Hold the number of rows in `cells.csv` against the runs, which are written after them.
-
-    Raises:
-        FileFormatError: there are fewer, or the file of the runs is no capacity.json.
-    """
-    runs = sum(len(search.get("runs") or ()) for search in _read(folder / FILE)["searches"])
-    if rows < runs:
-        raise FileFormatError(folder / "cells.csv", None, f"lacks rows of runs that {FILE} has")
 
 
 @dataclass
@@ -124,7 +112,7 @@ class Memory:
             raise problem
         if not path.is_file():
             return
-        kept = _read(path)
+        kept = read_searches(path)
         for name, now in (
             ("targets", list(self.asked.targets)),
             ("tolerance", self.asked.tolerance),
@@ -232,20 +220,3 @@ def _sample(plain: dict[str, Any]) -> LevelSample:
     for name in ("batch_met", "batch_requests", "backlog"):
         plain[name] = tuple(plain[name])
     return LevelSample(**plain)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        kept: dict[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(path, None, f"cannot be read: {error}") from error
-    searches = kept.get("searches") if isinstance(kept, dict) else None
-    if not isinstance(searches, list) or not all(
-        isinstance(one, dict) and _are_rows(one.get("found") or []) for one in searches
-    ):
-        raise FileFormatError(path, None, "is not what a capacity search writes")
-    return unsealed(path, kept, path.with_name(EXPERIMENT))
-
-
-def _are_rows(found: object) -> bool:
-    return isinstance(found, list) and all(isinstance(row, dict) for row in found)

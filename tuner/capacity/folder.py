@@ -17,17 +17,18 @@ from typing import Any
 
 from ...harness.experiments.backends.base import Backend
 from ...harness.experiments.config.load import estimated_capacity_rps
-from ...harness.experiments.config.schema import SIMULATED
 from ...harness.experiments.execution.cells import CellSpec, source
 from ...harness.experiments.execution.plan import Plan, plan
 from ...harness.experiments.execution.workers import Pool
 from ...harness.experiments.experiment import Experiment, environment, new_folder
 from ...harness.load_generator.send_job import Senders
+from ...harness.results.capacity_file import FILE
 from ...harness.results.run_folder import Value, open_run_folder
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from .asked import Asked
 from .cells import CellRunner, RealServer, Server, Simulator
-from .checkpoint import FILE, Found, Memory, cells_in, read_capacity
+from .checkpoint import Found, Memory, cells_in, read_capacity
 from .options import CapacitySearch, SearchOptions
 from .remote_runner import PoolRunner
 from .samples import LevelRunner

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Self
 
-from ...harness.experiments.config.schema import SIMULATED, ExperimentSchema
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from .asked import (
     REAL_BUDGET_S,

@@ -10,13 +10,9 @@ import re
 import subprocess
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ...predictors.specs import GpuSpec, LinkSpec, gpu, gpus, link
 from ...workloads.errors import SloBenchError
-
-if TYPE_CHECKING:
-    from .topology import Topology
 
 _PCIE = {"PIX": "pix", "PXB": "pix", "PHB": "node", "NODE": "node", "SYS": "sys"}
 _NVLINK = re.compile(r"NV(\d+)")
@@ -25,7 +21,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _PER_NVLINK = 20e9  # bytes a second in one direction, 80 % of 25 GB/s (NVLink 2 to 4)
 _PER_NVLINK_5 = 40e9
 _NVLINK_S = 4e-6
-_QUERY = "index,name,memory.total,power.limit,power.default_limit"
+QUERY = "index,name,memory.total,power.limit,power.default_limit"
 _TIMEOUT_S = 30
 
 
@@ -100,7 +96,7 @@ def parse_gpus(text: str) -> list[GpuSpec]:
     for line in filter(str.strip, text.splitlines()):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != 5:
-            raise SloBenchError(f"cannot read {line!r} of nvidia-smi; it should say {_QUERY}")
+            raise SloBenchError(f"cannot read {line!r} of nvidia-smi; it should say {QUERY}")
         _, name, memory_mib, limit_w, default_w = cells
         spec = _of_the_catalogue(name, _number(memory_mib) * 2**20)
         capped_w, usual_w = _number(limit_w), _number(default_w)
@@ -136,29 +132,12 @@ def _of_the_catalogue(name: str, memory_bytes: float) -> GpuSpec:
     return min(fitting, key=lambda spec: abs(spec.memory_bytes - memory_bytes))
 
 
-def this_machine() -> Topology:
-    """What `nvidia-smi` says about this machine.
+def ask(arguments: Sequence[str]) -> str:
+    """What `nvidia-smi` prints.
 
     Raises:
-        SloBenchError: there is no nvidia-smi, or it does not answer as expected.
+        SloBenchError: there is no nvidia-smi, or it fails.
     """
-    from .topology import Machine, Topology
-
-    specs = parse_gpus(_ask(["--query-gpu=" + _QUERY, "--format=csv,noheader,nounits"]))
-    names, kinds = parse_topo(_ask(["topo", "-m"]), "nvidia-smi topo -m")
-    if len(names) != len(specs):
-        raise SloBenchError(
-            f"nvidia-smi lists {len(specs)} GPUs, but its topology has {len(names)}"
-        )
-    devices = tuple(Machine(name, spec) for name, spec in zip(names, specs, strict=True))
-    links = tuple(
-        tuple(None if i == j else link_of(kinds[i][j], devices[i].gpu) for j in range(len(names)))
-        for i in range(len(names))
-    )
-    return Topology(devices, links)
-
-
-def _ask(arguments: Sequence[str]) -> str:
     try:
         done = subprocess.run(
             ["nvidia-smi", *arguments],

@@ -39,7 +39,7 @@ from ...predictors.device_map import read_gpu, read_link
 from ...predictors.specs import GpuSpec, LinkSpec, link
 from ...workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from ...workloads.parsing import number
-from .nvidia_smi import link_of, parse_topo
+from .nvidia_smi import QUERY, ask, link_of, parse_gpus, parse_topo
 
 SHIPPED = Path(__file__).parent / "topologies"
 _DEVICE = {"name", "gpu", "count", "layer_extra_ms"}
@@ -193,4 +193,24 @@ def alike(gpu: GpuSpec, count: int) -> Topology:
     peer = link(gpu.peer_link)
     devices = tuple(Machine(f"GPU{i}", gpu) for i in range(count))
     links = tuple(tuple(None if i == j else peer for j in range(count)) for i in range(count))
+    return Topology(devices, links)
+
+
+def this_machine() -> Topology:
+    """What `nvidia-smi` says about this machine.
+
+    Raises:
+        SloBenchError: there is no nvidia-smi, or it does not answer as expected.
+    """
+    specs = parse_gpus(ask(["--query-gpu=" + QUERY, "--format=csv,noheader,nounits"]))
+    names, kinds = parse_topo(ask(["topo", "-m"]), "nvidia-smi topo -m")
+    if len(names) != len(specs):
+        raise SloBenchError(
+            f"nvidia-smi lists {len(specs)} GPUs, but its topology has {len(names)}"
+        )
+    devices = tuple(Machine(name, spec) for name, spec in zip(names, specs, strict=True))
+    links = tuple(
+        tuple(None if i == j else link_of(kinds[i][j], devices[i].gpu) for j in range(len(names)))
+        for i in range(len(names))
+    )
     return Topology(devices, links)

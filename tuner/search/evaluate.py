@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ...harness.experiments.config.schema import SIMULATED
 from ...harness.experiments.execution.cells import CellSpec
 from ...harness.experiments.execution.plan import plan
 from ...harness.experiments.execution.workers import Pool
 from ...harness.experiments.experiment import Experiment
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from ..capacity.asked import Asked
 from ..capacity.folder import search_cell, start_rps

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...harness.experiments.config.schema import SIMULATED
 from ...harness.experiments.execution.workers import Pool
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
 from ...harness.results.run_folder import write_whole
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...harness.experiments.config.schema import SIMULATED
 from ...harness.experiments.execution.cells import WorkloadSpec, source
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import system
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
 from .evaluate import cell_of, gpus_of
 from .objectives import COST, Aim

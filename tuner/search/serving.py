@@ -9,11 +9,11 @@ from pathlib import Path
 from types import TracebackType
 
 from ...harness.experiments.backends.base import Backend, Measured
-from ...harness.experiments.config.schema import SIMULATED
 from ...harness.experiments.execution.cells import CellSpec, placed
 from ...harness.experiments.experiment import Experiment
 from ...harness.results.metrics import Hardware, cell_metrics, judge
 from ...harness.results.run_folder import Row
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.workload import Workload
 from ..capacity.cells import Ended, RealServer, Server, Simulator
 

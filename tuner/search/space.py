@@ -12,10 +12,11 @@ import numpy as np
 from optuna.trial import Trial
 
 from ...harness.core.policy import Bounds
-from ...harness.experiments.config.schema import SIMULATED, ExperimentSchema
+from ...harness.experiments.config.schema import ExperimentSchema
 from ...harness.experiments.config.setting import declared
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import System, system
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .dimension import Dimension, Value, of_bounds, of_values, parse

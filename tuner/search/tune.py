@@ -18,10 +18,10 @@ import optuna
 from optuna.exceptions import DuplicatedStudyError
 from optuna.study import Study
 
-from ...harness.experiments.config.schema import SIMULATED
 from ...harness.experiments.execution.workers import Pool, together
 from ...harness.experiments.experiment import Experiment, new_folder
 from ...harness.results.run_folder import write_whole
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import FileFormatError, SloBenchError
 from .confirm import Confirming
 from .evaluate import Evaluation

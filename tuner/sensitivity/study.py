@@ -14,16 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ...harness.core.records import Records
-from ...harness.engine.simulator.simulate import simulate
-from ...harness.experiments.execution.cells import CellSpec, configured, placed
-from ...harness.results.metrics import judge, measured_window, summarise
+from ...harness.core.records import Result
+from ...harness.experiments.execution.cells import (
+    CellSpec,
+    hardware_of,
+    metrics_of,
+    placed,
+    simulated,
+)
+from ...harness.results.metrics import judge
 from ...workloads.errors import SloBenchError, UnknownNameError
 from .perturbations import Perturbation, World, world
-
-Mask = NDArray[np.bool_]
 
 CAPACITY = "capacity"
 METRICS = {
@@ -64,6 +66,13 @@ class Ranked:
     def more_is_better(self) -> bool:
         """Whether the largest is first."""
         return METRICS[self.metric]
+
+    @property
+    def column(self) -> str:
+        """The column of cells.csv that is compared."""
+        if self.metric in (CAPACITY, "attainment"):
+            return "attainment"
+        return f"{self.metric}_{'rps' if self.metric == 'goodput' else 's'}"
 
 
 @dataclass(frozen=True)
@@ -162,8 +171,7 @@ class _Study:
         def figure(rate_rps: float | None) -> float:
             at_rate = dataclasses.replace(spec, rate_rps=rate_rps)
             changed = world(at_rate) if axis is None else axis.change(at_rate, value)
-            name = "attainment" if self.ranked.metric == CAPACITY else self.ranked.metric
-            return _figure(at_rate, changed, name)
+            return _figure(at_rate, changed, self.ranked.column)
 
         if self.ranked.metric != CAPACITY:
             return figure(spec.rate_rps)
@@ -234,6 +242,8 @@ def _by_system(cells: Sequence[CellSpec], ranked: Ranked) -> dict[str, list[Cell
     for spec in cells:
         if spec.columns.get("backend", "simulated") != "simulated":
             raise SloBenchError("sensitivity is about the simulator: use the simulated backend")
+        if spec.workload.models is not None:
+            raise SloBenchError("sensitivity compares systems of one model; leave out --models")
         if ranked.metric == CAPACITY and spec.rate_rps is None:
             raise SloBenchError(
                 "capacity is searched over rates, so that arrivals must be drawn; choose another "
@@ -265,49 +275,24 @@ def _who_predict(
         rate_rps = specs[0].rate_rps
         # Under load, for where nobody waits nothing is decided.
         spec = dataclasses.replace(specs[0], rate_rps=None if rate_rps is None else 2 * rate_rps)
-        right, wrong = (_simulated(spec, axis.change(spec, sigma)) for sigma in (0.0, 2.0))
+        right, wrong = (_simulated(spec, axis.change(spec, sigma)).records for sigma in (0.0, 2.0))
         if not np.array_equal(right.finish_s, wrong.finish_s, equal_nan=True):
             found.add(system)
     return found
 
 
-def _simulated(spec: CellSpec, changed: World) -> Records:
-    place = placed(spec.placement)
-    return simulate(
-        changed.workload,
-        configured(spec.system, spec.knobs),
-        place.placement,
-        changed.step_time,
-        instances=spec.instances,
-        router=spec.router,
-        oversize=spec.oversize,
-        predicted_output_tokens=changed.predicted_output_tokens,
-        ready_s=place.ready_s,
-    ).records
+def _simulated(spec: CellSpec, changed: World) -> Result:
+    return simulated(
+        spec, changed.workload, changed.predicted_output_tokens, step_time=changed.step_time
+    )
 
 
-def _figure(spec: CellSpec, changed: World, name: str) -> float:
-    """One figure of a cell, as cells.csv defines it."""
-    records = _simulated(spec, changed)
-    counted = measured_window(records, spec.warmup_s)
-    if name in ("attainment", "goodput"):
-        met = judge(changed.workload, records).met[counted]
-        if name == "attainment":
-            return float(met.mean())
-        seconds = window_s(records, counted)
-        return float(met.sum()) / seconds if seconds > 0 else math.nan
-    column, _, quantile = name.partition("_")
-    latency_s = {"ttft": records.ttft_s, "tpot": records.tpot_s, "e2e": records.e2e_s}[column]
-    known = summarise(np.where(counted, latency_s, np.nan))
-    return known.p50_s if quantile == "p50" else known.p99_s
-
-
-def window_s(records: Records, counted: Mask) -> float:
-    """From the first counted arrival to the last finish, or last arrival where that is later."""
-    moments = np.concatenate([records.arrival_s[counted], records.finish_s[counted]])
-    if np.isnan(moments).all():
-        return 0.0
-    return float(np.nanmax(moments) - np.nanmin(records.arrival_s[counted]))
+def _figure(spec: CellSpec, changed: World, column: str) -> float:
+    """One figure of a cell, as a column of cells.csv."""
+    result = _simulated(spec, changed)
+    hardware = hardware_of(placed(spec.placement).placement, spec.instances)
+    judged = judge(changed.workload, result.records)
+    return float(metrics_of(spec, changed.workload, result, hardware, judged)[column])
 
 
 def _crossing_rps(holds: Callable[[float], bool], guess_rps: float) -> float:

@@ -25,13 +25,14 @@ from ...core.cluster_policy import (
     overrides,
 )
 from ...core.decisions import Why
+from ...core.instance import Site
 from ...core.links import Links
 from ...core.release import Release
+from ...core.routing import least_loaded
 from ...core.state import Phase, RequestState
-from ...policies.routers import least_loaded
 from ..loop.instance import EngineStuckError
 from .arrivals import INF, Arrivals
-from .instance import Site
+from .instance import LazyInstance, own
 from .recorder import Recorder
 from .scheduling import Instances
 
@@ -50,7 +51,7 @@ class Cluster:
 
     def __init__(
         self,
-        sites: Sequence[Site],
+        sites: Sequence[LazyInstance],
         policy: ClusterPolicy,
         arrivals: Arrivals,
         recorder: Recorder,
@@ -70,9 +71,9 @@ class Cluster:
         self._failures = failures
         self._progress = progress
         self._instances = Instances(sites, self._collect)
-        self._roles: dict[str, list[Site]] = {}
+        self._roles: dict[str, list[LazyInstance]] = {}
         self._held: dict[RequestState, None] = {}
-        self._parked: dict[RequestState, Site] = {}  # prefilled there, and sent nowhere yet
+        self._parked: dict[RequestState, LazyInstance] = {}  # prefilled there, and sent nowhere yet
         self._moving: dict[RequestState, object] = {}  # by transfer
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._made = 0
@@ -86,7 +87,7 @@ class Cluster:
 
     # ---------------------------------------------------------------- what the policy sees
 
-    def role(self, name: str) -> Sequence[Site]:
+    def role(self, name: str) -> Sequence[LazyInstance]:
         """Those of one role that accept requests."""
         if name not in self._roles:
             self._roles[name] = [site for site in self.up if site.role == name]
@@ -104,7 +105,7 @@ class Cluster:
         self._made += 1
         heappush(self._events, (max(time_s, self.now_s), self._made, act))
 
-    def send(self, r: RequestState, site: Site) -> None:
+    def send(self, r: RequestState, site: LazyInstance) -> None:
         """`r`, waiting or with its KV free to enter, is at `site` now."""
         self._held.pop(r, None)
         r.visible_s = self.now_s
@@ -120,6 +121,7 @@ class Cluster:
         once. It holds its blocks at `source` until the transfer ends. `copied_tokens` of its KV
         are there already.
         """
+        source, target = own(source), own(target)
         self._instances.bring(source)
         source.movable.take_out(r)
         self._instances.note(source.island)
@@ -130,24 +132,25 @@ class Cluster:
 
     def unite(self, one: Site, other: Site) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
-        self._instances.unite(one, other)
+        self._instances.unite(own(one), own(other))
 
     def separate(self, one: Site, other: Site) -> None:
         """They were united, and compute for each other no longer."""
-        self._instances.separate(one, other)
+        self._instances.separate(own(one), own(other))
 
     def bring(self, site: Site) -> None:
         """Let it run up to the present."""
-        self._instances.bring(site)
+        self._instances.bring(own(site))
 
     def reconsider(self, site: Site) -> None:
         """What `site` can hold has changed: its policy is asked again, and those who are parked."""
+        site = own(site)
         self._instances.bring(site)
         site.movable.reconsider()
         self._instances.note(site.island)
         self._ask_parked()
 
-    def start(self, site: Site) -> None:
+    def start(self, site: LazyInstance) -> None:
         """`site` accepts requests from now on; those that are held are dispatched again."""
         if site.up:
             return
@@ -159,12 +162,12 @@ class Cluster:
         self._ask_parked()
         self._emptied(site)
 
-    def stop(self, site: Site) -> None:
+    def stop(self, site: LazyInstance) -> None:
         """`site` accepts no requests from now on, and serves those that it has."""
         site.up = False
         self._changed_up()
 
-    def fail(self, site: Site) -> None:
+    def fail(self, site: LazyInstance) -> None:
         """`site` loses everything; `returned` says where its requests begin again.
 
         An iteration that is under way is the last, and ends first.
@@ -281,7 +284,7 @@ class Cluster:
 
     # ---------------------------------------------------------------- what instances tell
 
-    def _collect(self, site: Site) -> None:
+    def _collect(self, site: LazyInstance) -> None:
         """Hear what the instance tells."""
         instance = site.instance
         for release in instance.outbox:
@@ -294,7 +297,7 @@ class Cluster:
         if len(instance.finished) >= _TOGETHER:
             self._record(site)
 
-    def _record(self, site: Site) -> None:
+    def _record(self, site: LazyInstance) -> None:
         """Write down who has ended there."""
         instance = site.instance
         eventful = bool(
@@ -307,7 +310,7 @@ class Cluster:
         instance.finished.clear()
         self._report(instance.now_s)
 
-    def _heard(self, release: Release, site: Site) -> None:
+    def _heard(self, release: Release, site: LazyInstance) -> None:
         if self._is_apart:
             self._gone(release)
         else:
@@ -321,7 +324,7 @@ class Cluster:
         else:
             self._sent(r, self._policy.dispatch(r, self))
 
-    def _told(self, release: Release, site: Site, version: int) -> None:
+    def _told(self, release: Release, site: LazyInstance, version: int) -> None:
         why, r = release.why, release.request
         if why is Why.HAND_OVER:
             if r in site.movable.parked and r.version == version:  # else the instance has failed
@@ -368,9 +371,9 @@ class Cluster:
             why = Why.DROP if answer is DROP else Why.REJECT
             self._gone(Release(r, why, self.now_s))
         else:
-            self.send(r, answer)
+            self.send(r, own(answer))
 
-    def _emptied(self, site: Site) -> None:
+    def _emptied(self, site: LazyInstance) -> None:
         while self._held and site.up:
             r = self._policy.emptied(site, self)
             if r is None:
@@ -391,28 +394,35 @@ class Cluster:
             self._leave(r, source)
             self.send(r, source)
         else:
-            self._transfer(r, source, answer, self.now_s)
+            self._transfer(r, source, own(answer), self.now_s)
 
     def _transfer(
-        self, r: RequestState, source: Site, target: Site, begin_s: float, copied_tokens: int = 0
+        self,
+        r: RequestState,
+        source: LazyInstance,
+        target: LazyInstance,
+        begin_s: float,
+        copied_tokens: int = 0,
     ) -> None:
         transfer = self._moving[r] = object()
         ends_s = self.links.ends_s(source, target, r.kv_tokens - copied_tokens, begin_s)
         self.at(ends_s, lambda: self._moved(r, source, target, transfer))
 
-    def _moved(self, r: RequestState, source: Site, target: Site, transfer: object) -> None:
+    def _moved(
+        self, r: RequestState, source: LazyInstance, target: LazyInstance, transfer: object
+    ) -> None:
         """The KV of `r` is at `target`: it enters there when there is room."""
         if self._moving.get(r) is transfer:  # else the source failed, and `r` has begun again
             del self._moving[r]
             self._leave(r, source)
             self._enters(r, target)
 
-    def _leave(self, r: RequestState, source: Site) -> None:
+    def _leave(self, r: RequestState, source: LazyInstance) -> None:
         self._instances.bring(source)
         source.movable.let_go_of(r)
         self._instances.note(source.island)
 
-    def _enters(self, r: RequestState, target: Site) -> None:
+    def _enters(self, r: RequestState, target: LazyInstance) -> None:
         if target.up:
             self.send(r, target)
             return

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 from ....predictors.placement import Placement
 from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
+from ...core.device import Device, SplitStepTime
+from ...core.instance import Site, Sizes
+from ...core.kv_cache_manager import BlockLedger
 from ...core.state import RequestState
 from ...policies.shared.instance_load import compute_use, estimated, memory_use
 from ..loop.instance import Instance, Movable
 from ..loop.view import LoopView
-from ..simulator.plain import PlainInstance
 from ..simulator.simulated import SimulatedInstance
 
 _FULL_TOKENS = 2048  # of a prefill that keeps a GPU's arithmetic busy
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """Constants of an instance: compute time of a token where the GPU's arithmetic is the limit,
-    and bytes on each GPU.
-    """
-
-    s_per_token: float
-    weight_bytes: int
-    block_bytes: int
-    usable_bytes: int
 
 
 class Clock(Protocol):
@@ -36,7 +26,7 @@ class Clock(Protocol):
 
     now_s: float
 
-    def bring(self, site: Site) -> None:
+    def bring(self, site: LazyInstance) -> None:
         """Let the instance run up to the present."""
         ...
 
@@ -47,7 +37,7 @@ class Present:
 
     now_s: float = 0.0
 
-    def bring(self, site: Site) -> None:
+    def bring(self, site: LazyInstance) -> None:
         return
 
 
@@ -56,7 +46,7 @@ class Island:
     """Sites that compute on common devices, so that none may run ahead of the others."""
 
     index: int
-    sites: list[Site] = field(default_factory=list)
+    sites: list[LazyInstance] = field(default_factory=list)
     gives_back_s: float = float("inf")  # nobody here gives a request back before this
 
     def steady_s(self) -> float:
@@ -70,8 +60,8 @@ class Island:
         return steady_s
 
 
-class Site:
-    """A simulated instance. `number` is that of the instance, `index` that of the lane.
+class LazyInstance:
+    """Implements `core.instance.Site` over an `Instance` (of `loop.instance`).
 
     What it says of who is there, and of blocks and KV lengths while they only decode, is known
     beforehand: as long as nothing else happens (`steady_s`) the instance need not be run for it.
@@ -84,6 +74,7 @@ class Site:
         "index",
         "instance",
         "island",
+        "ledger",
         "number",
         "placement",
         "role",
@@ -105,6 +96,7 @@ class Site:
         up: bool = True,
     ) -> None:
         self.instance = instance
+        self.ledger: BlockLedger = instance.ledger
         self.index = index
         self.role = role
         self.number = number
@@ -211,12 +203,26 @@ class Site:
         return self.roster.n_waiting + len(self.instance.inbox)
 
     def use(self, window_s: float) -> float:
-        """U = C/Cmax + M/Mmax of BanaServe's Eq. 4-28, compute in the next `window_s` seconds."""
+        """U = C/Cmax + M/Mmax, with the compute of the next `window_s` seconds."""
         return compute_use(self, window_s) + memory_use(self)
 
     def adds(self, r: RequestState, window_s: float) -> float:
         """What `r` adds to `use`."""
         return estimated(r, self, window_s)
+
+    @property
+    def devices(self) -> Sequence[Device]:
+        return self.instance.stages
+
+    def resize(self, blocks: int) -> None:
+        self.ledger.resize(blocks)
+        self.steady_s = -1.0  # blocks may end sooner
+
+    def compute_by(self, step_time: StepTime) -> None:
+        self.movable.compute_by(step_time)
+
+    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+        self.movable.lend(step_time, device)
 
     def prefills(self, now_s: float) -> bool:
         """Does it compute prompts now, or has it any to compute?"""
@@ -233,12 +239,20 @@ class Site:
             SloBenchError: it serves static batches, or embeds.
         """
         instance = self.instance
-        if isinstance(instance, SimulatedInstance | PlainInstance):
-            return instance
+        if hasattr(instance, "take_out"):
+            return cast("Movable", instance)
         raise SloBenchError(f"requests of {self!r} cannot go elsewhere: it runs batch by batch")
 
 
-def islands(sites: Sequence[Site], joined: Sequence[tuple[Site, Site]] = ()) -> list[Island]:
+def own(site: Site) -> LazyInstance:
+    """An instance that a policy names, as this engine knows it."""
+    assert isinstance(site, LazyInstance)
+    return site
+
+
+def islands(
+    sites: Sequence[LazyInstance], joined: Sequence[tuple[LazyInstance, LazyInstance]] = ()
+) -> list[Island]:
     """The sites by the devices they share, and those that are `joined`; tells each its island."""
     of_device: dict[int, Island] = {}
     found: list[Island] = []

@@ -14,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...core.decisions import Why
-from ...core.multi_model_policy import Hosted, SharingPolicy
+from ...core.idle_gaps import IdleGaps
+from ...core.multi_model_policy import Gpus, Hosted, SharingPolicy, Tenant
 from ...core.pages import PagedLedger, PagePool
 from ...core.records import Told
 from ...core.release import Release
 from ...core.state import RequestState
-from ...policies.prism.idleness import IdleGaps
-from ..simulator.shared_gpu import Gpus, SharedGpus, Tenant
+from ..simulator.shared_gpu import SharedGpuInstance, SharedGpus
 from .arrivals import INF, Arrivals
 from .recorder import Recorder
 
@@ -28,8 +28,8 @@ _FRUITLESS = 200  # reviews in a row in which nothing happens: nothing will
 _RATE_WINDOW_S = 60.0
 
 
-class Fleet:
-    """What a `SharingPolicy` sees and acts on."""
+class SharedGpuCluster:
+    """Implements `Fleet`: what a `SharingPolicy` sees and acts on."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Fleet:
         self.node_gpus = min(node_gpus, gpus)
         self.pools = [PagePool(pages) for _ in range(gpus)]
         self.now_s = 0.0
-        self.tenants: list[Tenant] = []  # who stands on a GPU
-        self.serving: list[Tenant | None] = [None] * len(models)  # who gets the requests
+        self.tenants: list[SharedGpuInstance] = []  # who stands on a GPU
+        self.serving: list[SharedGpuInstance | None] = [None] * len(models)  # who gets the requests
         self.rate_rps = [model.rate_rps for model in models]  # of the last minute or so
         self.gaps = [IdleGaps() for _ in models]
         self.activations: list[Told] = []  # how long each took
         self.migrations = 0
-        self.retired: list[Tenant] = []
+        self.retired: list[SharedGpuInstance] = []
         self.state: Any = policy.new_state()
         self._policy = policy
         self._arrivals = arrivals
@@ -65,7 +65,8 @@ class Fleet:
         self._model_of: list[int] = model_of.tolist()
         self._sample_s = sample_s
         self._progress = progress
-        self._successor: dict[int, Tenant] = {}  # who will get a model's requests when loaded
+        # Those that will get a model's requests when they are loaded.
+        self._successor: dict[int, SharedGpuInstance] = {}
         self._idle_since_s = [0.0] * len(models)
         self._seen = [0] * len(models)  # requests since the last review
         self._loading_until_s = [0.0] * gpus  # of each GPU's host link
@@ -80,7 +81,7 @@ class Fleet:
         """The number of the model that `r` asks for."""
         return self._model_of[r.id]
 
-    def on(self, gpu: int) -> list[Tenant]:
+    def on(self, gpu: int) -> list[SharedGpuInstance]:
         """Who stands on a GPU."""
         return [tenant for tenant in self._island_of[gpu].tenants if gpu in tenant.gpus]
 
@@ -95,6 +96,7 @@ class Fleet:
 
     def idle_s(self, tenant: Tenant) -> float:
         """For how long nobody has asked for it; below 0 while it is busy or not ready."""
+        assert isinstance(tenant, SharedGpuInstance)
         return -1.0 if tenant.busy else self.now_s - tenant.idle_since_s
 
     def could_hold(self, r: RequestState, tenant: Tenant) -> bool:
@@ -120,7 +122,7 @@ class Fleet:
 
     def activate(
         self, model: Hosted, gpus: Gpus, *, quota_pages: int | None = None, loaded: bool = False
-    ) -> Tenant:
+    ) -> SharedGpuInstance:
         """`model` stands on these GPUs from now on and gets its requests there.
 
         Its weights take their pages at once; it serves when they are in. Until then one that
@@ -145,7 +147,7 @@ class Fleet:
         ledger = PagedLedger(pools, place.block_bytes_per_gpu, place.block_tokens)
         if quota_pages is not None:
             ledger.quota_blocks = ledger.blocks_in(quota_pages)
-        tenant = Tenant(
+        tenant = SharedGpuInstance(
             model.index,
             gpus,
             model.weight_pages,
@@ -177,6 +179,7 @@ class Fleet:
 
     def evict(self, tenant: Tenant) -> None:
         """A model without requests leaves its GPUs at once: its pages are free."""
+        assert isinstance(tenant, SharedGpuInstance)
         self.bring(tenant.gpus)
         assert not tenant.busy, "a model with requests cannot be evicted"
         tenant.instance.let_go()
@@ -265,7 +268,7 @@ class Fleet:
         for tenant in [t for t in self.tenants if t.leaving and not t.busy]:
             self.evict(tenant)
 
-    def _ended(self, tenant: Tenant) -> None:
+    def _ended(self, tenant: SharedGpuInstance) -> None:
         instance, recorder = tenant.instance, self._recorder
         eventful = bool(instance.measures.preemptions)
         recorder.finished(instance.finished, tenant.gpus[0], eventful=eventful)

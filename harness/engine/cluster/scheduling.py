@@ -13,34 +13,36 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 
 from .arrivals import INF
-from .instance import Island, Site, islands
+from .instance import Island, LazyInstance, islands
 
 
 class Instances:
     """The clock of all sites; `collect` is told of a site when its instance has told anything."""
 
-    def __init__(self, sites: Sequence[Site], collect: Callable[[Site], None]) -> None:
+    def __init__(
+        self, sites: Sequence[LazyInstance], collect: Callable[[LazyInstance], None]
+    ) -> None:
         self.sites = sites
         self.now_s = 0.0
         self.islands = islands(sites)
         self._collect = collect
-        self._joined: list[tuple[Site, Site]] = []  # compute for each other
+        self._joined: list[tuple[LazyInstance, LazyInstance]] = []  # compute for each other
         self._emitters: list[tuple[float, int, Island]] = []  # stale where the time differs
         for site in sites:
             site.run_by(self)
 
     # ---------------------------------------------------------------- who must keep pace with whom
 
-    def unite(self, one: Site, other: Site) -> None:
+    def unite(self, one: LazyInstance, other: LazyInstance) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
         if (one, other) not in self._joined:
             self._regroup([*self._joined, (one, other)])
 
-    def separate(self, one: Site, other: Site) -> None:
+    def separate(self, one: LazyInstance, other: LazyInstance) -> None:
         """They were united, and compute for each other no longer."""
         self._regroup([pair for pair in self._joined if pair != (one, other)])
 
-    def _regroup(self, joined: list[tuple[Site, Site]]) -> None:
+    def _regroup(self, joined: list[tuple[LazyInstance, LazyInstance]]) -> None:
         for site in self.sites:
             self.bring(site)
         self._emitters.clear()
@@ -66,7 +68,7 @@ class Instances:
 
     # ---------------------------------------------------------------- running
 
-    def bring(self, site: Site) -> None:
+    def bring(self, site: LazyInstance) -> None:
         """Up to the present: who is asked about then gives nothing back before it.
 
         Who came while an iteration is under way is let in, as if that were over.
@@ -131,7 +133,7 @@ class Instances:
             self._take_turns(island.sites, horizon_s)
         self.note(island)
 
-    def _take_turns(self, sites: Sequence[Site], horizon_s: float) -> None:
+    def _take_turns(self, sites: Sequence[LazyInstance], horizon_s: float) -> None:
         """Those that share devices: always the one that is furthest behind."""
         parked = 0
         while True:

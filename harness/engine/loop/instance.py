@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import Any, Protocol
 
 from ....predictors.roofline import StepTime
 from ....workloads.errors import SloBenchError
+from ...core.device import Device, SplitStepTime
 from ...core.kv_cache_manager import BlockLedger
+from ...core.policy import Policy
 from ...core.release import Release
 from ...core.state import RequestState
-from ..simulator.device import Device
-from ..simulator.remote_modules import SplitStepTime
+from ...core.view import Predictions
 from .measures import Measures
-from .view import LoopView
+from .view import LoopView, Waiting
 
 
 class EngineStuckError(SloBenchError):
@@ -62,6 +63,23 @@ class Instance(Protocol):
         Everything that arrives before the horizon must be in the inbox. With `stop_on_release`
         it returns as soon as the outbox holds something.
         """
+        ...
+
+
+class Iterating(Instance, Protocol):
+    """An instance that asks its policy for every iteration."""
+
+    policy: Policy
+    predictions: Predictions
+    policy_state: Any
+
+    @property
+    def waiting(self) -> Waiting:
+        """Requests that wait for prefill."""
+        ...
+
+    def reconsider(self) -> None:
+        """Something changed beside this instance: the policy is asked again."""
         ...
 
 

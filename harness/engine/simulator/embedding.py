@@ -19,22 +19,20 @@ from ....predictors.embedder import Embedder
 from ....workloads.errors import SloBenchError
 from ...core.collocated_policy import Beside, Collocated
 from ...core.decisions import Admission, Refill, Why
+from ...core.device import occupy
 from ...core.release import Release
 from ...core.state import Phase, RequestState
 from ..loop.arrival_queue import ArrivalQueue
-from ..loop.instance import EngineStuckError
+from ..loop.instance import EngineStuckError, Iterating
 from ..loop.loop import INF
 from ..loop.measures import Measures
 from ..loop.view import LoopView
-from .device import occupy
-from .plain import PlainInstance
-from .simulated import SimulatedInstance
 
 
 class EmbeddingInstance:
     """Serves the embedding requests on the device of `llm`, pass by pass."""
 
-    def __init__(self, llm: SimulatedInstance | PlainInstance, embedder: Embedder) -> None:
+    def __init__(self, llm: Iterating, embedder: Embedder) -> None:
         self.policy = llm.policy if isinstance(llm.policy, Collocated) else Collocated()
         self.ledger = llm.ledger
         self.predictions = llm.predictions

@@ -3,24 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from ....predictors.roofline import StepTime
-from .device import Device
-
-
-class SplitStepTime(StepTime, Protocol):
-    """`StepTime` of an instance a part of whose model is elsewhere, and what that part takes."""
-
-    def abroad_s(
-        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
-    ) -> float:
-        """Seconds of one step that the other GPUs compute."""
-        ...
-
-    def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
-        """The same of `steps` steps that only decode."""
-        ...
+from ...core.device import Device, SplitStepTime
 
 
 class Away:

@@ -16,10 +16,10 @@ them. A slice is shorter where pages are scarce or requests wait to be let in.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from ....predictors.step_time import StepTime
+from ...core.multi_model_policy import Backlog, Gpus
 from ...core.pages import PagedLedger, PagePool
 from ...core.policy import Policy
 from ...core.predictions import ModelledPredictions
@@ -28,7 +28,6 @@ from ..loop.loop import INF
 from ..loop.measures import Measures
 from .simulated import SimulatedInstance
 
-Gpus = tuple[int, ...]
 _SCARCE_SHARE = 0.03  # of a GPU's pages: below it slices are short
 _SCARCE_SLICE_S = 0.25
 
@@ -54,8 +53,8 @@ class SharedStepTime:
         return self.base.steps_within(decode_seqs, decode_kv_tokens, duration_s / self.slowdown)
 
 
-class Tenant:
-    """A model on its GPUs: weights, engine, KV pages. It can serve from `ready_s` on."""
+class SharedGpuInstance:
+    """Implements `Tenant`: a model on its GPUs with weights, engine and KV pages."""
 
     def __init__(
         self,
@@ -98,6 +97,18 @@ class Tenant:
     def blocked(self) -> bool:
         """Did it find no memory for anybody when it last looked?"""
         return self.instance.blocked_till_s > self.instance.now_s
+
+    @property
+    def idle(self) -> bool:
+        return self.instance.idle
+
+    @property
+    def n_waiting(self) -> int:
+        return self.instance.waiting.live
+
+    @property
+    def n_admitted(self) -> int:
+        return self.instance.view.n_running + len(self.instance.inbox)
 
     @property
     def unbegun_tokens(self) -> int:
@@ -152,32 +163,16 @@ class Tenant:
         self.times.slowdown = slowdown
 
 
-class Backlog(Protocol):
-    """Requests that wait before they get to any model's engine."""
-
-    def waits(self, gpus: Iterable[int]) -> bool:
-        """Does anybody wait for these GPUs?"""
-        ...
-
-    def admit(self, gpus: Iterable[int], now_s: float) -> None:
-        """Let in whom there is room for."""
-        ...
-
-    def next_s(self, gpus: Iterable[int], now_s: float) -> float:
-        """When to ask again though nothing has changed; infinite if never."""
-        ...
-
-
 class SharedGpus:
     """GPUs that models connect, and these models, up to `now_s`."""
 
     def __init__(
         self,
         gpus: Gpus,
-        tenants: list[Tenant],
+        tenants: list[SharedGpuInstance],
         pools: Sequence[PagePool],
         now_s: float,
-        ended: Callable[[Tenant], None],
+        ended: Callable[[SharedGpuInstance], None],
         backlog: Backlog | None = None,
     ) -> None:
         """`ended` is told of a tenant some of whose requests have ended."""
@@ -210,7 +205,7 @@ class SharedGpus:
                     self._collect(tenant)
             self.now_s = end_s
 
-    def _slice_end_s(self, busy: Sequence[Tenant], most_s: float, waits: bool) -> float:
+    def _slice_end_s(self, busy: Sequence[SharedGpuInstance], most_s: float, waits: bool) -> float:
         """Shares the GPUs out, and says until when that holds."""
         now_s = self.now_s
         begins = [tenant.begins_s(now_s) for tenant in busy]
@@ -242,7 +237,7 @@ class SharedGpus:
             until_s = max(until_s, _after(min(tenant.begins_s(now_s) for tenant in computing)))
         return min(until_s, later_s)
 
-    def _collect(self, tenant: Tenant) -> None:
+    def _collect(self, tenant: SharedGpuInstance) -> None:
         instance = tenant.instance
         if instance.finished or instance.outbox:
             self._ended(tenant)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 
@@ -24,17 +25,16 @@ from ...policies.routers import router as router_by_name
 from ...policies.systems import System
 from ..cluster.arrivals import Arrivals
 from ..cluster.cluster import Cluster
-from ..cluster.instance import Site
+from ..cluster.instance import LazyInstance
 from ..cluster.recorder import Recorder
 from ..loop.gc_control import collections_off
-from ..loop.instance import Instance
+from ..loop.instance import Instance, Iterating
 from ..loop.measures import gaps_of, summed
 from ..loop.overlong_requests import OVERSIZE, fit, fit_embeds
 from ..loop.traced import Trace
 from .embedding import EmbeddingInstance
-from .plain import PlainInstance
 from .simulated import SimulatedInstance
-from .simulated_instances import Builder, sites_of
+from .simulated_instances import Builder, Engine, sites_of
 
 _EMBEDS_ONLY = "embeds only"  # the role of a language model that never gets a request
 
@@ -54,7 +54,7 @@ def simulate(
     longest_output_tokens: np.ndarray | None = None,
     failures: Sequence[Failure] = (),
     ready_s: float = 0.0,
-    step: bool = False,
+    engine: Engine | None = None,
     progress: Callable[[int, float], None] | None = None,
     trace: Trace | None = None,
 ) -> Result:
@@ -81,9 +81,9 @@ def simulate(
             memory; as predicted by default.
         failures: which instances fail, and when.
         ready_s: when instances begin to serve; who comes before waits.
-        step: run the plain reference engine, step by step (slow; same records, gaps and no more).
+        engine: makes the instances in place of `SimulatedInstance`, by the same arguments.
         progress: called now and then with (requests ended, clock in seconds).
-        trace: is filled with everything that instances do (not those of `step`).
+        trace: is filled with everything that instances do (not those of an `engine`).
 
     Raises:
         SloBenchError: an unknown router or option, an oversize request under `error`, embedding
@@ -122,7 +122,7 @@ def simulate(
             step_time,
             guess,
             prefix_cache=system.prefix_cache,
-            step=step,
+            engine=engine,
             trace=trace,
             beside=embedder is not None,
             longest=longest,
@@ -141,14 +141,16 @@ def simulate(
         rejected = np.union1d(rejected, refused)
     sites = sites_of(builders)
     built = [site.instance for site in sites]
-    beside: list[Site] = []
+    beside: list[LazyInstance] = []
     if embedder is not None:
         for site in sites:
             if embed_instances and site.role != _EMBEDS_ONLY:
                 continue
-            embeds = EmbeddingInstance(_iterating(site.instance), embedder)
+            embeds = EmbeddingInstance(cast("Iterating", site.instance), embedder)
             beside.append(
-                Site(embeds, site.index, EMBEDS, site.number, site.placement, site.step_time)
+                LazyInstance(
+                    embeds, site.index, EMBEDS, site.number, site.placement, site.step_time
+                )
             )
     recorder = Recorder(len(workload), workload.arrival_s)
     arrivals = Arrivals(workload, skip=rejected)
@@ -189,14 +191,14 @@ def _across(
     return system.cluster, system.cluster.layout(system.policy, placement, instances)
 
 
-def _number(recorder: Recorder, sites: Sequence[Site]) -> None:
+def _number(recorder: Recorder, sites: Sequence[LazyInstance]) -> None:
     """From lanes to their instances."""
     numbers = np.array([site.number for site in sites] + [-1])  # nobody: the last
     lanes = recorder.records.instance
     lanes[:] = numbers[lanes]
 
 
-def _told(sites: Sequence[Site], across: ClusterPolicy, state: object) -> tuple[Told, ...]:
+def _told(sites: Sequence[LazyInstance], across: ClusterPolicy, state: object) -> tuple[Told, ...]:
     """Of every instance, and what the cluster policy has to tell; lanes stand for no instance."""
     if len(sites) < 2 or len({site.number for site in sites}) < len(sites):
         return ()
@@ -217,7 +219,7 @@ def _prediction_error(instance: Instance) -> float:
     return float("nan") if learner is None else learner.error
 
 
-def _by_instance(sites: Sequence[Site]) -> tuple[InstanceTotals, ...]:
+def _by_instance(sites: Sequence[LazyInstance]) -> tuple[InstanceTotals, ...]:
     found: dict[int, InstanceTotals] = {}
     for site in sites:
         instance, m = site.instance, site.instance.measures
@@ -249,11 +251,6 @@ def _merges(system: System, embedder: Embedder, placement: Placement) -> bool:
     return merges and embedder.model == placement.model
 
 
-def _iterating(llm: Instance) -> SimulatedInstance | PlainInstance:
-    assert isinstance(llm, SimulatedInstance | PlainInstance)
-    return llm
-
-
 def _lookup(name: str, tokens: np.ndarray, workload: Workload) -> Callable[[RequestState], int]:
     if len(tokens) != len(workload):
         raise SloBenchError(f"{name} has {len(tokens)} values for {len(workload)} requests")
@@ -268,13 +265,13 @@ def _timeline(instances: list[Instance]) -> Timeline:
     return Timeline(times, sums[0], sums[1], sums[2] / total)
 
 
-def _gpu_busy_s(site: Site) -> float:
+def _gpu_busy_s(site: LazyInstance) -> float:
     """Of a lane, whose batch is in one stage at a time: on the GPUs of a tensor-parallel group."""
     measures = site.instance.measures
     return (site.instance.now_s - measures.idle_s - measures.waited_s) * site.placement.tp
 
 
-def _totals(sites: Sequence[Site], recorder: Recorder) -> Totals:
+def _totals(sites: Sequence[LazyInstance], recorder: Recorder) -> Totals:
     instances = [site.instance for site in sites]
     measures = [i.measures for i in instances]
     total_blocks = sum(i.ledger.total for i in instances)

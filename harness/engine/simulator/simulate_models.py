@@ -19,7 +19,7 @@ from ...core.multi_model_policy import Hosted, SharingPolicy
 from ...core.pages import PAGE_BYTES
 from ...core.records import Result, Timeline, Told, Totals
 from ..cluster.arrivals import Arrivals
-from ..cluster.multi_model import Fleet
+from ..cluster.multi_model import SharedGpuCluster
 from ..cluster.recorder import Recorder
 from ..loop.measures import Sample, gaps_of, summed
 
@@ -73,7 +73,7 @@ def simulate_models(
     rejected = _too_long(workload, hosted, pages, oversize)
     recorder = Recorder(len(workload), workload.arrival_s)
     recorder.rejected(rejected)
-    fleet = Fleet(
+    fleet = SharedGpuCluster(
         hosted,
         gpus,
         pages,
@@ -157,7 +157,7 @@ def _too_long(
     return rows
 
 
-def _kv_pages(fleet: Fleet) -> list[tuple[int, list[Sample]]]:
+def _kv_pages(fleet: SharedGpuCluster) -> list[tuple[int, list[Sample]]]:
     """Samples of every tenant that ever was, in pages of one GPU."""
     found = []
     for tenant in [*fleet.retired, *fleet.tenants]:
@@ -170,7 +170,7 @@ def _kv_pages(fleet: Fleet) -> list[tuple[int, list[Sample]]]:
     return found
 
 
-def _timeline(fleet: Fleet, pages: int) -> Timeline:
+def _timeline(fleet: SharedGpuCluster, pages: int) -> Timeline:
     """Of all tenants together, and the KV of each model."""
     found = _kv_pages(fleet)
     if not found:
@@ -188,7 +188,7 @@ def _timeline(fleet: Fleet, pages: int) -> Timeline:
     return Timeline(times, sums[0], sums[1], sums[2] / (pages * fleet.gpus), tuple(told))
 
 
-def _totals(fleet: Fleet, pages: int, makespan_s: float, timeline: Timeline) -> Totals:
+def _totals(fleet: SharedGpuCluster, pages: int, makespan_s: float, timeline: Timeline) -> Totals:
     everyone = [*fleet.retired, *fleet.tenants]
     measures = [t.instance.measures for t in everyone]
     page_s = sum(

@@ -2,7 +2,8 @@
 
 Spans of decode steps in which nothing can change are leapt over in one go. A leap ends where
 stepping would next do something else: an arrival, a finish, a request that leaves, the horizon,
-or KV blocks running out. It gives what stepping gives; `engines.plain` steps, as the reference.
+or KV blocks running out. The result equals that of stepping; the tests' reference
+(`tests/reference/plain.py`) steps.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from ....predictors.roofline import LengthAwareStepTime, wants_longest
 from ....predictors.step_time import StepTime
+from ...core.device import Device, SplitStepTime, free_after, occupy
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import Policy
 from ...core.predictions import Learner
@@ -18,8 +20,7 @@ from ...core.view import Predictions
 from ..loop.instance import EngineStuckError
 from ..loop.loop import INF, Loop
 from ..loop.measures import Measures
-from .device import Device, free_after, occupy
-from .remote_modules import Away, SplitStepTime
+from .remote_modules import Away
 
 _ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 

@@ -12,21 +12,21 @@ from ....predictors.step_time import StepTime, step_time
 from ....workloads.errors import SloBenchError
 from ....workloads.workload import Workload
 from ...core.cluster_policy import Role
+from ...core.device import Device
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import Policy, StaticPolicy, overrides
 from ...core.predictions import ModelledPredictions, Predicts
 from ...core.state import RequestState
-from ..cluster.instance import Site
-from ..loop.instance import Instance
+from ..cluster.instance import LazyInstance
+from ..loop.instance import Instance, Iterating
 from ..loop.measures import Measures
 from ..loop.traced import Trace, TracedInstance, TracedStaticInstance
-from .device import Device
-from .plain import PlainInstance
 from .simulated import SimulatedInstance
 from .static import StaticInstance
 
 _SAMPLES = 300
 
+Engine = Callable[..., Iterating]
 Made = TypeVar("Made", bound=Instance)
 
 
@@ -37,7 +37,8 @@ class Builder:
     flight, each with its share of the KV blocks, and they meet at the stages, which compute one
     step at a time.
 
-    `beside`: an embedder computes on the same devices. `step`: the plain reference engine.
+    `beside`: an embedder computes on the same devices. `engine` makes the
+    instances that iterate, as a test's reference does; `SimulatedInstance` by default.
     `guess` and `longest`: what policies believe of answers' lengths; see `core.view.Predictions`.
     """
 
@@ -50,7 +51,7 @@ class Builder:
         guess: Callable[[RequestState], int],
         *,
         prefix_cache: bool,
-        step: bool = False,
+        engine: Engine | None = None,
         trace: Trace | None = None,
         beside: bool = False,
         longest: Callable[[RequestState], int] | None = None,
@@ -59,7 +60,7 @@ class Builder:
         self.placement = placement = role.placement or placement
         if placement.kv_blocks < placement.lanes:
             raise SloBenchError("no KV block fits beside the model; use more GPUs or another model")
-        self._step = step
+        self._engine = engine
         self._trace = trace
         self._alone = placement.lanes == 1 and not beside and not role.devices
         self._blocks = placement.kv_blocks // placement.lanes
@@ -95,12 +96,14 @@ class Builder:
         context = self.placement.model.context_tokens
         return min(tokens, context) if context else tokens
 
-    def sites(self, first: int, number: int, devices: dict[str, tuple[Device, ...]]) -> list[Site]:
+    def sites(
+        self, first: int, number: int, devices: dict[str, tuple[Device, ...]]
+    ) -> list[LazyInstance]:
         """All instances; the first lane is number `first`, the first instance number `number`.
 
         `devices` has those that other roles have named, and gets those that this one names.
         """
-        role, made = self.role, list[Site]()
+        role, made = self.role, list[LazyInstance]()
         for k in range(role.instances):
             stages = self._stages(f"instance {number + k}")
             if role.devices:
@@ -110,7 +113,7 @@ class Builder:
                 instance = self._instance(lane, stages)
                 instance.hands_over = role.hands_over
                 made.append(
-                    Site(
+                    LazyInstance(
                         instance,
                         lane,
                         role.name,
@@ -138,11 +141,9 @@ class Builder:
             kind = partial(TracedStaticInstance, self._trace.log(index))
         return self._made(kind, policy, self._predictions, stages, index)
 
-    def _loop(
-        self, policy: Policy, index: int, stages: tuple[Device, ...]
-    ) -> SimulatedInstance | PlainInstance:
-        if self._step:
-            return self._made(PlainInstance, policy, self._predictions, stages, index)
+    def _loop(self, policy: Policy, index: int, stages: tuple[Device, ...]) -> Iterating:
+        if self._engine is not None:
+            return self._made(self._engine, policy, self._predictions, stages, index)
         kind: Callable[..., SimulatedInstance] = SimulatedInstance
         if self._trace is not None:
             kind = partial(TracedInstance, self._trace.log(index))
@@ -175,9 +176,9 @@ class Builder:
         )
 
 
-def sites_of(builders: Sequence[Builder]) -> list[Site]:
+def sites_of(builders: Sequence[Builder]) -> list[LazyInstance]:
     """The instances of all roles, numbered through."""
-    made: list[Site] = []
+    made: list[LazyInstance] = []
     devices: dict[str, tuple[Device, ...]] = {}
     number = 0
     for builder in builders:

@@ -18,6 +18,7 @@ from typing import Any
 from ....predictors.step_time import StepTime
 from ....workloads.errors import SloBenchError
 from ...core.decisions import Refill
+from ...core.device import Device, occupy
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import StaticPolicy
 from ...core.release import Release
@@ -27,7 +28,6 @@ from ..loop.arrival_queue import ArrivalQueue
 from ..loop.loop import INF
 from ..loop.measures import Measures
 from ..loop.view import LoopView
-from .device import Device, occupy
 
 
 class StaticInstance:

@@ -12,7 +12,7 @@ from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ..loop.measures import Measures
 from .cache import KvCache, Swapper
 from .clock import Clock
-from .decoder import Decoder
+from .decoder import Decoder, fingerprint, unit_shape
 from .distributed import Spread, SpreadSwapper
 from .errors import DoesNotFitError
 from .execution import Execution, Opens
@@ -22,7 +22,7 @@ from .kv_store_manager import PagedStoreLedger, SharedUnits
 from .load import check_room, free_bytes, kv_bytes
 from .runner import Runner
 from .static import PagedStaticInstance, StaticExecution
-from .tiers import TierFolder, Tiers, fingerprint, unit_shape
+from .tiers import TierFolder, Tiers
 from .workers import Workers
 
 _GIB = 1 << 30

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 
 import torch
@@ -13,6 +14,7 @@ from .batch import Batch, Decodes
 from .config import DecoderConfig
 from .pipeline import Carrier, Pipeline
 from .rope import rotate, rotations
+from .tiers import UnitShape
 from .weights import Layer, Linear, Norm, Weights
 
 
@@ -173,3 +175,17 @@ def _added(x: Tensor, y: Tensor, to: Linear) -> Tensor:
     if to.bias is None:
         return torch.addmm(x, y, to.weight)
     return torch.addmm(to.bias, y, to.weight).add_(x)
+
+
+def unit_shape(decoder: Decoder, blocks: int, block_tokens: int) -> UnitShape:
+    """Of units of so many blocks of a model."""
+    c = decoder.config
+    return UnitShape(c.layers, blocks, c.kv_heads, block_tokens, c.head_dim, decoder.dtype)
+
+
+def fingerprint(decoder: Decoder) -> str:
+    """Names a model by its configuration and a sample of its weights."""
+    layer = decoder.weights.layers[0]
+    sample = [decoder.weights.embed[:8], layer.qkv.weight[:8], decoder.weights.norm[0]]
+    content = b"".join(t.float().cpu().contiguous().numpy().tobytes() for t in sample)
+    return hashlib.sha256(repr(decoder.config).encode() + content).hexdigest()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from typing import TYPE_CHECKING
 
 from ...core.learned_predictions import LearnedPredictions
 from ...core.state import RequestState
-from ..loop.timed import Ran, Told
+from ..loop.timed import Ran, TimedInstance, Told
 from .batch import Piece
 from .cache import Swapper
 from .clock import Clock
@@ -17,14 +16,11 @@ from .packed import InUse
 from .runner import Runner
 from .sequence import Sequence
 
-if TYPE_CHECKING:
-    from .instance import PagedInstance
-
 Opens = Callable[[RequestState], Sequence]  # the prompt of a request that enters
 
 
 class Execution(Told):
-    """Carries out what a `PagedInstance` decides, and tells how long it took.
+    """Carries out what a `TimedInstance` decides, and tells how long it took.
 
     Args:
         runner: the model and its KV cache.
@@ -57,10 +53,10 @@ class Execution(Told):
         self._swapped_blocks = 0
         self._swap_s = 0.0
         self._moving_s = 0.0
-        self._loop: PagedInstance | None = None
+        self._loop: TimedInstance | None = None
         self.between: Callable[[], None] | None = None  # called before every iteration
 
-    def serves(self, loop: PagedInstance) -> None:
+    def serves(self, loop: TimedInstance) -> None:
         """Whose iterations these are."""
         self._loop = loop
 

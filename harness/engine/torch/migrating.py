@@ -1,8 +1,8 @@
-"""BanaServe's Algorithm 4-1 over the processes of one real engine: who gives which layers or heads.
+"""Layers and heads move between the processes of one real engine, as a `ModulePolicy` plans it.
 
-The same `Balancer` decides in the simulator. A device is a process with its share of the model:
-C / Cmax is the CPU time that it took of the time that went by, M / Mmax what weights and KV in use
-take of a capacity that is the same for all (Eq. 4-28).
+The same planner decides in the simulator. A device is a process with its share of the model. Its
+load is C/Cmax + M/Mmax: the CPU time that it took of the time that went by, and the share that its
+weights and KV in use take of a capacity that is the same for all.
 """
 
 from __future__ import annotations
@@ -13,16 +13,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from ....workloads.errors import SloBenchError
-from ...policies.banaserve.controller import SMOOTHING, BanaServe
-from ...policies.banaserve.module_balancing import Balancer, Module, Move, Thresholds
+from ...core.module_moves import Module, ModulePolicy, Move
 
 if TYPE_CHECKING:
     from . import distributed as spreading
     from .distributed import Spread
 
 HERE = 0
-_KNOBS = ("rise", "fall", "large_gap", "efficiency", "review_every_s", "layer_moves", "head_moves")
 
 
 @dataclass(frozen=True)
@@ -56,14 +53,13 @@ class Migrator:
 
     spread: Spread
     used_blocks: Callable[[], int]
-    rule: BanaServe
+    rule: ModulePolicy
     now_s: Callable[[], float]
     history: list[Moved] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         rule, spread = self.rule, self.spread
-        thresholds = Thresholds(rule.rise, rule.fall, rule.large_gap, rule.efficiency, moves=1)
-        self._balancer = Balancer(thresholds)
+        self._planner = rule.planner()
         self._next_s = self.now_s() + rule.review_every_s
         self._cpu_s = self._spent()
         self._looked_s = time.perf_counter()
@@ -78,7 +74,7 @@ class Migrator:
         self._next_s = now_s + self.rule.review_every_s
         self._measure()
         loads = self.loads()
-        for planned in self._balancer.plan(loads, self._offer):
+        for planned in self._planner.plan(loads, self._offer):
             made = self._carry_out(planned)
             self.history.append(Moved(now_s, loads, planned, made))
 
@@ -100,7 +96,7 @@ class Migrator:
         for device, cpu_s in spent.items():
             share = min(1.0, (cpu_s - self._cpu_s[device]) / elapsed_s)
             before = self._compute.get(device, share)
-            self._compute[device] = before + SMOOTHING * (share - before)
+            self._compute[device] = before + self.rule.smoothing * (share - before)
         self._cpu_s, self._looked_s = spent, looked_s
 
     # ---------------------------------------------------------------- what could move
@@ -177,19 +173,3 @@ class Migrator:
         if move.source == HERE:
             return tuple(spread.move_heads(n, move.units, move.target) for n in there)
         return tuple(spread.return_heads(n) for n in spread.helped_by(move.source))
-
-
-def rule_of(knobs: Mapping[str, float]) -> BanaServe:
-    """BanaServe's thresholds, some of them changed; `layer_moves` and `head_moves` 0 forbid those.
-
-    Raises:
-        SloBenchError: it has no such knob, or not that value.
-    """
-    unknown = set(knobs) - set(_KNOBS)
-    if unknown:
-        raise SloBenchError(
-            f"server.moving: what moves is decided by {', '.join(_KNOBS)}, not by {min(unknown)}"
-        )
-    allowed = {name: bool(knobs[name]) for name in ("layer_moves", "head_moves") if name in knobs}
-    made: BanaServe = BanaServe().with_knobs(**{**knobs, **allowed})
-    return made

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 
+from ...core.device import Device
 from ...core.policy import StaticPolicy
 from ...core.state import RequestState
 from ...core.view import Predictions
 from ..loop.measures import Measures
-from ..simulator.device import Device
 from ..simulator.static import StaticInstance
 from .batch import Piece
 from .clock import Clock

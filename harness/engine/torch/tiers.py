@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import math
 import os
@@ -21,15 +20,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 
 from ....predictors.specs import GIB
 from ....workloads.errors import SloBenchError
-
-if TYPE_CHECKING:
-    from .decoder import Decoder
 
 _ABOUT = "about.json"
 _DRAFT = ".draft"
@@ -97,12 +92,6 @@ class UnitShape:
         flat = torch.from_file(path, shared=new, size=self.numel, dtype=self.dtype)
         heads = (self.kv_heads, self.block_tokens, self.head_dim)
         return flat.view(self.layers, 2, self.blocks, *heads)
-
-
-def unit_shape(decoder: Decoder, blocks: int, block_tokens: int) -> UnitShape:
-    """Of units of so many blocks of a model."""
-    c = decoder.config
-    return UnitShape(c.layers, blocks, c.kv_heads, block_tokens, c.head_dim, decoder.dtype)
 
 
 class Tiers:
@@ -206,14 +195,6 @@ class Tiers:
 def path_of(descriptor: int) -> str:
     """Where any process of this user finds a file that this one has opened."""
     return f"/proc/{os.getpid()}/fd/{descriptor}"
-
-
-def fingerprint(decoder: Decoder) -> str:
-    """Names a model by its configuration and a sample of its weights."""
-    layer = decoder.weights.layers[0]
-    sample = [decoder.weights.embed[:8], layer.qkv.weight[:8], decoder.weights.norm[0]]
-    content = b"".join(t.float().cpu().contiguous().numpy().tobytes() for t in sample)
-    return hashlib.sha256(repr(decoder.config).encode() + content).hexdigest()
 
 
 def _is_unit(name: str) -> bool:

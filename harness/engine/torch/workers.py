@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from ....workloads.child_process import start_module
 from . import wire
 from .errors import WorkerError
 
@@ -30,17 +29,11 @@ class Workers:
     def __enter__(self) -> Workers:
         self._folder = tempfile.TemporaryDirectory(prefix="slo-bench-workers-")
         store_file = Path(self._folder.name) / "store"
-        path = os.pathsep.join(part or str(Path.cwd()) for part in sys.path)
         size = self.count + 1
         try:
             for rank in range(1, size):
                 argv = [str(store_file), str(rank), str(size), str(self._timeout_s)]
-                process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", f"{__package__}.worker", *argv],
-                    env={**os.environ, "PYTHONPATH": path},
-                    start_new_session=True,
-                )
-                self.processes.append(process)
+                self.processes.append(start_module(f"{__package__}.worker", *argv))
             wire.join(store_file, HERE, size, self._timeout_s)
         except BaseException:
             self._stop()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from ....workloads.errors import SloBenchError
 from ...load_generator.send_job import Senders
+from ...servers.launch.backend_names import PAGED
 from ..config.schema import ExperimentSchema
 from .attached import HttpBackend
 from .base import Backend
 from .launched import LaunchedBackend
-from .torch_engine import PAGED, PagedBackend
+from .torch_engine import PagedBackend
 
 
 def backend_of(asked: ExperimentSchema, senders: Senders | None = None) -> Backend:

@@ -21,6 +21,7 @@ from ....workloads.errors import SloBenchError
 from ....workloads.request import Kind
 from ....workloads.workload import Workload
 from ...core.learned_predictions import Guess
+from ...core.module_moves import ModulePolicy
 from ...core.policy import AnyPolicy, Policy, StaticPolicy, overrides
 from ...core.state import RequestState
 from ...engine.loop.gc_control import collections_off, heap_frozen
@@ -29,15 +30,16 @@ from ...engine.loop.overlong_requests import fit
 from ...engine.loop.timed import Ran, TimedInstance, Told
 from ...engine.torch.errors import need_torch
 from ...engine.torch.execute import execute
-from ...engine.torch.migrating import Migrator, rule_of
+from ...engine.torch.migrating import Migrator
 from ...load_generator.http.prompts import PromptMaker
 from ...load_generator.http.tokenizer import Vocabulary
-from ...policies.banaserve.controller import BanaServe
+from ...policies.systems import module_policy
 from ...results.engine_logs import meta_path, profiling_cell
 from ...results.metrics import Hardware
 from ...results.run_folder import Value, write_whole
+from ...servers.launch.backend_names import PAGED
 from ...servers.launch.compatibility import check as check_system
-from ...servers.launch.environments import home
+from ...servers.launch.model_folders import model_folder
 from ..config.server_schema import ServerSchema
 from ..execution.cells import CellSpec, configured, longest_output_tokens, predicted_output_tokens
 from .base import Measured, Progress
@@ -48,8 +50,6 @@ if TYPE_CHECKING:
     from ...engine.torch.tiers import TierFolder
     from ...engine.torch.workers import Workers
 
-PAGED = "paged"  # as the matrix names it
-TINY = "tiny-llama"
 _SAMPLES = 300
 _WARM_TOKENS = 64
 PROFILING_SEEDS = 1_000_003  # away from the seeds of the experiment
@@ -76,7 +76,7 @@ class PagedBackend:
         if place.embedder is not None:
             raise SloBenchError("backend paged runs no embedder beside the language model")
         check_system(configured(spec.system, spec.knobs), PAGED)
-        rule_of(self.server.moving)
+        module_policy(self.server.moving)
         if self.server.workers and isinstance(configured(spec.system, {}).policy, StaticPolicy):
             raise SloBenchError("layers move between iterations, and static batches have none")
         if self.server.clock == "cpu" and (self.server.workers or place.gpu != "cpu"):
@@ -133,18 +133,8 @@ class PagedBackend:
             yield Loaded(decoder, model, logged, clock=self.server.clock, store=store)
             return
         with Workers(self.server.workers) as workers:
-            rule = rule_of(self.server.moving)
+            rule = module_policy(self.server.moving)
             yield Loaded(decoder, model, logged, workers, rule, store=store)
-
-
-def model_folder(model: str) -> Path:
-    """The folder of that name; that of the tiny random Llama is made where there is none yet."""
-    if model != TINY or Path(model).is_dir():
-        return Path(model)
-    from ...engine.torch.tiny import make_tiny
-
-    folder = home() / "models" / TINY
-    return folder if (folder / "tokenizer_config.json").is_file() else make_tiny(folder)
 
 
 @dataclass(frozen=True)
@@ -157,7 +147,7 @@ class Loaded:
     folder: Path
     logged: bool = False  # keep a log of every step
     workers: Workers | None = None
-    rule: BanaServe | None = None
+    rule: ModulePolicy | None = None
     clock: str = "real"
     store: tuple[str, ...] = ()
     model: str = field(init=False)

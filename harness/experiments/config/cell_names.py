@@ -10,9 +10,10 @@ from typing import Any
 from ....predictors.specs import model
 from ....workloads.models import parse_models
 from ...results.run_folder import Value
+from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import CellSpec, WorkloadSpec, source
 from .load import Level
-from .schema import SIMULATED, ExperimentSchema
+from .schema import ExperimentSchema
 
 NAMED = ("workload", "model", "gpu", "gpus")  # these columns are always there
 _LONGEST_NAME = 150  # of a cell, which is a file's name

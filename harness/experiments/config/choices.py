@@ -13,8 +13,9 @@ from ....predictors.specs import gpu, model
 from ....workloads.errors import SloBenchError
 from ...policies.systems import System
 from ...results.run_folder import Value
+from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import PlacementSpec, WorkloadSpec, configured, placed
-from .schema import SIMULATED, ExperimentSchema
+from .schema import ExperimentSchema
 
 _OWN = ("model", "gpu", "tp", "pp")  # of a placement, worked out together
 

@@ -14,14 +14,9 @@ from ....workloads.errors import SloBenchError
 from ....workloads.request import Kind
 from ....workloads.rows import take
 from ....workloads.workload import Workload
+from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
-from .schema import (
-    DEFAULT_REQUESTS,
-    DEFAULT_SEEDS,
-    DEFAULT_SPEEDS,
-    SIMULATED,
-    ExperimentSchema,
-)
+from .schema import DEFAULT_REQUESTS, DEFAULT_SEEDS, DEFAULT_SPEEDS, ExperimentSchema
 
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
 _MOST_SEQUENCES = 256  # in the estimate's batch

@@ -37,7 +37,6 @@ from .toml_text import line_of, read_toml, to_toml
 DEFAULT_REQUESTS = 1000  # where a workload has no end of its own
 DEFAULT_SEEDS = 3
 DEFAULT_SPEEDS = (0.5, 1.0, 2.0)
-SIMULATED = "simulated"  # the backend that runs no server
 ALTERNATIVES = (("rates", "speeds", "loads"), ("requests", "duration_s"))  # one of each
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
 

@@ -22,25 +22,33 @@ from ....predictors.profiles.build import default_host
 from ....predictors.profiles.hardware import profiled_gpu
 from ....predictors.profiles.models import profiled_step_time
 from ....predictors.profiles.profile import Profile, read_profile
+from ....predictors.roofline import StepTime
 from ....predictors.specs import GIB, gpu, model
 from ....predictors.staged import staged_step_time
 from ....predictors.step_time import DEFAULT_HOST_S, StepTimeModel, step_time
+from ....workloads.base import WorkloadSource
 from ....workloads.errors import SloBenchError
 from ....workloads.fleet import shape_of
 from ....workloads.models import parse_models
 from ....workloads.slo import parse_slo
-from ....workloads.source import WorkloadSource, load_source
+from ....workloads.source import load_source
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import SharingPolicy
-from ...core.records import Result
+from ...core.records import Result, mispredictions
 from ...engine.cluster.failures import parse_failures
 from ...engine.loop.traced import Trace
 from ...engine.simulator.simulate import simulate
 from ...engine.simulator.simulate_models import OneModel, simulate_models
 from ...policies.systems import System, system
-from ...policies.uellm.length_monitor import monitor_in
 from ...results.csv_columns import Choice, Column
-from ...results.metrics import DEFAULT_OBJECTIVE, Hardware, cell_metrics, judge, parse_objective
+from ...results.metrics import (
+    DEFAULT_OBJECTIVE,
+    Hardware,
+    Judged,
+    cell_metrics,
+    judge,
+    parse_objective,
+)
 from ...results.run_folder import Row, Value, request_columns, write_details, write_mispredictions
 
 Progress = Callable[[int, float], None]  # requests ended, clock in seconds
@@ -281,7 +289,8 @@ def run_cell(
     predicted = predicted_output_tokens(spec, workload)
     result = simulated(spec, workload, predicted, progress=progress)
     if records != "none":
-        write_mispredictions(folder, spec.cell, filter(None, map(monitor_in, result.learned)))
+        queued = [one for state in result.learned for one in mispredictions(state)]
+        write_mispredictions(folder, spec.cell, queued)
     row = simulated_row(spec, workload, result, folder, records=records)
     if predicted is not None and spec.workload.models is None:
         row["length_bucket_accuracy"] = round(bucket_accuracy(predicted, workload.output_tokens), 9)
@@ -293,6 +302,7 @@ def simulated(
     workload: Workload,
     predicted: Ints | None,
     *,
+    step_time: StepTime | None = None,
     progress: Progress | None = None,
     trace: Trace | None = None,
 ) -> Result:
@@ -303,6 +313,7 @@ def simulated(
         workload: as `workload_of` makes it.
         predicted: as `predicted_output_tokens` says; nobody asks for it where several models share
             GPUs.
+        step_time: in place of the placement's own, for one model.
         progress: called now and then with (requests ended, clock in seconds).
         trace: is filled with everything that instances of one model do.
 
@@ -324,7 +335,7 @@ def simulated(
         workload,
         chosen,
         place.placement,
-        place.step_time.model,
+        step_time or place.step_time.model,
         instances=spec.instances,
         router=spec.router,
         oversize=spec.oversize,
@@ -438,14 +449,7 @@ def kept_cell(
     from: `fitted`, `unfitted` or `measured`.
     """
     judged = judge(workload, result.records)
-    metrics = cell_metrics(
-        workload,
-        result,
-        hardware,
-        judged=judged,
-        warmup_s=spec.warmup_s,
-        objective=parse_objective(spec.objective),
-    )
+    metrics = metrics_of(spec, workload, result, hardware, judged)
     row: Row = dict(spec.columns)
     if row["rate_rps"] is None:
         row["rate_rps"] = _arrival_rate_rps(result.records.arrival_s)
@@ -457,6 +461,20 @@ def kept_cell(
     requests = request_columns(workload, result.records, judged) | dict(columns or {})
     write_details(folder, spec.cell, requests, result.timeline, records=records)
     return row
+
+
+def metrics_of(
+    spec: CellSpec, workload: Workload, result: Result, hardware: Hardware, judged: Judged
+) -> dict[str, float | int | bool]:
+    """The figures of a cell; see `cell_metrics`."""
+    return cell_metrics(
+        workload,
+        result,
+        hardware,
+        judged=judged,
+        warmup_s=spec.warmup_s,
+        objective=parse_objective(spec.objective),
+    )
 
 
 def hardware_of(placement: Placement, instances: int) -> Hardware:

@@ -18,8 +18,9 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
 
+from ....workloads.child_process import exit_reason, start_module
 from ....workloads.errors import SloBenchError
-from .workers import Answer, NotDoneError, started, why_it_ended
+from .workers import Answer, NotDoneError
 
 _Message = tuple[str, str, tuple[object, ...]]  # a module, its function, what that is given
 _Work = tuple[Future[Any], _Message]
@@ -124,7 +125,7 @@ class _Process:
         self._line, theirs = Pipe()
         with theirs:
             number = theirs.fileno()
-            self._process = started(__name__, str(number), pass_fds=(number,))
+            self._process = start_module(__name__, str(number), pass_fds=(number,))
 
     @property
     def alive(self) -> bool:
@@ -141,7 +142,7 @@ class _Process:
             self._line.send(message)
             kind, answer = self._line.recv()
         except (EOFError, OSError):
-            raise NotDoneError(why_it_ended(self._process, message[1])) from None
+            raise NotDoneError(exit_reason(self._process, message[1])) from None
         if kind is None:
             return answer
         raise (NotDoneError if kind == NotDoneError.__name__ else SloBenchError)(answer)

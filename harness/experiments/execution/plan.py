@@ -16,6 +16,7 @@ from ...engine.cluster.failures import parse_failures
 from ...policies.routers import router as router_by_name
 from ...results.metrics import parse_objective
 from ...results.run_folder import Value
+from ...servers.launch.backend_names import SIMULATED
 from ..config.cell_names import NAMED, Columns, column, distinct, file_name, offered, part
 from ..config.choices import (
     Combination,
@@ -26,7 +27,7 @@ from ..config.choices import (
 )
 from ..config.compatible import check_layouts, check_models
 from ..config.load import Level, estimated_capacity_rps, filled_in, load_of
-from ..config.schema import SIMULATED, ExperimentSchema
+from ..config.schema import ExperimentSchema
 from .cells import CellSpec, placed, source
 
 

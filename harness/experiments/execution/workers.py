@@ -1,20 +1,11 @@
-"""Cells side by side: worker processes that are told cells and answer with rows, line by line.
-
-Workers are started as programs of their own, not by `multiprocessing`, so that a script or a
-notebook that calls `Experiment.run` needs no `if __name__ == "__main__"` and is not run again.
-"""
+"""Cells side by side: worker processes receive cells and answer with rows."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
-import os
 import queue
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
@@ -22,8 +13,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from ....workloads.child_process import ChildProcess, Parent, exit_reason
 from ....workloads.errors import SloBenchError
 from ...load_generator.send_job import Senders, ThisMachine
 from ...results.run_folder import Row, write_whole
@@ -189,94 +181,6 @@ def _now_and_then(report: Callable[[int], None]) -> Callable[[int, float], None]
     return progress
 
 
-def started(module: str, *words: str, **options: Any) -> subprocess.Popen[Any]:
-    """A worker process: `module` as a program, with `words` after its name."""
-    # A group of its own: Ctrl-C reaches only the parent, which then stops the workers.
-    own_group: dict[str, Any] = {} if sys.platform == "win32" else {"process_group": 0}
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", module, *words],
-        env={
-            **os.environ,
-            # What a policy of the user's imports is found as it is here.
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-            "OMP_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        },
-        **own_group,
-        **options,
-    )
-
-
-def why_it_ended(process: subprocess.Popen[Any], what: str) -> str:
-    """Of a worker process that ended by itself while it worked at something."""
-    code = process.wait()
-    if code < 0:
-        why = f"was killed (signal {-code}); if memory ran out, try fewer jobs"
-    else:
-        why = f"failed with code {code}; its error stands above"
-    return f"the process that ran {what} {why}"
-
-
-class _Worker:
-    """A worker process and the thread that talks to it."""
-
-    def __init__(
-        self, todo: queue.SimpleQueue[CellSpec | None], events: queue.SimpleQueue[Event | Exception]
-    ) -> None:
-        self._todo = todo
-        self._events = events
-        self._process = started(
-            __name__,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-        )
-        self._thread = threading.Thread(target=self._converse, daemon=True)
-
-    def start(self, folder: Path, records: str) -> None:
-        self._tell({"folder": str(folder), "records": records})
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._thread.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):  # of what nobody read any more
-                    pipe.close()
-
-    def _tell(self, message: object) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it was killed, which `_listen` finds
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
-
-    def _converse(self) -> None:
-        try:
-            while (spec := self._todo.get()) is not None:
-                self._tell(dataclasses.asdict(spec))
-                self._listen(spec.cell)
-        except (SloBenchError, OSError, ValueError) as error:
-            self._events.put(error)
-
-    def _listen(self, cell: str) -> None:
-        """Pass on what the worker says until the cell is done."""
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if not line.endswith("\n"):
-                break  # it was killed while it wrote
-            answer = json.loads(line)
-            if "error" in answer:
-                raise SloBenchError(answer["error"])
-            if "row" in answer:
-                self._events.put(CellDone(cell, answer["row"]))
-                return
-            self._events.put(CellProgress(cell, answer["requests"]))
-        raise SloBenchError(why_it_ended(self._process, f"cell {cell}"))
-
-
 def _side_by_side(
     specs: Sequence[CellSpec],
     folder: Path,
@@ -284,56 +188,62 @@ def _side_by_side(
     jobs: int,
     tell: Callable[[Event], None],
 ) -> None:
-    todo: queue.SimpleQueue[CellSpec | None] = queue.SimpleQueue()
-    for spec in specs:
-        todo.put(spec)
-    for _ in range(jobs):
-        todo.put(None)
-    events: queue.SimpleQueue[Event | Exception] = queue.SimpleQueue()
-    workers: list[_Worker] = []
-    try:
-        for _ in range(jobs):
-            workers.append(_Worker(todo, events))
-            workers[-1].start(folder, records)
+    todo = iter(specs)
+    events: queue.SimpleQueue[tuple[ChildProcess, str, Any]] = queue.SimpleQueue()
+
+    def begin(child: ChildProcess) -> None:
+        cell = ""  # of the child; its listener alone reads and writes it from here on
+
+        def give() -> None:
+            nonlocal cell
+            spec = next(todo, None)
+            cell = "" if spec is None else spec.cell
+            if spec is not None:
+                child.send(dataclasses.asdict(spec))
+
+        def heard(message: Any) -> None:
+            events.put((child, cell, message))
+            if message is not None and "row" in message:
+                give()
+
+        child.send({"folder": str(folder), "records": records})
+        give()
+        child.listen(heard)
+
+    with contextlib.ExitStack() as stack:
+        for child in [stack.enter_context(ChildProcess(__name__)) for _ in range(jobs)]:
+            begin(child)
         left = len(specs)
         while left:
-            event = events.get()
-            if isinstance(event, Exception):
-                raise event
-            left -= isinstance(event, CellDone)
-            tell(event)
-    finally:
-        for _ in workers:
-            todo.put(None)
-        for worker in workers:
-            worker.stop()
+            child, cell, message = events.get()
+            if message is None:
+                if cell:
+                    raise SloBenchError(exit_reason(child.process, f"cell {cell}"))
+            elif "error" in message:
+                raise SloBenchError(message["error"])
+            elif "row" in message:
+                left -= 1
+                tell(CellDone(cell, message["row"]))
+            else:
+                tell(CellProgress(cell, message["requests"]))
 
 
-def _work(requests: IO[str], answers: IO[str]) -> None:
+def _work(parent: Parent) -> None:
     """The worker's side."""
-
-    def answer(message: object) -> None:
-        answers.write(json.dumps(message) + "\n")
-        answers.flush()
-
-    first = requests.readline()
-    if not first:
+    messages = parent.messages()
+    order = next(messages, None)
+    if order is None:
         return  # the parent was killed before it had said anything
-    order = json.loads(first)
     folder, records = Path(order["folder"]), order["records"]
-    progress = _now_and_then(lambda ended: answer({"requests": ended}))
-    for line in requests:
-        spec = CellSpec.from_plain(json.loads(line))
+    progress = _now_and_then(lambda ended: parent.send({"requests": ended}))
+    for message in messages:
         try:
-            answer({"row": run_cell(spec, folder, records=records, progress=progress)})
+            spec = CellSpec.from_plain(message)
+            parent.send({"row": run_cell(spec, folder, records=records, progress=progress)})
         except SloBenchError as error:
-            answer({"error": str(error)})
+            parent.send({"error": str(error)})
 
 
 if __name__ == "__main__":
-    # What a policy of the user's prints must not end up among the answers.
-    sys.stdin.reconfigure(encoding="utf-8")  # type: ignore[union-attr]
-    own_answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
     with contextlib.suppress(BrokenPipeError):  # the parent is gone, and nobody listens
-        _work(sys.stdin, own_answers)
+        _work(Parent())

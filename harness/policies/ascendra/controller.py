@@ -14,13 +14,21 @@ from dataclasses import dataclass
 from ....predictors.placement import Placement
 from ....predictors.refitted import RefittedModel
 from ....workloads.errors import SloBenchError
-from ...core.cluster_policy import DROP, ClusterPolicy, Instead, Role, View
+from ...core.cluster_policy import (
+    DROP,
+    ClusterPolicy,
+    Instead,
+    OnServers,
+    Role,
+    ServerRole,
+    View,
+)
 from ...core.decisions import Why
+from ...core.instance import Site
 from ...core.policy import AnyPolicy, knob
 from ...core.release import Release
+from ...core.routing import least_loaded
 from ...core.state import RequestState
-from ...engine.cluster.instance import Site
-from ..routers import least_loaded
 from .high_priority import AscendraHp
 from .low_priority import AscendraLp
 
@@ -103,6 +111,20 @@ class Ascendra(ClusterPolicy):
         return (
             Role(LP, lp, groups * self.n_lp, learner=learner),
             Role(HP, hp, groups * self.n_hp, learner=learner),
+        )
+
+    def on_servers(self, policy: AnyPolicy) -> OnServers:
+        assert isinstance(policy, AscendraLp)
+        refusals = {"sglang": "its HP instances compute prompts whole, which SGLang does not"}
+        if self.performance_model == "given":
+            refusals[""] = (
+                "a server learns how long its steps take, and is not told: set "
+                "performance_model=refitted"
+            )
+        return OnServers(
+            tuple(ServerRole(r.name, r.instances, r.policy) for r in self.roles(policy)),
+            ("n_lp", "n_hp"),
+            refusals=refusals,
         )
 
     def new_state(self) -> Groups:

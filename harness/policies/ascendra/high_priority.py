@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...core.decisions import UNLIMITED, Leave, Limits, Why
+from ...core.decisions import UNLIMITED, Leave, Limits
 from ...core.policy import Policy, knob
 from ...core.state import RequestState
 from ...core.view import View
+from ..shared.timeouts import when_overdue
 
 _LITTLE = 16  # answers before which nothing is known of their length
 _MEMORY = 256  # answers that the history is about
@@ -80,9 +81,7 @@ class AscendraHp(Policy):
         return max(spare, int(tokens / view.block_tokens), 0)
 
     def leave(self, r: RequestState, view: View) -> Leave | None:
-        if self.overdue == "keep" or r.slo.ttft_s == float("inf"):
-            return None
-        return Leave(r.arrival_s + r.slo.ttft_s, Why.DROP)
+        return None if self.overdue == "keep" else when_overdue(r)
 
     def finished(self, r: RequestState, view: View) -> None:
         lengths: DecodeLengths = view.state

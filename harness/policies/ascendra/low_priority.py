@@ -16,6 +16,7 @@ from ...core.room_queue import RoomQueue
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s
+from ..shared.timeouts import when_overdue
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,10 @@ class AscendraLp(Policy):
         return r.target_tokens if self.value == "sjf" else -r.target_tokens
 
     def leave(self, r: RequestState, view: View) -> Leave | None:
-        if r.slo.ttft_s == float("inf"):
-            return None
-        due = r.arrival_s + r.slo.ttft_s
-        if self.worst_batch_tokens:
+        late = when_overdue(r)
+        if late is not None and self.worst_batch_tokens:
             step_s = view.predict.step_s
             worst_s = step_s(0, 0, ((0, self.worst_batch_tokens),))
             own_s = step_s(0, 0, ((0, r.prompt_tokens),))
-            return Leave(due - self.threshold * (worst_s + own_s), Why.OFFLOAD)
-        return None if self.overdue == "keep" else Leave(due, Why.DROP)
+            return Leave(late.time_s - self.threshold * (worst_s + own_s), Why.OFFLOAD)
+        return None if self.overdue == "keep" else late

@@ -1,0 +1,35 @@
+"""BanaServe: separate prefill and decode, one KV store for all, layers and heads that migrate.
+
+Source: He, "Batch Scheduling and KV Cache Optimization for Large Language Model Inference"
+(master's thesis, 2026), chapter 4.
+
+Idea. Separate prefill and decode instances do not disturb each other, but their ratio is fixed
+while the load is not, and prefix caches that belong to one instance draw requests to it. BanaServe
+moves layers or attention heads from loaded to idle GPUs, and keeps prefixes in a store that all
+instances read, so that requests can be routed by load alone.
+
+Which file answers what:
+
+- §4.2 to §4.4 (orchestrator: routing, hand-over, control step): `controller.py`; system
+  `banaserve`.
+- Algorithm 4-1, Eq. 4-28 to 4-31 (which modules move from which device to which):
+  `module_balancing.py`.
+- §4.3.1, §4.3.2, §4.4.3, §4.4.4 (which moves are possible now; making one): `modules.py`.
+- Eq. 4-1 to 4-9 as costs, Eq. 4-24 (bytes and seconds of a move, toll of every later step):
+  `module_costs.py`.
+- §4.3.1, §4.3.2 (step time of an instance with modules elsewhere): `module_step_time.py`.
+- Eq. 4-15, 4-16 (objective; column `banaserve_objective`): `objective.py`.
+
+Elsewhere:
+
+- Algorithm 4-2, Eq. 4-33 (load-aware dispatch): `load_aware.py`, also the router `load-aware`.
+- Eq. 4-19 to 4-23, 4-28 (compute and memory use of an instance): `shared/instance_load.py`.
+- §4.3.3 (global KV store, three tiers): `core/kv_store.py`, `core/kv_store_manager.py`,
+  `shared/kv_store_parameters.py`.
+- Eq. 4-10 to 4-14 (layer pipeline): `vllm_layerwise.py` simulated, `engine/torch/pipeline.py` run.
+- Eq. 4-1 to 4-9 executed on real processes: `engine/torch/distributed.py`, `attention.py`,
+  `migrating.py`.
+- Baselines `distserve`, `splitwise`, `mooncake`, `memserve`, `llumnix`: files of these names.
+
+Errata, measurements and commands: docs/papers/banaserve.md.
+"""

@@ -5,16 +5,18 @@ Source: BanaServe (docs/papers.md), Algorithms 4-1 and 4-2, §4.3 and §4.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from ....predictors.placement import Placement
+from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import HOLD, INF, Action, Instead, Role, View
+from ...core.instance import Site
 from ...core.kv_cache_manager import BlockLedger
 from ...core.policy import AnyPolicy, knob
 from ...core.records import Told
 from ...core.state import RequestState
-from ...engine.cluster.instance import Site
 from ..load_aware import LoadAware
 from ..routers import PrefixAware
 from ..shared.disaggregated import DECODE, PREFILL, Apart, Promised, has_room
@@ -23,7 +25,15 @@ from ..shared.kv_store_parameters import Shelf
 from .module_balancing import Balancer, Thresholds
 from .modules import Modules, ShiftModules
 
-SMOOTHING = 0.3
+_OF_MOVES = (
+    "rise",
+    "fall",
+    "large_gap",
+    "efficiency",
+    "review_every_s",
+    "layer_moves",
+    "head_moves",
+)
 
 
 @dataclass
@@ -50,9 +60,11 @@ class BanaServe(Apart):
 
     Where the paper is silent: C of U = C/Cmax + M/Mmax is the share of the GPU's arithmetic (Eq.
     4-20 to 4-23) in the next `window_s` seconds; what moves is decided on its mean over looks, the
-    last of which weighs `SMOOTHING`. A request decodes where U is least among the instances that
+    last of which weighs `smoothing`. A request decodes where U is least among the instances that
     have room.
     """
+
+    smoothing: ClassVar[float] = 0.3
 
     store: bool = knob(True)
     store_cpu_gib: float = knob(64.0, 0.0, 4096.0)
@@ -95,8 +107,12 @@ class BanaServe(Apart):
         return Shelf(placement, self.store_cpu_gib * instances, self.store_ssd_gib * instances)
 
     def new_state(self) -> Known:
+        return Known(balancer=self.planner())
+
+    def planner(self) -> Balancer:
+        """Algorithm 4-1 with these thresholds, one move a cycle."""
         thresholds = Thresholds(self.rise, self.fall, self.large_gap, self.efficiency, moves=1)
-        return Known(balancer=Balancer(thresholds))
+        return Balancer(thresholds)
 
     def dispatch(self, r: RequestState, cluster: View) -> Site | Instead:
         sites = cluster.role(PREFILL)
@@ -126,7 +142,7 @@ class BanaServe(Apart):
         for site in cluster.up:
             asked = compute_use(site, self.window_s)
             before = known.asked.get(site.index, asked)
-            known.asked[site.index] = before + SMOOTHING * (asked - before)
+            known.asked[site.index] = before + self.smoothing * (asked - before)
         measured = modules.loads(cluster.up, known.asked)
         known.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
         planned = known.balancer.plan(
@@ -155,3 +171,19 @@ class BanaServe(Apart):
             for shifted in state.modules.history
         ]
         return [*loads, *moves]
+
+
+def moving_rule(knobs: Mapping[str, float]) -> BanaServe:
+    """BanaServe's thresholds, some of them changed; `layer_moves` and `head_moves` 0 forbid those.
+
+    Raises:
+        SloBenchError: it has no such knob, or not that value.
+    """
+    unknown = set(knobs) - set(_OF_MOVES)
+    if unknown:
+        raise SloBenchError(
+            f"server.moving: what moves is decided by {', '.join(_OF_MOVES)}, not by {min(unknown)}"
+        )
+    allowed = {name: bool(knobs[name]) for name in ("layer_moves", "head_moves") if name in knobs}
+    made: BanaServe = BanaServe().with_knobs(**{**knobs, **allowed})
+    return made

@@ -5,29 +5,10 @@ Source: BanaServe (docs/papers.md), Algorithm 4-1, Eq. 4-28 to 4-31.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 
-
-class Module(Enum):
-    """What can move."""
-
-    LAYERS = "layers"  # weights and KV of whole layers
-    HEADS = "heads"  # KV of some attention heads, of all layers
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """One possible move, and what the two devices' loads would be after it."""
-
-    module: Module
-    source: int
-    target: int
-    units: int  # layers or KV heads of the one that are at the other afterwards
-    source_load: float
-    target_load: float
-    cost_s: float  # T_transfer + T_sync, Eq. 4-31
+from ...core.module_moves import Module, Move, Offers
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +25,6 @@ class Thresholds:
     large: float = 0.6
     efficiency: float = 0.05
     moves: int = 8
-
-
-Offers = Callable[[Module, int, int, Mapping[int, float]], Move | None]
 
 
 class Balancer:

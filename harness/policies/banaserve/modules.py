@@ -8,17 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ....predictors.specs import LinkSpec
-from ...engine.cluster.instance import Site
-from ...engine.cluster.module_step_time import MovedStepTime
+from ...core.cluster_policy import ClusterControl
+from ...core.instance import Site
+from ...core.module_moves import Module, Move, Offers
 from ..shared.disaggregated import DECODE, KvNetwork
-from .module_balancing import Module, Move, Offers
 from .module_costs import SYNC_S, MoveCost, head_move, head_toll, layer_move, layer_toll
-
-if TYPE_CHECKING:
-    from ...engine.cluster.cluster import Cluster
+from .module_step_time import MovedStepTime
 
 _OFFERED = 0.5  # of a host's free blocks, for what it hosts
 _AGAIN_S = 0.05  # until it is looked again whether blocks are free
@@ -198,18 +195,18 @@ class Modules:
     def _blocks(self, module: Module, units: int, owner: Site, host: Site) -> _Blocks | None:
         """None if the host has no room, or the owner would have too little."""
         share = _share(owner, module, units)
-        own = self.own_blocks.get(owner.index, owner.instance.ledger.total)
+        own = self.own_blocks.get(owner.index, owner.ledger.total)
         weights = _weight_bytes(owner, module, units) / owner.placement.block_bytes_per_gpu
         total = math.floor((own + weights) / (1 - share))
         least = own
         if owner.role != DECODE:
-            context = owner.instance.ledger.blocks(owner.placement.model.context_tokens)
+            context = owner.ledger.blocks(owner.placement.model.context_tokens)
             least = min(own, max(_used(owner), 2 * context))
             total = min(total, own, max(2 * _used(owner), 4 * context))
         lent = self.lent.get(owner.index)
         hosted = lent.hosted_blocks if lent else 0
-        longest = host.instance.ledger.blocks(host.placement.model.context_tokens) + 1
-        room = min(_OFFERED * host.free_blocks, host.instance.ledger.total - longest) + hosted
+        longest = host.ledger.blocks(host.placement.model.context_tokens) + 1
+        room = min(_OFFERED * host.free_blocks, host.ledger.total - longest) + hosted
         total = min(total, math.floor((room - weights) / share))
         if total < max(least, _used(owner)):
             return None
@@ -217,7 +214,7 @@ class Modules:
 
     # ---------------------------------------------------------------- moving
 
-    def begin(self, move: Move, cluster: Cluster) -> None:
+    def begin(self, move: Move, cluster: ClusterControl) -> None:
         """Start a transfer; what it changes holds from its end on."""
         by_index = {site.index: site for site in cluster.sites}
         giver, taker = by_index[move.source], by_index[move.target]
@@ -242,14 +239,12 @@ class Modules:
 
     def _set_aside(self, module: Module, owner: Site, host: Site, blocks: _Blocks) -> None:
         """The host gives up its blocks before anything arrives."""
-        self.own_blocks.setdefault(owner.index, owner.instance.ledger.total)
+        self.own_blocks.setdefault(owner.index, owner.ledger.total)
         lent = self.lent.get(owner.index)
         if lent is None:
             lent = Lent(owner, host, module, 0, 0)
             self.lent[owner.index] = self.hosted[host.index] = lent
-        ledger = host.instance.ledger
-        ledger.resize(ledger.total - (blocks.hosted - lent.hosted_blocks))
-        host.steady_s = -1.0  # its blocks end sooner
+        host.resize(host.ledger.total - (blocks.hosted - lent.hosted_blocks))
         lent.hosted_blocks = blocks.hosted
 
     def _settle(
@@ -259,7 +254,7 @@ class Modules:
         owner: Site,
         host: Site,
         blocks: _Blocks | None,
-        cluster: Cluster,
+        cluster: ClusterControl,
     ) -> None:
         """Owner and host synchronise and go on with the modules where they are now."""
         cluster.bring(owner)  # what it has computed until now took as long as it did
@@ -268,19 +263,19 @@ class Modules:
             again_s = cluster.now_s + _AGAIN_S
             cluster.at(again_s, lambda: self._settle(module, units, owner, host, blocks, cluster))
             return
-        owner.instance.ledger.resize(total)
+        owner.resize(total)
         lent = self.lent[owner.index]
         lent.units = units
         if not units:
             del self.lent[owner.index], self.hosted[host.index]
-            host.instance.ledger.resize(host.instance.ledger.total + lent.hosted_blocks)
-            owner.movable.compute_by(owner.step_time)
+            host.resize(host.ledger.total + lent.hosted_blocks)
+            owner.compute_by(owner.step_time)
             cluster.separate(owner, host)
         else:
             cluster.unite(owner, host)
             over = _network(cluster).network.spec
-            owner.movable.lend(_moved(owner, module, units, over), host.instance.stages[0])
-        owner.instance.stages[0].owed_s += SYNC_S
+            owner.lend(_moved(owner, module, units, over), host.devices[0])
+        owner.devices[0].owed_s += SYNC_S
         self.in_motion -= {owner.index, host.index}
         for site in (owner, host):
             cluster.reconsider(site)
@@ -293,11 +288,11 @@ class ShiftModules:
     move: Move
     modules: Modules
 
-    def carry_out(self, cluster: Cluster) -> None:
+    def carry_out(self, cluster: ClusterControl) -> None:
         self.modules.begin(self.move, cluster)
 
 
-def _network(cluster: Cluster) -> KvNetwork:
+def _network(cluster: ClusterControl) -> KvNetwork:
     assert isinstance(cluster.links, KvNetwork)
     return cluster.links
 
@@ -312,7 +307,7 @@ def _share(site: Site, module: Module, units: int) -> float:
 
 
 def _used(site: Site) -> int:
-    return site.instance.ledger.total - site.free_blocks
+    return site.ledger.total - site.free_blocks
 
 
 def _weight_bytes(site: Site, module: Module, units: int) -> int:

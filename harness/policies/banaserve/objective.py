@@ -5,7 +5,8 @@ Source: BanaServe (docs/papers.md), §4.4.1, Eq. 4-15 and 4-16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -47,18 +48,12 @@ class Objective:
         )
 
 
-def objective(
-    utilisations: Sequence[float],
-    ttft_s: Sequence[float],
-    tpot_s: Sequence[float],
-    tokens_per_s: float,
-    weights: Weights | None = None,
-) -> Objective:
-    """Eq. 4-16 over GPUs and requests; a mean over none is 0."""
+def of_run(row: Mapping[str, float]) -> float:
+    """Eq. 4-15 with all weights 1, of the figures of one run by the names of their columns."""
+    tpot_s = row["tpot_mean_s"]
     return Objective(
-        _mean(utilisations), _mean(ttft_s), _mean(tpot_s), tokens_per_s, weights or Weights()
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
+        row["compute_utilisation"],
+        row["ttft_mean_s"],
+        0.0 if math.isnan(tpot_s) else tpot_s,
+        row["output_tokens_per_s"],
+    ).value

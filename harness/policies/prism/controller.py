@@ -8,21 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ....predictors.activation import Loader, NaiveStart
-from ...core.multi_model_policy import Hosted, SharingPolicy
+from ...core.cluster_policy import INF
+from ...core.multi_model_policy import Backlog, Fleet, Gpus, Hosted, IdleModel, Tenant
 from ...core.policy import knob
 from ...core.state import RequestState
-from ...engine.cluster.multi_model import Fleet
-from ...engine.loop.loop import INF
-from ...engine.simulator.shared_gpu import Backlog, Gpus, Tenant
+from ..shared.model_sharing import VllmSharing
 from .idleness import eviction_order
 from .kv_pressure import Demand, Loads, best_gpus, place, swapped
 from .shared_queue import SharedQueue
 
+_Idle = tuple[int, float, float, float]  # model, SLO, idle time, its threshold
+
 
 @dataclass(frozen=True)
-class Prism(SharingPolicy):
+class Prism(VllmSharing):
     """Global: Algorithm 1 at each review, activation on demand, eviction of who is idle.
 
     Local: Algorithm 2 over all models of a GPU; a request goes to its engine when it would begin
@@ -44,6 +46,11 @@ class Prism(SharingPolicy):
     - A model without room anywhere waits, until the next review, for GPUs on which nobody but idle
       models is in its way.
     """
+
+    on_servers: ClassVar[tuple[str, ...]] = (
+        *("max_num_batched_tokens", "max_num_seqs", "local_queue", "activation"),
+        *("worth_s", "worth_share", "default_idle_s"),
+    )
 
     review_every_s: float = knob(5.0, 0.1, 600.0, log=True)
     threshold: float = knob(0.3, 0.0, 1.0)
@@ -133,20 +140,40 @@ class Prism(SharingPolicy):
         while fleet.pools[gpu].free < pages and order:
             fleet.evict(here[order.pop(0)])
 
-    def _idle(
-        self, tenants: Iterable[Tenant], fleet: Fleet
-    ) -> list[tuple[int, float, float, float]]:
+    def _idle(self, tenants: Iterable[Tenant], fleet: Fleet) -> list[_Idle]:
         return [
-            (
-                t.model,
-                fleet.models[t.model].weighed_slo_s,
-                fleet.idle_s(t),
-                fleet.gaps[t.model].threshold_s(
-                    self.worth_s, self.worth_share, self.default_idle_s
-                ),
+            self._ranked(
+                IdleModel(
+                    t.model,
+                    fleet.models[t.model].weighed_slo_s,
+                    fleet.idle_s(t),
+                    fleet.gaps[t.model],
+                )
             )
             for t in tenants
         ]
+
+    def _ranked(self, one: IdleModel) -> _Idle:
+        """What `eviction_order` ranks it by."""
+        limit_s = one.gaps.threshold_s(self.worth_s, self.worth_share, self.default_idle_s)
+        return one.model, one.slo_s, one.idle_s, limit_s
+
+    # ---------------------------------------------------------------- before real servers
+
+    @property
+    def keeps_engines(self) -> bool:
+        return self.activation == "pool"
+
+    def server_queue(self) -> SharedQueue:
+        return SharedQueue()
+
+    def begins_at_once(self, requests: int, unbegun_tokens: int) -> bool:
+        if not self.local_queue:
+            return True
+        return requests < self.max_num_seqs and unbegun_tokens < self.max_num_batched_tokens
+
+    def leaving_order(self, idle: Iterable[IdleModel]) -> list[int]:
+        return eviction_order(map(self._ranked, idle))
 
     # ---------------------------------------------------------------- reviews
 
@@ -279,7 +306,7 @@ class Queues:
             spare = int(policy.reserve * ledger.total)
             coming = max(sum(t.coming_pages for t in fleet.on(g)) for g in tenant.gpus)
             room = ledger.free - ledger.blocks_in(coming)
-            if tenant.instance.idle:
+            if tenant.idle:
                 spare = 0
             if room < ledger.blocks(r.target_tokens) + spare:
                 return
@@ -288,9 +315,7 @@ class Queues:
 
     def _begins_at_once(self, tenant: Tenant) -> bool:
         """Is there room in the next iteration of its engine?"""
-        instance = tenant.instance
-        running = instance.view.n_running + len(instance.inbox)
-        if instance.waiting.live or running >= self._policy.max_num_seqs:
+        if tenant.n_waiting or tenant.n_admitted >= self._policy.max_num_seqs:
             return False
         return tenant.unbegun_tokens < self._policy.max_num_batched_tokens
 

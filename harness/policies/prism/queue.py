@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from ...core.decisions import Leave, Limits, Why
+from ...core.decisions import Leave, Limits
 from ...core.policy import Key, knob
 from ...core.queue import Queue
 from ...core.state import RequestState
@@ -18,6 +18,7 @@ from ...core.view import View
 from ..edf import due_s
 from ..shared.moore_hodgson import InTimeQueue, Job, in_time
 from ..shared.slack_victim import Pace, keep_key
+from ..shared.timeouts import DropsHopeless
 from ..vllm import Vllm
 
 
@@ -32,7 +33,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Prism(Vllm):
+class Prism(DropsHopeless, Vllm):
     """Algorithm 2: sorted by deadline a + s; where one would be late the longest so far goes out.
 
     The work of a prefill is e = p / c: its tokens over the speed of chunked prefill, which is
@@ -127,10 +128,4 @@ class Prism(Vllm):
         return keep_key(r, view, pace, self.nearly_done_tokens)
 
     def leave(self, r: RequestState, view: View) -> Leave | None:
-        if self.late == "wait":
-            return None
-        due = due_s(r)
-        if due == math.inf:
-            return None
-        prefill_s = view.predict.step_s(0, 0, ((0, r.prompt_tokens),)) if self.caution else 0.0
-        return Leave(due - self.caution * prefill_s, Why.DROP)
+        return None if self.late == "wait" else super().leave(r, view)

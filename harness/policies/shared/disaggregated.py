@@ -9,14 +9,14 @@ from ....predictors.placement import Placement
 from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import HOLD, ClusterPolicy, Instead, Role, View
+from ...core.instance import Site
 from ...core.kv_cache_manager import BlockLedger
 from ...core.links import Links
 from ...core.network import Network
 from ...core.policy import AnyPolicy, knob
 from ...core.release import Release
+from ...core.routing import least_loaded
 from ...core.state import Phase, RequestState
-from ...engine.cluster.instance import Site
-from ..routers import least_loaded
 
 PREFILL, DECODE = "prefill", "decode"
 NETWORK_LATENCY_S = 10e-6  # of an RDMA network
@@ -169,7 +169,7 @@ class Apart(ClusterPolicy):
 
 def needed_blocks(kv_tokens: int, site: Site) -> int:
     """Blocks for so much KV and the next token."""
-    return site.instance.ledger.blocks(kv_tokens + 1)
+    return site.ledger.blocks(kv_tokens + 1)
 
 
 def has_room(kv_tokens: int, site: Site, promised: Promised) -> bool:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
+from ...core.instance import Site
 from ...core.state import Phase, RequestState
-
-if TYPE_CHECKING:
-    from ...engine.cluster.instance import Site
 
 
 def waiting_tokens(site: Site, enough: float = math.inf) -> int:
@@ -43,7 +40,7 @@ def decode_use(site: Site) -> float:
 
 def decode_load(site: Site, promised_blocks: int) -> float:
     """U of an instance that decodes, those on their way and their promised blocks included."""
-    sizes, ledger, n = site.sizes, site.instance.ledger, site.n_requests
+    sizes, ledger, n = site.sizes, site.ledger, site.n_requests
     free_blocks, kv_tokens = site.lengths()
     kv_tokens += promised_blocks * ledger.block_tokens
     compute = n * sizes.s_per_token / site.step_time.step_s(n, kv_tokens, ()) if n else 0.0
@@ -55,7 +52,7 @@ def decode_load(site: Site, promised_blocks: int) -> float:
 
 def memory_bytes(site: Site) -> float:
     """Weights and KV in use on each GPU of the instance (Eq. 4-19 and 4-21)."""
-    used = site.instance.ledger.total - site.free_blocks
+    used = site.ledger.total - site.free_blocks
     return site.sizes.weight_bytes + used * site.sizes.block_bytes
 
 
@@ -67,7 +64,7 @@ def memory_use(site: Site) -> float:
 def estimated(r: RequestState, site: Site, window_s: float) -> float:
     """What `r` adds to U = C/Cmax + M/Mmax: EstimateLoad of Algorithm 4-2."""
     sizes = site.sizes
-    kv_bytes = site.instance.ledger.blocks(r.prompt_tokens) * sizes.block_bytes
+    kv_bytes = site.ledger.blocks(r.prompt_tokens) * sizes.block_bytes
     return r.prompt_tokens * sizes.s_per_token / window_s + kv_bytes / sizes.usable_bytes
 
 

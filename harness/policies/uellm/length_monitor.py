@@ -9,8 +9,6 @@ it; the rule here is `reserve_tokens`.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
-from typing import Any
 
 from ....workloads.length_buckets import (
     BUCKET_EDGES,
@@ -18,21 +16,12 @@ from ....workloads.length_buckets import (
     bucket_middle_tokens,
     bucket_of,
 )
+from ...core.records import Misprediction
 from ...core.state import RequestState
 from ...core.view import View
 
 _REMEMBERED = 128  # answers of each predicted bucket that the correction looks back on
 _QUEUED = 10_000  # mispredictions kept for retraining; the oldest go first
-
-
-@dataclass(frozen=True, slots=True)
-class Misprediction:
-    """A request whose answer fell outside the predicted bucket, to be learnt from."""
-
-    id: int  # its row in the workload
-    prompt_tokens: int
-    predicted_tokens: int
-    output_tokens: int
 
 
 class LengthMonitor:
@@ -90,9 +79,3 @@ class LengthMonitor:
             self.in_bucket += 1
         else:
             self.mispredicted.append(Misprediction(r.id, r.prompt_tokens, predicted, true))
-
-
-def monitor_in(state: Any) -> LengthMonitor | None:
-    """The monitor in what a policy has learnt, where it keeps one."""
-    found = getattr(state, "lengths", state)
-    return found if isinstance(found, LengthMonitor) else None

@@ -36,6 +36,7 @@ class Profiled:
 
     def __init__(self) -> None:
         self.lengths = LengthMonitor()
+        self.mispredicted = self.lengths.mispredicted
         self.profiles: dict[int, Profile] = {}  # by request: noted once, sorted many times
 
 

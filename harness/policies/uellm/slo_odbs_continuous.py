@@ -28,6 +28,7 @@ class Known:
 
     def __init__(self) -> None:
         self.lengths = LengthMonitor()
+        self.mispredicted = self.lengths.mispredicted
         self.profiles: dict[int, tuple[int, int, float]] = {}  # recomputed, answer, SLO (s)
         self.line: list[_Place] = []
 

@@ -1,9 +1,10 @@
-"""A gateway in a process of its own: its plan is read, its address written, until there is EOF."""
+"""A gateway in a process of its own: it receives its plan, sends its address, ends at EOF."""
 
 from __future__ import annotations
 
 import sys
 
+from ....workloads.child_process import Parent
 from ....workloads.errors import SloBenchError
 from .running import Plan, serving
 
@@ -14,11 +15,12 @@ def main() -> None:
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")
 
+    parent = Parent()
+    messages = parent.messages()
     try:
-        with serving(Plan.from_json(sys.stdin.readline()), say=say) as url:
-            sys.stdout.write(f"{url}\n")
-            sys.stdout.flush()
-            sys.stdin.read()
+        with serving(Plan.from_plain(next(messages)), say=say) as url:
+            parent.send(url)
+            next(messages, None)  # until the parent closes the connection
     except SloBenchError as error:
         sys.exit(f"error: {error}")
 

@@ -20,16 +20,16 @@ from ...core.state import RequestState
 from ...core.wire import DROPPED, REJECTED, VLLM_FIELD, WAITED_FIELD
 from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.real_cluster import RealCluster, RealSite
+from ..http_server import HttpRequest, Reply, refuse
 from .health_checks import Sample, Say, Watched
-from .held import Held
-from .messages import Asked, Kept, Reply, refuse
+from .replies import Held, Kept
 from .states import state_of, wire_of
 from .upstream import LostError, UnreachableError
 
 _LOOK_EVERY_S = 0.25
 _LOOK_LIMIT_S = 5.0
 _SHOWN_WINDOW_S = 1.0
-_METRICS = Asked("GET", "/metrics", [])
+_METRICS = HttpRequest("GET", "/metrics", [])
 
 
 class Controlled:
@@ -67,7 +67,7 @@ class Controlled:
         """Whether somebody can answer."""
         return bool(self._cluster.up)
 
-    async def work(self, asked: Asked, reply: Reply) -> None:
+    async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """See `Serving`. Who is sent nowhere ends with a 503 that says so."""
         body = asked.json()
         if body is None:
@@ -93,7 +93,7 @@ class Controlled:
         refuse(reply, 503, f"{REJECTED if to is REJECT else DROPPED} by the controller")
 
     async def _at(
-        self, site: RealSite, r: RequestState, asked: Asked, reply: Reply
+        self, site: RealSite, r: RequestState, asked: HttpRequest, reply: Reply
     ) -> Release | None:
         """Let a server answer; or what became of the request there instead."""
         servers, index = self._servers, site.index
@@ -101,7 +101,7 @@ class Controlled:
         upstream = servers.upstreams[index]
         site.sent(r)
         try:
-            await upstream.exchange(asked.wire(upstream.endpoint), held)
+            await upstream.exchange(asked, held)
         except (UnreachableError, LostError) as error:
             servers.down(index, error)
             return None if reply.begun else Release(r, Why.FAIL, self._cluster.now_s)
@@ -123,17 +123,17 @@ class Controlled:
         upstream, found = self._servers.upstreams[site.index], Kept()
         with contextlib.suppress(UnreachableError, LostError, TimeoutError):
             async with asyncio.timeout(_LOOK_LIMIT_S):
-                await upstream.exchange(_METRICS.wire(upstream.endpoint), found)
+                await upstream.exchange(_METRICS, found)
         if found.status == 200:
             site.meter.look(found.body.decode(errors="replace"), self._cluster.now_s)
 
-    async def forward(self, asked: Asked, reply: Reply) -> None:
+    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
         """What is no work: whoever is up answers."""
         while self._cluster.up:
             index = self._cluster.up[0].index
             upstream = self._servers.upstreams[index]
             try:
-                await upstream.exchange(asked.wire(upstream.endpoint), reply)
+                await upstream.exchange(asked, reply)
             except (UnreachableError, LostError) as error:
                 self._servers.down(index, error)
                 if not reply.begun:

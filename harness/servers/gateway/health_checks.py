@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 
 from ...load_generator.http.endpoint import Endpoint
-from .messages import Asked, Kept
+from ..http_server import HttpRequest
+from .replies import Kept
 from .upstream import LostError, UnreachableError, Upstream
 
 _LOOK_EVERY_S = 1.0
@@ -60,7 +61,7 @@ class Watched:
 
     async def _until_well(self, index: int) -> None:
         upstream = self.upstreams[index]
-        look = Asked("GET", self._health_path, []).wire(upstream.endpoint)
+        look = HttpRequest("GET", self._health_path, [])
         while True:
             found = Kept()
             try:

@@ -11,8 +11,8 @@ from ...load_generator.http.endpoint import Endpoint
 from ...load_generator.routed_servers import RoutedServers
 from ...policies.routers import PrefixAware
 from ...policies.routers import router as router_by_name
+from ..http_server import HttpRequest, Reply, refuse
 from .health_checks import Sample, Say, Watched
-from .messages import Asked, Reply, refuse
 from .upstream import LostError, UnreachableError
 
 _NO_SLO = Slo()
@@ -62,7 +62,7 @@ class Instances:
         return bool(self._balanced.up)
 
     async def forward(
-        self, asked: Asked, reply: Reply, prefix_blocks: tuple[int, ...] | None = None
+        self, asked: HttpRequest, reply: Reply, prefix_blocks: tuple[int, ...] | None = None
     ) -> None:
         """Put a request to one of the servers, and pass its answer on.
 
@@ -78,7 +78,7 @@ class Instances:
             with self._chosen(prefix_blocks) as index:
                 upstream = servers.upstreams[index]
                 try:
-                    await upstream.exchange(asked.wire(upstream.endpoint), reply)
+                    await upstream.exchange(asked, reply)
                 except UnreachableError as error:
                     servers.down(index, error)
                     continue

@@ -1,15 +1,14 @@
-"""Several models' servers behind one queue: Prism's shared queue, with activation on demand.
+"""Several models' servers behind one queue, with activation on demand.
 
-The queue and the rule of who is evicted are the simulator's (`clusters.shared_queue`,
-`clusters.idleness`). A request goes to its model's server when it would begin there at once, as on
-a simulated GPU. How long prompts take is learned from the first bytes of answers.
+The policy (`SharingPolicy`) gives the queue and the order of eviction, as in the simulator. A
+request goes to its model's server when it would begin there at once, as on a simulated GPU. How
+long prompts take is learned from the first bytes of answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import threading
 import time
 from collections import Counter
@@ -19,14 +18,13 @@ from enum import Enum
 from typing import Protocol, TypeVar
 
 from ....workloads.errors import SloBenchError
+from ...core.idle_gaps import IdleGaps
+from ...core.multi_model_policy import IdleModel, SharingPolicy
 from ...core.state import RequestState
 from ...load_generator.http.endpoint import Endpoint
-from ...policies.prism.controller import Prism
-from ...policies.prism.idleness import IdleGaps, eviction_order
-from ...policies.prism.shared_queue import SharedQueue
+from ..http_server import HttpRequest, Reply, refuse, respond, respond_json
 from .health_checks import Sample, Say
-from .held import Held
-from .messages import Asked, Reply, refuse, say
+from .replies import Held
 from .states import state_of
 from .upstream import LostError, UnreachableError, Upstream
 
@@ -114,7 +112,7 @@ class SharedPlan:
 
     models: Sequence[str]
     standing: Standing
-    policy: Prism = field(default_factory=Prism)
+    policy: SharingPolicy
     awake: int | None = None
     clock: Callable[[], float] = time.monotonic
 
@@ -151,14 +149,14 @@ class SharedModels:
         self._policy = plan.policy
         self._clock = plan.clock
         self._say = say
-        self._queue = SharedQueue()
+        self._queue = plan.policy.server_queue()
         self._waiting: dict[RequestState, tuple[Model, asyncio.Future[str]]] = {}
         self._number = 0
         self._last: int | None = None  # who may go on while a model lacks a place; None: all
 
     # ---------------------------------------------------------------- requests
 
-    async def work(self, asked: Asked, reply: Reply) -> None:
+    async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """See `Serving`."""
         body = asked.json()
         if body is None:
@@ -193,12 +191,12 @@ class SharedModels:
             model.left(r, self._clock())
             self._admit()
 
-    async def _serve(self, model: Model, r: RequestState, asked: Asked, reply: Reply) -> None:
+    async def _serve(self, model: Model, r: RequestState, asked: HttpRequest, reply: Reply) -> None:
         upstream = model.upstream
         assert upstream is not None
         held = Held(reply, lambda: model.begun(r, self._clock()))
         try:
-            await upstream.exchange(asked.wire(upstream.endpoint), held)
+            await upstream.exchange(asked, held)
         except (UnreachableError, LostError) as error:
             model.losses += 1
             self._lost(model, upstream, error)
@@ -247,12 +245,8 @@ class SharedModels:
 
     def _begins_at_once(self, model: Model) -> bool:
         """Is there room in the next iteration of its engine?"""
-        policy = self._policy
-        if not self._policy.local_queue:
-            return True
         there = len(model.unbegun) + len(model.running)
-        room = model.unbegun_tokens < policy.max_num_batched_tokens
-        return there < policy.max_num_seqs and room
+        return self._policy.begins_at_once(there, model.unbegun_tokens)
 
     # ---------------------------------------------------------------- coming and going
 
@@ -264,16 +258,15 @@ class SharedModels:
             return True
         if self._any(Place.GOING):
             return True
-        policy = self._policy
         idle = [
             one for one in models if one.place is Place.HERE and not (one.busy or self._wanted(one))
         ]
-        order = eviction_order(
-            (
+        order = self._policy.leaving_order(
+            IdleModel(
                 one.index,
                 one.slo_s if one.slo_s < float("inf") else 1.0,
                 now_s - one.idle_since_s,
-                one.gaps.threshold_s(policy.worth_s, policy.worth_share, policy.default_idle_s),
+                one.gaps,
             )
             for one in idle
         )
@@ -322,21 +315,20 @@ class SharedModels:
 
     # ---------------------------------------------------------------- all else
 
-    async def forward(self, asked: Asked, reply: Reply) -> None:
+    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
         """What is no work: the models are listed here; else the one that is named answers."""
         if asked.path == "/health":
-            say(reply, 200, "OK", b"", "text/plain")
+            respond(reply, b"", "text/plain")
             return
         if asked.path == "/v1/models":
             data = [{"id": name, "object": "model"} for name in self._models]
-            content = json.dumps({"object": "list", "data": data}).encode()
-            say(reply, 200, "OK", content, "application/json")
+            respond_json(reply, {"object": "list", "data": data})
             return
         model = self._models.get(str((asked.json() or {}).get("model")))
         if model is None or model.upstream is None or model.place is not Place.HERE:
             refuse(reply, 503, "the model that should answer is away, or none is named")
             return
-        await model.upstream.exchange(asked.wire(model.upstream.endpoint), reply)
+        await model.upstream.exchange(asked, reply)
 
     def metrics(self) -> Iterator[Sample]:
         """Name, labels and value, as Prometheus has them."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from ..http_server import HttpRequest, Reply, refuse, respond
 from .health_checks import Sample
 from .instances import Instances
-from .messages import Asked, Reply, refuse, say
 from .prefixes import prefix_blocks
 
 _ASIDE = ("/tokenize", "/detokenize")  # asked beside the work: they must not turn a round robin
@@ -49,7 +49,7 @@ class Group(Protocol):
         """Whether somebody can answer."""
         ...
 
-    async def forward(self, asked: Asked, reply: Reply) -> None:
+    async def forward(self, asked: HttpRequest, reply: Reply) -> None:
         """Let whoever is up answer what is no work."""
         ...
 
@@ -70,7 +70,7 @@ class Serving(Protocol):
         """All of them; each group must have somebody up."""
         ...
 
-    async def work(self, asked: Asked, reply: Reply) -> None:
+    async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """Answer what the router should place."""
         ...
 
@@ -82,12 +82,12 @@ class Whole:
         self._instances = instances
         self.groups = (instances,)
 
-    async def work(self, asked: Asked, reply: Reply) -> None:
+    async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """See `Serving`."""
         await self._instances.forward(asked, reply, blocks_for(self._instances, asked))
 
 
-def blocks_for(instances: Instances, asked: Asked) -> tuple[int, ...]:
+def blocks_for(instances: Instances, asked: HttpRequest) -> tuple[int, ...]:
     """The prompt's blocks, where the router compares them."""
     if not instances.looks_at_prompts:
         return ()
@@ -95,7 +95,7 @@ def blocks_for(instances: Instances, asked: Asked) -> tuple[int, ...]:
     return prefix_blocks(body) if body is not None else ()
 
 
-async def answer(serving: Serving, asked: Asked, reply: Reply) -> None:
+async def answer(serving: Serving, asked: HttpRequest, reply: Reply) -> None:
     """Answer one request.
 
     `/metrics` is the gateway's own: which instance is up, what it has answered, what is under
@@ -103,7 +103,7 @@ async def answer(serving: Serving, asked: Asked, reply: Reply) -> None:
     """
     dead = [group.role for group in serving.groups if not group.any_up]
     if asked.path == "/metrics":
-        say(reply, 200, "OK", _metrics(serving).encode(), "text/plain; version=0.0.4")
+        respond(reply, _metrics(serving).encode(), "text/plain; version=0.0.4")
     elif dead:
         refuse(reply, 503, f"no instance is up (role: {', '.join(dead)})")
     elif asked.method == "POST" and not asked.path.endswith(_ASIDE):

@@ -5,32 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import json
-import os
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any, Protocol
 
+from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import ClusterPolicy, Routed
 from ...load_generator.http.endpoint import Endpoint
-from ...load_generator.machine import allow_many_sockets
 from ...policies.routers import router as router_by_name
+from ..http_server import Ready, in_thread, serve
 from ..plugins.contract import PolicySpec
 from .controlled import Controlled
-from .front import Front
 from .health_checks import Say
 from .instances import Instances
-from .messages import Asked, Reply
 from .routes import Serving, Whole, answer
 from .split import Split, Transfer
 
 _START_S = 20.0
-Ready = Callable[[str, Callable[[], None]], None]  # is told the address, and what stops the server
 
 
 @dataclass(frozen=True)
@@ -49,21 +42,20 @@ class Plan:
     controller: ClusterPolicy | None = None
     roles: Sequence[str] = ()
 
-    def to_json(self) -> str:
-        """For another process."""
+    def to_plain(self) -> dict[str, Any]:
+        """As values of JSON, for another process."""
         plain = dataclasses.asdict(self)
         if self.controller is not None:
             spec = PolicySpec.of("controller", self.controller)
             plain["controller"] = dataclasses.asdict(spec)
-        return json.dumps(plain)
+        return plain
 
     @classmethod
-    def from_json(cls, text: str) -> Plan:
-        """The inverse of `to_json`."""
-        plain = json.loads(text)
+    def from_plain(cls, plain: dict[str, Any]) -> Plan:
+        """The inverse of `to_plain`."""
+        plain = {**plain, "roles": tuple(plain["roles"])}
         for name in ("endpoints", "prefill"):
             plain[name] = tuple(Endpoint(**one) for one in plain[name])
-        plain["roles"] = tuple(plain["roles"])
         if plain["controller"] is not None:
             plain["controller"] = PolicySpec(**plain["controller"]).made()
         return cls(**{**plain, "transfer": Transfer(plain["transfer"])})
@@ -131,53 +123,18 @@ def serving(
     """
     plan.check()
 
-    def start(ready: Ready) -> Coroutine[Any, Any, None]:
-        return serve(plan, host=host, port=port, say=say, ready=ready)
+    async def start(ready: Ready) -> None:
+        behind = plan.made(say)
 
-    with in_thread(f"gateway at {host}:{port}", start) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def in_thread(what: str, start: Callable[[Ready], Coroutine[Any, Any, None]]) -> Iterator[str]:
-    """The address of a server on a loop of its own, for as long as the block lasts.
-
-    `start` makes the coroutine that serves; it says when it is ready, and how it is stopped from
-    another thread. `what` names the server in errors.
-
-    Raises:
-        SloBenchError: it ended before it was ready, or was not ready in time.
-    """
-    allow_many_sockets()
-    up: list[tuple[str, Callable[[], None]]] = []
-    problems: list[BaseException] = []
-    settled = threading.Event()
-
-    def ready(url: str, stop: Callable[[], None]) -> None:
-        up.append((url, stop))
-        settled.set()
-
-    def work() -> None:
         try:
-            run(start(ready))
-        except BaseException as error:  # shown by whoever waits for us
-            problems.append(error)
+            await serve(partial(answer, behind), host=host, port=port, ready=ready)
         finally:
-            settled.set()
+            for group in behind.groups:
+                group.close()
+            await asyncio.sleep(0)  # for their last callbacks
 
-    thread = threading.Thread(target=work, name=what, daemon=True)
-    thread.start()
-    settled.wait(_START_S)
-    if not up:
-        reason = problems[0] if problems else f"not within {_START_S:g} s"
-        raise SloBenchError(f"no {what}: {reason}")
-    url, stop = up[0]
-    try:
-        yield url
-    finally:
-        with contextlib.suppress(RuntimeError):  # its loop is gone already
-            stop()
-        thread.join(_START_S)
+    with in_thread(f"gateway at {host}:{port}", start) as server:
+        yield server.url
 
 
 @contextlib.contextmanager
@@ -188,84 +145,12 @@ def serving_apart(plan: Plan) -> Iterator[str]:
         SloBenchError: what `Plan.check` refuses, or it does not come up.
     """
     plan.check()
-    # It goes when its standard input does, so also when this process is killed.
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __package__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path),
-        },
-        start_new_session=True,  # Ctrl-C is ours to pass on
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    child = ChildProcess(__package__)
     try:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(plan.to_json() + "\n")
-            process.stdin.flush()
-        url = process.stdout.readline().strip()
-        if not url:
+        child.send(plan.to_plain())
+        url = child.receive()
+        if url is None:
             raise SloBenchError("the gateway did not start; its error stands above")
         yield url
     finally:
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.close()
-        try:
-            process.wait(_START_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        process.stdout.close()
-
-
-async def serve(
-    plan: Behind,
-    *,
-    host: str,
-    port: int,
-    say: Say = lambda line: None,
-    ready: Ready,
-) -> None:
-    """Serve until stopped; `ready` is told the address and how to stop.
-
-    Raises:
-        OSError: the port is taken.
-    """
-    loop = asyncio.get_running_loop()
-    over = asyncio.Event()
-    connections: set[Front] = set()
-    behind = plan.made(say)
-
-    def stop() -> None:
-        loop.call_soon_threadsafe(over.set)
-
-    async def answered(asked: Asked, reply: Reply) -> None:
-        await answer(behind, asked, reply)
-
-    server = await loop.create_server(
-        lambda: Front(answered, connections), host, port, backlog=4096
-    )
-    try:
-        found = server.sockets[0].getsockname()[1]
-        ready(f"http://{host}:{found}", stop)
-        await over.wait()
-    finally:
-        server.close()
-        for connection in list(connections):
-            connection.abort()
-        for group in behind.groups:
-            group.close()
-        await asyncio.sleep(0)  # for their last callbacks
-
-
-def run(main: Coroutine[Any, Any, None]) -> None:
-    """Run on the fastest loop there is."""
-    if sys.platform == "win32":
-        asyncio.run(main)
-    else:
-        import uvloop
-
-        uvloop.run(main)
+        child.stop(_START_S)

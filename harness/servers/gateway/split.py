@@ -14,8 +14,9 @@ from typing import Any
 
 from ....workloads.errors import UnknownNameError
 from ...core.wire import LOAD_KV, STORE_KV
+from ..http_server import HttpRequest, Reply, refuse
 from .instances import Instances
-from .messages import Asked, Kept, Reply, refuse
+from .replies import Kept
 from .routes import blocks_for
 
 _GENERATES = ("/v1/completions", "/v1/chat/completions")
@@ -78,7 +79,7 @@ class Split:
         self._transfer = transfer
         self.groups = (prefill, decode)
 
-    async def work(self, asked: Asked, reply: Reply) -> None:
+    async def work(self, asked: HttpRequest, reply: Reply) -> None:
         """See `Serving`. What a prefill server refuses is the answer."""
         if not asked.path.endswith(_GENERATES):
             await self._prefill.forward(asked, reply, ())

@@ -10,9 +10,22 @@ from typing import Any, cast
 import httptools
 
 from ...load_generator.http.endpoint import Endpoint
-from .messages import Headers, Reply
+from ..http_server import Headers, HttpRequest, Reply, end_to_end
 
 CONNECT_LIMIT_S = 5.0
+
+
+def wire(asked: HttpRequest, endpoint: Endpoint) -> list[bytes]:
+    """The bytes of a request to a server."""
+    method = "GET" if asked.method == "HEAD" else asked.method  # we leave the body out ourselves
+    lines = [
+        f"{method} {endpoint.prefix}{asked.target} HTTP/1.1\r\n".encode("latin-1"),
+        f"host: {endpoint.authority}\r\n".encode("latin-1"),
+        *(b"%b: %b\r\n" % header for header in end_to_end(asked.headers)),
+    ]
+    if asked.body or method not in ("GET", "DELETE", "OPTIONS"):
+        lines.append(b"content-length: %d\r\n" % len(asked.body))
+    return [b"".join(lines) + b"\r\n", asked.body]
 
 
 class UnreachableError(Exception):
@@ -35,13 +48,14 @@ class Upstream:
         self.idle: list[_Connection] = []
         self.open: set[_Connection] = set()
 
-    async def exchange(self, request: list[bytes], reply: Reply) -> None:
+    async def exchange(self, asked: HttpRequest, reply: Reply) -> None:
         """Send a request and pass the answer on. Cancelling it ends it for the server too.
 
         Raises:
             UnreachableError: nobody listens there.
             LostError: the server went away before its answer was whole.
         """
+        request = wire(asked, self.endpoint)
         if self.idle:
             with contextlib.suppress(_StaleError):
                 await self.idle.pop().exchange(request, reply)

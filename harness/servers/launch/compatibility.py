@@ -5,30 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ....workloads.errors import SloBenchError
-from ...experiments.config.schema import SIMULATED
-from ...policies.systems import System
+from ...policies.systems import System, several_models
 from ..plugins.sglang import compatibility as sglang_fits
 from ..plugins.vllm import compatibility as vllm_fits
+from .backend_names import PAGED, SIMULATED
 
 _ONE_MODEL = (
-    "a server has one model; several on shared GPUs are simulated, and serve prism puts one queue "
-    "before several servers"
+    "a server has one model; several on shared GPUs are simulated, and serve "
+    f"{' or '.join(several_models(on_servers=True))} puts one queue before several servers"
 )
 
 
 def _alone(system: System) -> str:
     """Why one server's scheduler is not enough; empty if it is."""
-    if system.cluster is None or system.split is not None:
+    if system.cluster is None:
         return ""
-    controller = system.controller
-    if controller is None:
+    found = system.on_servers
+    if found is None:
         return "its controller over several instances runs in the simulator alone"
-    if controller.performance_model == "given":
-        return (
-            "a server learns how long its steps take, and is not told: set "
-            "performance_model=refitted"
-        )
-    return ""
+    return found.refusals.get("", "")
 
 
 def _on_vllm(system: System) -> str:
@@ -40,10 +35,11 @@ def _on_vllm(system: System) -> str:
 def _on_sglang(system: System) -> str:
     if system.sharing is not None:
         return _ONE_MODEL
-    if system.split is not None:
-        return "a prefill/decode split is started on vLLM alone"
-    if system.controller is not None:
-        return "its HP instances compute prompts whole, which SGLang does not"
+    if found := system.on_servers:
+        if found.splits:
+            return "a prefill/decode split is started on vLLM alone"
+        if reason := found.refusals.get("sglang"):
+            return reason
     return _alone(system) or sglang_fits.refusal(system.policy)
 
 
@@ -57,7 +53,7 @@ _REFUSALS: Mapping[str, Callable[[System], str]] = {
     SIMULATED: lambda system: "",
     "vllm": _on_vllm,
     "sglang": _on_sglang,
-    "paged": _on_paged,
+    PAGED: _on_paged,
 }
 BACKENDS = tuple(_REFUSALS)
 

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
+
 from ....workloads.errors import SloBenchError
+from ...core.multi_model_policy import SharingPolicy
 from ...load_generator.http.endpoint import Endpoint
-from ...policies.prism.controller import Prism
+from ...policies.systems import several_models
 from ...policies.systems import system as system_by_name
 from .environments import environment
 from .serve import Serve
 from .server_process import Server, ServerError
 
-# What of the simulated system decides before real servers too; see docs/backends.md.
-_KNOBS = (
-    *("max_num_batched_tokens", "max_num_seqs", "local_queue", "activation"),
-    *("worth_s", "worth_share", "default_idle_s"),
-)
 _SLEEP_LIMIT_S = 120.0
 
 Say = Callable[[str], None]
@@ -29,7 +26,7 @@ Say = Callable[[str], None]
 
 def shared_policy(
     system: str, knobs: Mapping[str, bool | int | float | str], backend: str
-) -> Prism | None:
+) -> SharingPolicy | None:
     """The policy, if the system puts one queue before several models' servers.
 
     Raises:
@@ -38,18 +35,19 @@ def shared_policy(
     sharing = system_by_name(system).sharing
     if sharing is None:
         return None
-    if not isinstance(sharing, Prism):
+    if not sharing.on_servers:
+        able = " or ".join(several_models(on_servers=True))
         raise SloBenchError(
-            f"{system} is simulated alone; of the systems for several models prism can stand "
+            f"{system} is simulated alone; of the systems for several models {able} can stand "
             f"before servers of {backend}"
         )
     for name in knobs:
-        if name in sharing.bounds() and name not in _KNOBS:
-            known = ", ".join(_KNOBS)
+        if name in sharing.bounds() and name not in sharing.on_servers:
+            known = ", ".join(sharing.on_servers)
             raise SloBenchError(
                 f"{name} decides nothing before real servers: {system} has {known} there"
             )
-    found: Prism = sharing.with_knobs(**knobs)
+    found: SharingPolicy = sharing.with_knobs(**knobs)
     return found
 
 
@@ -131,7 +129,7 @@ class Stage:
 def stage_of(
     models: Sequence[str],
     common: Serve,
-    policy: Prism,
+    policy: SharingPolicy,
     log: Path,
     *,
     say: Say = lambda line: None,
@@ -163,7 +161,7 @@ def stage_of(
     for serve in serves.values():
         serve.check()
     can_sleep = found.backend == "vllm" and found.device == "cuda"
-    sleeps = can_sleep and policy.activation == "pool"
+    sleeps = can_sleep and policy.keeps_engines
     how = "sleep and are woken up" if sleeps else "are stopped and started"
     say(f"{len(serves)} models, which {how}")
     return Stage(serves, log, sleeps=sleeps, say=say)
@@ -175,9 +173,8 @@ def _post(url: str) -> None:
     Raises:
         ServerError: it does not do it.
     """
-    asked = urllib.request.Request(url, data=b"", method="POST")
     try:
-        with urllib.request.urlopen(asked, timeout=_SLEEP_LIMIT_S):
-            pass
-    except OSError as error:
-        raise ServerError(f"{url} was not done: {error}") from error
+        httpx.post(url, timeout=_SLEEP_LIMIT_S, trust_env=False).raise_for_status()
+    except httpx.HTTPError as error:
+        why = str(error).partition("\n")[0]  # a link follows
+        raise ServerError(f"{url} was not done: {why}") from error

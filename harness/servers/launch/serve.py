@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ....workloads.errors import SloBenchError
+from ...core.cluster_policy import ClusterPolicy, OnServers
 from ...core.policy import AnyPolicy, Policy, overrides
 from ...core.wire import SGLANG_FIELD, VLLM_FIELD
 from ...load_generator.http.endpoint import Endpoint
-from ...policies.ascendra.controller import Ascendra
-from ...policies.ascendra.low_priority import AscendraLp
-from ...policies.systems import Split, System
+from ...policies.systems import System
 from ...policies.systems import system as system_by_name
 from ..gateway.running import Plan
 from ..gateway.split import Transfer
@@ -41,7 +40,6 @@ OWN_OPTIONS = {
     },
 }
 VALUES_FIELD = {"vllm": VLLM_FIELD, "sglang": SGLANG_FIELD}
-_OF_A_SPLIT = ("prefill_instances", "decode_instances")
 
 
 @dataclass(frozen=True)
@@ -104,17 +102,26 @@ class Serve:
     def patched(self) -> bool:
         """Does a policy of ours run inside?"""
         own = self.system is None or self.system == environment(self.backend).backend
-        return not own and self.split is None
+        return not own and self._split is None
 
     @property
-    def split(self) -> Split | None:
-        """Instances by what they do, if none does all."""
-        return None if self.system is None else self.found().split
+    def _on_servers(self) -> OnServers | None:
+        return None if self.system is None else self.found().on_servers
 
     @property
-    def controller(self) -> Ascendra | None:
+    def _split(self) -> tuple[int, int] | None:
+        """Servers that prefill and servers that decode, if none does both."""
+        found = self._on_servers
+        if found is None or not found.splits:
+            return None
+        prefill, decode = found.roles
+        return prefill.servers, decode.servers
+
+    @property
+    def controller(self) -> ClusterPolicy | None:
         """What decides across its instances in place of a router."""
-        return None if self.system is None else self.found().controller
+        found = self._on_servers
+        return self.found().cluster if found is not None and not found.splits else None
 
     @property
     def values_field(self) -> str:
@@ -124,7 +131,7 @@ class Serve:
     @property
     def gateway(self) -> bool:
         """Is there more before its servers than a router?"""
-        return self.split is not None or self.controller is not None
+        return self._on_servers is not None
 
     @property
     def router(self) -> str:
@@ -142,9 +149,9 @@ class Serve:
                 f"{name} on {found.device} needs block_tokens that are a multiple of {multiple}, "
                 f"but they are {self.block_tokens}"
             )
-        if self.patched or self.split is not None:
+        if self.patched or self._split is not None:
             check(self.found(), name)
-        if self.split is not None and self.transfer is Transfer.NIXL:
+        if self._split is not None and self.transfer is Transfer.NIXL:
             _check_nixl(found)
         if self.kvcached:
             self._check_kvcached(found)
@@ -190,10 +197,11 @@ class Serve:
                 recipe(found.backend), found, launch, log=own_log, ready_s=self.ready_s, say=say
             )
             servers.append(stack.enter_context(server))
-        if self.split is not None and self.transfer is Transfer.NIXL:
+        if self._split is not None and self.transfer is Transfer.NIXL:
             model = self.served_name or self.model
-            for prefill in servers[: self.split.prefill]:
-                for decode in servers[self.split.prefill :]:
+            prefills, _ = self._split
+            for prefill in servers[:prefills]:
+                for decode in servers[prefills:]:
                     introduce(prefill, decode, model, self.ready_s, say)
         return servers
 
@@ -213,39 +221,32 @@ class Serve:
 
     def _parts(self, instances: int) -> list[_Part]:
         """The servers, in the order in which they are started."""
-        split, controller = self.split, self.controller
-        if not self.gateway:
+        found = self._on_servers
+        if found is None:
             names = [f"-{k + 1}" for k in range(instances)] if instances > 1 else [""]
             return [_Part(name) for name in names]
         if instances > 1:
-            knobs = _OF_A_SPLIT if controller is None else ("n_lp", "n_hp")
             raise SloBenchError(
                 f"{self.system} says itself how many instances there are: leave instances out, "
-                f"and set its knobs {knobs[0]} and {knobs[1]}"
+                f"and set its knobs {found.counts[0]} and {found.counts[1]}"
             )
-        if controller is not None:
-            policy = self.found().policy
-            assert isinstance(policy, AscendraLp)
-            return [
-                _Part(f"-{role.name}-{k + 1}", role.name, role.policy)
-                for role in controller.roles(policy)
-                for k in range(role.instances)
-            ]
-        assert split is not None
-        if not split.decode:
+        if not found.roles[-1].servers:
             raise SloBenchError(
-                f"{self.system} on servers must be told how many decode: set its knob "
-                "decode_instances to 1 or more"
+                f"{self.system} on servers must be told how many {found.roles[-1].name}: set its "
+                f"knob {found.counts[-1]} to 1 or more"
             )
-        roles = (("prefill", split.prefill), ("decode", split.decode))
-        return [_Part(f"-{role}-{k + 1}", role) for role, n in roles for k in range(n)]
+        return [
+            _Part(f"-{role.name}-{k + 1}", role.name, role.policy)
+            for role in found.roles
+            for k in range(role.servers)
+        ]
 
     def _transfers(self, stack: ExitStack, instances: int) -> Sequence[KvTransfer | None]:
         """How KV comes and goes at each server; it does not without a split."""
-        split = self.split
+        split = self._split
         if split is None:
             return [None] * len(self._parts(instances))
-        prefills = [True] * split.prefill + [False] * split.decode
+        prefills = [True] * split[0] + [False] * split[1]
         if self.transfer is Transfer.NIXL:
             return [KvTransfer(one, port=free_low_port()) for one in prefills]
         made = tempfile.TemporaryDirectory(prefix="slo-bench-kv-", ignore_cleanup_errors=True)
@@ -259,7 +260,7 @@ class Serve:
         if self.controller is not None:
             roles = [part.role for part in self._parts(1)]
             return Plan(endpoints, health_path=health_path, controller=self.controller, roles=roles)
-        prefills = 0 if self.split is None else self.split.prefill
+        prefills = 0 if self._split is None else self._split[0]
         return Plan(
             endpoints[prefills:],
             router or self.router,
@@ -270,7 +271,7 @@ class Serve:
 
     def stand_ins(self, servers: Sequence[Server]) -> list[Sequence[Server]]:
         """Servers by what they do: who is lost can be replaced by others of the same group."""
-        prefills = 0 if self.split is None else self.split.prefill
+        prefills = 0 if self._split is None else self._split[0]
         return [group for group in (servers[:prefills], servers[prefills:]) if group]
 
     def _check_kvcached(self, found: Environment) -> None:
@@ -280,10 +281,11 @@ class Serve:
                 f"kvcached maps the memory of GPUs: it needs a CUDA build, and {found.name} is "
                 f"for {found.device}"
             )
-        if self.patched or self.split is not None:
+        if self.patched or self._split is not None:
             raise SloBenchError(
                 "kvcached replaces the KV blocks that our policies count and our connectors move: "
-                "use it with the server as it is (the system of its own name, or prism)"
+                "use it with the server as it is (the system of its own name, or one for several "
+                "models)"
             )
         if self.kv_blocks is not None:
             raise SloBenchError("kvcached has as many KV blocks as memory holds: leave them out")
@@ -304,7 +306,8 @@ class Serve:
         if self.system is not None:
             self.found()  # checks names and bounds
         options = OWN_OPTIONS.get(backend, {})
-        knobs = {name: value for name, value in self.knobs.items() if name not in _OF_A_SPLIT}
+        counts = self._on_servers.counts if self._on_servers is not None else ()
+        knobs = {name: value for name, value in self.knobs.items() if name not in counts}
         strangers = set(knobs) - set(options)
         if strangers:
             raise SloBenchError(f"{min(strangers)} is no option of an unpatched {backend}")

@@ -6,6 +6,6 @@ python -m slo_bench.harness.servers.mock --port 8000 --ttft 0.1   # by hand
 """
 
 from .config import Fault, MockConfig
-from .running import Served, serving, serving_apart
+from .running import Mock, serving, serving_apart
 
-__all__ = ["Fault", "MockConfig", "Served", "serving", "serving_apart"]
+__all__ = ["Fault", "Mock", "MockConfig", "serving", "serving_apart"]

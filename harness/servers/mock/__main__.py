@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
+import functools
 import sys
+from collections.abc import Callable
 
+from ....workloads.child_process import Parent
 from ....workloads.errors import SloBenchError
 from .config import Fault, MockConfig
-from .running import serve_as_asked
+from .running import serve_until_interrupted
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -29,16 +31,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fault", choices=[fault.value for fault in Fault])
     parser.add_argument("--fault-every", type=int, default=1, help="which requests it happens to")
     parser.add_argument("--fault-after", type=int, default=default.fault_after, help="tokens")
-    parser.add_argument("--config", help=argparse.SUPPRESS)
-    parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     return parser
 
 
 def _config(asked: argparse.Namespace) -> MockConfig:
-    if asked.config is not None:
-        settings = json.loads(asked.config)
-        fault = settings.pop("fault")
-        return MockConfig(**settings, fault=None if fault is None else Fault(fault))
     return MockConfig(
         ttft_s=asked.ttft,
         itl_s=asked.itl,
@@ -55,10 +52,19 @@ def _config(asked: argparse.Namespace) -> MockConfig:
 def main() -> None:
     """Serve until interrupted."""
     asked = _parser().parse_args()
+    say: Callable[[str], object] = functools.partial(print, flush=True)
     try:
-        config = _config(asked)
+        if asked.child:
+            parent = Parent()
+            settings = next(parent.messages())
+            fault = settings.pop("fault")
+            config = MockConfig(**settings, fault=None if fault is None else Fault(fault))
+            parent.exit_with()
+            say = parent.send
+        else:
+            config = _config(asked)
         with contextlib.suppress(KeyboardInterrupt):
-            serve_as_asked(config, asked.host, asked.port, until_eof=asked.until_eof)
+            serve_until_interrupted(config, asked.host, asked.port, say)
     except (SloBenchError, OSError) as error:
         sys.exit(f"error: {error}")
 

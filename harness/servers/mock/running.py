@@ -7,30 +7,20 @@ import contextlib
 import dataclasses
 import gc
 import json
-import os
 import ssl
-import subprocess
-import sys
-import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any
 
+from ....workloads.child_process import ChildProcess
 from ....workloads.errors import SloBenchError
+from ..http_server import Ready, Served, in_thread, run, serve
+from .answers import MockHandler
 from .config import MockConfig
-from .protocol import MockProtocol
 from .service import Service, Truth
 
-_START_S = 20.0
 
-
-@dataclass(frozen=True)
-class Served:
+class Mock(Served):
     """A mock that is up. `stop` ends it as if it had crashed."""
-
-    url: str
-    stop: Callable[[], None]
 
     def truths(self) -> list[Truth]:
         """What really happened to every request so far, in order of arrival."""
@@ -38,125 +28,50 @@ class Served:
             return [Truth(**one) for one in json.load(answer)]
 
 
-async def serve(
+async def serve_mock(
     config: MockConfig,
     *,
     host: str = "127.0.0.1",
     port: int = 0,
     tls: ssl.SSLContext | None = None,
-    ready: Callable[[str, Callable[[], None]], None],
+    ready: Ready,
 ) -> None:
-    """Serve until stopped; `ready` is told the address and how to stop."""
-    loop = asyncio.get_running_loop()
-    over = asyncio.Event()
-    service = Service(config, loop)
-    connections: set[MockProtocol] = set()
+    """Serve until stopped; see `http_server.serve`."""
+    handler = MockHandler(Service(config, asyncio.get_running_loop()), lambda: None)
 
-    class Connected(MockProtocol):
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            connections.add(self)
-            super().connection_made(transport)
+    def up(url: str, stop: Callable[[], None]) -> None:
+        handler.die = stop
+        ready(url, stop)
 
-        def connection_lost(self, exc: Exception | None) -> None:
-            connections.discard(self)
-            super().connection_lost(exc)
-
-    server = await loop.create_server(
-        lambda: Connected(service, over.set), host, port, ssl=tls, backlog=4096
-    )
-    found = server.sockets[0].getsockname()[1]
-    scheme = "http" if tls is None else "https"
-    name = "localhost" if tls is not None else host
-
-    def stop() -> None:
-        loop.call_soon_threadsafe(over.set)
-
-    ready(f"{scheme}://{name}:{found}", stop)
-    await over.wait()
-    server.close()
-    for connection in list(connections):
-        connection.abort()
-    await asyncio.sleep(0)
-
-
-def run(main: Any) -> None:
-    """Run a coroutine on the fastest loop there is."""
-    if sys.platform == "win32":
-        asyncio.run(main)
-    else:
-        import uvloop
-
-        uvloop.run(main)
+    await serve(handler.answer, host=host, port=port, tls=tls, ready=up)
 
 
 @contextlib.contextmanager
-def serving(
-    config: MockConfig | None = None, tls: ssl.SSLContext | None = None
-) -> Iterator[Served]:
+def serving(config: MockConfig | None = None, tls: ssl.SSLContext | None = None) -> Iterator[Mock]:
     """A mock in a thread of this process, until the block is left."""
-    up: list[Served] = []
-    is_up = threading.Event()
-
-    def ready(url: str, stop: Callable[[], None]) -> None:
-        up.append(Served(url, stop))
-        is_up.set()
-
-    thread = threading.Thread(
-        target=run, args=(serve(config or MockConfig(), tls=tls, ready=ready),), daemon=True
-    )
-    thread.start()
-    if not is_up.wait(_START_S):
-        raise SloBenchError(f"the mock server did not start within {_START_S:g} s")
-    try:
-        yield up[0]
-    finally:
-        # It may be gone already, with its loop.
-        with contextlib.suppress(RuntimeError):
-            up[0].stop()
-        thread.join(_START_S)
+    config = config or MockConfig()
+    with in_thread("mock server", lambda ready: serve_mock(config, tls=tls, ready=ready)) as up:
+        yield Mock(up.url, up.stop)
 
 
 @contextlib.contextmanager
-def serving_apart(config: MockConfig | None = None) -> Iterator[Served]:
+def serving_apart(config: MockConfig | None = None) -> Iterator[Mock]:
     """A mock in a process of its own, until the block is left."""
-    options = json.dumps(dataclasses.asdict(config or MockConfig()))
-    # It goes when its standard input does, so also when this process is killed.
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", __package__, "--config", options, "--until-eof"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # Ctrl-C is ours to pass on
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        url = process.stdout.readline().strip()
-        if not url:
+    with ChildProcess(__package__, "--child") as child:
+        child.send(dataclasses.asdict(config or MockConfig()))
+        url = child.receive()
+        if url is None:
             raise SloBenchError("the mock server did not start; its error stands above")
-        yield Served(url, process.kill)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdin.close()
-        process.stdout.close()
+        yield Mock(url, child.process.kill)
 
 
-def serve_as_asked(config: MockConfig, host: str, port: int, *, until_eof: bool) -> None:
-    """Print the address, and serve until interrupted (or until standard input ends)."""
+def serve_until_interrupted(
+    config: MockConfig, host: str, port: int, say: Callable[[str], object]
+) -> None:
+    """Serve in this process; `say` is told the address."""
 
     def ready(url: str, stop: Callable[[], None]) -> None:
-        sys.stdout.write(f"{url}\n")
-        sys.stdout.flush()
-        if until_eof:
-            threading.Thread(target=_wait_for_eof, args=(stop,), daemon=True).start()
+        say(url)
 
     gc.disable()  # a collection would be a late token
-    run(serve(config, host=host, port=port, ready=ready))
-
-
-def _wait_for_eof(stop: Callable[[], None]) -> None:
-    sys.stdin.read()
-    with contextlib.suppress(RuntimeError):
-        stop()
+    run(serve_mock(config, host=host, port=port, ready=ready))

@@ -1,4 +1,4 @@
-"""The bytes of answers, as vLLM words them."""
+"""The events and bodies of answers, as vLLM words them."""
 
 from __future__ import annotations
 
@@ -6,40 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 429: "Too Many Requests"}
 DONE = b"data: [DONE]\n\n"
-STREAM_HEAD = (
-    b"HTTP/1.1 200 OK\r\nserver: slo-bench-mock\r\n"
-    b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-)
-END_OF_BODY = b"0\r\n\r\n"
-
-
-def chunked(body: bytes) -> bytes:
-    """One chunk of a body of unknown length."""
-    return b"%x\r\n%b\r\n" % (len(body), body)
 
 
 def event(value: object) -> bytes:
     """One server-sent event."""
     return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
-
-
-def whole(status: int, body: object, content_type: str = "application/json") -> bytes:
-    """A whole response; text as it is, all else as JSON."""
-    content = body.encode() if isinstance(body, str) else json.dumps(body).encode()
-    reason = _REASONS.get(status, "Internal Server Error")
-    head = (
-        f"HTTP/1.1 {status} {reason}\r\nserver: slo-bench-mock\r\n"
-        f"content-type: {content_type}\r\ncontent-length: {len(content)}\r\n\r\n"
-    )
-    return head.encode() + content
-
-
-def error(status: int, message: str) -> dict[str, Any]:
-    """The body of a refusal."""
-    kind = {429: "RateLimitError", 404: "NotFoundError", 400: "BadRequestError"}
-    return {"error": {"message": message, "type": kind.get(status, "ServerError"), "code": status}}
 
 
 class Answer:

@@ -13,11 +13,23 @@ from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.load_generator.http.exchange import Exchange
 from slo_bench.harness.load_generator.http.faults import Fault
 from slo_bench.harness.load_generator.http.spool import Spool
-from slo_bench.harness.servers.gateway.front import Front
-from slo_bench.harness.servers.gateway.messages import Asked, Kept, Reply, say
-from slo_bench.harness.servers.gateway.upstream import LostError, Upstream, _Connection, _StaleError
+from slo_bench.harness.servers.gateway.replies import Kept
+from slo_bench.harness.servers.gateway.upstream import (
+    LostError,
+    Upstream,
+    _Connection,
+    _StaleError,
+    wire,
+)
+from slo_bench.harness.servers.http_server import (
+    Handler,
+    HttpConnection,
+    HttpRequest,
+    Reply,
+    respond,
+)
+from slo_bench.harness.servers.mock.answers import MockHandler
 from slo_bench.harness.servers.mock.config import MockConfig
-from slo_bench.harness.servers.mock.protocol import MockProtocol
 from slo_bench.harness.servers.mock.service import Service
 
 from .target import Target
@@ -179,36 +191,31 @@ def _gateway_to_server(data: bytes) -> object:
     return asyncio.run(exchange())
 
 
+async def _serve(handler: Handler, data: bytes) -> None:
+    line = _Wire()
+    connection = HttpConnection(handler, set())
+    connection.connection_made(line)
+    for piece in _torn(data):
+        if not line.closed:
+            connection.data_received(piece)
+            await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    connection.connection_lost(None)
+
+
 def _gateway_to_client(data: bytes) -> object:
-    async def answer(asked: Asked, reply: Reply) -> None:
-        asked.json()
-        asked.wire(Endpoint.parse("http://127.0.0.1:1"))
-        say(reply, 200, "OK", b"x", "text/plain")
+    async def answer(request: HttpRequest, reply: Reply) -> None:
+        request.json()
+        wire(request, Endpoint.parse("http://127.0.0.1:1"))
+        respond(reply, b"x", "text/plain")
 
-    async def serve() -> None:
-        wire = _Wire()
-        front = Front(answer, set())
-        front.connection_made(wire)
-        for piece in _torn(data):
-            if not wire.closed:
-                front.data_received(piece)
-                await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        front.connection_lost(None)
-
-    return asyncio.run(serve())
+    return asyncio.run(_serve(answer, data))
 
 
 def _mock(data: bytes) -> object:
     async def serve() -> None:
-        wire = _Wire()
         service = Service(MockConfig(), asyncio.get_running_loop())
-        mock = MockProtocol(service, lambda: None)
-        mock.connection_made(wire)
-        for piece in _torn(data):
-            if not wire.closed:
-                mock.data_received(piece)
-        mock.connection_lost(None)
+        await _serve(MockHandler(service, lambda: None).answer, data)
 
     return asyncio.run(serve())
 

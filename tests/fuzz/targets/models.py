@@ -21,8 +21,9 @@ from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, UnitShape
 from slo_bench.harness.engine.torch.tiny import make_tiny
 from slo_bench.harness.engine.torch.wire import loaded
 from slo_bench.predictors.lengths.config import CONFIG, Base, PredictorConfig, Shape
+from slo_bench.predictors.lengths.encoded import SIZES, Encoded
 from slo_bench.predictors.lengths.heads import HEADS
-from slo_bench.predictors.lengths.network import SIZES, Encoded, Network
+from slo_bench.predictors.lengths.network import Network
 from slo_bench.predictors.lengths.predictor import put_weights
 from slo_bench.predictors.lengths.tfidf import Words
 from slo_bench.predictors.lengths.train import save_weights

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core.decisions import Admission, Leave, PreemptBy, Refill, Why
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome, Records
@@ -205,9 +206,9 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
             instances=instances,
             router=router,
             oversize="reject",
-            step=step,
+            engine=engine,
         )
-        for step in (False, True)
+        for engine in (None, PlainInstance)
     ]
     leapt, stepped = (r.records for r in results)
     assert_same(leapt, stepped)
@@ -244,8 +245,8 @@ def test_leaping_equals_stepping_on_stages_that_are_not_alike(case, workload, bl
     steps = staged_step_time(placement).model
     system = CASES[case](batch)
     results = [
-        simulate(workload, system, placement, steps, oversize="reject", step=step)
-        for step in (False, True)
+        simulate(workload, system, placement, steps, oversize="reject", engine=engine)
+        for engine in (None, PlainInstance)
     ]
     assert_same(*(r.records for r in results))
     assert_lossless(workload, results[0].records)

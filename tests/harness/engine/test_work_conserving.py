@@ -9,8 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference import plain
+from reference.plain import PlainInstance
 from slo_bench.harness.core.records import Outcome
-from slo_bench.harness.engine.simulator import plain, static
+from slo_bench.harness.engine.simulator import static
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.predictors.placement import Placement
@@ -94,7 +96,7 @@ def test_nobody_waits_while_the_device_pauses(name, workload, blocks, batch):
         busy = Busy(monkeypatch, static if name in STATIC else plain)
         system, placement = small(name, batch), SmallMemory(blocks)
         records = simulate(
-            workload, system, placement, STEP_TIME, oversize="reject", step=True
+            workload, system, placement, STEP_TIME, oversize="reject", engine=PlainInstance
         ).records
     done = records.outcome == Outcome.FINISHED
     assert done.any() or (records.outcome == Outcome.REJECTED).all()
@@ -119,7 +121,7 @@ def test_who_would_fit_does_not_wait(name, workload, blocks, batch):
     """After each refill: no seat, no blocks, or no tokens for who is next; where the policy passes
     over who does not fit, no blocks for anybody.
     """
-    refill = plain.PlainInstance._enter_who_fits
+    refill = PlainInstance._enter_who_fits
 
     def checked(self, limits):
         again = refill(self, limits)
@@ -140,6 +142,13 @@ def test_who_would_fit_does_not_wait(name, workload, blocks, batch):
         return again
 
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(plain.PlainInstance, "_enter_who_fits", checked)
+        monkeypatch.setattr(PlainInstance, "_enter_who_fits", checked)
         system = dataclasses.replace(small(name, batch), prefix_cache=False)
-        simulate(workload, system, SmallMemory(blocks), STEP_TIME, oversize="reject", step=True)
+        simulate(
+            workload,
+            system,
+            SmallMemory(blocks),
+            STEP_TIME,
+            oversize="reject",
+            engine=PlainInstance,
+        )

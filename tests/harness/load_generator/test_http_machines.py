@@ -18,7 +18,7 @@ from slo_bench.harness.load_generator.clocks import Offset, Reading, error_over,
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.load_workers import LostError, Station, send_from
 from slo_bench.harness.load_generator.routed_load import measure
-from slo_bench.harness.load_generator.send_job import ThisMachine, _start
+from slo_bench.harness.load_generator.send_job import ThisMachine, start_sender
 from slo_bench.harness.load_generator.shares import Share, rows_elsewhere
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError
@@ -210,7 +210,7 @@ def test_a_sending_process_that_dies_makes_the_level_invalid(workload):
 
     def kill(stations):
         if not killed:
-            (child,) = stations[1].station._processes._children
+            (child,) = stations[1].station._processes._processes
             child.process.kill()
             killed.append(child)
 
@@ -266,12 +266,11 @@ def test_who_loses_its_master_sends_nothing_more(workload, tmp_path):
                 (tmp_path / name).write_bytes(content)
             for name, content in order.bodies.files_of(range(6)).items():
                 (tmp_path / name).write_bytes(content)
-            child = _start(tmp_path, 0)
-            assert '"ready": true' in child.stdout.readline()
-            child.stdin.write("1e9\n")
-            child.stdin.close()
-            assert child.wait(60) == 1
-            child.stdout.close()
+            child = start_sender(tmp_path, 0)
+            assert child.receive() == {"ready": True}
+            child.send(1e9)
+            child.stop(60)
+            assert child.process.returncode == 1
             raise SloBenchError("as it should")
 
     with pytest.raises(SloBenchError, match="as it should"):

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core.records import Records
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import SYSTEMS
@@ -84,9 +85,9 @@ def test_leaping_equals_stepping(name, lengths, workload, blocks, batch):
         system = system.with_knobs(async_scheduling=True, max_num_batched_tokens=128)
     leapt, stepped = (
         simulate(
-            workload, system, SmallMemory(blocks), TABLES[lengths], oversize="reject", step=step
+            workload, system, SmallMemory(blocks), TABLES[lengths], oversize="reject", engine=engine
         ).records
-        for step in (False, True)
+        for engine in (None, PlainInstance)
     )
     for field in dataclasses.fields(Records):
         a, b = getattr(leapt, field.name), getattr(stepped, field.name)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from reference.plain import PlainInstance
 from slo_bench.cli.main import app
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.systems import system
@@ -90,7 +91,7 @@ def measure(folder, cell, rate_rps, seed, requests=80, slower=1.0, **changes):
     served = system("vllm").with_knobs(max_num_seqs=16, max_num_batched_tokens=256)
     place = Placement(model("llama-3.1-8b"), gpu("a100-80g"), block_tokens=32, fixed_kv_blocks=200)
     load = workload(requests, rate_rps, seed)
-    result = simulate(load, served, place, truth, step=True)
+    result = simulate(load, served, place, truth, engine=PlainInstance)
     records = result.records
     records.first_token_s[:] += CLIENT_S
     records.finish_s[:] += CLIENT_S

@@ -5,10 +5,12 @@ import pandas as pd
 import pytest
 
 from slo_bench import Experiment
+from slo_bench.harness.results.capacity_file import FILE
 from slo_bench.harness.servers.mock.config import MockConfig
 from slo_bench.harness.servers.mock.running import serving
 from slo_bench.reports.pages.run_page import write_report
-from slo_bench.tuner.capacity.checkpoint import FILE, Asked, read_capacity
+from slo_bench.tuner.capacity.asked import Asked
+from slo_bench.tuner.capacity.checkpoint import read_capacity
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
 

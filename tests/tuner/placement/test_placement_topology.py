@@ -20,9 +20,9 @@ from slo_bench.tuner.placement.launch import (
     server_settings,
 )
 from slo_bench.tuner.placement.morphling import Bench, Setup, Stress, adapt, morphling
-from slo_bench.tuner.placement.nvidia_smi import link_of, parse_gpus, parse_topo, this_machine
+from slo_bench.tuner.placement.nvidia_smi import link_of, parse_gpus, parse_topo
 from slo_bench.tuner.placement.problem import Held, problem_of, weights_of
-from slo_bench.tuner.placement.topology import alike, named_topology, read_topology
+from slo_bench.tuner.placement.topology import alike, named_topology, read_topology, this_machine
 from slo_bench.workloads.errors import SloBenchError, UnknownNameError
 
 # Written after the format that nvidia-smi documents, for machines that do not exist.

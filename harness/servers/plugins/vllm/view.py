@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ....core.decisions import Refill
 from ....core.state import RequestState
 from ....core.view import Predictions
 
-if TYPE_CHECKING:
-    from .scheduler import PolicyScheduler
+
+class Scheduled(Protocol):
+    """The parts of vLLM's scheduler and of ours that the view reads."""
+
+    now_s: float
+    predictions: Predictions
+    policy_state: Any
+    host_blocks: int
+    states: dict[str, RequestState]
+    block_size: Any
+    cache_config: Any
+    waiting: Any
+
+    @property
+    def batch(self) -> Sequence[Any]: ...
+    @property
+    def swapped(self) -> Mapping[str, int]: ...
+    @property
+    def n_running(self) -> int: ...
+    def prefills(self, request: Any) -> bool: ...
+    def seen_free_blocks(self) -> int: ...
+    def would_enter(self, group: Refill) -> list[RequestState]: ...
+    def request_of(self, r: RequestState) -> Any: ...
+    def cached_tokens(self, request: Any) -> int: ...
 
 
 class VllmView:
     """Implements `harness.core.view.View` over vLLM's scheduler."""
 
-    def __init__(self, scheduler: PolicyScheduler) -> None:
+    def __init__(self, scheduler: Scheduled) -> None:
         self._scheduler = scheduler
 
     @property

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core.decisions import Admission, Leave, Limits, Why
+from slo_bench.harness.core.device import Device
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.cluster.arrivals import Arrivals
 from slo_bench.harness.engine.loop.instance import EngineStuckError
 from slo_bench.harness.engine.loop.loop import Loop
 from slo_bench.harness.engine.simulator import simulated_instances
-from slo_bench.harness.engine.simulator.device import Device
-from slo_bench.harness.engine.simulator.plain import PlainInstance
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.fifo import Fifo
 from slo_bench.harness.policies.routers import router

@@ -10,16 +10,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core.cluster_policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Role
 from slo_bench.harness.core.decisions import Leave, PreemptBy, Why
 from slo_bench.harness.core.policy import knob
 from slo_bench.harness.core.records import Outcome, Records
+from slo_bench.harness.core.routing import least_loaded
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.cluster.instance import Site
 from slo_bench.harness.engine.loop.instance import EngineStuckError
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.fifo import Fifo
-from slo_bench.harness.policies.routers import least_loaded
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.harness.policies.vllm import Vllm
@@ -319,9 +320,9 @@ def test_leaping_equals_stepping(case, workload, blocks, host_blocks, batch, ins
             instances=instances,
             oversize="reject",
             failures=failures,
-            step=step,
+            engine=engine,
         )
-        for step in (False, True, False)
+        for engine in (None, PlainInstance, None)
     ]
     leapt, stepped, again = (r.records for r in results)
     assert_same(leapt, stepped)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from reference.plain import PlainInstance
 from slo_bench.harness.core.cluster_policy import Failure
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.simulator.simulate import simulate
@@ -79,8 +80,8 @@ RELAXED = settings(max_examples=15, deadline=None, suppress_health_check=list(He
 @given(workload=workloads(), kv_blocks=st.sampled_from([45, 70, 400]))
 def test_all_are_served_where_memory_is_short(name, workload, kv_blocks):
     placement = dataclasses.replace(PLACEMENT, fixed_kv_blocks=kv_blocks)
-    for step in (False, True):
-        ran = simulate(workload, system(name), placement, STEP_TIME, instances=4, step=step)
+    for engine in (None, PlainInstance):
+        ran = simulate(workload, system(name), placement, STEP_TIME, instances=4, engine=engine)
         assert (ran.records.outcome == Outcome.FINISHED).all()
         assert (ran.records.tokens_out == workload.output_tokens).all()
 
@@ -92,8 +93,8 @@ def assert_leaping_is_stepping(name, workload, kv_blocks):
     placement = dataclasses.replace(PLACEMENT, fixed_kv_blocks=kv_blocks)
     of = system(name)
     ways = [
-        simulate(workload, of, placement, STEP_TIME, instances=4, step=step)
-        for step in (False, False, True)
+        simulate(workload, of, placement, STEP_TIME, instances=4, engine=engine)
+        for engine in (None, None, PlainInstance)
     ]
     records = ways[0].records
     assert records.finish_s.tobytes() == ways[1].records.finish_s.tobytes()
@@ -147,8 +148,8 @@ def test_with_modules_away_a_leap_books_its_span_at_once(name):
     """So that the host may wait a step earlier or later for it than when both are stepped."""
     workload = busy(prefill=False)
     ways = [
-        simulate(workload, system(name, Vllm()), PLACEMENT, STEP_TIME, instances=4, step=step)
-        for step in (False, True)
+        simulate(workload, system(name, Vllm()), PLACEMENT, STEP_TIME, instances=4, engine=engine)
+        for engine in (None, PlainInstance)
     ]
     assert ways[0].cluster.modules.history or name == "banaserve"
     means = [np.mean(way.records.finish_s - workload.arrival_s) for way in ways]

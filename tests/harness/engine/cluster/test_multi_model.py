@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.multi_model_policy import SharingPolicy
 from slo_bench.harness.core.records import Outcome, Result
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.engine.cluster.multi_model import Fleet
+from slo_bench.harness.engine.cluster.multi_model import SharedGpuCluster
 from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.engine.simulator.simulate_models import OneModel, simulate_models
 from slo_bench.harness.policies.muxserve import MuxServe
 from slo_bench.harness.policies.prism.controller import Prism
 from slo_bench.harness.policies.qlm import Qlm
+from slo_bench.harness.policies.shared.model_sharing import VllmSharing
 from slo_bench.harness.policies.static_partition import StaticPartition
 from slo_bench.harness.policies.systems import system
 from slo_bench.harness.validation.derived_slo import dedicated_slos
@@ -56,7 +57,7 @@ def workload(models: str, rate_rps: float, duration_s: float, seed: int = 0) -> 
     return dataclasses.replace(made, ttft_slo_s=np.full(len(made), 0.5))
 
 
-def check(made: Workload, fleets: list[Fleet], result: Result) -> None:
+def check(made: Workload, fleets: list[SharedGpuCluster], result: Result) -> None:
     """Everyone has ended, once; pages are where they were; links are free."""
     records = result.records
     assert (records.outcome != Outcome.UNFINISHED).all()
@@ -72,21 +73,23 @@ def check(made: Workload, fleets: list[Fleet], result: Result) -> None:
 
 
 @pytest.fixture
-def fleets(monkeypatch: pytest.MonkeyPatch) -> list[Fleet]:
-    seen: list[Fleet] = []
-    run = Fleet.run
+def fleets(monkeypatch: pytest.MonkeyPatch) -> list[SharedGpuCluster]:
+    seen: list[SharedGpuCluster] = []
+    run = SharedGpuCluster.run
 
-    def kept(self: Fleet, requests: int) -> None:
+    def kept(self: SharedGpuCluster, requests: int) -> None:
         seen.append(self)
         run(self, requests)
 
-    monkeypatch.setattr(Fleet, "run", kept)
+    monkeypatch.setattr(SharedGpuCluster, "run", kept)
     return seen
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
 @pytest.mark.parametrize("rate_rps", [2.0, 14.0])
-def test_nothing_is_lost(policy: SharingPolicy, rate_rps: float, fleets: list[Fleet]) -> None:
+def test_nothing_is_lost(
+    policy: SharingPolicy, rate_rps: float, fleets: list[SharedGpuCluster]
+) -> None:
     """Six models of 8B on two GPUs, where memory is short; on one, where not all fit."""
     models = "fleet(llama-3.1-8b*2, qwen3-8b*2, mistral-7b*2, active_s=20, idle_s=20)"
     made = workload(models, rate_rps, 60.0)
@@ -117,7 +120,7 @@ def test_nothing_is_lost_whatever_comes(
     np.testing.assert_array_equal(result.records.finish_s, again.records.finish_s)
 
 
-def test_tensor_parallel_models_beside_others(fleets: list[Fleet]) -> None:
+def test_tensor_parallel_models_beside_others(fleets: list[SharedGpuCluster]) -> None:
     text = "fleet(llama-3.1-8b*3, llama-3.1-70b, exponent=0, active_s=20, idle_s=20)"
     made = workload(text, 4.0, 60.0)
     models = hosted(made.model_names[1:]) | hosted(("llama-3.1-70b",), tp=4)
@@ -162,21 +165,21 @@ def test_models_together_get_no_more_than_a_gpu() -> None:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moving(SharingPolicy):
+class Moving(VllmSharing):
     """Moves its one model to the other GPU at the first review, and evicts one of both copies."""
 
     evicted: str = "old"
 
-    def begin(self, fleet: Fleet) -> None:
+    def begin(self, fleet: SharedGpuCluster) -> None:
         fleet.activate(fleet.models[0], (0,), loaded=True)
 
-    def arrived(self, r: RequestState, model: int, fleet: Fleet) -> None:
+    def arrived(self, r: RequestState, model: int, fleet: SharedGpuCluster) -> None:
         tenant = fleet.serving[model]
         assert tenant is not None
         assert tenant in fleet.tenants
         fleet.send(r, tenant)
 
-    def review(self, fleet: Fleet) -> None:
+    def review(self, fleet: SharedGpuCluster) -> None:
         if not fleet.migrations:
             old = fleet.serving[0]
             assert old is not None
@@ -186,7 +189,7 @@ class Moving(SharingPolicy):
 
 @pytest.mark.parametrize("evicted", ["old", "new"])
 def test_one_of_two_copies_is_evicted_in_the_midst_of_a_move(
-    evicted: str, fleets: list[Fleet]
+    evicted: str, fleets: list[SharedGpuCluster]
 ) -> None:
     made = dataclasses.replace(
         workload("fleet(llama-3.1-8b, idle_s=0)", 5.0, 30.0),

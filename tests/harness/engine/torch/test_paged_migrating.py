@@ -13,11 +13,11 @@ import pytest
 from typer.testing import CliRunner
 
 from slo_bench.cli.main import app
+from slo_bench.harness.core.module_moves import Module
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.engine.torch.migrating import Migrator, rule_of
-from slo_bench.harness.policies.banaserve.module_balancing import Module
-from slo_bench.harness.policies.systems import system
+from slo_bench.harness.engine.torch.migrating import Migrator
+from slo_bench.harness.policies.systems import module_policy, system
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 
@@ -102,7 +102,7 @@ def test_the_algorithm_moves_layers_there_and_back(
     decoder = load_decoder(save_model("qwen3", num_hidden_layers=4))
     undisturbed = served(Engine(decoder, Room(200, BLOCK)), lambda made: None)
     engine = Engine(decoder, Room(24, BLOCK, 40), workers)
-    rule = rule_of({"review_every_s": 0.05, "efficiency": 0.0})
+    rule = module_policy({"review_every_s": 0.05, "efficiency": 0.0})
     found: list[Scripted] = []
 
     def watched(made: PagedInstance) -> Scripted:
@@ -129,7 +129,7 @@ def test_the_algorithm_moves_layers_there_and_back(
 def test_small_gaps_move_heads(workers: Workers, model_folder: Callable[[str], Path]) -> None:
     engine = Engine(load_decoder(model_folder("qwen3")), Room(400, BLOCK), workers)
     assert engine.spread is not None
-    rule = rule_of({"rise": 0.0, "fall": 0.0, "large_gap": 2.0, "efficiency": 0.0})
+    rule = module_policy({"rise": 0.0, "fall": 0.0, "large_gap": 2.0, "efficiency": 0.0})
     clock = Ticks()
     migrator = Scripted(engine.spread, lambda: 300, rule, clock.now_s)
     migrator.busy = -1
@@ -149,7 +149,7 @@ def test_a_worker_that_dies_before_a_look(model_folder: Callable[[str], Path]) -
         engine = Engine(load_decoder(model_folder("llama")), Room(24, BLOCK), workers)
         assert engine.spread is not None
         clock = Ticks()
-        migrator = Migrator(engine.spread, lambda: 10, rule_of({}), clock.now_s)
+        migrator = Migrator(engine.spread, lambda: 10, module_policy({}), clock.now_s)
         (process,) = workers.processes
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -159,11 +159,11 @@ def test_a_worker_that_dies_before_a_look(model_folder: Callable[[str], Path]) -
 
 
 def test_thresholds_have_names_and_bounds() -> None:
-    assert not rule_of({"head_moves": 0}).head_moves
+    assert not module_policy({"head_moves": 0}).head_moves
     with pytest.raises(SloBenchError, match="not by colour"):
-        rule_of({"colour": 1.0})
+        module_policy({"colour": 1.0})
     with pytest.raises(SloBenchError, match="rise"):
-        rule_of({"rise": 9.0})
+        module_policy({"rise": 9.0})
 
 
 _RUN = """

@@ -24,7 +24,7 @@ from slo_bench.harness.engine.torch.batch import Piece  # noqa: E402
 from slo_bench.harness.engine.torch.build import Engine, Room  # noqa: E402
 from slo_bench.harness.engine.torch.cache import KvCache  # noqa: E402
 from slo_bench.harness.engine.torch.clock import RealClock  # noqa: E402
-from slo_bench.harness.engine.torch.decoder import Decoder  # noqa: E402
+from slo_bench.harness.engine.torch.decoder import Decoder, unit_shape  # noqa: E402
 from slo_bench.harness.engine.torch.distributed import Spread  # noqa: E402
 from slo_bench.harness.engine.torch.instance import PagedInstance  # noqa: E402
 from slo_bench.harness.engine.torch.kv_store_manager import PagedStoreLedger  # noqa: E402
@@ -32,7 +32,7 @@ from slo_bench.harness.engine.torch.load import load_decoder  # noqa: E402
 from slo_bench.harness.engine.torch.pipeline import Pipeline, Traffic  # noqa: E402
 from slo_bench.harness.engine.torch.runner import Runner  # noqa: E402
 from slo_bench.harness.engine.torch.sequence import Sequence  # noqa: E402
-from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, path_of, unit_shape  # noqa: E402
+from slo_bench.harness.engine.torch.tiers import TierFolder, Tiers, path_of  # noqa: E402
 from slo_bench.harness.engine.torch.workers import Workers  # noqa: E402
 from slo_bench.harness.policies.systems import system  # noqa: E402
 from slo_bench.workloads.errors import SloBenchError  # noqa: E402

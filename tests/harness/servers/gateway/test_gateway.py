@@ -132,7 +132,7 @@ def test_one_address_serves_what_the_servers_serve(gateway, mocks):
     assert client.get("/health") == (200, b"")
     answer, body = client.post("/v1/chat/completions", {"messages": [], "max_tokens": 3})
     assert json.loads(body)["usage"]["completion_tokens"] == 3
-    assert answer.headers["server"] == "slo-bench-mock"
+    assert answer.headers["content-type"] == "application/json"
     _, body = client.post("/v1/embeddings", {"input": ["a b", "c"]})
     assert len(json.loads(body)["data"]) == 2
 
@@ -410,7 +410,7 @@ def test_what_cannot_be_served_is_refused(mocks):
 def test_a_process_of_its_own_serves_and_goes(mocks):
     servers = mocks(2)
     plan = Plan(tuple(Endpoint.parse(m.url) for m in servers), "least-loaded")
-    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_plain(json.loads(json.dumps(plan.to_plain()))) == plan
     with serving_apart(plan) as url:
         assert [Client(url).complete() for _ in range(3)] == [200] * 3
     with pytest.raises(ConnectionRefusedError):

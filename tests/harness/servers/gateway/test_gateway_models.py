@@ -19,7 +19,7 @@ from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.harness.policies.prism.controller import Prism
 from slo_bench.harness.servers.gateway import serving
 from slo_bench.harness.servers.gateway.models import SharedPlan
-from slo_bench.harness.servers.mock import MockConfig, Served
+from slo_bench.harness.servers.mock import Mock, MockConfig
 from slo_bench.harness.servers.mock import serving as mock
 from slo_bench.workloads.errors import SloBenchError
 
@@ -34,7 +34,7 @@ class Stage:
     def __init__(self, **configs: MockConfig) -> None:
         self.configs = configs
         self.told: list[str] = []
-        self.up: dict[str, Served] = {}
+        self.up: dict[str, Mock] = {}
         self.fails: set[str] = set()
         self._stacks: dict[str, contextlib.ExitStack] = {}
 
@@ -250,9 +250,9 @@ def test_a_model_under_way_holds_nobody_up(models, asking):
 @pytest.mark.parametrize(
     ("plan", "problem"),
     [
-        (SharedPlan((), Stage()), "needs a model"),
-        (SharedPlan(("a", "a"), Stage()), "two models are named a"),
-        (SharedPlan(("a",), Stage(), awake=0), "at least 1"),
+        (SharedPlan((), Stage(), Prism()), "needs a model"),
+        (SharedPlan(("a", "a"), Stage(), Prism()), "two models are named a"),
+        (SharedPlan(("a",), Stage(), Prism(), awake=0), "at least 1"),
     ],
 )
 def test_what_cannot_be_served_is_refused(plan, problem):

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slo_bench.harness.core.device import Device
 from slo_bench.harness.core.kv_cache_manager import BlockLedger
 from slo_bench.harness.core.policy import Policy
 from slo_bench.harness.core.predictions import ModelledPredictions
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.core.wire import DROPPED, OFFLOADED, to_wire
 from slo_bench.harness.engine.loop.measures import Measures
-from slo_bench.harness.engine.simulator.device import Device
 from slo_bench.harness.engine.simulator.simulated import SimulatedInstance
 from slo_bench.harness.policies.adaptivellm import AdaptiveLlm
 from slo_bench.harness.policies.ascendra.high_priority import AscendraHp
@@ -46,7 +46,7 @@ BLOCK_TOKENS = 16
 TICKS_PER_S = 8192  # a power of two: moments on the grid are exact
 ARRIVALS_PER_S = 128
 WORKLOADS = 20  # of each setting
-SwapAlways = type(system(str(Path(__file__).parents[4] / "backends" / "swap_always.py")).policy)
+SwapAlways = type(system(str(Path(__file__).parents[2] / "launch" / "swap_always.py")).policy)
 
 
 @dataclass(frozen=True)

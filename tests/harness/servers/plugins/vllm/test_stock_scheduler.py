@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from reference.plain import PlainInstance
+from slo_bench.harness.core.device import Device
 from slo_bench.harness.core.kv_cache_manager import BlockLedger
 from slo_bench.harness.core.predictions import ModelledPredictions
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.loop.measures import Measures
-from slo_bench.harness.engine.simulator.device import Device
-from slo_bench.harness.engine.simulator.plain import PlainInstance
 from slo_bench.harness.engine.simulator.simulated import SimulatedInstance
 from slo_bench.harness.policies.vllm import Vllm
 from slo_bench.workloads.request import Slo

@@ -1,0 +1,139 @@
+"""The names that options take, with the facts that `slo-bench list` prints of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+Entry = dict[str, str | int | float | None]
+
+
+def _systems() -> list[Entry]:
+    from ...harness.policies.systems import SYSTEMS
+    from ...harness.servers.launch.compatibility import matrix
+
+    return [
+        {
+            "name": system.name,
+            "description": system.description,
+            "source": system.source,
+            "router": None if system.cluster or system.sharing else system.router,
+            "runs_on": ", ".join(b for b, reason in matrix(system).items() if reason is None),
+            "knobs": ", ".join(f"{name}={value}" for name, value in system.knobs().items()),
+        }
+        for system in SYSTEMS.values()
+    ]
+
+
+def _matrix() -> list[Entry]:
+    from ...harness.policies.systems import SYSTEMS
+    from ...harness.servers.launch.compatibility import matrix
+
+    entries: list[Entry] = []
+    for system in SYSTEMS.values():
+        entry: Entry = {"name": system.name}
+        for backend, reason in matrix(system).items():
+            entry[backend] = "yes" if reason is None else f"no: {reason}"
+        entries.append(entry)
+    return entries
+
+
+def _models() -> list[Entry]:
+    from ...predictors.specs import models
+
+    return [
+        {
+            "name": spec.name,
+            "family": spec.family,
+            "parameters_billions": round(spec.parameters / 1e9, 3),
+            "layers": spec.layers,
+            "context_tokens": spec.context_tokens,
+            "kv_bytes_per_token": spec.kv_bytes_per_token(),
+        }
+        for spec in models().values()
+    ]
+
+
+def _gpus() -> list[Entry]:
+    from ...predictors.specs import GIB, gpus
+
+    return [
+        {
+            "name": spec.name,
+            "memory_gib": round(spec.memory_bytes / GIB, 1),
+            "bandwidth_gb_per_s": spec.bandwidth_bytes_per_s / 1e9,
+            "tflops_16bit": spec.flops_16bit / 1e12,
+            "power_w": spec.power_w,
+            "usd_per_hour": spec.price_per_hour_usd or None,
+            "host_link": spec.host_link,
+            "peer_link": spec.peer_link,
+        }
+        for spec in gpus().values()
+    ]
+
+
+def _links() -> list[Entry]:
+    from ...predictors.specs import links
+
+    return [
+        {
+            "name": spec.name,
+            "bandwidth_gb_per_s": spec.bandwidth_bytes_per_s / 1e9,
+            "latency_us": round(spec.latency_s * 1e6, 3),
+            "origin": spec.origin,
+        }
+        for spec in links().values()
+    ]
+
+
+def _workloads() -> list[Entry]:
+    from ...workloads.catalogue import catalogue
+
+    return [
+        {
+            "name": entry.name,
+            "title": entry.title,
+            "mean_prompt_tokens": entry.mean_prompt_tokens,
+            "mean_output_tokens": entry.mean_output_tokens,
+            "natural_rate_rps": entry.natural_rate_rps,
+            "licence": entry.licence,
+            "origin": entry.origin,
+        }
+        for entry in catalogue().values()
+    ]
+
+
+def _suites() -> list[Entry]:
+    from ...harness.experiments.experiment import suites
+
+    return [
+        {"name": name, "question": path.read_text("utf-8").splitlines()[0].lstrip("# ")}
+        for name, path in suites().items()
+    ]
+
+
+def _routers() -> list[Entry]:
+    import inspect
+
+    from ...harness.policies.routers import ROUTERS
+
+    return [
+        {"name": name, "description": (inspect.getdoc(router) or "").splitlines()[0]}
+        for name, router in ROUTERS.items()
+    ]
+
+
+KINDS: dict[str, Callable[[], list[Entry]]] = {
+    "systems": _systems,
+    "matrix": _matrix,
+    "models": _models,
+    "gpus": _gpus,
+    "links": _links,
+    "workloads": _workloads,
+    "suites": _suites,
+    "routers": _routers,
+}
+
+
+def names(kind: str) -> list[str]:
+    """All that `list KIND` lists."""
+    return [str(entry["name"]) for entry in KINDS[kind]()]

@@ -1,0 +1,66 @@
+"""What executes: a group of GPUs that compute one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from ...predictors.step_time import StepTime
+
+
+class Device:
+    """Compute time of one pipeline stage (its tensor-parallel GPUs together).
+
+    Instances placed on the same device take turns, step by step, so that together they never get
+    more than the device's throughput. What it computes for instances of other devices goes first,
+    and is owed by the steps of its own (`owed_s`). `share` is what part of a step that passes
+    through several stages it takes.
+    """
+
+    __slots__ = ("free_at_s", "name", "owed_s", "share")
+
+    def __init__(self, name: str, share: float = 1.0) -> None:
+        self.name = name
+        self.share = share
+        self.free_at_s = 0.0
+        self.owed_s = 0.0
+
+    def settle(self, begin_s: float) -> float:
+        """Seconds that a step which begins now is longer for; idle time has paid its part."""
+        owed_s = max(0.0, self.owed_s - max(0.0, begin_s - self.free_at_s))
+        self.owed_s = 0.0
+        return owed_s
+
+
+def occupy(stages: tuple[Device, ...], begin_s: float, duration_s: float) -> float:
+    """Run a step of `duration_s` through the stages in turn; the moment at which it ends.
+
+    Each stage takes its share, and begins when the step reaches it and it is free.
+    """
+    now_s = begin_s
+    for stage in stages:
+        owed_s = stage.settle(now_s) if stage.owed_s else 0.0
+        now_s = max(now_s, stage.free_at_s) + owed_s + duration_s * stage.share
+        stage.free_at_s = now_s
+    return now_s
+
+
+def free_after(stages: tuple[Device, ...], end_s: float, duration_s: float) -> None:
+    """A step of `duration_s` that met no other ended at `end_s`: when that left each stage free."""
+    for stage in reversed(stages):
+        stage.free_at_s = end_s
+        end_s -= duration_s * stage.share
+
+
+class SplitStepTime(StepTime, Protocol):
+    """`StepTime` of an instance a part of whose model is elsewhere, and what that part takes."""
+
+    def abroad_s(
+        self, decode_seqs: int, decode_kv_tokens: int, chunks: Sequence[tuple[int, int]]
+    ) -> float:
+        """Seconds of one step that the other GPUs compute."""
+        ...
+
+    def span_abroad_s(self, decode_seqs: int, decode_kv_tokens: int, steps: int) -> float:
+        """The same of `steps` steps that only decode."""
+        ...

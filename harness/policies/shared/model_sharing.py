@@ -1,0 +1,54 @@
+"""What the systems for several models share: vLLM's loop for each model, and a static placement."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...core.multi_model_policy import Fleet, Hosted, SharingPolicy
+from ...core.pages import PAGE_BYTES
+from ...core.policy import Policy
+from ..vllm import Vllm
+
+LEAST_KV_BYTES = 1 << 30  # beside each model that a static system places on a GPU
+
+
+@dataclass(frozen=True)
+class VllmSharing(SharingPolicy):
+    """vLLM's loop serves each model."""
+
+    @property
+    def engine(self) -> Policy:
+        return Vllm(
+            max_num_batched_tokens=self.max_num_batched_tokens, max_num_seqs=self.max_num_seqs
+        )
+
+
+def by_load(models: Sequence[Hosted], fleet: Fleet) -> dict[int, tuple[int, ...]]:
+    """Models to GPUs once and for all, so that GPUs are about equally busy.
+
+    By falling rate × work, each where there is the least of it so far and its weights fit; parts
+    on GPUs of one node. What a static system does that knows the mean rates (MuxServe's placement
+    by popularity and demand, without its search of parallelism).
+    """
+    busy = [0.0] * fleet.gpus
+    free = [pool.free for pool in fleet.pools]
+    least_kv = LEAST_KV_BYTES // PAGE_BYTES
+    found: dict[int, tuple[int, ...]] = {}
+    for model in sorted(models, key=lambda m: (-m.rate_rps * m.work_s, m.index)):
+        best: tuple[float, tuple[int, ...]] | None = None
+        for begin in range(0, fleet.gpus, fleet.node_gpus):
+            node = range(begin, min(begin + fleet.node_gpus, fleet.gpus))
+            fitting = [g for g in node if free[g] >= model.weight_pages + least_kv]
+            chosen = tuple(sorted(fitting, key=lambda g: (busy[g], g))[: model.tp])
+            if len(chosen) == model.tp:
+                worst = max(busy[g] for g in chosen)
+                if best is None or worst < best[0]:
+                    best = worst, chosen
+        if best is None:
+            continue
+        found[model.index] = best[1]
+        for g in best[1]:
+            busy[g] += model.rate_rps * model.work_s
+            free[g] -= model.weight_pages
+    return found

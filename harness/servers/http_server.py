@@ -1,0 +1,462 @@
+"""A small HTTP/1.1 server on asyncio and httptools: of the gateway, the torch engine and the mock.
+
+A handler is a coroutine function that takes an `HttpRequest` and a `Reply`. It is cancelled when
+its client goes away. Requests on one connection are answered one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+import struct
+import sys
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from time import perf_counter
+from typing import Any, Protocol, cast
+
+import httptools
+
+from ...workloads.errors import SloBenchError
+from ...workloads.parsing import parse_json
+from ..load_generator.machine import allow_many_sockets
+
+MOST_BODY_BYTES = 256 << 20
+MOST_HEAD_BYTES = 1 << 20
+_MOST_AHEAD = 64  # requests that a client may send before it is answered
+_START_S = 20.0
+
+Headers = list[tuple[bytes, bytes]]
+Ready = Callable[[str, Callable[[], None]], None]  # is told the address, and what stops the server
+
+# These belong to one connection, not to the message (RFC 9110, 7.6.1); lengths are ours to state.
+_OF_THE_CONNECTION = frozenset(
+    (
+        *(b"connection", b"keep-alive", b"proxy-connection", b"proxy-authenticate"),
+        *(b"proxy-authorization", b"te", b"trailer", b"transfer-encoding", b"upgrade"),
+        *(b"expect", b"host", b"content-length"),
+    )
+)
+_ERROR_TYPES = {
+    400: "BadRequestError",
+    404: "NotFoundError",
+    413: "PayloadTooLarge",
+    429: "RateLimitError",
+    502: "BadGateway",
+    503: "ServiceUnavailable",
+}
+
+
+def end_to_end(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Without the headers of the connection and those that it names as such."""
+    headers = list(headers)
+    named = {
+        word.strip().lower()
+        for name, value in headers
+        if name.lower() == b"connection"
+        for word in value.split(b",")
+    }
+    dropped = _OF_THE_CONNECTION | named if named else _OF_THE_CONNECTION
+    return [(n, v) for n, v in headers if n.lower() not in dropped]
+
+
+def json_object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object that `body` is; None if it is none."""
+    try:
+        found = parse_json(body)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """A whole request. `target` is the path with its query; `received_s` by `time.perf_counter`."""
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes = b""
+    received_s: float = 0.0
+
+    @property
+    def path(self) -> str:
+        """The target without its query."""
+        return self.target.partition("?")[0]
+
+    def json(self) -> dict[str, Any] | None:
+        """The body, if it is a JSON object."""
+        return json_object(self.body)
+
+    def with_json(self, body: Mapping[str, Any]) -> HttpRequest:
+        """The same request with another body."""
+        text = json.dumps(body, ensure_ascii=False, separators=(",", ":"))
+        return replace(self, body=text.encode())
+
+
+class Reply(Protocol):
+    """An answer on its way to a client."""
+
+    @property
+    def begun(self) -> bool:
+        """The head is out, so that nothing else can be said any more."""
+        ...
+
+    def begin(self, status: int, reason: bytes, headers: Headers) -> None:
+        """Send the head."""
+        ...
+
+    def pieces(self, pieces: list[bytes]) -> None:
+        """Send more of the body."""
+        ...
+
+    def end(self) -> None:
+        """The body is complete."""
+        ...
+
+    def comes_from(self, source: asyncio.ReadTransport | None) -> None:
+        """Pause reading from `source` while the client cannot take pieces as fast as they come."""
+        ...
+
+
+def respond(reply: Reply, content: bytes, content_type: str, status: int = 200) -> None:
+    """Send a whole answer."""
+    headers = [
+        (b"content-type", content_type.encode()),
+        (b"content-length", b"%d" % len(content)),
+    ]
+    reply.begin(status, HTTPStatus(status).phrase.encode(), headers)
+    reply.pieces([content])
+    reply.end()
+
+
+def respond_json(reply: Reply, content: object, status: int = 200) -> None:
+    """Send a value as JSON."""
+    respond(reply, json.dumps(content).encode(), "application/json", status)
+
+
+def error_body(status: int, message: str) -> dict[str, Any]:
+    """An error in the form that OpenAI's clients read."""
+    kind = _ERROR_TYPES.get(status, "ServerError")
+    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
+
+
+def refuse(reply: Reply, status: int, message: str) -> None:
+    """Send an error."""
+    respond_json(reply, error_body(status, message), status)
+
+
+Handler = Callable[[HttpRequest, "ClientReply"], Awaitable[None]]
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client's connection."""
+
+    def __init__(self, handler: Handler, connections: set[HttpConnection]) -> None:
+        self._handler = handler
+        self._connections = connections
+        self._ahead: deque[tuple[HttpRequest, ClientReply]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._reply: ClientReply | None = None
+        self._full = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """See `asyncio.Protocol`."""
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
+        found: Any = transport.get_extra_info("socket")
+        found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._parser = httptools.HttpRequestParser(self)
+        self._connections.add(self)
+        self._begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        self._connections.discard(self)
+        self._ahead.clear()
+        if self._task is not None:
+            self._task.cancel()
+
+    def reset(self) -> None:
+        """Close at once, with RST in place of FIN; what was being answered is cancelled."""
+        reset(self._transport)
+
+    def pause_writing(self) -> None:
+        """See `asyncio.Protocol`: the client reads more slowly than the server writes."""
+        self._full = True
+        if self._reply is not None:
+            self._reply.hold(True)
+
+    def resume_writing(self) -> None:
+        """See `asyncio.Protocol`."""
+        self._full = False
+        if self._reply is not None:
+            self._reply.hold(False)
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._received_s = perf_counter()
+        self._head_bytes += len(data)
+        if self._head_bytes > MOST_HEAD_BYTES:
+            self._give_up(400, f"the head has more than {MOST_HEAD_BYTES >> 10} KiB")
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # we do not: the request has been taken as it stands, and ends the connection
+        except httptools.HttpParserCallbackError:
+            raise
+        except httptools.HttpParserError as error:
+            self._give_up(400, f"no HTTP/1.1: {error}")
+
+    def _give_up(self, status: int, message: str) -> None:
+        """Say why, unless another answer is on its way out, and close."""
+        if self._task is None and not self._transport.is_closing():
+            reply = ClientReply(self._transport, http_1_1=True, head_only=False, stays=False)
+            refuse(reply, status, message)
+        self._transport.close()
+
+    def _begin(self) -> None:
+        self._url = b""
+        self._headers: Headers = []
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._head_bytes = 0  # read since the last request or piece of a body
+
+    def on_url(self, url: bytes) -> None:
+        """See `httptools.HttpRequestParser`."""
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """See `httptools.HttpRequestParser`."""
+        self._headers.append((name, value))
+        if name.lower() == b"expect" and value.lower() == b"100-continue":
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        """See `httptools.HttpRequestParser`."""
+        self._head_bytes = 0
+        self._body_bytes += len(body)
+        if self._body_bytes <= MOST_BODY_BYTES:
+            self._body.append(body)
+        else:
+            self._give_up(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB")
+
+    def on_message_complete(self) -> None:
+        """See `httptools.HttpRequestParser`."""
+        if self._transport.is_closing():
+            return
+        if not self._url.startswith(b"/"):
+            self._give_up(400, "the request's target must be a path, as in GET /v1/models")
+            return
+        method = self._parser.get_method().decode("latin-1")
+        body, target = b"".join(self._body), self._url.decode("latin-1")
+        request = HttpRequest(method, target, self._headers, body, self._received_s)
+        reply = ClientReply(
+            self._transport,
+            http_1_1=self._parser.get_http_version() == "1.1",
+            head_only=method == "HEAD",
+            stays=self._parser.should_keep_alive() and not self._parser.should_upgrade(),
+        )
+        self._begin()
+        self._ahead.append((request, reply))
+        if self._task is None:
+            self._next()
+        elif len(self._ahead) > _MOST_AHEAD:
+            self._transport.close()
+
+    def _next(self) -> None:
+        self._task = None
+        if not self._ahead or self._transport.is_closing():
+            return
+        request, self._reply = self._ahead.popleft()
+        self._reply.hold(self._full)
+        self._task = asyncio.get_running_loop().create_task(self._serve(request, self._reply))
+
+    async def _serve(self, request: HttpRequest, reply: ClientReply) -> None:
+        try:
+            await self._handler(request, reply)
+        finally:
+            if not reply.complete or not reply.stays:
+                self._transport.close()  # no end: so a client hears that its answer was lost
+            self._next()
+
+
+class ClientReply:
+    """Implements `Reply` on a connection. Headers of the connection are replaced by our own."""
+
+    def __init__(
+        self, transport: asyncio.Transport, *, http_1_1: bool, head_only: bool, stays: bool
+    ) -> None:
+        self.begun = self.complete = False
+        self.stays = stays
+        self._transport = transport
+        self._http_1_1 = http_1_1
+        self._head_only = head_only
+        self._chunked = self._silent = self._held = False
+        self._source: asyncio.ReadTransport | None = None
+
+    def begin(self, status: int, reason: bytes, headers: Headers) -> None:
+        """See `Reply`."""
+        self.begun = True
+        lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
+        lines += [b"%b: %b\r\n" % header for header in end_to_end(headers)]
+        lengths = [value for name, value in headers if name.lower() == b"content-length"]
+        self._silent = self._head_only or status in (204, 304)
+        if lengths:
+            lines.append(b"content-length: %b\r\n" % lengths[0])
+        elif not self._silent:
+            if self._http_1_1:
+                self._chunked = True
+                lines.append(b"transfer-encoding: chunked\r\n")
+            else:
+                self.stays = False
+        if not self.stays:
+            lines.append(b"connection: close\r\n")
+        elif not self._http_1_1:
+            lines.append(b"connection: keep-alive\r\n")
+        self._transport.write(b"".join(lines) + b"\r\n")
+
+    def pieces(self, pieces: list[bytes]) -> None:
+        """See `Reply`."""
+        write, chunked = self._transport.write, self._chunked
+        if not self._silent:
+            for piece in pieces:
+                if piece:
+                    write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+
+    def end(self) -> None:
+        """See `Reply`."""
+        self.complete = True
+        if self._chunked:
+            self._transport.write(b"0\r\n\r\n")
+
+    def reset(self) -> None:
+        """Break off, with RST in place of FIN."""
+        reset(self._transport)
+
+    def comes_from(self, source: asyncio.ReadTransport | None) -> None:
+        """See `Reply`."""
+        if source is None:
+            self._pause(False)
+        self._source = source
+        self._pause(self._held)
+
+    def hold(self, held: bool) -> None:
+        """Whether the client cannot take more at present."""
+        self._held = held
+        self._pause(held)
+
+    def _pause(self, paused: bool) -> None:
+        source = self._source
+        if source is None or source.is_closing() or source.is_reading() is not paused:
+            return
+        if paused:
+            source.pause_reading()
+        else:
+            source.resume_reading()
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close a connection with RST in place of FIN."""
+    found: Any = transport.get_extra_info("socket")
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
+
+
+async def serve(
+    handler: Handler,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tls: ssl.SSLContext | None = None,
+    ready: Ready,
+) -> None:
+    """Serve until stopped; then all connections are reset.
+
+    Raises:
+        OSError: the port is taken.
+    """
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    connections: set[HttpConnection] = set()
+    server = await loop.create_server(
+        lambda: HttpConnection(handler, connections), host, port, ssl=tls, backlog=4096
+    )
+
+    def stop() -> None:
+        loop.call_soon_threadsafe(over.set)
+
+    try:
+        found = server.sockets[0].getsockname()[1]
+        url = f"http://{host}:{found}" if tls is None else f"https://localhost:{found}"
+        ready(url, stop)
+        await over.wait()
+    finally:
+        server.close()
+        for connection in list(connections):
+            connection.reset()
+        await asyncio.sleep(0)  # for their last callbacks
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run on the fastest loop there is."""
+    if sys.platform == "win32":
+        asyncio.run(main)
+    else:
+        import uvloop
+
+        uvloop.run(main)
+
+
+@dataclass(frozen=True)
+class Served:
+    """A server that is up. `stop` ends it, from any thread."""
+
+    url: str
+    stop: Callable[[], None]
+
+
+@contextlib.contextmanager
+def in_thread(what: str, start: Callable[[Ready], Coroutine[Any, Any, None]]) -> Iterator[Served]:
+    """A server on a loop and a thread of its own, for as long as the block lasts.
+
+    `start` makes the coroutine that serves; `what` names the server in errors.
+
+    Raises:
+        SloBenchError: it ended before it was ready, or was not ready in time.
+    """
+    allow_many_sockets()
+    up: list[Served] = []
+    problems: list[BaseException] = []
+    settled = threading.Event()
+
+    def ready(url: str, stop: Callable[[], None]) -> None:
+        up.append(Served(url, stop))
+        settled.set()
+
+    def work() -> None:
+        try:
+            run(start(ready))
+        except BaseException as error:  # shown by whoever waits for us
+            problems.append(error)
+        finally:
+            settled.set()
+
+    thread = threading.Thread(target=work, name=what, daemon=True)
+    thread.start()
+    settled.wait(_START_S)
+    if not up:
+        reason = problems[0] if problems else f"not within {_START_S:g} s"
+        raise SloBenchError(f"no {what}: {reason}")
+    try:
+        yield up[0]
+    finally:
+        with contextlib.suppress(RuntimeError):  # its loop is gone already
+            up[0].stop()
+        thread.join(_START_S)

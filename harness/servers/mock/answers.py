@@ -1,0 +1,191 @@
+"""Requests to the mock, and what it answers."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ...core.wire import OFFLOADED
+from ..http_server import (
+    ClientReply,
+    Headers,
+    HttpRequest,
+    error_body,
+    refuse,
+    respond,
+    respond_json,
+)
+from .config import Fault
+from .service import Job, Service, Truth
+from .wire import DONE, Answer, embedding, event
+
+_AT_ONCE = {
+    Fault.REFUSED_IN_STREAM: (400, "cannot be served"),
+    Fault.OFFLOADED: (503, f"{OFFLOADED} by the policy"),
+}
+_REFUSALS = {Fault.TOO_MANY: (429, "too many requests"), Fault.BROKEN: (500, "out of order")}
+_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+_PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
+
+
+class MockHandler:
+    """Answers requests by a `Service`. `die` ends the whole server."""
+
+    def __init__(self, service: Service, die: Callable[[], None]) -> None:
+        self.die = die
+        self._service = service
+
+    async def answer(self, request: HttpRequest, reply: ClientReply) -> None:
+        """Answer one request."""
+        if request.method == "GET":
+            self._look(request.path, reply)
+            return
+        body = request.json()
+        if body is None:
+            refuse(reply, 400, "the body is no JSON object")
+        elif request.path not in _PATHS:
+            refuse(reply, 404, f"no {request.path} here")
+        else:
+            await self._generate(request, body, reply)
+
+    def _look(self, path: str, reply: ClientReply) -> None:
+        service = self._service
+        if path == "/health":
+            respond(reply, b"", "text/plain")
+        elif path == "/v1/models":
+            entry = {"id": service.config.model, "object": "model", "owned_by": "slo-bench"}
+            respond_json(reply, {"object": "list", "data": [entry]})
+        elif path == "/metrics":
+            gauges = {"running": service.running, "waiting": len(service.waiting)}
+            lines = [f"vllm:num_requests_{name} {float(n)}\n" for name, n in gauges.items()]
+            respond(reply, "".join(lines).encode(), "text/plain; version=0.0.4")
+        elif path == "/truth":  # ours: what the measuring is held against
+            respond_json(reply, [dataclasses.asdict(truth) for truth in service.truths])
+        else:
+            refuse(reply, 404, f"no {path} here")
+
+    async def _generate(
+        self, request: HttpRequest, body: dict[str, Any], reply: ClientReply
+    ) -> None:
+        service = self._service
+        fault = service.next_fault()
+        refused = _REFUSALS.get(fault) if fault else None
+        if fault is Fault.OFFLOADED and not body.get("stream"):
+            refused = _AT_ONCE[fault]
+        if refused is not None:
+            refuse(reply, *refused)
+            return
+        streamed = Streamed(reply, body, request.path, service, self.die)
+        if fault in _AT_ONCE:
+            streamed.refuse(*_AT_ONCE[fault])
+            return
+        ids = [v.decode("latin-1") for n, v in request.headers if n.lower() == b"x-request-id"]
+        truth = Truth("".join(ids[-1:]), request.received_s, streamed.prompt_tokens)
+        streamed.job = job = Job(streamed, truth, streamed.output_tokens, fault)
+        try:
+            service.submit(job)
+            await streamed.over
+        finally:
+            if not reply.complete or fault is Fault.MALFORMED:
+                service.cancel(job)
+
+
+class Streamed:
+    """One answer on its way out."""
+
+    job: Job
+
+    def __init__(
+        self,
+        reply: ClientReply,
+        body: dict[str, Any],
+        path: str,
+        service: Service,
+        die: Callable[[], None],
+    ) -> None:
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._reply = reply
+        self._die = die
+        self._chat = path == "/v1/chat/completions"
+        self._embeds = path == "/v1/embeddings"
+        self._streams = bool(body.get("stream")) and not self._embeds
+        self._with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
+        self._model = service.config.model
+        self._answer = Answer(self._model, service.arrived, chat=self._chat)
+        given = body.get("messages") or body.get("input") or body.get("prompt") or ""
+        self._inputs = len(given) if isinstance(given, list) and _nested(given) else 1
+        self.prompt_tokens = _count_tokens(given)
+        tokens = int(body.get("max_completion_tokens") or body.get("max_tokens") or 16)
+        self.output_tokens = 1 if self._embeds else tokens
+
+    def refuse(self, status: int, message: str) -> None:
+        """An error as the first event of a stream."""
+        if self._streams:
+            self._write(event(error_body(status, message)) + DONE)
+            self._reply.end()
+
+    def _write(self, events: bytes) -> None:
+        if not self._reply.begun:
+            self._reply.begin(200, b"OK", _STREAM)
+        self._reply.pieces([events])
+
+    def _end(self) -> None:
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def tokens(self, first: int, count: int) -> None:
+        """See `Listener`."""
+        if not self._streams:
+            return
+        events = b""
+        if first == 0 and self._chat:
+            events = self._answer.role()
+        if first == 0 and self.job.fault is Fault.EMPTY_FIRST:
+            events += self._answer.empty()
+        last = first + count == self.output_tokens
+        self._write(events + self._answer.tokens(count, last=last))
+
+    def finished(self) -> None:
+        """See `Listener`."""
+        reply, tokens = self._reply, self.output_tokens
+        if self._embeds:
+            respond_json(reply, embedding(self._model, self._inputs, self.prompt_tokens))
+        elif self._streams:
+            end = b"" if self.job.fault is Fault.NO_DONE else DONE
+            usage = self._answer.usage(self.prompt_tokens, tokens) if self._with_usage else b""
+            if usage + end:
+                self._write(usage + end)
+            reply.end()
+        else:
+            respond_json(reply, self._answer.complete(self.prompt_tokens, tokens))
+        self._end()
+
+    def failed(self, fault: Fault) -> None:
+        """See `Listener`."""
+        if fault is Fault.MALFORMED:
+            self._write(b'data: {"choices": [{"text": \n\n' + DONE)
+            self._reply.end()
+            self._reply.stays = False
+        elif fault is Fault.RESET:
+            self._reply.reset()
+        elif fault is Fault.DIE:
+            self._die()
+            return
+        self._end()  # CUT: the connection is closed without the end of the answer
+
+
+def _nested(given: list[Any]) -> bool:
+    return bool(given) and not isinstance(given[0], int)
+
+
+def _count_tokens(given: Any) -> int:
+    """Token ids are counted; of text, each word is a token."""
+    if isinstance(given, str):
+        return len(given.split())
+    if isinstance(given, dict):
+        return _count_tokens(given.get("content") or "")
+    if isinstance(given, list):
+        return sum(1 if isinstance(one, int) else _count_tokens(one) for one in given)
+    return 0

@@ -1,0 +1,74 @@
+# What people type while they work on slo-bench; `just` lists it. `.ci/run` runs everything that
+# must hold and installs what it needs.
+
+set shell := ["bash", "-euo", "pipefail", "-c"]
+
+export PATH := justfile_directory() / ".venv/bin" + ":" + env("PATH")
+
+[private]
+default:
+    @just --list
+
+# an environment in .venv, with what the tests and the hooks of pre-commit need
+setup:
+    python3 -m venv .venv
+    pip install -e '.[test]'
+
+# quick tests, or those that are named: just test tests/policies -k edf
+test *arguments="-n auto":
+    python -m pytest {{ arguments }}
+
+# rules and layout of the code
+lint:
+    ruff check
+    ruff format --check
+
+# put the code into its layout and mend what can be mended
+format:
+    ruff check --fix
+    ruff format
+
+types:
+    mypy
+
+# imports run one way, without circles
+layers:
+    lint-imports
+    scripts/import_cycles.py --folders-only
+
+# lint, types and layers: what a commit must pass
+check: lint types layers
+
+# the pages as a site in build/docs
+docs:
+    .ci/docs
+
+# what the simulator serves in a CPU second
+bench:
+    python tests/benchmarks/bench_simulator.py
+
+# share of the code that the quick tests run
+coverage:
+    python -m pytest -n auto --cov --cov-report=term
+
+# lines of code by folder
+count:
+    scripts/count_code.py
+
+# tests of real vLLM and SGLang servers on the CPU (installs 9 GB, outside this clone)
+backends:
+    slo-bench backends install vllm --cpu --with nixl
+    slo-bench backends install sglang --cpu
+    python -m pytest -m "backends and not slow"
+
+# tests of the report in headless Chromium
+browser:
+    python -m pytest -m browser -n 2
+
+# wheel and sdist in dist/, tried where nothing else is installed
+release:
+    .ci/release dist
+
+# all that must hold
+all:
+    .ci/run

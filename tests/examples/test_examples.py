@@ -1,0 +1,47 @@
+"""Every script in examples/ runs as it stands, is short, and says what it is."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.py"))
+PRINTED = {
+    "capacity_search": "vllm: ",
+    "own_policy": "attainment",
+    "own_trace": "240 requests",
+    "read_results": "misses",
+    "tune_a_parameter": "best: ",
+}
+NAMES = [example.stem for example in EXAMPLES]
+
+
+def test_all_are_known():
+    assert set(NAMES) == set(PRINTED)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
+def test_example_runs(example, tmp_path):
+    ran = subprocess.run(
+        [sys.executable, "-W", "error", example, tmp_path],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert PRINTED[example.stem] in ran.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=NAMES)
+def test_example_is_short_and_documented(example):
+    text = example.read_text()
+    assert ast.get_docstring(ast.parse(text))
+    assert len(text.splitlines()) <= 40

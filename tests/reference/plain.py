@@ -1,0 +1,601 @@
+"""The plain reference: one decode step at a time, every request touched in every step.
+
+It answers to the same policies under the same contract as `engine.loop`, but shares none of its
+bookkeeping: no ticks, no heaps, no residues, no leaps; lengths are counted on the requests, block
+needs request by request. Tests run it beside the leaping engine and compare records.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from slo_bench.harness.core.decisions import Admission, Leave, Limits, PreemptBy, Refill, Why
+from slo_bench.harness.core.device import Device, SplitStepTime, occupy
+from slo_bench.harness.core.kv_cache_manager import BlockLedger
+from slo_bench.harness.core.policy import Policy
+from slo_bench.harness.core.queues import REKEY_AT_MOST
+from slo_bench.harness.core.release import Release
+from slo_bench.harness.core.state import Phase, RequestState
+from slo_bench.harness.core.view import Predictions
+from slo_bench.harness.engine.loop.arrival_queue import ArrivalQueue
+from slo_bench.harness.engine.loop.instance import EngineStuckError
+from slo_bench.harness.engine.loop.measures import Measures
+from slo_bench.harness.engine.loop.view import LoopView
+from slo_bench.harness.engine.simulator.remote_modules import Away
+from slo_bench.predictors.roofline import wants_longest
+from slo_bench.predictors.step_time import StepTime
+
+INF = float("inf")
+
+
+class PlainInstance:
+    """One instance, the slow and obvious way."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        ledger: BlockLedger,
+        predictions: Predictions,
+        step_time: StepTime,
+        stages: tuple[Device, ...],
+        measures: Measures,
+        index: int = 0,
+    ) -> None:
+        self.policy = policy
+        self.ledger = ledger
+        self.predictions = predictions
+        self.step_time = step_time
+        self.away: Away | None = None
+        self.stages = stages
+        self.measures = measures
+        self.index = index
+        self.now_s = 0.0
+        self.began_s = 0.0  # when the last iteration began
+        self.policy_state = policy.new_state()
+        self.inbox: deque[RequestState] = deque()
+        self.outbox: list[Release] = []
+        self.finished: list[RequestState] = []
+        self.waiting = ArrivalQueue()
+        self.resident: list[RequestState] = []
+        self.stalled: list[RequestState] = []
+        self.prefilling: list[RequestState] = []
+        self.decoding: dict[RequestState, None] = {}
+        self.lingering: list[RequestState] = []  # ended, but not let go yet
+        self.parked: dict[RequestState, None] = {}  # on their way to another instance
+        self.hands_over = self.tells_ends = self.tells_begun = False
+        self.blocked_till_s = 0.0
+        self.chunks: list[tuple[int, int]] = []
+        self.tick = 0  # never moves: lengths stand on the requests themselves
+        self.swap_s = 0.0
+        self.held = 0
+        self.arrived = 0
+        self.changed = True
+        self.leaves: dict[RequestState, Leave] = {}
+        self.next_ones: list[RequestState] = []
+        self.view = LoopView(self)
+        self.limits = policy.limits(self.view)
+
+    @property
+    def kv_sum(self) -> int:
+        return sum(r.kv_tokens for r in self.decoding)
+
+    @property
+    def most_tokens(self) -> int:
+        batch = [*self.decoding, *self.prefilling]
+        return sum(r.prompt_tokens + r.max_output_tokens for r in batch)
+
+    @property
+    def idle(self) -> bool:
+        return not (
+            self.decoding or self.prefilling or self.waiting.live or self.resident or self.stalled
+        )
+
+    @property
+    def n_requests(self) -> int:
+        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
+        return there + len(self.inbox) + len(self.resident) + len(self.stalled)
+
+    def gives_back_s(self) -> float:
+        return max(self.ready_s(), self.blocked_till_s)
+
+    def compute_by(self, step_time: StepTime) -> None:
+        self.step_time, self.away = step_time, None
+
+    def lend(self, step_time: SplitStepTime, device: Device) -> None:
+        self.step_time, self.away = step_time, Away(step_time, device)
+
+    def reconsider(self) -> None:
+        self.changed = True
+        self.blocked_till_s = 0.0
+
+    def take_out(self, r: RequestState) -> None:
+        if r.phase is Phase.WAITING:
+            self.waiting.remove_all([r])
+            self.leaves.pop(r, None)
+        elif r.phase is Phase.RESIDENT:
+            self.resident.remove(r)
+            self._leave_host(r)
+        elif r.phase is Phase.PREFILL:
+            self.prefilling.remove(r)
+            self.ledger.release(r)
+            r.phase, r.kv_tokens = Phase.WAITING, 0
+        elif r.phase is Phase.DECODE:
+            del self.decoding[r]
+            self._park(r)
+        else:
+            self.stalled.remove(r)
+            self._park(r)
+        r.promised_blocks = 0
+        self.reconsider()
+
+    def let_go_of(self, r: RequestState) -> None:
+        del self.parked[r]
+        self.ledger.release(r)
+        self.reconsider()
+
+    def lose_all(self) -> list[RequestState]:
+        self._let_go()
+        there = [*self.inbox, *self.waiting, *self.resident, *self.stalled]
+        there += [*self.prefilling, *self.decoding, *self.parked]
+        for r in there:
+            r.recomputes += r.phase is not Phase.WAITING
+            self._leave_host(r)
+            self.ledger.release(r)
+            r.phase, r.kv_tokens, r.promised_blocks = Phase.WAITING, 0, 0
+            r.target_tokens = r.prompt_tokens + r.emitted_tokens
+        self.ledger.forget()
+        self.waiting = ArrivalQueue()
+        self.resident, self.stalled, self.prefilling, self.decoding = [], [], [], {}
+        self.inbox.clear()
+        self.parked.clear()
+        self.leaves.clear()
+        self.chunks = []
+        self.swap_s = 0.0
+        self.reconsider()
+        return sorted(there, key=lambda r: (r.arrival_s, r.id))
+
+    def _park(self, r: RequestState) -> None:
+        r.phase = Phase.RESIDENT
+        r.promised_blocks = 0
+        self.parked[r] = None
+
+    def _leave_host(self, r: RequestState) -> None:
+        if r.in_host:
+            self.ledger.host_free += r.blocks
+            r.blocks, r.in_host = 0, False
+
+    def ready_s(self) -> float:
+        if not self.idle:
+            return self.now_s
+        return max(self.now_s, self.inbox[0].visible_s) if self.inbox else INF
+
+    def run(self, horizon_s: float, stop_on_release: bool) -> None:
+        self.blocked_till_s = 0.0
+        while True:
+            self._arrive(known=self.now_s < horizon_s and not (stop_on_release and self.outbox))
+            if not self.policy.leaves_last:
+                self._dismiss()
+            if stop_on_release and self.outbox:
+                return
+            if self.now_s >= horizon_s:
+                return
+            if self.idle:
+                if not self.inbox or self.inbox[0].visible_s >= horizon_s:
+                    return
+                self.now_s = max(self.now_s, self.inbox[0].visible_s)
+                continue
+            if not self._iterate():
+                if self.idle:
+                    continue
+                if self.lingering:
+                    self._let_go()
+                elif not self._pass_time(horizon_s):
+                    return
+                self.began_s = self.now_s
+
+    # ---------------------------------------------------------------- queue
+
+    def _arrive(self, *, known: bool) -> None:
+        """`known`: is everybody here who has come by now?"""
+        if not self.limits.ahead:
+            self._take_in(self.now_s)
+            return
+        self._take_in(self.began_s)
+        if self.idle:
+            self._let_go()
+            if known:
+                self._take_in(self.now_s)
+
+    def _take_in(self, seen_s: float) -> None:
+        while self.inbox and self.inbox[0].visible_s <= seen_s:
+            r = self.inbox.popleft()
+            self.arrived += 1
+            r.seq = self.arrived
+            r.instance = self.index
+            self.changed = True
+            if r.phase is Phase.RESIDENT:
+                self.resident.append(r)
+            elif self.policy.admit(r, self.view) is Admission.REJECT:
+                self.outbox.append(Release(r, Why.REJECT, self.now_s))
+            else:
+                self.waiting.push(r)
+                leave = None if r.emitted_tokens else self.policy.leave(r, self.view)
+                if leave is not None:
+                    self.leaves[r] = leave
+
+    def _dismiss(self) -> None:
+        due = [(leave.time_s, r.seq, r) for r, leave in self.leaves.items()]
+        for time_s, _, r in sorted(due, key=lambda d: d[:2]):
+            if time_s <= self.now_s:
+                leave = self.leaves.pop(r)
+                self.waiting.remove_all([r])
+                self.outbox.append(Release(r, leave.why, self.now_s))
+                self.changed = True
+
+    def _by_urgency(self, requests: list[RequestState]) -> list[RequestState]:
+        return sorted(requests, key=lambda r: (self.policy.urgency(r, self.view), r.seq))
+
+    def _next_ones(self) -> list[RequestState]:
+        """Who would go next of those that wait and of those whose KV is elsewhere."""
+        groups = (list(self.waiting), self.resident)
+        return [self._by_urgency(group)[0] for group in groups if group]
+
+    def _next_waiting(self) -> RequestState:
+        if self.policy.order == "cache" and self.waiting.live > REKEY_AT_MOST:
+            return min(self.waiting, key=lambda r: (r.arrival_s, r.seq))
+        return self._by_urgency(list(self.waiting))[0]
+
+    # ---------------------------------------------------------------- one iteration
+
+    def _iterate(self) -> bool:
+        if self.policy.order == "time" and self._next_ones() != self.next_ones:
+            self.changed = True
+        if self.changed and self.policy.limits_vary:
+            self.limits = self.policy.limits(self.view)
+        limits, ledger = self.limits, self.ledger
+        preempted = self._preempt_until_growth_fits(limits)
+        if self.changed and not (preempted and (self.decoding or self.lingering)):
+            self.changed = self._enter_who_fits(limits)
+            self.next_ones = self._next_ones()
+        self.changed = self.changed or preempted
+        if self.policy.leaves_last:
+            self._dismiss()
+        plan = self._chunks(limits)
+        decoders = list(self.decoding) if limits.mix or not plan else []
+        kv_tokens = sum(r.kv_tokens for r in decoders)
+        longest = max((r.kv_tokens for r in decoders), default=0)
+        for r in decoders:
+            self._hold(r, r.kv_tokens + 1)
+        chunks = []
+        for r, tokens in plan:
+            chunks.append((r.kv_tokens, tokens))
+            r.kv_tokens += tokens
+            self._hold(r, r.kv_tokens)
+            if r.prefix_blocks and ledger.unit_tokens:
+                ledger.publish(r, r.kv_tokens)
+        ledger.evict()
+        if not decoders and not plan:
+            return False
+        batch = (len(decoders), kv_tokens, chunks)
+        self.chunks = chunks
+        step_time = self.step_time
+        if wants_longest(step_time):
+            duration_s = step_time.step_s(*batch, longest)
+        else:
+            duration_s = step_time.step_s(*batch)
+        duration_s += limits.exposed_swap_s(duration_s, self.swap_s)
+        self.swap_s = 0.0
+        self.began_s = self.now_s
+        if self.away is not None:
+            self.away.step(*batch)
+        self.now_s = occupy(self.stages, self.now_s, duration_s)
+        self._let_go()
+        for r in decoders:
+            self._decoded(r)
+        for r, _ in plan:
+            if r.kv_tokens == r.target_tokens:
+                self._prefilled(r)
+        return True
+
+    def _hold(self, r: RequestState, tokens: int) -> None:
+        blocks = max(r.blocks, self.ledger.blocks(tokens))
+        self.ledger.free -= blocks - r.blocks
+        r.blocks = blocks
+
+    def _decoded(self, r: RequestState) -> None:
+        r.kv_tokens += 1
+        r.emitted_tokens += 1
+        self.measures.gap(self.now_s - r.last_token_s)
+        r.last_token_s = self.now_s
+        if r.emitted_tokens == r.output_tokens:
+            del self.decoding[r]
+            self._finish(r)
+
+    def _prefilled(self, r: RequestState) -> None:
+        self.prefilling.remove(r)
+        r.emitted_tokens += 1
+        if r.emitted_tokens == 1:
+            r.first_token_s = self.now_s
+        else:
+            self.measures.gap(self.now_s - r.last_token_s)
+        r.last_token_s = self.now_s
+        if r.emitted_tokens == r.output_tokens:
+            self._finish(r)
+        elif self.hands_over:
+            self._park(r)
+            self.outbox.append(Release(r, Why.HAND_OVER, self.now_s))
+            self.changed = True
+        else:
+            r.phase = Phase.DECODE
+            r.tick0 = 0
+            self.decoding[r] = None
+        if self.waiting.live or self.resident or self.policy.limits_vary:
+            self.changed = True
+
+    def _finish(self, r: RequestState) -> None:
+        r.finish_s = self.now_s
+        r.phase = Phase.DONE
+        if r.prefix_blocks and self.ledger.unit_tokens:
+            self.ledger.publish(r, r.kv_tokens)
+        if self.limits.ahead:
+            self.lingering.append(r)
+        else:
+            self.ledger.release(r)
+        self.finished.append(r)
+        self.changed = True
+        if r.notify or self.tells_ends:
+            self.outbox.append(Release.finish(r))
+        self.policy.finished(r, self.view)
+
+    def _let_go(self) -> None:
+        for r in self.lingering:
+            self.ledger.release(r)
+            self.changed = True
+        self.lingering = []
+
+    def _pass_time(self, horizon_s: float) -> bool:
+        self.changed = True
+        if self.swap_s:
+            self.now_s += self.swap_s
+            self.swap_s = 0.0
+            return True
+        times = [leave.time_s for leave in self.leaves.values()]
+        if self.inbox:
+            times.append(self.inbox[0].visible_s)
+        next_s = min(times, default=INF)
+        if next_s >= horizon_s:
+            if horizon_s == INF:
+                raise EngineStuckError(f"instance {self.index} is stuck at {self.now_s:.3f} s")
+            self.now_s = horizon_s
+            self.blocked_till_s = next_s
+            return False
+        self.now_s = max(self.now_s, next_s)
+        return True
+
+    # ---------------------------------------------------------------- KV pressure
+
+    def _growth(self, limits: Limits) -> int:
+        """Blocks that the running requests take in this iteration."""
+        blocks = self.ledger.blocks
+        need = sum(blocks(r.kv_tokens + 1) - r.blocks for r in self.decoding)
+        if limits.by_chunk:
+            room = limits.token_budget - len(self.decoding)
+            for r in self.prefilling:
+                tokens = min(r.target_tokens - r.kv_tokens, room)
+                if tokens <= 0:
+                    break
+                room -= tokens
+                need += blocks(r.kv_tokens + tokens) - r.blocks
+        return need
+
+    def _preempt_until_growth_fits(self, limits: Limits) -> bool:
+        preempted = False
+        while self.decoding or self.prefilling:
+            need = self._growth(limits)
+            if self.ledger.free - limits.headroom_blocks >= need:
+                break
+            alone = len(self.decoding) == 1 and not self.prefilling
+            if alone and self.ledger.free >= need:
+                break
+            self._preempt()
+            preempted = True
+        return preempted
+
+    def _preempt(self) -> None:
+        def rank(r: RequestState) -> tuple[object, int]:
+            return (self.policy.keep(r, self.view), -r.seq)
+
+        self.measures.preemptions += 1
+        victim = min([*self.decoding, *self.prefilling, *self.lingering], key=rank)
+        if victim in self.lingering:
+            self.lingering.remove(victim)
+            self.ledger.release(victim)
+            return
+        how = PreemptBy.RECOMPUTE
+        cached = victim.kv_tokens
+        if victim in self.decoding:
+            how = self.policy.preempt_by(victim, self.view)
+            del self.decoding[victim]
+            if self.limits.ahead and cached > victim.target_tokens:
+                cached -= 1  # the text of its last token is still to come
+        else:
+            self.prefilling.remove(victim)
+        if how is PreemptBy.STALL:
+            victim.phase = Phase.STALLED
+            self.stalled.append(victim)
+            if self.decoding or self.prefilling:
+                return
+            victim = min(self.stalled, key=rank)
+            self.stalled.remove(victim)
+            self.changed = True
+        blocks = victim.blocks
+        if victim.prefix_blocks and self.ledger.unit_tokens:
+            self.ledger.publish(victim, cached)
+        self.ledger.release(victim)
+        if how is PreemptBy.SWAP and blocks <= self.ledger.host_free:
+            victim.blocks = blocks
+            self.ledger.host_free -= blocks
+            victim.phase = Phase.RESIDENT
+            victim.in_host = True
+            victim.swaps += 1
+            self.resident.append(victim)
+            self.swap_s += self.predictions.swap_s(blocks)
+        else:
+            victim.phase = Phase.WAITING
+            victim.target_tokens = victim.prompt_tokens + victim.emitted_tokens
+            victim.kv_tokens = 0
+            victim.recomputes += 1
+            self.waiting.push(victim)
+
+    # ---------------------------------------------------------------- entering
+
+    def _enter_who_fits(self, limits: Limits) -> bool:
+        if self.stalled:
+            self._resume_stalled(limits)
+        held = self.held = self._growth(limits)
+        if self.resident or self.waiting.live:
+            which = self.policy.refill(self.view)
+            if self.resident and which is Refill.RESIDENT:
+                return self._enter_residents(limits, held)
+            if which is Refill.NEITHER:
+                return self._budget_taken(limits)
+        ledger = self.ledger
+        if not limits.mix:
+            held = 0  # if anybody enters, nobody decodes in this iteration
+        room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        entered = False
+        ledger.evict(held)
+        while self.waiting.live:
+            pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
+            if pending >= room:
+                return True
+            r = self._next_waiting()
+            units = ledger.match_units(r) if ledger.unit_tokens else 0
+            tokens = r.target_tokens - units * ledger.unit_tokens
+            if not limits.chunked and pending and pending + tokens > room:
+                return True
+            need = ledger.blocks(r.target_tokens)
+            if units:
+                need += ledger.idle_in_match(r, units) - units * ledger.unit_blocks
+            if not self._has_room(r, need + held, limits):
+                break
+            entered = True
+            self.waiting.remove_all([r])
+            self.leaves.pop(r, None)
+            if units:
+                self.swap_s += ledger.take_match(r, units)
+            if r.cached_tokens < 0:
+                r.cached_tokens = r.kv_tokens
+            if limits.by_chunk:
+                chunk = min(tokens, room - pending)
+                held += ledger.blocks(r.kv_tokens + chunk) - r.blocks
+            else:
+                self._hold(r, r.target_tokens)
+            ledger.evict(held)
+            r.phase = Phase.PREFILL
+            self.prefilling.append(r)
+            self._enlist(r)
+        if self.tells_begun and entered and not self.waiting.live:
+            self.outbox.append(Release(self.prefilling[-1], Why.BEGUN, self.now_s))
+        return entered and bool(self.resident)
+
+    def would_enter(self, group: Refill) -> list[RequestState]:
+        """Those of a group, in their order, for whom there is room now."""
+        limits, ledger = self.limits, self.ledger
+        waits = group is Refill.WAITING
+        held = 0 if waits and not limits.mix else self.held
+        pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
+        room = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        seqs = len(self.decoding) + len(self.prefilling) + len(self.lingering)
+        fitting: list[RequestState] = []
+        for r in self._by_urgency(list(self.waiting) if waits else self.resident):
+            tokens = r.target_tokens if waits else r.kv_tokens + 1
+            held += ledger.blocks(tokens)
+            needed = held + limits.watermark_blocks + self.policy.reserve(r, self.view)
+            if needed > ledger.free or seqs + len(fitting) >= limits.max_seqs:
+                break
+            if (waits or limits.mix) and pending >= room:
+                break
+            if waits and not limits.chunked and pending and pending + tokens > room:
+                break
+            pending += tokens if waits else 1
+            fitting.append(r)
+        return fitting
+
+    def _has_room(self, r: RequestState, need: int, limits: Limits) -> bool:
+        policy, ledger = self.policy, self.ledger
+        need += limits.watermark_blocks + policy.reserve(r, self.view)
+        promised = sum(x.promised_blocks for x in self._everybody())
+        promise = 0 if r.promised_blocks else policy.commit(r, self.view)
+        return (
+            len(self.decoding) + len(self.prefilling) + len(self.lingering) < limits.max_seqs
+            and need <= ledger.free
+            and promised + promise <= ledger.total
+        )
+
+    def _everybody(self) -> list[RequestState]:
+        batch = [*self.decoding, *self.prefilling]
+        return [*batch, *self.stalled, *self.resident, *self.waiting]
+
+    def _enlist(self, r: RequestState) -> None:
+        if r.scheduled_s != r.scheduled_s:
+            r.scheduled_s = self.now_s
+        if not r.promised_blocks:
+            r.promised_blocks = self.policy.commit(r, self.view)
+
+    def _enter_residents(self, limits: Limits, held: int) -> bool:
+        ledger = self.ledger
+        entered = False
+        for r in self._by_urgency(self.resident):
+            if limits.mix and self._budget_taken(limits):
+                return True
+            blocks = ledger.blocks(r.kv_tokens + 1)
+            if not self._has_room(r, blocks + held, limits):
+                break
+            entered = True
+            self.resident.remove(r)
+            if r.in_host:
+                ledger.host_free += r.blocks
+                self.swap_s += self.predictions.swap_s(r.blocks)
+                r.in_host = False
+            r.blocks = ledger.blocks(r.kv_tokens)
+            ledger.free -= r.blocks
+            held += blocks - r.blocks
+            self._enlist(r)
+            r.phase = Phase.DECODE
+            self.decoding[r] = None
+        return entered
+
+    def _budget_taken(self, limits: Limits) -> bool:
+        pending = sum(r.target_tokens - r.kv_tokens for r in self.prefilling)
+        return pending + (len(self.decoding) if limits.mix else 0) >= limits.token_budget
+
+    def _resume_stalled(self, limits: Limits) -> None:
+        def rank(r: RequestState) -> tuple[object, int]:
+            return (self.policy.keep(r, self.view), -r.seq)
+
+        for r in sorted(self.stalled, key=rank, reverse=True):
+            spare = limits.headroom_blocks if self.decoding else 0
+            decoders = [*self.decoding, r]
+            need = sum(self.ledger.blocks(x.kv_tokens + 1) - x.blocks for x in decoders)
+            if self.ledger.free - need < spare:
+                break
+            self.stalled.remove(r)
+            r.phase = Phase.DECODE
+            self.decoding[r] = None
+
+    def _chunks(self, limits: Limits) -> list[tuple[RequestState, int]]:
+        budget = limits.token_budget - (len(self.decoding) if limits.mix else 0)
+        plan: list[tuple[RequestState, int]] = []
+        for r in self.prefilling:
+            tokens = r.target_tokens - r.kv_tokens
+            if tokens > budget:
+                if limits.chunked:
+                    tokens = budget
+                elif plan:
+                    break
+            if tokens <= 0:
+                break
+            plan.append((r, tokens))
+            budget -= tokens
+        return plan

@@ -1,0 +1,160 @@
+"""What `slo_bench` and `slo_bench.policy` offer, and that every name has an example which runs."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import inspect
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import slo_bench
+from slo_bench import policy
+
+EXPERIMENTS = {
+    "CapacityOptions",
+    "CapacityResult",
+    "Experiment",
+    "Request",
+    "RunResult",
+    "SloBenchError",
+    "TuneSettings",
+    "Wanted",
+    "Workload",
+    "__version__",
+    "compare",
+    "load_source",
+    "parse_slo",
+    "plan_cheapest",
+    "plotly_figures",
+    "policy",
+    "read_results",
+    "search_capacity",
+    "suites",
+    "tune",
+    "write_csv",
+    "write_report",
+}
+POLICIES = {
+    "Action",
+    "Admission",
+    "Beside",
+    "Bounds",
+    "ClusterPolicy",
+    "ClusterView",
+    "Collocated",
+    "EmbedView",
+    "Fleet",
+    "Hosted",
+    "Instead",
+    "Key",
+    "Leave",
+    "Limits",
+    "Line",
+    "Links",
+    "Phase",
+    "Placement",
+    "Policy",
+    "PreemptBy",
+    "Predictions",
+    "Queue",
+    "Refill",
+    "Release",
+    "RequestState",
+    "Role",
+    "Routed",
+    "Router",
+    "SharingPolicy",
+    "Site",
+    "Slo",
+    "StaticPolicy",
+    "Tenant",
+    "UNLIMITED",
+    "View",
+    "Why",
+    "knob",
+}
+NO_EXAMPLE = {"__version__", "policy"}
+NO_DOCSTRING = {*NO_EXAMPLE, "Key", "UNLIMITED"}  # a type and a number
+
+
+def names_in_examples(module: ModuleType) -> set[str]:
+    """The names that the examples of a module's docstring use."""
+    assert module.__doc__ is not None
+    return {
+        node.id
+        for example in doctest.DocTestParser().get_examples(module.__doc__)
+        for node in ast.walk(ast.parse(textwrap.dedent(example.source)))
+        if isinstance(node, ast.Name)
+    }
+
+
+def test_public_names():
+    assert set(policy.__all__) == POLICIES
+    assert set(slo_bench.__all__) == EXPERIMENTS | POLICIES
+    assert set(slo_bench.__all__) <= set(dir(slo_bench))
+
+
+@pytest.mark.parametrize(
+    ("module", "names"), [(slo_bench, EXPERIMENTS), (policy, POLICIES)], ids=["top", "policy"]
+)
+def test_every_name_is_there_with_a_docstring_and_an_example(module, names):
+    undocumented = [n for n in names - NO_DOCSTRING if not inspect.getdoc(getattr(module, n))]
+    assert not undocumented
+    assert names - names_in_examples(module) - NO_EXAMPLE <= {"CapacityResult"}  # what is returned
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_names_for_policies_are_at_the_top_as_well(name):
+    assert getattr(slo_bench, name) is getattr(policy, name)
+
+
+@pytest.mark.parametrize("module", [slo_bench, policy], ids=["top", "policy"])
+def test_examples_run(module, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = doctest.testmod(module, extraglobs={"folder": tmp_path})
+    assert found.attempted > 10
+    assert not found.failed
+
+
+def test_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = slo_bench.nonsense
+    with pytest.raises(AttributeError, match="has no attribute 'nonsense'"):
+        _ = policy.nonsense
+
+
+@pytest.mark.parametrize(
+    ("statement", "unwanted"),
+    [
+        ("import slo_bench", {"numpy", "pandas", "pydantic", "optuna"}),
+        ("from slo_bench.policy import Policy, View, knob", {"pandas", "pydantic", "optuna"}),
+    ],
+    ids=["bare import", "policy"],
+)
+def test_import_brings_no_heavy_packages(statement, unwanted):
+    """A policy of one instance is imported inside a server, which has none of them."""
+    code = f"{statement}\nimport sys\nprint(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert not unwanted & set(ran.stdout.split())
+
+
+@pytest.mark.parametrize("folder", ["docs", "examples"])
+def test_no_page_and_no_example_imports_from_deep_inside(folder):
+    root = Path(slo_bench.__file__).parent
+    pages = [p for p in (root / folder).rglob("*") if p.suffix in (".md", ".py")]
+    if folder == "docs":
+        pages += [root / "README.md", root / "CONTRIBUTING.md"]
+    deep = [
+        f"{page.relative_to(root)}: {line.strip()}"
+        for page in pages
+        for line in page.read_text().splitlines()
+        if line.strip().startswith(("from slo_bench.", "import slo_bench."))
+        and not line.strip().startswith("from slo_bench.policy import")
+    ]
+    assert not deep
