@@ -18,22 +18,12 @@ from ...harness.results.capacity_file import FILE, check_rows, read_searches
 from ...harness.results.run_folder import EXPERIMENT, Row, RunFolder, Value, read_rows, write_whole
 from ...workloads.checksums import sealed
 from ...workloads.errors import SloBenchError
+from .asked import Asked
 from .cells import search_of
 from .options import Budget, CapacitySearch
 from .samples import LevelRunner, LevelSample
 
 _BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What is searched for, where the experiment does not say. None: see `search_capacity`."""
-
-    targets: tuple[float, ...] = (0.9, 0.99)
-    tolerance: float = 0.03
-    max_requests: int | None = None
-    max_time_s: float | None = None
-    warm_start: Path | None = None
 
 
 @dataclass(frozen=True)

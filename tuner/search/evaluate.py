@@ -14,8 +14,9 @@ from ...harness.experiments.execution.workers import Pool
 from ...harness.experiments.experiment import Experiment
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
+from ..capacity.asked import Asked
 from ..capacity.folder import search_cell, start_rps
-from ..capacity.options import Budget, CapacitySearch, SearchOptions
+from ..capacity.options import CapacitySearch, SearchOptions
 from ..capacity.search import SearchProgress
 from .objectives import CAPACITY, COST, Aim
 from .race import Pace, Raced, pace_of, race
@@ -23,10 +24,6 @@ from .runs import Ended, Runs
 from .serving import Servers
 from .space import Configuration, Space, key_of
 
-_SIMULATED_REQUESTS, _REAL_REQUESTS = 2000, 300  # of a run, at least
-_SIMULATED_BUDGET = Budget(requests=120_000)
-_REAL_BUDGET = Budget(requests=None, time_s=3600.0)
-_SEEDS = 3
 _MORE_TRIES = 2
 RACE_SEEDS = 500_000  # away from those of searches
 
@@ -74,16 +71,8 @@ class Evaluation:
     @property
     def options(self) -> SearchOptions:
         """Of every capacity search."""
-        asked = self.experiment
-        least = _SIMULATED_REQUESTS if self.simulated else _REAL_REQUESTS
-        return SearchOptions(
-            targets=(self.aim.target,),
-            tolerance=self.tolerance,
-            requests=asked.requests[0] or least,
-            seeds=asked.seeds or _SEEDS,
-            first_seed=asked.seed,
-            budget=_SIMULATED_BUDGET if self.simulated else _REAL_BUDGET,
-        )
+        asked = Asked(targets=(self.aim.target,), tolerance=self.tolerance)
+        return SearchOptions.of(self.experiment, asked)
 
     def runs_of(self, configuration: Configuration) -> Runs:
         """The runs of a configuration so far.

@@ -22,7 +22,7 @@ from ...workloads.parsing import parse_json
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
 from .runs import Ended
 from .settings import TuneSettings
-from .space import Space
+from .space import SETTINGS, Space
 from .study_results import Found, TrialRow
 from .trial_leases import one_at_a_time
 
@@ -163,17 +163,10 @@ def launch_commands(
         knobs = {name: value for name, value in knobs.items() if name in OWN_OPTIONS[backend]}
     for name, value in knobs.items():
         words += ["--knob", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-    for name, option in (
-        ("instances", "--instances"),
-        ("router", "--router"),
-        ("kv_blocks", "--kv-blocks"),
-        ("block_tokens", "--block-tokens"),
-        ("host_blocks", "--host-blocks"),
-    ):
-        value = getattr(applied, name)[0]
-        default = Experiment.model_fields[name].default[0]
-        if value != default and value is not None:
-            words += [option, str(value)]
+    for name in ("instances", "router", "kv_blocks", "block_tokens", "host_blocks"):
+        value = getattr(applied, name)
+        if value not in (SETTINGS[name].default, (None,)):
+            words += [SETTINGS[name].option, str(value[0])]
     args = list(applied.server.args)
     for name, flags in (
         ("tp", {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}),

@@ -30,12 +30,13 @@ from .prepare import Tuning, prepared
 from .runs import Ended
 from .samplers import SAMPLERS, ByNumber
 from .serving import Servers
-from .settings import TuneSettings, text_of
+from .settings import TuneSettings
 from .storage import JOURNAL, opened, quiet
 from .study_location import FILE as PLACE_FILE
 from .study_location import Place, place_of, within_reach
 from .study_results import found_in
 from .trial_leases import alive, new_name, one_at_a_time
+from .tune_file import text_of
 from .worker import TuneProgress, Watch, Worker
 
 _ASKED = "asked"
