@@ -132,7 +132,7 @@ if TYPE_CHECKING:
     from .reports.compare.comparing import compare, read_results
     from .reports.figures.notebook import plotly_figures
     from .reports.pages.run_page import write_report
-    from .tuner.capacity.checkpoint import CapacityOptions as CapacityOptions
+    from .tuner.capacity.asked import CapacityOptions as CapacityOptions
     from .tuner.capacity.folder import CapacityResult, search_capacity
     from .tuner.planning import TargetLoad, plan_cheapest
     from .tuner.search.settings import TuneSettings
@@ -209,7 +209,7 @@ __all__ = [
 
 # These bring numpy, pandas and pydantic; a bare `import slo_bench` (and --help) should not.
 _WHERE = {
-    "CapacityOptions": (".tuner.capacity.checkpoint", "CapacityOptions"),
+    "CapacityOptions": (".tuner.capacity.asked", "CapacityOptions"),
     "CapacityResult": (".tuner.capacity.folder", "CapacityResult"),
     "Experiment": (".harness.experiments.experiment", "Experiment"),
     "Request": (".workloads.request", "Request"),

@@ -193,7 +193,6 @@ class AtDispatch:
         self._learned = learned
         self._workload = workload
         self._drawn = drawn
-        self._said: dict[int, LengthPrediction] = {}
         if not learned.online:
             self.follower = _reader(learned.folder, learned.base)
         elif followed is None:
@@ -201,28 +200,19 @@ class AtDispatch:
         else:
             self.follower = _copy_that_follows(learned, followed)
 
-    def lengths(self, rows: Sequence[int]) -> list[tuple[int, int]]:
-        """Tokens that half of such answers do not exceed, and nine in ten, at least 1."""
-        found = {row: (int(self._drawn[row]), int(self._drawn[row])) for row in rows}
+    def lengths(self, rows: Sequence[int]) -> list[tuple[int, int, LengthPrediction | None]]:
+        """Tokens that half of such answers do not exceed, and nine in ten, at least 1; and what
+        the follower takes with the answer, where there is a text.
+        """
+        found: dict[int, tuple[int, int, LengthPrediction | None]] = {
+            row: (int(self._drawn[row]), int(self._drawn[row]), None) for row in rows
+        }
         prompts = {row: self._learned.prompt(self._workload, row) for row in rows}
         known = {row: prompt for row, prompt in prompts.items() if prompt is not None}
         if known:
-            said = dict(zip(known, self.follower.read(list(known.values())), strict=True))
-            found |= {row: (one.half, one.most) for row, one in said.items()}
-            if self._learned.online:
-                self._said |= said
+            said = self.follower.read(list(known.values()))
+            found |= {row: (o.half, o.most, o) for row, o in zip(known, said, strict=True)}
         return [found[row] for row in rows]
-
-    def came(self, row: int, output_tokens: int) -> None:
-        """Report the true output length of a request to the predictor."""
-        said = self._said.pop(row, None)
-        if said is not None:
-            self.follower.came(said, output_tokens)
-
-    def close(self) -> None:
-        """End the predictor after the last request."""
-        if self._learned.online:
-            self.follower.close()
 
 
 def _copy_that_follows(learned: LearnedLength, folder: Path) -> OnlineLengthPredictor:

@@ -78,7 +78,7 @@ VLLM = RECIPES["vllm"].builds["cpu"]
 # No torch that fits its kernels is at hand everywhere; its scheduler runs without them.
 OLD_VLLM = "0.19.1"
 OLD_VLLM_FOLDER = "SLO_BENCH_OLD_VLLM"  # holds its package, and what the newer ones no longer need
-MAKE_MODEL = Path(__file__).parent / "backends" / "make_tiny_model.py"
+MAKE_MODEL = Path(__file__).parent / "harness" / "servers" / "launch" / "make_tiny_model.py"
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,8 @@ from importlib import resources
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
+
+from platformdirs import user_cache_path
 
 from .errors import SloBenchError, UnknownNameError
 
@@ -74,13 +75,7 @@ def cache_folder() -> Path:
     """`$SLO_BENCH_CACHE`, or the platform's folder for caches."""
     if chosen := os.environ.get(CACHE_VARIABLE):
         return Path(chosen)
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Caches")
-    else:
-        base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(base) / "slo-bench"
+    return user_cache_path("slo-bench", appauthor=False, opinion=False)
 
 
 def fetch(

@@ -11,8 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ...tuner.capacity.asked import (
+    REAL_REQUESTS,
+    SEARCH,
+    SEEDS,
+    SIMULATED_REQUESTS,
+    CapacityOptions,
+)
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
+from ..options.from_schema import Given, Offer, with_options
 
 if TYPE_CHECKING:
     from ...tuner.capacity.folder import CapacityProgress
@@ -28,152 +36,53 @@ EXAMPLES = (
     "slo-bench capacity --base-url http://127.0.0.1:8000 --rates 1,20 --max-time 900",
 )
 
-_SEARCH = "Search"
-
-Rates = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LOW,HIGH|START",
-        help="Search between these rates, in requests per second; a single one is where the search "
-        "begins. Default: begin near the estimated capacity, or at 1 on a real server.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-Requests = Annotated[
-    int | None,
-    typer.Option(
-        "--requests",
-        "-n",
-        metavar="N",
-        help="The least in a run; runs grow where waiting requests hold each other up for long. "
-        "Default: 2000, on a real server 300; of a trace all.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-Seeds = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Runs of a rate, each with a seed of its own, before the next is chosen. Default: 3.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-Target = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--target",
-        metavar="SHARE",
-        help="Share of requests in SLO. May be repeated. Default: 0.9 and 0.99.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-Tolerance = Annotated[
-    float,
-    typer.Option(
-        metavar="SHARE",
-        help="Stop when the interval is so narrow: ± that share of the estimate.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-MaxRequests = Annotated[
-    int | None,
-    typer.Option(
-        metavar="N",
-        help="Spend no more on one configuration. Default: 120,000, on a real server no limit.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-MaxTime = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S",
-        help="Run no longer on one configuration. Default: an hour on a real server.",
-        rich_help_panel=_SEARCH,
-    ),
-]
-WarmStart = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="DIR",
-        help="Begin where an earlier search of a similar configuration ended.",
-        rich_help_panel=_SEARCH,
-    ),
-]
+CHANGED = {
+    "rates": {
+        "panel": SEARCH,
+        "metavar": "LOW,HIGH|START",
+        "help": "Search between these rates, in requests per second; a single one is where the "
+        "search begins. Default: begin near the estimated capacity, or at 1 on a real server.",
+    },
+    "requests": {
+        "panel": SEARCH,
+        "help": "The least in a run; runs grow where waiting requests hold each other up for long. "
+        f"Default: {SIMULATED_REQUESTS}, on a real server {REAL_REQUESTS}; of a trace all.",
+    },
+    "seeds": {
+        "panel": SEARCH,
+        "help": "Runs of a rate, each with a seed of its own, before the next is chosen. "
+        f"Default: {SEEDS}.",
+    },
+}
 AsJson = Annotated[
     bool,
     typer.Option("--json", help="Print the capacities as a JSON list, and nothing else."),
 ]
 
 
+@with_options
 def capacity(
-    file: options.File = None,
-    suite: options.Suite = None,
-    system: options.System = None,
-    sweep: options.Sweep = None,
-    target: Target = None,
-    tolerance: Tolerance = 0.03,
-    max_requests: MaxRequests = None,
-    max_time: MaxTime = None,
-    rates: Rates = None,
-    requests: Requests = None,
-    seeds: Seeds = None,
-    warm_start: WarmStart = None,
-    workload: options.Workload = None,
-    arrivals: options.Arrivals = None,
-    warmup: options.Warmup = None,
-    slo: options.Slo = None,
-    slo_scale: options.SloScale = None,
-    seed: options.Seed = None,
-    model: options.Model = None,
-    gpu: options.Gpu = None,
-    gpus: options.Gpus = None,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    device_map: options.DeviceMap = None,
-    instances: options.Instances = None,
-    router: options.Router = None,
-    failures: options.Failures = None,
-    profile: options.Profile = None,
-    overlong_requests: options.OverlongRequests = None,
-    backend: options.Backend = None,
-    base_url: options.BaseUrl = None,
-    api: options.Api = None,
-    header: options.Header = None,
-    api_key_env: options.ApiKeyEnv = None,
-    body: options.Body = None,
-    prompt_format: options.PromptFormat = None,
-    tokenizer: options.Tokenizer = None,
-    server_arg: options.ServerArg = None,
-    time_limit: options.TimeLimit = None,
-    processes: options.Processes = None,
-    save_token_times: options.SaveTokenTimes = False,
+    given: Annotated[
+        Given, Offer(without=("replay_speeds", "load_factors", "duration_s"), changed=CHANGED)
+    ],
+    search: Annotated[Given, Offer(CapacityOptions)],
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,
     executor: options.Executor = "local",
     address: options.Address = None,
-    records: options.Records = None,
     no_report: options.NoReport = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the highest rate at which enough requests meet their SLO, with its 95 % interval."""
-    given = dict(locals())
     from ...harness.experiments.experiment import new_folder
     from ...harness.load_generator.machine import cores
     from ...harness.servers.launch.backend_names import SIMULATED
-    from ...tuner.capacity.checkpoint import CapacityOptions
     from ...tuner.capacity.folder import search_capacity
     from ..options.executor import executor_of, pool_of
-    from ..options.experiment import asked_experiment
+    from ..options.experiment import experiment_of
 
-    experiment = asked_experiment(given)
-    asked = CapacityOptions(
-        targets=tuple(target or (0.9, 0.99)),
-        tolerance=tolerance,
-        max_requests=max_requests,
-        max_time_s=max_time,
-        warm_start=warm_start,
-    )
+    experiment = experiment_of(given, options.resumed_in(out, resume))
     folder = new_folder(f"capacity-{experiment.name}") if out is None else out
     where = executor_of(executor, address)
     simulated = experiment.backend == SIMULATED
@@ -190,7 +99,7 @@ def capacity(
             result = search_capacity(
                 experiment,
                 folder,
-                asked=asked,
+                asked=CapacityOptions(**search.settings),
                 resume=resume,
                 progress=watch,
                 ended=ended,

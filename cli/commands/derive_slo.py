@@ -3,43 +3,36 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError
-from ..options.completion import listed
+from ..options.from_schema import Given, Offer, with_options
 
 EXAMPLES = (
     'slo-bench derive-slo --models "fleet(llama-3.1-8b*4, qwen2.5-3b*4)" --rate 4',
     'slo-bench derive-slo --models "fleet(qwen3-8b*2)" --rate 4 --bound ttft --each --json',
 )
-DEFAULT_DURATION_S = 3600.0
+_DEFAULTS: dict[str, Any] = {
+    "workload": "azure-conv",
+    "gpu": "h100-80g",
+    "duration_s": 3600.0,
+    "seed": 0,
+}
+_CHANGED = {
+    "workload": {"help": "As in `run`. Default: azure-conv.", "repeated": False},
+    "gpu": {"help": "Kind of GPU. Default: h100-80g."},
+    "duration_s": {"help": "Seconds of arrivals. Default: 3600."},
+    "seed": {"help": "Seed of the random numbers. Default: 0."},
+}
 
 
+@with_options
 def derive_slo(
     models: Annotated[str, typer.Option(metavar="fleet(…)|zipf(…)", help="As in `run`.")],
     rate: Annotated[float, typer.Option(metavar="R", help="Of all models together, req/s.")],
-    workload: Annotated[
-        str,
-        typer.Option(
-            "--workload",
-            "-w",
-            metavar="W",
-            help="As in `run`.",
-            autocompletion=listed("workloads"),
-        ),
-    ] = "azure-conv",
-    gpu: Annotated[
-        str,
-        typer.Option(
-            "--gpu", "-g", metavar="G", help="The kind of GPU.", autocompletion=listed("gpus")
-        ),
-    ] = "h100-80g",
-    duration: Annotated[
-        float, typer.Option(metavar="S", help="Seconds of arrivals.")
-    ] = DEFAULT_DURATION_S,
-    seed: Annotated[int, typer.Option(metavar="N", min=0, help="Of the random numbers.")] = 0,
+    given: Annotated[Given, Offer(only=_DEFAULTS, changed=_CHANGED)],
     quantile: Annotated[float, typer.Option(metavar="Q", help="Of each model's latencies.")] = 0.95,
     bound: Annotated[
         list[str] | None,
@@ -67,10 +60,11 @@ def derive_slo(
     strangers = set(bound or ()) - {"ttft", "tpot"}
     if strangers:
         raise SloBenchError(f"--bound must be ttft or tpot but is {min(strangers)!r}")
-    spec = WorkloadSpec(workload, models=models)
-    made = source(spec).make(rate_rps=rate, duration_s=duration, seed=seed)
+    asked = _DEFAULTS | given.settings
+    spec = WorkloadSpec(asked["workload"], models=models)
+    made = source(spec).make(rate_rps=rate, duration_s=asked["duration_s"], seed=asked["seed"])
     # Each has as many GPUs as it needs.
-    alone = models_of(PlacementSpec("llama-3.1-8b", gpu, 1), spec, gpus=1 << 30)
+    alone = models_of(PlacementSpec("llama-3.1-8b", asked["gpu"], 1), spec, gpus=1 << 30)
     slos = dedicated_slos(made, alone, quantile)
     if not each:
         slos = by_shape(slos)

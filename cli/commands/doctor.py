@@ -152,14 +152,15 @@ def _memory() -> Finding:
 
 
 def _gpu() -> Finding:
-    from ...harness.servers.launch.nvml import NvmlError, load
+    import pynvml
+
+    from ...harness.servers.launch.nvml import all_gpus
 
     try:
-        nvml = load()
-        found = [f"{gpu.name}, {(gpu.memory_bytes or 0) / 2**30:.0f} GiB" for gpu in nvml.gpus()]
-        driver = nvml.driver
-    except NvmlError as error:
-        return Finding("GPU", "missing", f"{error}; the simulator needs none")
+        found = [f"{gpu.name}, {(gpu.memory_bytes or 0) / 2**30:.0f} GiB" for gpu in all_gpus()]
+        driver = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError as error:
+        return Finding("GPU", "missing", f"no NVIDIA driver ({error}); the simulator needs none")
     if not found:
         return Finding("GPU", "missing", f"driver {driver}, but no GPU; the simulator needs none")
     return Finding("GPU", "ok", f"{'; '.join(found)} (driver {driver}, watched by NVML)")

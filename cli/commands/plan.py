@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from ...harness.experiments.config.setting import ARRIVES
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
 from ..options.completion import listed
+from ..options.from_schema import Given, Offer, with_options
 
 EXAMPLES = (
     "slo-bench plan --rate 10",
@@ -21,19 +23,15 @@ EXAMPLES = (
 _CHOICE = "Deployment"
 
 Rate = Annotated[
-    float, typer.Option(metavar="R", help="Requests per second.", rich_help_panel=options.WORKLOAD)
+    float, typer.Option(metavar="R", help="Requests per second.", rich_help_panel=ARRIVES)
 ]
 Target = Annotated[
     float,
-    typer.Option(
-        metavar="SHARE", help="Requests in SLO, at least.", rich_help_panel=options.WORKLOAD
-    ),
+    typer.Option(metavar="SHARE", help="Requests in SLO, at least.", rich_help_panel=ARRIVES),
 ]
 Headroom = Annotated[
     float,
-    typer.Option(
-        metavar="SHARE", help="Plan for so much more load.", rich_help_panel=options.WORKLOAD
-    ),
+    typer.Option(metavar="SHARE", help="Plan for so much more load.", rich_help_panel=ARRIVES),
 ]
 Kinds = Annotated[
     list[str] | None,
@@ -63,24 +61,21 @@ AsJson = Annotated[
 ]
 
 
+_ASKED = (
+    *("systems", "sweep", "set", "workload", "arrivals", "slo", "slo_scale", "seed"),
+    *("model", "tp", "pp", "router"),
+)
+
+
+@with_options
 def plan(
     rate: Rate,
-    model: options.Model = None,
-    workload: options.Workload = None,
-    arrivals: options.Arrivals = None,
-    slo: options.Slo = None,
-    slo_scale: options.SloScale = None,
+    given: Annotated[Given, Offer(only=_ASKED)],
     target: Target = 0.9,
     headroom: Headroom = 0.0,
-    system: options.System = None,
-    sweep: options.Sweep = None,
     gpu: Kinds = None,
     price: Price = None,
     max_gpus: MaxGpus = 64,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    router: options.Router = None,
-    seed: options.Seed = None,
     plans: Plans = 5,
     out: options.Out = None,
     resume: options.Resume = False,
@@ -91,17 +86,15 @@ def plan(
     Every plan was simulated at the rate until that was certain; what it can carry at most has an
     interval. With --out, the first plan's launch script and experiment are written too.
     """
-    given = {**locals(), "gpu": None, "resume": False}
     from ...reports.pages.plan import plan_rows, plan_table
     from ...tuner.planning import TargetLoad, plan_cheapest
     from ...tuner.planning.launch_files import write_launch_files
-    from ..options.experiment import asked_experiment
+    from ..options.experiment import experiment_of
     from ..output.progress import changing_line
 
-    if resume and out is None:
-        raise SloBenchError("--resume needs the folder to go on with: --out DIR")
-    given["system"] = system or ["vllm"]
-    experiment = asked_experiment(given)
+    options.resumed_in(out, resume)
+    given.settings.setdefault("systems", ("vllm",))
+    experiment = experiment_of(given)
     wanted = TargetLoad(rate, target, headroom, max_gpus, plans)
     kinds = tuple(name for one in gpu or () for name in one.split(","))
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ import typer
 
 from ...workloads.errors import SloBenchError
 from ..options import predict_data
+from ..options.from_schema import with_options
 
 EXAMPLES = (
     "slo-bench predict-train alpaca.json sharegpt.json --out lengths",
@@ -19,8 +21,32 @@ EXAMPLES = (
 )
 
 
+@dataclass(frozen=True)
+class Training:
+    """How it is trained; see `TrainSettings`."""
+
+    head: Annotated[str, typer.Option(metavar="H", help="softmax, ordinal or quantile.")] = (
+        "softmax"
+    )
+    lora_r: Annotated[int, typer.Option(metavar="R", help="Rank of the adapters.")] = 16
+    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the data.")] = 3
+    batch: Annotated[int, typer.Option(metavar="N", help="Prompts a step.")] = 24
+    learning_rate: Annotated[float, typer.Option(metavar="X", help="At its highest.")] = 1e-3
+    max_tokens: Annotated[
+        int, typer.Option(metavar="N", help="Of a prompt and the model's name, that are read.")
+    ] = 128
+    patience: Annotated[
+        int, typer.Option(metavar="N", help="Stop after N epochs without a better validation loss.")
+    ] = 2
+    test_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of prompts kept out for predict-eval.")
+    ] = 0.05
+
+
+@with_options
 def predict_train(
     data: predict_data.Data,
+    training: Training,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="A new folder.")
     ] = None,
@@ -46,22 +72,6 @@ def predict_train(
         str | None,
         typer.Option(metavar="0,8,16,…", help="First lengths of buckets. Default: 0,8,16,…,2048."),
     ] = None,
-    head: Annotated[str, typer.Option(metavar="H", help="softmax, ordinal or quantile.")] = (
-        "softmax"
-    ),
-    lora_r: Annotated[int, typer.Option(metavar="R", help="Rank of the adapters.")] = 16,
-    epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the data.")] = 3,
-    batch: Annotated[int, typer.Option(metavar="N", help="Prompts a step.")] = 24,
-    learning_rate: Annotated[float, typer.Option(metavar="X", help="At its highest.")] = 1e-3,
-    max_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Of a prompt and the model's name, that are read.")
-    ] = 128,
-    patience: Annotated[
-        int, typer.Option(metavar="N", help="Stop after N epochs without a better validation loss.")
-    ] = 2,
-    test_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of prompts kept out for predict-eval.")
-    ] = 0.05,
     seed: Annotated[int, typer.Option(metavar="N", help="Of everything that is drawn.")] = 0,
     device: predict_data.Device = "auto",
     threads: predict_data.Threads = None,
@@ -113,15 +123,8 @@ def predict_train(
         )
 
     settings = TrainSettings(
-        head=head,
         edges=DEFAULT_EDGES if buckets is None else _edges(buckets),
-        lora_r=lora_r,
-        epochs=epochs,
-        batch=batch,
-        learning_rate=learning_rate,
-        max_tokens=max_tokens,
-        patience=patience,
-        test_share=test_share,
+        **vars(training),
         seed=seed,
         device=device,
     )

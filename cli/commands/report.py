@@ -36,15 +36,14 @@ def report(
     from ...harness.results.read import read_runs
     from ...reports.figures.levels import combine
     from ...reports.pages.run_page import write_report
-    from ...reports.pages.tables import summary_table
+    from ...reports.pages.summary import summary_table
     from ..output.console import terminal
 
     if out is None:
         out = run_dirs[0] / "report.html" if len(run_dirs) == 1 else Path("report.html")
     console = terminal()
     if len(run_dirs) == 1 and (run_dirs[0] / TUNED).is_file():
-        from ...reports.pages.tuning import tuning_text
-        from ...reports.pages.tuning_page import rewrite_tuning
+        from ...reports.pages.tuning import rewrite_tuning, tuning_text
 
         console.print(tuning_text(rewrite_tuning(run_dirs[0], out)))
     else:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from ...workloads.errors import SloBenchError
 from ..options import declared as options
+from ..options.from_schema import Given, Offer, with_options
 
 EXAMPLES = (
     "slo-bench run",
@@ -22,73 +25,30 @@ EXAMPLES = (
 )
 
 
+@with_options
 def run(
-    file: options.File = None,
-    suite: options.Suite = None,
-    system: options.System = None,
-    sweep: options.Sweep = None,
-    workload: options.Workload = None,
-    arrivals: options.Arrivals = None,
-    rates: options.Rates = None,
-    load_factors: options.LoadFactors = None,
-    replay_speed: options.ReplaySpeed = None,
-    requests: options.Requests = None,
-    duration: options.Duration = None,
-    warmup: options.Warmup = None,
-    slo: options.Slo = None,
-    slo_scale: options.SloScale = None,
-    seeds: options.Seeds = None,
-    seed: options.Seed = None,
-    model: options.Model = None,
-    gpu: options.Gpu = None,
-    gpus: options.Gpus = None,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    device_map: options.DeviceMap = None,
-    instances: options.Instances = None,
-    router: options.Router = None,
-    failures: options.Failures = None,
-    embedder: options.Embedder = None,
-    models: options.Models = None,
-    profile: options.Profile = None,
-    length_predictor: options.LengthPredictor = None,
-    overlong_requests: options.OverlongRequests = None,
-    backend: options.Backend = None,
-    base_url: options.BaseUrl = None,
-    api: options.Api = None,
-    header: options.Header = None,
-    api_key_env: options.ApiKeyEnv = None,
-    body: options.Body = None,
-    prompt_format: options.PromptFormat = None,
-    tokenizer: options.Tokenizer = None,
-    server_arg: options.ServerArg = None,
-    time_limit: options.TimeLimit = None,
-    processes: options.Processes = None,
-    save_token_times: options.SaveTokenTimes = False,
-    export: options.Export = None,
+    given: Annotated[Given, Offer()],
     validate: options.Validate = False,
     out: options.Out = None,
     resume: options.Resume = False,
     jobs: options.Jobs = None,
     executor: options.Executor = "local",
     address: options.Address = None,
-    records: options.Records = None,
     no_report: options.NoReport = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Run an experiment: every system at every rate and seed. Writes a folder with a report."""
-    given = dict(locals())
     from ...harness.validation.run_replay import validate_run
     from ...predictors.profiles.profile import read_profile
     from ..options.executor import executor_of
-    from ..options.experiment import asked_experiment
+    from ..options.experiment import experiment_of
     from ..output.run import run_shown, summarise, write_page
     from ..output.validated_run import levels_shown, validated
 
-    judged = profile if validate else None
-    if validate:
-        given["profile"] = None  # judged, and no setting of the experiment
-    experiment = asked_experiment(given)
+    judged = None
+    if validate and "profile" in given.settings:  # judged, and no setting of the experiment
+        judged = Path(given.settings.pop("profile"))
+    experiment = experiment_of(given, options.resumed_in(out, resume))
     if validate or experiment.server.validated:
         experiment = validated(experiment, judged)
         validate = True

@@ -34,12 +34,12 @@ def selftest(
     ] = False,
 ) -> None:
     """Measure a server with known times: our error, our cost, the rates this machine can send."""
-    from ...harness.experiments.config.load import rates_text
+    from ...harness.experiments.config.setting import number_list
     from ...harness.validation.selftest import RATES_RPS, self_test
 
     if seconds <= 0:
         raise SloBenchError(f"--seconds must be positive but is {seconds:g}")
-    asked = rates_text(rates) if rates is not None else RATES_RPS
+    asked = number_list(rates) if rates is not None else RATES_RPS
     if min(asked) <= 0:
         raise SloBenchError("--rates must be positive")
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ...workloads.errors import SloBenchError
-from ..options import declared as options
-from ..options.completion import listed
+from ..options.from_schema import Given, Offer, with_options
 
 if TYPE_CHECKING:
     from ...harness.experiments.execution.cells import CellSpec
@@ -29,17 +29,19 @@ DEFAULT_SYSTEMS = ("vllm", "sarathi")
 DEFAULT_REQUESTS = 500
 
 
+_ASKED = (
+    *("systems", "set", "workload", "slo", "requests", "seeds", "seed"),
+    *("model", "gpu", "gpus", "tp", "router"),
+)
+_CHANGED = {
+    "systems": {"help": "Two or more. Default: vllm and sarathi."},
+    "requests": {"help": f"Requests of each simulated cell. Default: {DEFAULT_REQUESTS}."},
+}
+
+
+@with_options
 def sensitivity(
-    system: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--system",
-            "-s",
-            metavar="S",
-            help="Two or more. Default: vllm and sarathi.",
-            autocompletion=listed("systems"),
-        ),
-    ] = None,
+    given: Annotated[Given, Offer(only=_ASKED, changed=_CHANGED)],
     perturb: Annotated[
         list[str] | None,
         typer.Option(
@@ -63,29 +65,6 @@ def sensitivity(
     rate: Annotated[
         float | None, typer.Option(metavar="R", help="Offered rate, req/s; for other metrics.")
     ] = None,
-    workload: Annotated[
-        str | None,
-        typer.Option(
-            "--workload",
-            "-w",
-            metavar="W",
-            help="As in `run`.",
-            autocompletion=listed("workloads"),
-        ),
-    ] = None,
-    slo: Annotated[
-        str | None, typer.Option(metavar="ttft=1,tpot=0.15", help="As in `run`.")
-    ] = None,
-    requests: Annotated[
-        int, typer.Option("--requests", "-n", metavar="N", help="Requests of each simulated cell.")
-    ] = DEFAULT_REQUESTS,
-    seeds: Annotated[int, typer.Option(metavar="N", help="Repetitions.")] = 3,
-    seed: Annotated[int, typer.Option(metavar="N", help="The first seed.")] = 0,
-    model: options.Model = None,
-    gpu: options.Gpu = None,
-    gpus: options.Gpus = None,
-    tp: options.Tp = None,
-    router: options.Router = None,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
     ] = None,
@@ -95,9 +74,9 @@ def sensitivity(
 
     One thing is changed at a time, over a range; where two systems change places is named.
     """
-    from ...harness.experiments.experiment import Experiment
     from ...reports.pages import sensitivity as shown
     from ...tuner.sensitivity.study import CAPACITY, Ranked, study
+    from ..options.experiment import experiment_of
     from ..output.console import terminal
     from ..output.progress import counted
 
@@ -106,21 +85,11 @@ def sensitivity(
         raise SloBenchError(f"--metric {metric} is taken at one rate: give --rate")
     if metric == CAPACITY and rate is not None:
         raise SloBenchError("capacity is searched over rates; leave --rate out, or give --metric")
-    asked: dict[str, Any] = {
-        "systems": tuple(name for one in system or DEFAULT_SYSTEMS for name in one.split(",")),
-        "workload": workload,
-        "slo": slo,
-        "requests": requests,
-        "seeds": seeds,
-        "seed": seed,
-        "model": model,
-        "gpu": gpu,
-        "gpus": gpus,
-        "tp": tp,
-        "router": router,
-        "rates": None if rate is None else (rate,),
-    }
-    experiment = Experiment(**{name: value for name, value in asked.items() if value is not None})
+    defaults = {"systems": DEFAULT_SYSTEMS, "requests": DEFAULT_REQUESTS}
+    asked = replace(given, settings=defaults | given.settings)
+    if rate is not None:
+        asked.settings["rates"] = (rate,)
+    experiment = experiment_of(asked)
     cells = _one_level(list(experiment.plan().cells))
     with counted("points") as progress:
         found = study(cells, _axes(perturb), ranked, progress=progress)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError
 from ..options.completion import listed
+from ..options.from_schema import Given, Offer, with_options
 
 EXAMPLES = (
     "slo-bench serve vllm --backend vllm --model path/to/model --instances 2 --router prefix-aware",
@@ -26,6 +27,31 @@ EXAMPLES = (
 )
 
 
+_TAKEN = (
+    *("instances", "router", "length_predictor", "num_gpu_blocks", "block_size", "num_cpu_blocks"),
+    *("embedder", "server.kv_transfer", "server.kv_store", "server.kvcached", "server.args"),
+    "server.startup_timeout_s",
+)
+_CHANGED = {
+    "instances": {"help": "Servers, behind one address. Default: 1."},
+    "router": {
+        "help": "Which of several servers gets a request: round-robin, least-loaded, prefix-aware "
+        "or load-aware. Default: as the system has it."
+    },
+    "length_predictor": {
+        "help": "What tells the policy how long answers will be, before they begin: a folder that "
+        "`slo-bench predict-train` made, learned(DIR, model=NAME, online=200), which follows "
+        "what comes, or constant(N). Default: nothing does."
+    },
+    "block_size": {"help": "Tokens of a KV block. Default: the server's own."},
+    "num_cpu_blocks": {
+        "help": "KV blocks of host memory for swapping. Default: 1024 where the system swaps."
+    },
+    "embedder": {"help": "With torch: an encoder beside the model, for /v1/embeddings."},
+}
+
+
+@with_options
 def serve(
     system: Annotated[
         str,
@@ -36,6 +62,7 @@ def serve(
             autocompletion=listed("systems"),
         ),
     ],
+    given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -73,80 +100,13 @@ def serve(
     port: Annotated[
         int | None, typer.Option(metavar="N", help="Default: one that is free.")
     ] = None,
-    instances: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Servers, behind one address.")
-    ] = 1,
-    router: Annotated[
-        str | None,
-        typer.Option(
-            metavar="R",
-            help="Which of several servers gets a request: round-robin, least-loaded, "
-            "prefix-aware or load-aware. Default: as the system has it.",
-        ),
-    ] = None,
-    length_predictor: Annotated[
-        str | None,
-        typer.Option(
-            metavar="P",
-            help="What tells the policy how long answers will be, before they begin: a folder that "
-            "`slo-bench predict-train` made, learned(DIR, model=NAME, online=200), which follows "
-            "what comes, or constant(N). Default: nothing does.",
-        ),
-    ] = None,
-    kv_transfer: Annotated[
-        str,
-        typer.Option(
-            metavar="T",
-            help="How KV goes from prefill to decode instances: files (a temporary folder) or "
-            "nixl.",
-        ),
-    ] = "files",
     served_name: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The model's name for clients. Default: as --model."),
     ] = None,
-    num_gpu_blocks: Annotated[
-        int | None, typer.Option(metavar="N", help="KV blocks. Default: what memory holds.")
-    ] = None,
-    block_size: Annotated[
-        int | None, typer.Option(metavar="N", help="Tokens of a KV block.")
-    ] = None,
-    num_cpu_blocks: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="KV blocks of host memory for swapping. Default: 1024 where the system swaps.",
-        ),
-    ] = None,
-    embedder: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PATH", help="With torch: an encoder beside the model, for /v1/embeddings."
-        ),
-    ] = None,
     device: Annotated[
         str | None,
         typer.Option(metavar="D", help="With torch: cpu (the default), cuda or cuda:N."),
-    ] = None,
-    kv_store: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FOLDER=GIB",
-            help="With torch: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; "
-            "repeated, the fastest first. Servers of one model that name the same share them.",
-        ),
-    ] = None,
-    kvcached: Annotated[
-        bool,
-        typer.Option(
-            "--kvcached",
-            help="On GPUs: KV pages are mapped on demand by the library kvcached, so that servers "
-            "on one GPU share its memory.",
-        ),
-    ] = False,
-    server_arg: Annotated[
-        list[str] | None,
-        typer.Option(metavar="ARG", help="Passed on to the server as it is. May be repeated."),
     ] = None,
     step_log: Annotated[
         Path | None,
@@ -156,9 +116,6 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="The server's output. Default: servers/SYSTEM.log."),
     ] = None,
-    startup_timeout: Annotated[
-        float, typer.Option(metavar="S", help="How long the start may take, in seconds.")
-    ] = 300.0,
 ) -> None:
     """Serve a model with a policy inside the server; prints the address once it answers.
 
@@ -189,17 +146,22 @@ def serve(
 
     stop_on_signals(signal.SIGTERM, signal.SIGHUP)
     models = model or []
+    asked = given.settings
+    instances, router = asked.get("instances", 1), asked.get("router")
+    length_predictor, embedder = asked.get("length_predictor"), asked.get("embedder")
+    kv_store = given.value("server.kv_store")
+    blocks: dict[str, Any] = {
+        name: asked.get(name) for name in ("num_gpu_blocks", "block_size", "num_cpu_blocks")
+    }
     if backend == "torch":
         serve_torch(
             system,
             only_one(models, system),
             parameters_of(parameter or []),
             served_name=served_name,
-            num_gpu_blocks=num_gpu_blocks,
-            block_size=block_size or 16,
-            num_cpu_blocks=num_cpu_blocks,
+            **{**blocks, "block_size": blocks["block_size"] or 16},
             embedder=embedder,
-            kv_store=kv_store or (),
+            kv_store=kv_store,
             device=device or "cpu",
             port=port or 0,
             length_predictor=length_predictor,
@@ -219,14 +181,12 @@ def serve(
         system=system,
         parameters=parameters_of(parameter or []),
         served_name=served_name,
-        num_gpu_blocks=num_gpu_blocks,
-        block_size=block_size,
-        num_cpu_blocks=num_cpu_blocks,
-        server_args=tuple(server_arg or ()),
+        **blocks,
+        server_args=given.value("server.args"),
         step_log=step_log,
-        startup_timeout_s=startup_timeout,
-        transfer=transfer_of(kv_transfer),
-        kvcached=kvcached,
+        startup_timeout_s=given.value("server.startup_timeout_s"),
+        transfer=transfer_of(given.value("server.kv_transfer")),
+        kvcached=given.value("server.kvcached"),
     )
     router_by_name(router or "round-robin")
     if router is not None and wanted.controller is not None:

@@ -120,9 +120,9 @@ def before(
     """
     if predictor is None:
         return lambda plan: plan
-    from ...harness.servers.gateway.length_prediction import LengthPredictionPlan, prompt_lengths
+    from ...harness.servers.gateway.length_prediction import LengthPredictionPlan, foretells
 
-    made = prompt_lengths(predictor, say)
+    made = foretells(predictor, say)
     stack.callback(made.close)
     return lambda plan: LengthPredictionPlan(plan, field, made)
 

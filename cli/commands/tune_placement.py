@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...workloads.errors import SloBenchError
+from ..options.from_schema import Given, Offer, with_options
 
 if TYPE_CHECKING:
     from ...tuner.placement.compare import SolverResult
@@ -25,16 +27,83 @@ PLACEMENT_EXAMPLES = (
 _MODEL, _DEVICES, _ASKED = "Deployment", "Deployment", "Search"
 
 
+_TAKEN = ("model", "weight_dtype", "kv_dtype", "gpu", "memory_share", "seed")
+_CHANGED = {
+    "gpu": {"panel": _DEVICES, "help": "Kind of GPU, all alike. Default: as --topology says."},
+    "seed": {"panel": _ASKED, "help": "Seed of the random numbers."},
+}
+
+
+@dataclass(frozen=True)
+class MapSearch:
+    """Which map is looked for, how, and for which step."""
+
+    mode: Annotated[
+        str,
+        typer.Option(
+            metavar="he|lr|balanced",
+            help="Fewest devices, lowest latency, or both.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "balanced"
+    latency_weight: Annotated[
+        float | None,
+        typer.Option(metavar="A1", help="In place of the mode's.", rich_help_panel=_ASKED),
+    ] = None
+    device_weight: Annotated[
+        float | None,
+        typer.Option(metavar="A2", help="In place of the mode's.", rich_help_panel=_ASKED),
+    ] = None
+    method: Annotated[
+        str,
+        typer.Option(
+            metavar="exact|helr|even|optuna|morphling",
+            help="Whose map is drawn and written.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = "exact"
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="Ask Optuna, too.", rich_help_panel=_ASKED),
+    ] = False
+    trials: Annotated[int, typer.Option(metavar="N", help="Of Optuna.", rich_help_panel=_ASKED)] = (
+        300
+    )
+    tests: Annotated[
+        int,
+        typer.Option(metavar="N", help="Stress tests of morphling.", rich_help_panel=_ASKED),
+    ] = 4
+    test_requests: Annotated[
+        int,
+        typer.Option(metavar="N", help="Of each of these tests.", rich_help_panel=_ASKED),
+    ] = 100
+    batch: Annotated[
+        int,
+        typer.Option(metavar="N", help="Sequences of the step timed.", rich_help_panel=_ASKED),
+    ] = 8
+    context: Annotated[
+        int, typer.Option(metavar="N", help="KV tokens of each.", rich_help_panel=_ASKED)
+    ] = 512
+    host_ms: Annotated[
+        float,
+        typer.Option(
+            metavar="MS", help="Of the host in a step; an eager loop: 30.", rich_help_panel=_ASKED
+        ),
+    ] = 1.0
+    lanes: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Batches in flight, when the map is simulated. Default: one a stage.",
+            rich_help_panel=_ASKED,
+        ),
+    ] = None
+
+
+@with_options
 def tune_placement(
-    model: Annotated[
-        str, typer.Option("--model", "-m", metavar="M", help="As in `run`.", rich_help_panel=_MODEL)
-    ] = "llama-3.1-8b",
-    weight_dtype: Annotated[
-        str, typer.Option(metavar="D", help="Of the weights.", rich_help_panel=_MODEL)
-    ] = "bf16",
-    kv_dtype: Annotated[
-        str, typer.Option(metavar="D", help="Of the KV cache.", rich_help_panel=_MODEL)
-    ] = "bf16",
+    given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
+    asked: MapSearch,
     topology: Annotated[
         str | None,
         typer.Option(
@@ -44,20 +113,10 @@ def tune_placement(
             rich_help_panel=_DEVICES,
         ),
     ] = None,
-    gpu: Annotated[
-        str | None,
-        typer.Option("--gpu", "-g", metavar="G", help="All alike.", rich_help_panel=_DEVICES),
-    ] = None,
     devices: Annotated[
         int | None,
         typer.Option(metavar="N", help="So many of --gpu.", rich_help_panel=_DEVICES),
     ] = None,
-    memory_share: Annotated[
-        float,
-        typer.Option(
-            metavar="SHARE", help="Of a device's memory in use.", rich_help_panel=_DEVICES
-        ),
-    ] = 0.9,
     reserve_gib: Annotated[
         float,
         typer.Option(
@@ -72,70 +131,6 @@ def tune_placement(
             rich_help_panel=_DEVICES,
         ),
     ] = 2048,
-    mode: Annotated[
-        str,
-        typer.Option(
-            metavar="he|lr|balanced",
-            help="Fewest devices, lowest latency, or both.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = "balanced",
-    latency_weight: Annotated[
-        float | None,
-        typer.Option(metavar="A1", help="In place of the mode's.", rich_help_panel=_ASKED),
-    ] = None,
-    device_weight: Annotated[
-        float | None,
-        typer.Option(metavar="A2", help="In place of the mode's.", rich_help_panel=_ASKED),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            metavar="exact|helr|even|optuna|morphling",
-            help="Whose map is drawn and written.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = "exact",
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Ask Optuna, too.", rich_help_panel=_ASKED),
-    ] = False,
-    trials: Annotated[
-        int, typer.Option(metavar="N", help="Of Optuna.", rich_help_panel=_ASKED)
-    ] = 300,
-    tests: Annotated[
-        int,
-        typer.Option(metavar="N", help="Stress tests of morphling.", rich_help_panel=_ASKED),
-    ] = 4,
-    test_requests: Annotated[
-        int,
-        typer.Option(metavar="N", help="Of each of these tests.", rich_help_panel=_ASKED),
-    ] = 100,
-    seed: Annotated[
-        int,
-        typer.Option(metavar="N", help="Of the random numbers.", rich_help_panel=_ASKED),
-    ] = 0,
-    batch: Annotated[
-        int,
-        typer.Option(metavar="N", help="Sequences of the step timed.", rich_help_panel=_ASKED),
-    ] = 8,
-    context: Annotated[
-        int, typer.Option(metavar="N", help="KV tokens of each.", rich_help_panel=_ASKED)
-    ] = 512,
-    host_ms: Annotated[
-        float,
-        typer.Option(
-            metavar="MS", help="Of the host in a step; an eager loop: 30.", rich_help_panel=_ASKED
-        ),
-    ] = 1.0,
-    lanes: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Batches in flight, when the map is simulated. Default: one a stage.",
-            rich_help_panel=_ASKED,
-        ),
-    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -159,38 +154,38 @@ def tune_placement(
     from ...tuner.placement.problem import problem_of
     from ..output.console import terminal
 
-    if method not in (*METHODS, "morphling"):
+    if asked.method not in (*METHODS, "morphling"):
         raise SloBenchError(
-            f"--method must be one of {', '.join(METHODS)} or morphling but is {method!r}"
+            f"--method must be one of {', '.join(METHODS)} or morphling but is {asked.method!r}"
         )
-    spec, where = model_of(model), _topology(topology, gpu, devices)
-    weights = _weights(mode, latency_weight, device_weight)
+    numbers = {name: given.value(name) for name in ("weight_dtype", "kv_dtype", "memory_share")}
+    spec, seed = model_of(given.value("model")), given.value("seed")
+    where = _topology(topology, given.settings.get("gpu"), devices)
+    weights = _weights(asked.mode, asked.latency_weight, asked.device_weight)
     problem = problem_of(
         spec,
         where,
-        weight_dtype=weight_dtype,
-        kv_dtype=kv_dtype,
-        memory_share=memory_share,
+        **numbers,
         reserve_bytes=reserve_gib * 2**30,
         kv_tokens=kv_tokens,
-        batch=batch,
-        context_tokens=context,
-        host_s=host_ms / 1e3,
+        batch=asked.batch,
+        context_tokens=asked.context,
+        host_s=asked.host_ms / 1e3,
     )
-    beside = [name for name in METHODS if name != "optuna" or check or method == "optuna"]
-    found = answers(problem, weights, beside, trials=trials, seed=seed)
+    beside = [
+        name for name in METHODS if name != "optuna" or asked.check or asked.method == "optuna"
+    ]
+    found = answers(problem, weights, beside, trials=asked.trials, seed=seed)
     notes, ready_s = list[str](), 0.0
-    if method == "morphling":
+    if asked.method == "morphling":
         bench = Bench(
             where,
-            test_requests,
-            host_s=host_ms / 1e3,
-            weight_dtype=weight_dtype,
-            kv_dtype=kv_dtype,
-            memory_share=memory_share,
+            asked.test_requests,
+            host_s=asked.host_ms / 1e3,
+            **numbers,
             seed=seed,
         )
-        tried = morphling(spec, bench, tests=tests)
+        tried = morphling(spec, bench, tests=asked.tests)
         ready_s, placed = round(tried.took_s, 3), tried.placed
         latency_s, cost = problem.latency_s(placed), problem.cost(placed, weights)
         found.append(SolverResult("morphling", placed, latency_s, cost))
@@ -199,12 +194,16 @@ def tune_placement(
             f"morphling: {count} stress {'test' if count == 1 else 'tests'} took {ready_s:.0f} s "
             f"(simulated), in which nothing is served; batches of {tried.best.batch}"
         )
-    chosen = next(one for one in found if one.method == method)
+    chosen = next(one for one in found if one.method == asked.method)
     if chosen.refused:
-        answer(problem, weights, method, trials=trials, seed=seed)
-    result = shown.FoundMap(spec, where, problem, _mode_text(mode, weights), found, chosen, notes)
+        answer(problem, weights, asked.method, trials=asked.trials, seed=seed)
+    result = shown.FoundMap(
+        spec, where, problem, _mode_text(asked.mode, weights), found, chosen, notes
+    )
     if out is not None:
-        _write(out, document(spec, where, chosen.placed, lanes=lanes, ready_s=ready_s), chosen)
+        _write(
+            out, document(spec, where, chosen.placed, lanes=asked.lanes, ready_s=ready_s), chosen
+        )
     if html is not None:
         shown.write_map(result, html)
     if as_json:

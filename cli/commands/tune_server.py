@@ -6,9 +6,10 @@ from typing import Annotated
 
 import typer
 
+from ...tuner.search.settings import TuneSettings
 from ...workloads.errors import SloBenchError
-from ..options import declared as options
 from ..options import tune as tune_options
+from ..options.from_schema import Given, Offer, with_options
 
 EXAMPLES = (
     "slo-bench tune server --backend vllm --model path/to/model --objective goodput --rate 2 "
@@ -27,38 +28,30 @@ Model = Annotated[
 ]
 
 
+_NOT_OF_A_SERVER = (
+    *("backend", "model", "models", "gpu", "gpus", "device_map", "failures", "embedder"),
+    *("embed_instances", "profile", "weight_dtype", "kv_dtype", "memory_share", "host_memory_gib"),
+    *(
+        "host_s",
+        "overlong_requests",
+        "objective",
+        "client.base_urls",
+        "server.workers",
+        "server.moving",
+    ),
+    *("server.clock", "server.kv_store"),
+)
+
+
+@with_options
 def tune_server(
     backend: Backend,
     model: Model,
-    objective: tune_options.Objective = None,
-    target: tune_options.Target = None,
-    rate: tune_options.Rate = None,
-    tolerance: tune_options.Tolerance = None,
-    search: tune_options.Search = None,
-    set_: tune_options.Set = None,
-    sampler: tune_options.Sampler = None,
-    sampler_seed: tune_options.SamplerSeed = None,
-    trials: tune_options.Trials = None,
-    max_requests: tune_options.MaxRequests = None,
-    max_time: tune_options.MaxTime = None,
-    requests: tune_options.Requests = None,
-    seeds: tune_options.Seeds = None,
-    confirm_workload: tune_options.ConfirmWorkload = None,
-    no_confirm: tune_options.NoConfirm = False,
-    workload: options.Workload = None,
-    arrivals: options.Arrivals = None,
-    warmup: options.Warmup = None,
-    slo: options.Slo = None,
-    slo_scale: options.SloScale = None,
-    seed: options.Seed = None,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    instances: options.Instances = None,
-    router: options.Router = None,
-    server_arg: options.ServerArg = None,
-    body: options.Body = None,
-    time_limit: options.TimeLimit = None,
-    processes: options.Processes = None,
+    given: Annotated[
+        Given,
+        Offer(without=(*tune_options.NOT_TUNED, *_NOT_OF_A_SERVER), changed=tune_options.CHANGED),
+    ],
+    tuning: Annotated[Given, Offer(TuneSettings, without=("confirm_backend",))],
     storage: tune_options.Storage = None,
     study: tune_options.Study = None,
     out: tune_options.Out = None,
@@ -72,10 +65,10 @@ def tune_server(
     which the server does not start or dies is a failed trial, whose log is kept. To go on:
     `slo-bench tune --resume --out DIR`.
     """
-    given = dict(locals()) | {"resume": False, "executor": "local", "address": None, "jobs": None}
-    from ..output.tune import tuned
+    from ..output.tune import Kept, tuned
 
     if backend not in ("vllm", "sglang"):
         raise SloBenchError(f"--backend must be vllm or sglang but is {backend!r}")
-    experiment, settings = tune_options.asked_of(given, backend)
-    tuned(experiment, settings, given)
+    given.settings.update(backend=backend, model=model)
+    experiment, settings = tune_options.asked_of(given, tuning, backend)
+    tuned(experiment, settings, Kept(out, storage, study), no_report=no_report, as_json=as_json)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...tuner.search.settings import TuneSettings
 from ..options import declared as options
 from ..options import tune as tune_options
 from ..options.completion import listed
+from ..options.from_schema import Given, Offer, with_options
 
 EXAMPLES = (
     "slo-bench tune sarathi",
@@ -35,59 +38,46 @@ What = Annotated[
 ]
 
 
+Jobs = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        metavar="N",
+        help="Trials at once, each in its own process. Default: 1; with --executor ray as many "
+        "as the cluster has cores.",
+        rich_help_panel=options.RUN,
+    ),
+]
+
+
+@with_options
 def tune_system(
+    given: Annotated[
+        Given,
+        Offer(without=(*tune_options.NOT_TUNED, "client.base_urls"), changed=tune_options.CHANGED),
+    ],
+    tuning: Annotated[Given, Offer(TuneSettings)],
     what: What = None,
-    objective: tune_options.Objective = None,
-    target: tune_options.Target = None,
-    rate: tune_options.Rate = None,
-    tolerance: tune_options.Tolerance = None,
-    search: tune_options.Search = None,
-    set_: tune_options.Set = None,
-    sampler: tune_options.Sampler = None,
-    sampler_seed: tune_options.SamplerSeed = None,
-    trials: tune_options.Trials = None,
-    max_requests: tune_options.MaxRequests = None,
-    max_time: tune_options.MaxTime = None,
-    requests: tune_options.Requests = None,
-    seeds: tune_options.Seeds = None,
-    confirm_workload: tune_options.ConfirmWorkload = None,
-    confirm: tune_options.Confirm = None,
-    no_confirm: tune_options.NoConfirm = False,
-    workload: options.Workload = None,
-    arrivals: options.Arrivals = None,
-    warmup: options.Warmup = None,
-    slo: options.Slo = None,
-    slo_scale: options.SloScale = None,
-    seed: options.Seed = None,
-    model: options.Model = None,
-    gpu: options.Gpu = None,
-    gpus: options.Gpus = None,
-    tp: options.Tp = None,
-    pp: options.Pp = None,
-    instances: options.Instances = None,
-    router: options.Router = None,
-    embedder: options.Embedder = None,
-    models: options.Models = None,
-    profile: options.Profile = None,
-    length_predictor: options.LengthPredictor = None,
-    overlong_requests: options.OverlongRequests = None,
-    backend: options.Backend = None,
-    server_arg: options.ServerArg = None,
     storage: tune_options.Storage = None,
     study: tune_options.Study = None,
     out: tune_options.Out = None,
     resume: tune_options.Resume = False,
     executor: options.Executor = "local",
     address: options.Address = None,
-    jobs: tune_options.Jobs = None,
+    jobs: Jobs = None,
     no_report: tune_options.NoReport = False,
     as_json: tune_options.AsJson = False,
 ) -> None:
     """Tune a system: every parameter, or what --search names; the word `system` may be left out."""
-    given = dict(locals())
-    from ..output.tune import tuned
+    from ..options.executor import executor_of
+    from ..output.tune import Kept, tuned
 
-    is_file = what is not None and what.endswith(".toml")
-    given["file"] = Path(what) if what is not None and is_file else None
-    experiment, settings = tune_options.asked_of(given, None if is_file else what)
-    tuned(experiment, settings, given)
+    if what is not None and what.endswith(".toml"):
+        given, what = replace(given, file=Path(what)), None
+    experiment, settings = tune_options.asked_of(
+        given, tuning, what, options.resumed_in(out, resume)
+    )
+    kept = Kept(out, storage, study, resume)
+    where = executor_of(executor, address)
+    tuned(experiment, settings, kept, where, jobs, no_report=no_report, as_json=as_json)

@@ -9,11 +9,13 @@ import typer
 
 from ..options.completion import listed
 from ..options.examples import epilog
+from ..options.from_schema import Given, Offer, with_options
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from ...workloads.base import WorkloadSource
     from ...workloads.summary import ColumnFigures, GroupFigures, WorkloadSummary
     from ...workloads.workload import Workload
 
@@ -48,78 +50,47 @@ Rate = Annotated[float | None, typer.Option(metavar="R", help="Mean arrivals a s
 ReplaySpeed = Annotated[
     float | None, typer.Option(metavar="F", help="Replay a trace so much faster.")
 ]
-Requests = Annotated[
-    int | None, typer.Option("--requests", "-n", metavar="N", help="How many requests.")
-]
-Duration = Annotated[float | None, typer.Option(metavar="S", help="Seconds of arrivals.")]
-Seed = Annotated[int, typer.Option(metavar="N", help="What is drawn depends on it alone.")]
-Slo = Annotated[
-    str, typer.Option(metavar="ttft=1,tpot=0.15", help="Bounds in seconds, as in `run`.")
-]
-Arrivals = Annotated[
-    str | None,
-    typer.Option(metavar="PROCESS", help="`poisson`, `gamma(cv=2)`, `onoff(on_s=10,off_s=20)`, …"),
-]
-Prompt = Annotated[
-    str | None, typer.Option(metavar="LENGTHS", help="For example `lognormal(median=800)`.")
-]
-Output = Annotated[
-    str | None, typer.Option(metavar="LENGTHS", help="For example `uniform(1,256)`.")
-]
-Sessions = Annotated[
-    str | None,
-    typer.Option(metavar="sessions(…)", help="For example `sessions(turns=uniform(2,8))`."),
-]
-Models = Annotated[
-    str | None,
-    typer.Option(metavar="fleet(…)|zipf(…)", help="For example `zipf(8, exponent=1, idle_s=60)`."),
-]
-Format = Annotated[
-    str | None, typer.Option("--format", metavar="NAME", help="Of a trace, if it cannot be told.")
-]
+_TAKEN = (
+    *("requests", "duration_s", "seed", "slo", "arrivals", "prompt_tokens", "output_tokens"),
+    *("sessions", "models", "trace_format"),
+)
+_CHANGED = {
+    "requests": {"help": "How many requests."},
+    "seed": {"help": "What is drawn depends on it alone. Default: 0."},
+    "slo": {"repeated": False, "help": "Bounds in seconds, as in `run`. Default: none."},
+    "trace_format": {"option": "--format"},
+}
 
 
 @app.command(epilog=epilog(_SHOWS))
+@with_options
 def show(
     source: Source,
+    given: Annotated[Given, Offer(only=_TAKEN, without=("slo",), changed=_CHANGED)],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
-    requests: Requests = None,
-    duration: Duration = None,
-    seed: Seed = 0,
-    arrivals: Arrivals = None,
-    prompt_tokens: Prompt = None,
-    output_tokens: Output = None,
-    sessions: Sessions = None,
-    models: Models = None,
-    trace_format: Format = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """Show counts, quantiles, burstiness and histograms of a workload."""
     import dataclasses
     import json
 
-    from ...workloads.source import load_source
     from ...workloads.summary import summarise
     from ..output.console import terminal
 
-    loaded = load_source(
-        source,
-        arrivals=arrivals or "poisson",
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        sessions=sessions,
-        models=models,
-        format=trace_format,
-        redraw_arrivals=arrivals is not None,
-    )
+    loaded = _loaded(source, given)
+    requests, duration = given.value("requests"), given.value("duration_s")
     if not loaded.has_arrivals:
         if requests is None and duration is None:
             requests = SHOWN_REQUESTS
         if rate is None and not loaded.closed_loop:
             rate = loaded.natural_rate_rps or 1.0
     workload = loaded.make(
-        rate_rps=rate, replay_speed=replay_speed, requests=requests, duration_s=duration, seed=seed
+        rate_rps=rate,
+        replay_speed=replay_speed,
+        requests=requests,
+        duration_s=duration,
+        seed=given.value("seed"),
     )
     summary = summarise(workload, has_arrivals=not loaded.closed_loop)
     if as_json:
@@ -133,54 +104,46 @@ def show(
         console.print(f"  {_plain(note)}")
     if not loaded.has_arrivals:
         at = "closed loop" if rate is None else f"{rate:g} requests/s"
-        console.print(f"  drawn: {len(workload):,} requests, {at}, seed {seed}")
+        console.print(f"  drawn: {len(workload):,} requests, {at}, seed {given.value('seed')}")
     _print_summary(console, summary, workload)
 
 
 @app.command(epilog=epilog(_MAKES))
+@with_options
 def make(
     source: Source,
+    given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
     out: Annotated[
         Path, typer.Option("--out", "-o", metavar="FILE", help="The CSV file; .gz packs it.")
     ],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
-    requests: Requests = None,
-    duration: Duration = None,
-    seed: Seed = 0,
-    slo: Slo = "",
-    arrivals: Arrivals = None,
-    prompt_tokens: Prompt = None,
-    output_tokens: Output = None,
-    sessions: Sessions = None,
-    models: Models = None,
-    trace_format: Format = None,
 ) -> None:
     """Write a workload as CSV, which every command takes back as a trace."""
     from ...workloads.slo import parse_slo
-    from ...workloads.source import load_source
     from ...workloads.writer import write_csv
 
-    loaded = load_source(
-        source,
-        arrivals=arrivals or "poisson",
-        prompt_tokens=prompt_tokens,
-        output_tokens=output_tokens,
-        sessions=sessions,
-        models=models,
-        format=trace_format,
-        redraw_arrivals=arrivals is not None,
-    )
+    loaded = _loaded(source, given)
     workload = loaded.make(
         rate_rps=rate,
         replay_speed=replay_speed,
-        requests=requests,
-        duration_s=duration,
-        seed=seed,
-        slo=parse_slo(slo),
+        **{name: given.value(name) for name in ("requests", "duration_s", "seed")},
+        slo=parse_slo(given.settings.get("slo", "")),
     )
     write_csv(workload, out)
     typer.echo(f"{out}: {len(workload):,} requests over {workload.span_s:,.1f} s")
+
+
+def _loaded(source: str, given: Given) -> WorkloadSource:
+    from ...workloads.source import load_source
+
+    names = ("arrivals", "prompt_tokens", "output_tokens", "sessions", "models")
+    return load_source(
+        source,
+        **{name: given.value(name) for name in names},
+        format=given.value("trace_format"),
+        redraw_arrivals="arrivals" in given.settings,
+    )
 
 
 @app.command(epilog=epilog(_FETCHES))

@@ -126,7 +126,7 @@ def summarise(result: RunResult, page: Path | None) -> None:
     """The tables, and where everything is."""
     from ...harness.results.read import read_runs
     from ...reports.figures.levels import combine
-    from ...reports.pages.tables import summary_table
+    from ...reports.pages.summary import summary_table
     from .console import terminal
 
     console = terminal()

@@ -5,49 +5,65 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from ...harness.experiments.execution.ray_pool import OnRay
     from ...harness.experiments.experiment import Experiment
     from ...tuner.search.outcome import TuningOutcome
     from ...tuner.search.settings import TuneSettings
     from ...tuner.search.worker import TuneProgress
 
 
-def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Kept:
+    """Where a study is kept: folder, Optuna storage, its name there; `resume` goes on with it."""
+
+    out: Path | None
+    storage: str | None
+    study: str | None
+    resume: bool = False
+
+
+def tuned(
+    experiment: Experiment,
+    settings: TuneSettings,
+    kept: Kept,
+    where: OnRay | None = None,
+    jobs: int | None = None,
+    *,
+    no_report: bool,
+    as_json: bool,
+) -> None:
     """Tune with progress on stderr, write the report and print what was found."""
     from ...harness.experiments.experiment import new_folder
-    from ...reports.pages.tuning import tuning_text
-    from ...reports.pages.tuning_page import write_tuning
+    from ...reports.pages.tuning import tuning_text, write_tuning
     from ...tuner.search.tune import tune
-    from ..options.executor import executor_of, pool_of
+    from ..options.executor import pool_of
 
-    out = given["out"]
-    folder = (
-        Path(out) if out is not None else new_folder(f"tune-{Path(experiment.systems[0]).stem}")
-    )
-    where = executor_of(given["executor"], given["address"])
+    folder = kept.out or new_folder(f"tune-{Path(experiment.systems[0]).stem}")
     stop_on_terminate()
     try:
         with (
             _display(folder, settings) as (watch, confirming, ended),
-            pool_of(where, 1 if given["jobs"] is None else given["jobs"]) as pool,
+            pool_of(where, 1 if jobs is None else jobs) as pool,
         ):
             outcome = tune(
                 experiment,
                 settings,
                 folder,
-                storage=given["storage"],
-                study_name=given["study"],
-                resume=given["resume"],
+                storage=kept.storage,
+                study_name=kept.study,
+                resume=kept.resume,
                 progress=watch,
                 confirming=confirming,
                 ended=ended,
                 pool=pool,
-                jobs=None if pool is None else given["jobs"],
+                jobs=None if pool is None else jobs,
             )
     except KeyboardInterrupt:
         typer.echo(f"interrupted; go on with: slo-bench tune --resume --out {folder}", err=True)
@@ -59,9 +75,9 @@ def tuned(experiment: Experiment, settings: TuneSettings, given: dict[str, Any])
             err=True,
         )
     page = None
-    if not given["no_report"] and not outcome.found.running:
+    if not no_report and not outcome.found.running:
         page = write_tuning(outcome.plain(), folder / "report.html")
-    if given["as_json"]:
+    if as_json:
         typer.echo((folder / "tune.json").read_text("utf-8") if page or _kept(outcome) else "{}")
         return
     from .console import terminal

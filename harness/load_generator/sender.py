@@ -15,7 +15,7 @@ from .http.columns import SenderResult, read_part
 from .http.drive import ClientLimits, Driver, Progress
 from .http.endpoint import Endpoint
 from .http.heads import WireRequests
-from .http.length_prediction import length_source
+from .http.length_prediction import prompt_lengths
 from .http.options import HttpOptions
 from .routed_servers import RoutedServers
 from .shares import Share, rows_elsewhere
@@ -61,7 +61,7 @@ def send_share(
     tls = ssl.create_default_context() if any(e.tls for e in endpoints) else None
     route = RoutedServers(len(endpoints), router_by_name(router), share.index)
     limits = limits_of(workload, options)
-    foretold = length_source(own, options)
+    foretold = prompt_lengths(own, options)
     driver = Driver(arrivals, route, requests, endpoints, limits, tls, progress, foretold)
     try:
         driven = driver.run(start_s or (lambda: perf_counter() + _AHEAD_S))

@@ -1,6 +1,6 @@
 """What a real server's own metrics say of its load, from one look to the next.
 
-In the terms of BanaServe's U = C/Cmax + M/Mmax (Eq. 4-28): Cmax is the most tokens a second that
+In the terms of U = C/Cmax + M/Mmax (`policies.load_aware`): Cmax is the most tokens a second that
 any of the equal servers has computed between two looks, M/Mmax the share of KV blocks in use
 (weights, which are the same everywhere, are left out).
 """
@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+# `prometheus_client` reads every sample: 26 ms in place of 0.6 ms for 720 lines, which a gateway
+# would spend every second and server while it passes on tokens.
 _SAMPLE = re.compile(r"^((?:vllm|sglang):\w+)(\{.*\})?\s+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 # What was computed, not found in a cache: servers that do not tell count everything.

@@ -237,6 +237,12 @@ _STOCK = {
 SYSTEMS: Mapping[str, System] = _Registry()
 
 
+def several_models(*, on_servers: bool = False) -> list[str]:
+    """Names of the systems that serve several models; `on_servers`: those real servers can have."""
+    several = {name: SYSTEMS[name].sharing for name, stock in _STOCK.items() if stock.sharing}
+    return [name for name, one in several.items() if one and (one.on_servers or not on_servers)]
+
+
 def module_policy(parameters: Mapping[str, float]) -> ModulePolicy:
     """The policy that moves modules between the processes of a real engine.
 

@@ -114,8 +114,6 @@ DEFAULT_OBJECTIVE = "alpha=1,beta=1,gamma=1"
 class CollocationObjective:
     """alpha · attainment of generation + beta · attainment of embedding + gamma · throughput, the
     throughput as a share of the offered rate.
-
-    Source: LLM-embedding collocation (see docs/papers.md), §2.2.
     """
 
     alpha: float = 1.0
@@ -288,8 +286,6 @@ def weighted_turnaround(records: Records, of: Mask) -> float:
 
     1 if no request waits; a request that waits as long as it is served counts 2. `of` selects
     finished requests only.
-
-    Source: AdaptiveLLM (see docs/papers.md), Eq. 5.
     """
     turnaround_s = records.e2e_s[of]
     processing_s = (records.finish_s - records.first_scheduled_s)[of]

@@ -13,7 +13,7 @@ _ALIKE = 1e-9
 def non_negative(terms: Floats, values: Floats) -> Floats:
     """Least squares under x >= 0 (Lawson and Hanson, Solving Least Squares Problems, ch. 23).
 
-    Of terms that explain as much as each other the first is taken.
+    Of terms that explain as much as each other the first is taken (SciPy's `nnls` may take any).
     """
     scale = np.linalg.norm(terms, axis=0)
     scale[scale == 0] = 1.0

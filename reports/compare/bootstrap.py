@@ -252,7 +252,6 @@ class Differences:
     b: Floats
     drawn_a: Floats
     drawn_b: Floats
-    blocks: int
 
 
 def resample(
@@ -267,47 +266,34 @@ def resample(
     """Figures as means over runs (seeds), and what they come out as when seeds and then blocks of
     requests are drawn again. `paired`: the runs of A and B are the same requests, one by one.
     """
+    shared = None
     if paired:
-        blocks = [block_count(pair) for pair in zip(runs_a, runs_b, strict=True)]
-        counts = [draw_counts(n, replicates, rng) for n in blocks]
-        picks = _picks(len(runs_a), replicates, rng)
-        figures_a = _seed_figures(runs_a, metrics, counts)
-        figures_b = _seed_figures(runs_b, metrics, counts)
-        drawn_a, drawn_b = _over_seeds(figures_a, picks), _over_seeds(figures_b, picks)
-    else:
-        blocks, drawn = [], []
-        for runs in (runs_a, runs_b):
-            own = [block_count([run]) for run in runs]
-            blocks += own
-            counts = [draw_counts(n, replicates, rng) for n in own]
-            figures = _seed_figures(runs, metrics, counts)
-            drawn.append(_over_seeds(figures, _picks(len(runs), replicates, rng)))
-        drawn_a, drawn_b = drawn
+        cuts = [block_count(pair) for pair in zip(runs_a, runs_b, strict=True)]
+        counts = [draw_counts(n, replicates, rng) for n in cuts]
+        shared = counts, rng.integers(len(cuts), size=(replicates, len(cuts)))
+    drawn = []
+    for runs in (runs_a, runs_b):
+        if shared is not None:
+            counts, picks = shared
+        else:
+            counts = [draw_counts(block_count([run]), replicates, rng) for run in runs]
+            picks = rng.integers(len(runs), size=(replicates, len(runs)))
+        figures = [
+            replicate_figures(run, metrics, of) for run, of in zip(runs, counts, strict=True)
+        ]
+        drawn.append(_over_seeds(np.array(figures), picks))
+    # NaN as soon as one seed has no value, as nothing can stand in for it.
     return Differences(
-        a=_mean_known(np.array([estimates(run, metrics) for run in runs_a])),
-        b=_mean_known(np.array([estimates(run, metrics) for run in runs_b])),
-        drawn_a=drawn_a,
-        drawn_b=drawn_b,
-        blocks=min(blocks),
+        a=np.array([estimates(run, metrics) for run in runs_a]).mean(axis=0),
+        b=np.array([estimates(run, metrics) for run in runs_b]).mean(axis=0),
+        drawn_a=drawn[0],
+        drawn_b=drawn[1],
     )
-
-
-def _seed_figures(
-    runs: Sequence[RunSample], metrics: Sequence[Metric], counts: Sequence[Floats]
-) -> Floats:
-    """Draws of every seed: (seeds, metrics, replicates)."""
-    return np.array(
-        [replicate_figures(run, metrics, drawn) for run, drawn in zip(runs, counts, strict=True)]
-    )
-
-
-def _picks(seeds: int, replicates: int, rng: np.random.Generator) -> Ints:
-    """Seeds drawn with replacement, as many as there are: (replicates, seeds)."""
-    return rng.integers(seeds, size=(replicates, seeds))
 
 
 def _over_seeds(figures: Floats, picks: Ints) -> Floats:
-    """Means over the seeds drawn, (metrics, replicates).
+    """Of draws of every seed, (seeds, metrics, replicates), the means over the seeds that `picks`
+    draws with replacement for each replicate: (metrics, replicates).
 
     A seed drawn twice in a replicate brings two different draws of its blocks: each place in the
     draw reads another replicate of the seed.
@@ -318,10 +304,4 @@ def _over_seeds(figures: Floats, picks: Ints) -> Floats:
         shifted = (np.arange(replicates) + place * (replicates // places)) % replicates
         total = total + figures[picks[:, place], :, shifted].T
     mean: Floats = total / places
-    return mean
-
-
-def _mean_known(per_seed: Floats) -> Floats:
-    """Means over seeds; NaN as soon as one seed has no value, as nothing can stand in for it."""
-    mean: Floats = per_seed.mean(axis=0)
     return mean

@@ -52,7 +52,6 @@ class Row:
     seeds_b: int
     requests: int
     paired: bool
-    blocks: int
 
     @property
     def significant(self) -> bool:
@@ -176,8 +175,9 @@ def compare(
             "where a queue builds up; run three or more."
         )
     if clock == "sent" and a.clock != b.clock:
+        which = a if a.clock == "sent" else b
         notes.append(
-            f"latencies count from sending on both sides, because {_of_clock(a, b, 'sent').name} "
+            f"latencies count from sending on both sides, because {which.name} "
             "knows no other moment; a client that was late is not seen."
         )
     names = _names(a, b, matched)
@@ -202,10 +202,6 @@ def _names(a: Results, b: Results, matched: Matched) -> tuple[str, str]:
         return a.name, b.name
     told = list(matched.differs.values()) or [("A", "B")]
     return " ".join(t[0] for t in told), " ".join(t[1] for t in told)
-
-
-def _of_clock(a: Results, b: Results, clock: Clock) -> Results:
-    return a if a.clock == clock else b
 
 
 def _refused(a: Results, b: Results, metrics: Sequence[Metric], slo: Slo | None) -> dict[str, str]:
@@ -316,7 +312,6 @@ def _rows(
             seeds_b=counts[1],
             requests=counts[2],
             paired=paired,
-            blocks=drawn.blocks,
         )
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,57 +35,26 @@ _GAPS_NOTE = (
 )
 
 
-@dataclass(frozen=True)
-class _Rows:
-    """Requests of a foreign file before they are columns."""
+# Of a request: arrival, first token, finish (s), tokens of prompt and answer, whether it finished.
+_Row = tuple[float, float, float, float, float, bool]
 
-    arrival_s: list[float]
-    first_token_s: list[float]
-    finish_s: list[float]
-    prompt_tokens: list[float]
-    output_tokens: list[float]
-    finished: list[bool]
 
-    @classmethod
-    def empty(cls) -> _Rows:
-        return cls([], [], [], [], [], [])
-
-    def add(
-        self,
-        arrival_s: float,
-        first_token_s: float,
-        finish_s: float,
-        prompt_tokens: float,
-        output_tokens: float,
-        finished: bool,
-    ) -> None:
-        """One request; of one that failed no time after its arrival counts."""
-        self.arrival_s.append(arrival_s)
-        self.first_token_s.append(first_token_s if finished else math.nan)
-        self.finish_s.append(finish_s if finished else math.nan)
-        self.prompt_tokens.append(prompt_tokens)
-        self.output_tokens.append(output_tokens if finished else 0.0)
-        self.finished.append(finished)
-
-    def requests(self, duration_s: float | None = None) -> RequestResults:
-        """In order of arrival, times from the first."""
-        arrival_s = np.array(self.arrival_s)
-        order = np.argsort(arrival_s, kind="stable")
-        begin_s = float(np.nanmin(arrival_s)) if duration_s is None else 0.0
-
-        def column(values: list[float]) -> np.ndarray[Any, np.dtype[np.float64]]:
-            return np.array(values, dtype=np.float64)[order]
-
-        return RequestResults(
-            arrival_s=column(self.arrival_s) - begin_s,
-            first_token_s=column(self.first_token_s) - begin_s,
-            finish_s=column(self.finish_s) - begin_s,
-            output_tokens=column(self.output_tokens),
-            prompt_tokens=column(self.prompt_tokens),
-            expected_output_tokens=None,
-            finished=np.array(self.finished, dtype=np.bool_)[order],
-            duration_s=duration_s,
-        )
+def _requests(rows: Sequence[_Row], duration_s: float | None = None) -> RequestResults:
+    """In order of arrival, times from the first; of one that failed nothing later counts."""
+    table = np.array(rows, dtype=np.float64).T
+    table = table[:, np.argsort(table[0], kind="stable")]
+    begin_s = float(np.nanmin(table[0])) if duration_s is None else 0.0
+    finished = table[5] == 1
+    return RequestResults(
+        arrival_s=table[0] - begin_s,
+        first_token_s=np.where(finished, table[1] - begin_s, np.nan),
+        finish_s=np.where(finished, table[2] - begin_s, np.nan),
+        prompt_tokens=table[3],
+        output_tokens=np.where(finished, table[4], 0.0),
+        expected_output_tokens=None,
+        finished=finished,
+        duration_s=duration_s,
+    )
 
 
 def external_results(path: Path) -> Results:
@@ -237,7 +205,7 @@ def _vllm_requests(path: Path, document: Json) -> RequestResults:
         raise FileFormatError(path, None, "holds no request")
     begins = document.get("start_times")
     waits = document.get("queue_times") or [0.0] * n
-    rows = _Rows.empty()
+    rows: list[_Row] = []
     for i in range(n):
         failed = bool(columns["errors"][i]) if "errors" in columns else False
         tokens = number(columns["output_lens"][i])
@@ -249,16 +217,18 @@ def _vllm_requests(path: Path, document: Json) -> RequestResults:
             if "latencies" in columns
             else ttft_s + sum(columns["itls"][i])
         )
-        rows.add(
-            arrival_s=sent_s - (number(waits[i]) if begins is not None else 0.0),
-            first_token_s=sent_s + ttft_s,
-            finish_s=sent_s + latency_s,
-            prompt_tokens=number(columns["input_lens"][i]) if "input_lens" in columns else math.nan,
-            output_tokens=tokens,
-            finished=finished,
+        rows.append(
+            (
+                sent_s - (number(waits[i]) if begins is not None else 0.0),
+                sent_s + ttft_s,
+                sent_s + latency_s,
+                number(columns["input_lens"][i]) if "input_lens" in columns else math.nan,
+                tokens,
+                finished,
+            )
         )
     duration_s = None if begins is not None else number(document.get("duration"))
-    return rows.requests(duration_s)
+    return _requests(rows, duration_s)
 
 
 # ---------------------------------------------------------------- guidellm
@@ -314,7 +284,7 @@ def _guidellm(path: Path, document: Json) -> Results:
 
 
 def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[RequestResults, int]:
-    rows = _Rows.empty()
+    rows: list[_Row] = []
     incomplete = 0
     begin_s, end_s = number(benchmark.get("start_time")), number(benchmark.get("end_time"))
     for status in ("successful", "incomplete", "errored"):
@@ -335,24 +305,26 @@ def _guidellm_requests(path: Path, benchmark: Json, by_status: Json) -> tuple[Re
             if math.isnan(tokens):
                 tokens = number((request.get("output_metrics") or {}).get("total_tokens"))
             last_s = number(times.get("last_token_iteration"))
-            rows.add(
-                arrival_s=arrival_s,
-                first_token_s=number(times.get("first_token_iteration")),
-                finish_s=number(times.get("request_end")) if math.isnan(last_s) else last_s,
-                prompt_tokens=number(request.get("prompt_tokens")),
-                output_tokens=tokens,
-                finished=status == "successful",
+            rows.append(
+                (
+                    arrival_s,
+                    number(times.get("first_token_iteration")),
+                    number(times.get("request_end")) if math.isnan(last_s) else last_s,
+                    number(request.get("prompt_tokens")),
+                    tokens,
+                    status == "successful",
+                )
             )
-    if not rows.arrival_s:
+    if not rows:
         raise FileFormatError(path, None, "has a benchmark that holds no request")
-    return rows.requests(), incomplete
+    return _requests(rows), incomplete
 
 
 # ---------------------------------------------------------------- aiperf
 
 
 def _aiperf(path: Path, records: Sequence[Json]) -> Results:
-    rows = _Rows.empty()
+    rows: list[_Row] = []
     refused: dict[str, str] = {}
     notes = [
         _GAPS_NOTE.format(
@@ -377,15 +349,17 @@ def _aiperf(path: Path, records: Sequence[Json]) -> Results:
                 refused[family] = "no time to first token is known; run aiperf with --streaming"
         prompt, output, own = _aiperf_tokens(metrics)
         other_counts += not failed and output != own
-        rows.add(
-            arrival_s=sent_s,
-            first_token_s=sent_s + ttft_s,
-            finish_s=sent_s + latency_s,
-            prompt_tokens=prompt,
-            output_tokens=output,
-            finished=not failed,
+        rows.append(
+            (
+                sent_s,
+                sent_s + ttft_s,
+                sent_s + latency_s,
+                prompt,
+                output,
+                not failed,
+            )
         )
-    if not rows.arrival_s:
+    if not rows:
         raise FileFormatError(path, None, "holds no request of the phase `profiling`")
     if other_counts:
         notes.append(
@@ -397,7 +371,7 @@ def _aiperf(path: Path, records: Sequence[Json]) -> Results:
     return Results(
         name=path.name if not path.parent.name else f"{path.parent.name}/{path.name}",
         kind=AIPERF,
-        cells=_seeded([(path.name, rate_rps, model, rows.requests())], system),
+        cells=_seeded([(path.name, rate_rps, model, _requests(rows))], system),
         clock="sent",
         notes=tuple(notes),
         refused=refused,

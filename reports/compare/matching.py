@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ..figures.figure import rate_key
 from .results import Cell, NotComparableError, Results
@@ -47,14 +47,6 @@ class Matched:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class _Alignment:
-    """Columns whose values tell levels apart, and those in which A and B differ as a whole."""
-
-    shared: tuple[str, ...]
-    differs: dict[str, tuple[str, str]] = field(default_factory=dict)
-
-
 def match(
     a: Results,
     b: Results,
@@ -91,23 +83,23 @@ def match(
             raise NotComparableError(
                 f"{(a if not cells_a else b).name} has no cell at {', '.join(sorted(wanted))} req/s"
             )
-    aligned = _align(a, b, cells_a, cells_b, set(differs))
-    differs |= aligned.differs
-    groups_a, groups_b = _grouped(cells_a, aligned.shared), _grouped(cells_b, aligned.shared)
+    shared, found = _align(a, b, cells_a, cells_b, set(differs))
+    differs |= found
+    groups_a, groups_b = _grouped(cells_a, shared), _grouped(cells_b, shared)
     common = [key for key in groups_a if key in groups_b]
     if not common:
         raise NotComparableError(
             f"{a.name} and {b.name} have no cell in common: no combination of "
-            f"{', '.join(aligned.shared)} is in both"
+            f"{', '.join(shared)} is in both"
         )
     many = [
         column
-        for place, column in enumerate(aligned.shared)
+        for place, column in enumerate(shared)
         if column != "rate" and len({key[place] for key in common}) > 1
     ]
     levels = []
     for key in common:
-        values = dict(zip(aligned.shared, key, strict=True))
+        values = dict(zip(shared, key, strict=True))
         named = [_worded(column, values[column]) for column in many]
         first = groups_a[key][0]
         levels.append(MatchedRuns(" · ".join(named), first.rate_rps, groups_a[key], groups_b[key]))
@@ -138,16 +130,14 @@ def _value(cell: Cell, column: str) -> str:
 
 
 def _worded(column: str, value: str) -> str:
-    return (
-        value
-        if column in ("system", "workload", "model", "gpu", "backend")
-        else f"{column} {value}"
-    )
+    bare = column in ("system", "workload", "model", "gpu", "backend")
+    return value if bare else f"{column} {value}"
 
 
 def _align(
     a: Results, b: Results, cells_a: Sequence[Cell], cells_b: Sequence[Cell], settled: set[str]
-) -> _Alignment:
+) -> tuple[list[str], dict[str, tuple[str, str]]]:
+    """Columns whose values tell levels apart, and those in which A and B differ as a whole."""
     columns = dict.fromkeys(c for cell in (*cells_a, *cells_b) for c in cell.identity)
     shared = []
     differs = {}
@@ -173,7 +163,7 @@ def _align(
                 f"{', '.join(sorted(has_a))} against {', '.join(sorted(has_b))}"
                 + ("; choose with --systems A,B" if column == "system" else "")
             )
-    return _Alignment(tuple(shared), differs)
+    return shared, differs
 
 
 def _grouped(cells: Sequence[Cell], columns: Sequence[str]) -> dict[tuple[str, ...], list[Cell]]:

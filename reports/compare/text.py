@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ..figures.numbers import rate_text, seconds_text
+from ..pages.table import Cell, Table, known
 from .comparing import Comparison, Row, Verdict
 from .metrics import Metric
-from .verdict import Interval
 
 WORDS = {"better": "better", "worse": "worse", "none": "not shown", "unknown": "–"}
 _COUNTED: dict[Verdict, str] = {
@@ -24,6 +22,7 @@ _COUNTED: dict[Verdict, str] = {
     "unknown": "nothing known",
 }
 _STYLES = {"better": "green", "worse": "red", "none": "dim", "unknown": "dim"}
+_CSS = {"better": "good", "worse": "short"}
 
 
 def headline(comparison: Comparison) -> str:
@@ -79,39 +78,41 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     """Headline, what differs, one table for each pair of systems, notes."""
     parts: list[RenderableType] = [Text(headline(comparison), style="bold")]
     parts += [Text(line) for line in differing_lines(comparison)]
-    labels = list(dict.fromkeys(row.label for row in comparison.rows))
-    for label in labels:
-        rows = [row for row in comparison.rows if row.label == label]
-        parts.append(_table(comparison, label, rows))
+    for label in labels_of(comparison):
+        parts.append(rows_table(comparison, [label], holm=False).rich(label))
     parts += [Text(line, style="dim") for line in note_lines(comparison)]
     return Group(*parts)
 
 
-def _table(comparison: Comparison, label: str, rows: Sequence[Row]) -> Table:
-    table = Table(
-        title=Text(label) if label else None,
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("metric", no_wrap=True)
-    table.add_column("req/s", justify="right", no_wrap=True)
-    for name in (comparison.name_a, comparison.name_b):
-        table.add_column(Text(name, overflow="fold"), justify="right")
-    table.add_column("change", justify="right", no_wrap=True)
-    table.add_column(f"{comparison.confidence:.0%} interval", justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for row in rows:
-        table.add_row(
-            Text(row.metric.name),
-            Text("–" if row.rate_rps is None else rate_text(row.rate_rps)),
-            Text(value_text(row.metric, row.a)),
-            Text(value_text(row.metric, row.b)),
-            Text(change_text(row)),
-            Text(change_bounds_text(row)),
-            Text(WORDS[row.verdict], style=_STYLES[row.verdict]),
-        )
-    return table
+def rows_table(comparison: Comparison, labels: Iterable[str], *, holm: bool) -> Table:
+    """The rows of some labels; `holm` says whether with their corrected p."""
+    groups = [
+        (label, [_cells(row, holm) for row in comparison.rows if row.label == label])
+        for label in labels
+    ]
+    names = comparison.name_a, comparison.name_b
+    more = ("p (Holm)", "verdict") if holm else ("",)
+    interval = f"{comparison.confidence:.0%} interval"
+    heads = ("metric", "req/s", *names, "change", interval, *more)
+    return Table("All comparisons", heads, groups, (0, len(heads) - 1), names)
+
+
+def _cells(row: Row, holm: bool) -> list[str | Cell]:
+    return [
+        row.metric.name,
+        "–" if row.rate_rps is None else rate_text(row.rate_rps),
+        value_text(row.metric, row.a),
+        value_text(row.metric, row.b),
+        change_text(row),
+        change_bounds_text(row),
+        *([p_text(row.p_holm)] if holm else []),
+        Cell(WORDS[row.verdict], _STYLES[row.verdict], _CSS.get(row.verdict, "")),
+    ]
+
+
+def labels_of(comparison: Comparison) -> list[str]:
+    """The pairs of systems that are compared."""
+    return list(dict.fromkeys(row.label for row in comparison.rows))
 
 
 def p_text(p: float) -> str:
@@ -164,32 +165,17 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 def row_json(row: Row) -> dict[str, Any]:
     """One row as plain values."""
-    return {
+    plain: dict[str, Any] = {
         "label": row.label,
         "rate_rps": row.rate_rps,
         "metric": row.metric.name,
         "unit": row.metric.unit,
         "higher_is_better": row.metric.higher_is_better,
-        "a": _known(row.a),
-        "b": _known(row.b),
-        "difference": _known(row.difference),
-        **_ends("difference", row.bounds),
-        "relative": _known(row.relative),
-        **_ends("relative", row.relative_bounds),
-        "p": _known(row.p),
-        "p_holm": _known(row.p_holm),
-        "significant": row.significant,
-        "verdict": row.verdict,
-        "paired": row.paired,
-        "seeds_a": row.seeds_a,
-        "seeds_b": row.seeds_b,
-        "requests": row.requests,
     }
-
-
-def _ends(name: str, bounds: Interval) -> dict[str, float | None]:
-    return {f"{name}_low": _known(bounds.low), f"{name}_high": _known(bounds.high)}
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    for name in ("a", "b", "difference", "relative", "p", "p_holm"):
+        plain[name] = known(getattr(row, name))
+    for name, bounds in (("difference", row.bounds), ("relative", row.relative_bounds)):
+        plain |= {f"{name}_low": known(bounds.low), f"{name}_high": known(bounds.high)}
+    for name in ("significant", "verdict", "paired", "seeds_a", "seeds_b", "requests"):
+        plain[name] = getattr(row, name)
+    return plain

@@ -93,13 +93,6 @@ class LevelDetail:
     mechanism: Mechanism = field(default_factory=Mechanism)
 
 
-@dataclass(frozen=True)
-class _Named:
-    facet: str
-    series: str
-    rate_rps: float
-
-
 @dataclass
 class _PointTotals:
     """What accumulates over the seeds of a level."""
@@ -144,11 +137,6 @@ class _PointTotals:
                 min(old.low_s, float(finite.min())), max(old.high_s, float(finite.max()))
             )
 
-    def missed_phase_s(self) -> dict[str, float]:
-        rows = np.concatenate([*self.missed_phases_s, np.empty((0, len(PHASES)))])
-        means = rows.mean(axis=0) if len(rows) else np.full(len(PHASES), np.nan)
-        return dict(zip(PHASES, means.tolist(), strict=True))
-
 
 def level_details(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[LevelDetail]:
     """One detail per facet, series and rate of the valid `cells` (as from `levels.combine`)."""
@@ -163,36 +151,27 @@ def level_details(runs: Sequence[RunResults], cells: pd.DataFrame) -> Iterator[L
                 hours = float(row["makespan_s"]) / 3600
                 level.add(requests, hours, float(row["cost_usd_per_hour"]))
         first = rows.iloc[0]
-        timeline = read_timeline(runs[int(first["folder"])].path, str(first["cell"]))
-        named = _Named(str(facet), str(series), float(str(rate)))
-        told = read_timeseries(runs[int(first["folder"])].path, str(first["cell"]))
-        yield _finish(level, named, timeline_means(timeline), mechanism(told))
-
-
-def _finish(
-    level: _PointTotals, named: _Named, timeline: TimelineMeans, told: Mechanism
-) -> LevelDetail:
-    per_cell = [
-        dollars_per_million(dollars, tokens)
-        for dollars, tokens in zip(level.dollars, level.tokens_in_slo, strict=True)
-    ]
-    return LevelDetail(
-        facet=named.facet,
-        series=named.series,
-        rate_rps=named.rate_rps,
-        requests=level.requests,
-        ttft=distribution(np.concatenate([*level.ttft_s, np.empty(0)])),
-        tpot=distribution(np.concatenate([*level.tpot_s, np.empty(0)])),
-        missed=level.missed,
-        missed_phase_s=level.missed_phase_s(),
-        bounds=level.bounds,
-        cost=dollars_per_million(sum(level.dollars), sum(level.tokens_in_slo)),
-        cost_low=min(per_cell, default=float("inf")),
-        cost_high=max(per_cell, default=float("inf")),
-        timeline=timeline,
-        waits={role: distribution(np.concatenate(of)) for role, of in level.wait_s.items()},
-        mechanism=told,
-    )
+        folder, cell = runs[int(first["folder"])].path, str(first["cell"])
+        per_cell = list(map(dollars_per_million, level.dollars, level.tokens_in_slo))
+        phases_s = np.concatenate([*level.missed_phases_s, np.empty((0, len(PHASES)))])
+        means_s = phases_s.mean(axis=0) if len(phases_s) else np.full(len(PHASES), np.nan)
+        yield LevelDetail(
+            facet=str(facet),
+            series=str(series),
+            rate_rps=float(str(rate)),
+            requests=level.requests,
+            ttft=distribution(np.concatenate([*level.ttft_s, np.empty(0)])),
+            tpot=distribution(np.concatenate([*level.tpot_s, np.empty(0)])),
+            missed=level.missed,
+            missed_phase_s=dict(zip(PHASES, means_s.tolist(), strict=True)),
+            bounds=level.bounds,
+            cost=dollars_per_million(sum(level.dollars), sum(level.tokens_in_slo)),
+            cost_low=min(per_cell, default=float("inf")),
+            cost_high=max(per_cell, default=float("inf")),
+            timeline=timeline_means(read_timeline(folder, cell)),
+            waits={role: distribution(np.concatenate(of)) for role, of in level.wait_s.items()},
+            mechanism=mechanism(read_timeseries(folder, cell)),
+        )
 
 
 def dollars_per_million(dollars: float, tokens: float) -> float:

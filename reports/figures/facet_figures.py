@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import pandas as pd
@@ -60,17 +60,38 @@ def drawn(
     rates = [(rate_key(r), _rate_label(own, r)) for r in sorted(set(rows["rate_rps"]))]
     rate = rate_key(knee_rps(rows))
     found = _present(capacity.figure(searched, own, names))
-    if offered(cells) == "several rates":
-        load = _against_load(rows, names, bounds)
-        cost = figures.cost(details, names)
+    several, slo = offered(cells) == "several rates", has_slo(cells)
+    cost = figures.cost(details, names, compared=not several)
+    if several:
+        load = [
+            figures.against_rate(rows, names, "attainment"),
+            figures.against_rate(rows, names, "goodput_rps"),
+            *(figures.latency(rows, names, m, bounds.get(m)) for m in figures.METRICS),
+        ]
     else:
-        load = _side_by_side(cells, rows, names, bounds)
-        cost = figures.cost_compared(details, names)
+        latencies: list[figures.Latency] = [*figures.METRICS]
+        latencies += ["e2e"] if offered(cells) == "at once" else []
+        columns = [m.column for m in measures(cells) if m.column in figures.COMPARED]
+        load = [
+            *(figures.compared(rows, names, column) for column in columns),
+            *(figures.latency_compared(rows, names, m, bounds.get(m)) for m in latencies),
+        ]
         rows = rows.assign(rate_rps=_ANY_RATE)
         details = [replace(d, rate_rps=_ANY_RATE) for d in details]
         rates, rate = [], rate_key(_ANY_RATE)
+    missed = [
+        figures.causes(details, names),
+        figures.phases(details, names, until="first"),
+        figures.phases(details, names, until="last"),
+    ]
+    detail = [
+        *(figures.latency_distribution(details, names, m) for m in figures.METRICS),
+        *(missed if slo else []),
+        *(figures.over_time(details, names, c) for c in figures.STATES),
+        *(_present(figures.classes(rows, names)) if slo else []),
+        *mechanism.figures(details, names),
+    ]
     worth = [figures.efficiency(rows, names), *_present(cost)]
-    detail = _at_one_rate(rows, details, names, slo=has_slo(cells))
     series = [place for place, name in enumerate(names) if (own["series"] == name).any()]
     return Drawn(facet, rates, rate, series, found, load, detail, worth)
 
@@ -83,46 +104,6 @@ def shared_bounds(details: Iterable[LevelDetail]) -> dict[str, SloRange]:
             old = bounds.get(name, bound)
             bounds[name] = SloRange(min(old.low_s, bound.low_s), max(old.high_s, bound.high_s))
     return bounds
-
-
-def _against_load(
-    rows: pd.DataFrame, names: Sequence[str], bounds: Mapping[str, SloRange]
-) -> list[Figure]:
-    return [
-        figures.attainment(rows, names),
-        figures.goodput(rows, names),
-        *(figures.latency(rows, names, m, bounds.get(m)) for m in figures.METRICS),
-    ]
-
-
-def _side_by_side(
-    cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], bounds: Mapping[str, SloRange]
-) -> list[Figure]:
-    known = [m.column for m in measures(cells) if m.column in figures.COMPARED]
-    latencies: list[figures.Latency] = [*figures.METRICS]
-    if offered(cells) == "at once":
-        latencies.append("e2e")
-    return [
-        *(figures.compared(rows, names, column) for column in known),
-        *(figures.latency_compared(rows, names, m, bounds.get(m)) for m in latencies),
-    ]
-
-
-def _at_one_rate(
-    rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str], *, slo: bool
-) -> list[Figure]:
-    missed = [
-        figures.causes(details, names),
-        figures.phases(details, names, until="first"),
-        figures.phases(details, names, until="last"),
-    ]
-    return [
-        *(figures.latency_distribution(details, names, m) for m in figures.METRICS),
-        *(missed if slo else []),
-        *(figures.over_time(details, names, c) for c in figures.STATES),
-        *(_present(figures.classes(rows, names)) if slo else []),
-        *mechanism.figures(details, names),
-    ]
 
 
 def _rate_label(cells: pd.DataFrame, rate: float) -> str:

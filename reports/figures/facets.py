@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import pandas as pd
 
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.config.setting import declared
 from ...harness.results.read import LEAD_COLUMNS
 from .labels import is_letter, labels
 
@@ -19,27 +21,7 @@ IDENTITY = ("backend", "workload", "model", "gpu", "gpus")
 """Columns besides the system and the sweep axes in which rows may differ."""
 
 SETUP = frozenset(
-    {
-        "backend",
-        "gpu",
-        "gpus",
-        "tp",
-        "pp",
-        "instances",
-        "embed_instances",
-        "router",
-        "weight_dtype",
-        "kv_dtype",
-        "memory_share",
-        "block_size",
-        "host_memory_gib",
-        "num_gpu_blocks",
-        "num_cpu_blocks",
-        "host_s",
-        "profile",
-        "device_map",
-        "length_predictor",
-    }
+    path for path, one in declared(ExperimentSchema).items() if one.role == "deployment"
 )
 """Axes of which somebody who runs a system has the choice; parameters (`system.parameter`) are
 such, too.

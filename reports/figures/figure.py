@@ -1,4 +1,4 @@
-"""A figure as plain data, which `page/chart.js` draws.
+"""A figure as plain data, which `assets/chart.js` draws.
 
 A figure holds one or more views: of a percentile, of a rate, or a single one. Its series are
 indices into the page's list of series, so that colours agree over all figures.

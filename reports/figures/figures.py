@@ -6,7 +6,7 @@ import bisect
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -16,6 +16,7 @@ from .levels import TARGETS
 from .numbers import rate_text, seconds_text
 
 RATE = Axis("offered rate, req/s", "rate")
+_NAMES = Axis("", "number")  # of bars: they are named at their side
 BAND = "Line: mean over seeds; band: lowest to highest seed."
 
 
@@ -29,38 +30,6 @@ LATENCIES: Mapping[Latency, str] = {
     "tpot": "Time per output token",
     "e2e": "End-to-end latency",
 }
-
-
-def attainment(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """Share of requests in SLO against offered rate, with lines at 90 % and 99 %."""
-    view = {
-        "series": _curves(rows, names, "attainment"),
-        "lines": [_line("y", 0.9, "90 %"), _line("y", 0.99, "99 %")],
-    }
-    return Figure(
-        id="attainment",
-        kind="lines",
-        title="Requests that met their SLO",
-        note=f"Share of all requests that arrived. {BAND}",
-        x=RATE,
-        y=Axis("requests in SLO", "percent", top=1.0),
-        views={ONLY: view},
-    )
-
-
-def goodput(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
-    """Requests in SLO per second against offered rate, with the line where all are."""
-    top = float(rows["rate_rps"].max())
-    view = {"series": _curves(rows, names, "goodput_rps"), "lines": [_diagonal(top)]}
-    return Figure(
-        id="goodput",
-        kind="lines",
-        title="Goodput",
-        note=f"Requests completed within their SLO per second. {BAND}",
-        x=RATE,
-        y=Axis("requests in SLO, per s", "rate"),
-        views={ONLY: view},
-    )
 
 
 def latency(
@@ -85,7 +54,18 @@ def latency(
     )
 
 
-_COMPARED = {
+def bar_figure(**given: Any) -> Figure:
+    """A bar for each series."""
+    return Figure(kind="bars", y=_NAMES, **given)
+
+
+def curves_at_a_rate(**given: Any) -> Figure:
+    """Curves without marks, at the rate that is chosen on the page."""
+    return Figure(kind="lines", picker="rate", hover="interpolate", markers=False, **given)
+
+
+# Columns of level rows, with title, note and axis of their figures.
+COMPARED = {
     "throughput_rps": (
         "Finished requests",
         "Over the makespan, whether they met an SLO or not.",
@@ -113,22 +93,42 @@ _COMPARED = {
         Axis("requests in SLO, per s", "rate"),
     ),
 }
-COMPARED = tuple(_COMPARED)
-"""The columns of level rows that `compared` knows."""
 
 _SEEDS = "Bar: mean over seeds; line: lowest to highest seed."
 
 
+def against_rate(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figure:
+    """Attainment, with lines at 90 % and 99 %, or goodput, with the line where all are in SLO,
+    against offered rate.
+    """
+    title, note, axis = COMPARED[column]
+    lines = [_line("y", 0.9, "90 %"), _line("y", 0.99, "99 %")]
+    if column == "goodput_rps":
+        top = float(rows["rate_rps"].max())
+        lines = [{"axis": "diagonal", "value": top, "label": "all in SLO"}]
+    return Figure(
+        id=_id(column),
+        kind="lines",
+        title=title,
+        note=f"{note} {BAND}",
+        x=RATE,
+        y=axis,
+        views={ONLY: {"series": _curves(rows, names, column), "lines": lines}},
+    )
+
+
+def _id(column: str) -> str:
+    return column.rpartition("_")[0] or column
+
+
 def compared(rows: pd.DataFrame, names: Sequence[str], column: str) -> Figure:
     """One of `COMPARED`, a bar for each series, where each has one level."""
-    title, note, axis = _COMPARED[column]
-    return Figure(
-        id=column.rpartition("_")[0] or column,
-        kind="bars",
+    title, note, axis = COMPARED[column]
+    return bar_figure(
+        id=_id(column),
         title=title,
         note=f"{note} {_SEEDS}",
         x=axis,
-        y=Axis("", "number"),
         views={ONLY: {"series": _bars(rows, names, column), "lines": []}},
     )
 
@@ -142,13 +142,11 @@ def latency_compared(
         key: {"series": _bars(rows, names, _column(metric, key)), "lines": _bound("x", bound)}
         for key, _ in options
     }
-    return Figure(
+    return bar_figure(
         id=f"{metric}-compared",
-        kind="bars",
         title=LATENCIES[metric],
         note=f"Of the requests that got that far; less is better. {_SEEDS}",
         x=Axis(metric.upper() if metric != "e2e" else "end to end", "seconds"),
-        y=Axis("", "number"),
         views=views,
         picker="local",
         options=options,
@@ -169,28 +167,6 @@ def _bars(rows: pd.DataFrame, names: Sequence[str], column: str) -> list[View]:
     return bars
 
 
-def cost_compared(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | None:
-    """Dollars per million output tokens, a bar for each series, where each has one level."""
-    of = {d.series: d for d in details if math.isfinite(d.cost)}
-    bars: list[View] = [
-        {"s": place, "parts": [of[n].cost], "lo": of[n].cost_low, "hi": of[n].cost_high}
-        for place, n in enumerate(names)
-        if n in of
-    ]
-    if not bars:
-        return None
-    return Figure(
-        id="cost",
-        kind="bars",
-        title="Cost of a million output tokens in SLO",
-        note="Price of all GPUs over the makespan, per output token of requests that met their "
-        "SLO. Bar: all seeds together; line: lowest to highest seed.",
-        x=Axis("US$ per million tokens", "dollars"),
-        y=Axis("", "number"),
-        views={ONLY: {"series": bars, "lines": []}},
-    )
-
-
 def latency_distribution(
     details: Iterable[LevelDetail], names: Sequence[str], metric: Metric
 ) -> Figure:
@@ -203,18 +179,14 @@ def latency_distribution(
         return {"s": place, "x": of.value_s.tolist(), "y": of.share.tolist()}
 
     whole = "requests that generate" if metric == "ttft" else "requests of more than one token"
-    return Figure(
+    return curves_at_a_rate(
         id=f"{metric}-distribution",
-        kind="lines",
         title=f"{LATENCIES[metric]}, distribution",
         note=f"All seeds together, over all {whole}; a curve that ends below 100 % never "
         "served the rest.",
         x=Axis(metric.upper(), "seconds", scale="log"),
         y=Axis(f"{whole.split()[0]} within", "percent", top=1.0),
         views=_by_rate(details, names, curve, lambda d: _bound("x", d.bounds.get(metric))),
-        picker="rate",
-        hover="interpolate",
-        markers=False,
     )
 
 
@@ -226,14 +198,12 @@ def causes(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure:
             return None
         return {"s": place, "parts": [detail.missed[c] / detail.requests for c in CAUSES]}
 
-    return Figure(
+    return bar_figure(
         id="causes",
-        kind="bars",
         title="Why requests missed their SLO",
         note="Share of all requests; every miss is counted once. 'TTFT' and 'TPOT' also hold those "
         "that broke the end-to-end bound or the deadline as well.",
         x=Axis("requests that missed", "percent"),
-        y=Axis("", "number"),
         views=_by_rate(details, names, bar),
         picker="rate",
         categories=list(CAUSES),
@@ -251,15 +221,13 @@ def phases(
         parts = [detail.missed_phase_s[p] for p in shown]
         return None if any(math.isnan(p) for p in parts) else {"s": place, "parts": parts}
 
-    return Figure(
+    return bar_figure(
         id=f"{until}-token",
-        kind="bars",
         title=f"Missed requests: time until the {until} token",
         note="Mean over requests that finished but missed. Waiting: from arrival to the first "
         "batch; prefill: to the first token; decode: to the last. Preemptions count where they "
         "fell. A far longer bar is cut.",
         x=Axis("mean time per missed request", "seconds"),
-        y=Axis("", "number"),
         views=_by_rate(details, names, bar),
         picker="rate",
         categories=list(shown),
@@ -286,18 +254,14 @@ def over_time(
     views = _by_rate(details, names, curve)
     for view in views.values():
         _cut_late(view["series"])
-    return Figure(
+    return curves_at_a_rate(
         id=f"time-{column.replace('_', '-')}",
-        kind="lines",
         title=title,
         note="All instances together, one seed; means over equal spans of time. Cut at twice the "
         "time that the median system took.",
         x=Axis("time since start", "duration"),
         y=axis,
         views=views,
-        picker="rate",
-        hover="interpolate",
-        markers=False,
     )
 
 
@@ -336,32 +300,36 @@ def efficiency(rows: pd.DataFrame, names: Sequence[str]) -> Figure:
     )
 
 
-def cost(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | None:
-    """Dollars per million output tokens of requests in SLO; None where no price is known."""
-    curves: list[View] = []
+def cost(details: Sequence[LevelDetail], names: Sequence[str], *, compared: bool) -> Figure | None:
+    """Dollars per million output tokens of requests in SLO, against the rate or, `compared`, a bar
+    for each series, where each has one level; None where no price is known.
+    """
+    series: list[View] = []
     for place, name in enumerate(names):
         of = [d for d in details if d.series == name and math.isfinite(d.cost)]
-        if of:
-            curves.append(
-                {
-                    "s": place,
-                    "x": [d.rate_rps for d in of],
-                    "y": [d.cost for d in of],
-                    "lo": [d.cost_low for d in of],
-                    "hi": [d.cost_high for d in of],
-                }
-            )
-    if not curves:
+        if not of:
+            continue
+        found = {
+            "x": [d.rate_rps for d in of],
+            "y": [d.cost for d in of],
+            "lo": [d.cost_low for d in of],
+            "hi": [d.cost_high for d in of],
+        }
+        bar = {"parts": [of[-1].cost], "lo": of[-1].cost_low, "hi": of[-1].cost_high}
+        series.append({"s": place, **(bar if compared else found)})
+    if not series:
         return None
+    marks = ("Bar", "line") if compared else ("Line", "band")
+    dollars = Axis("US$ per million tokens", "dollars", scale="linear" if compared else "log")
     return Figure(
         id="cost",
-        kind="lines",
+        kind="bars" if compared else "lines",
         title="Cost of a million output tokens in SLO",
         note="Price of all GPUs over the makespan, per output token of requests that met their "
-        "SLO. Line: all seeds together; band: lowest to highest seed.",
-        x=RATE,
-        y=Axis("US$ per million tokens", "dollars", scale="log"),
-        views={ONLY: {"series": curves, "lines": []}},
+        f"SLO. {marks[0]}: all seeds together; {marks[1]}: lowest to highest seed.",
+        x=dollars if compared else RATE,
+        y=_NAMES if compared else dollars,
+        views={ONLY: {"series": series, "lines": []}},
     )
 
 
@@ -386,7 +354,7 @@ def classes(rows: pd.DataFrame, names: Sequence[str]) -> Figure | None:
         note="Share of each class's requests that met their SLO, mean over seeds; the bar spans "
         "the classes, its length is their spread.",
         x=Axis("requests in SLO", "percent", top=1.0),
-        y=Axis("", "number"),
+        y=_NAMES,
         views=views,
         picker="rate",
         categories=known,
@@ -423,10 +391,6 @@ def _by_rate(
 
 def _line(along: Literal["x", "y"], value: float, label: str) -> View:
     return {"axis": along, "value": value, "label": label}
-
-
-def _diagonal(top: float) -> View:
-    return {"axis": "diagonal", "value": top, "label": "all in SLO"}
 
 
 def _bound(along: Literal["x", "y"], bound: SloRange | None) -> list[View]:

@@ -26,7 +26,8 @@ def labels(texts: Sequence[str]) -> dict[str, str]:
     """A label for each of some distinct texts; distinct as well."""
     if not any(map(_name, texts)) and all(len(text) <= SHORT for text in texts):
         return {text: text for text in texts}
-    for found in (_given(texts), _differing(texts) if len(texts) > 1 else _headed(texts)):
+    given = {text: _name(text) or text for text in texts}  # one without a name keeps itself
+    for found in (given, _differing(texts) if len(texts) > 1 else _headed(texts)):
         if _are_labels(found):
             return found
     return {text: _letter(place) for place, text in enumerate(texts)}
@@ -45,11 +46,6 @@ def is_letter(label: str) -> bool:
 def stand_alone(texts: Sequence[str]) -> bool:
     """Whether the labels of the texts say what they are, not only how they differ."""
     return len(texts) == 1 or all(len(text) <= SHORT or _name(text) for text in texts)
-
-
-def _given(texts: Sequence[str]) -> dict[str, str]:
-    """The names that texts give themselves; one without a name keeps itself."""
-    return {text: _name(text) or text for text in texts}
 
 
 def _name(text: str) -> str:
@@ -96,17 +92,15 @@ def _telling(read: Sequence[_Leaves]) -> list[str]:
     chosen: list[str] = []
     split = 1
     while split < len(read):
-        counts = {key: _kinds(read, [*chosen, key]) for key in keys}
+        counts = {
+            key: len({tuple(of.get(k, "") for k in (*chosen, key)) for of in read}) for key in keys
+        }
         best = max(counts, key=counts.__getitem__, default="")
         if not counts or counts[best] == split:
             break
         chosen.append(best)
         split = counts[best]
     return chosen
-
-
-def _kinds(read: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
-    return len({tuple(of.get(key, "") for key in keys) for of in read})
 
 
 def _leaves(text: str) -> _Leaves:

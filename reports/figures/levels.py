@@ -23,14 +23,12 @@ TARGETS = (0.9, 0.99)
 class HighestRate:
     """The highest tested rate whose mean attainment over seeds is at least `target`.
 
-    `rate_rps` and `attainment` are None where no tested rate reaches the target. `at_end` says
-    that the highest tested rate still reaches it, so that the system may carry more; `lowest_rps`
-    and `top_rps` are the ends of what was tested.
+    `rate_rps` is None where no tested rate reaches the target. `at_end` says that the highest
+    tested rate still reaches it, so that the system may carry more; `lowest_rps` and `top_rps` are
+    the ends of what was tested.
     """
 
-    target: float
     rate_rps: float | None
-    attainment: float | None
     at_end: bool
     lowest_rps: float
     top_rps: float
@@ -42,15 +40,15 @@ def highest_rate(cells: pd.DataFrame, target: float) -> HighestRate:
     if valid.empty:
         rates = cells["rate_rps"]
         low, top = (float(rates.min()), float(rates.max())) if len(rates) else (0.0, 0.0)
-        return HighestRate(target, None, None, False, low, top)
+        return HighestRate(None, False, low, top)
     means = valid.groupby(level_rates(valid))["attainment"].mean()
     low, top = float(means.index.min()), float(means.index.max())
     # A mean of three 0.9 is a hair below 0.9 in binary.
     passing = means[means >= target - 1e-12]
     if passing.empty:
-        return HighestRate(target, None, None, False, low, top)
+        return HighestRate(None, False, low, top)
     rate = float(passing.index.max())
-    return HighestRate(target, rate, float(passing.loc[rate]), rate == top, low, top)
+    return HighestRate(rate, rate == top, low, top)
 
 
 def level_rates(cells: pd.DataFrame) -> pd.Series[float]:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from .details import Distribution, LevelDetail
 from .figure import Axis, Figure, View, rate_key
+from .figures import curves_at_a_rate
 
 Floats = NDArray[np.float64]
 
@@ -66,17 +67,13 @@ def _each_over_time(
         having, key=lambda s: (-sum(len(d.mechanism.moved_s) for d in having[s]), names.index(s))
     )
     return [
-        Figure(
+        curves_at_a_rate(
             id=f"each-{what.replace('_', '-')}-{names.index(series)}",
-            kind="lines",
             title=f"{title}: {series}",
             note=f"{note} One seed; means over equal spans of time; the {MOST_CURVES} with most.",
             x=Axis("time since start", "duration"),
             y=axis,
             views={rate_key(d.rate_rps): _apart_view(d, what) for d in having[series]},
-            picker="rate",
-            hover="interpolate",
-            markers=False,
         )
         for series in sorted(busiest[:MOST_FIGURES], key=names.index)
     ]
@@ -108,18 +105,14 @@ def _waits(details: Sequence[LevelDetail], names: Sequence[str]) -> Figure | Non
             if len(of.value_s):
                 view["series"].append(_curve(len(view["names"]), of))
                 view["names"].append(f"{detail.series}: {role}" if role else detail.series)
-    return Figure(
+    return curves_at_a_rate(
         id="waits",
-        kind="lines",
         title="Waiting time by role",
         note="From arrival to the first batch, all seeds together, over the requests that ended "
         "on an instance of that role; a curve that ends below 100 % never served the rest.",
         x=Axis("wait", "seconds", scale="log"),
         y=Axis("requests within", "percent", top=1.0),
         views=views,
-        picker="rate",
-        hover="interpolate",
-        markers=False,
     )
 
 
@@ -135,18 +128,14 @@ def _activations(details: Iterable[LevelDetail], names: Sequence[str]) -> Figure
             view["series"].append(curve)
     if not views:
         return None
-    return Figure(
+    return curves_at_a_rate(
         id="activations",
-        kind="lines",
         title="Activation times",
         note="From the decision until the model serves, one seed; loads over the same host link "
         "follow each other.",
         x=Axis("until it serves", "seconds", scale="log"),
         y=Axis("activations within", "percent", top=1.0),
         views=views,
-        picker="rate",
-        hover="interpolate",
-        markers=False,
     )
 
 

@@ -33,8 +33,8 @@ def plotly_figures(run_dirs: Sequence[Path | str]) -> dict[str, go.Figure]:
     cells = cells.assign(series=full_names(cells), facet="")
     rows, names = levels(cells), series_names(cells)
     drawn: dict[str, Figure] = {
-        "attainment": figures.attainment(rows, names),
-        "goodput": figures.goodput(rows, names),
+        "attainment": figures.against_rate(rows, names, "attainment"),
+        "goodput": figures.against_rate(rows, names, "goodput_rps"),
     }
     for metric in figures.METRICS:
         drawn[metric] = figures.latency(rows, names, metric, None)

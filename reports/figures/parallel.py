@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from ...tuner.search.objectives import OBJECTIVES
 
-_WIDTH, _HEIGHT, _TOP, _SIDE = 132, 300, 34, 60
 _MOST_LINES = 400
 _SHADES = 5
 
 
-def parallel_coordinates(found: Mapping[str, Any]) -> str:
-    """An SVG of its own; empty without at least two trials that have a value."""
+def parallel_coordinates(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What `parallel.html` draws; nothing without at least two trials that have a value."""
     rows = [row for row in found["trials"] if row["values"] and row["values"][0] is not None]
     names = [*found["space"]]
     if len(rows) < 2 or not names:
-        return ""
+        return {}
     objective = OBJECTIVES[found["objectives"][0]]
     rows.sort(key=lambda row: row["values"][0], reverse=not objective.maximise)
     rows = rows[-_MOST_LINES:]  # the best are drawn last, on top
@@ -27,39 +25,21 @@ def parallel_coordinates(found: Mapping[str, Any]) -> str:
     columns.append([row["values"][0] for row in rows])
     logs = [text.endswith(":log") for text in found["space"].values()] + [False]
     places = [_places(values, log) for values, log in zip(columns, logs, strict=True)]
-    width = _WIDTH * len(names) + 2 * _SIDE
-    lines = []
-    for number in range(len(rows)):
-        points = " ".join(
-            f"{_SIDE + _WIDTH * k:.0f},{_at(of[number]):.1f}" for k, of in enumerate(places)
-        )
-        shade = math.ceil(_SHADES * (number + 1) / len(rows))
-        best = rows[number]["number"] in found["best"]
-        colour = "var(--s1)" if best else "var(--s0)"
-        lines.append(
-            f'<polyline points="{points}" fill="none" stroke="{colour}" '
-            f'stroke-width="{2.5 if best else 1}" opacity="{1 if best else shade / 10:.1f}">'
-            f"<title>trial {rows[number]['number']}</title></polyline>"
-        )
-    axes = []
-    for k, (name, values) in enumerate(zip([*names, objective.label], columns, strict=True)):
-        x = _SIDE + _WIDTH * k
-        low, high = _ends(values)
-        axes.append(
-            f'<line x1="{x}" x2="{x}" y1="{_TOP}" y2="{_TOP + _HEIGHT}" class="axis"/>'
-            f'<text x="{x}" y="{_TOP - 18}" text-anchor="middle" class="strong">'
-            f"{escape(_short(name))}</text>"
-            f'<text x="{x}" y="{_TOP - 4}" text-anchor="middle">{escape(high)}</text>'
-            f'<text x="{x}" y="{_TOP + _HEIGHT + 15}" text-anchor="middle">{escape(low)}</text>'
-        )
-    return (
-        '<figure class="figure" id="parallel"><figcaption><h3>Parallel coordinates</h3>'
-        f'</figcaption><div class="plot scroll"><svg viewBox="0 0 {width} {_HEIGHT + 60}" '
-        f'style="width:{width}px" role="img" aria-label="Parallel coordinates">'
-        f"{''.join(lines)}{''.join(axes)}</svg></div>"
-        '<p class="note">A line a trial, the darker the better; the best stand out. '
-        "Raced out trials have estimates.</p></figure>"
-    )
+    return {
+        "axes": [
+            (_short(name), *_ends(values))
+            for name, values in zip([*names, objective.label], columns, strict=True)
+        ],
+        "lines": [
+            {
+                "trial": row["number"],
+                "best": row["number"] in found["best"],
+                "at": [of[number] for of in places],
+                "shade": math.ceil(_SHADES * (number + 1) / len(rows)) / 10,
+            }
+            for number, row in enumerate(rows)
+        ],
+    }
 
 
 def _places(values: Sequence[Any], log: bool) -> list[float]:
@@ -85,10 +65,6 @@ def _number(value: float) -> str:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _at(share: float) -> float:
-    return _TOP + _HEIGHT * (1 - share)
 
 
 def _short(text: str) -> str:

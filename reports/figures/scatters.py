@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ...harness.validation.log_replay import ErrorRow
@@ -17,8 +16,6 @@ TITLES = {
     "e2e": "End-to-end latency",
 }
 _MOST_POINTS = 2000
-# For the badge of a figure that shows both.
-BADGE = pd.DataFrame({"backend": ["simulated", "real"], "step_time": ["", ""]})
 
 
 def short_error(row: ErrorRow) -> str:

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...tuner.search.objectives import OBJECTIVES, TuningObjective
-from ..pages.tuning import DEFAULT, FINISHED, FRONT, LOST, TUNED, Plain, objectives_of
 from .figure import ONLY, Axis, Figure, Format, View
+from .figures import bar_figure
+
+Plain = Mapping[str, Any]  # of tune.json
+
+FINISHED, LOST, DEFAULT, TUNED, FRONT = (
+    "finished",
+    "raced out (estimate)",
+    "default",
+    "tuned",
+    "front",
+)
+MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
+
+
+def objectives_of(found: Plain) -> list[TuningObjective]:
+    """The objectives, in their order."""
+    return [OBJECTIVES[name] for name in found["objectives"]]
 
 
 def _axis(objective: TuningObjective) -> Axis:
@@ -20,28 +37,26 @@ def _axis(objective: TuningObjective) -> Axis:
     return Axis(objective.label, form)
 
 
-def _known(found: Plain, place: int) -> list[tuple[Plain, float]]:
-    """Trials with their value of one objective."""
-    return [
-        (row, row["values"][place])
-        for row in found["trials"]
-        if row["values"] is not None and row["values"][place] is not None
-    ]
+def _points(
+    names: Sequence[str], series: str, rows: Sequence[Plain], x: Sequence[float], y: Sequence[float]
+) -> View:
+    labels = [f"trial {row['number']}" for row in rows]
+    return {"s": names.index(series), "x": x, "y": y, "labels": labels}
 
 
 def history(found: Plain, names: Sequence[str]) -> Figure:
     """Values of the first objective, trial after trial, and the best so far."""
     objective = objectives_of(found)[0]
-    known = _known(found, 0)
+    known = [
+        (row, row["values"][0])
+        for row in found["trials"]
+        if row["values"] is not None and row["values"][0] is not None
+    ]
 
     def points(state: str, series: str) -> View:
         of = [(row, value) for row, value in known if row["state"] == state]
-        return {
-            "s": names.index(series),
-            "x": [float(row["number"]) for row, _ in of],
-            "y": [value for _, value in of],
-            "labels": [f"trial {row['number']}" for row, _ in of],
-        }
+        rows, values = [row for row, _ in of], [value for _, value in of]
+        return _points(names, series, rows, [float(row["number"]) for row in rows], values)
 
     finished = [(row["number"], value) for row, value in known if row["state"] == FINISHED]
     best = list(
@@ -75,12 +90,8 @@ def front(found: Plain, names: Sequence[str]) -> list[Figure]:
     rows = [row for row in found["trials"] if row["values"] is not None]
 
     def points(of: Sequence[Plain], series: str) -> View:
-        return {
-            "s": names.index(series),
-            "x": [row["values"][1] for row in of],
-            "y": [row["values"][0] for row in of],
-            "labels": [f"trial {row['number']}" for row in of],
-        }
+        x, y = [row["values"][1] for row in of], [row["values"][0] for row in of]
+        return _points(names, series, of, x, y)
 
     front = [row for row in rows if row["number"] in found["best"]]
     others = [row for row in rows if row["number"] not in found["best"]]
@@ -113,13 +124,11 @@ def importances(found: Plain, names: Sequence[str]) -> list[Figure]:
     if not views:
         return []
     return [
-        Figure(
+        bar_figure(
             id="importances",
-            kind="bars",
             title="What mattered",
             note="Share of what tells the best trials from the others (PED-ANOVA).",
             x=Axis("importance", "percent"),
-            y=Axis("", "number"),
             views=views,
             picker="local",
             options=[[name, OBJECTIVES[name].label] for name in views],
@@ -153,13 +162,11 @@ def compared(found: Plain, names: Sequence[str]) -> list[Figure]:
                 options.append([name, name])
         if views:
             figures.append(
-                Figure(
+                bar_figure(
                     id=f"compared-{objective.name}",
-                    kind="bars",
                     title=f"Default against tuned: {objective.label}",
                     note="On seeds that nobody was tuned on. Line: 95 % interval.",
                     x=_axis(objective),
-                    y=Axis("", "number"),
                     views=views,
                     picker="local",
                     options=options,

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 import pandas as pd
-from rich import box
+from markupsafe import Markup
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...harness.results.read import RunResults
@@ -19,38 +18,38 @@ from ...tuner.capacity.checkpoint import read_capacity
 from ..figures.facets import SETUP, facet_noun, facets_of
 from ..figures.figure import ONLY, Axis, Figure, View
 from ..figures.numbers import percent_text, rate_text, seconds_text
+from .answer import strong
+from .table import Cell, Table, one_group
 
 Row = Mapping[str, Any]
 
 
+_HEADS = ("configuration", "in SLO", "req/s", "95 % interval", "±")
+
+
 def capacity_tables(rows: Sequence[Row]) -> RenderableType:
     """The capacities and the best of them, then for each search the levels tried and its end."""
-    parts: list[RenderableType] = [_capacities(rows), *map(Text, best_lines(rows))]
+    measured = "simulated" if all(r["backend"] == "simulated" for r in rows) else "measured"
+    found = one_group("Capacity", _HEADS, [_cells(row, row["search"]) for row in rows])
+    parts: list[RenderableType] = [found.rich(f"Capacity, req/s ({measured})")]
+    parts += map(Text, best_lines(rows))
     for name in dict.fromkeys(str(row["search"]) for row in rows):
         row = next(row for row in rows if row["search"] == name)
-        parts += [Text(), _levels(row), Text(_ending(row), style="dim")]
+        spent = f"{row['requests_spent']:,} requests, {seconds_text(row['wall_s'])}"
+        ending = f"stopped after {spent}: {row['stopped']}"
+        parts += [Text(), _levels(row), Text(ending, style="dim")]
     return Group(*parts)
 
 
-def _capacities(rows: Sequence[Row]) -> Table:
-    measured = "simulated" if all(r["backend"] == "simulated" for r in rows) else "measured"
-    table = Table(
-        title=Text(f"Capacity, req/s ({measured})"), title_justify="left", box=box.SIMPLE_HEAD
-    )
-    table.add_column("configuration", overflow="fold")
-    for head in ("in SLO", "capacity", "95 % interval", "±"):
-        table.add_column(head, justify="right", no_wrap=True)
-    name = None
-    for row in rows:
-        table.add_row(
-            Text("" if row["search"] == name else str(row["search"])),
-            f"≥ {row['target']:g}",
-            Text(capacity_text(row), style="bold"),
-            interval_text(row),
-            _half_width(row),
-        )
-        name = row["search"]
-    return table
+def _cells(row: Row, name: str) -> list[str | Cell]:
+    known = bool(row["capacity_rps"])
+    return [
+        name,
+        f"≥ {row['target']:g}",
+        Cell(capacity_text(row), style="bold"),
+        interval_text(row),
+        f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}" if known else "–",
+    ]
 
 
 def best_lines(rows: Sequence[Row]) -> list[str]:
@@ -108,39 +107,28 @@ def interval_text(row: Row) -> str:
     return f"{rate_text(row['low_rps'])} to {rate_text(row['high_rps'])}"
 
 
-def _half_width(row: Row) -> str:
-    if not row["capacity_rps"]:
-        return "–"
-    return f"{(row['high_rps'] - row['low_rps']) / 2 / row['capacity_rps']:.1%}"
-
-
-def _levels(row: Row) -> Table:
-    table = Table(
-        title=Text(f"Levels tried: {row['search']}"), title_justify="left", box=box.SIMPLE_HEAD
-    )
-    for head in ("req/s", "runs", "requests", "in SLO", "95 % interval"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("", overflow="fold")
+def _levels(row: Row) -> RichTable:
+    lines = []
     for level in row["levels"]:
         known = level["attainment"] is not None
         late = level["runs"] - level["valid_runs"]
         notes = ["backlog grows"] * level["backlog_grows"] + [
             f"{late} invalid: {level['invalid_because']}"
         ] * bool(late)
-        table.add_row(
-            rate_text(level["rate_rps"]),
-            str(level["runs"]),
-            f"{level['requests']:,}",
-            percent_text(level["attainment"]) if known else "–",
-            f"{level['attainment_low']:.1%} to {level['attainment_high']:.1%}" if known else "–",
-            Text(", ".join(notes), style="yellow"),
+        low, high = level["attainment_low"], level["attainment_high"]
+        lines.append(
+            (
+                rate_text(level["rate_rps"]),
+                str(level["runs"]),
+                f"{level['requests']:,}",
+                percent_text(level["attainment"]) if known else "–",
+                f"{low:.1%} to {high:.1%}" if known else "–",
+                Cell(", ".join(notes), style="yellow"),
+            )
         )
-    return table
-
-
-def _ending(row: Row) -> str:
-    spent = f"{row['requests_spent']:,} requests, {seconds_text(row['wall_s'])}"
-    return f"stopped after {spent}: {row['stopped']}"
+    heads = ("req/s", "runs", "requests", "in SLO", "95 % interval", "")
+    title = f"Levels tried: {row['search']}"
+    return one_group(title, heads, lines, texts=(5,)).rich(title)
 
 
 def found_in(runs: Sequence[RunResults]) -> list[Row]:
@@ -159,12 +147,12 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
         searches.setdefault((row["folder"], row["search"]), row)
     curves: list[View] = []
     for row in searches.values():
-        series = _series(row, cells)
+        place = _place(row, cells)
         known = [level for level in row["levels"] if level["attainment"] is not None]
-        if series is not None:
+        if place is not None:
             curves.append(
                 {
-                    "s": list(names).index(series),
+                    "s": list(names).index(place[1]),
                     "x": [level["rate_rps"] for level in known],
                     "y": [level["attainment"] for level in known],
                     "lo": [level["attainment_low"] for level in known],
@@ -193,98 +181,57 @@ def figure(rows: Sequence[Row], cells: pd.DataFrame, names: Sequence[str]) -> Fi
     )
 
 
-def _series(row: Row, cells: pd.DataFrame) -> str | None:
-    """What the page calls the configuration of a search: what it calls its cells."""
-    of_run = cells[cells["folder"] == row["folder"]]
-    own = of_run["cell"].str.startswith(f"{row['search']}_rate-")
-    return str(of_run.loc[own, "series"].iloc[0]) if own.any() else None
+def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
+    """The facet and the series of a search: what the page calls its cells."""
+    own = cells["cell"].str.startswith(f"{row['search']}_rate-")
+    found = cells[own & (cells["folder"] == row["folder"])]
+    return (str(found["facet"].iloc[0]), str(found["series"].iloc[0])) if len(found) else None
 
 
-def answer(rows: Sequence[Row], cells: pd.DataFrame) -> str | None:
+def answer(rows: Sequence[Row], cells: pd.DataFrame) -> Markup | None:
     """The page's one sentence, where every series was searched; None where the page must tell."""
     least = min((row["target"] for row in rows), default=None)
-    if not rows or {_place(row, cells) for row in rows} != _places(cells):
+    placed = [(place, row) for row in rows if (place := _place(row, cells)) is not None]
+    every = set(zip(cells["facet"], cells["series"], strict=True))
+    if not rows or len(placed) < len(rows) or {place for place, _ in placed} != every:
         return None
     if any(row["target"] == least and row["capacity_rps"] is None for row in rows):
         return None
-    best: dict[str, Row] = {}
-    for row in rows:
-        facet = str((_place(row, cells) or ("", ""))[0])
+    best: dict[str, tuple[str, Row]] = {}
+    for (facet, series), row in placed:
         if row["target"] == least and row["capacity_rps"]:
-            ahead = best.setdefault(facet, row)
-            best[facet] = row if row["capacity_rps"] > ahead["capacity_rps"] else ahead
+            ahead = best.setdefault(facet, (series, row))[1]
+            if row["capacity_rps"] > ahead["capacity_rps"]:
+                best[facet] = series, row
     if not best:
         return None
-    share = f"with at least {least:.6%}".rstrip("%").rstrip("0").rstrip(".")
-    share += "&nbsp;% of requests in their SLO"
+    percent = f"{least:.6%}".rstrip("%").rstrip("0").rstrip(".")
+    share = f"with at least {percent}\xa0% of requests in their SLO"
     facets = facets_of(cells)
     if len(facets) == 1:
-        only = best[facets[0]]
-        return (
-            f"<strong>{escape(str(_series(only, cells)))}</strong> carries "
-            f"<strong>{rate_text(only['capacity_rps'])} req/s</strong> "
-            f"(95&nbsp;% interval {escape(interval_text(only))}) {share}."
-        )
-    ahead_in = Counter(str(_series(row, cells)) for row in best.values())
+        name, only = best[facets[0]]
+        return Markup(
+            "<strong>{}</strong> carries <strong>{} req/s</strong> (95\xa0% interval {}) {}."
+        ).format(name, rate_text(only["capacity_rps"]), interval_text(only), share)
+    ahead_in = Counter(series for series, _ in best.values())
     told = [
-        f"<strong>{escape(name)}</strong> in <strong>{count} of {len(facets)}</strong>"
+        Markup("{} in {}").format(strong(name), strong(f"{count} of {len(facets)}"))
         for name, count in ahead_in.most_common()
     ]
-    return f"The most load {share} is carried by {', by '.join(told)} {facet_noun(cells)}s."
+    return Markup("The most load {} is carried by {} {}s.").format(
+        share, Markup(", by ").join(told), facet_noun(cells)
+    )
 
 
-def _place(row: Row, cells: pd.DataFrame) -> tuple[str, str] | None:
-    """The facet and the series of a search."""
-    series = _series(row, cells.assign(series=cells["facet"]))
-    return None if series is None else (series, str(_series(row, cells)))
-
-
-def _places(cells: pd.DataFrame) -> set[tuple[str, str] | None]:
-    return set(zip(cells["facet"], cells["series"], strict=True))
-
-
-_HEADS = (
-    "System",
-    "in SLO",
-    "req/s",
-    "95&nbsp;% interval",
-    "±",
-    "requests spent",
-    "stopped because",
-)
-
-
-def table(rows: Sequence[Row], cells: pd.DataFrame) -> str:
+def table(rows: Sequence[Row], cells: pd.DataFrame) -> Table | None:
     """The report's table of the capacities by facet; nothing where no run was a search."""
     if not rows:
-        return ""
-    groups: dict[str, list[Row]] = {facet: [] for facet in facets_of(cells)}
+        return None
+    groups: dict[str, list[list[str | Cell]]] = {facet: [] for facet in facets_of(cells)}
     for row in rows:
-        place = _place(row, cells)
-        groups.setdefault("" if place is None else place[0], []).append(row)
-    body = []
-    for facet, of_facet in groups.items():
-        if facet and of_facet:
-            body.append(
-                f'<tr class="group"><th scope="rowgroup" colspan="{len(_HEADS)}">'
-                f"{escape(facet)}</th></tr>"
-            )
-        body += [_table_row(row, cells) for row in of_facet]
-    head = "".join(f'<th scope="col">{text}</th>' for text in _HEADS[:-1])
-    head += f'<th scope="col" class="wide">{_HEADS[-1]}</th>'
-    return (
-        '<section id="capacity-section"><h2>Capacity</h2><p class="lead">The highest rate at which '
-        "at least a share of all requests meets its SLO for as long as it is offered.</p>"
-        f'<div class="card scroll"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div></section>"
-    )
-
-
-def _table_row(row: Row, cells: pd.DataFrame) -> str:
-    return (
-        f'<tr><th scope="row">{escape(_series(row, cells) or str(row["search"]))}</th>'
-        f"<td>{row['target']:g}</td><td>{escape(capacity_text(row))}</td>"
-        f"<td>{escape(interval_text(row))}</td><td>{_half_width(row)}</td>"
-        f"<td>{row['requests_spent']:,}</td>"
-        f'<td class="wide">{escape(str(row["stopped"]))}</td></tr>'
-    )
+        facet, series = _place(row, cells) or ("", str(row["search"]))
+        more = (f"{row['requests_spent']:,}", str(row["stopped"]))
+        groups.setdefault(facet, []).append([*_cells(row, series), *more])
+    heads = (*_HEADS, "requests spent", "stopped because")
+    filled = [(facet, of_facet) for facet, of_facet in groups.items() if of_facet]
+    return Table("Capacity", heads, filled, wide=len(heads) - 1)

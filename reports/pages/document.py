@@ -1,7 +1,7 @@
-"""What every page of ours is: one HTML file that needs no network, written whole or not at all.
+"""What every page is: one HTML file that needs no network, written whole or not at all.
 
-A page forbids itself any request and any script but its own by a content security policy, so that
-no name in a run, however written, can run or load anything.
+A page forbids itself any request and any script but its own by a content security policy, and its
+templates escape every value, so that no name in a run, however written, can run or load anything.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from html import escape
-from importlib.resources import files
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
 
 from ...harness.results.run_folder import write_whole
 from ...workloads.errors import SloBenchError
+
+_HERE = Path(__file__).parent
 
 
 def write_page(text: str, out: Path) -> Path:
@@ -30,31 +34,41 @@ def write_page(text: str, out: Path) -> Path:
     return out
 
 
-def page(title: str, body: str, data: Mapping[str, object]) -> str:
-    """The whole page around a body; `data` is what `page/chart.js` draws."""
+def page(template: str, data: Mapping[str, object], **shown: object) -> str:
+    """The page that a template makes of the values `shown`; `data` is what `chart.js` draws."""
     script = asset("chart.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+    text: str = (
+        _templates()
+        .get_template(template)
+        .render(
+            shown,
+            script=script,
+            script_digest=digest,
+            style=asset("report.css"),
+            data=Markup(json_for_html(data)),
+        )
     )
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<link rel="icon" href="data:,">
-<title>{escape(title)}</title>
-<style>{asset("report.css")}</style>
-</head>
-<body>{body}
-<script type="application/json" id="report-data">{json_for_html(data)}</script>
-<script>{script}</script>
-</body>
-</html>
-"""
+    return text
+
+
+@cache
+def _templates() -> Environment:
+    found = Environment(
+        loader=FileSystemLoader(_HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    found.filters["capital"] = _capital
+    return found
+
+
+def _capital(text: str) -> str:
+    """`Trial`, but `req/s` and `p (Holm)` as they are."""
+    word = text.partition(" ")[0].rstrip(",")
+    return text[0].upper() + text[1:] if len(word) > 1 and word.isalpha() else text
 
 
 def json_for_html(value: object) -> str:
@@ -65,27 +79,6 @@ def json_for_html(value: object) -> str:
     return text
 
 
-def asset(name: str) -> str:
-    """A file of the folder `page`."""
-    return files(__package__).joinpath("assets", name).read_text(encoding="utf-8")
-
-
-def table(label: str, heads: Sequence[str], rows: Sequence[Sequence[str]], more: str = "") -> str:
-    """Rows of plain text as an HTML table, the first column their heads; nothing without rows.
-
-    `more` are CSS classes beside those of every table.
-    """
-    if not rows:
-        return ""
-    head = "".join(f'<th scope="col">{escape(text)}</th>' for text in heads)
-    body = "".join(
-        f'<tr><th scope="row">{escape(first)}</th>'
-        + "".join(f"<td>{escape(text)}</td>" for text in rest)
-        + "</tr>"
-        for first, *rest in rows
-    )
-    return (
-        f'<div class="card scroll{more and f" {more}"}" tabindex="0" role="region" '
-        f'aria-label="{escape(label)}">'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
+def asset(name: str) -> Markup:
+    """A file of the folder `assets`, which no page escapes."""
+    return Markup((_HERE / "assets" / name).read_text(encoding="utf-8"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...harness.core.records import Outcome
@@ -29,6 +29,7 @@ from ...workloads.errors import SloBenchError
 from ...workloads.request import RequestType
 from ..compare.run_results import read_requests
 from ..figures.numbers import seconds_text
+from .table import Cell, known, one_group
 
 MOST_EPISODES = 40  # shown in text; every single stay is in the JSON
 SLOWEST = "slowest"
@@ -217,19 +218,18 @@ def explanation_text(explanation: Explanation) -> RenderableType:
     return Group(Text(first, style="bold"), Text(second), _parts_table(e), _stays_table(e))
 
 
-def _parts_table(e: Explanation) -> Table:
-    table = Table(
-        title=Text("Where the time went"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1)
-    )
-    table.add_column("part", no_wrap=True)
-    for head in ("time", "share"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("")
-    for part, seconds in e.parts_s.items():
-        share = seconds / e.e2e_s if e.e2e_s else 0.0
-        told = Text(MEANING[part], style="dim")
-        table.add_row(part.value, seconds_text(seconds), f"{share:.1%}", told)
-    return table
+def _parts_table(e: Explanation) -> RichTable:
+    rows = [
+        (
+            part.value,
+            seconds_text(seconds),
+            f"{seconds / e.e2e_s if e.e2e_s else 0.0:.1%}",
+            Cell(MEANING[part], style="dim"),
+        )
+        for part, seconds in e.parts_s.items()
+    ]
+    title = "Where the time went"
+    return one_group(title, ("part", "time", "share", ""), rows, texts=(0, 3)).rich(title)
 
 
 def _episodes(of: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
@@ -245,47 +245,28 @@ def _episodes(of: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
     return groups
 
 
-def _stays_table(e: Explanation) -> Table:
+def _stays_table(e: Explanation) -> RichTable:
     title = "One after the other, from its arrival"
     shown = _episodes(e.stays)
     if len(shown) > MOST_EPISODES:
         title += f" (the first {MOST_EPISODES} of {len(shown)})"
-        shown = shown[:MOST_EPISODES]
-    table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1))
-    for head in ("from", "to", "time"):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("")
-    for episode in shown:
+    rows = []
+    for episode in shown[:MOST_EPISODES]:
         begin_s, end_s = episode[0].begin_s, episode[-1].end_s
-        parts = ", ".join(
-            f"{part.value} {seconds_text(seconds)}" for part, seconds in totals_s(episode).items()
-        )
-        table.add_row(
-            f"{begin_s - e.arrival_s:.3f} s",
-            f"{end_s - e.arrival_s:.3f} s",
-            seconds_text(end_s - begin_s),
-            parts if len({stay.part for stay in episode}) > 1 else episode[0].part.value,
-        )
-    return table
+        parts = totals_s(episode)
+        several = ", ".join(f"{part.value} {seconds_text(took)}" for part, took in parts.items())
+        times = f"{begin_s - e.arrival_s:.3f} s", f"{end_s - e.arrival_s:.3f} s"
+        what = several if len(parts) > 1 else episode[0].part.value
+        rows.append((*times, seconds_text(end_s - begin_s), what))
+    return one_group(title, ("from", "to", "time", ""), rows, texts=(3,)).rich(title)
 
 
 def explanation_json(explanation: Explanation) -> dict[str, Any]:
     """All of it as plain values; times are seconds on the workload's clock."""
     e = explanation
-    return {
-        "cell": e.cell,
-        "request": e.request,
-        "prompt_tokens": e.prompt_tokens,
-        "output_tokens": e.output_tokens,
+    return dataclasses.asdict(e) | {
         "cached_tokens": max(0, e.cached_tokens),
-        "outcome": e.outcome,
-        "arrival_s": e.arrival_s,
-        "ttft_s": e.ttft_s,
-        "tpot_s": None if math.isnan(e.tpot_s) else e.tpot_s,
-        "e2e_s": e.e2e_s,
-        "slo_met": e.met,
-        "missed": list(e.missed),
-        "preemptions": e.preemptions,
+        "tpot_s": known(e.tpot_s),
         "breakdown_s": {part.value: seconds for part, seconds in e.parts_s.items()},
         "phases": [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in e.stays],
     }

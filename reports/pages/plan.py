@@ -6,7 +6,9 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.table import Table as RichTable
+
+from .table import one_group
 
 if TYPE_CHECKING:
     from ...tuner.planning import DeploymentPlan, SizedOffer
@@ -46,25 +48,19 @@ def _capacity(one: SizedOffer) -> dict[str, float | None]:
     return {"capacity_rps": found.capacity_rps, "low_rps": found.low_rps, "high_rps": high}
 
 
-def plan_table(rows: Iterable[dict[str, Any]]) -> Table:
+def plan_table(rows: Iterable[dict[str, Any]]) -> RichTable:
     """Plans side by side, the cheapest first."""
-    table = Table(title="cheapest plans (simulated; rates in req/s)", title_justify="left")
-    table.add_column("plan", no_wrap=True)
-    for name in ("USD per h", "in SLO %", "carries", "spare"):
-        table.add_column(name, justify="right")
+    lines = []
     for row in rows:
         spread = f"tp{row['tp']}" + (f" pp{row['pp']}" if row["pp"] > 1 else "")
         star = "" if row["step_time"] == "fitted" else " *"
         parameters = "".join(f"\n  {name}={value}" for name, value in row["parameters"].items())
         shape = f"{row['gpus']} × {row['gpu']}{star}, {row['instances']} × {spread}"
-        table.add_row(
-            f"{shape}: {row['system']}{parameters}",
-            f"{row['usd_per_hour']:.2f}",
-            f"{row['attainment']:.1%}".rstrip("%"),
-            _interval(row),
-            _spare(row),
-        )
-    return table
+        price, share = f"{row['usd_per_hour']:.2f}", f"{row['attainment']:.1%}".rstrip("%")
+        name = f"{shape}: {row['system']}{parameters}"
+        lines.append((name, price, share, _interval(row), _spare(row)))
+    heads = ("plan", "USD per h", "in SLO %", "carries", "spare")
+    return one_group("Plans", heads, lines).rich("cheapest plans (simulated; rates in req/s)")
 
 
 def _interval(row: dict[str, Any]) -> str:

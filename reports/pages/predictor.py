@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ...predictors.lengths.config import PredictorConfig
@@ -20,17 +17,15 @@ from ...predictors.lengths.distribution import COVERAGE
 from ...predictors.lengths.evaluate import ALL, LORA, PredictorEvaluation, Score
 from ...predictors.lengths.stream import StreamEvaluation, StreamWindow
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
-from . import sections
 from .document import page, write_page
+from .table import Cell, Table, known, one_group
 
 CLAIMED = (
     "UELLM (thesis, §3.3.1) reports 99.51 % exact on its own test set (Alpaca, ChatGLM3-6B) and "
     "over 80 % on Natural Questions and Alpaca-GPT4, which it was not trained on."
 )
-_MEASURED = pd.DataFrame({"backend": ["real"], "step_time": ["measured"]})  # for the badge
 _CURVES = ("as trained", "online", "baseline")
-_LEARNT = "learnt after it"
-_HEADS = ("exact", "± 1", "MAE", "τ", "ECE", "in 90 %", "width")
+_HEADS = ("predictor", "rows", "exact", "± 1", "MAE", "τ", "ECE", "in 90 %", "width")
 
 
 def headline(found: PredictorEvaluation) -> str:
@@ -87,22 +82,18 @@ def notes(found: PredictorEvaluation, config: PredictorConfig) -> list[str]:
 
 def evaluation_text(found: PredictorEvaluation, config: PredictorConfig) -> RenderableType:
     """Headline, table, notes."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("predictor")
-    for name in ("rows", *_HEADS):
-        table.add_column(name, justify="right", no_wrap=True)
-    last = ""
-    for score in found.scores:
-        if last and score.corpus != last:
-            table.add_section()
-        if score.corpus != last:
-            table.add_row(Text(_corpus(found, score), style="underline"))
-        style = "bold" if score.predictor == LORA else ""
-        cells = (score.predictor, f"{score.rows:,}", *_cells(score))
-        table.add_row(*(Text(cell, style=style) for cell in cells))
-        last = score.corpus
     lines = [Text(line, style="dim") for line in notes(found, config)]
-    return Group(Text(headline(found), style="bold"), table, *lines)
+    return Group(Text(headline(found), style="bold"), _scores(found).rich(), *lines)
+
+
+def _scores(found: PredictorEvaluation) -> Table:
+    groups = [
+        (_corpus(found, of[0]), [_cells(score) for score in of])
+        for _, group in itertools.groupby(found.scores, key=lambda score: score.corpus)
+        for of in [list(group)]
+    ]
+    caption = "Share of answers in the predicted bucket, and beside it what must be beaten"
+    return Table("How good it is", _HEADS, groups, caption=caption, badge="measured")
 
 
 def _corpus(found: PredictorEvaluation, score: Score) -> str:
@@ -110,9 +101,12 @@ def _corpus(found: PredictorEvaluation, score: Score) -> str:
     return f"{score.corpus} (transfer)" if new else score.corpus
 
 
-def _cells(score: Score) -> list[str]:
+def _cells(score: Score) -> list[Cell]:
     tau = f"{score.kendall_tau:.3f}" if math.isfinite(score.kendall_tau) else "–"
-    return [
+    style = "bold" if score.predictor == LORA else ""
+    texts = (
+        score.predictor,
+        f"{score.rows:,}",
         f"{score.exact:.1%}",
         f"{score.within_one:.1%}",
         f"{score.mae_tokens:.1f}",
@@ -120,15 +114,12 @@ def _cells(score: Score) -> list[str]:
         f"{score.calibration_error:.3f}",
         f"{score.coverage:.1%}",
         f"× {score.interval_ratio:.1f}",
-    ]
+    )
+    return [Cell(text, style=style) for text in texts]
 
 
 def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict[str, Any]:
     """Everything as plain values; what does not exist is null."""
-
-    def known(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
     return {
         "base": config.base.name,
         "head": config.shape.head,
@@ -138,7 +129,7 @@ def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict
         "interval": COVERAGE,
         "scores": [
             {
-                **{name: known(value) for name, value in dataclasses.asdict(score).items()},
+                **_plain(score),
                 "transfer": score.corpus not in found.trained_on | {ALL},
             }
             for score in found.scores
@@ -152,62 +143,31 @@ def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict
     }
 
 
+def _plain(value: Any) -> dict[str, Any]:
+    plain = dataclasses.asdict(value)
+    return {k: known(v) if isinstance(v, float) else v for k, v in plain.items()}
+
+
 def write_evaluation(found: PredictorEvaluation, config: PredictorConfig, out: Path) -> Path:
     """Write the page, whole or not at all, and return where it is.
 
     Raises:
         SloBenchError: it cannot be written.
     """
-    return _write(evaluation_page(found, config), out)
-
-
-def _write(page: str, out: Path) -> Path:
-    return write_page(page, out)
-
-
-def evaluation_page(found: PredictorEvaluation, config: PredictorConfig) -> str:
-    """The whole page."""
-    drawn = [reliability_figure(found)]
-    told = "".join(f"<p>{escape(line)}</p>" for line in notes(found, config))
-    heading = "Predicted lengths of answers"
-    body = f"""
-<a class="skip" href="#prediction">Skip to the table</a>
-<header class="top"><p class="eyebrow">Predictor evaluated by slo-bench</p>
-<h1>{escape(heading)}</h1></header>
-<main>
-<p class="answer">{escape(headline(found))}</p>
-<noscript><div class="notice">The figure needs JavaScript; the tables do not.</div></noscript>
-{section(found, config, drawn)}
-<section id="notes"><h2>How it was done</h2>{told}</section>
-</main>
-<footer>{escape(config.base.name)}</footer>"""
-    data = {"series": [LORA], "origin": "measured", "rate": "", **as_json(drawn)}
-    return page(f"{heading} – slo-bench", body, data)
-
-
-def section(found: PredictorEvaluation, config: PredictorConfig, drawn: Sequence[Figure]) -> str:
-    """Table, reliability and confusion, to stand in a page that has the report's script."""
-    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in ("Rows", *_HEADS))
-    rows = []
-    for at, score in enumerate(found.scores):
-        if not at or found.scores[at - 1].corpus != score.corpus:
-            rows.append(
-                f'<tr class="group"><th scope="rowgroup" colspan="{len(_HEADS) + 2}">'
-                f"{escape(_corpus(found, score))}</th></tr>"
-            )
-        cells = "".join(f"<td>{escape(cell)}</td>" for cell in _cells(score))
-        rows.append(
-            f'<tr><th scope="row">{escape(score.predictor)}</th><td>{score.rows:,}</td>{cells}</tr>'
-        )
-    shown = "".join(sections.figure(figure, _MEASURED) for figure in drawn)
-    return (
-        '<section id="prediction"><h2>How good it is</h2>'
-        '<div class="card scroll"><table><caption>Share of answers in the predicted bucket, and '
-        f"beside it what must be beaten {sections.badge(_MEASURED)}</caption><thead><tr>"
-        f'<th scope="col">Predictor</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
-        f'</table></div></section><section id="calibration"><h2>How sure it is</h2>'
-        f'<div class="grid">{shown}{_confusion(found, config)}</div></section>'
+    figures = [reliability_figure(found)]
+    text = page(
+        "predictor.html",
+        {"series": [LORA], "origin": "measured", "rate": "", **as_json(figures)},
+        heading="Predicted lengths of answers",
+        answer=headline(found),
+        scores=_scores(found),
+        figures=figures,
+        edges=config.shape.edges,
+        confusion=found.confusion.tolist(),
+        notes=notes(found, config),
+        footer=config.base.name,
     )
+    return write_page(text, out)
 
 
 def reliability_figure(found: PredictorEvaluation) -> Figure:
@@ -233,46 +193,26 @@ def reliability_figure(found: PredictorEvaluation) -> Figure:
     )
 
 
-def _confusion(found: PredictorEvaluation, config: PredictorConfig) -> str:
-    """True against predicted buckets; the darker, the larger the share of the true bucket."""
-    names = [str(edge) for edge in config.shape.edges]
-    heads = "".join(f'<th scope="col">{name}</th>' for name in names)
-    rows = []
-    for name, counts in zip(names, found.confusion.tolist(), strict=True):
-        whole = max(1, sum(counts))
-        cells = "".join(
-            f'<td style="background:color-mix(in srgb,var(--s0) {60 * count / whole:.0f}%,'
-            f'transparent)">{count or ""}</td>'
-            for count in counts
-        )
-        rows.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
-    return (
-        '<figure class="figure" id="figure-confusion"><figcaption><h3>Confusion</h3>'
-        f'{sections.badge(_MEASURED)}</figcaption><div class="scroll"><table><thead><tr>'
-        f'<th scope="col">true ↓ said →</th>{heads}</tr></thead><tbody>{"".join(rows)}</tbody>'
-        '</table></div><p class="note">Answers by their true bucket (rows) and the named one '
-        "(columns), each named by its first length in tokens.</p></figure>"
-    )
-
-
 def stream_text(came: StreamEvaluation) -> RenderableType:
     """A line for each window, and what was forgotten."""
-    table = Table(
-        box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), title="Answers in the predicted bucket"
+    table = _windows(came)
+    return Group(
+        table.rich(table.label), *(Text(line, style="dim") for line in _stream_notes(came))
     )
-    for name in _stream_heads(came):
-        table.add_column(name, justify="left" if name == _LEARNT else "right")
-    for window in came.windows:
-        table.add_row(*_stream_cells(window))
-    return Group(table, *(Text(line, style="dim") for line in _stream_notes(came)))
 
 
-def _compared(came: StreamEvaluation) -> bool:
-    return any(window.baseline is not None for window in came.windows)
+def _windows(came: StreamEvaluation) -> Table:
+    heads = ("answers", *_curves(came), "online, within 1", "learnt after it")
+    rows = [_stream_cells(window) for window in came.windows]
+    label = "Answers in the predicted bucket"
+    caption = "Share of answers in the predicted bucket"
+    return one_group(
+        label, heads, rows, texts=(0, len(heads) - 1), caption=caption, badge="measured"
+    )
 
 
-def _stream_heads(came: StreamEvaluation) -> list[str]:
-    return ["answers", *_CURVES[: 3 if _compared(came) else 2], "online, within 1", _LEARNT]
+def _curves(came: StreamEvaluation) -> Sequence[str]:
+    return _CURVES[: 3 if any(window.baseline is not None for window in came.windows) else 2]
 
 
 def _stream_cells(window: StreamWindow) -> list[str]:
@@ -307,7 +247,7 @@ def drift_figure(came: StreamEvaluation) -> Figure:
     ]
     ends = [window.first + window.rows for window in came.windows]
     curves: list[View] = [
-        {"s": place, "x": ends, "y": shares[place]} for place in range(3 if _compared(came) else 2)
+        {"s": place, "x": ends, "y": shares[place]} for place in range(len(_curves(came)))
     ]
     learnt = [
         {"axis": "x", "value": window.first + window.rows, "label": window.update.verdict}
@@ -326,45 +266,25 @@ def drift_figure(came: StreamEvaluation) -> Figure:
     )
 
 
-def stream_page(came: StreamEvaluation, config: PredictorConfig) -> str:
-    """The whole page of a stream."""
-    drawn = [drift_figure(came)]
-    heads = "".join(f'<th scope="col">{escape(head)}</th>' for head in _stream_heads(came))
-    lines = [_stream_cells(window) for window in came.windows]
-    cells = ["".join(f"<td>{escape(cell)}</td>" for cell in line) for line in lines]
-    rows = "".join(f"<tr>{line}</tr>" for line in cells)
-    told = "".join(f"<p>{escape(line)}</p>" for line in _stream_notes(came))
-    shown = "".join(sections.figure(figure, _MEASURED) for figure in drawn)
-    heading = "Predicted lengths of answers, as they came"
-    body = f"""
-<a class="skip" href="#drift">Skip to the table</a>
-<header class="top"><p class="eyebrow">Predictor at work, by slo-bench</p>
-<h1>{escape(heading)}</h1></header>
-<main>
-<noscript><div class="notice">The figure needs JavaScript; the table does not.</div></noscript>
-<section><div class="grid">{shown}</div></section>
-<section id="drift"><h2>Window by window</h2><div class="card scroll"><table>
-<caption>Share of answers in the predicted bucket {sections.badge(_MEASURED)}</caption>
-<thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{told}</section>
-</main>
-<footer>{escape(config.base.name)}</footer>"""
-    data = {"series": list(_CURVES), "origin": "measured", "rate": "", **as_json(drawn)}
-    return page(f"{heading} – slo-bench", body, data)
-
-
 def write_stream(came: StreamEvaluation, config: PredictorConfig, out: Path) -> Path:
     """Write the page of a stream, whole or not at all, and return where it is.
 
     Raises:
         SloBenchError: it cannot be written.
     """
-    return _write(stream_page(came, config), out)
+    figures = [drift_figure(came)]
+    text = page(
+        "stream.html",
+        {"series": list(_CURVES), "origin": "measured", "rate": "", **as_json(figures)},
+        heading="Predicted lengths of answers, as they came",
+        figures=figures,
+        windows=_windows(came),
+        notes=_stream_notes(came),
+        footer=config.base.name,
+    )
+    return write_page(text, out)
 
 
 def stream_json(came: StreamEvaluation) -> dict[str, Any]:
     """The same as plain values."""
-    plain = dataclasses.asdict(came)
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in plain.items()
-    }
+    return _plain(came)

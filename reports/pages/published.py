@@ -30,8 +30,8 @@ import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -166,91 +166,66 @@ def _equal(column: pd.Series, value: str | float | bool) -> pd.Series:
     return (pd.to_numeric(column, errors="coerce") - value).abs() <= 1e-3 * abs(value)
 
 
-def table_of(run: RunResults) -> PublishedTable | None:
-    """The table that a run's experiment names, if any."""
-    try:
-        name = parse_toml(run.experiment_toml).get("published")
-    except tomllib.TOMLDecodeError:
-        return None  # the report shows the file as it is
-    return None if name is None else load_published(str(name))
-
-
-def section(runs: Sequence[RunResults], cells: pd.DataFrame, rows: pd.DataFrame) -> str:
-    """All tables of the runs, as HTML; empty where no run names one.
+def tables_of(
+    runs: Sequence[RunResults], cells: pd.DataFrame, rows: pd.DataFrame
+) -> list[dict[str, Any]]:
+    """The tables that the runs' experiments name, as the page lays them out, or their problems.
 
     Args:
         runs: the run folders; `cells["folder"]` is a run's place among them.
         cells: all their cells.
         rows: the levels of those cells.
     """
-    parts = []
+    found: list[dict[str, Any]] = []
     for place, run in enumerate(runs):
         try:
-            table = table_of(run)
+            name = parse_toml(run.experiment_toml).get("published")
+            if name is not None:
+                table = load_published(str(name))
+                found.append(_shown(table, cells[cells["folder"] == place], knee_rps(rows)))
+        except tomllib.TOMLDecodeError:
+            continue  # the report shows the file as it is
         except SloBenchError as error:
-            parts.append(f'<div class="notice"><p>{escape(str(error))}</p></div>')
-            continue
-        if table is not None:
-            parts.append(_table(table, cells[cells["folder"] == place], knee_rps(rows)))
-    if not parts:
-        return ""
-    return (
-        '<section id="published"><h2>Published and ours</h2><p class="lead">No constant was fitted '
-        f"to a published result.</p>{''.join(parts)}</section>"
-    )
+            found.append({"problem": str(error)})
+    return found
 
 
-def _table(table: PublishedTable, cells: pd.DataFrame, knee: float) -> str:
-    """The rows; a reason that several in a row share stands once beside them."""
-    body = []
-    for reason, group in itertools.groupby(table.rows, key=lambda row: row.reason):
-        rows = list(group)
-        for place, row in enumerate(rows):
-            span = f' rowspan="{len(rows)}"' if len(rows) > 1 else ""
-            why = f'<td class="reason"{span}>{escape(reason)}</td>' if place == 0 else ""
-            body.append(
-                f'<tr><th scope="row">{escape(row.what)}</th>'
-                f"<td>{figure_text(row.published, row.unit)}</td>"
-                f"<td>{_ours_text(row, cells, knee)}</td>{why}</tr>"
-            )
-    note = f"<p>{escape(table.note)}</p>" if table.note else ""
-    at_knee = f"; the knee is at {knee:.3g} req/s" if _uses_knee(table) else ""
-    long = " long" if len(table.rows) > MANY_ROWS else ""
-    return (
-        f'<div class="card scroll published{long}" tabindex="0" role="region" '
-        f'aria-label="{escape(table.title)}"><table>'
-        f"<caption>{escape(table.title)}{at_knee}</caption><thead><tr>"
-        '<th scope="col">What</th><th scope="col">Published</th><th scope="col">Ours</th>'
-        '<th scope="col" class="reason">Why they differ</th></tr></thead>'
-        f"<tbody>{''.join(body)}</tbody></table></div>{note}"
-    )
-
-
-def _uses_knee(table: PublishedTable) -> bool:
-    return any(
+def _shown(table: PublishedTable, cells: pd.DataFrame, knee: float) -> dict[str, Any]:
+    """A reason that several rows after one another share stands once beside them."""
+    at_knee = any(
         "knee" in (row.where.get("rate_rps"), (row.than or {}).get("rate_rps"))
         for row in table.rows
     )
+    return {
+        "title": table.title,
+        "note": table.note,
+        "knee": f"; the knee is at {knee:.3g} req/s" if at_knee else "",
+        "long": len(table.rows) > MANY_ROWS,
+        "groups": [
+            (reason, [_shown_row(row, cells, knee) for row in rows])
+            for reason, rows in itertools.groupby(table.rows, key=lambda row: row.reason)
+        ],
+    }
 
 
-def _ours_text(row: PublishedRow, cells: pd.DataFrame, knee: float) -> str:
-    if row.column is None:
-        return '<span class="dim">not run</span>'
+def _shown_row(row: PublishedRow, cells: pd.DataFrame, knee: float) -> dict[str, Any]:
     found = ours(row, cells, knee)
-    if found is None:
-        return '<span class="dim">–</span>'
-    sign = "+" if row.than is not None and row.by == "difference" and found > 0 else ""
-    half = half_interval(row, cells, knee)
-    if half is None:
-        return sign + figure_text(found, row.unit)
-    return sign + figure_text(found, "") + " ± " + figure_text(half, row.unit)
+    text = "not run" if row.column is None else "–"
+    if found is not None:
+        sign = "+" if row.than is not None and row.by == "difference" and found > 0 else ""
+        half = half_interval(row, cells, knee)
+        text = sign + figure_text(found, row.unit)
+        if half is not None:
+            text = f"{sign}{figure_text(found, '')} ± {figure_text(half, row.unit)}"
+    published = figure_text(row.published, row.unit)
+    return {"what": row.what, "published": published, "ours": text, "known": found is not None}
 
 
 def figure_text(value: float | str, unit: str) -> str:
-    """A figure with its unit, as HTML: three digits for a number, text as it is."""
+    """A figure with its unit: three digits for a number, text as it is."""
     if isinstance(value, str):
         text = value
     else:
         digits = 1 if abs(value) >= 10 else 2
         text = f"{value:,.{digits}f}" if math.isfinite(value) else "–"
-    return escape(f"{text} {unit}".rstrip())
+    return f"{text} {unit}".rstrip()

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Sequence
-from html import escape
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from ...tuner.sensitivity.perturbations import Perturbation
 from ...tuner.sensitivity.study import CAPACITY, Flip, Point, Ranked, Sensitivity
 from ..figures.figure import Axis, Figure, Format, View, as_json
 from ..figures.numbers import percent_text, rate_text, seconds_text
-from . import sections
-from .document import page, table, write_page
+from .document import page, write_page
+from .table import Table, known
 
 
 def headline(found: Sensitivity) -> str:
@@ -63,20 +59,17 @@ def flip_text(found: Sensitivity, flip: Flip) -> str:
 
 def sensitivity_text(found: Sensitivity) -> RenderableType:
     """Headline, a table of all axes, the flips by name."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("changed", no_wrap=True)
-    table.add_column("to", justify="right", no_wrap=True)
-    for system in found.systems:
-        table.add_column(Text(system, overflow="fold"), justify="right")
-    table.add_column("ahead")
-    table.add_column("by", justify="right", no_wrap=True)
-    for axis in found.axes:
-        for place, point in enumerate(found.along(axis)):
-            table.add_row(*map(Text, _cells(found, axis, point, place)), end_section=False)
-        table.add_section()
     lines = [Text(flip_text(found, flip), style="yellow") for flip in found.flips]
     notes = [Text(note, style="dim") for note in (*found.notes, _note(found))]
-    return Group(Text(headline(found), style="bold"), table, *lines, *notes)
+    return Group(Text(headline(found), style="bold"), _points(found).rich(), *lines, *notes)
+
+
+def _points(found: Sensitivity) -> Table:
+    heads = ("changed", "to", *found.systems, "ahead", "by")
+    groups = [
+        ("", [_cells(found, axis, point) for point in found.along(axis)]) for axis in found.axes
+    ]
+    return Table("All points", heads, groups, texts=(0, len(heads) - 2), names=found.systems)
 
 
 def _note(found: Sensitivity) -> str:
@@ -87,12 +80,12 @@ def _note(found: Sensitivity) -> str:
     )
 
 
-def _cells(found: Sensitivity, axis: Perturbation, point: Point, place: int) -> list[str]:
+def _cells(found: Sensitivity, axis: Perturbation, point: Point) -> list[str]:
     order = point.ranking(found.ranked)
     lead = _lead(found, point)
     base = " (base)" if point.value == axis.neutral else ""
     return [
-        axis.label if place == 0 else "",
+        axis.label,
         f"{point.value:g}{base}",
         *(value_text(found.ranked, point.mean(system)) for system in found.systems),
         order[0] if lead else "tie",
@@ -116,27 +109,12 @@ def sensitivity_json(found: Sensitivity) -> dict[str, Any]:
         "systems": list(found.systems),
         "base": _point_json(found, found.base),
         "points": [_point_json(found, point) for point in found.points],
-        "flips": [
-            {
-                "axis": flip.axis,
-                "value": flip.value,
-                "winner": flip.winner,
-                "loser": flip.loser,
-                "seeds": flip.seeds,
-                "of_seeds": flip.of_seeds,
-                "base_seeds": flip.base_seeds,
-                "certain": flip.certain,
-            }
-            for flip in found.flips
-        ],
+        "flips": [dataclasses.asdict(flip) | {"certain": flip.certain} for flip in found.flips],
         "notes": list(found.notes),
     }
 
 
 def _point_json(found: Sensitivity, point: Point) -> dict[str, Any]:
-    def known(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     return {
         "axis": point.axis,
         "value": point.value,
@@ -191,36 +169,15 @@ def write_sensitivity(found: Sensitivity, out: Path) -> Path:
         SloBenchError: it cannot be written.
     """
     drawn = figure(found)
-    cells = pd.DataFrame({"backend": ["simulated"], "step_time": [""]})
-    title = f"{' or '.join(found.systems)}: how certain is the ranking?"
-    body = f"""
-<header class="top">
-<p class="eyebrow">Sensitivity by slo-bench</p>
-<h1>{escape(title)}</h1>
-</header>
-<main>
-<p class="answer">{escape(headline(found))}</p>
-<noscript><div class="notice">The figure needs JavaScript; the table does not.</div></noscript>
-<section><div class="grid">{sections.figure(drawn, cells)}</div></section>
-<section><h2>Where the ranking changes</h2>{_flips_html(found)}</section>
-<section><h2>Numbers</h2>{_table_html(found)}</section>
-</main>
-<footer>{escape(_note(found))}</footer>"""
-    names = list(found.systems)
-    data = {"series": names, "origin": "simulated", **as_json([drawn])}
-    return write_page(page(f"{title} – sensitivity", body, data), out)
-
-
-def _flips_html(found: Sensitivity) -> str:
-    lines = [flip_text(found, flip) for flip in found.flips] or ["Nowhere in the range tried."]
-    return "".join(f"<p>{escape(line)}</p>" for line in (*lines, *found.notes))
-
-
-def _table_html(found: Sensitivity) -> str:
-    heads = ("Changed", "To", *found.systems, "Ahead", "By")
-    rows: list[Sequence[str]] = [
-        _cells(found, axis, point, place)
-        for axis in found.axes
-        for place, point in enumerate(found.along(axis))
-    ]
-    return table("All points", heads, rows)
+    text = page(
+        "sensitivity.html",
+        {"series": list(found.systems), "origin": "simulated", **as_json([drawn])},
+        heading=f"{' or '.join(found.systems)}: how certain is the ranking?",
+        answer=headline(found),
+        figures=[drawn],
+        flips=[flip_text(found, flip) for flip in found.flips] or ["Nowhere in the range tried."],
+        notes=found.notes,
+        points=_points(found),
+        footer=_note(found),
+    )
+    return write_page(text, out)

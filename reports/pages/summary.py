@@ -1,302 +1,247 @@
-"""What a reader of the report sees first: one sentence, and a table of all series by facet."""
+"""What each system carries, and how: the tables of a terminal after a run, and of the report."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pandas as pd
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.text import Text
 
+from ...harness.results.read import REASON_COLUMN
 from ..figures.details import LevelDetail
-from ..figures.facets import abbreviated, by_facet, facet_noun, facets_of
-from ..figures.levels import TARGETS, HighestRate, has_slo, highest_rate, offered
-from ..figures.measures import FINISHED, IN_SLO, Measure, load_text, measures
-from ..figures.numbers import highest_text, rate_text
-from .sections import badge, named
+from ..figures.facets import abbreviated, by_facet, facets_of
+from ..figures.labels import is_letter
+from ..figures.levels import (
+    TARGETS,
+    has_slo,
+    highest_rate,
+    levels,
+    offered,
+    series_names,
+    with_series,
+)
+from ..figures.measures import AT_A_RATE, IN_SLO, Measure, load_text, measures
+from ..figures.numbers import highest_text, origin, percent_text, rate_text, seconds_text
+from .answer import best_goodput, winners
+from .table import Cell, Row, Table
 
-IN_ROOM = 3
-"""Columns of numbers that a narrow screen shows."""
+MOST_LINES = 60
+"""A table of every rate longer than this stays in the report: nobody reads it on a terminal."""
 
-MOST_NAMES = 3
-"""So many are named in a sentence; more are counted."""
+_LEAST_NAME = 12  # characters of a name before it goes on in the next line
+_BETWEEN = 2  # characters between two columns
+_IN_ROOM = 4  # columns that a narrow screen shows
+_HIGHEST = ("system", *(f"≥ {target:.0%} in SLO" for target in TARGETS))
 
-Values = Mapping[str, float]
-"""Of a facet's series, what the page compares them by; without those of which nothing is known."""
 
+def summary_table(cells: pd.DataFrame) -> RenderableType:
+    """Highest rates per system and each system at each rate; where all have one rate, only that.
 
-def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> str:
-    """The page's one sentence: who carries the most, finishes most, or meets the most SLOs."""
+    Facets stand one below the other. Means are over the valid seeds; names are shown as they are,
+    never read as markup.
+    """
+    cells = cells if "series" in cells.columns else with_series(cells)
+    names, rows, how = series_names(cells), levels(cells), origin(cells)
     facets = facets_of(cells)
+    parts: list[RenderableType] = []
     if offered(cells) == "several rates":
-        if len(facets) == 1:
-            return _capacity(cells, names)
-        rated = {f: of for f, of in by_facet(cells, facets).items() if offered(of) != "at once"}
-        of_facets = {f: _carried(of, names) for f, of in rated.items()}
-        told = _most(of_facets, names, _CARRIES, facet_noun(cells), rate_text)
-        if len(rated) < len(facets):
-            told += f" In {len(facets) - len(rated)} all requests arrive at once."
-        if not _all_alike(of_facets, names):
-            return told
-        best = {f: _best_goodput(of, names) for f, of in by_facet(rows, list(rated)).items()}
-        more = _most(best, names, _CLAIMS["goodput_rps"], facet_noun(cells), rate_text, brief=True)
-        return f"{told} {more}"
-    first = measures(cells)[0]
-    of_facets = {f: _means(of, first, names) for f, of in by_facet(rows, facets).items()}
-    if len(facets) == 1:
-        at = f" {load_text(cells)}" if offered(cells) == "one rate" else ""
-        return _ahead(of_facets[facets[0]], first, names, at)
-    return _most(of_facets, names, _CLAIMS[first.column], facet_noun(cells), first.text)
+        found = {
+            facet: [[row[:3] for row in _rates(of, rows[rows["facet"] == facet], (), names)]]
+            for facet, of in by_facet(cells, facets).items()
+        }
+        parts.append(_Stack(f"Highest tested rate, req/s ({how})", _HIGHEST, found))
+        if len(rows) <= MOST_LINES:
+            heads = ("system", "req/s", *(measure.head for measure in AT_A_RATE))
+            lines = {
+                facet: _by_series(
+                    [(name, rate_text(rate), *of) for name, rate, of in _each(of_facet, names)]
+                )
+                for facet, of_facet in by_facet(rows, facets).items()
+            }
+            parts += [Text(), _Stack(f"Mean over seeds ({how})", heads, lines)]
+    else:
+        shown = measures(cells)
+        heads = ("system", *(measure.head for measure in shown))
+        lines = {
+            facet: [[(name, *of) for name, _, of in _each(of_facet, names, shown)]]
+            for facet, of_facet in by_facet(rows, facets).items()
+        }
+        parts.append(_Stack(f"Mean over seeds, {load_text(cells)} ({how})", heads, lines))
+    parts += [Text(note, style="dim") for note in _notes(cells, rows)]
+    return Group(*parts)
+
+
+def _by_series(rows: Sequence[Row]) -> list[list[Row]]:
+    return [[row for row in rows if row[0] == name] for name in dict.fromkeys(r[0] for r in rows)]
 
 
 @dataclass(frozen=True)
-class _Claim:
-    """What is said of the best, in singular and plural, and what they are the best by."""
+class _Stack:
+    """Tables one below the other whose columns are as wide, in a terminal of any width.
 
-    one: str
-    many: str
-    what: str
-    metric: str
+    `facets` holds the rows of each, in groups between which there is room.
+    """
 
-    def of(self, names: Sequence[str]) -> str:
-        return f"{self.one} {self.what}" if len(names) == 1 else f"each {self.many} {self.what}"
+    title: str
+    heads: Sequence[str]
+    facets: Mapping[str, Sequence[Sequence[Row]]]
 
-
-_CARRIES = _Claim(
-    "carries",
-    "carry",
-    "the most load with at least 90&nbsp;% of requests in their SLO",
-    "highest rate with at least 90&nbsp;% of requests in their SLO",
-)
-_CLAIMS = {
-    "throughput_rps": _Claim(
-        "finishes", "finish", "the most requests per second", "finished requests per second"
-    ),
-    "attainment": _Claim("keeps", "keep", "the most requests in their SLO", "requests in SLO"),
-    "goodput_rps": _Claim("has", "have", "the highest goodput", "goodput"),
-}
-
-
-def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> str:
-    """Of one facet: who carries the most load at 90 %."""
-    found = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]) for n in names}
-    carried = {n: h.rate_rps for n, h in found.items() if h.rate_rps is not None}
-    if not carried:
-        low = min(h.lowest_rps for h in found.values())
-        return (
-            "No system kept 90&nbsp;% of requests in their SLO at any tested rate; the lowest was "
-            f"<strong>{rate_text(low)} req/s</strong>."
-        )
-    best = max(carried.values())
-    winners = [n for n, rate in carried.items() if rate == best]
-    verb = "carries" if len(winners) == 1 else "carry"
-    text = (
-        f"<strong>{_who(winners)}</strong> {verb} <strong>{rate_text(best)} req/s</strong> with at "
-        "least 90&nbsp;% of requests in their SLO"
-    )
-    if any(found[n].at_end for n in winners):
-        return f"{text}, the highest rate tested; the limit may lie above it."
-    rest = [rate for n, rate in carried.items() if n not in winners]
-    if rest:
-        return f"{text}; the next best {rate_text(max(rest))} req/s."
-    if len(winners) < len(names):
-        return f"{text}; no other system did so at any tested rate."
-    return f"{text}."
-
-
-def _ahead(values: Values, by: Measure, names: Sequence[str], at: str) -> str:
-    """Of one facet, where every series has one level: who is best, and who comes next."""
-    if not values:
-        return "Nothing was measured."
-    winners = _winners(values, names, by.text)
-    best = escape(by.text(values[winners[0]]))
-    claim = _CLAIMS[by.column]
-    verb = claim.one if len(winners) == 1 else claim.many
-    what = {
-        FINISHED.column: f"<strong>{best} req/s</strong>",
-        IN_SLO.column: f"<strong>{best}</strong> of requests in their SLO",
-    }.get(by.column, f"<strong>{best} req/s</strong> of goodput")
-    text = f"<strong>{_who(winners)}</strong> {verb} {what}{at}"
-    rest = [value for name, value in values.items() if name not in winners]
-    return f"{text}; the next best {escape(by.text(max(rest)))}." if rest else f"{text}."
-
-
-def _most(
-    of_facets: Mapping[str, Values],
-    names: Sequence[str],
-    claim: _Claim,
-    noun: str,
-    text: Callable[[float], str],
-    *,
-    brief: bool = False,
-) -> str:
-    """Who is best, alone or with others, in how many of the facets; unless `brief`, who is next."""
-    best_in = [_winners(values, names, text) for values in of_facets.values()]
-    wins = Counter(name for winners in best_in for name in winners)
-    nowhere = sum(not winners for winners in best_in)
-    if not wins:
-        return f"No system kept 90&nbsp;% of requests in their SLO in any {noun}."
-    most = max(wins.values())
-    leaders = [n for n in names if wins[n] == most]
-    in_so_many = f"<strong>{most} of {len(best_in)}</strong> {noun}{'s' * (len(best_in) > 1)}"
-    told = [f"<strong>{_who(leaders)}</strong> {claim.of(leaders)} in {in_so_many}"]
-    if len(leaders) == len(names) > 1 and all(len(w) in (0, len(names)) for w in best_in):
-        all_of = "both" if len(names) == 2 else f"all {len(names)}"
-        told = [f"By {claim.metric} {all_of} {_kind(names)} are level in {in_so_many}"]
-    level = sum(len(winners) > 1 for winners in best_in if set(winners) & set(leaders))
-    if len(leaders) == 1 and level:
-        told.append(f", level with others in {level if level < most else 'all'} of them")
-    runners = [n for n in names if 0 < wins[n] < most]
-    if runners and not brief:
-        second = max(wins[n] for n in runners)
-        next_best = [n for n in runners if wins[n] == second]
-        told.append(f"; next {_who(next_best)}, in {second}")
-    if nowhere:
-        told.append(f"; in {nowhere} no system does at any tested rate")
-    return f"{''.join(told)}."
-
-
-def _winners(values: Values, names: Sequence[str], text: Callable[[float], str]) -> list[str]:
-    """Those whose value reads as the best does."""
-    best = text(max(values.values())) if values else ""
-    return [n for n in names if n in values and text(values[n]) == best]
-
-
-def _who(names: Sequence[str]) -> str:
-    if len(names) > MOST_NAMES:
-        return f"{len(names)} {_kind(names)}"
-    *most, last = names
-    return escape(f"{', '.join(most)} and {last}" if most else last)
-
-
-def _kind(names: Sequence[str]) -> str:
-    return "configurations" if any(" · " in name for name in names) else "systems"
-
-
-def _all_alike(of_facets: Mapping[str, Values], names: Sequence[str]) -> bool:
-    """Whether the best are so many that the steps between rates were too wide to tell them."""
-    wins = Counter(n for values in of_facets.values() for n in _winners(values, names, rate_text))
-    return bool(wins) and list(wins.values()).count(max(wins.values())) > 1
-
-
-def _best_goodput(rows: pd.DataFrame, names: Sequence[str]) -> Values:
-    known = rows.groupby("series")["goodput_rps"].max().dropna()
-    return {n: float(known[n]) for n in names if n in known}
-
-
-def _carried(cells: pd.DataFrame, names: Sequence[str]) -> Values:
-    found = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]).rate_rps for n in names}
-    return {n: rate for n, rate in found.items() if rate is not None}
-
-
-def _means(rows: pd.DataFrame, by: Measure, names: Sequence[str]) -> Values:
-    values = {n: rows.loc[rows["series"] == n, by.column].mean() for n in names}
-    return {n: float(value) for n, value in values.items() if math.isfinite(value)}
-
-
-def summary(
-    cells: pd.DataFrame, rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str]
-) -> str:
-    """A row per series, under its facet: what it carries, or did at its one level; its cost."""
-    several = offered(cells) == "several rates"
-    table = _rates_table if several else _measures_table
-    heads, groups = table(cells, rows, details, names)
-    caption = f"Means over seeds, {load_text(cells)}"
-    if several:
-        caption = "Highest tested rate and best goodput, req/s, mean over seeds"
-    head = "".join(f'<th scope="col"{_wide(place)}>{text}</th>' for place, text in enumerate(heads))
-    body = []
-    for facet, lines in groups.items():
-        if facet:
-            body.append(
-                f'<tr class="group"><th scope="rowgroup" colspan="{len(heads)}">{escape(facet)}'
-                "</th></tr>"
-            )
-        body += [
-            f'<tr><th scope="row">{named(name, names.index(name))}</th>'
-            + "".join(f"<td{_wide(at)}>{cell}</td>" for at, cell in enumerate(line, start=1))
-            + "</tr>"
-            for name, line in lines.items()
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        rows = [row for groups in self.facets.values() for group in groups for row in group]
+        widths = [
+            max(len(str(text)) for text in column) for column in zip(self.heads, *rows, strict=True)
         ]
-    kind = "summary rates" if several else "summary"
-    kind += " grouped" if len(groups) > 1 else ""
-    return (
-        f'<div class="card {kind} scroll" tabindex="0" role="region" aria-label="Summary"><table>'
-        f"<caption>{escape(caption)} {badge(cells)}</caption><thead><tr>{head}</tr></thead>"
-        f"<tbody>{''.join(body)}</tbody></table></div>"
-    )
+        left = options.max_width - sum(width + _BETWEEN for width in widths[1:]) - _BETWEEN
+        widths[0] = min(widths[0], max(_LEAST_NAME, left))
+        table = Table("", self.heads, [])
+        yield table.rich(self.title, widths=widths, show_edge=False)
+        for place, (facet, groups) in enumerate(self.facets.items()):
+            if len(self.facets) > 1:
+                yield Text(f"\n{facet}" if place else facet, style="bold")
+            own = replace(table, groups=[("", group) for group in groups])
+            yield own.rich(widths=widths, show_header=False, show_edge=False)
 
 
-def _wide(place: int) -> str:
-    """The first columns stay where there is little room."""
-    return ' class="wide"' if place > IN_ROOM else ""
+def _notes(cells: pd.DataFrame, rows: pd.DataFrame) -> list[str]:
+    notes = []
+    if offered(cells) == "several rates":
+        series = cells.groupby(["facet", "series"])
+        if any(highest_rate(of, TARGETS[0]).at_end for _, of in series):
+            notes.append("≥: still in SLO at the highest rate tested; it may carry more.")
+        if len(rows) > MOST_LINES:
+            notes.append(f"Every system at every rate, {len(rows)} lines: cells.csv and report.")
+    for name, text in abbreviated(cells).items():
+        if is_letter(name.rpartition(" ")[2]):  # says nothing unless it is explained
+            notes.append(f"{name}: {text}")
+    if pairs := unfitted_pairs(cells):
+        notes.append(f"unfitted: step times of {pairs} are an analytic estimate.")
+    invalid = cells[~cells["valid"]]
+    if len(invalid):
+        why = invalid[REASON_COLUMN].iloc[0] if REASON_COLUMN in cells.columns else "late client"
+        count = f"{len(invalid)} of {len(cells)}"
+        notes.append(f"{count} cells are invalid and left out: {why}.")
+    if overlong_requests := oversize_text(cells):
+        notes.append(f"Too long for the context or the KV cache, and missed: {overlong_requests}.")
+    return notes
 
 
-_Table = tuple[list[str], dict[str, dict[str, list[str]]]]
+def unfitted_pairs(cells: pd.DataFrame) -> str:
+    """The models and GPUs whose step times are an estimate."""
+    unfitted = cells[cells["step_time"] == "unfitted"]
+    return ", ".join(sorted(set(unfitted["model"] + " on " + unfitted["gpu"])))
 
 
-def _rates_table(
-    cells: pd.DataFrame, rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str]
-) -> _Table:
-    heads = ["System", "≥ 90&nbsp;% in SLO", "≥ 99&nbsp;% in SLO", "Best goodput"]
-    heads.append("US$ per million tokens in SLO, at 90&nbsp;%")
-    groups: dict[str, dict[str, list[str]]] = {}
-    for facet, of_facet in by_facet(cells, facets_of(cells)).items():
-        top = float(of_facet["level_rps"].max())
-        goodput = _best_goodput(rows[rows["facet"] == facet], names)
-        best = set(_winners(goodput, names, rate_text))
-        lines = groups.setdefault(facet, {})
-        for name in names:
-            of = of_facet[of_facet["series"] == name]
-            if of.empty:
-                continue
-            at_90, at_99 = (highest_rate(of, target) for target in TARGETS)
-            place = names.index(name)
-            lines[name] = [
-                _highest(at_90, place, top),
-                _highest(at_99, place, top),
-                _marked(rate_text(goodput.get(name, math.nan)), name in best < goodput.keys()),
-                _cost(details, facet, name, at_90.rate_rps),
-            ]
-    return heads, groups
+def oversize_text(cells: pd.DataFrame) -> str:
+    """`12 of 3,000 requests (overlong)`; empty where all fit."""
+    count = int(cells["overlong_requests"].fillna(0).sum()) if "overlong_requests" in cells else 0
+    return f"{count:,} of {int(cells['requests'].sum()):,} requests (overlong)" if count else ""
 
 
-def _measures_table(
-    cells: pd.DataFrame, rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str]
-) -> _Table:
-    shown = measures(cells)
+def best_table(
+    cells: pd.DataFrame,
+    rows: pd.DataFrame,
+    details: Sequence[LevelDetail],
+    names: Sequence[str],
+    badge: str,
+) -> Table:
+    """A row per series, under its facet: what it carries, or did at its one level; its cost."""
+    facets = facets_of(cells)
     price = "US$ per million tokens" + (" in SLO" if has_slo(cells) else "")
-    heads = ["System", *(escape(m.head[0].upper() + m.head[1:]) for m in shown), price]
-    groups: dict[str, dict[str, list[str]]] = {}
-    for facet, of_facet in by_facet(rows, facets_of(cells)).items():
-        lines = groups.setdefault(facet, {})
-        best = {measure: measure.best(of_facet) for measure in shown}
-        first = shown[0]
-        top = 1.0 if first is IN_SLO else float(of_facet[first.column].max())
-        for name in names:
-            for _, row in of_facet[of_facet["series"] == name].iterrows():
-                values = [(m, float(row[m.column])) for m in shown]
-                texts = [_marked(escape(m.text(v)), m.text(v) == best[m]) for m, v in values]
-                texts[0] += _bar(values[0][1], names.index(name), top)
-                lines[name] = [*texts, _cost(details, facet, name, float(row["rate_rps"]))]
-    return heads, groups
+    groups: list[tuple[str | Cell, Sequence[Row]]]
+    if offered(cells) == "several rates":
+        kind, caption = "rates", "Highest tested rate and best goodput, req/s, mean over seeds"
+        heads = [*_HIGHEST, "best goodput", f"{price}, at 90\xa0%"]
+        groups = [
+            (facet, list(_rates(of, rows[rows["facet"] == facet], details, names)))
+            for facet, of in by_facet(cells, facets).items()
+        ]
+    else:
+        kind, caption = "", f"Means over seeds, {load_text(cells)}"
+        shown = measures(cells)
+        heads = ["system", *(m.head for m in shown), price]
+        groups = [
+            (
+                facet,
+                [
+                    (_named(name, names), *of, _cost(details, facet, name, rate))
+                    for name, rate, of in _each(of_facet, names, shown)
+                ],
+            )
+            for facet, of_facet in by_facet(rows, facets).items()
+        ]
+    css = " ".join(["summary", *kind.split(), *["grouped"] * (len(groups) > 1)])
+    return Table("Summary", heads, groups, (0,), (), caption, badge, css, _IN_ROOM)
 
 
-def _marked(text: str, is_best: bool) -> str:
-    return f"<strong>{text}</strong>" if is_best else text
+def _named(name: str, names: Sequence[str], facet: str = "") -> Cell:
+    return Cell(name, series=list(names).index(name), before=facet)
 
 
-def _highest(found: HighestRate, place: int, top: float) -> str:
-    text = escape(highest_text(found))
-    shown = text if found.rate_rps is not None else f'<span class="dim">{text}</span>'
-    return shown + _bar(found.rate_rps or 0.0, place, top)
+def _rates(
+    cells: pd.DataFrame, rows: pd.DataFrame, details: Sequence[LevelDetail], names: Sequence[str]
+) -> Iterator[Row]:
+    """Of one facet: the highest rates of each series, its best goodput and its cost."""
+    top = float(cells["level_rps"].max())
+    goodput = best_goodput(rows, names)
+    best = set(winners(goodput, names, rate_text))
+    for name in names:
+        of = cells[cells["series"] == name]
+        if of.empty:
+            continue
+        own = _named(name, names)
+        found = [highest_rate(of, target) for target in TARGETS]
+        yield (
+            own,
+            *(
+                Cell(
+                    highest_text(one),
+                    css="" if one.rate_rps is not None else "dim",
+                    bar=_share(one.rate_rps or 0.0, top),
+                    bar_of=own.series or 0,
+                )
+                for one in found
+            ),
+            Cell(rate_text(goodput.get(name, math.nan)), best=name in best < goodput.keys()),
+            _cost(details, str(of["facet"].iloc[0]), name, found[0].rate_rps),
+        )
 
 
-def _bar(value: float, place: int, top: float) -> str:
-    share = 100 * value / top if top and math.isfinite(value) else 0.0
-    return f'<span class="bar" data-bar="{share:.1f}" data-of="{place}"></span>'
+def _each(
+    rows: pd.DataFrame, names: Sequence[str], shown: Sequence[Measure] = AT_A_RATE
+) -> Iterator[tuple[str, float, list[Cell]]]:
+    """Of one facet: each series at each of its rates, with what it measured there."""
+    best = {measure: measure.best(rows) for measure in shown}
+    top = 1.0 if shown[0] is IN_SLO else float(rows[shown[0].column].max())
+    for place, name in enumerate(names):
+        for _, row in rows[rows["series"] == name].iterrows():
+            values = [float(row[measure.column]) for measure in shown]
+            texts = [measure.text(value) for measure, value in zip(shown, values, strict=True)]
+            yield (
+                name,
+                float(row["rate_rps"]),
+                [
+                    Cell(
+                        text,
+                        style=_style(value) if measure is IN_SLO else "",
+                        best=text == best[measure],
+                        bar=_share(value, top) if measure is shown[0] else None,
+                        bar_of=place,
+                    )
+                    for measure, value, text in zip(shown, values, texts, strict=True)
+                ],
+            )
+
+
+def _style(attainment: float) -> str:
+    return "green" if attainment >= TARGETS[0] else "yellow" if attainment >= 0.5 else "red"
+
+
+def _share(value: float, top: float) -> float:
+    return 100 * value / top if top and math.isfinite(value) else 0.0
 
 
 def _cost(details: Sequence[LevelDetail], facet: str, name: str, rate: float | None) -> str:
@@ -304,13 +249,44 @@ def _cost(details: Sequence[LevelDetail], facet: str, name: str, rate: float | N
     return f"${rate_text(costs[0])}" if costs and math.isfinite(costs[0]) else "–"
 
 
-def legend(cells: pd.DataFrame) -> str:
-    """What the names of facets and series shorten, in full, once; nothing where nothing is."""
-    known = abbreviated(cells)
-    if not known:
-        return ""
-    rows = "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in known.items())
-    return (
-        '<details class="fold"><summary>What the names stand for</summary>'
-        f'<div class="body"><dl>{rows}</dl></div></details>'
-    )
+LEVEL_HEADS = (
+    "Offered req/s",
+    "In SLO",
+    "Lowest – highest",
+    "Goodput req/s",
+    "TTFT p50",
+    "TTFT p99",
+    "TPOT p50",
+    "TPOT p99",
+    "Tokens/s",
+    "KV peak",
+    "Preemptions",
+)
+
+
+def level_table(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str], badge: str) -> Table:
+    """Every system at every rate, by facet."""
+    groups = []
+    for facet, of_facet in by_facet(rows, facets_of(cells)).items():
+        for name in names:
+            of = of_facet[of_facet["series"] == name]
+            if len(of):
+                lines = [_level_row(row) for _, row in of.iterrows()]
+                groups.append((_named(name, names, facet), lines))
+    caption = "Means over seeds, with the lowest and highest attainment of a seed"
+    return Table("All systems at all rates", LEVEL_HEADS, groups, caption=caption, badge=badge)
+
+
+def _level_row(row: pd.Series[Any]) -> Row:
+    share, low, high = (float(row[f"attainment{end}"]) for end in ("", "_lo", "_hi"))
+    preempted = sum(float(row.get(f"preemptions_{way}", 0.0)) for way in ("swap", "recompute"))
+    return [
+        rate_text(float(row["rate_rps"])),
+        Cell(percent_text(share), css="" if share >= TARGETS[0] else "short"),
+        Cell(f"{percent_text(low)} – {percent_text(high)}", css="range"),
+        rate_text(float(row["goodput_rps"])),
+        *(seconds_text(float(row[f"{m}_{p}_s"])) for m in ("ttft", "tpot") for p in ("p50", "p99")),
+        f"{float(row['output_tokens_per_s']):,.0f}",
+        percent_text(float(row.get("kv_cache_usage_peak", math.nan))),
+        rate_text(preempted),
+    ]

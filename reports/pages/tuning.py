@@ -1,28 +1,23 @@
-"""A tuning run in words and tables: what `slo-bench tune` prints."""
+"""A tuning run: what `slo-bench tune` prints, and its page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
 from ...tuner.search.objectives import OBJECTIVES, TuningObjective
+from ...tuner.search.outcome import FILE, read_tuning
+from ...workloads.errors import FileFormatError, SloBenchError
+from ..figures import tuning_figures
+from ..figures.figure import as_json
 from ..figures.numbers import percent_text, rate_text, seconds_text
-
-Plain = Mapping[str, Any]  # of tune.json
-
-FINISHED, LOST, DEFAULT, TUNED, FRONT = (
-    "finished",
-    "raced out (estimate)",
-    "default",
-    "tuned",
-    "front",
-)
-MARKS = (FINISHED, LOST, DEFAULT, TUNED, FRONT)
+from ..figures.parallel import parallel_coordinates
+from ..figures.tuning_figures import FINISHED, MARKS, Plain, objectives_of
+from .document import page, write_page
+from .table import Table, one_group
 
 
 def tuning_text(found: Plain) -> RenderableType:
@@ -31,7 +26,10 @@ def tuning_text(found: Plain) -> RenderableType:
     if any(found["importances"].values()):
         parts.append(_importance_table(found))
     if found["confirmed"]:
-        parts.append(_confirmed_table(found))
+        both = len({row["backend"] == "simulated" for row in found["confirmed"]}) > 1
+        where = "simulated and measured" if both else origin(found)
+        title = f"Default and tuned on fresh seeds ({where})"
+        parts.append(_confirmed_table(found).rich(title))
     parts.append(Text(confirmed_sentence(found), style="bold"))
     failed = [row for row in found["trials"] if row["state"] == "failed"]
     parts += [
@@ -62,11 +60,6 @@ def origin(found: Plain) -> str:
     return "simulated" if found["backend"] == "simulated" else "measured"
 
 
-def objectives_of(found: Plain) -> list[TuningObjective]:
-    """The objectives, in their order."""
-    return [OBJECTIVES[name] for name in found["objectives"]]
-
-
 def _label(found: Plain, objective: TuningObjective) -> str:
     if objective.name == "capacity":
         return f"{objective.label} with {found['target']:.6g} in SLO"
@@ -93,79 +86,63 @@ def parameter_text(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _best_table(found: Plain) -> Table:
-    table = Table(title=Text("Best"), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("trial", justify="right", no_wrap=True)
-    for objective in objectives_of(found):
-        table.add_column(objective.label, justify="right")
-    table.add_column("configuration", overflow="fold")
+def _figures(found: Plain, row: Plain) -> list[str]:
+    """Of a trial, its value of each objective."""
+    values = row["values"] or [None] * len(found["objectives"])
+    return [value_text(o, v) for o, v in zip(found["objectives"], values, strict=True)]
+
+
+def _best_table(found: Plain) -> RichTable:
     best = [row for row in found["trials"] if row["number"] in found["best"]]
     default = [row for row in found["trials"] if row["default"] and row not in best]
-    for row in (*best, *default):
-        name = f"{row['number']}{' (default)' if row['default'] else ''}"
-        values = row["values"] or [None] * len(found["objectives"])
-        figures = [value_text(o, v) for o, v in zip(found["objectives"], values, strict=True)]
-        settings = ", ".join(f"{k} {parameter_text(v)}" for k, v in row["configuration"].items())
-        table.add_row(name, *figures, Text(settings))
-    return table
+    rows = [
+        (
+            f"{row['number']}{' (default)' if row['default'] else ''}",
+            *_figures(found, row),
+            ", ".join(f"{k} {parameter_text(v)}" for k, v in row["configuration"].items()),
+        )
+        for row in (*best, *default)
+    ]
+    labels = [objective.label for objective in objectives_of(found)]
+    heads = ("trial", *labels, "configuration")
+    return one_group("Best", heads, rows, texts=(len(heads) - 1,), names=labels).rich("Best")
 
 
-def _importance_table(found: Plain) -> Table:
-    table = Table(title=Text("What mattered"), title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("parameter or setting", overflow="fold")
-    names = [name for name, shares in found["importances"].items() if shares]
-    for name in names:
-        table.add_column(OBJECTIVES[name].label, justify="right")
-    shares = found["importances"]
-    ordered = sorted(found["space"], key=lambda one: -max(shares[n].get(one, 0.0) for n in names))
-    for one in ordered:
-        table.add_row(Text(one), *(percent_text(shares[name].get(one, 0.0)) for name in names))
-    return table
+def _importance_table(found: Plain) -> RichTable:
+    shares = {name: of for name, of in found["importances"].items() if of}
+    ordered = sorted(
+        found["space"], key=lambda one: -max(of.get(one, 0.0) for of in shares.values())
+    )
+    rows = [[one, *(percent_text(of.get(one, 0.0)) for of in shares.values())] for one in ordered]
+    labels = [OBJECTIVES[name].label for name in shares]
+    heads = ("parameter or setting", *labels)
+    return one_group("What mattered", heads, rows, names=labels).rich("What mattered")
 
 
 def _confirmed_table(found: Plain) -> Table:
-    where = "simulated and measured" if _both(found) else origin(found)
-    table = Table(
-        title=Text(f"Default and tuned on fresh seeds ({where})"),
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    for head in CONFIRMED_HEADS:
-        right = head not in ("workload", "configuration", "objective", "")
-        table.add_column(head, justify="right" if right else "left", overflow="fold")
-    for row in found["confirmed"]:
-        table.add_row(*map(Text, confirmed_cells(found, row)))
-    return table
+    heads = ("workload", "configuration", "objective", "value", "95 % interval", "")
+    rows = [_confirmed_cells(found, row) for row in found["confirmed"]]
+    return one_group("Fresh seeds", heads, rows, texts=(0, 1, 2, 5), css="long")
 
 
-def _both(found: Plain) -> bool:
-    return len({row["backend"] == "simulated" for row in found["confirmed"]}) > 1
-
-
-CONFIRMED_HEADS = ("workload", "configuration", "objective", "value", "95 % interval", "")
-
-
-def confirmed_cells(found: Plain, row: Plain) -> list[str]:
-    """A row of the proof on fresh seeds, under `CONFIRMED_HEADS`."""
+def _confirmed_cells(found: Plain, row: Plain) -> list[str]:
     name = row["objective"]
-    where = (
-        row["workload"]
-        if row["backend"] == found["backend"]
-        else (f"{row['workload']} on {row['backend']}")
-    )
     interval = "–"
     if row["low"] is not None or row["high"] is not None:
         interval = f"{value_text(name, row['low'])} to {value_text(name, row['high'])}"
-    told = row["verdict"] or ("" if row["problem"] is None else first_line(row["problem"]))
-    configuration = row["configuration"]
+    told = row["verdict"] or first_line(row["problem"])
     return [
-        where,
-        configuration,
+        _where(row, found["backend"]),
+        row["configuration"],
         OBJECTIVES[name].label,
         value_text(name, row["value"]),
-        interval if name != "cost" else "",
-        told if name != "cost" else "",
+        *(("", "") if name == "cost" else (interval, told)),
     ]
+
+
+def _where(row: Plain, backend: str) -> str:
+    on = "" if row["backend"] == backend else f" on {row['backend']}"
+    return f"{row['workload']}{on}"
 
 
 def confirmed_sentence(found: Plain) -> str:
@@ -185,19 +162,78 @@ def confirmed_sentence(found: Plain) -> str:
         change = ""
         if base["value"] and row["value"] is not None:
             change = f", {100 * (row['value'] / base['value'] - 1):+.1f} %"
-        where = (
-            row["workload"]
-            if row["backend"] == "simulated"
-            else (f"{row['workload']} on {row['backend']}")
-        )
-        verdict = row["verdict"] + (" than the default" if row["verdict"] in _APART else "")
-        parts.append(f"{row['configuration']} on {where}: {verdict}{change}")
+        verdict = row["verdict"] + " than the default" * (row["verdict"] in ("better", "worse"))
+        parts.append(f"{row['configuration']} on {_where(row, 'simulated')}: {verdict}{change}")
     return "; ".join(parts)
-
-
-_APART = ("better", "worse")
 
 
 def first_line(text: str | None) -> str:
     """Of an error, what fits into a table."""
     return (text or "").partition("\n")[0]
+
+
+def rewrite_tuning(folder: Path, out: Path) -> Plain:
+    """Write the page of a tuning run that has ended, and return what it found.
+
+    Raises:
+        SloBenchError: its file is missing or none of ours, or the page cannot be written.
+    """
+    found = read_tuning(folder)
+    if found is None:
+        raise SloBenchError(f"{folder} is no tuning run that has ended: it has no {FILE}")
+    try:
+        write_tuning(found, out)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        what = f"is not what a tuning run writes: {error!r}"
+        raise FileFormatError(folder / FILE, None, what) from error
+    return found
+
+
+def write_tuning(found: Plain, out: Path) -> Path:
+    """Write the page, whole or not at all, and return where it is.
+
+    Raises:
+        SloBenchError: it cannot be written.
+    """
+    names = [*MARKS, *found["space"]]
+    figures = [
+        tuning_figures.history(found, names),
+        *tuning_figures.front(found, names),
+        *tuning_figures.importances(found, names),
+    ]
+    compared = tuning_figures.compared(found, names)
+    space = "; ".join(f"{name} {text}" for name, text in found["space"].items())
+    data = {"series": names, "origin": origin(found), **as_json([*figures, *compared])}
+    text = page(
+        "tuning.html",
+        data,
+        heading=f"{found['system']}: tuned for {' and '.join(found['objectives'])}",
+        facts=[
+            f"{found['model']} on {found['gpu']}",
+            str(found["workload"]),
+            f"sampler {found['sampler']}",
+        ],
+        badge=origin(found),
+        answer=headline(found),
+        proof=confirmed_sentence(found),
+        compared=compared,
+        confirmed=_confirmed_table(found),
+        figures=figures,
+        parallel=parallel_coordinates(found),
+        winners=[(of["trial"], of["file"], "\n".join(of["commands"])) for of in found["winners"]],
+        trials=_trials(found),
+        footer=f"Searched: {space}. Trials: {origin(found)}.",
+    )
+    return write_page(text, out)
+
+
+def _trials(found: Plain) -> Table:
+    heads = ("Trial", "State", *found["objectives"], "Requests", *found["space"])
+    rows = []
+    for row in found["trials"]:
+        settings = [parameter_text(row["configuration"].get(name, "")) for name in found["space"]]
+        state = "raced out" if row["state"] == "lost" else row["state"]
+        state += f": {first_line(row['reason'])}" if row["reason"] else ""
+        number, requests = str(row["number"]), f"{row['requests']:,}"
+        rows.append([number, state, *_figures(found, row), requests, *settings])
+    return one_group("All trials", heads, rows, css="long", names=[*found["space"]])

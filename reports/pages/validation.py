@@ -1,28 +1,33 @@
-"""A validation as table, plain values and a page with scatters: a log beside its simulation."""
+"""A validation as table, plain values and a page with scatters: a log, or the levels of a run,
+beside their simulation.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
-from rich import box
 from rich.console import Group, RenderableType
-from rich.table import Table
+from rich.table import Table as RichTable
 from rich.text import Text
 
-from ...harness.validation.log_replay import METRICS, STATISTICS, ErrorRow, Validation
-from ...harness.validation.run_replay import ValidatedPoint
+from ...harness.results.read import RunResults
+from ...harness.validation.log_replay import METRICS, STATISTICS, TOLERANCE, ErrorRow, Validation
+from ...harness.validation.run_replay import FOLDER, TABLE, ValidatedPoint
+from ...workloads.errors import FileFormatError
+from ...workloads.parsing import parse_json
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
 from ..figures.numbers import seconds_text
-from ..figures.scatters import BADGE, TITLES, scatter_of, scatter_view, short_error, spread_text
-from . import sections
-from .document import page, table, write_page
-from .verdicts import verdict
+from ..figures.scatters import TITLES, scatter_of, scatter_view, short_error, spread_text
+from .document import page, write_page
+from .table import Cell, Table, known, one_group
 
 
 def headline(found: Validation) -> str:
@@ -49,8 +54,18 @@ def _cells(row: ErrorRow, more: Sequence[str] = ()) -> list[str]:
     def time(seconds: float) -> str:
         return seconds_text(seconds) if math.isfinite(seconds) else ""
 
-    known = [spread_text(getattr(row, name)) for name in more]
-    return [row.statistic, time(row.real_s), time(row.simulated_s), error_text(row), *known]
+    own = [spread_text(getattr(row, name)) for name in more]
+    times = time(row.real_s), time(row.simulated_s)
+    return [row.metric, row.statistic, *times, error_text(row), *own]
+
+
+def _errors(rows: Sequence[ErrorRow]) -> Table:
+    """Of each metric the statistics, and what is known of them beyond the error."""
+    more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
+    heads = ("metric", "", "real", "simulated", "error", *(_MORE[name] for name in more))
+    groups = itertools.groupby(rows, key=lambda row: row.metric)
+    lines = [("", [_cells(row, more) for row in of]) for _, of in groups]
+    return Table("All errors", heads, lines, texts=(0, 1))
 
 
 # What a level adds to its error table, where it is known: attribute and heading.
@@ -82,19 +97,7 @@ def assumptions(found: Validation) -> list[str]:
 
 def validation_text(found: Validation, level: ValidatedPoint | None = None) -> RenderableType:
     """Headline, error table, assumptions. With `level`, what that knows beyond the errors."""
-    rows = found.rows() if level is None else level.errors()
-    more = [name for name in _MORE if any(math.isfinite(getattr(row, name)) for row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("metric", no_wrap=True)
-    table.add_column("")
-    for name in ("real", "simulated", "error", *(_MORE[name] for name in more)):
-        table.add_column(name, justify="right", no_wrap=True)
-    last = ""
-    for row in rows:
-        if last and row.metric != last:
-            table.add_section()
-        table.add_row(row.metric if row.metric != last else "", *_cells(row, more))
-        last = row.metric
+    table = _errors(found.rows() if level is None else level.errors()).rich()
     lines = [Text(line, style="dim") for line in assumptions(found)]
     return Group(Text(headline(found), style="bold"), table, *lines)
 
@@ -117,24 +120,12 @@ def levels_text(levels: Sequence[ValidatedPoint]) -> RenderableType:
     return Group(*parts, Text(f"\n{assumptions(levels[0].found)[0]}", style="dim"))
 
 
-def _level_table(level: ValidatedPoint) -> Table:
-    """A line for each metric: both means, then the errors of all statistics. Below it by how much
-    the level differs from run to run, and the errors with its own step times.
-    """
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in ("real", "simulated", *STATISTICS):
-        table.add_column(name, justify="right", no_wrap=True)
-    rows = {(row.metric, row.statistic): row for row in level.errors()}
-    for metric in METRICS:
-        own = [rows[metric, statistic] for statistic in STATISTICS]
-        table.add_row(metric, *_cells(own[0])[1:3], *(short_error(row) for row in own))
-        for name, heading in _MORE.items():
-            known = [getattr(row, name) for row in own]
-            if any(math.isfinite(share) for share in known):
-                texts = (spread_text(share) for share in known)
-                table.add_row("", Text(heading, style="dim"), "", *texts, style="dim")
-    return table
+def _level_table(level: ValidatedPoint) -> RichTable:
+    lines = [
+        line if line[0] else [Cell(text, style="dim") for text in line]
+        for line in _lines(level.errors())
+    ]
+    return one_group("Errors", ("", "real", "simulated", *STATISTICS), lines).rich()
 
 
 def fitted_text(level: ValidatedPoint) -> str:
@@ -153,17 +144,11 @@ def fitted_text(level: ValidatedPoint) -> str:
 
 def validation_json(found: Validation) -> list[dict[str, Any]]:
     """The rows of the error table as plain values; what does not exist is null."""
-
-    def known(value: float) -> float | None:
-        return value if math.isfinite(value) else None
-
     return [
         {
             "metric": row.metric,
             "statistic": row.statistic,
-            "real_s": known(row.real_s),
-            "simulated_s": known(row.simulated_s),
-            "error": known(row.error),
+            **{name: known(getattr(row, name)) for name in ("real_s", "simulated_s", "error")},
         }
         for row in found.rows()
     ]
@@ -211,31 +196,163 @@ def write_validation(found: Validation, out: Path) -> Path:
     Raises:
         SloBenchError: it cannot be written.
     """
-    drawn = [*(scatter(found, metric) for metric in METRICS), quantiles(found)]
-    title = f"{found.engine}: a real log and its simulation"
-    figures = "".join(sections.figure(figure, BADGE) for figure in drawn)
-    told = "".join(f"<p>{escape(line)}</p>" for line in assumptions(found))
-    body = f"""
-<header class="top">
-<p class="eyebrow">Validation by slo-bench</p>
-<h1>{escape(title)}</h1>
-</header>
-<main>
-<p class="answer">{escape(headline(found))}</p>
-<noscript><div class="notice">The figures need JavaScript; the table does not.</div></noscript>
-<section><h2>Errors</h2>{_table_html(found.rows())}</section>
-<section><h2>Request by request</h2><div class="grid">{figures}</div></section>
-<section><h2>What was assumed</h2>{told}</section>
-</main>
-<footer>{escape(found.log.name)}</footer>"""
-    data = {
-        "series": ["simulated", "real"],
-        "origin": "simulated",
-        **as_json(drawn),
-    }
-    return write_page(page(f"{title} – validation", body, data), out)
+    figures = [*(scatter(found, metric) for metric in METRICS), quantiles(found)]
+    text = page(
+        "validation.html",
+        {"series": ["simulated", "real"], "origin": "simulated", **as_json(figures)},
+        heading=f"{found.engine}: a real log and its simulation",
+        answer=headline(found),
+        errors=_errors(found.rows()),
+        figures=figures,
+        assumed=assumptions(found),
+        footer=found.log.name,
+    )
+    return write_page(text, out)
 
 
-def _table_html(rows: Sequence[ErrorRow]) -> str:
-    heads = ("Metric", "", "Real", "Simulated", "Error")
-    return table("All errors", heads, [[row.metric, *_cells(row)] for row in rows])
+_VALUES = ("real_s", "simulated_s", "error", "spread", "replayed_error")
+
+
+@dataclass(frozen=True)
+class ValidatedLevel:
+    """One level as `validation.json` and its per-request file tell it."""
+
+    cell: str
+    series: str
+    table: Mapping[str, Any]
+    requests: pd.DataFrame
+
+    def errors(self) -> list[ErrorRow]:
+        """The error table."""
+        return [self.error(metric, name) for metric in METRICS for name in STATISTICS]
+
+    def error(self, metric: str, statistic: str) -> ErrorRow:
+        """One figure of the error table."""
+        for row in self.table["rows"]:
+            if (row["metric"], row["statistic"]) == (metric, statistic):
+                values = (np.nan if row[name] is None else float(row[name]) for name in _VALUES)
+                return ErrorRow(metric, statistic, *values)
+        raise KeyError((metric, statistic))
+
+
+def found_in(runs: Sequence[RunResults], cells: pd.DataFrame) -> list[ValidatedLevel]:
+    """The validated levels of all runs.
+
+    Raises:
+        FileFormatError: what is there cannot be read.
+    """
+    series = dict(zip(cells["cell"], cells["series"], strict=True))
+    return [level for run in runs for level in _of_run(run.path, series)]
+
+
+def _of_run(folder: Path, series: Mapping[str, str]) -> list[ValidatedLevel]:
+    path = folder / TABLE
+    if not path.is_file():
+        return []
+    try:
+        levels = parse_json(path.read_text("utf-8"))
+        return [
+            ValidatedLevel(
+                level["cell"],
+                series.get(level["cell"], level["cell"]),
+                level,
+                pd.read_csv(folder / FOLDER / f"{level['cell']}.csv.gz"),
+            )
+            for level in levels
+        ]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FileFormatError(path, None, f"cannot be read: {error}") from error
+
+
+def scatters(levels: Sequence[ValidatedLevel], names: Sequence[str]) -> list[Figure]:
+    """For each metric a point a request; a view for each level."""
+    if not levels:
+        return []
+    drawn = []
+    for metric in METRICS:
+        views = {}
+        for place, level in enumerate(levels):
+            of = level.requests
+            own = names.index(level.series) if level.series in names else 0
+            real, simulated = (
+                of[f"{metric}_{kind}_s"].to_numpy(dtype=np.float64)
+                for kind in ("real", "simulated")
+            )
+            views[str(place)] = scatter_view(real, simulated, own)
+        options = [[str(place), level.cell] for place, level in enumerate(levels)]
+        drawn.append(scatter_of(metric, views, options if len(levels) > 1 else []))
+    return drawn
+
+
+def shown(levels: Sequence[ValidatedLevel]) -> dict[str, Any]:
+    """What the section lays out; nothing where no level was validated."""
+    if not levels:
+        return {}
+    verdicts = [f"{level.cell}: {line}" for level in levels for line in verdict(level.errors())]
+    assumed = list(dict.fromkeys(line for level in levels for line in _assumed(level)))
+    return {"errors": _errors_by_level(levels), "verdicts": verdicts, "assumed": assumed}
+
+
+def _assumed(level: ValidatedLevel) -> list[str]:
+    fitted = ", ".join(level.table["fitted_on"]) or "none of this run (step times as given)"
+    between = f"{1e3 * level.table['client_s']:.3g} ms between client and engine"
+    notes = [f"{level.cell}: {note}." for note in level.table["notes"]]
+    return [f"{level.cell}: step times of {fitted}; {between}.", *notes]
+
+
+def _errors_by_level(levels: Sequence[ValidatedLevel]) -> Table:
+    errors = (f"error of {name}" for name in STATISTICS[:-1])
+    heads = ("level", "metric", "real mean", "simulated mean", *errors, "MAPE")
+    rows = [(level.cell, *line) for level in levels for line in _lines(level.errors())]
+    return one_group("Errors", heads, rows, css="after")
+
+
+def _lines(errors: Sequence[ErrorRow]) -> Iterator[Sequence[str]]:
+    """Of each metric both means, then the errors of all statistics. Below it by how much the level
+    differs from run to run, and the errors with its own step times.
+    """
+    rows = {(row.metric, row.statistic): row for row in errors}
+    for metric in METRICS:
+        own = [rows[metric, statistic] for statistic in STATISTICS]
+        yield (metric, *_cells(own[0])[2:4], *map(short_error, own))
+        for name, heading in _MORE.items():
+            shares = [getattr(row, name) for row in own]
+            if any(map(math.isfinite, shares)):
+                yield ("", heading, "", *map(spread_text, shares))
+
+
+_JUDGED = ("p50", "p90")
+
+
+def verdict(rows: Sequence[ErrorRow]) -> list[str]:
+    """Sentences on the p50 and p90 of a level: how steady the machine was, which errors are beyond
+    that, and what is left with the steps' own durations. Empty where nothing of it is known.
+    """
+    judged = [row for row in rows if row.statistic in _JUDGED]
+    told = []
+    known = [row for row in judged if row.within is not None]
+    if known:
+        outside = [row for row in known if not row.within]
+        spreads = [row.spread for row in known]
+        told.append(
+            f"The same level, measured again, differs by {min(spreads):.1%} to {max(spreads):.1%} "
+            f"in p50 and p90; {len(known) - len(outside)} of {len(known)} errors are within "
+            f"{TOLERANCE:.0%} or that, whichever is larger{_named(outside)}."
+        )
+    replayed = [abs(row.replayed) for row in judged if math.isfinite(row.replayed)]
+    if replayed:
+        told.append(
+            f"Simulated with the steps' own times: p50 and p90 within {max(replayed):.2%}, every "
+            "iteration decided as in the run."
+        )
+    return told
+
+
+def _named(outside: Sequence[ErrorRow]) -> str:
+    if not outside:
+        return ""
+    names = (
+        f"{row.metric.upper()} {row.statistic} ({row.error:+.1%} at {row.spread:.1%})"
+        for row in outside
+    )
+    return f"; outside are {', '.join(names)}"

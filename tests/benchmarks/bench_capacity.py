@@ -27,10 +27,11 @@ import numpy as np
 from slo_bench import Experiment
 from slo_bench.harness.servers.mock.config import MockConfig
 from slo_bench.harness.servers.mock.running import serving_apart
-from slo_bench.tuner.capacity import Budget, SearchOptions, find_capacity
-from slo_bench.tuner.capacity.checkpoint import CapacityOptions
+from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
+from slo_bench.tuner.capacity.options import Budget, SearchOptions
 from slo_bench.tuner.capacity.queues import MdcQueue
+from slo_bench.tuner.capacity.search import find_capacity
 
 QUEUES = [
     MdcQueue(servers, 1.0, wait_slo_s)

@@ -29,7 +29,7 @@ def test_help_imports_nothing_heavy():
         "from slo_bench.cli.main import main\n"
         "try: main()\n"
         "except SystemExit: pass\n"
-        "heavy = {'numpy', 'pandas', 'pydantic', 'plotly', 'httpx', 'optuna'} & set(sys.modules)\n"
+        "heavy = {'numpy', 'pandas', 'torch', 'plotly', 'httpx', 'optuna'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
@@ -177,7 +177,7 @@ WRONG = [
     (["run", "--resume", "--out", "none"], "nothing to resume in none"),
     (["run", "--jobs", "0", "--requests", "1"], "jobs must be at least 1"),
     (["run", "--sweep", "tp"], "write FIELD=A,B"),
-    (["run", "--sweep", "tq=1"], "unknown setting in --sweep 'tq'; did you mean tp"),
+    (["run", "--sweep", "tq=1"], "unknown parameter or setting in --sweep 'tq'; did you mean tp"),
     (["run", "--tp", "1", "--sweep", "tp=1,2"], "tp is given twice"),
     (["run", "--sweep", "slo=ttft=1,tpot=1"], "repeat --slo"),
     (["run", "--sweep", "sarathy.chunk_tokens=1"], "unknown system in --sweep 'sarathy'"),

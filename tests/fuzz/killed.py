@@ -33,7 +33,7 @@ import optuna
 from slo_bench import Experiment, SloBenchError
 from slo_bench.harness.results.capacity_file import FILE
 from slo_bench.harness.results.run_folder import read_rows
-from slo_bench.tuner.capacity.checkpoint import CapacityOptions
+from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search import outcome as tuned
 from slo_bench.tuner.search.outcome import ASKED_FILE

@@ -5,15 +5,15 @@ import pandas as pd
 import pytest
 
 from slo_bench.harness.results.read import read_runs
-from slo_bench.reports.figures.figures.details import (
+from slo_bench.reports.figures.details import (
     TIMELINE_POINTS,
-    Bound,
+    SloRange,
     distribution,
     dollars_per_million,
     level_details,
     timeline_means,
 )
-from slo_bench.reports.figures.figures.levels import combine
+from slo_bench.reports.figures.levels import combine
 
 NAN = float("nan")
 COLUMNS = [
@@ -102,7 +102,7 @@ def test_distributions_end_where_no_more_came(detail):
 
 
 def test_bounds_and_cost(detail):
-    assert detail.bounds == {"ttft": Bound(1.0, 1.0), "tpot": Bound(0.1, 0.1)}
+    assert detail.bounds == {"ttft": SloRange(1.0, 1.0), "tpot": SloRange(0.1, 0.1)}
     assert detail.cost == pytest.approx(4.2 / 21 * 1e6)
 
 

@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from slo_bench.harness.results.read import read_runs
-from slo_bench.reports.figures.figures.facets import (
+from slo_bench.reports.figures.facets import (
     Division,
     abbreviated,
     division,
@@ -12,7 +12,7 @@ from slo_bench.reports.figures.figures.facets import (
     facets_of,
     full_names,
 )
-from slo_bench.reports.figures.figures.levels import combine, with_series
+from slo_bench.reports.figures.levels import combine, with_series
 
 LONG = [f"mix(chat=sharegpt:{n},code=azure-code:{10 - n})" for n in (1, 5, 9)]
 

@@ -6,15 +6,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from slo_bench.reports.figures.figures import figures
-from slo_bench.reports.figures.figures.details import (
+from slo_bench.reports.figures import figures
+from slo_bench.reports.figures.details import (
     CAUSES,
-    Bound,
     LevelDetail,
+    SloRange,
     TimelineMeans,
     distribution,
 )
-from slo_bench.reports.figures.figures.figure import as_json
+from slo_bench.reports.figures.figure import as_json
 
 NAMES = ["a", "b"]
 
@@ -28,7 +28,7 @@ def detail(series="a", rate_rps=2.0, end_s=10.0, **changes):
         "tpot": distribution(np.array([0.01, 0.02, 0.03, np.nan])),
         "missed": {**dict.fromkeys(CAUSES, 0), "dropped": 1, "TTFT": 1},
         "missed_phase_s": {"waiting": 1.5, "prefill": 0.5, "decode": 3.0},
-        "bounds": {"ttft": Bound(1.0, 1.0)},
+        "bounds": {"ttft": SloRange(1.0, 1.0)},
         "cost": 2.0,
         "cost_low": 1.0,
         "cost_high": 3.0,
@@ -55,7 +55,7 @@ def test_distributions_keep_the_slo_line_and_stop_at_what_came():
     view = figures.latency_distribution([detail()], NAMES, "ttft").views["2"]
     assert view["series"][0]["y"][-1] == 0.75
     assert view["lines"] == [{"axis": "x", "value": 1.0, "label": "SLO 1 s"}]
-    differing = detail(bounds={"ttft": Bound(0.5, 1.0)})
+    differing = detail(bounds={"ttft": SloRange(0.5, 1.0)})
     assert figures.latency_distribution([differing], NAMES, "ttft").views["2"]["lines"] == []
 
 
@@ -84,9 +84,9 @@ def test_efficiency_is_per_gpu_and_per_user():
 
 def test_cost_leaves_out_what_bought_nothing():
     free = detail("b", cost=math.inf)
-    figure = figures.cost([detail(), free], NAMES)
+    figure = figures.cost([detail(), free], NAMES, compared=False)
     assert [curve["s"] for curve in figure.views["only"]["series"]] == [0]
-    assert figures.cost([free], NAMES) is None
+    assert figures.cost([free], NAMES, compared=False) is None
 
 
 def test_classes_only_where_there_are_any():

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slo_bench.reports.figures.figures.labels import LONGEST, SHORT, is_letter, labels
+from slo_bench.reports.figures.labels import LONGEST, SHORT, is_letter, labels
 
 MIX = (
     "mix(chat=synthetic(prompt=uniform(100,500),output={output},priority=1):{shares[0]},"

@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from slo_bench.harness.results.read import read_runs
-from slo_bench.reports.figures.figures import mechanism as of_mechanism
-from slo_bench.reports.figures.figures import sweeps
-from slo_bench.reports.figures.figures.details import level_details
-from slo_bench.reports.figures.figures.levels import combine, levels, series_names
+from slo_bench.reports.figures import mechanism as of_mechanism
+from slo_bench.reports.figures import sweeps
+from slo_bench.reports.figures.details import level_details
+from slo_bench.reports.figures.levels import combine, levels, series_names
 from slo_bench.reports.figures.mechanism import MOST_CURVES
-from slo_bench.reports.figures.mechanism_series import mechanism
+from slo_bench.reports.figures.mechanism_series import Mechanism, mechanism
 from slo_bench.reports.pages.run_page import write_report
 
 
@@ -42,7 +42,7 @@ def test_moves_and_activations():
     assert found.moved_s == (1.0, 2.0)
     assert found.activation_s == (0.7,)
     assert not found.apart
-    assert mechanism(None) == of_mechanism.Mechanism()
+    assert mechanism(None) == Mechanism()
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def test_invalid_cells_do_not_count():
         (51.84, "%", "51.8 %"),
         (1.234, "×", "1.23 ×"),
         ("1.9–5.0", "", "1.9–5.0"),
-        ("<b>", "", "&lt;b&gt;"),
+        ("<b>", "", "<b>"),  # the template escapes
     ],
 )
 def test_figures(value, unit, text):
@@ -127,7 +127,7 @@ def test_the_report_shows_the_table(tmp_path):
         "title = 'A paper & more'\n[[row]]\nwhat = 'Within SLO'\npublished = 51.8\nunit = '%'\n"
         "column = 'attainment'\nscale = 100\nwhere = { system = 'fifo' }\n"
         "reason = 'Load <unknown>'\n"
-        "[[row]]\nwhat = 'Elsewhere'\npublished = 9\nreason = 'Later'\n"
+        "[[row]]\nwhat = 'Elsewhere'\npublished = '<9>'\nreason = 'Later'\n"
     )
     asked = Experiment(
         published=str(table), systems=["fifo"], workload="alpaca", slo="e2e=100", requests=20,
@@ -138,4 +138,5 @@ def test_the_report_shows_the_table(tmp_path):
     assert "A paper &amp; more" in page
     assert "<td>51.8 %</td><td>100.0 %</td>" in page
     assert "Load &lt;unknown&gt;" in page
+    assert "<td>&lt;9&gt;</td>" in page
     assert "not run" in page

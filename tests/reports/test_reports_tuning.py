@@ -1,12 +1,10 @@
 import io
-import re
 
 import pytest
 from rich.console import Console
 
-from slo_bench.reports.figures.figures.parallel import parallel_coordinates
-from slo_bench.reports.pages.tuning import confirmed_sentence, headline, tuning_text
-from slo_bench.reports.pages.tuning_page import write_tuning
+from slo_bench.reports.figures.parallel import parallel_coordinates
+from slo_bench.reports.pages.tuning import confirmed_sentence, headline, tuning_text, write_tuning
 from slo_bench.workloads.errors import SloBenchError
 
 
@@ -126,11 +124,11 @@ def test_a_front_has_a_figure_of_its_own(found, tmp_path):
     assert 'data-figure="front"' in write_tuning(found, tmp_path / "r.html").read_text()
 
 
-def test_parallel_coordinates_need_two_trials(found):
-    drawn = parallel_coordinates(found)
-    assert len(re.findall(r'class="axis"', drawn)) == 3  # two dimensions and the objective
+def test_parallel_coordinates_need_two_trials(found, tmp_path):
+    assert len(parallel_coordinates(found)["axes"]) == 3  # two dimensions and the objective
     found["trials"] = found["trials"][:1]
-    assert parallel_coordinates(found) == ""
+    assert parallel_coordinates(found) == {}
+    assert 'id="parallel"' not in write_tuning(found, tmp_path / "r.html").read_text()
 
 
 def test_a_page_that_cannot_be_written(found, tmp_path):

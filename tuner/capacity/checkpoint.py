@@ -18,23 +18,13 @@ from ...harness.results.capacity_file import FILE, check_rows, read_searches
 from ...harness.results.checkpoint import check_settings
 from ...harness.results.run_folder import EXPERIMENT, Row, RunFolder, Value, read_rows, write_whole
 from ...workloads.checksums import sealed
+from .asked import CapacityOptions
 from .cells import search_of
 from .options import Budget, CapacitySearch
 from .samples import LevelRunner, LevelSample, sample_from_plain
 from .search import Foresee
 
 _BETWEEN_WRITES_S = 1.0  # of simulated runs, which are sooner repeated than written
-
-
-@dataclass(frozen=True)
-class CapacityOptions:
-    """Settings of a search that no experiment has; None: the defaults of `search_capacity`."""
-
-    targets: tuple[float, ...] = (0.9, 0.99)
-    tolerance: float = 0.03
-    max_requests: int | None = None
-    max_time_s: float | None = None
-    warm_start: Path | None = None
 
 
 @dataclass(frozen=True)

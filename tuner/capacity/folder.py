@@ -26,17 +26,14 @@ from ...harness.results.capacity_file import FILE
 from ...harness.results.run_folder import Value, open_run_folder
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
+from .asked import CapacityOptions
 from .cells import CellRunner, CellServer, PoolRunner, RealServer, Simulator
-from .checkpoint import CapacityCheckpoint, CapacityOptions, CapacityRecord, cells_in, read_capacity
-from .options import Budget, CapacitySearch, SearchOptions
+from .checkpoint import CapacityCheckpoint, CapacityRecord, cells_in, read_capacity
+from .options import CapacitySearch, SearchOptions
 from .samples import LevelRunner
 from .search import Foresee, SearchProgress, find_capacity
 from .traces import find_trace_capacity
 
-_SIMULATED_BUDGET = Budget(requests=120_000)
-_REAL_BUDGET = Budget(requests=None, time_s=3600.0)
-_SIMULATED_REQUESTS, _REAL_REQUESTS = 2000, 300  # of a run, at least
-_SEEDS = 3
 _START_SHARE = 0.6  # of the estimated capacity, which knows no SLO
 
 
@@ -157,29 +154,10 @@ def _planned(experiment: Experiment) -> ExperimentPlan:
 
 
 def _options(experiment: Experiment, asked: CapacityOptions) -> SearchOptions:
-    options = search_options(experiment, asked.targets, asked.tolerance)
-    if asked.max_requests is not None or asked.max_time_s is not None:
-        budget = Budget(asked.max_requests, asked.max_time_s)
-        options = dataclasses.replace(options, budget=budget)
-    rates = experiment.rates or ()
-    if len(rates) > 1:
-        options = dataclasses.replace(options, low_rps=min(rates), high_rps=max(rates))
-    return options
-
-
-def search_options(
-    experiment: Experiment, targets: tuple[float, ...], tolerance: float
-) -> SearchOptions:
-    """Options of a capacity search, with the default budget of the experiment's backend."""
-    simulated = experiment.backend == SIMULATED
-    return SearchOptions(
-        targets=targets,
-        tolerance=tolerance,
-        requests=experiment.requests[0] or (_SIMULATED_REQUESTS if simulated else _REAL_REQUESTS),
-        seeds=experiment.seeds or _SEEDS,
-        first_seed=experiment.seed,
-        budget=_SIMULATED_BUDGET if simulated else _REAL_BUDGET,
-    )
+    options, rates = SearchOptions.of(experiment, asked), experiment.rates or ()
+    if len(rates) < 2:
+        return options
+    return dataclasses.replace(options, low_rps=min(rates), high_rps=max(rates))
 
 
 def start_rps(experiment: Experiment, spec: CellSpec) -> float:

@@ -5,8 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Self
 
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
+from .asked import (
+    REAL_BUDGET_S,
+    REAL_REQUESTS,
+    SEEDS,
+    SIMULATED_BUDGET,
+    SIMULATED_REQUESTS,
+    CapacityOptions,
+)
 from .curve import CapacityLevel
 
 
@@ -38,6 +49,23 @@ class SearchOptions:
     shares_of: Budget | None = None
     low_rps: float = 0.0
     high_rps: float = math.inf
+
+    @classmethod
+    def of(cls, experiment: ExperimentSchema, asked: CapacityOptions) -> Self:
+        """Those of an experiment's searches, with what is not asked filled in."""
+        simulated = experiment.backend == SIMULATED
+        budget = Budget(SIMULATED_BUDGET) if simulated else Budget(None, REAL_BUDGET_S)
+        if asked.max_requests is not None or asked.max_time_s is not None:
+            budget = Budget(asked.max_requests, asked.max_time_s)
+        least = SIMULATED_REQUESTS if simulated else REAL_REQUESTS
+        return cls(
+            targets=asked.targets,
+            tolerance=asked.tolerance,
+            requests=experiment.requests[0] or least,
+            seeds=experiment.seeds or SEEDS,
+            first_seed=experiment.seed,
+            budget=budget,
+        )
 
     def __post_init__(self) -> None:
         if not self.targets:

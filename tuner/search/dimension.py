@@ -16,7 +16,7 @@ from optuna.distributions import (
 from optuna.trial import Trial
 
 from ...harness.core.policy import Bounds
-from ...harness.experiments.config.load import rates_text
+from ...harness.experiments.config.setting import number_list
 from ...workloads.call_parser import split_outside, value_of
 from ...workloads.errors import SloBenchError
 
@@ -189,7 +189,7 @@ def _range(name: str, text: str, whole: bool) -> Dimension:
 
 def _stepped(name: str, text: str, whole: bool) -> Dimension:
     try:
-        values = rates_text(text)
+        values = number_list(text)
     except SloBenchError as error:
         raise SloBenchError(f"{name}: {error}") from None
     if whole and any(value != int(value) for value in values):

@@ -14,8 +14,9 @@ from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
+from ..capacity.asked import CapacityOptions
 from ..capacity.cells import Ended
-from ..capacity.folder import search_cell, search_options, start_rps
+from ..capacity.folder import search_cell, start_rps
 from ..capacity.options import CapacitySearch, SearchOptions
 from ..capacity.search import SearchProgress
 from .objectives import CAPACITY, COST, Aim
@@ -70,8 +71,9 @@ class ConfigurationEvaluator:
 
     @property
     def options(self) -> SearchOptions:
-        """Options of every capacity search."""
-        return search_options(self.experiment, (self.aim.target,), self.tolerance)
+        """Of every capacity search."""
+        asked = CapacityOptions(targets=(self.aim.target,), tolerance=self.tolerance)
+        return SearchOptions.of(self.experiment, asked)
 
     def runs_of(self, configuration: Configuration) -> Runs:
         """The runs of a configuration so far.

@@ -22,7 +22,7 @@ from ...workloads.parsing import parse_json
 from ..capacity.cells import Ended
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
 from .settings import TuneSettings
-from .space import Space
+from .space import SETTINGS, Space
 from .study_results import StudyResults, TrialRow
 from .trial_leases import one_at_a_time
 
@@ -167,17 +167,10 @@ def launch_commands(
         }
     for name, value in parameters.items():
         words += ["--set", f"{name}={str(value).lower() if isinstance(value, bool) else value}"]
-    for name, option in (
-        ("instances", "--instances"),
-        ("router", "--router"),
-        ("num_gpu_blocks", "--num-gpu-blocks"),
-        ("block_size", "--block-size"),
-        ("num_cpu_blocks", "--num-cpu-blocks"),
-    ):
-        value = getattr(applied, name)[0]
-        default = Experiment.model_fields[name].default[0]
-        if value != default and value is not None:
-            words += [option, str(value)]
+    for name in ("instances", "router", "num_gpu_blocks", "block_size", "num_cpu_blocks"):
+        value = getattr(applied, name)
+        if value not in (SETTINGS[name].default, (None,)):
+            words += [SETTINGS[name].option, str(value[0])]
     args = list(applied.server.args)
     for name, flags in (
         ("tp", {"vllm": "--tensor-parallel-size", "sglang": "--tp-size"}),

@@ -150,11 +150,6 @@ SAMPLERS: Mapping[str, SamplerKind] = {
 }
 
 
-def default_sampler(objectives: int) -> str:
-    """TPE for one objective, NSGA-II for a front."""
-    return "tpe" if objectives == 1 else "nsga2"
-
-
 def checked(name: str, dimensions: Sequence[Dimension], objectives: int) -> SamplerKind:
     """The sampler of that name, if it can search this.
 

@@ -12,6 +12,8 @@ import numpy as np
 from optuna.trial import Trial
 
 from ...harness.core.policy import Bounds
+from ...harness.experiments.config.schema import ExperimentSchema
+from ...harness.experiments.config.setting import declared
 from ...harness.experiments.experiment import Experiment
 from ...harness.policies.systems import System, system
 from ...harness.servers.launch.backend_names import SIMULATED
@@ -26,20 +28,8 @@ PARAMETERS = "parameters"  # all of the system's own
 SERVER = "server."  # begins the name of a server's own option
 _MOST_DRAWS = 2000
 
-# Settings of an experiment's deployment: whether they are integers.
-SETTINGS: Mapping[str, bool] = {
-    "instances": True,
-    "embed_instances": True,
-    "tp": True,
-    "pp": True,
-    "router": False,
-    "num_gpu_blocks": True,
-    "num_cpu_blocks": True,
-    "block_size": True,
-    "host_memory_gib": False,
-    "memory_share": False,
-    "weight_dtype": False,
-    "kv_dtype": False,
+SETTINGS = {  # of an experiment that may be searched
+    path: one for path, one in declared(ExperimentSchema).items() if one.setting.tunable
 }
 _COUNTING = ("instances", "tp", "pp", "embed_instances")  # they change how many GPUs there are
 
@@ -204,7 +194,7 @@ def _dimension(
         raise UnknownNameError(
             "parameter or setting in --search", name, [*bounds, *SETTINGS, PARAMETERS]
         )
-    read = _read(name, what, whole=SETTINGS[name], needs_range=True)
+    read = _read(name, what, whole=SETTINGS[name].kind is int, needs_range=True)
     for value in read.points(2):
         changed: dict[str, Any] = {name: value}
         Experiment(**changed)  # raises if a value is invalid
@@ -279,8 +269,7 @@ def counts_gpus(space: Space) -> tuple[str, ...]:
 
 
 def _is_set(experiment: Experiment, name: str) -> bool:
-    default: object = type(experiment).model_fields[name].default
-    return bool(getattr(experiment, name) != default)
+    return bool(getattr(experiment, name) != SETTINGS[name].default)
 
 
 def _defaults(

@@ -31,12 +31,13 @@ from .outcome import ASKED_FILE, TuningOutcome, concluded
 from .prepare import Tuning, prepared
 from .samplers import SAMPLERS, ByNumber
 from .serving import Servers
-from .settings import TuneSettings, text_of
+from .settings import TuneSettings
 from .storage import JOURNAL, opened, quiet
 from .study_location import FILE as PLACE_FILE
 from .study_location import StudyLocation, study_location, within_reach
 from .study_results import study_results
 from .trial_leases import alive, new_name, one_at_a_time
+from .tune_file import text_of
 from .worker import StudyWorker, TuneProgress, Watch
 
 _ASKED = "asked"

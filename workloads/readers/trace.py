@@ -31,14 +31,14 @@ class WorkloadTrace:
 
 
 @dataclass(frozen=True)
-class ServedRows:
+class Kept:
     """Rows that were served, and a note on those that were not."""
 
     rows: Ints
     notes: tuple[str, ...]
 
 
-def served(prompt_tokens: Ints, output_tokens: Ints, table: FileTable) -> ServedRows:
+def served(prompt_tokens: Ints, output_tokens: Ints, table: FileTable) -> Kept:
     """Drop requests without any output: they failed at the origin.
 
     Raises:
@@ -51,7 +51,7 @@ def served(prompt_tokens: Ints, output_tokens: Ints, table: FileTable) -> Served
         raise table.fail(0, "no request in the trace has an output token")
     dropped = len(output_tokens) - len(rows)
     share = f"{dropped} of {len(output_tokens)} requests with no output token left out"
-    return ServedRows(rows, (share,) if dropped else ())
+    return Kept(rows, (share,) if dropped else ())
 
 
 def in_order(

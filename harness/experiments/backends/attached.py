@@ -10,9 +10,7 @@ import csv
 import dataclasses
 import io
 import ipaddress
-import json
-import urllib.error
-import urllib.request
+import ssl
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -303,26 +301,28 @@ def first_model(endpoint: Endpoint, headers: bytes = b"") -> str:
     Raises:
         SloBenchError: the server does not answer, or refuses access.
     """
-    request = urllib.request.Request(f"{endpoint.url}/v1/models")
-    for line in headers.decode("latin-1").splitlines():
-        name, _, value = line.partition(": ")
-        request.add_header(name, value)
-    # Straight to the server, as the requests will go: no proxy.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    import httpx  # only here: simulations do without
+
+    lines = headers.decode("latin-1").splitlines()
+    given = {name: value for name, _, value in (line.partition(": ") for line in lines)}
     try:
-        with opener.open(request, timeout=_ANSWER_S) as answer:
-            found: Any = json.load(answer)
-    except urllib.error.HTTPError as error:
-        if error.code in (401, 403):
+        # Straight to the server, as the requests will go: no proxy.
+        answer = httpx.get(
+            f"{endpoint.url}/v1/models",
+            headers=given,
+            timeout=_ANSWER_S,
+            trust_env=False,
+            verify=ssl.create_default_context(),  # as the load generator's
+        )
+        if answer.status_code in (401, 403):
             raise SloBenchError(
-                f"{endpoint.url} answers with status {error.code}: it needs an API key; "
+                f"{endpoint.url} answers with status {answer.status_code}: it needs an API key; "
                 "--api-key-env names the environment variable that holds it"
-            ) from None
-        return ""
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
+            )
+        found: Any = {} if answer.is_error else answer.json()
+    except (httpx.HTTPError, ValueError) as error:
         raise SloBenchError(
-            f"no OpenAI-compatible server answers at {endpoint.url}: {reason}"
+            f"no OpenAI-compatible server answers at {endpoint.url}: {error}"
         ) from None
     models = found.get("data") if isinstance(found, dict) else None
     return str(models[0].get("id", "")) if models else ""

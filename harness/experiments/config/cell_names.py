@@ -12,7 +12,6 @@ from ....workloads.models import parse_models
 from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import CellSpec, WorkloadSpec, source
-from .choices import AXES
 from .load import OperatingPoint
 from .schema import ExperimentSchema
 
@@ -34,7 +33,7 @@ class AxisColumns:
         """Settings with several values have one; names stand for texts where they are distinct."""
         names = {spec.workload: source(spec).name for spec in workloads}
         return cls(
-            tuple(name for name in AXES if len(getattr(asked, name)) > 1),
+            tuple(name for name in asked.axes() if len(getattr(asked, name)) > 1),
             _if_distinct(names),
             _if_distinct({text: _model_name(text, asked.backend) for text in asked.model}),
             asked.backend,

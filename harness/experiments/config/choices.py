@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ....predictors.device_map import read_device_map
@@ -19,51 +19,7 @@ from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import PlacementSpec, WorkloadSpec, configured, placed
 from .schema import ExperimentSchema
 
-_PLACED = (
-    "weight_dtype",
-    "kv_dtype",
-    "memory_share",
-    "block_size",
-    "host_memory_gib",
-    "num_gpu_blocks",
-    "num_cpu_blocks",
-    "host_s",
-    "profile",
-    "embedder",
-    "device_map",
-)
-_WORKLOAD = (
-    "workload",
-    "arrivals",
-    "redraw_arrivals",
-    "prompt_tokens",
-    "output_tokens",
-    "sessions",
-    "models",
-)
-AXES = (
-    *_WORKLOAD,
-    "model",
-    "gpu",
-    "tp",
-    "pp",
-    "instances",
-    "gpus",
-    "embed_instances",
-    "router",
-    "failures",
-    *_PLACED,
-    "requests",
-    "duration_s",
-    "warmup_s",
-    "warmup_share",
-    "max_output_tokens",
-    "slo",
-    "slo_scale",
-    "length_predictor",
-    "overlong_requests",
-    "objective",
-)
+_OWN = ("model", "gpu", "tp", "pp")  # of a placement, worked out together
 
 
 @dataclass(frozen=True)
@@ -154,18 +110,10 @@ def combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: in
     if simulated and values["tp"] is None:
         tp = smallest_tp(model(values["model"]), gpu(values["gpu"]), pp=pp, **numbers)
     each = tp * pp
-    place = PlacementSpec(
-        model=values["model"],
-        gpu=values["gpu"],
-        tp=tp,
-        pp=pp,
-        **{name: values[name] for name in _PLACED},
-    )
+    place = PlacementSpec(values["model"], values["gpu"], tp, pp, **_placed_by(values))
     if simulated:
         placed(place)
-    workload = WorkloadSpec(
-        **{name: values[name] for name in _WORKLOAD}, trace_format=asked.trace_format
-    )
+    workload = _workload(values, asked)
     shape = f"tp {tp}" + (f" × pp {pp}" if pp > 1 else "")
     if gpus is None:
         asked_for = instances is not None or not simulated
@@ -181,6 +129,16 @@ def combination_of(values: Mapping[str, Any], asked: ExperimentSchema, least: in
             f"use {max(1, gpus // each) * each} or another tp"
         )
     return Combination(values, workload, place, gpus // each, asked=True)
+
+
+def _placed_by(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a placement but for the model and the shape of its GPUs."""
+    return {one.name: values[one.name] for one in fields(PlacementSpec) if one.name not in _OWN}
+
+
+def _workload(values: Mapping[str, Any], asked: ExperimentSchema) -> WorkloadSpec:
+    named = {one.name: values[one.name] for one in fields(WorkloadSpec) if one.name in values}
+    return WorkloadSpec(**named, trace_format=asked.trace_format)
 
 
 def _mapped(values: Mapping[str, Any], simulated: bool) -> Mapping[str, Any]:
@@ -219,10 +177,6 @@ def _several(values: Mapping[str, Any], asked: ExperimentSchema) -> Combination:
         raise SloBenchError(
             "what several models carry is not estimated beforehand; give rates (--rates 1,2,4)"
         )
-    place = PlacementSpec(
-        model=values["model"], gpu=values["gpu"], tp=1, **{name: values[name] for name in _PLACED}
-    )
-    workload = WorkloadSpec(
-        **{name: values[name] for name in _WORKLOAD}, trace_format=asked.trace_format
-    )
+    place = PlacementSpec(values["model"], values["gpu"], tp=1, **_placed_by(values))
+    workload = _workload(values, asked)
     return Combination(values, workload, place, values["gpus"] or 1, asked=True)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, field_validator
 
-from ...load_generator.http.endpoint import Endpoint
-from ...load_generator.http.options import Api, HttpOptions, PromptFormat, check_header
+from .setting import CLIENT, Count, Positive, Several, number_list, setting
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-def _listed(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
+if TYPE_CHECKING:
+    from ...load_generator.http.options import HttpOptions
 
 
 class ClientSchema(BaseModel):
@@ -27,25 +24,81 @@ class ClientSchema(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    base_urls: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
-    api: Literal["completions", "chat", "embeddings"] = "completions"
-    headers: dict[str, str] = {}
-    api_key_env: str | None = None
-    body: dict[str, Any] = {}
-    exact_output: bool = True
-    prompt_format: Literal["auto", "token-ids", "text"] = "auto"
-    tokenizer: str | None = None
-    token_ids: tuple[int, int] = (1000, 30000)
-    time_limit_s: Positive | None = None
-    stall_limit_s: Positive = 120.0
-    send_delay_limit_s: Positive = 0.01
-    processes: Annotated[int, Field(ge=1)] | None = None
-    save_token_times: bool = False
-    export: Annotated[tuple[Literal["vllm"], ...], BeforeValidator(_listed)] = ()
+    base_urls: Several[str] = setting(
+        CLIENT,
+        "An OpenAI-compatible server that runs already. Repeated: all of them, behind the router.",
+        (),
+        option="--base-url",
+        metavar="URL",
+        repeated=True,
+    )
+    api: Literal["completions", "chat", "embeddings"] = setting(
+        CLIENT, "Where requests go.", "completions"
+    )
+    headers: dict[str, str] = setting(
+        CLIENT,
+        "Sent with every request; $NAME in the value is an environment variable. May be repeated.",
+        {},
+        option="--header",
+    )
+    api_key_env: str | None = setting(
+        CLIENT,
+        "The environment variable that holds the API key; the key is written nowhere.",
+        metavar="NAME",
+    )
+    body: dict[str, Any] = setting(
+        CLIENT, "A field of every request's body, in place of ours. May be repeated.", {}
+    )
+    exact_output: bool = setting(CLIENT, "Make servers generate as many tokens as asked.", True)
+    prompt_format: Literal["auto", "token-ids", "text"] = setting(
+        CLIENT, "What prompts without text are made of. Default: token ids; for chat: text.", "auto"
+    )
+    tokenizer: str | None = setting(
+        CLIENT,
+        "Folder of the served model's tokenizer: prompts use its vocabulary.",
+        metavar="DIR",
+        file="yes",
+    )
+    token_ids: tuple[int, int] = setting(
+        CLIENT,
+        "Range of the token ids that prompts are drawn from.",
+        (1000, 30000),
+        metavar="LOW,HIGH",
+        read=number_list,
+    )
+    time_limit_s: Positive | None = setting(
+        CLIENT,
+        "A cell ends after so long; what is under way is then missed. Default: ten minutes after "
+        "the last arrival.",
+        unit="s",
+    )
+    stall_limit_s: Positive = setting(
+        CLIENT, "A request without a new token for so long has failed.", 120.0, unit="s"
+    )
+    send_delay_limit_s: Positive = setting(
+        CLIENT,
+        "A cell whose requests were sent later than this (99th percentile) is invalid.",
+        0.01,
+        unit="s",
+    )
+    processes: Count | None = setting(
+        CLIENT,
+        "Processes that send. Default: as many as the load needs; with --executor ray one on "
+        "each machine at least.",
+    )
+    save_token_times: bool = setting(CLIENT, "Keep the time of every token.", False)
+    export: Several[Literal["vllm"]] = setting(
+        CLIENT,
+        "Also write each cell as `vllm bench serve --save-result --save-detailed` does.",
+        (),
+        repeated=True,
+    )
 
     @field_validator("base_urls")
     @classmethod
     def _are_addresses(cls, urls: tuple[str, ...]) -> tuple[str, ...]:
+        from ...load_generator.http.endpoint import Endpoint
+
         for url in urls:
             Endpoint.parse(url)
         return urls
@@ -53,6 +106,8 @@ class ClientSchema(BaseModel):
     @field_validator("headers")
     @classmethod
     def _are_headers(cls, headers: dict[str, str]) -> dict[str, str]:
+        from ...load_generator.http.options import check_header
+
         for name, value in headers.items():
             check_header(name, value)
         return headers
@@ -65,32 +120,21 @@ class ClientSchema(BaseModel):
             raise ValueError("cannot hold null; leave the field out")
         return body
 
-    def anchored(self, folder: Path) -> ClientSchema:
-        """The same with a relative path made absolute, starting at `folder`."""
-        if self.tokenizer is None:
-            return self
-        return self.model_copy(update={"tokenizer": str(folder / self.tokenizer)})
-
     def options(self, *, model: str, salt: str, values_field: str | None = None) -> HttpOptions:
         """As the load generator takes it, for one cell."""
+        from ...load_generator.http.options import Api, HttpOptions, PromptFormat
+
+        alike = {one.name for one in fields(HttpOptions)} & set(type(self).model_fields)
+        exported = "vllm" in self.export
         return HttpOptions(
-            api=Api(self.api),
+            **{name: getattr(self, name) for name in alike}
+            | {"api": Api(self.api), "prompts": PromptFormat(self.prompt_format)}
+            | {"tokenizer": None if self.tokenizer is None else Path(self.tokenizer)},
             model=model,
-            headers=self.headers,
-            api_key_env=self.api_key_env,
-            body=self.body,
             values_field=values_field,
-            exact_output=self.exact_output,
-            prompt_format=PromptFormat(self.prompt_format),
-            tokenizer=None if self.tokenizer is None else Path(self.tokenizer),
-            token_ids=self.token_ids,
             salt=salt,
-            time_limit_s=self.time_limit_s,
-            stall_limit_s=self.stall_limit_s,
-            processes=self.processes,
-            send_delay_limit_s=self.send_delay_limit_s,
-            keep_texts="vllm" in self.export,
-            save_token_times=self.save_token_times or "vllm" in self.export,
+            keep_texts=exported,
+            save_token_times=self.save_token_times or exported,
         )
 
 

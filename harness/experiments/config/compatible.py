@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from ....workloads.errors import SloBenchError
 from ...core.policy import StaticPolicy
 from ...engine.cluster.failures import check_failures, parse_failures
+from ...policies.systems import several_models
 from ..execution.cells import models_of, placed
 from .choices import Combination, SystemChoice
 
@@ -21,7 +22,7 @@ def check_models(systems: Iterable[SystemChoice], combinations: Sequence[Combina
         if several and choice.system.sharing is None:
             raise SloBenchError(
                 f"{choice.label} serves one model; for models = {combination.values['models']!r} "
-                "use prism, muxserve, qlm or static-partition"
+                f"use one of {', '.join(several_models())}"
             )
         if choice.system.sharing is not None and not several:
             raise SloBenchError(

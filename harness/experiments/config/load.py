@@ -16,11 +16,8 @@ from ....workloads.rows import take
 from ....workloads.workload import Workload
 from ...servers.launch.backend_names import SIMULATED
 from ..execution.cells import Placed, PlacementSpec, WorkloadSpec, placed, source
-from .schema import ExperimentSchema
+from .schema import DEFAULT_REPLAY_SPEEDS, DEFAULT_REQUESTS, DEFAULT_SEEDS, ExperimentSchema
 
-DEFAULT_REPLAY_SPEEDS = (0.5, 1.0, 2.0)
-DEFAULT_REQUESTS = 1000
-DEFAULT_SEEDS = 3
 LADDER = (0.2, 0.4, 0.6, 0.8, 1.0, 1.2)  # of the estimated capacity
 _MOST_SEQUENCES = 256  # in the estimate's batch
 _SAMPLE_REQUESTS = 500
@@ -180,33 +177,6 @@ def _generating_s(made: Workload, where: Placed) -> float:
 def two_digits(value: float) -> float:
     """Rounded to two significant digits: a rate that can be said aloud."""
     return round(value, 1 - math.floor(math.log10(value)))
-
-
-def rates_text(text: str) -> tuple[float, ...]:
-    """`2,4,8`, or `2:16:2` for 2 to 16 inclusive in steps of 2, or `2:16` in steps of 1.
-
-    Raises:
-        SloBenchError: it is neither.
-    """
-    rates: list[float] = []
-    for piece in text.split(","):
-        try:
-            numbers = [float(number) for number in piece.split(":")]
-        except ValueError:
-            raise SloBenchError(f"cannot read {piece!r}; write 2,4,8 or 2:16:2") from None
-        if len(numbers) == 1:
-            rates += numbers
-            continue
-        low, high, step = [*numbers, 1.0][:3]
-        if len(numbers) > 3 or not all(map(math.isfinite, numbers)):
-            raise SloBenchError(f"cannot read {piece!r}; write low:high:step, as in 2:16:2")
-        if step <= 0 or high < low:
-            raise SloBenchError(f"{piece!r} has no values; write low:high:step, as in 2:16:2")
-        count = math.floor((high - low) / step + 1e-9) + 1
-        if count > 10_000:
-            raise SloBenchError(f"{piece!r} has {count:,} values; take larger steps")
-        rates += [round(low + step * k, 9) for k in range(count)]
-    return tuple(rates)
 
 
 def filled_in(asked: ExperimentSchema, load: Load) -> dict[str, Any]:

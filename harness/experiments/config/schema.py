@@ -10,39 +10,40 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
 from ....workloads.errors import FileFormatError, SloBenchError, UnknownNameError
 from .client_schema import ClientSchema
 from .server_schema import ServerSchema
+from .setting import (
+    ARRIVES,
+    ARRIVES_MORE,
+    COMPARED,
+    RUN,
+    SERVES,
+    SERVES_MORE,
+    Axis,
+    Count,
+    CountFrom0,
+    NotNegative,
+    Positive,
+    declared,
+    number_list,
+    setting,
+)
 from .toml_text import line_of, read_toml, to_toml
 
-T = TypeVar("T")
-
+DEFAULT_REQUESTS = 1000  # where a workload has no end of its own
+DEFAULT_SEEDS = 3
+DEFAULT_REPLAY_SPEEDS = (0.5, 1.0, 2.0)
+ALTERNATIVES = (
+    ("rates", "replay_speeds", "load_factors"),
+    ("requests", "duration_s"),
+)  # one of each
 _TABLES: Mapping[str, type[BaseModel]] = {"client": ClientSchema, "server": ServerSchema}
-# Settings that may name files.
-_PATHS = ("systems", "workload", "model", "embedder", "profile", "length_predictor", "device_map")
 
-
-def _listed(value: object) -> object:
-    return value if isinstance(value, list | tuple) else (value,)
-
-
-# One value or several may be given; what is kept is a tuple.
-Axis = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
-Count = Annotated[int, Field(ge=1)]
-CountFrom0 = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Model = TypeVar("Model", bound=BaseModel)
 Share = Annotated[float, Field(gt=0, le=1)]
 PartShare = Annotated[float, Field(ge=0, lt=1)]
 Parameter = bool | int | float | str
@@ -85,63 +86,255 @@ class ExperimentSchema(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
     # Systems.
-    name: Annotated[str, Field(min_length=1)] = "experiment"
-    systems: Axis[str] = ("vllm", "sarathi", "sglang")
+    name: Annotated[str, Field(min_length=1)] = setting(
+        RUN, "Name of the experiment, for its folder.", "experiment"
+    )
+    systems: Axis[str] = setting(
+        COMPARED,
+        "A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
+        ("vllm", "sarathi", "sglang"),
+        option="--system",
+        short="-s",
+        metavar="S",
+        complete="systems",
+        repeated=True,
+        split=True,
+        file="maybe",
+    )
     parameters: dict[str, dict[str, Axis[Parameter]]] = {}  # by system
-    published: str | None = None  # a table of published results that the report sets beside these
+    published: str | None = setting(
+        RUN, "A table of published results that the report sets beside these.", metavar="FILE"
+    )
 
-    # Workload.
-    workload: Axis[str] = ("sharegpt",)
-    arrivals: Axis[str] = ("poisson",)
-    redraw_arrivals: Axis[bool] = (False,)  # for a trace that has its own
-    prompt_tokens: Axis[str | None] = (None,)  # a distribution in place of the catalogue's
-    output_tokens: Axis[str | None] = (None,)
-    sessions: Axis[str | None] = (None,)
-    models: Axis[str | None] = (None,)  # which model each request asks for: fleet(…), zipf(…)
-    trace_format: str | None = None
-    rates: Axis[Positive] | None = None  # req/s
-    replay_speeds: Axis[Positive] | None = None  # of a trace's own arrivals
-    load_factors: Axis[Positive] | None = None  # shares of each cell's estimated capacity
-    requests: Axis[Count | None] = (None,)
-    duration_s: Axis[Positive | None] = (None,)
-    warmup_s: Axis[NotNegative] = (0.0,)
-    warmup_share: Axis[PartShare] = (0.0,)  # as a share of the time of arrivals, instead
-    max_output_tokens: Axis[Count | None] = (None,)  # what requests declare; None: what they need
-    slo: Axis[str | SloTable] = ("ttft=1,tpot=0.15",)  # "": the workload's own
-    slo_scale: Axis[Positive] = (1.0,)
-    seeds: Count | None = None
-    seed: Annotated[int, Field(ge=0)] = 0  # the first
+    # Where requests come from.
+    workload: Axis[str] = setting(
+        ARRIVES,
+        "A catalogue name, a trace file, or mix(…). May be repeated.",
+        ("sharegpt",),
+        short="-w",
+        metavar="W",
+        complete="workloads",
+        repeated=True,
+        file="maybe",
+    )
+    arrivals: Axis[str] = setting(
+        ARRIVES,
+        "poisson, gamma(cv=2), concurrency(16), …. Replaces a trace's own.",
+        ("poisson",),
+        metavar="PROCESS",
+    )
+    redraw_arrivals: Axis[bool] = setting(
+        ARRIVES_MORE,
+        "Draw arrivals although the trace has its own; --arrivals implies it.",
+        (False,),
+    )
+    prompt_tokens: Axis[str | None] = setting(
+        ARRIVES_MORE,
+        "Lengths of prompts: a number or a distribution, in place of the workload's.",
+        metavar="DIST",
+    )
+    output_tokens: Axis[str | None] = setting(
+        ARRIVES_MORE,
+        "Lengths of answers: a number or a distribution, in place of the workload's.",
+        metavar="DIST",
+    )
+    sessions: Axis[str | None] = setting(
+        ARRIVES_MORE,
+        "Conversations of several turns, as in sessions(turns=4, think_s=1).",
+        metavar="sessions(…)",
+    )
+    models: Axis[str | None] = setting(
+        ARRIVES,
+        "Which models requests ask for, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for systems "
+        "that serve several on --gpus GPUs.",
+        metavar="fleet(…)|zipf(…)|assign(…)",
+    )
+    trace_format: str | None = setting(
+        ARRIVES_MORE, "Format of a trace file. Default: told by its content.", metavar="FORMAT"
+    )
+    rates: Axis[Positive] | None = setting(
+        ARRIVES,
+        "Offered rates in requests per second. Default: a ladder around the estimated capacity.",
+        metavar="2,4,8|2:16:2",
+        unit="req/s",
+        read=number_list,
+    )
+    load_factors: Axis[Positive] | None = setting(
+        ARRIVES,
+        "Offered rates as shares of the estimated capacity of each cell.",
+        metavar="0.5,1,1.5",
+        read=number_list,
+    )
+    replay_speeds: Axis[Positive] | None = setting(
+        ARRIVES,
+        "Replay a trace's own arrivals so much faster. Default: for traces 0.5,1,2.",
+        option="--replay-speed",
+        metavar="0.5,1,2",
+        read=number_list,
+    )
 
     # Deployment.
-    model: Axis[str] = ("llama-3.1-8b",)
-    gpu: Axis[str] = ("a100-80g",)
-    tp: Axis[Count | None] = (None,)
-    pp: Axis[Count] = (1,)
-    instances: Axis[Count | None] = (None,)
-    gpus: Axis[Count | None] = (None,)
-    router: Axis[str | None] = (None,)
-    weight_dtype: Axis[str] = ("bf16",)
-    kv_dtype: Axis[str] = ("bf16",)
-    memory_share: Axis[Share] = (0.9,)
-    block_size: Axis[Count] = (16,)
-    host_memory_gib: Axis[NotNegative] = (4.0,)  # for swapped KV, per GPU
-    num_gpu_blocks: Axis[Count | None] = (None,)  # of an instance; None: what fits
-    num_cpu_blocks: Axis[CountFrom0 | None] = (None,)  # in place of host_memory_gib
-    host_s: Axis[NotNegative | None] = (None,)  # scheduling time of a step
-    profile: Axis[str | None] = (None,)  # a file of measured step times
-    device_map: Axis[str | None] = (None,)  # layers on devices, in place of gpu, tp and pp
-    embedder: Axis[str | None] = (None,)  # the model beside it that embedding requests are for
-    embed_instances: Axis[CountFrom0] = (0,)  # that only embed; 0: all do, beside the model
-    failures: Axis[str | None] = (None,)  # instances that fail: 2@30s..60s, 0@90s
-    objective: Axis[str] = ("alpha=1,beta=1,gamma=1",)  # of workloads with embedding requests
-    length_predictor: Axis[str] = ("oracle",)  # what policies believe of answers' lengths
+    model: Axis[str] = setting(
+        SERVES,
+        "A catalogue name, or a folder with a config.json.",
+        ("llama-3.1-8b",),
+        short="-m",
+        metavar="M",
+        complete="models",
+        file="maybe",
+        role="workload",
+    )
+    gpu: Axis[str] = setting(
+        SERVES, "Kind of GPU.", ("a100-80g",), short="-g", metavar="G", complete="gpus"
+    )
+    tp: Axis[Count | None] = setting(
+        SERVES, "Tensor parallel GPUs. Default: the fewest on which the model fits.", tunable=True
+    )
+    pp: Axis[Count] = setting(SERVES, "Pipeline stages.", (1,), tunable=True)
+    instances: Axis[Count | None] = setting(
+        SERVES, "Copies of the model. Default: 1.", tunable=True
+    )
+    gpus: Axis[Count | None] = setting(SERVES, "In all: instances × tp × pp.")
+    embed_instances: Axis[CountFrom0] = setting(
+        SERVES_MORE,
+        "Instances that only embed; 0: all embed, beside the language model.",
+        (0,),
+        tunable=True,
+    )
+    router: Axis[str | None] = setting(
+        SERVES,
+        "Which instance gets a request. Default: the system's own.",
+        metavar="R",
+        complete="routers",
+        tunable=True,
+    )
+    failures: Axis[str | None] = setting(
+        SERVES,
+        "Instances that fail, from when to when: 2@30s..60s, or 0@90s for good. Simulated.",
+        metavar="N@S..S,…",
+        role="workload",
+    )
+    weight_dtype: Axis[str] = setting(
+        SERVES_MORE, "Number format of the weights.", ("bf16",), metavar="D", tunable=True
+    )
+    kv_dtype: Axis[str] = setting(
+        SERVES_MORE, "Number format of the KV cache.", ("bf16",), metavar="D", tunable=True
+    )
+    memory_share: Axis[Share] = setting(
+        SERVES_MORE, "Share of GPU memory that is used.", (0.9,), metavar="SHARE", tunable=True
+    )
+    block_size: Axis[Count] = setting(
+        SERVES_MORE, "Tokens of a KV cache block.", (16,), unit="tokens", tunable=True
+    )
+    host_memory_gib: Axis[NotNegative] = setting(
+        SERVES_MORE, "Host memory for swapped KV, per GPU.", (4.0,), unit="GiB", tunable=True
+    )
+    num_gpu_blocks: Axis[Count | None] = setting(
+        SERVES_MORE,
+        "KV cache blocks of an instance. Default: what fits into GPU memory.",
+        tunable=True,
+    )
+    num_cpu_blocks: Axis[CountFrom0 | None] = setting(
+        SERVES_MORE, "KV cache blocks in host memory, in place of --host-memory-gib.", tunable=True
+    )
+    host_s: Axis[NotNegative | None] = setting(
+        SERVES_MORE,
+        "Scheduling time of a step. Default: that of the step-time model.",
+        option="--host-time",
+        unit="s",
+    )
+    profile: Axis[str | None] = setting(
+        SERVES,
+        "Measured step times in place of the fitted ones (see `slo-bench profile`); sets model, "
+        "GPU and tp unless they are given.",
+        metavar="FILE",
+        file="maybe",
+    )
+    embedder: Axis[str | None] = setting(
+        SERVES,
+        "The embedding model beside the language model, for workloads with embedding requests.",
+        metavar="MODEL",
+        file="maybe",
+        role="workload",
+    )
+    device_map: Axis[str | None] = setting(
+        SERVES,
+        "Layers on devices: a file of `tune placement --out`, or a shipped map's name. In place of "
+        "--gpu, --tp and --pp.",
+        metavar="MAP",
+        file="maybe",
+    )
+
+    # How much of it, and what counts.
+    requests: Axis[Count | None] = setting(
+        ARRIVES, f"Requests in each cell. Default: {DEFAULT_REQUESTS}; of a trace all.", short="-n"
+    )
+    duration_s: Axis[Positive | None] = setting(
+        ARRIVES, "Seconds of arrivals, instead of --requests.", unit="s"
+    )
+    warmup_s: Axis[NotNegative] = setting(
+        ARRIVES, "Requests that arrive in the first S seconds do not count.", (0.0,), unit="s"
+    )
+    warmup_share: Axis[PartShare] = setting(
+        ARRIVES_MORE,
+        "The same as a share of the time in which requests arrive.",
+        (0.0,),
+        metavar="SHARE",
+    )
+    max_output_tokens: Axis[Count | None] = setting(
+        ARRIVES_MORE,
+        "Output limit that requests declare. Default: the length of their answer.",
+        unit="tokens",
+    )
+    slo: Axis[str | SloTable] = setting(
+        ARRIVES,
+        "Bounds in seconds: any of ttft, tpot, e2e, deadline; e2e=uniform(1,350) draws; "
+        "'chat:ttft=0.5; batch:e2e=60' sets them by class; '' keeps a trace's own. May be "
+        "repeated, which compares them.",
+        ("ttft=1,tpot=0.15",),
+        metavar="ttft=1,tpot=0.15",
+        repeated=True,
+    )
+    slo_scale: Axis[Positive] = setting(ARRIVES, "Multiply every bound.", (1.0,), metavar="F")
+    seeds: Count | None = setting(ARRIVES, f"Repetitions. Default: {DEFAULT_SEEDS}.")
+    seed: Annotated[int, Field(ge=0)] = setting(ARRIVES, "The first seed.", 0)
+    length_predictor: Axis[str] = setting(
+        SERVES,
+        "What policies are told of answers' lengths: oracle (the truth), noisy(accuracy=0.8), "
+        "constant(256), or a folder that `slo-bench predict-train` made.",
+        ("oracle",),
+        metavar="P",
+        file="maybe",
+    )
+    overlong_requests: Axis[Literal["error", "reject", "truncate"]] = setting(
+        SERVES,
+        "What becomes of requests longer than the context or the KV cache: `reject` counts them "
+        "as misses, as a server would turn them away.",
+        ("reject",),
+        role="workload",
+    )
+    objective: Axis[str] = setting(
+        ARRIVES_MORE,
+        "Weights of the objective of workloads with embedding requests.",
+        ("alpha=1,beta=1,gamma=1",),
+        option="--objective-weights",
+        metavar="alpha=1,beta=1,gamma=1",
+    )
 
     # Execution.
-    backend: Literal["simulated", "openai", "vllm", "sglang", "torch"] = "simulated"
+    backend: Literal["simulated", "openai", "vllm", "sglang", "torch"] = setting(
+        RUN,
+        "What runs it: the simulator, real servers, or our own small engine (torch). Default: "
+        "simulated; with --base-url openai.",
+        "simulated",
+        short="-b",
+        role="deployment",
+    )
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them
-    overlong_requests: Axis[Literal["error", "reject", "truncate"]] = ("reject",)
-    records: Literal["auto", "csv", "parquet", "none"] = "auto"
+    records: Literal["auto", "csv", "parquet", "none"] = setting(
+        RUN, "Per-request records. Default: Parquet if pyarrow is installed, else CSV.", "auto"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -165,13 +358,10 @@ class ExperimentSchema(BaseModel):
 
     @model_validator(mode="after")
     def _agreement(self) -> ExperimentSchema:
-        levels = [
-            n for n in ("rates", "replay_speeds", "load_factors") if getattr(self, n) is not None
-        ]
-        if len(levels) > 1:
-            raise ValueError(f"{' and '.join(levels)} contradict: give one of them")
-        if any(self.requests) and any(self.duration_s):
-            raise ValueError("requests and duration_s contradict: give one of them")
+        for names in ALTERNATIVES:
+            given = [name for name in names if any(getattr(self, name) or ())]
+            if len(given) > 1:
+                raise ValueError(f"{' and '.join(given)} contradict: give one of them")
         strangers = set(self.parameters) - set(self.systems)
         if strangers:
             raise ValueError(
@@ -183,8 +373,17 @@ class ExperimentSchema(BaseModel):
         try:
             super().__init__(**settings)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise SettingError(first["loc"], _problem(first, type(self).model_fields)) from None
+            raise setting_error(error, type(self)) from None
+
+    @classmethod
+    def axes(cls) -> tuple[str, ...]:
+        """The settings of which every combination is run."""
+        found = declared(cls).values()
+        return tuple(
+            one.path
+            for one in found
+            if one.several and one.path in cls.model_fields and one.path != "systems"
+        )
 
     @classmethod
     def load(cls, path: str | Path, **changes: object) -> Self:
@@ -198,7 +397,7 @@ class ExperimentSchema(BaseModel):
         """
         path = Path(path)
         table, text = read_toml(path)
-        table |= _all_anchored(table, path.resolve().parent)
+        table |= _all_anchored(table, path.resolve().parent, cls)
         try:
             whole = cls(**table)
         except SettingError as error:
@@ -208,13 +407,16 @@ class ExperimentSchema(BaseModel):
 
     def anchored(self, folder: Path) -> Self:
         """The same with every relative path made absolute, starting at `folder`."""
-        settings = {name: getattr(self, name) for name in (*_PATHS, "parameters")}
-        found = _all_anchored(settings, folder) | {"client": self.client.anchored(folder)}
-        return self.model_copy(update=found)
+        plain = {name: getattr(self, name).__dict__ for name in _TABLES}
+        found = _all_anchored(self.__dict__ | plain, folder, type(self))
+        for name in _TABLES:
+            found[name] = _changed(getattr(self, name), found[name])
+        return _changed(self, found)
 
     def to_toml(self) -> str:
         """The experiment as a file; a setting with one value is written without brackets."""
         table: dict[str, object] = {}
+        axes = self.axes()
         for name in type(self).model_fields:
             value = getattr(self, name)
             if name == "parameters":
@@ -224,27 +426,44 @@ class ExperimentSchema(BaseModel):
                 }
             elif name in _TABLES:
                 value = value.model_dump(exclude_defaults=True)
-            elif name not in ("systems", "rates", "replay_speeds", "load_factors"):
+            elif name in axes:
                 value = _single(value)
             table[name] = value
         return to_toml(table)
+
+
+def _changed(model: Model, values: Mapping[str, Any]) -> Model:
+    """With other values; those that are as they were do not count as set."""
+    update = {name: value for name, value in values.items() if value != getattr(model, name)}
+    return model.model_copy(update=update)
 
 
 def _single(value: object) -> object:
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
-def _all_anchored(settings: Mapping[str, object], folder: Path) -> dict[str, object]:
-    found = {name: _anchored(settings[name], folder) for name in _PATHS if name in settings}
-    client = settings.get("client")
-    if isinstance(client, Mapping) and client.get("tokenizer"):
-        found["client"] = {**client, "tokenizer": str(folder / client["tokenizer"])}
-    parameters = settings.get("parameters")
-    if isinstance(parameters, Mapping):
-        found["parameters"] = {
-            _anchored(system, folder): values for system, values in parameters.items()
+def _all_anchored(
+    settings: Mapping[str, Any], folder: Path, schema: type[BaseModel]
+) -> dict[str, Any]:
+    """The settings that name files, and the tables, with relative paths starting at `folder`."""
+    found = {name: dict(settings[name]) for name in _TABLES if _is_table(settings.get(name))}
+    found |= {"": {name: value for name, value in settings.items() if name not in found}}
+    for path, one in declared(schema).items():
+        table, _, name = path.rpartition(".")
+        value = found.get(table, {}).get(name)
+        if value and one.setting.file == "maybe":
+            found[table][name] = _anchored(value, folder)
+        elif value and one.setting.file == "yes":
+            found[table][name] = str(folder / value)
+    if _is_table(settings.get("parameters")):
+        found[""]["parameters"] = {
+            _anchored(k, folder): v for k, v in settings["parameters"].items()
         }
-    return found
+    return {**found.pop(""), **found}
+
+
+def _is_table(value: object) -> bool:
+    return isinstance(value, Mapping)
 
 
 def _anchored(value: object, folder: Path) -> object:
@@ -261,8 +480,15 @@ def _anchored(value: object, folder: Path) -> object:
     return value
 
 
-def _problem(error: ErrorDetails, fields: Mapping[str, object]) -> str:
-    """One of pydantic's complaints in this project's words."""
+def setting_error(
+    error: ValidationError, schema: type[BaseModel], kind: str = "setting"
+) -> SettingError:
+    """The first of pydantic's complaints in this project's words."""
+    first = error.errors()[0]
+    return SettingError(first["loc"], _problem(first, schema.model_fields, kind))
+
+
+def _problem(error: ErrorDetails, fields: Mapping[str, object], what: str) -> str:
     location = [str(part) for part in error["loc"] if isinstance(part, str)]
     first = location[0] if location else ""
     depth = 3 if first == "parameters" else 2 if first in _TABLES else 1
@@ -270,7 +496,7 @@ def _problem(error: ErrorDetails, fields: Mapping[str, object]) -> str:
     kind, message = error["type"], str(error["msg"])
     if kind == "extra_forbidden":
         known = _TABLES[first].model_fields if first in _TABLES else fields
-        return str(UnknownNameError("setting", location[depth - 1], known))
+        return str(UnknownNameError(what, location[depth - 1], known))
     if kind == "value_error":
         message = message.removeprefix("Value error, ")
         return f"{setting} {message}".strip()

@@ -5,43 +5,76 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
-Count = Annotated[int, Field(ge=1)]
-
-
-def _listed(value: object) -> object:
-    return (value,) if isinstance(value, str) else value
+from .setting import SERVERS, Count, Positive, Several, setting
 
 
 class ServerSchema(BaseModel):
-    """Settings of `backend = "vllm"` and `"sglang"`. Frozen.
+    """Settings of the backends `vllm`, `sglang` and `torch`. Frozen.
 
-    `version` chooses among several that are installed; `args` go to the server as they are;
-    `max_model_tokens` bounds prompt and answer together; a `step_log` is kept if asked for. With
-    `validated` its levels are simulated afterwards, with step times fitted to that log. Every
-    level is measured `repetitions` times, of which tables show the first, and a validation how far
-    they lie apart.
-    `kv_transfer` says how KV goes from prefill to decode instances, where a system splits them;
-    `kvcached` switches that library on in servers on GPUs.
-    `workers` are processes beside the engine `torch`, between which layers and heads move as
-    BanaServe decides; `moving` sets its thresholds. By `clock` `cpu` it counts the CPU time of its
-    thread and skips waits, so that a busy machine disturbs its figures less. `kv_store`: folders
-    with sizes, `FOLDER=GIB`, fastest first, where it keeps prefixes beyond its device.
+    With `validated` every level is simulated afterwards, with step times fitted to the step log.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    version: str | None = None
-    args: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
-    max_model_tokens: Count | None = None
-    startup_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 300.0
-    step_log: bool = False
-    kv_transfer: Literal["files", "nixl"] = "files"
-    validated: bool = False
-    repetitions: Count = 1
-    kvcached: bool = False
-    workers: Annotated[int, Field(ge=0, le=64)] = 0
-    moving: Mapping[str, float] = {}
-    clock: Literal["real", "cpu"] = "real"
-    kv_store: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    version: str | None = setting(
+        SERVERS,
+        "Version of the server, where several are installed.",
+        option="--server-version",
+        metavar="V",
+    )
+    args: Several[str] = setting(
+        SERVERS,
+        "Passed on, as it is, to servers that we start (--server-arg=--dtype=float32). May be "
+        "repeated.",
+        (),
+        option="--server-arg",
+        metavar="ARG",
+        repeated=True,
+    )
+    max_model_tokens: Count | None = setting(
+        SERVERS, "Most tokens of a prompt and its answer together.", unit="tokens"
+    )
+    startup_timeout_s: Positive = setting(
+        SERVERS, "How long the start may take.", 300.0, option="--startup-timeout", unit="s"
+    )
+    step_log: bool = setting(SERVERS, "Keep a line for each step (batch, duration).", False)
+    kv_transfer: Literal["files", "nixl"] = setting(
+        SERVERS,
+        "How KV goes from prefill to decode instances: files (a temporary folder) or nixl.",
+        "files",
+    )
+    validated: bool = False  # on the command line --validate
+    repetitions: Count = setting(
+        SERVERS,
+        "Measure every level N times. Tables show the first; a validation says how far they lie "
+        "apart.",
+        1,
+    )
+    kvcached: bool = setting(
+        SERVERS,
+        "On GPUs: KV pages are mapped on demand by the library kvcached, so that servers on one "
+        "GPU share its memory.",
+        False,
+    )
+    workers: Annotated[int, Field(ge=0, le=64)] = setting(
+        SERVERS, "With torch: processes beside the engine, between which layers and heads move.", 0
+    )
+    moving: Mapping[str, float] = setting(
+        SERVERS, "With torch: a threshold of those moves. May be repeated.", {}
+    )
+    clock: Literal["real", "cpu"] = setting(
+        SERVERS,
+        "With torch: `cpu` counts the CPU time of its thread and skips waits, so that a busy "
+        "machine disturbs its figures less.",
+        "real",
+    )
+    kv_store: Several[str] = setting(
+        SERVERS,
+        "With torch: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; repeated, "
+        "the fastest first. Servers of one model that name the same share them.",
+        (),
+        metavar="FOLDER=GIB",
+        repeated=True,
+    )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import tomli_w
 
 from ....workloads.errors import FileFormatError
 from ....workloads.parsing import parse_toml
 
-_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _HEADER = re.compile(r"\s*\[\[?([^\]]+)\]\]?")
 _ASSIGNMENT = re.compile(r"\s*((?:[A-Za-z0-9_.-]|\"[^\"]*\"|'[^']*')+)\s*=")
 _KEY_PART = re.compile(r"\"([^\"]*)\"|'([^']*)'|([^.\s]+)")
@@ -63,51 +64,13 @@ def _parts(key: str) -> list[str]:
 
 
 def to_toml(table: Mapping[str, object]) -> str:
-    """`table` as TOML: values first, then its tables. None has no word in TOML; it is left out.
+    """`table` as TOML: values first, then its tables. None has no word in TOML; it is left out."""
+    return tomli_w.dumps(_without_none(table))
 
-    Tables inside tables' values or lists are written inline.
-    """
-    lines = [
-        f"{_key(name)} = {_value(value)}"
+
+def _without_none(table: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        name: _without_none(value) if isinstance(value, Mapping) else value
         for name, value in table.items()
-        if value is not None and not isinstance(value, Mapping)
-    ]
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            lines += _table([name], value)
-    return "\n".join(lines) + "\n"
-
-
-def _table(path: list[str], table: Mapping[str, object]) -> list[str]:
-    values = {k: v for k, v in table.items() if v is not None and not isinstance(v, Mapping)}
-    lines = []
-    if values:
-        lines += ["", f"[{'.'.join(map(_key, path))}]"]
-        lines += [f"{_key(name)} = {_value(value)}" for name, value in values.items()]
-    for name, value in table.items():
-        if isinstance(value, Mapping):
-            lines += _table([*path, name], value)
-    return lines
-
-
-def _key(name: str) -> str:
-    return name if _BARE_KEY.fullmatch(name) else _text(name)
-
-
-def _text(value: str) -> str:
-    # JSON's escapes are TOML's, but for the one control character that JSON leaves as it is.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _value(value: object) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, str):
-        return _text(value)
-    if isinstance(value, int | float):
-        return repr(value)
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(k)} = {_value(v)}" for k, v in value.items()) + " }"
-    if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_value, value)) + "]"
-    raise TypeError(f"TOML has no {type(value).__name__}")
+        if value is not None
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from ...results.run_folder import Value
 from ...servers.launch.backend_names import SIMULATED
 from ..config.cell_names import NAMED, AxisColumns, column, distinct, file_name, offered, part
 from ..config.choices import (
-    AXES,
     Combination,
     SystemChoice,
     attached_of,
@@ -60,7 +59,7 @@ def plan(asked: ExperimentSchema) -> ExperimentPlan:
             settings that contradict each other.
     """
     asked = asked.anchored(Path.cwd())
-    axes = {name: getattr(asked, name) for name in AXES}
+    axes = {name: getattr(asked, name) for name in asked.axes()}
     for slo in axes["slo"]:
         parse_slo(slo)
     for text in axes["length_predictor"]:
@@ -127,29 +126,23 @@ def _cell(
     parts += [part(name, values[name]) for name in columns.swept]
     parts += [part(parameter, system.parameters[parameter]) for parameter in system.swept]
     parts += [level.label, f"seed-{seed}"]
+    own = {
+        "router": None if system.decides_itself else values["router"],
+        "instances": combination.instances_of(system.system),
+        "requests": default_requests if open_length else values["requests"],
+        "warmup_s": _warmup_s(values, level, default_requests),
+    }
+    named = {one.name: values[one.name] for one in fields(CellSpec) if one.name in values}
     return CellSpec(
+        **{**named, **own, "workload": combination.workload},
         cell=file_name(parts),
         columns=identity,
         system=system.asked,
         parameters=system.parameters,
         placement=combination.place,
-        instances=combination.instances_of(system.system),
-        embed_instances=values["embed_instances"],
-        router=None if system.decides_itself else values["router"],
-        failures=values["failures"],
-        workload=combination.workload,
         rate_rps=level.rate_rps,
         replay_speed=level.replay_speed,
-        requests=default_requests if open_length else values["requests"],
-        duration_s=values["duration_s"],
-        warmup_s=_warmup_s(values, level, default_requests),
-        max_output_tokens=values["max_output_tokens"],
-        slo=values["slo"],
-        slo_scale=values["slo_scale"],
         seed=seed,
-        overlong_requests=values["overlong_requests"],
-        objective=values["objective"],
-        length_predictor=values["length_predictor"],
     )
 
 

@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from time import perf_counter, process_time
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ from .connection import ConnectionPool
 from .endpoint import Endpoint
 from .exchange import Exchange
 from .faults import RequestFault
-from .length_prediction import AT_ONCE, LengthSource
+from .length_prediction import BatchedPredictions, LengthPrediction, Predicted
 from .spool import Spool
 
 Progress = Callable[[int, float], None]
@@ -115,11 +116,11 @@ class Driver:
         limits: ClientLimits,
         tls: ssl.SSLContext | None,
         progress: Progress | None = None,
-        foretells: LengthSource | None = None,
+        lengths: LengthPrediction[int] | None = None,
     ) -> None:
-        self._foretells = foretells
-        self._unread: list[Exchange] = []  # due, and not foretold yet
-        self._reads = False
+        self._lengths = lengths
+        self._together = None if lengths is None else BatchedPredictions(lengths.read)
+        self._said: dict[int, Any] = {}  # of rows whose lengths were predicted
         self._due = due
         self._route = route
         self._requests = requests
@@ -225,37 +226,25 @@ class Driver:
         exchange.started_s = perf_counter()
         self._exchanges.append(exchange)
         self._in_flight += 1
-        if self._foretells is None:
+        if self._together is None:
             self._pools[endpoint].send(exchange)
         else:
-            self._unread.append(exchange)
-            self._foretell(self._foretells)
+            self._together.of(r.id).add_done_callback(partial(self._predicted, exchange))
 
-    def _foretell(self, foretells: LengthSource) -> None:
-        """Have those read that have come since, unless others are being read."""
-        if self._reads or not self._unread:
-            return
-        now, self._unread = self._unread[:AT_ONCE], self._unread[AT_ONCE:]
-        self._reads = True
-
-        def told(done: asyncio.Future[list[PredictedLength]]) -> None:
-            self._reads = False
-            for exchange, one in zip(now, done.result(), strict=True):
-                self._requests.tell(exchange.row, one)
-                self._pools[exchange.endpoint].send(exchange)
-            if self._over:
-                self._give_up()
-            self._foretell(foretells)
-
-        rows = [exchange.row for exchange in now]
-        self._loop.run_in_executor(None, foretells.of, rows).add_done_callback(told)
+    def _predicted(self, exchange: Exchange, done: asyncio.Future[Predicted]) -> None:
+        told, self._said[exchange.row] = done.result()
+        self._requests.tell(exchange.row, told)
+        self._pools[exchange.endpoint].send(exchange)
+        if self._over:
+            self._give_up()
 
     def _ended(self, exchange: Exchange) -> None:
         self._in_flight -= 1
         self._route.ended(exchange.endpoint)
         self._spool.keep(exchange)
-        if self._foretells is not None and self._foretells.hears:
-            self._foretells.heard(exchange.row, self._raw(exchange))
+        if self._lengths is not None and self._lengths.learns:
+            said = self._said.pop(exchange.row, None)
+            self._lengths.heard(said, self._raw(exchange), exact=True)
         if exchange.waited_for:
             answered = self._answered(exchange)
             self._due.ended(exchange.row, exchange.end_s - self._start_s, answered)

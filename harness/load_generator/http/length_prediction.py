@@ -1,111 +1,108 @@
 """How long an answer will be, told to the server's policy: predicted when its request is due.
 
-What reads prompts does so in a thread of its own, all requests at once that wait for it. Meanwhile
-their clocks run: what a prediction costs is part of a request's latency.
+Used by the load generator, which knows a request by its row, and by the gateway, which knows it by
+its text. What reads prompts does so in a thread of its own, all requests at once that wait for it.
+Meanwhile their clocks run: what a prediction costs is part of a request's latency.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
-from ....predictors.output_length import AtDispatch, LearnedLength, length_predictor
+from ....predictors.output_length import LearnedLength, length_predictor
 from ....workloads.workload import Workload
 from ...core import records
 from ...core.wire import PredictedLength
 from .answers import Raw, read_answer
+from .faults import RequestFault
 from .options import HttpOptions
+
+if TYPE_CHECKING:
+    from ....predictors.lengths.online_predictor import OnlineLengthPredictor
 
 AT_ONCE = 32  # requests whose prompts are read together, at most
 _LENGTHS_STREAM = 3
 
-
-class LengthSource(Protocol):
-    """Says of requests how long their answers will be."""
-
-    def of(self, rows: Sequence[int]) -> list[PredictedLength]:
-        """In order; takes its time, so it is asked in a thread of its own."""
-        ...
-
-    @property
-    def hears(self) -> bool:
-        """Does it want to know what came?"""
-        ...
-
-    def heard(self, row: int, raw: Raw) -> None:
-        """What came of a request; returns at once."""
-        ...
-
-    def close(self) -> None:
-        """All have ended."""
-        ...
-
-    def drift(self, start_s: float) -> tuple[records.Told, ...]:
-        """How right it was over time, where it followed; `start_s` by `time.perf_counter`."""
-        ...
+Request = TypeVar("Request")
+# what the policy is told, and what `heard` takes with the answer
+Predicted = tuple[PredictedLength, Any]
 
 
-class PrecomputedLengths:
-    """Lengths that nothing at dispatch could change: a constant, a noisy oracle."""
+class LengthPrediction(Generic[Request]):
+    """Predicted lengths of answers; with a `follower` that is online it learns from answers."""
 
-    hears = False
-
-    def __init__(self, tokens: np.ndarray) -> None:
-        self._tokens = tokens
-
-    def of(self, rows: Sequence[int]) -> list[PredictedLength]:
-        """See `LengthSource`."""
-        return [PredictedLength(int(self._tokens[row]), int(self._tokens[row])) for row in rows]
-
-    def heard(self, row: int, raw: Raw) -> None:
-        """See `LengthSource`."""
-
-    def close(self) -> None:
-        """See `LengthSource`."""
-
-    def drift(self, start_s: float) -> tuple[records.Told, ...]:
-        """See `LengthSource`."""
-        return ()
-
-
-class TrainedLengths:
-    """Lengths that a trained predictor reads off prompts; answers are read in a thread of its own,
-    where it follows what comes.
-    """
-
-    def __init__(self, predictor: AtDispatch) -> None:
-        self._predictor = predictor
+    def __init__(
+        self,
+        read: Callable[[Sequence[Request]], Sequence[Predicted]],
+        follower: OnlineLengthPredictor | None = None,
+    ) -> None:
+        self.cut_off = 0  # answers of which nobody knows how long they would have been
+        self._read = read
+        self._follower = follower
         self._hearing = ThreadPoolExecutor(1, thread_name_prefix="answers heard")
 
-    def of(self, rows: Sequence[int]) -> list[PredictedLength]:
-        """See `LengthSource`."""
-        return [PredictedLength(*pair) for pair in self._predictor.lengths(rows)]
-
     @property
-    def hears(self) -> bool:
-        """See `LengthSource`."""
-        return self._predictor.follower.online > 0
+    def learns(self) -> bool:
+        """Whether `heard` should be called."""
+        return self._follower is not None and self._follower.online > 0
 
-    def heard(self, row: int, raw: Raw) -> None:
-        """See `LengthSource`."""
-        self._hearing.submit(self._hear, row, raw)
+    def read(self, requests: Sequence[Request]) -> Sequence[Predicted]:
+        """Predictions, in order; takes its time, so it is called in a thread of its own."""
+        return self._read(requests)
 
-    def _hear(self, row: int, raw: Raw) -> None:
+    def heard(self, said: Any, raw: Raw, *, exact: bool) -> None:
+        """Learn from an answer; returns at once. `exact`: it has as many tokens as was asked."""
+        self._hearing.submit(self._hear, said, raw, exact)
+
+    def _hear(self, said: Any, raw: Raw, exact: bool) -> None:
         answer = read_answer(raw)
-        if answer.outcome is records.Outcome.FINISHED:
-            self._predictor.came(row, len(answer.token_s))
+        if answer.outcome is not records.Outcome.FINISHED or answer.fault is not RequestFault.NONE:
+            return
+        if answer.finish == "length" and not exact:
+            self.cut_off += 1
+        elif said is not None:
+            self.came(said, len(answer.token_s))
+
+    def came(self, said: Any, output_tokens: int) -> None:
+        """Learn that an answer had so many tokens."""
+        assert self._follower is not None
+        self._follower.came(said, output_tokens)
 
     def close(self) -> None:
-        """See `LengthSource`."""
+        """All requests have ended."""
         self._hearing.shutdown()
-        self._predictor.close()
+        if self.learns:
+            assert self._follower is not None
+            self._follower.close()
+
+    def samples(self) -> Iterator[tuple[str, str, float]]:
+        """Metrics of what it has learnt: name, labels and value."""
+        follower = self._follower
+        if follower is None:
+            return
+        yield "generation", "", follower.config.generation
+        if not follower.online:
+            return
+        taken = sum(taught.step > 0 for _, taught in follower.taught)
+        refused = len(follower.taught) - taken
+        outcomes = {"taken": taken, "refused": refused, "failed": follower.failures}
+        for outcome, times in outcomes.items():
+            yield "updates_total", f'{{outcome="{outcome}"}}', times
+        for window in list(follower.windows)[-1:]:
+            for of in ("exact", "plain", "within_one", "ratio"):
+                yield f"window_{of}", "", round(getattr(window, of), 6)
 
     def drift(self, start_s: float) -> tuple[records.Told, ...]:
-        """See `LengthSource`."""
-        follower, found = self._predictor.follower, []
+        """How right it was over time, where it learns; `start_s` by `time.perf_counter`."""
+        follower, found = self._follower, []
+        if follower is None:
+            return ()
         begin_s = start_s
         for window in follower.all_windows():
             at_s = begin_s - start_s
@@ -123,8 +120,8 @@ class TrainedLengths:
         return tuple(found)
 
 
-def length_source(workload: Workload, options: HttpOptions) -> LengthSource | None:
-    """What `options` ask for; None: policies are told nothing.
+def prompt_lengths(workload: Workload, options: HttpOptions) -> LengthPrediction[int] | None:
+    """What `options` ask for, by row; None: policies are told nothing.
 
     Raises:
         SloBenchError: the predictor cannot be had.
@@ -134,5 +131,62 @@ def length_source(workload: Workload, options: HttpOptions) -> LengthSource | No
     rng = np.random.default_rng((options.length_seed, _LENGTHS_STREAM))
     predictor = length_predictor(options.length_predictor)
     if isinstance(predictor, LearnedLength) and workload.texts is not None and any(workload.texts):
-        return TrainedLengths(predictor.at_dispatch(workload, rng, options.lengths_folder))
-    return PrecomputedLengths(predictor.predict(workload, rng))
+        found = predictor.at_dispatch(workload, rng, options.lengths_folder)
+
+        def read(rows: Sequence[int]) -> list[Predicted]:
+            return [(PredictedLength(half, most), said) for half, most, said in found.lengths(rows)]
+
+        return LengthPrediction(read, found.follower)
+    tokens = predictor.predict(workload, rng).tolist()
+    return LengthPrediction(
+        lambda rows: [(PredictedLength(tokens[r], tokens[r]), None) for r in rows]
+    )
+
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+
+class BatchedPredictions(Generic[T, U]):
+    """Asks for several at once: for all that came while the last were asked for."""
+
+    def __init__(self, ask: Callable[[list[T]], Sequence[U]]) -> None:
+        self._ask = ask
+        self._waiting: deque[tuple[T, asyncio.Future[U]]] = deque()
+        self._asks = False
+        self.times = 0
+
+    def of(self, one: T) -> asyncio.Future[U]:
+        """What is said of `one`, or what the asking raised."""
+        go: asyncio.Future[U] = asyncio.get_running_loop().create_future()
+        self._waiting.append((one, go))
+        self._next()
+        return go
+
+    def _next(self) -> None:
+        if self._asks:
+            return
+        now: list[tuple[T, asyncio.Future[U]]] = []
+        while self._waiting and len(now) < AT_ONCE:
+            one = self._waiting.popleft()
+            if not one[1].done():  # its client is still there
+                now.append(one)
+        if not now:
+            return
+        self._asks = True
+        self.times += 1
+
+        def answered(done: asyncio.Future[Sequence[U]]) -> None:
+            self._asks = False
+            error = done.exception()
+            for place, (_, go) in enumerate(now):
+                if go.done():
+                    continue
+                if error is None:
+                    go.set_result(done.result()[place])
+                else:
+                    go.set_exception(error)
+            self._next()
+
+        asked = asyncio.get_running_loop().run_in_executor(None, self._ask, [one for one, _ in now])
+        asked.add_done_callback(answered)

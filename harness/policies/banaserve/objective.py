@@ -6,7 +6,7 @@ Source: BanaServe (docs/papers.md), §4.4.1, Eq. 4-15 and 4-16.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -46,27 +46,6 @@ class BanaServeObjective:
             - w.per_s * self.latency_s
             + w.per_thousand_tokens_per_s * self.tokens_per_s / 1000
         )
-
-
-def objective(
-    utilisations: Sequence[float],
-    ttft_s: Sequence[float],
-    tpot_s: Sequence[float],
-    tokens_per_s: float,
-    weights: ObjectiveWeights | None = None,
-) -> BanaServeObjective:
-    """Eq. 4-16 over GPUs and requests; a mean over none is 0."""
-    return BanaServeObjective(
-        _mean(utilisations),
-        _mean(ttft_s),
-        _mean(tpot_s),
-        tokens_per_s,
-        weights or ObjectiveWeights(),
-    )
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else 0.0
 
 
 def of_run(row: Mapping[str, float]) -> float:

@@ -6,20 +6,17 @@ A request goes on when its length is known; what predicting takes is part of its
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 from ....predictors.output_length import ConstantLength, LearnedLength, length_predictor
 from ....workloads.errors import SloBenchError
-from ...core.records import Outcome
 from ...core.wire import PredictedLength, predicted_length_from_wire
-from ...load_generator.http.answers import Raw, read_answer
-from ...load_generator.http.faults import RequestFault
-from ...load_generator.http.length_prediction import AT_ONCE
+from ...load_generator.http.answers import Raw
+from ...load_generator.http.length_prediction import BatchedPredictions, LengthPrediction, Predicted
 from ..http_server import HttpRequest, Reply
 from .health_checks import Sample, Say
 from .replies import CountedReply
@@ -42,100 +39,7 @@ class PredictionRequest:
     model: str
 
 
-class PromptLengths(Protocol):
-    """Says of prompts how long their answers will be. `said` is what `read` gave for one."""
-
-    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[PredictedLength, Any]]:
-        """In order; takes its time, so it is asked in a thread of its own."""
-        ...
-
-    @property
-    def hears(self) -> bool:
-        """Does it want to know what came?"""
-        ...
-
-    def came(self, said: Any, output_tokens: int) -> None:
-        """An answer had so many tokens; returns at once."""
-        ...
-
-    def samples(self) -> Iterator[Sample]:
-        """Name, labels and value of what it has learnt."""
-        ...
-
-    def close(self) -> None:
-        """Nobody is asked of any more."""
-        ...
-
-
-class ConstantPromptLengths:
-    """The same of every request."""
-
-    hears = False
-
-    def __init__(self, tokens: int) -> None:
-        self._told = PredictedLength(tokens, tokens)
-
-    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[PredictedLength, Any]]:
-        """See `PromptLengths`."""
-        return [(self._told, None)] * len(asked)
-
-    def came(self, said: Any, output_tokens: int) -> None:
-        """See `PromptLengths`."""
-
-    def samples(self) -> Iterator[Sample]:
-        """See `PromptLengths`."""
-        yield from ()
-
-    def close(self) -> None:
-        """See `PromptLengths`."""
-
-
-class TrainedPromptLengths:
-    """What a trained predictor reads off prompts; with `online` it follows what comes."""
-
-    def __init__(self, learned: LearnedLength, say: Say) -> None:
-        self._model = learned.model
-        self._follower = learned.follower(say)
-
-    def read(self, asked: Sequence[PredictionRequest]) -> Sequence[tuple[PredictedLength, Any]]:
-        """See `PromptLengths`."""
-        from ....predictors.lengths.online_predictor import Prompt
-
-        prompts = [Prompt(one.text, one.tokens, self._model or one.model) for one in asked]
-        return [
-            (PredictedLength(said.half, said.most), said) for said in self._follower.read(prompts)
-        ]
-
-    @property
-    def hears(self) -> bool:
-        """See `PromptLengths`."""
-        return self._follower.online > 0
-
-    def came(self, said: Any, output_tokens: int) -> None:
-        """See `PromptLengths`."""
-        self._follower.came(said, output_tokens)
-
-    def samples(self) -> Iterator[Sample]:
-        """See `PromptLengths`."""
-        follower = self._follower
-        yield f"{_NAME}_generation", "", follower.config.generation
-        if not follower.online:
-            return
-        taken = sum(taught.step > 0 for _, taught in follower.taught)
-        refused = len(follower.taught) - taken
-        outcomes = {"taken": taken, "refused": refused, "failed": follower.failures}
-        for outcome, times in outcomes.items():
-            yield f"{_NAME}_updates_total", f'{{outcome="{outcome}"}}', times
-        for window in list(follower.windows)[-1:]:
-            for of in ("exact", "plain", "within_one", "ratio"):
-                yield f"{_NAME}_window_{of}", "", round(getattr(window, of), 6)
-
-    def close(self) -> None:
-        """See `PromptLengths`."""
-        self._follower.close()
-
-
-def prompt_lengths(text: str, say: Say) -> PromptLengths:
+def foretells(text: str, say: Say) -> LengthPrediction[PredictionRequest]:
     """A predictor by name, for requests that nobody knows beforehand.
 
     Raises:
@@ -143,63 +47,26 @@ def prompt_lengths(text: str, say: Say) -> PromptLengths:
     """
     found = length_predictor(text)
     if isinstance(found, ConstantLength):
-        return ConstantPromptLengths(found.tokens)
+        told = PredictedLength(found.tokens, found.tokens)
+        return LengthPrediction(lambda asked: [(told, None)] * len(asked))
     if isinstance(found, LearnedLength):
-        return TrainedPromptLengths(found, say)
+        return _read_off(found, say)
     raise SloBenchError(
         f"{text} cannot predict before real answers; --length-predictor of serve takes a folder "
         "of slo-bench predict-train, learned(DIR, …) or constant(N)"
     )
 
 
-T = TypeVar("T")
-U = TypeVar("U")
+def _read_off(learned: LearnedLength, say: Say) -> LengthPrediction[PredictionRequest]:
+    from ....predictors.lengths.online_predictor import Prompt
 
+    follower = learned.follower(say)
 
-class BatchedPredictions(Generic[T, U]):
-    """Asks for several at once: for all that came while the last were asked for."""
+    def read(asked: Sequence[PredictionRequest]) -> list[Predicted]:
+        prompts = [Prompt(one.text, one.tokens, learned.model or one.model) for one in asked]
+        return [(PredictedLength(said.half, said.most), said) for said in follower.read(prompts)]
 
-    def __init__(self, ask: Callable[[list[T]], Sequence[U]], at_once: int) -> None:
-        self._ask = ask
-        self._at_once = at_once
-        self._waiting: deque[tuple[T, asyncio.Future[U]]] = deque()
-        self._asks = False
-        self.times = 0
-
-    async def of(self, one: T) -> U:
-        """What is said of `one`; raises what the asking raised."""
-        go: asyncio.Future[U] = asyncio.get_running_loop().create_future()
-        self._waiting.append((one, go))
-        self._next()
-        return await go
-
-    def _next(self) -> None:
-        if self._asks:
-            return
-        now: list[tuple[T, asyncio.Future[U]]] = []
-        while self._waiting and len(now) < self._at_once:
-            one = self._waiting.popleft()
-            if not one[1].done():  # its client is still there
-                now.append(one)
-        if not now:
-            return
-        self._asks = True
-        self.times += 1
-
-        def answered(done: asyncio.Future[Sequence[U]]) -> None:
-            self._asks = False
-            error = done.exception()
-            for place, (_, go) in enumerate(now):
-                if go.done():
-                    continue
-                if error is None:
-                    go.set_result(done.result()[place])
-                else:
-                    go.set_exception(error)
-            self._next()
-
-        asked = asyncio.get_running_loop().run_in_executor(None, self._ask, [one for one, _ in now])
-        asked.add_done_callback(answered)
+    return LengthPrediction(read, follower)
 
 
 class LengthPredictingServing:
@@ -211,14 +78,16 @@ class LengthPredictingServing:
     role = "lengths"
     any_up = True
 
-    def __init__(self, inner: Serving, field: str, predictor: PromptLengths, say: Say) -> None:
+    def __init__(
+        self, inner: Serving, field: str, predictor: LengthPrediction[PredictionRequest], say: Say
+    ) -> None:
         self.groups = (*inner.groups, self)
         self._inner = inner
         self._field = field
         self._predictor = predictor
         self._say = say
-        self._together: BatchedPredictions[PredictionRequest, tuple[PredictedLength, Any]] = (
-            BatchedPredictions(predictor.read, AT_ONCE)
+        self._together: BatchedPredictions[PredictionRequest, Predicted] = BatchedPredictions(
+            predictor.read
         )
         self._counts: Counter[str] = Counter()
         self._sum_s = 0.0
@@ -246,7 +115,7 @@ class LengthPredictingServing:
                 return
         await self._inner.work(asked, reply)
 
-    async def _read(self, one: PredictionRequest) -> tuple[PredictedLength, Any] | None:
+    async def _read(self, one: PredictionRequest) -> Predicted | None:
         begin_s = perf_counter()
         try:
             found = await self._together.of(one)
@@ -265,24 +134,14 @@ class LengthPredictingServing:
         self, asked: HttpRequest, reply: Reply, said: Any, body: Mapping[str, Any]
     ) -> None:
         """Let it be answered, and tell the predictor how long the answer was."""
-        if not self._predictor.hears:
+        if not self._predictor.learns:
             await self._inner.work(asked, reply)
             return
-        loop, exact = asyncio.get_running_loop(), bool(body.get("ignore_eos"))
 
         def whole(raw: Raw) -> None:
-            loop.run_in_executor(None, self._hear, said, raw, exact)
+            self._predictor.heard(said, raw, exact=bool(body.get("ignore_eos")))
 
         await self._inner.work(asked, CountedReply(reply, whole))
-
-    def _hear(self, said: Any, raw: Raw, exact: bool) -> None:
-        answer = read_answer(raw)
-        if answer.outcome is not Outcome.FINISHED or answer.fault is not RequestFault.NONE:
-            return
-        if answer.finish == "length" and not exact:
-            self._counts["cut_off"] += 1  # it would have been longer: nobody knows how long
-            return
-        self._predictor.came(said, len(answer.token_s))
 
     async def forward(self, asked: HttpRequest, reply: Reply) -> None:
         """See `Group`."""
@@ -290,6 +149,7 @@ class LengthPredictingServing:
 
     def metrics(self) -> Iterator[Sample]:
         """See `Group`."""
+        self._counts["cut_off"] = self._predictor.cut_off
         for what in ("predicted", "told_already", "without_text", "cut_off", "failed"):
             yield f"{_NAME}_requests_total", f'{{outcome="{what}"}}', self._counts[what]
         yield f"{_NAME}_batches_total", "", self._together.times
@@ -298,7 +158,8 @@ class LengthPredictingServing:
         for share in _SHOWN if last_s else ():
             at = min(len(last_s) - 1, int(share * len(last_s)))
             yield f"{_NAME}_seconds", f'{{quantile="{share:g}"}}', round(last_s[at], 6)
-        yield from self._predictor.samples()
+        for name, labels, value in self._predictor.samples():
+            yield f"{_NAME}_{name}", labels, value
 
     def close(self) -> None:
         """See `Group`. The predictor is closed by whoever made it."""
@@ -310,7 +171,7 @@ class LengthPredictionPlan:
 
     plan: GatewayTarget
     field: str
-    predictor: PromptLengths
+    predictor: LengthPrediction[PredictionRequest]
 
     def check(self) -> None:
         """See `GatewayTarget`."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ....workloads.errors import SloBenchError
-from ...policies.systems import System
+from ...policies.systems import System, several_models
 from ..plugins.sglang import compatibility as sglang_fits
 from ..plugins.vllm import compatibility as vllm_fits
 from .backend_names import SIMULATED, TORCH
 
 _ONE_MODEL = (
-    "a server has one model; several on shared GPUs are simulated, and serve prism puts one queue "
-    "before several servers"
+    "a server has one model; several on shared GPUs are simulated, and serve "
+    f"{' or '.join(several_models(on_servers=True))} puts one queue before several servers"
 )
 
 

@@ -27,6 +27,8 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
 
+from platformdirs import user_data_path
+
 from ....workloads.errors import SloBenchError, UnknownNameError
 from .recipe import Build, InstallStep, Recipe
 from .recipes import RECIPES
@@ -46,13 +48,7 @@ def home() -> Path:
     """`$SLO_BENCH_HOME`, or the platform's folder for application data."""
     if chosen := os.environ.get(HOME_VARIABLE):
         return Path(chosen).expanduser().absolute()
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA") or str(Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = str(Path.home() / "Library" / "Application Support")
-    else:
-        base = os.environ.get("XDG_DATA_HOME") or str(Path.home() / ".local" / "share")
-    return Path(base) / "slo-bench"
+    return user_data_path("slo-bench", appauthor=False)
 
 
 @dataclass(frozen=True)

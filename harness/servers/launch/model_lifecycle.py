@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
+
 from ....workloads.errors import SloBenchError
 from ...core.multi_model_policy import SharingPolicy
 from ...load_generator.http.endpoint import Endpoint
-from ...policies.systems import SYSTEMS
+from ...policies.systems import several_models
 from ...policies.systems import system as system_by_name
 from .environments import environment
 from .serve import Serve
@@ -35,7 +36,7 @@ def shared_policy(
     if sharing is None:
         return None
     if not sharing.on_servers:
-        able = ", ".join(s.name for s in SYSTEMS.values() if s.sharing and s.sharing.on_servers)
+        able = " or ".join(several_models(on_servers=True))
         raise SloBenchError(
             f"{system} is simulated alone; of the systems for several models {able} can stand "
             f"before servers of {backend}"
@@ -172,9 +173,8 @@ def _post(url: str) -> None:
     Raises:
         ServerError: it does not do it.
     """
-    asked = urllib.request.Request(url, data=b"", method="POST")
     try:
-        with urllib.request.urlopen(asked, timeout=_SLEEP_LIMIT_S):
-            pass
-    except OSError as error:
-        raise ServerError(f"{url} was not done: {error}") from error
+        httpx.post(url, timeout=_SLEEP_LIMIT_S, trust_env=False).raise_for_status()
+    except httpx.HTTPError as error:
+        why = str(error).partition("\n")[0]  # a link follows
+        raise ServerError(f"{url} was not done: {why}") from error

@@ -7,11 +7,10 @@ machine the first request would be lost, and on any it would pay for the meeting
 
 from __future__ import annotations
 
-import json
 import time
-import urllib.error
-import urllib.request
 from typing import Any
+
+import httpx
 
 from ..gateway.split import KEEP_FOR_OTHERS, prefill_body
 from .server_process import Say, ServerError, ServerProcess, with_log
@@ -43,11 +42,8 @@ def nixl_handshake(
             kept = _ask(prefill, prefill_body(body, KEEP_FOR_OTHERS), left_s)
             _ask(decode, {**body, "kv_transfer_params": kept.get("kv_transfer_params")}, left_s)
             return
-        except urllib.error.HTTPError as error:
-            error.close()
-            failed = str(error)
-        except OSError as error:  # refused or timed out
-            failed = str(error)
+        except httpx.HTTPError as error:  # refused, timed out, or an answer that is an error
+            failed = str(error).partition("\n")[0]
         for server in (prefill, decode):
             server.check()
         if time.monotonic() - begin_s > within_s:
@@ -58,11 +54,7 @@ def nixl_handshake(
 
 
 def _ask(server: ServerProcess, body: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-    asked = urllib.request.Request(
-        f"{server.url}/v1/completions",
-        json.dumps(body).encode(),
-        {"content-type": "application/json"},
-    )
-    with urllib.request.urlopen(asked, timeout=timeout_s) as answer:
-        found: dict[str, Any] = json.load(answer)
+    url = f"{server.url}/v1/completions"
+    answer = httpx.post(url, json=body, timeout=timeout_s, trust_env=False).raise_for_status()
+    found: dict[str, Any] = answer.json()
     return found

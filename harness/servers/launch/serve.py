@@ -291,7 +291,8 @@ class Serve:
         if self.patched or self._split is not None:
             raise SloBenchError(
                 "kvcached replaces the KV blocks that our policies count and our connectors move: "
-                "use it with the server as it is (the system of its own name, or prism)"
+                "use it with the server as it is (the system of its own name, or one for several "
+                "models)"
             )
         if self.num_gpu_blocks is not None:
             raise SloBenchError("kvcached has as many KV blocks as memory holds: leave them out")

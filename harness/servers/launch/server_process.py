@@ -16,11 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import httpx
 
 from ....workloads.errors import SloBenchError
 from ..plugins.contract import (
@@ -84,12 +84,12 @@ class ServerProcess:
             ServerError: it does not answer.
         """
         try:
-            with urllib.request.urlopen(self.metrics_url, timeout=10) as answer:
-                text: str = answer.read().decode("utf-8")
-        except (OSError, urllib.error.URLError) as error:
+            answer = httpx.get(self.metrics_url, timeout=10, trust_env=False)
+            return answer.raise_for_status().text
+        except httpx.HTTPError as error:
             self.check()
-            raise ServerError(f"{self.metrics_url} does not answer: {error}") from error
-        return text
+            why = str(error).partition("\n")[0]  # a link follows
+            raise ServerError(f"{self.metrics_url} does not answer: {why}") from error
 
     def tally(self) -> Mapping[str, int]:
         """What the plugin has counted so far; empty if there is none."""
@@ -227,10 +227,11 @@ def _wait_until_ready(
 ) -> None:
     begin_s = time.monotonic()
     said_s = begin_s
+    client = httpx.Client(timeout=5, trust_env=False)
     while True:
         server.check()
-        with contextlib.suppress(OSError), urllib.request.urlopen(health_url, timeout=5) as answer:
-            if answer.status == 200:
+        with contextlib.suppress(httpx.HTTPError):
+            if client.get(health_url).status_code == 200:
                 return
         now_s = time.monotonic()
         if now_s - begin_s > startup_timeout_s:

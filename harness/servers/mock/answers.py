@@ -29,10 +29,7 @@ _REFUSALS = {
     InjectedFault.TOO_MANY: (429, "too many requests"),
     InjectedFault.BROKEN: (500, "out of order"),
 }
-_STREAM: Headers = [
-    (b"server", b"slo-bench-mock"),
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-]
+_STREAM: Headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
 _PATHS = ("/v1/completions", "/v1/chat/completions", "/v1/embeddings")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from slo_bench.harness.experiments.config.load import rates_text
+from slo_bench.harness.experiments.config.setting import number_list
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
 from slo_bench.reports.compare.gate import parse_regression
 from slo_bench.workloads.arrivals import parse_arrivals
@@ -27,7 +27,7 @@ _TEXTS: dict[str, tuple[Callable[[str], object], Sequence[str]]] = {
         ["sessions", "sessions(turns=4,think_s=0,closed=true)"],
     ),
     "pauses": (parse_pauses, ["geometric(10)", "5", "0"]),
-    "rates": (rates_text, ["2,4,8", "2:16:2"]),
+    "rates": (number_list, ["2,4,8", "2:16:2"]),
     "regression": (parse_regression, ["5%", "0.1"]),
     "address": (Endpoint.parse, ["http://127.0.0.1:8000/v1", "https://[::1]:80/x", "a:1"]),
 }

@@ -1,7 +1,8 @@
 import pytest
 
 from slo_bench import Experiment
-from slo_bench.harness.experiments.config.load import DEFAULT_REQUESTS, rates_text, two_digits
+from slo_bench.harness.experiments.config.load import DEFAULT_REQUESTS, two_digits
+from slo_bench.harness.experiments.config.setting import number_list
 from slo_bench.harness.experiments.execution.cells import CellSpec, placed
 from slo_bench.workloads.errors import SloBenchError
 
@@ -134,13 +135,13 @@ def test_a_cell_survives_as_plain_values():
     ],
 )
 def test_rates_as_written(text, rates):
-    assert rates_text(text) == pytest.approx(rates)
+    assert number_list(text) == pytest.approx(rates)
 
 
 @pytest.mark.parametrize("text", ["", "a", "1,,2", "4:2", "1:2:0", "1:2:3:4", "1:inf", "0:1:1e-9"])
 def test_rates_that_cannot_be_read(text):
     with pytest.raises(SloBenchError):
-        rates_text(text)
+        number_list(text)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.load_generator.ray_senders import _check_versions
 from slo_bench.harness.results.capacity_file import FILE
 from slo_bench.harness.servers.mock import MockConfig, serving
-from slo_bench.tuner.capacity.checkpoint import CapacityOptions
+from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.tune import tune

@@ -33,8 +33,8 @@ def test_it_looks_as_a_person_would_write_it():
     }
     assert to_toml(table) == (
         'name = "night"\n'
-        "rates = [1.0, 2.5]\n"
-        "slo = [{ ttft = 1, chat = { ttft = 0.5 } }]\n"
+        "rates = [\n    1.0,\n    2.5,\n]\n"
+        "slo = [\n    { ttft = 1, chat = { ttft = 0.5 } },\n]\n"
         "\n"
         "[parameters.vllm]\n"
         "max_num_seqs = 128\n"

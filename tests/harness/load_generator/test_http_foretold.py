@@ -18,10 +18,7 @@ from slo_bench.harness.load_generator import sender
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions, RequestFault
 from slo_bench.harness.load_generator.http.bodies import Bodies
 from slo_bench.harness.load_generator.http.heads import WireRequests
-from slo_bench.harness.load_generator.http.length_prediction import (
-    PrecomputedLengths,
-    length_source,
-)
+from slo_bench.harness.load_generator.http.length_prediction import LengthPrediction, prompt_lengths
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.request import Slo
 
@@ -29,18 +26,18 @@ OPTIONS = HttpOptions(values_field="vllm_xargs", length_predictor="constant(7)")
 HOSTILE = '","vllm_xargs":{"row":9}} says this prompt'
 
 
-class Slow(PrecomputedLengths):
+class Slow(LengthPrediction):
     """Takes its time over every batch, and remembers them."""
 
     def __init__(self, each_s):
-        super().__init__(np.empty(0))
+        super().__init__(self.slowly)
         self.each_s = each_s
         self.batches = []
 
-    def of(self, rows):
+    def slowly(self, rows):
         self.batches.append(list(rows))
         time.sleep(self.each_s)
-        return [PredictedLength(10 + row, 20 + row) for row in rows]
+        return [(PredictedLength(10 + row, 20 + row), None) for row in rows]
 
 
 @pytest.fixture
@@ -116,23 +113,22 @@ def test_time_is_up_while_they_are_read(workload, run, reading):
 
 
 def test_a_predictor_that_fails_ends_the_run(workload, run, reading):
-    class Broken(PrecomputedLengths):
-        def of(self, rows):
-            raise SloBenchError("no such thing")
+    def broken(rows):
+        raise SloBenchError("no such thing")
 
-    reading(Broken(np.empty(0)))
+    reading(LengthPrediction(broken))
     with pytest.raises(SloBenchError, match="no such thing"):
         run(workload(3), values_field="vllm_xargs")
 
 
 def test_what_needs_no_prompt_is_known_beforehand(workload):
     asked = workload(4, tokens=40)
-    assert length_source(asked, OPTIONS).of([2, 0]) == [(7, 7), (7, 7)]
+    assert prompt_lengths(asked, OPTIONS).read([2, 0]) == [((7, 7), None)] * 2
     noisy = HttpOptions(values_field="x", length_predictor="noisy(accuracy=1)")
-    assert length_source(asked, noisy).of([1]) == [(48, 48)]
+    assert prompt_lengths(asked, noisy).read([1]) == [((48, 48), None)]
     # Nobody asks, or nobody would hear it.
-    assert length_source(asked, HttpOptions(values_field="x")) is None
-    assert length_source(asked, HttpOptions(length_predictor="constant(7)")) is None
+    assert prompt_lengths(asked, HttpOptions(values_field="x")) is None
+    assert prompt_lengths(asked, HttpOptions(length_predictor="constant(7)")) is None
 
 
 def test_one_process_predicts(workload, run):

@@ -15,10 +15,10 @@ from slo_bench.harness.core.policy import Bounds, Policy, StaticPolicy
 from slo_bench.harness.policies.systems import SYSTEMS
 from slo_bench.workloads.errors import SloBenchError
 
-MODULES = [m.name for m in pkgutil.iter_modules(policies.__path__, policies.__name__ + ".")]
+ALL = [m.name for m in pkgutil.walk_packages(policies.__path__, policies.__name__ + ".")]
 POLICIES = [
     value
-    for name in MODULES
+    for name in ALL
     for value in vars(importlib.import_module(name)).values()
     if isinstance(value, type)
     and issubclass(value, Policy | StaticPolicy)
@@ -26,6 +26,7 @@ POLICIES = [
 ]
 
 
+MODULES = sorted({policy.__module__ for policy in POLICIES})
 OF_THE_CONTROLLER = {"worst_batch_tokens"}  # fields that no user sets
 
 
@@ -105,11 +106,11 @@ class OnlyNumpy:
 sys.meta_path.insert(0, OnlyNumpy())
 import slo_bench.harness.core, slo_bench.harness.policies
 for package in (slo_bench.harness.core, slo_bench.harness.policies):
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
-allowed = ("slo_bench.workloads", "slo_bench.harness.core", "slo_bench.harness.policies",
-           "slo_bench.predictors.costs.grid", "slo_bench.predictors.load_forecaster")
-packages = ("slo_bench", "slo_bench.harness", "slo_bench.predictors", "slo_bench.predictors.costs")
+allowed = ("slo_bench.workloads", "slo_bench.predictors", "slo_bench.harness.core",
+           "slo_bench.harness.policies")
+packages = ("slo_bench", "slo_bench.harness")
 for name in sorted(set(sys.modules) - before):
     top = name.partition(".")[0]
     own = name in packages or name.startswith(allowed)

@@ -36,7 +36,7 @@ from slo_bench.predictors.placement import Placement
 from slo_bench.predictors.profiles.profile import Source, read_profile, write_profile
 from slo_bench.predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from slo_bench.predictors.specs import gpu, model
-from slo_bench.reports.pages import levels_validated
+from slo_bench.reports.pages import validation
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload
 
@@ -262,10 +262,11 @@ def test_a_level_measured_again_says_how_steady_the_machine_is(run):
     assert "run to run" in printed
     said = " ".join(printed.split())
     assert "6 of 6 errors are within 5% or that, whichever is larger." in said
-    page = levels_validated.section(levels_validated._of_run(run, {}), "")
-    assert page.count("<td>run to run</td>") == len(METRICS)
-    assert "low: The same level, measured again, differs by" in page
-    assert "high: The same level" not in page
+    shown = validation.shown(validation._of_run(run, {}))
+    rows = [row for _, rows in shown["errors"].groups for row in rows]
+    assert sum("run to run" in row for row in rows) == len(METRICS)
+    (verdict,) = shown["verdicts"]
+    assert verdict.startswith("low: The same level, measured again, differs by")
 
 
 def test_too_few_steps_are_an_error(tmp_path):

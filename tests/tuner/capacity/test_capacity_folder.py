@@ -1,4 +1,3 @@
-import dataclasses
 import json
 
 import numpy as np
@@ -10,7 +9,8 @@ from slo_bench.harness.results.capacity_file import FILE
 from slo_bench.harness.servers.mock.config import MockConfig
 from slo_bench.harness.servers.mock.running import serving
 from slo_bench.reports.pages.run_page import write_report
-from slo_bench.tuner.capacity.checkpoint import CapacityOptions, read_capacity
+from slo_bench.tuner.capacity.asked import CapacityOptions
+from slo_bench.tuner.capacity.checkpoint import read_capacity
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
 
@@ -120,9 +120,9 @@ def test_an_interrupted_search_goes_on(tmp_path, searched):
 
 
 def test_a_larger_budget_goes_on_from_a_smaller(tmp_path):
-    small = dataclasses.replace(QUICK, tolerance=0.02, max_requests=3000)
+    small = QUICK.model_copy(update={"tolerance": 0.02, "max_requests": 3000})
     first = search_capacity(experiment(), tmp_path / "run", asked=small)
-    large = dataclasses.replace(small, max_requests=9000)
+    large = small.model_copy(update={"max_requests": 9000})
     second = search_capacity(experiment(), tmp_path / "run", asked=large, resume=True)
     (before,), (after,) = first.rows(), second.rows()
     assert before["requests_spent"] <= 3000 < after["requests_spent"] <= 9000
@@ -131,14 +131,14 @@ def test_a_larger_budget_goes_on_from_a_smaller(tmp_path):
 
 
 def test_other_targets_need_another_folder(searched):
-    other = dataclasses.replace(QUICK, targets=(0.5,))
+    other = QUICK.model_copy(update={"targets": (0.5,)})
     asked = experiment(systems=["vllm", "sarathi"])
     with pytest.raises(SloBenchError, match=r"another experiment.*targets"):
         search_capacity(asked, searched.folder, asked=other, resume=True)
 
 
 def test_a_warm_start_from_another_folder(searched, tmp_path):
-    asked = dataclasses.replace(QUICK, warm_start=searched.folder)
+    asked = QUICK.model_copy(update={"warm_start": searched.folder})
     search_capacity(experiment(systems="sarathi"), tmp_path / "run", asked=asked)
     (search,) = json.loads((tmp_path / "run" / FILE).read_text())["searches"]
     assert search["neighbours"] == [searched.rows()[1]["capacity_rps"]]
@@ -183,7 +183,7 @@ def test_what_a_search_cannot_use(settings, problem, tmp_path):
 
 
 def test_a_folder_without_capacities_starts_nothing(tmp_path):
-    asked = dataclasses.replace(QUICK, warm_start=tmp_path)
+    asked = QUICK.model_copy(update={"warm_start": tmp_path})
     with pytest.raises(SloBenchError, match="holds no capacity to start from"):
         search_capacity(experiment(), tmp_path / "run", asked=asked)
 
@@ -205,7 +205,7 @@ def test_a_server_over_http(tmp_path):
                 rates=[100, 400],
             ),
             tmp_path / "run",
-            asked=dataclasses.replace(QUICK, max_requests=1000),
+            asked=QUICK.model_copy(update={"max_requests": 1000}),
         )
     (row,) = found.rows()
     assert row["backend"] == "openai"

@@ -7,7 +7,7 @@ import pytest
 from slo_bench import Experiment
 from slo_bench.harness.experiments.execution.local_pool import LocalPool
 from slo_bench.harness.results.capacity_file import FILE
-from slo_bench.tuner.capacity.checkpoint import CapacityOptions
+from slo_bench.tuner.capacity.asked import CapacityOptions
 from slo_bench.tuner.capacity.folder import search_capacity
 from slo_bench.workloads.errors import SloBenchError
 

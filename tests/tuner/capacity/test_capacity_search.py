@@ -4,8 +4,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from slo_bench.tuner.capacity import Budget, SearchOptions, find_capacity
+from slo_bench.tuner.capacity.options import Budget, SearchOptions
 from slo_bench.tuner.capacity.queues import MdcQueue
+from slo_bench.tuner.capacity.search import find_capacity
 from slo_bench.workloads.errors import SloBenchError
 
 QUEUE = MdcQueue(4, 1.0, 0.3)

@@ -2,8 +2,8 @@ import math
 
 import pytest
 
-from slo_bench.tuner.capacity import Budget, LevelSample, SearchOptions
-from slo_bench.tuner.capacity.samples import BATCHES
+from slo_bench.tuner.capacity.options import Budget, SearchOptions
+from slo_bench.tuner.capacity.samples import BATCHES, LevelSample
 from slo_bench.tuner.capacity.traces import find_trace_capacity
 
 

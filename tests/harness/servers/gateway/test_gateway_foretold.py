@@ -16,12 +16,9 @@ import pytest
 
 from slo_bench.harness.core.wire import PredictedLength, predicted_length_from_wire
 from slo_bench.harness.load_generator.http.endpoint import Endpoint
+from slo_bench.harness.load_generator.http.length_prediction import LengthPrediction
 from slo_bench.harness.servers.gateway import GatewayPlan, serving
-from slo_bench.harness.servers.gateway.length_prediction import (
-    ConstantPromptLengths,
-    LengthPredictionPlan,
-    prompt_lengths,
-)
+from slo_bench.harness.servers.gateway.length_prediction import LengthPredictionPlan, foretells
 from slo_bench.harness.servers.gateway.states import last_said
 from slo_bench.workloads.errors import SloBenchError
 
@@ -77,18 +74,18 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
 
-class Words(ConstantPromptLengths):
+class Words(LengthPrediction):
     """Says a token for each character; keeps what it is asked and what it hears."""
 
-    hears = True
+    learns = True
 
     def __init__(self, each_s=0.0):
-        super().__init__(1)
+        super().__init__(self.slowly)
         self.each_s = each_s
         self.batches = []
-        self.heard = []
+        self.learnt = []
 
-    def read(self, asked):
+    def slowly(self, asked):
         self.batches.append(list(asked))
         time.sleep(self.each_s)
         if any(one.text == "broken" for one in asked):
@@ -96,10 +93,10 @@ class Words(ConstantPromptLengths):
         return [(PredictedLength(len(one.text), 2 * len(one.text)), one.text) for one in asked]
 
     def came(self, said, output_tokens):
-        self.heard.append((said, output_tokens))
+        self.learnt.append((said, output_tokens))
 
     def samples(self):
-        yield "slo_bench_gateway_lengths_generation", "", 7
+        yield "generation", "", 7
 
 
 @pytest.fixture
@@ -203,13 +200,13 @@ def test_it_hears_how_long_answers_were(up, stream):
     server.finish = "length"  # cut off: nobody knows how long it would have been
     ask(url, prompt="cut", stream=stream)
     ask(url, prompt="exact", stream=stream, ignore_eos=True)
-    eventually(lambda: len(words.heard) == 2)
-    assert words.heard == [("four", 5), ("exact", 5)]
+    eventually(lambda: len(words.learnt) == 2)
+    assert words.learnt == [("four", 5), ("exact", 5)]
     assert counts(url)[0] == {"predicted": 3, "cut_off": 1}
 
 
 def test_one_number_for_all(up):
-    url, server = up(prompt_lengths("constant(64)", lambda line: None))
+    url, server = up(foretells("constant(64)", lambda line: None))
     ask(url, "/v1/chat/completions", messages=[{"role": "user", "content": "hi"}])
     assert predicted_length_from_wire(server.asked[0][FIELD]) == (64, 64)
 
@@ -217,7 +214,7 @@ def test_one_number_for_all(up):
 @pytest.mark.parametrize("text", ["oracle", "noisy(accuracy=0.5)"])
 def test_nobody_knows_the_truth_before_real_answers(text):
     with pytest.raises(SloBenchError, match="cannot predict before real answers"):
-        prompt_lengths(text, lambda line: None)
+        foretells(text, lambda line: None)
 
 
 def test_what_is_to_be_answered():

@@ -7,7 +7,9 @@ import json
 import threading
 from dataclasses import dataclass, field
 from itertools import count
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 from typer.testing import CliRunner
 
@@ -16,8 +18,6 @@ from slo_bench.harness.experiments.backends.gpu_watch import GpuSample, GpuWatch
 from slo_bench.harness.experiments.experiment import Experiment
 from slo_bench.harness.servers.launch import nvml
 from slo_bench.harness.servers.mock import MockConfig, serving
-
-NOT_SUPPORTED = 3
 
 
 @dataclass
@@ -32,69 +32,62 @@ class FakeGpu:
     lacks: set[str] = field(default_factory=set)
 
 
+def _refused():
+    return pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+
 class FakeNvml:
-    def __init__(self, *gpus: FakeGpu, init_code: int = 0) -> None:
+    """Stands in for functions of `pynvml`; a handle is a `FakeGpu`."""
+
+    def __init__(self, *gpus: FakeGpu) -> None:
         self._gpus = gpus
-        self._init_code = init_code
         self.reads = 0
 
-    def nvmlInit_v2(self):  # noqa: N802
-        return self._init_code
+    def nvmlInit(self):  # noqa: N802
+        if not self._gpus:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
-    def nvmlSystemGetDriverVersion(self, text, length):  # noqa: N802
-        text.value = b"580.1"
-        return 0
+    def nvmlSystemGetDriverVersion(self):  # noqa: N802
+        return "580.1"
 
-    def nvmlDeviceGetCount_v2(self, count):  # noqa: N802
-        count._obj.value = len(self._gpus)
-        return 0
+    def nvmlDeviceGetCount(self):  # noqa: N802
+        return len(self._gpus)
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index, handle):  # noqa: N802
-        handle._obj.value = index.value + 1  # never NULL
-        return 0
+    def nvmlDeviceGetHandleByIndex(self, index):  # noqa: N802
+        return self._gpus[index]
 
-    def _of(self, handle, function):
-        gpu = self._gpus[handle.value - 1]
-        return None if function in gpu.lacks else gpu
+    def nvmlDeviceGetName(self, gpu):  # noqa: N802
+        return gpu.name
 
-    def nvmlDeviceGetName(self, handle, text, length):  # noqa: N802
-        text.value = self._of(handle, "").name.encode()
-        return 0
+    def nvmlDeviceGetUUID(self, gpu):  # noqa: N802
+        return gpu.uuid
 
-    def nvmlDeviceGetUUID(self, handle, text, length):  # noqa: N802
-        text.value = self._of(handle, "").uuid.encode()
-        return 0
+    def nvmlDeviceGetUtilizationRates(self, gpu):  # noqa: N802
+        if "utilisation" in gpu.lacks:
+            raise _refused()
+        return SimpleNamespace(gpu=gpu.busy_percent, memory=1)
 
-    def nvmlDeviceGetUtilizationRates(self, handle, rates):  # noqa: N802
-        if (gpu := self._of(handle, "utilisation")) is None:
-            return NOT_SUPPORTED
-        rates._obj.gpu, rates._obj.memory = gpu.busy_percent, 1
-        return 0
+    def nvmlDeviceGetMemoryInfo(self, gpu):  # noqa: N802
+        if "memory" in gpu.lacks:
+            raise _refused()
+        total = 141 << 30
+        return SimpleNamespace(total=total, used=gpu.used_bytes, free=total - gpu.used_bytes)
 
-    def nvmlDeviceGetMemoryInfo(self, handle, memory):  # noqa: N802
-        if (gpu := self._of(handle, "memory")) is None:
-            return NOT_SUPPORTED
-        memory._obj.total, memory._obj.used = 141 << 30, gpu.used_bytes
-        memory._obj.free = memory._obj.total - memory._obj.used
-        return 0
+    def nvmlDeviceGetPowerUsage(self, gpu):  # noqa: N802
+        if "power" in gpu.lacks:
+            raise _refused()
+        return gpu.milliwatts
 
-    def nvmlDeviceGetPowerUsage(self, handle, milliwatts):  # noqa: N802
-        if (gpu := self._of(handle, "power")) is None:
-            return NOT_SUPPORTED
-        milliwatts._obj.value = gpu.milliwatts
-        return 0
+    def nvmlDeviceGetClockInfo(self, gpu, which):  # noqa: N802
+        return {0: 1, 1: 1980, 2: 2}[which]
 
-    def nvmlDeviceGetClockInfo(self, handle, which, clock):  # noqa: N802
-        clock._obj.value = {0: 1, 1: 1980, 2: 2}[which.value]
-        return 0
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle, millijoules):  # noqa: N802
-        if (gpu := self._of(handle, "energy")) is None:
-            return NOT_SUPPORTED
+    def nvmlDeviceGetTotalEnergyConsumption(self, gpu):  # noqa: N802
+        if "energy" in gpu.lacks:
+            raise _refused()
         self.reads += 1
-        millijoules._obj.value = gpu.millijoules
+        found = gpu.millijoules
         gpu.millijoules += int(gpu.joules_a_reading * 1000)
-        return 0
+        return found
 
 
 @pytest.fixture
@@ -102,15 +95,11 @@ def machine(monkeypatch):
     """A machine with these GPUs; without any, one without NVML."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
-    def make(*gpus: FakeGpu, init_code: int = 0) -> FakeNvml:
-        library = FakeNvml(*gpus, init_code=init_code)
-
-        def load():
-            if not gpus:
-                raise nvml.NvmlError(f"no {nvml.LIBRARY}: no NVIDIA driver")
-            return nvml.Nvml(library)
-
-        monkeypatch.setattr(nvml, "load", load)
+    def make(*gpus: FakeGpu) -> FakeNvml:
+        library = FakeNvml(*gpus)
+        for name in dir(library):
+            if name.startswith("nvml"):
+                monkeypatch.setattr(pynvml, name, getattr(library, name))
         return library
 
     return make
@@ -139,11 +128,6 @@ def test_a_server_has_the_gpus_that_cuda_shows_it(machine, monkeypatch, asked, i
     if asked is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", asked)
     assert [gpu.index for gpu in nvml.visible_gpus()] == indices
-
-
-def test_a_library_without_a_driver():
-    with pytest.raises(nvml.NvmlError, match="code 9"):
-        nvml.Nvml(FakeNvml(init_code=9))
 
 
 def reading(power_w=None, energy_j=None, utilisation=None, memory_bytes=None):

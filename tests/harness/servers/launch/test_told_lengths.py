@@ -27,7 +27,7 @@ REQUESTS = 120
 NEEDED = "learnt predictors need the extra torch (torch, transformers, peft)"
 
 _spec = importlib.util.spec_from_file_location(
-    "tiny_models", HERE.parent / "predictors" / "tiny_models.py"
+    "tiny_models", HERE.parents[2] / "predictors" / "tiny_models.py"
 )
 tiny_models = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(tiny_models)

@@ -46,7 +46,7 @@ BLOCK_SIZE = 16
 TICKS_PER_S = 8192  # a power of two: moments on the grid are exact
 ARRIVALS_PER_S = 128
 WORKLOADS = 20  # of each setting
-SwapAlways = type(system(str(Path(__file__).parents[4] / "backends" / "swap_always.py")).policy)
+SwapAlways = type(system(str(Path(__file__).parents[2] / "launch" / "swap_always.py")).policy)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,215 @@
+"""What a setting is besides its type and default: everything that options, axes and reports need.
+
+A setting is declared once, as a field of a schema made by `setting`. The command line's
+options, the sweep axes, the files that paths name and the report's series follow from it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+
+from pydantic import BaseModel, BeforeValidator, Field
+
+from ....workloads.errors import SloBenchError
+
+T = TypeVar("T")
+_EXTRA = "setting"
+Role = Literal["workload", "deployment", "client", "run"]
+COMPARED = "What is compared"
+ARRIVES = "What arrives"
+ARRIVES_MORE = "Workload details"
+SERVES = "What serves it"
+SERVES_MORE = "Memory, precision and step times"
+RUN = "How it is run"
+CLIENT = "How a real server is asked"
+SERVERS = "How servers are started"
+
+
+def _listed(value: object) -> object:
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+# One value or several may be given; what is kept is a tuple.
+Several = Annotated[tuple[T, ...], BeforeValidator(_listed)]
+Axis = Annotated[tuple[T, ...], BeforeValidator(_listed), Field(min_length=1)]
+Count = Annotated[int, Field(ge=1)]
+CountFrom0 = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a setting is shown and used.
+
+    Args:
+        help: what it says, for the command line.
+        panel: the heading of the help under which it stands.
+        option: its option, where that is not the field's name; "" is none.
+        short: its letter, as `-n`.
+        metavar: how its value is written; by default the choices, N, or the unit.
+        unit: of its value. An option in seconds is called as the field is, without `_s`.
+        complete: values are names of `slo-bench list KIND`.
+        repeated: its option may be repeated, one value each.
+        split: values of its option are separated by commas.
+        read: reads the option's text; of named values one name and its value.
+        file: values may name files (`maybe`: where such a file exists). Relative paths in an
+            experiment file start at its folder.
+        role: `deployment` is what an operator chooses, and a report draws a series for each value;
+            `workload` a condition under which systems are compared; `client` and `run` neither. By
+            default as the panel says.
+        tunable: `slo-bench tune` may search it.
+    """
+
+    help: str
+    panel: str
+    option: str | None = None
+    short: str | None = None
+    metavar: str | None = None
+    unit: str | None = None
+    complete: str | None = None
+    repeated: bool = False
+    split: bool = False
+    read: Callable[[str], Any] | None = None
+    file: Literal["no", "maybe", "yes"] = "no"
+    role: Role | None = None
+    tunable: bool = False
+
+
+_ROLES: dict[str, Role] = {
+    ARRIVES: "workload",
+    ARRIVES_MORE: "workload",
+    SERVES: "deployment",
+    SERVES_MORE: "deployment",
+    CLIENT: "client",
+}
+
+
+def setting(panel: str, text: str, default: Any = None, **how: Any) -> Any:
+    """A field of a schema that is a setting; `text` is its help, `how` is as `Setting` has it.
+
+    The help shown ends with the default, unless `text` has a "Default:" of its own.
+    """
+    return Field(default, json_schema_extra={_EXTRA: cast("Any", Setting(text, panel, **how))})
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A setting as its schema declares it. `path` is `field`, or `table.field`."""
+
+    path: str
+    setting: Setting
+    annotation: Any
+    default: Any
+
+    @property
+    def kind(self) -> type:
+        """What one value is: `int`, `float`, `bool`, `str`, or `dict` for named values."""
+        kind = _alternatives(self.annotation)[0]
+        origin = get_origin(kind)
+        if origin is Literal:
+            return str
+        found: type = kind if origin is None else dict
+        return found
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The words that it may be; empty: any."""
+        kind = _alternatives(self.annotation)[0]
+        return get_args(kind) if get_origin(kind) is Literal else ()
+
+    @property
+    def values(self) -> Any:
+        """The type of the values of a table."""
+        return get_args(self.annotation)[1]
+
+    @property
+    def role(self) -> Role:
+        """Whose it is; see `Setting`."""
+        return self.setting.role or _ROLES.get(self.setting.panel, "run")
+
+    @property
+    def several(self) -> bool:
+        """Is it a tuple of values?"""
+        return get_origin(self.annotation) is tuple
+
+    @property
+    def option(self) -> str:
+        """The long option, with its dashes; "": none."""
+        if self.setting.option is not None:
+            return self.setting.option
+        name = self.path.rpartition(".")[2]
+        return "--" + (name.removesuffix("_s") if self.setting.unit == "s" else name).replace(
+            "_", "-"
+        )
+
+    @property
+    def help(self) -> str:
+        """What it says, with its default."""
+        values = self.default if isinstance(self.default, tuple) else (self.default,)
+        if "Default:" in self.setting.help or self.kind in (bool, dict):
+            return self.setting.help
+        texts = [f"{v:g}" if isinstance(v, float) else str(v) for v in values if v is not None]
+        return (
+            f"{self.setting.help} Default: {','.join(texts)}." if any(texts) else self.setting.help
+        )
+
+
+@cache
+def declared(schema: type[BaseModel], prefix: str = "") -> dict[str, Declared]:
+    """The settings of a schema and of the tables in it, by path, in the schema's order."""
+    found: dict[str, Declared] = {}
+    for name, field in schema.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            found |= declared(field.annotation, f"{name}.")
+        extra = field.json_schema_extra
+        if isinstance(extra, dict) and isinstance(how := extra.get(_EXTRA), Setting):
+            path, default = prefix + name, field.get_default()
+            if default is None and get_origin(field.annotation) is tuple:
+                default = (None,)
+            found[path] = Declared(path, how, field.annotation, default)
+    return found
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    """One value's types, without None; of several values that of one."""
+    origin = get_origin(annotation)
+    if origin is Annotated:
+        return _alternatives(get_args(annotation)[0])
+    if origin in (Union, UnionType):
+        return [found for one in get_args(annotation) for found in _alternatives(one)]
+    if origin is tuple:
+        return _alternatives(get_args(annotation)[0])
+    return [] if annotation is NoneType else [annotation]
+
+
+def number_list(text: str) -> tuple[float, ...]:
+    """`2,4,8`, or `2:16:2` for 2 to 16 inclusive in steps of 2, or `2:16` in steps of 1.
+
+    Raises:
+        SloBenchError: it is neither.
+    """
+    found: list[float] = []
+    for piece in text.split(","):
+        try:
+            numbers = [float(number) for number in piece.split(":")]
+        except ValueError:
+            raise SloBenchError(f"cannot read {piece!r}; write 2,4,8 or 2:16:2") from None
+        if len(numbers) == 1:
+            found += numbers
+            continue
+        low, high, step = [*numbers, 1.0][:3]
+        if len(numbers) > 3 or not all(map(math.isfinite, numbers)):
+            raise SloBenchError(f"cannot read {piece!r}; write low:high:step, as in 2:16:2")
+        if step <= 0 or high < low:
+            raise SloBenchError(f"{piece!r} has no values; write low:high:step, as in 2:16:2")
+        count = math.floor((high - low) / step + 1e-9) + 1
+        if count > 10_000:
+            raise SloBenchError(f"{piece!r} has {count:,} values; take larger steps")
+        found += [round(low + step * k, 9) for k in range(count)]
+    return tuple(found)

@@ -1,0 +1,181 @@
+"""What a reader of the report sees first: one sentence on who is best."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import pandas as pd
+from markupsafe import Markup
+
+from ..figures.facets import by_facet, facet_noun, facets_of
+from ..figures.levels import TARGETS, highest_rate, offered
+from ..figures.measures import IN_SLO, Measure, load_text, measures
+from ..figures.numbers import rate_text
+
+MOST_NAMES = 3
+"""So many are named in a sentence; more are counted."""
+
+Values = Mapping[str, float]
+"""Of a facet's series, what the page compares them by; without those of which nothing is known."""
+
+# Of a column: what one does, what several do, what it is that they do, what they are compared by.
+_CARRIES = (
+    "carries",
+    "carry",
+    "the most load with at least 90\xa0% of requests in their SLO",
+    "highest rate with at least 90\xa0% of requests in their SLO",
+)
+_CLAIMS = {
+    "throughput_rps": (
+        "finishes", "finish", "the most requests per second", "finished requests per second"
+    ),
+    "attainment": ("keeps", "keep", "the most requests in their SLO", "requests in SLO"),
+    "goodput_rps": ("has", "have", "the highest goodput", "goodput"),
+}  # fmt: skip
+
+
+def strong(text: object) -> Markup:
+    """Escaped, and in bold."""
+    return Markup("<strong>{}</strong>").format(text)
+
+
+def answer(cells: pd.DataFrame, rows: pd.DataFrame, names: Sequence[str]) -> Markup:
+    """The page's one sentence: who carries the most, finishes most, or meets the most SLOs."""
+    facets, noun = facets_of(cells), facet_noun(cells)
+    if offered(cells) == "several rates":
+        if len(facets) == 1:
+            return _capacity(cells, names)
+        rated = {f: of for f, of in by_facet(cells, facets).items() if offered(of) != "at once"}
+        of_facets = {f: _carried(of, names) for f, of in rated.items()}
+        told = _most(of_facets, names, _CARRIES, noun, rate_text)
+        if len(rated) < len(facets):
+            told += f" In {len(facets) - len(rated)} all requests arrive at once."
+        wins = Counter(n for v in of_facets.values() for n in winners(v, names, rate_text))
+        if not wins or list(wins.values()).count(max(wins.values())) < 2:
+            return told
+        # So many are the best that the steps between rates were too wide to tell them.
+        best = {f: best_goodput(of, names) for f, of in by_facet(rows, list(rated)).items()}
+        more = _most(best, names, _CLAIMS["goodput_rps"], noun, rate_text, brief=True)
+        return Markup("{} {}").format(told, more)
+    first = measures(cells)[0]
+    of_facets = {f: _means(of, first, names) for f, of in by_facet(rows, facets).items()}
+    if len(facets) == 1:
+        at = f" {load_text(cells)}" if offered(cells) == "one rate" else ""
+        return _ahead(of_facets[facets[0]], first, names, at)
+    return _most(of_facets, names, _CLAIMS[first.column], noun, first.text)
+
+
+def _capacity(cells: pd.DataFrame, names: Sequence[str]) -> Markup:
+    """Of one facet: who carries the most load at 90 %."""
+    found = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]) for n in names}
+    carried = {n: h.rate_rps for n, h in found.items() if h.rate_rps is not None}
+    if not carried:
+        low = min(h.lowest_rps for h in found.values())
+        return Markup(
+            "No system kept 90\xa0% of requests in their SLO at any tested rate; the lowest was "
+            "<strong>{} req/s</strong>."
+        ).format(rate_text(low))
+    best = max(carried.values())
+    leaders = [n for n, rate in carried.items() if rate == best]
+    rest = [rate for n, rate in carried.items() if n not in leaders]
+    if any(found[n].at_end for n in leaders):
+        end = ", the highest rate tested; the limit may lie above it."
+    elif rest:
+        end = f"; the next best {rate_text(max(rest))} req/s."
+    else:
+        end = "; no other system did so at any tested rate." * (len(leaders) < len(names)) or "."
+    return Markup(
+        "<strong>{}</strong> {} <strong>{} req/s</strong> with at least 90\xa0% of requests in "
+        "their SLO{}"
+    ).format(_who(leaders), _CARRIES[len(leaders) > 1], rate_text(best), end)
+
+
+def _ahead(values: Values, by: Measure, names: Sequence[str], at: str) -> Markup:
+    """Of one facet, where every series has one level: who is best, and who comes next."""
+    if not values:
+        return Markup("Nothing was measured.")
+    leaders = winners(values, names, by.text)
+    rest = [value for name, value in values.items() if name not in leaders]
+    what = {"goodput_rps": " of goodput", "attainment": " of requests in their SLO"}
+    return Markup("<strong>{}</strong> {} <strong>{}{}</strong>{}{}{}.").format(
+        _who(leaders),
+        _CLAIMS[by.column][len(leaders) > 1],
+        by.text(values[leaders[0]]),
+        "" if by is IN_SLO else " req/s",
+        what.get(by.column, ""),
+        at,
+        f"; the next best {by.text(max(rest))}" if rest else "",
+    )
+
+
+def _most(
+    of_facets: Mapping[str, Values],
+    names: Sequence[str],
+    claim: tuple[str, str, str, str],
+    noun: str,
+    text: Callable[[float], str],
+    *,
+    brief: bool = False,
+) -> Markup:
+    """Who is best, alone or with others, in how many of the facets; unless `brief`, who is next."""
+    one, many, what, metric = claim
+    best_in = [winners(values, names, text) for values in of_facets.values()]
+    wins = Counter(name for leaders in best_in for name in leaders)
+    if not wins:
+        return Markup("No system kept 90\xa0% of requests in their SLO in any {}.").format(noun)
+    most = max(wins.values())
+    leaders = [n for n in names if wins[n] == most]
+    nouns = f"{noun}{'s' * (len(best_in) > 1)}"
+    in_so_many = Markup("{} {}").format(strong(f"{most} of {len(best_in)}"), nouns)
+    if len(leaders) == len(names) > 1 and all(len(w) in (0, len(names)) for w in best_in):
+        all_of = "both" if len(names) == 2 else f"all {len(names)}"
+        told = Markup("By {} {} {} are level in ").format(metric, all_of, _kind(names))
+    else:
+        verb = one if len(leaders) == 1 else f"each {many}"
+        told = Markup("{} {} {} in ").format(strong(_who(leaders)), verb, what)
+    told += in_so_many
+    level = sum(len(winners) > 1 for winners in best_in if set(winners) & set(leaders))
+    if len(leaders) == 1 and level:
+        told += f", level with others in {level if level < most else 'all'} of them"
+    runners = [n for n in names if 0 < wins[n] < most]
+    if runners and not brief:
+        second = max(wins[n] for n in runners)
+        told += f"; next {_who([n for n in runners if wins[n] == second])}, in {second}"
+    if nowhere := sum(not leaders for leaders in best_in):
+        told += f"; in {nowhere} no system does at any tested rate"
+    return told + "."
+
+
+def winners(values: Values, names: Sequence[str], text: Callable[[float], str]) -> list[str]:
+    """Whose value reads as the best does."""
+    best = text(max(values.values())) if values else ""
+    return [n for n in names if n in values and text(values[n]) == best]
+
+
+def _who(names: Sequence[str]) -> str:
+    if len(names) > MOST_NAMES:
+        return f"{len(names)} {_kind(names)}"
+    *most, last = names
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _kind(names: Sequence[str]) -> str:
+    return "configurations" if any(" · " in name for name in names) else "systems"
+
+
+def best_goodput(rows: pd.DataFrame, names: Sequence[str]) -> Values:
+    """Of each series, at whichever rate."""
+    found = rows.groupby("series")["goodput_rps"].max().dropna()
+    return {n: float(found[n]) for n in names if n in found}
+
+
+def _carried(cells: pd.DataFrame, names: Sequence[str]) -> Values:
+    found = {n: highest_rate(cells[cells["series"] == n], TARGETS[0]).rate_rps for n in names}
+    return {n: rate for n, rate in found.items() if rate is not None}
+
+
+def _means(rows: pd.DataFrame, by: Measure, names: Sequence[str]) -> Values:
+    values = {n: rows.loc[rows["series"] == n, by.column].mean() for n in names}
+    return {n: float(value) for n, value in values.items() if math.isfinite(value)}

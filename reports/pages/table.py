@@ -1,0 +1,97 @@
+"""A table defined once: its columns and rows, drawn on a terminal by rich, on a page by
+`templates/macros.html`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich import box
+from rich import table as on_terminal
+from rich.text import Text
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell that is more than its text."""
+
+    text: str
+    style: str = ""  # rich's, on a terminal
+    css: str = ""  # class on a page
+    best: bool = False  # of its column
+    series: int | None = None  # place among the page's series, whose mark stands before the text
+    before: str = ""  # what stands dim before it
+    bar: float | None = None  # length below the text, in percent
+    bar_of: int = 0  # the series whose colour the bar has
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Row = Sequence[str | Cell]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under heads, in groups that may have a head of their own.
+
+    A terminal shows the first cell of rows in a group once where it is the same.
+    """
+
+    label: str
+    heads: Sequence[str]
+    groups: Sequence[tuple[str | Cell, Sequence[Row]]]
+    texts: Collection[int] = (0,)  # places of the columns of words; the others hold numbers
+    names: Collection[str] = ()  # heads that are names: broken where long, never capitalised
+    caption: str = ""
+    badge: str = ""
+    css: str = ""
+    wide: int = 99  # from this column on a narrow screen hides them
+
+    def rich(
+        self, title: str = "", *, widths: Sequence[int] = (), **options: Any
+    ) -> on_terminal.Table:
+        """For a terminal."""
+        table = on_terminal.Table(
+            title=Text(title) if title else None,
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            **options,
+        )
+        for place, name in enumerate(self.heads):
+            words = place in self.texts
+            table.add_column(
+                Text(name, overflow="fold"),
+                justify="left" if words else "right",
+                overflow="fold",
+                no_wrap=not words and name not in self.names,
+                width=widths[place] if widths else None,
+            )
+        for head, rows in self.groups:
+            if table.row_count:
+                table.add_section()
+            if str(head) not in ("", title):
+                table.add_row(Text(str(head), style="underline"))
+            last = ""
+            for first, *rest in rows:
+                table.add_row(*map(_text, ("" if str(first) == last else first, *rest)))
+                last = str(first)
+        return table
+
+
+def one_group(label: str, heads: Sequence[str], rows: Sequence[Row], **more: Any) -> Table:
+    """A table without groups; none without rows."""
+    return Table(label, heads, [("", rows)] if rows else [], **more)
+
+
+def _text(cell: str | Cell) -> Text:
+    return Text(cell) if isinstance(cell, str) else Text(cell.text, style=cell.style)
+
+
+def known(value: float) -> float | None:
+    """For JSON, which has no value for what does not exist."""
+    return value if math.isfinite(value) else None

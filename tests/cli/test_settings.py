@@ -1,0 +1,168 @@
+"""A setting is declared once; no command spells its options out."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+import slo_bench.cli.commands
+from slo_bench import Experiment
+from slo_bench.cli.main import app
+from slo_bench.cli.options.from_schema import Offer
+from slo_bench.harness.experiments.config.schema import ExperimentSchema
+from slo_bench.harness.experiments.config.setting import declared
+from slo_bench.harness.experiments.execution.cells import PlacementSpec, WorkloadSpec
+
+COMMANDS = Path(slo_bench.cli.commands.__file__).parent
+
+# Everything below `schema` is imported after the schema has one setting more.
+WIDER = """
+    import sys
+    from slo_bench.harness.experiments.config import schema
+    from slo_bench.harness.experiments.config.setting import SERVES, Axis, Count, setting
+
+    class Wider(schema.ExperimentSchema):
+        rack_slots: Axis[Count] = setting(SERVES, "Slots of a rack.", 1, unit="slots")
+
+    schema.ExperimentSchema = Wider
+"""
+
+
+def wider(program, folder):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(WIDER) + textwrap.dedent(program)],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+SMALL = ["-s", "vllm,orca", "--rates", "2", "--seeds", "1", "-n", "10", "--out", "o", "--json"]
+
+
+def test_a_new_setting_is_an_option_of_every_command_that_takes_all(tmp_path):
+    for command in ("run", "capacity", "tune system"):
+        words = [*command.split(), "--help"]
+        shown = wider(
+            f"""
+            from slo_bench.cli.main import app
+            sys.argv = ["slo-bench", *{words}]
+            app()
+            """,
+            tmp_path,
+        )
+        assert "--rack-slots" in shown
+        assert "Slots of a rack. Default: 1." in re.sub(r"\s+", " ", shown)
+
+
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["--rack-slots", "3"], [None]),  # a single value has no column
+        (["--set", "rack_slots=3"], [None]),
+        (["--sweep", "rack_slots=2,3"], [2, 3]),
+    ],
+)
+def test_a_new_setting_is_set_and_swept_and_written_down(words, values, tmp_path):
+    out = wider(
+        f"""
+        from slo_bench.cli.main import main
+        sys.argv = ["slo-bench", "run", *{SMALL + words}]
+        main()
+        """,
+        tmp_path,
+    )
+    rows = json.loads(out)
+    assert sorted({row.get("rack_slots") for row in rows}, key=str) == values
+    kept = tomllib.loads((tmp_path / "o" / "experiment.toml").read_text())
+    assert kept["rack_slots"] == ([2, 3] if values == [2, 3] else 3)
+    if values == [2, 3]:
+        assert "rack_slots 2" in (tmp_path / "o" / "report.html").read_text()
+        assert {"vllm_rack-slots-2_rate-2_seed-0"} <= {row["cell"] for row in rows}
+
+
+def test_a_new_setting_is_read_from_python_and_files_and_makes_series(tmp_path):
+    (tmp_path / "x.toml").write_text("rack_slots = [1, 4]\nrates = 2\n")
+    out = wider(
+        """
+        from slo_bench import Experiment, SloBenchError
+        from slo_bench.reports.figures.facets import SETUP
+        assert Experiment(rack_slots=[1, 4], rates=2) == Experiment.load("x.toml")
+        cells = Experiment.load("x.toml").plan().cells
+        print(sorted({cell.columns["rack_slots"] for cell in cells}), "rack_slots" in SETUP)
+        try:
+            Experiment(rack_slots=0)
+        except SloBenchError as error:
+            print(error)
+        """,
+        tmp_path,
+    )
+    assert out.splitlines() == [
+        "[1, 4] True",
+        "rack_slots must be greater than or equal to 1 but is 0",
+    ]
+
+
+def test_every_setting_is_an_option_of_run():
+    run = get_command(app).commands["run"]
+    offered = {name for parameter in run.params for name in parameter.opts}
+    assert {one.option for one in declared(ExperimentSchema).values()} <= offered
+    hidden = set(ExperimentSchema.model_fields) - {
+        p.partition(".")[0] for p in declared(ExperimentSchema)
+    }
+    assert hidden == {"parameters"}  # by --set and --sweep
+
+
+def test_no_command_has_more_than_fifteen_parameters_written_by_hand():
+    counted = {}
+    for path in COMMANDS.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef):
+                taken = node.args
+                counted[f"{path.name}: {node.name}"] = len(taken.args) + len(taken.kwonlyargs)
+    assert not {name: count for name, count in counted.items() if count > 15}
+
+
+def test_a_command_cannot_name_a_setting_that_is_none():
+    for words in ({"only": ("tq",)}, {"without": ("tq",)}, {"changed": {"tq": {}}}):
+        with pytest.raises(AssertionError, match="no settings"):
+            Offer(**words).parameters()
+
+
+def test_specs_of_cells_have_the_defaults_of_the_schema():
+    known = declared(ExperimentSchema)
+    for spec in (PlacementSpec("m", "g", 1), WorkloadSpec("w")):
+        for name, value in vars(spec).items():
+            if name not in ("model", "gpu", "tp", "workload"):
+                default = known[name].default
+                assert value == (default[0] if isinstance(default, tuple) else default), name
+
+
+def test_set_takes_one_value_of_a_setting_a_table_or_a_parameter(slo_bench):
+    words = ["run", "-s", "sarathi", "--rates", "2", "--seeds", "1", "-n", "10", "--no-report"]
+    more = ["--set", "chunk_tokens=256", "--set", "tp=2", "--set", "server.repetitions=2"]
+    code, _, err = slo_bench(*words, *more, "--set", "slo=ttft=1,tpot=0.2", "-o", "o")
+    assert code == 0, err
+    kept = Experiment.load("o/experiment.toml")
+    assert kept.parameters == {"sarathi": {"chunk_tokens": (256,)}}
+    assert (kept.tp, kept.server.repetitions, kept.slo) == ((2,), 2, ("ttft=1,tpot=0.2",))
+    for wrong, problem in (
+        ("chunk=1", "did you mean chunk_tokens"),
+        ("tp=1,2", "--set tp takes one value"),
+        ("server.clok=cpu", "did you mean clock"),
+    ):
+        code, _, err = slo_bench(*words, "--set", wrong)
+        assert code == 2
+        assert problem in err
