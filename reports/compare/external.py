@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import number, parse_json
+from ...workloads.parsing import finite, number, parse_json
 from .results import Cell, RequestResults, Results
 
 Json = Mapping[str, Any]
@@ -453,4 +453,4 @@ def _aiperf_settings(path: Path) -> tuple[str, float | None]:
             rate_rps = number(phases[0].get("rate"))
     except (OSError, ValueError, AttributeError) as error:
         raise SloBenchError(f"{beside} cannot be read: {error}") from error
-    return ",".join(map(str, names)), rate_rps if math.isfinite(rate_rps) else None
+    return ",".join(map(str, names)), finite(rate_rps)

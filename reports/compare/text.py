@@ -11,6 +11,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ...workloads.parsing import finite
 from ..figures.numbers import rate_text, seconds_text
 from .comparing import Comparison, Row, Verdict
 from .metrics import Metric
@@ -170,14 +171,14 @@ def row_json(row: Row) -> dict[str, Any]:
         "metric": row.metric.name,
         "unit": row.metric.unit,
         "higher_is_better": row.metric.higher_is_better,
-        "a": _known(row.a),
-        "b": _known(row.b),
-        "difference": _known(row.difference),
+        "a": finite(row.a),
+        "b": finite(row.b),
+        "difference": finite(row.difference),
         **_ends("difference", row.bounds),
-        "relative": _known(row.relative),
+        "relative": finite(row.relative),
         **_ends("relative", row.relative_bounds),
-        "p": _known(row.p),
-        "p_holm": _known(row.p_holm),
+        "p": finite(row.p),
+        "p_holm": finite(row.p_holm),
         "significant": row.significant,
         "verdict": row.verdict,
         "paired": row.paired,
@@ -188,8 +189,4 @@ def row_json(row: Row) -> dict[str, Any]:
 
 
 def _ends(name: str, bounds: Interval) -> dict[str, float | None]:
-    return {f"{name}_low": _known(bounds.low), f"{name}_high": _known(bounds.high)}
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return {f"{name}_low": finite(bounds.low), f"{name}_high": finite(bounds.high)}
