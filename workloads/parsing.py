@@ -74,3 +74,8 @@ def parse_toml(text: str) -> dict[str, Any]:
         raise tomllib.TOMLDecodeError(_TOO_DEEP) from None
     except (ValueError, OverflowError) as error:
         raise tomllib.TOMLDecodeError(str(error)) from None
+
+
+def finite(value: float) -> float | None:
+    """The value for JSON, which has neither NaN nor infinity: None in their place."""
+    return value if math.isfinite(value) else None

@@ -35,6 +35,7 @@ from ...predictors.profiles.profile import Profile, Source, write_profile
 from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
 from ...workloads.csv_text import guarded
 from ...workloads.errors import SloBenchError
+from ...workloads.parsing import finite
 from ..experiments.execution.cells import CellSpec
 from ..experiments.experiment import Experiment
 from ..policies.systems import system
@@ -121,22 +122,18 @@ class ValidatedPoint:
 
     def rows(self) -> list[dict[str, Any]]:
         """The error table as plain values; what does not exist is None."""
-
-        def known(value: float) -> float | None:
-            return value if math.isfinite(value) else None
-
         return [
             {
                 "cell": self.cell,
                 **self.identity,
                 "metric": row.metric,
                 "statistic": row.statistic,
-                "real_s": known(row.real_s),
-                "simulated_s": known(row.simulated_s),
-                "error": known(row.error),
-                "spread": known(row.spread),
+                "real_s": finite(row.real_s),
+                "simulated_s": finite(row.simulated_s),
+                "error": finite(row.error),
+                "spread": finite(row.spread),
                 "within": row.within,
-                "replayed_error": known(row.replayed),
+                "replayed_error": finite(row.replayed),
             }
             for row in self.errors()
         ]

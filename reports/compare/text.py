@@ -9,8 +9,9 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from ...workloads.parsing import finite
 from ..figures.numbers import rate_text, seconds_text
-from ..pages.table import Cell, Table, known
+from ..pages.table import Cell, Table
 from .comparing import Comparison, Row, Verdict
 from .metrics import Metric
 
@@ -173,9 +174,9 @@ def row_json(row: Row) -> dict[str, Any]:
         "higher_is_better": row.metric.higher_is_better,
     }
     for name in ("a", "b", "difference", "relative", "p", "p_holm"):
-        plain[name] = known(getattr(row, name))
+        plain[name] = finite(getattr(row, name))
     for name, bounds in (("difference", row.bounds), ("relative", row.relative_bounds)):
-        plain |= {f"{name}_low": known(bounds.low), f"{name}_high": known(bounds.high)}
+        plain |= {f"{name}_low": finite(bounds.low), f"{name}_high": finite(bounds.high)}
     for name in ("significant", "verdict", "paired", "seeds_a", "seeds_b", "requests"):
         plain[name] = getattr(row, name)
     return plain

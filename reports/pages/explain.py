@@ -26,10 +26,11 @@ from ...harness.validation.latency_breakdown import (
 from ...harness.validation.measured_trace import MeasuredCell
 from ...harness.validation.trace import CellTrace
 from ...workloads.errors import SloBenchError
+from ...workloads.parsing import finite
 from ...workloads.request import RequestType
 from ..compare.run_results import read_requests
 from ..figures.numbers import seconds_text
-from .table import Cell, known, one_group
+from .table import Cell, one_group
 
 MOST_EPISODES = 40  # shown in text; every single stay is in the JSON
 SLOWEST = "slowest"
@@ -266,7 +267,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
     e = explanation
     return dataclasses.asdict(e) | {
         "cached_tokens": max(0, e.cached_tokens),
-        "tpot_s": known(e.tpot_s),
+        "tpot_s": finite(e.tpot_s),
         "breakdown_s": {part.value: seconds for part, seconds in e.parts_s.items()},
         "phases": [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in e.stays],
     }

@@ -16,9 +16,10 @@ from ...predictors.lengths.config import PredictorConfig
 from ...predictors.lengths.distribution import COVERAGE
 from ...predictors.lengths.evaluate import ALL, LORA, PredictorEvaluation, Score
 from ...predictors.lengths.stream import StreamEvaluation, StreamWindow
+from ...workloads.parsing import finite
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
 from .document import page, write_page
-from .table import Cell, Table, known, one_group
+from .table import Cell, Table, one_group
 
 CLAIMED = (
     "UELLM (thesis, §3.3.1) reports 99.51 % exact on its own test set (Alpaca, ChatGLM3-6B) and "
@@ -145,7 +146,7 @@ def evaluation_json(found: PredictorEvaluation, config: PredictorConfig) -> dict
 
 def _plain(value: Any) -> dict[str, Any]:
     plain = dataclasses.asdict(value)
-    return {k: known(v) if isinstance(v, float) else v for k, v in plain.items()}
+    return {k: finite(v) if isinstance(v, float) else v for k, v in plain.items()}
 
 
 def write_evaluation(found: PredictorEvaluation, config: PredictorConfig, out: Path) -> Path:

@@ -12,10 +12,11 @@ from rich.text import Text
 
 from ...tuner.sensitivity.perturbations import Perturbation
 from ...tuner.sensitivity.study import CAPACITY, Flip, Point, Ranked, Sensitivity
+from ...workloads.parsing import finite
 from ..figures.figure import Axis, Figure, Format, View, as_json
 from ..figures.numbers import percent_text, rate_text, seconds_text
 from .document import page, write_page
-from .table import Table, known
+from .table import Table
 
 
 def headline(found: Sensitivity) -> str:
@@ -118,8 +119,8 @@ def _point_json(found: Sensitivity, point: Point) -> dict[str, Any]:
     return {
         "axis": point.axis,
         "value": point.value,
-        "means": {system: known(point.mean(system)) for system in found.systems},
-        "seeds": {s: [known(v) for v in point.outcomes[s]] for s in found.systems},
+        "means": {system: finite(point.mean(system)) for system in found.systems},
+        "seeds": {s: [finite(v) for v in point.outcomes[s]] for s in found.systems},
         "ranking": point.ranking(found.ranked),
     }
 

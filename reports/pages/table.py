@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +89,3 @@ def one_group(label: str, heads: Sequence[str], rows: Sequence[Row], **more: Any
 
 def _text(cell: str | Cell) -> Text:
     return Text(cell) if isinstance(cell, str) else Text(cell.text, style=cell.style)
-
-
-def known(value: float) -> float | None:
-    """For JSON, which has no value for what does not exist."""
-    return value if math.isfinite(value) else None

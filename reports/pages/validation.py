@@ -22,12 +22,12 @@ from ...harness.results.read import RunResults
 from ...harness.validation.log_replay import METRICS, STATISTICS, TOLERANCE, ErrorRow, Validation
 from ...harness.validation.run_replay import FOLDER, TABLE, ValidatedPoint
 from ...workloads.errors import FileFormatError
-from ...workloads.parsing import parse_json
+from ...workloads.parsing import finite, parse_json
 from ..figures.figure import ONLY, Axis, Figure, View, as_json
 from ..figures.numbers import seconds_text
 from ..figures.scatters import TITLES, scatter_of, scatter_view, short_error, spread_text
 from .document import page, write_page
-from .table import Cell, Table, known, one_group
+from .table import Cell, Table, one_group
 
 
 def headline(found: Validation) -> str:
@@ -148,7 +148,7 @@ def validation_json(found: Validation) -> list[dict[str, Any]]:
         {
             "metric": row.metric,
             "statistic": row.statistic,
-            **{name: known(getattr(row, name)) for name in ("real_s", "simulated_s", "error")},
+            **{name: finite(getattr(row, name)) for name in ("real_s", "simulated_s", "error")},
         }
         for row in found.rows()
     ]

@@ -18,6 +18,7 @@ from ...harness.results.capacity_file import FILE, check_rows, read_searches
 from ...harness.results.checkpoint import check_settings
 from ...harness.results.run_folder import EXPERIMENT, Row, RunFolder, Value, read_rows, write_whole
 from ...workloads.checksums import sealed
+from ...workloads.parsing import finite
 from .asked import CapacityOptions
 from .cells import search_of
 from .options import Budget, CapacitySearch
@@ -58,7 +59,7 @@ class CapacityRecord:
                 "target": one.target,
                 "capacity_rps": one.capacity_rps,
                 "low_rps": one.low_rps,
-                "high_rps": one.high_rps if math.isfinite(one.high_rps) else None,
+                "high_rps": finite(one.high_rps),
                 "precise": one.precise,
                 "requests_spent": self.search.requests_spent,
                 "wall_s": self.search.wall_s,

@@ -20,6 +20,7 @@ import numpy as np
 from ...harness.experiments.execution.workers import NotDoneError, WorkerPool, together
 from ...harness.experiments.experiment import Experiment
 from ...workloads.errors import FileFormatError, SloBenchError
+from ...workloads.parsing import finite
 from ..capacity.cells import Ended
 from ..capacity.curve import student_t
 from .evaluate import ConfigurationEvaluator
@@ -178,7 +179,7 @@ def _figures(evaluation: ConfigurationEvaluator, runs: Runs) -> dict[str, Interv
         found[CAPACITY] = (
             one.capacity_rps,
             one.low_rps,
-            one.high_rps if math.isfinite(one.high_rps) else None,
+            finite(one.high_rps),
         )
     if aim.measures_level:
         assert aim.rate_rps is not None

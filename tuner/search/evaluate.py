@@ -14,6 +14,7 @@ from ...harness.experiments.execution.workers import WorkerPool
 from ...harness.experiments.experiment import Experiment
 from ...harness.servers.launch.backend_names import SIMULATED
 from ...workloads.errors import SloBenchError
+from ...workloads.parsing import finite
 from ..capacity.asked import CapacityOptions
 from ..capacity.cells import Ended
 from ..capacity.folder import search_cell, start_rps
@@ -143,7 +144,7 @@ class ConfigurationEvaluator:
                 values[CAPACITY] = one.low_rps if one.capacity_rps is None else one.capacity_rps
                 figures |= {
                     "low_rps": one.low_rps,
-                    "high_rps": one.high_rps if math.isfinite(one.high_rps) else None,
+                    "high_rps": finite(one.high_rps),
                     "precise": one.precise,
                     "stopped": found.stopped,
                 }

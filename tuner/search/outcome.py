@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from ...harness.servers.launch.backend_names import SIMULATED
 from ...harness.servers.launch.serve import OWN_OPTIONS
 from ...workloads.checksums import sealed, unsealed
 from ...workloads.errors import FileFormatError, SloBenchError
-from ...workloads.parsing import parse_json
+from ...workloads.parsing import finite, parse_json
 from ..capacity.cells import Ended
 from .confirm import MOST_WINNERS, Confirmed, Confirming, confirm
 from .settings import TuneSettings
@@ -194,7 +193,7 @@ def _server_for(name: str) -> str | None:
 def _finite(value: Any) -> Any:
     """A value for JSON: None in place of NaN and infinity."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return finite(value)
     if isinstance(value, Mapping):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):

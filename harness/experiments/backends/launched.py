@@ -16,6 +16,7 @@ import math
 import os
 import re
 import shutil
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,7 +36,6 @@ from ...servers.launch.server_process import ServerError, ServerProcess
 from ..config.client_schema import ClientSchema
 from ..config.server_schema import ServerSchema
 from ..execution.cells import CellSpec, PlacementSpec, workload_of
-from . import plugin_counters as tally
 from .attached import Attached
 from .base import CellMeasurement, Progress
 
@@ -198,11 +198,11 @@ class Launched:
             suffix = f"-{number}" if len(self.servers) > 1 else ""
             text = f"# before the cell\n{old}\n# after the cell\n{new}\n"
             write_whole(folder / "servers" / f"{spec.cell}{suffix}.metrics", [text.encode()])
-        counted = tally.growth(tallies, [server.tally() for server in self.servers])
-        grown = {**_grown(before, after), **tally.figures(counted)}
+        counted = growth(tallies, [server.tally() for server in self.servers])
+        grown = {**_grown(before, after), **plugin_figures(counted)}
         problems = (
             measured.invalid_because,
-            tally.swap_problem(counted),
+            swap_problem(counted),
             _expired_problem(before, after),
         )
         reasons = "; ".join(filter(None, problems))
@@ -327,3 +327,34 @@ def _unused(path: Path) -> Path:
     """The path, with a number if a server of the same system has used it."""
     candidates = [path, *(path.with_stem(f"{path.stem}.{number}") for number in range(2, 1000))]
     return next(one for one in candidates if not one.exists())
+
+
+def growth(
+    before: Sequence[Mapping[str, int]], after: Sequence[Mapping[str, int]]
+) -> Mapping[str, int]:
+    """Growth of each counter, summed over all servers; empty without plugins."""
+    grown: Counter[str] = Counter()
+    for old, new in zip(before, after, strict=True):
+        grown.update({name: count - old.get(name, 0) for name, count in new.items()})
+    return grown
+
+
+def plugin_figures(grown: Mapping[str, int]) -> Mapping[str, Value]:
+    """Columns of `cells.csv`; empty without plugins."""
+    if not grown:
+        return {}
+    return {
+        "preemptions_swap": grown.get("preempted_swap"),
+        "preemptions_recompute": grown.get("preempted_recompute"),
+    }
+
+
+def swap_problem(grown: Mapping[str, int]) -> str | None:
+    """Differences between decided and executed swaps, as text; None if there are none."""
+    wrong = [
+        f"{grown.get(f'executed_{way}', 0)} swaps {way} were executed, but "
+        f"{grown.get(f'decided_{way}', 0)} decided"
+        for way in ("out", "in")
+        if grown.get(f"executed_{way}", 0) != grown.get(f"decided_{way}", 0)
+    ]
+    return "; ".join(wrong) or None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slo_bench.harness.core.learned_predictions import LearnedPredictions
-from slo_bench.harness.experiments.backends.plugin_counters import figures, growth, swap_problem
+from slo_bench.harness.experiments.backends.launched import growth, plugin_figures, swap_problem
 from slo_bench.harness.servers.launch.server_process import ServerProcess
 from slo_bench.harness.servers.plugins.contract import HANDSHAKE_VARIABLE, Tally, tally_file
 
@@ -17,12 +17,12 @@ def test_growth_is_over_all_servers_and_since_the_cell_began():
     after = {name: count + 2 for name, count in BEFORE.items()}
     grown = growth([BEFORE, {}], [after, BEFORE])
     assert grown["preempted_swap"] == 2 + 3
-    assert figures(grown) == {"preemptions_swap": 5, "preemptions_recompute": 3}
+    assert plugin_figures(grown) == {"preemptions_swap": 5, "preemptions_recompute": 3}
     assert swap_problem(grown) is None
 
 
 def test_servers_without_a_plugin_count_nothing():
-    assert figures(growth([{}], [{}])) == {}
+    assert plugin_figures(growth([{}], [{}])) == {}
     assert swap_problem(growth([{}], [{}])) is None
 
 
