@@ -9,7 +9,7 @@ Entry = dict[str, str | int | float | None]
 
 def _systems() -> list[Entry]:
     from ...harness.policies.systems import SYSTEMS
-    from ...harness.servers.launch.compatibility import matrix
+    from ...harness.servers.launch.compatibility import compatibility_of
 
     return [
         {
@@ -17,7 +17,9 @@ def _systems() -> list[Entry]:
             "description": system.description,
             "source": system.source,
             "router": None if system.cluster or system.sharing else system.router,
-            "runs_on": ", ".join(b for b, reason in matrix(system).items() if reason is None),
+            "runs_on": ", ".join(
+                b for b, reason in compatibility_of(system).items() if reason is None
+            ),
             "parameters": ", ".join(
                 f"{name}={value}" for name, value in system.parameters().items()
             ),
@@ -26,14 +28,14 @@ def _systems() -> list[Entry]:
     ]
 
 
-def _matrix() -> list[Entry]:
+def _compatibility() -> list[Entry]:
     from ...harness.policies.systems import SYSTEMS
-    from ...harness.servers.launch.compatibility import matrix
+    from ...harness.servers.launch.compatibility import compatibility_of
 
     entries: list[Entry] = []
     for system in SYSTEMS.values():
         entry: Entry = {"name": system.name}
-        for backend, reason in matrix(system).items():
+        for backend, reason in compatibility_of(system).items():
             entry[backend] = "yes" if reason is None else f"no: {reason}"
         entries.append(entry)
     return entries
@@ -126,7 +128,7 @@ def _routers() -> list[Entry]:
 
 KINDS: dict[str, Callable[[], list[Entry]]] = {
     "systems": _systems,
-    "matrix": _matrix,
+    "compatibility": _compatibility,
     "models": _models,
     "gpus": _gpus,
     "links": _links,

@@ -41,7 +41,7 @@ class System:
 
     @property
     def description(self) -> str:
-        """The first line of the docstring of the policy's module, or of its class where the module
+        """The first sentence of the docstring of the policy's module, or of its class where the module
         has no docstring or holds several.
         """
         kind = type(self.sharing or self.cluster or self.policy)
@@ -51,7 +51,8 @@ class System:
         ]
         alone = [c for c in mates if c.__module__ == kind.__module__] == [kind]
         text = (alone and module.__doc__) or inspect.getdoc(kind) or self.name
-        return text.strip().splitlines()[0]
+        first = " ".join(text.strip().partition("\n\n")[0].split())
+        return first.partition(". ")[0].rstrip(".") + "."
 
     @property
     def on_servers(self) -> OnServers | None:

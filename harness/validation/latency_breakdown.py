@@ -1,4 +1,4 @@
-"""Where a request's time went, from the log of its instance: stays that follow on each other."""
+"""Latency breakdown of a request: consecutive phases, from the log of its instance."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class MeasuredCell:
         """
         return cls(cell, RunResult(folder).requests(cell))
 
-    def stays(self, request: int) -> list[LatencySpan]:
+    def phases(self, request: int) -> list[LatencySpan]:
         """A finished request's time from its scheduled arrival to its last token."""
         row = self.requests.iloc[request]
         at_s = [float(row["arrival_s"]), float(row["first_token_s"]), float(row["finish_s"])]
@@ -63,6 +63,6 @@ class MeasuredCell:
                 }
                 begin_s, end_s = float(row["arrival_s"]), float(row["finish_s"])
                 yield slice_event(f"request {request}", process, track, begin_s, end_s, about)
-                for stay in self.stays(int(request)):
+                for stay in self.phases(int(request)):
                     name = stay.part.value
                     yield slice_event(name, process, track, stay.begin_s, stay.end_s, {})

@@ -55,12 +55,12 @@ class Explanation:
     met: bool
     missed: tuple[str, ...]
     preemptions: int
-    stays: Sequence[LatencySpan]
+    phases: Sequence[LatencySpan]
 
     @property
     def parts_s(self) -> dict[SpanKind, float]:
         """Seconds by part, largest first."""
-        return totals_s(list(self.stays))
+        return totals_s(list(self.phases))
 
 
 def chosen_request(cell: CellTrace | MeasuredCell, text: str) -> int:
@@ -141,7 +141,7 @@ def explain(cell: CellTrace, request: int) -> Explanation:
         met=bool(judged.met[request]),
         missed=tuple(name for name, missed in late.items() if missed[request]),
         preemptions=int(records.preemptions_swap[request] + records.preemptions_recompute[request]),
-        stays=latency_breakdown(log, request, arrival_s),
+        phases=latency_breakdown(log, request, arrival_s),
     )
 
 
@@ -181,7 +181,7 @@ def explain_measured(cell: MeasuredCell, request: int) -> Explanation:
         met=bool(row["slo_met"]),
         missed=tuple(late),
         preemptions=0,
-        stays=cell.stays(request),
+        phases=cell.phases(request),
     )
 
 
@@ -202,7 +202,7 @@ def differs_from_record(folder: Path, cell: CellTrace) -> str | None:
 
 
 def explanation_text(explanation: Explanation) -> RenderableType:
-    """Three lines, the parts, and the stays one after the other."""
+    """Three lines, the parts, and the phases in order."""
     e = explanation
     missed = f"missed its SLO: {', '.join(m.upper() for m in e.missed)}"
     first = (
@@ -216,7 +216,7 @@ def explanation_text(explanation: Explanation) -> RenderableType:
         f"{'met its SLO' if e.met else missed}"
         f"{f'; preempted {e.preemptions} times' if e.preemptions else ''}."
     )
-    return Group(Text(first, style="bold"), Text(second), _parts_table(e), _stays_table(e))
+    return Group(Text(first, style="bold"), Text(second), _parts_table(e), _phases_table(e))
 
 
 def _parts_table(e: Explanation) -> RichTable:
@@ -246,9 +246,9 @@ def _episodes(of: Sequence[LatencySpan]) -> list[list[LatencySpan]]:
     return groups
 
 
-def _stays_table(e: Explanation) -> RichTable:
+def _phases_table(e: Explanation) -> RichTable:
     title = "One after the other, from its arrival"
-    shown = _episodes(e.stays)
+    shown = _episodes(e.phases)
     if len(shown) > MOST_EPISODES:
         title += f" (the first {MOST_EPISODES} of {len(shown)})"
     rows = []
@@ -269,5 +269,7 @@ def explanation_json(explanation: Explanation) -> dict[str, Any]:
         "cached_tokens": max(0, e.cached_tokens),
         "tpot_s": finite(e.tpot_s),
         "breakdown_s": {part.value: seconds for part, seconds in e.parts_s.items()},
-        "phases": [{"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in e.stays],
+        "phases": [
+            {"begin_s": s.begin_s, "end_s": s.end_s, "part": s.part.value} for s in e.phases
+        ],
     }

@@ -70,6 +70,6 @@ def check(system: System, backend: str) -> None:
         raise SloBenchError(f"{system.name} cannot run on {backend}: {reason}")
 
 
-def matrix(system: System) -> Mapping[str, str | None]:
+def compatibility_of(system: System) -> Mapping[str, str | None]:
     """Backend to `refusal`, for every backend that policies run on."""
     return {backend: refusal(system, backend) for backend in BACKENDS}

@@ -466,7 +466,7 @@ def test_a_cluster_takes_no_router(serve, requests):
 
 
 def test_static_batches_cannot_be_moved(serve, requests):
-    with pytest.raises(SloBenchError, match="batch by batch"):
+    with pytest.raises(SloBenchError, match="static batches"):
         serve(
             requests((0, 10, 50), (0, 10, 5)),
             one_by_one(SharedQueue(), Fifo()),

@@ -16,7 +16,7 @@ from slo_bench.harness.core.policy import StaticPolicy
 from slo_bench.harness.experiments.config.schema import ExperimentSchema
 from slo_bench.harness.experiments.execution.plan import plan
 from slo_bench.harness.policies.systems import SYSTEMS, system
-from slo_bench.harness.servers.launch.compatibility import check, matrix, refusal
+from slo_bench.harness.servers.launch.compatibility import check, compatibility_of, refusal
 from slo_bench.harness.servers.launch.plugin_folder import plugin_folder
 from slo_bench.harness.servers.launch.recipe import KvTransfer, Launch
 from slo_bench.harness.servers.launch.serve import Serve
@@ -29,7 +29,7 @@ SWAP_ALWAYS = str(Path(__file__).with_name("swap_always.py"))
 
 @pytest.mark.parametrize("name", SYSTEMS)
 def test_everything_is_simulated_and_static_batches_only_there(name):
-    found = matrix(SYSTEMS[name])
+    found = compatibility_of(SYSTEMS[name])
     assert found["simulated"] is None
     if isinstance(SYSTEMS[name].policy, StaticPolicy):
         assert "static batches" in (found["vllm"] or "")
@@ -37,7 +37,7 @@ def test_everything_is_simulated_and_static_batches_only_there(name):
 
 
 def test_of_servers_a_split_runs_on_vllm_alone():
-    found = matrix(SYSTEMS["distserve"])
+    found = compatibility_of(SYSTEMS["distserve"])
     assert found["vllm"] is None
     assert "vLLM alone" in (found["sglang"] or "")
 
@@ -67,7 +67,7 @@ def test_a_split_says_itself_how_many_it_is_made_of(backend):
 
 
 def test_edf_runs_everywhere():
-    assert set(matrix(SYSTEMS["edf"]).values()) == {None}
+    assert set(compatibility_of(SYSTEMS["edf"]).values()) == {None}
 
 
 def test_victims_that_sit_out_are_refused_with_the_remedy():
@@ -188,7 +188,7 @@ def test_step_times_are_learned():
 
 
 def test_a_controller_says_what_decides_in_each_of_its_servers(tmp_path):
-    found = matrix(SYSTEMS["ascendra"])
+    found = compatibility_of(SYSTEMS["ascendra"])
     assert found["vllm"] is None
     assert "HP instances" in (found["sglang"] or "")
     told = SYSTEMS["ascendra"].with_parameters(performance_model="given")
