@@ -88,7 +88,7 @@ def _implied(given: dict[str, Any]) -> dict[str, Any]:
     if "arrivals" in given:
         found["redraw_arrivals"] = True
     if "client.base_urls" in given:
-        found["backend"] = "http"
+        found["backend"] = "openai"
     if "profile" in given:
         measured = read_profile(given["profile"])
         for name in ("model", "gpu", "tp", "weight_dtype", "kv_dtype"):

@@ -41,8 +41,8 @@ class System:
 
     @property
     def description(self) -> str:
-        """The first sentence of the docstring of the policy's module, or of its class where the module
-        has no docstring or holds several.
+        """First sentence of the docstring of the policy's module; of its class if the module has no
+        docstring or holds several policies.
         """
         kind = type(self.sharing or self.cluster or self.policy)
         module = sys.modules[kind.__module__]

@@ -19,7 +19,11 @@ PAGES = (
 def modules() -> set[str]:
     return {
         str(path.relative_to(ROOT)) for room in PACKAGE for path in (ROOT / room).rglob("*.py")
-    } | {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")}
+    } | {
+        str(path.relative_to(ROOT))
+        for room in ("tests", "scripts", "examples")
+        for path in (ROOT / room).rglob("*.py")
+    }
 
 
 @pytest.mark.parametrize("page", PAGES)
