@@ -244,7 +244,9 @@ class LazyInstance:
         engine = self.engine
         if hasattr(engine, "take_out"):
             return cast("Movable", engine)
-        raise SloBenchError(f"requests of {self!r} cannot move to another instance: it runs batch by batch")
+        raise SloBenchError(
+            f"requests of {self!r} cannot move to another instance: it runs batch by batch"
+        )
 
 
 def own(instance: Instance) -> LazyInstance:

@@ -401,6 +401,6 @@ def test_a_key_that_is_kept_cannot_read_the_clock(decide):
             return r.arrival_s - view.now_s
 
     _, decider = decide(Oldest())
-    with pytest.raises(SloBenchError, match="queue_key of Oldest reads view.now_s"):
+    with pytest.raises(SloBenchError, match=r"queue_key of Oldest reads view\.now_s"):
         decider.comes(Req("a"))
     assert decider.view.now_s == 0.0
