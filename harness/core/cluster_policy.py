@@ -154,12 +154,12 @@ class ClusterControl(ClusterView, Protocol):
         until the transfer ends.
         """
 
-    def unite(self, one: Instance, other: Instance) -> None:
+    def unite(self, first: Instance, second: Instance) -> None:
         """Couple two instances that compute for each other: from now on neither runs ahead of the
         other.
         """
 
-    def separate(self, one: Instance, other: Instance) -> None:
+    def separate(self, first: Instance, second: Instance) -> None:
         """End the coupling that `unite` began."""
 
     def bring(self, instance: Instance) -> None:

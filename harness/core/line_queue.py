@@ -17,7 +17,7 @@ from .view import View
 # (rank in its row, order of arrival, version, request, its line)
 _Entry = tuple[float, int, int, RequestState, Line]
 
-_NOBODY = Line(0.0, math.inf, 0.0)
+_NO_LINE = Line(0.0, math.inf, 0.0)
 _EARLY_S = 1e-9  # a little too early costs nothing; too late would delay the change by a step
 
 
@@ -104,7 +104,7 @@ class LineQueue:
         heap = self._heaps[row]
         while heap and heap[0][3].version != heap[0][2]:
             heappop(heap)
-        line = heap[0][4] if heap else _NOBODY
+        line = heap[0][4] if heap else _NO_LINE
         self._time_s[row] = line.time_s
         self._value[row] = line.value
         self._per_s[row] = line.per_s

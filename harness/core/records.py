@@ -186,5 +186,5 @@ class Misprediction:
 
 def mispredictions(state: Any) -> Iterable[Misprediction]:
     """Those that a policy's state has queued as `mispredicted`, if it keeps any."""
-    found: Iterable[Misprediction] = getattr(state, "mispredicted", ())
-    return found
+    missed: Iterable[Misprediction] = getattr(state, "mispredicted", ())
+    return missed

@@ -22,7 +22,7 @@ from .shared.disaggregated import DECODE, PREFILL, DisaggregatedPolicy
 from .shared.kv_store_parameters import SharedStoreLedgers
 
 
-class _AtHome(StoreKVCacheManager):
+class _HomeKVCacheManager(StoreKVCacheManager):
     """KV store of a prefill instance that remembers which requests' KV began there."""
 
     __slots__ = ("_homes",)
@@ -85,7 +85,7 @@ class MemServe(DisaggregatedPolicy):
         def at_home(*size: int) -> KVCacheManager:
             kv_manager = SharedStoreLedgers(placement, self.store_cpu_gib, 0.0)(*size)
             return (
-                _AtHome(homes, kv_manager)
+                _HomeKVCacheManager(homes, kv_manager)
                 if isinstance(kv_manager, StoreKVCacheManager)
                 else kv_manager
             )

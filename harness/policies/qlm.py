@@ -106,10 +106,10 @@ class Qlm(VllmSharing):
         model_instance = cluster.serving[first]
         if model_instance is None or model_instance.gpus != group.gpus:
             cluster.bring(group.gpus)
-            there = {id(t): t for gpu in group.gpus for t in cluster.on(gpu)}
-            if any(t.busy or t.ready_s > cluster.now_s for t in there.values()):
+            candidates = {id(t): t for gpu in group.gpus for t in cluster.on(gpu)}
+            if any(t.busy or t.ready_s > cluster.now_s for t in candidates.values()):
                 return
-            for t in there.values():
+            for t in candidates.values():
                 cluster.evict(t)
             model_instance = cluster.activate(cluster.models[first], group.gpus)
         for r in group.waiting:
@@ -119,8 +119,8 @@ class Qlm(VllmSharing):
 
 def _blocks(cluster: MultiModelCluster, tp: int) -> list[Gpus]:
     """Neighbouring GPUs of one node that a model of `tp` parts can have."""
-    found: list[Gpus] = []
+    gpu_groups: list[Gpus] = []
     for node in range(0, cluster.gpus, cluster.node_gpus):
         end = min(node + cluster.node_gpus, cluster.gpus)
-        found += [tuple(range(at, at + tp)) for at in range(node, end - tp + 1, tp)]
-    return found
+        gpu_groups += [tuple(range(at, at + tp)) for at in range(node, end - tp + 1, tp)]
+    return gpu_groups

@@ -25,7 +25,7 @@ from .encoded import SIZES, Encoded
 from .heads import HEADS, Head
 from .tfidf import TfIdfClassifier
 
-ANYBODY = "unknown"  # name of an unknown model
+UNKNOWN_MODEL = "unknown"  # name of an unknown model
 _HIDDEN = 128
 _DROPOUT = 0.1
 

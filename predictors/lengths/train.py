@@ -32,7 +32,7 @@ from .distribution import (
 )
 from .encoded import Encoded
 from .network import (
-    ANYBODY,
+    UNKNOWN_MODEL,
     LengthNetwork,
     LoadedBase,
     Prompt,
@@ -135,7 +135,7 @@ def train(
     settings = settings or TrainSettings()
     device = checked_device(settings.device)
     parts = _parts(rows, settings)
-    models = tuple(sorted({row.model for row in parts[TRAIN]} - {"", ANYBODY}))
+    models = tuple(sorted({row.model for row in parts[TRAIN]} - {"", UNKNOWN_MODEL}))
     shape = NetworkShape(
         settings.head, settings.edges, models, settings.max_tokens, settings.lora_r
     )

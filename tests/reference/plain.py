@@ -141,7 +141,7 @@ class PlainInstance:
         self.kv_manager.release(r)
         self.reconsider()
 
-    def lose_all(self) -> list[RequestState]:
+    def fail_instance(self) -> list[RequestState]:
         self._let_go()
         there = [*self.inbox, *self.waiting, *self.swapped, *self.stalled]
         there += [*self.prefilling, *self.decoding, *self.in_transfer]
@@ -502,7 +502,7 @@ class PlainInstance:
             kv_manager.evict(held)
             r.phase = Phase.PREFILL
             self.prefilling.append(r)
-            self._enlist(r)
+            self._enter_batch(r)
         if self.reports_empty_queue and entered and not self.waiting.live:
             self.outbox.append(Release(self.prefilling[-1], ReleaseReason.BEGUN, self.now_s))
         return entered and bool(self.swapped)
@@ -545,7 +545,7 @@ class PlainInstance:
         batch = [*self.decoding, *self.prefilling]
         return [*batch, *self.stalled, *self.swapped, *self.waiting]
 
-    def _enlist(self, r: RequestState) -> None:
+    def _enter_batch(self, r: RequestState) -> None:
         if r.first_scheduled_s != r.first_scheduled_s:
             r.first_scheduled_s = self.now_s
         if not r.reserved_blocks:
@@ -569,7 +569,7 @@ class PlainInstance:
             r.blocks = kv_manager.blocks(r.kv_tokens)
             kv_manager.free -= r.blocks
             held += blocks - r.blocks
-            self._enlist(r)
+            self._enter_batch(r)
             r.phase = Phase.DECODE
             self.decoding[r] = None
         return entered

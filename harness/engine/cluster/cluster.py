@@ -131,13 +131,13 @@ class Cluster:
         else:
             self.at(source.engine.now_s, lambda: self._enters(r, target))
 
-    def unite(self, one: Instance, other: Instance) -> None:
+    def unite(self, first: Instance, second: Instance) -> None:
         """They compute for each other from now on: neither may run ahead of the other."""
-        self._runner.unite(own(one), own(other))
+        self._runner.unite(own(first), own(second))
 
-    def separate(self, one: Instance, other: Instance) -> None:
+    def separate(self, first: Instance, second: Instance) -> None:
         """They were united, and compute for each other no longer."""
-        self._runner.separate(own(one), own(other))
+        self._runner.separate(own(first), own(second))
 
     def bring(self, instance: Instance) -> None:
         """Let it run up to the present."""
@@ -151,7 +151,7 @@ class Cluster:
         self._runner.bring(instance)
         instance.movable.reconsider()
         self._runner.note(instance.device_group)
-        self._ask_prefilled()
+        self._route_prefilled()
 
     def start(self, instance: LazyInstance) -> None:
         """`instance` accepts requests from now on; those that are held are dispatched again."""
@@ -162,7 +162,7 @@ class Cluster:
         self._changed_up()
         for r in self.held:
             self._sent(r, self._policy.route(r, self))
-        self._ask_prefilled()
+        self._route_prefilled()
         self._offer_capacity(instance)
 
     def stop(self, instance: LazyInstance) -> None:
@@ -178,14 +178,14 @@ class Cluster:
         self._runner.bring(instance)
         self.stop(instance)
         self._collect(instance)
-        lost = instance.movable.lose_all()
+        lost = instance.movable.fail_instance()
         self._runner.note(instance.device_group)
         for r in lost:
             self._prefilled.pop(r, None)
             self._moving.pop(r, None)
             release = Release(r, ReleaseReason.FAIL, max(self.now_s, instance.engine.now_s))
             self.at(release.time_s, partial(self._given_back, release))
-        self._ask_prefilled()
+        self._route_prefilled()
 
     # ---------------------------------------------------------------- running
 
@@ -334,17 +334,17 @@ class Cluster:
         if reason is ReleaseReason.HAND_OVER:
             if r in instance.movable.in_transfer and r.version == version:  # else it has failed
                 self._prefilled[r] = instance
-                self._ask_prefilled()
+                self._route_prefilled()
         elif reason is ReleaseReason.OFFLOAD:
             self._given_back(release)
         elif reason in (ReleaseReason.DROP, ReleaseReason.REJECT):
             self._gone(release)
         if self._prefilled and reason is ReleaseReason.FINISH:
-            self._ask_prefilled()
+            self._route_prefilled()
         if self._held and instance.role != EMBEDS:
             self._offer_capacity(instance)
 
-    def _ask_prefilled(self) -> None:
+    def _route_prefilled(self) -> None:
         """Choose decode instances in the order of prefill; a request that must wait blocks later
         ones.
         """
@@ -448,12 +448,12 @@ class Cluster:
         for action in self._policy.control_step(self):
             action.apply(self)
         alone = not self._events and self._arrivals.next_s() == INF
-        if alone and not self._goes_on():
+        if alone and not self._requests_remain():
             return
         if self._fruitless < _FRUITLESS:
             self.at(self.now_s + self._policy.control_interval_s, self._control_step)
 
-    def _goes_on(self) -> bool:
+    def _requests_remain(self) -> bool:
         """Whether requests remain. Counts control steps between which nothing happened."""
         for instance in self.instances:
             self._runner.bring(instance)

@@ -193,7 +193,7 @@ class SharedGpuCluster:
         assert isinstance(model_instance, SharedGpuInstance)
         self.bring(model_instance.gpus)
         assert not model_instance.busy, "a model with requests cannot be evicted"
-        model_instance.instance.let_go()
+        model_instance.instance.free_finished()
         model_instance.kv_manager.close()
         for gpu in model_instance.gpus:
             self.pools[gpu].free += model_instance.weight_pages
@@ -232,7 +232,7 @@ class SharedGpuCluster:
             review_s += policy.control_interval_s
             for device_group in self._device_groups:
                 device_group.advance(self.now_s)
-            self._succeed()
+            self._switch_over()
             self._look(policy.control_interval_s)
             policy.control_step(self)
             progress = recorder.ended, sum(t.instance.measures.steps for t in self.model_instances)
@@ -246,7 +246,7 @@ class SharedGpuCluster:
         model = self.model_of(r)
         self._seen[model] += 1
         if self._successor:
-            self._succeed()
+            self._switch_over()
         model_instance = self.serving[model]
         if model_instance is not None:
             self.bring(model_instance.gpus)
@@ -257,7 +257,7 @@ class SharedGpuCluster:
             self._idle_since_s[model] = self.now_s
         self._policy.arrived(r, model, self)
 
-    def _succeed(self) -> None:
+    def _switch_over(self) -> None:
         """Route requests to models that have finished loading on other GPUs."""
         for model, new in list(self._successor.items()):
             if new.ready_s <= self.now_s:

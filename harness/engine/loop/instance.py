@@ -102,7 +102,7 @@ class Movable(EngineInstance, Protocol):
     def free_transferred(self, r: RequestState) -> None:
         """Free the blocks of a request whose KV has arrived at its target."""
 
-    def lose_all(self) -> list[RequestState]:
+    def fail_instance(self) -> list[RequestState]:
         """Fail the instance: return all its requests, which need prefill again, and free
         everything.
         """

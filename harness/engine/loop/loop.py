@@ -49,19 +49,19 @@ class Loop(DecodeCounters):
     # Slots: the loop reads these a few dozen times an iteration.
     __slots__ = (
         "_arrived",
-        "_asks_admit",
-        "_asks_headroom",
-        "_asks_next_queue",
-        "_asks_reserved",
-        "_asks_timeout",
         "_by_time",
+        "_calls_admit",
+        "_calls_headroom",
+        "_calls_next_queue",
+        "_calls_on_finished",
+        "_calls_reserved",
+        "_calls_timeout",
         "_dirty",
         "_dynamic_limits",
         "_filled",
         "_hold",
         "_key_view",
         "_lim",
-        "_tells_policy",
         "blocked_till_s",
         "chunks",
         "decode_kv_tokens",
@@ -144,12 +144,12 @@ class Loop(DecodeCounters):
         self._arrived = 0
         self._dynamic_limits = policy.dynamic_limits
         self._by_time = policy.queue_order == "linear-in-time"
-        self._asks_admit = overrides(policy, "admit")
-        self._asks_next_queue = overrides(policy, "next_queue")
-        self._asks_headroom = overrides(policy, "headroom_blocks")
-        self._asks_reserved = overrides(policy, "reserved_blocks")
-        self._asks_timeout = overrides(policy, "timeout")
-        self._tells_policy = overrides(policy, "on_finished")
+        self._calls_admit = overrides(policy, "admit")
+        self._calls_next_queue = overrides(policy, "next_queue")
+        self._calls_headroom = overrides(policy, "headroom_blocks")
+        self._calls_reserved = overrides(policy, "reserved_blocks")
+        self._calls_timeout = overrides(policy, "timeout")
+        self._calls_on_finished = overrides(policy, "on_finished")
 
     # ---------------------------------------------------------------- waiting requests
 
@@ -163,8 +163,8 @@ class Loop(DecodeCounters):
     @property
     def n_requests(self) -> int:
         """Requests that wait, run or are in transit to this instance."""
-        there = len(self.decoding) + len(self.prefilling) + self.waiting.live
-        return there + len(self.inbox) + len(self.swapped) + len(self.stalled)
+        batch_and_queue = len(self.decoding) + len(self.prefilling) + self.waiting.live
+        return batch_and_queue + len(self.inbox) + len(self.swapped) + len(self.stalled)
 
     def deliver(self, seen_s: float) -> None:
         """Accept all requests of the inbox that were visible at `seen_s`."""
@@ -178,11 +178,11 @@ class Loop(DecodeCounters):
             if r.phase is _SWAPPED:
                 self.swapped.append(r)
                 continue
-            if self._asks_admit and self.policy.admit(r, self.view) is Admission.REJECT:
+            if self._calls_admit and self.policy.admit(r, self.view) is Admission.REJECT:
                 self.outbox.append(Release(r, ReleaseReason.REJECT, self.now_s))
                 continue
             self.waiting.push(r)
-            if self._asks_timeout and not r.emitted_tokens:
+            if self._calls_timeout and not r.emitted_tokens:
                 timeout = self.policy.timeout(r, self.view)
                 if timeout is not None:
                     heappush(self.timeouts, (timeout.time_s, r.seq, r.version, r, timeout.reason))
@@ -222,7 +222,7 @@ class Loop(DecodeCounters):
             self._leave_host(r)
         elif r.phase is _PREFILL:
             self.prefilling.remove(r)
-            self._unfill(r)
+            self._undo_prefill(r)
             self.kv_manager.release(r)
             self.most_tokens -= r.prompt_tokens + r.max_output_tokens
             r.phase, r.kv_tokens = WAITING, 0
@@ -233,7 +233,7 @@ class Loop(DecodeCounters):
         else:
             self.stalled.remove(r)
             self._put_in_transfer(r)
-        self._unpromise(r)
+        self._release_reservation(r)
         self.reconsider()
 
     def free_transferred(self, r: RequestState) -> None:
@@ -242,23 +242,23 @@ class Loop(DecodeCounters):
         self.kv_manager.release(r)
         self.reconsider()
 
-    def lose_all(self) -> list[RequestState]:
+    def fail_instance(self) -> list[RequestState]:
         """Fail the instance between two iterations. Returns its requests, which need prefill again,
         in order of arrival.
         """
-        self.let_go()
-        there = [*self.inbox, *self.waiting, *self.swapped, *self.stalled, *self.prefilling]
+        self.free_finished()
+        requests = [*self.inbox, *self.waiting, *self.swapped, *self.stalled, *self.prefilling]
         for r in self.prefilling:
-            self._unfill(r)
+            self._undo_prefill(r)
         for r in list(self.decoding):
             self._stop_decode(r)
-            there.append(r)
-        there += self.in_transfer
-        for r in there:
+            requests.append(r)
+        requests += self.in_transfer
+        for r in requests:
             r.recomputes += r.phase is not WAITING
             self._leave_host(r)
             self.kv_manager.release(r)
-            self._unpromise(r)
+            self._release_reservation(r)
             r.phase, r.kv_tokens = WAITING, 0
             r.target_tokens = r.prompt_tokens + r.emitted_tokens
         self.kv_manager.forget()
@@ -274,18 +274,18 @@ class Loop(DecodeCounters):
         self.most_tokens = 0
         self.swap_s = 0.0
         self.reconsider()
-        return sorted(there, key=lambda r: (r.arrival_s, r.id))
+        return sorted(requests, key=lambda r: (r.arrival_s, r.id))
 
     def _put_in_transfer(self, r: RequestState) -> None:
         r.phase = _SWAPPED
         self.in_transfer[r] = None
 
-    def _unfill(self, r: RequestState) -> None:
+    def _undo_prefill(self, r: RequestState) -> None:
         missing = r.target_tokens - r.kv_tokens
         self.prefill_pending -= missing
         self.measures.prefill_tokens -= missing
 
-    def _unpromise(self, r: RequestState) -> None:
+    def _release_reservation(self, r: RequestState) -> None:
         self.reserved_blocks -= r.reserved_blocks
         r.reserved_blocks = 0
 
@@ -349,7 +349,7 @@ class Loop(DecodeCounters):
         """
         ended = False
         if self.pending_free:
-            self.let_go()
+            self.free_finished()
         if self.decode_seqs:
             self.tick = tick = self.tick + 1
             self.kv_sum += self.decode_seqs
@@ -360,7 +360,7 @@ class Loop(DecodeCounters):
             ended = self._complete_prefills() or ended
         return ended
 
-    def let_go(self) -> None:
+    def free_finished(self) -> None:
         """Free places and blocks of finished requests."""
         for r in self.pending_free:
             self.kv_manager.release(r)
@@ -426,7 +426,7 @@ class Loop(DecodeCounters):
         else:
             how = PreemptionMode.RECOMPUTE
             self.prefilling.remove(victim)
-            self._unfill(victim)
+            self._undo_prefill(victim)
         self.most_tokens -= victim.prompt_tokens + victim.max_output_tokens
         if how is PreemptionMode.STALL:
             victim.phase = Phase.STALLED
@@ -471,7 +471,7 @@ class Loop(DecodeCounters):
                 return self._enter_swapped(lim)
             if which is NextQueue.NONE:
                 return self._budget_taken(lim)
-        elif self._asks_next_queue and self.policy.next_queue(self.view) is NextQueue.NONE:
+        elif self._calls_next_queue and self.policy.next_queue(self.view) is NextQueue.NONE:
             return self._budget_taken(lim)
         waiting, kv_manager = self.waiting, self.kv_manager
         if not lim.mixed_batches:
@@ -510,7 +510,7 @@ class Loop(DecodeCounters):
             self.prefilling.append(r)
             self.prefill_pending = pending + tokens
             self.measures.prefill_tokens += tokens
-            self._enlist(r)
+            self._enter_batch(r)
         if self.reports_empty_queue and entered and not waiting.live:
             self.outbox.append(Release(self.prefilling[-1], ReleaseReason.BEGUN, self.now_s))
         return entered and bool(self.swapped)  # the other queue may be next
@@ -535,7 +535,7 @@ class Loop(DecodeCounters):
             else:
                 blocks, tokens = kv_manager.blocks(r.kv_tokens + 1), 1
                 full = lim.mixed_batches and pending >= room
-            spare = self.policy.headroom_blocks(r, self.view) if self._asks_headroom else 0
+            spare = self.policy.headroom_blocks(r, self.view) if self._calls_headroom else 0
             if full or held + blocks + lim.watermark_blocks + spare > kv_manager.free:
                 break
             held += blocks
@@ -563,21 +563,21 @@ class Loop(DecodeCounters):
         else:
             need = kv_manager.blocks(r.kv_tokens + 1)
         need += lim.watermark_blocks + self._hold
-        if self._asks_headroom:
+        if self._calls_headroom:
             need += self.policy.headroom_blocks(r, self.view)
         if need > kv_manager.free:
             return False
-        if self._asks_reserved and not r.reserved_blocks:
+        if self._calls_reserved and not r.reserved_blocks:
             promise = self.policy.reserved_blocks(r, self.view)
             return self.reserved_blocks + promise <= kv_manager.total
         return True
 
-    def _enlist(self, r: RequestState) -> None:
+    def _enter_batch(self, r: RequestState) -> None:
         """Update the state that is common to all requests that enter the batch."""
         self.most_tokens += r.prompt_tokens + r.max_output_tokens
         if r.first_scheduled_s != r.first_scheduled_s:  # not yet
             r.first_scheduled_s = self.now_s
-        if self._asks_reserved and not r.reserved_blocks:
+        if self._calls_reserved and not r.reserved_blocks:
             r.reserved_blocks = self.policy.reserved_blocks(r, self.view)
             self.reserved_blocks += r.reserved_blocks
 
@@ -601,7 +601,7 @@ class Loop(DecodeCounters):
                 self.swap_s += self.predictions.swap_s(r.blocks)
                 r.in_host_memory = False
             r.blocks = blocks
-            self._enlist(r)
+            self._enter_batch(r)
             self._start_decode(r)
         del self.swapped[:entered]
         return full or entered > 0
@@ -688,7 +688,7 @@ class Loop(DecodeCounters):
                 ended = True
             elif self.prefill_only:
                 self.most_tokens -= r.prompt_tokens + r.max_output_tokens
-                self._unpromise(r)
+                self._release_reservation(r)
                 self._put_in_transfer(r)
                 self.outbox.append(Release(r, ReleaseReason.HAND_OVER, now_s))
                 ended = True
@@ -715,5 +715,5 @@ class Loop(DecodeCounters):
         self._dirty = True
         if r.notify_on_finish or self.reports_all_ends:
             self.outbox.append(Release.finish(r))
-        if self._tells_policy:
+        if self._calls_on_finished:
             self.policy.on_finished(r, self.view)

@@ -170,8 +170,8 @@ class TracedInstance(SimulatedInstance):
             self._note(begin_s, swap_s, 0.0, 0.0, ())
         return goes_on
 
-    def _enlist(self, r: RequestState) -> None:
-        super()._enlist(r)
+    def _enter_batch(self, r: RequestState) -> None:
+        super()._enter_batch(r)
         if r.phase is Phase.PREFILL:
             self.log.move(r.id, self.now_s, State.RECOMPUTE if r.recomputes else State.PREFILL)
 

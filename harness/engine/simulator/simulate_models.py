@@ -90,7 +90,7 @@ def simulate_models(
     cluster.run(len(workload))
     everyone = [*cluster.retired, *cluster.model_instances]
     for model_instance in everyone:
-        model_instance.instance.let_go()
+        model_instance.instance.free_finished()
     if recorder.ended == len(workload):
         for model_instance in cluster.model_instances:
             assert not model_instance.kv_manager.used, (

@@ -118,7 +118,7 @@ class SimulatedInstance(Loop):
         now_s, inbox = self.now_s, self.inbox
         tells = self.prefill_only or self.reports_all_ends or self.reports_empty_queue
         earliest_s = INF
-        if inbox and (tells or self._asks_timeout or self._asks_admit):
+        if inbox and (tells or self._calls_timeout or self._calls_admit):
             earliest_s = inbox[0].visible_s
             if earliest_s <= now_s:
                 return now_s
@@ -155,7 +155,7 @@ class SimulatedInstance(Loop):
                 # Nothing was scheduled ahead: ended requests are gone before the next iteration;
                 # all arrivals until now enter together. Past the horizon they are not known,
                 # nor while an end must be reported: an answer may cause the next request.
-                self.let_go()
+                self.free_finished()
                 if self.now_s < horizon_s and not (stop_on_release and self.outbox):
                     self.deliver(self.now_s)
             if timeouts and timeouts[0][0] <= self.now_s and not may_start_at_timeout:
@@ -177,7 +177,7 @@ class SimulatedInstance(Loop):
                 if self.idle:
                     continue
                 if self.pending_free:
-                    self.let_go()
+                    self.free_finished()
                 elif not self._pass_time(horizon_s):
                     return
                 self._began_s = self.now_s

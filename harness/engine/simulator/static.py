@@ -64,7 +64,7 @@ class StaticInstance:
         self.policy_state: Any = policy.new_state()
         self.chunks: list[tuple[int, int]] = []  # of the iteration loop alone
         self.prefill_only = self.reports_all_ends = self.reports_empty_queue = False
-        self._tells_policy = type(policy).on_finished is not StaticPolicy.on_finished
+        self._calls_on_finished = type(policy).on_finished is not StaticPolicy.on_finished
         self.view = LoopView(self)
 
     @property
@@ -230,7 +230,7 @@ class StaticInstance:
 
     def _give_back(self) -> None:
         """The batch has ended: all its answers go out."""
-        if self._tells_policy:
+        if self._calls_on_finished:
             for r in self.decoding:
                 self.policy.on_finished(r, self.view)
         self.finished.extend(self.decoding)

@@ -155,8 +155,8 @@ class Ascendra(ClusterPolicy):
         return min(hps, key=lambda instance: (instance.queue, instance.index))
 
     def _anywhere(self, cluster: ClusterView) -> Instance | RouteOutcome:
-        there = cluster.role(LP) or cluster.role(HP)
-        return least_loaded(there) if there else DROP
+        candidates = cluster.role(LP) or cluster.role(HP)
+        return least_loaded(candidates) if candidates else DROP
 
     def _groups(self, cluster: ClusterView) -> ControllerGroups:
         groups: ControllerGroups = cluster.state

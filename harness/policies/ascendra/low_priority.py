@@ -75,11 +75,13 @@ class AscendraLp(Policy):
         tokens = self.token_budget
         if view.n_waiting or view.n_prefilling:
             tokens = self._batch_tokens(view)
-        made: dict[int, Limits] = view.policy_state
-        if tokens not in made:
+        limits_by_tokens: dict[int, Limits] = view.policy_state
+        if tokens not in limits_by_tokens:
             watermark_blocks = self._watermark_blocks(view)
-            made[tokens] = Limits(tokens, self.max_num_seqs, watermark_blocks=watermark_blocks)
-        return made[tokens]
+            limits_by_tokens[tokens] = Limits(
+                tokens, self.max_num_seqs, watermark_blocks=watermark_blocks
+            )
+        return limits_by_tokens[tokens]
 
     def _watermark_blocks(self, view: View) -> int:
         return int(self.watermark * view.total_blocks)

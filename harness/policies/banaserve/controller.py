@@ -43,7 +43,7 @@ class BanaServeState(ReservedBlocks):
     balancer: Balancer = field(default_factory=lambda: Balancer(Thresholds()))
     router: PrefixAware = field(default_factory=PrefixAware)
     modules: Modules = field(default_factory=Modules)
-    asked: dict[int, float] = field(default_factory=dict)  # compute of each model, smoothed
+    compute: dict[int, float] = field(default_factory=dict)  # compute of each model, smoothed
     loads: list[tuple[float, int, float]] = field(default_factory=list)  # time, instance, U
 
 
@@ -147,10 +147,10 @@ class BanaServe(DisaggregatedPolicy):
         known: BanaServeState = cluster.state
         modules = known.modules
         for instance in cluster.up:
-            asked = compute_use(instance, self.window_s)
-            before = known.asked.get(instance.index, asked)
-            known.asked[instance.index] = before + self.smoothing * (asked - before)
-        measured = modules.loads(cluster.up, known.asked)
+            compute = compute_use(instance, self.window_s)
+            before = known.compute.get(instance.index, compute)
+            known.compute[instance.index] = before + self.smoothing * (compute - before)
+        measured = modules.loads(cluster.up, known.compute)
         known.loads += [(cluster.now_s, index, load.total) for index, load in measured.items()]
         planned = known.balancer.plan(
             {index: load.total for index, load in measured.items()},

@@ -91,13 +91,15 @@ class Modules:
     in_motion: set[int] = field(default_factory=set)
     history: list[ModuleMoveRecord] = field(default_factory=list)
 
-    def loads(self, instances: Sequence[Instance], asked: Mapping[int, float]) -> dict[int, Use]:
+    def loads(
+        self, instances: Sequence[Instance], compute_by_instance: Mapping[int, float]
+    ) -> dict[int, Use]:
         """What each instance's GPUs do, given the share of compute that each model asks for."""
-        return {instance.index: self._use(instance, asked) for instance in instances}
+        return {instance.index: self._use(instance, compute_by_instance) for instance in instances}
 
-    def _use(self, instance: Instance, asked: Mapping[int, float]) -> Use:
+    def _use(self, instance: Instance, compute_by_instance: Mapping[int, float]) -> Use:
         offloaded, received = self.offloaded.get(instance.index), self.received.get(instance.index)
-        compute = asked[instance.index]
+        compute = compute_by_instance[instance.index]
         memory = (
             _own_bytes(instance, offloaded.module, offloaded.units)
             if offloaded
@@ -107,8 +109,8 @@ class Modules:
             compute *= 1 - offloaded.share
         if received:
             memory += _away_bytes(received.owner, received.module, received.units)
-            if received.module is Module.LAYERS and received.owner.index in asked:
-                compute += asked[received.owner.index] * received.share
+            if received.module is Module.LAYERS and received.owner.index in compute_by_instance:
+                compute += compute_by_instance[received.owner.index] * received.share
         return Use(compute, memory / instance.placement.usable_bytes_per_gpu)
 
     # ---------------------------------------------------------------- what could move
@@ -170,10 +172,14 @@ class Modules:
         for units in range(before + 1, most + 1):
             if self._blocks(module, units, source, target) is None:
                 continue
-            here, there = self._after(module, before, units, source, target, loads)
+            source_use, target_use = self._after(module, before, units, source, target, loads)
             cost = _cost(source, module, units - before, over)
-            move = ModuleMove(module, source.index, target.index, units, here, there, cost.seconds)
-            if best is None or abs(here - there) < abs(best.source_load - best.target_load):
+            move = ModuleMove(
+                module, source.index, target.index, units, source_use, target_use, cost.seconds
+            )
+            if best is None or abs(source_use - target_use) < abs(
+                best.source_load - best.target_load
+            ):
                 best = move
         return best
 
@@ -184,9 +190,13 @@ class Modules:
         owner, helper = offloaded.owner, offloaded.helper
         if _used(owner) > self.own_blocks[owner.index]:
             return None
-        there, here = self._after(offloaded.module, offloaded.units, 0, owner, helper, loads)
+        target_use, source_use = self._after(
+            offloaded.module, offloaded.units, 0, owner, helper, loads
+        )
         cost = _cost(owner, offloaded.module, offloaded.units, over)
-        return ModuleMove(offloaded.module, helper.index, owner.index, 0, here, there, cost.seconds)
+        return ModuleMove(
+            offloaded.module, helper.index, owner.index, 0, source_use, target_use, cost.seconds
+        )
 
     @staticmethod
     def _after(
@@ -198,16 +208,18 @@ class Modules:
         loads: Mapping[int, Use],
     ) -> tuple[float, float]:
         """Loads of owner and helper with `units` offloaded in place of `before`."""
-        here, there = loads[owner.index], loads[helper.index]
-        kept = _own_bytes(owner, module, units) - _own_bytes(owner, module, before)
+        source_use, target_use = loads[owner.index], loads[helper.index]
+        kept_bytes = _own_bytes(owner, module, units) - _own_bytes(owner, module, before)
         away = _away_bytes(owner, module, units) - _away_bytes(owner, module, before)
         shift = 0.0
         if module is Module.LAYERS:
-            asked = here.compute / (1 - _share(owner, module, before))
-            shift = asked * (_share(owner, module, units) - _share(owner, module, before))
+            compute_by_instance = source_use.compute / (1 - _share(owner, module, before))
+            shift = compute_by_instance * (
+                _share(owner, module, units) - _share(owner, module, before)
+            )
         return (
-            here.total - shift + kept / owner.placement.usable_bytes_per_gpu,
-            there.total + shift + away / helper.placement.usable_bytes_per_gpu,
+            source_use.total - shift + kept_bytes / owner.placement.usable_bytes_per_gpu,
+            target_use.total + shift + away / helper.placement.usable_bytes_per_gpu,
         )
 
     def _blocks(

@@ -85,9 +85,9 @@ class PrismGlobal(VllmSharing):
 
     def begin(self, cluster: MultiModelCluster) -> None:
         demands = [_demand(model, model.rate_rps) for model in cluster.models]
-        found = place(demands, _empty(cluster), node_gpus=cluster.node_gpus)
-        found = swapped(found, demands, swaps=self.swaps, node_gpus=cluster.node_gpus)
-        for index, gpus in sorted(found.gpus.items()):
+        assignment = place(demands, _empty(cluster), node_gpus=cluster.node_gpus)
+        assignment = swapped(assignment, demands, swaps=self.swaps, node_gpus=cluster.node_gpus)
+        for index, gpus in sorted(assignment.gpus.items()):
             cluster.activate(cluster.models[index], gpus, loaded=True)
 
     # ---------------------------------------------------------------- requests
@@ -165,10 +165,10 @@ class PrismGlobal(VllmSharing):
             for t in model_instances
         ]
 
-    def _ranked(self, one: IdleModel) -> _Idle:
+    def _ranked(self, idle_model: IdleModel) -> _Idle:
         """Key by which `eviction_order` sorts a model."""
-        limit_s = one.gaps.threshold_s(self.worth_s, self.worth_share, self.default_idle_s)
-        return one.model, one.slo_s, one.idle_s, limit_s
+        limit_s = idle_model.gaps.threshold_s(self.worth_s, self.worth_share, self.default_idle_s)
+        return idle_model.model, idle_model.slo_s, idle_model.idle_s, limit_s
 
     # ---------------------------------------------------------------- before real servers
 
@@ -235,12 +235,12 @@ class PrismGlobal(VllmSharing):
         demands = [
             _demand(cluster.models[t.model], cluster.rate_rps[t.model], t.gpus) for t in standing
         ]
-        found = place(
+        assignment = place(
             demands, _empty(cluster), threshold=self.threshold, node_gpus=cluster.node_gpus
         )
         low = int(self.low_memory * cluster.pools[0].total)
         for model_instance in standing:
-            gpus = found.gpus.get(model_instance.model, model_instance.gpus)
+            gpus = assignment.gpus.get(model_instance.model, model_instance.gpus)
             model = cluster.models[model_instance.model]
             if set(gpus) & set(model_instance.gpus) or model_instance.ready_s > cluster.now_s:
                 continue

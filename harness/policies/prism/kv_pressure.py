@@ -141,7 +141,7 @@ def place(
 
 
 def swapped(
-    found: Assignment, demands: Sequence[Demand], *, swaps: int, node_gpus: int = 8
+    assignment: Assignment, demands: Sequence[Demand], *, swaps: int, node_gpus: int = 8
 ) -> Assignment:
     """`found` after at most `steps` steps of local search, which the paper does not have.
 
@@ -151,7 +151,7 @@ def swapped(
     them. A model without room stays without.
     """
     of = {demand.model: demand for demand in demands}
-    gpus, loads = dict(found.gpus), found.loads
+    gpus, loads = dict(assignment.gpus), assignment.loads
     for _ in range(swaps):
         best, better = _pressures(loads), None
         worst = max(range(len(loads.kv_bytes)), key=loads.pressure)
@@ -165,7 +165,7 @@ def swapped(
             break
         _carry_out(better, gpus, of, loads)
         gpus |= better
-    return Assignment(gpus, loads, found.unplaced)
+    return Assignment(gpus, loads, assignment.unplaced)
 
 
 Change = Mapping[int, Gpus]
@@ -175,18 +175,18 @@ def _changes(
     worst: int, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads, node_gpus: int
 ) -> Iterator[Change]:
     """Feasible changes that take load off this GPU by moving models to others."""
-    for model in [m for m, there in gpus.items() if worst in there]:
-        one = of[model]
+    for model in [m for m, model_gpus in gpus.items() if worst in model_gpus]:
+        candidate = of[model]
         for gpu in gpus[model]:
-            loads.remove(gpu, one)
-        there = best_gpus(one, loads, node_gpus)
+            loads.remove(gpu, candidate)
+        model_gpus = best_gpus(candidate, loads, node_gpus)
         for gpu in gpus[model]:
-            loads.add(gpu, one)
-        if there and there != gpus[model]:
-            yield {model: there}
+            loads.add(gpu, candidate)
+        if model_gpus and model_gpus != gpus[model]:
+            yield {model: model_gpus}
         for other, theirs in gpus.items():
-            apart = of[other].tp == one.tp and not set(theirs) & set(gpus[model])
-            more = one.part_bytes - of[other].part_bytes
+            apart = of[other].tp == candidate.tp and not set(theirs) & set(gpus[model])
+            more = candidate.part_bytes - of[other].part_bytes
             if (
                 apart
                 and all(loads.kv_bytes[gpu] > more for gpu in theirs)
@@ -199,17 +199,17 @@ def _carry_out(
     change: Change, gpus: Mapping[int, Gpus], of: Mapping[int, Demand], loads: Loads
 ) -> None:
     """The models of `change` go to its GPUs from where `gpus` says."""
-    for model, there in change.items():
+    for model, model_gpus in change.items():
         for gpu in gpus[model]:
             loads.remove(gpu, of[model])
-        for gpu in there:
+        for gpu in model_gpus:
             loads.add(gpu, of[model])
 
 
 def _pressures(loads: Loads) -> list[float]:
     """Of all GPUs, the highest first; sums in another order differ by less than is kept."""
-    found = sorted(map(loads.pressure, range(len(loads.kv_bytes))), reverse=True)
-    return [float(f"{pressure:.12g}") for pressure in found]
+    assignment = sorted(map(loads.pressure, range(len(loads.kv_bytes))), reverse=True)
+    return [float(f"{pressure:.12g}") for pressure in assignment]
 
 
 def _worst(demand: Demand, gpus: Gpus, loads: Loads) -> float | None:

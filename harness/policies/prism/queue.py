@@ -119,9 +119,9 @@ class PrismLocal(DropsHopeless, Vllm):
         begin, end = bisect_right(jobs, (-math.inf, math.inf)), bisect_left(jobs, (math.inf,))
         rate = self.s_per_token(view)
         tokens = view.remaining_prefill_tokens + sum(job.tokens for job in jobs[:begin])
-        kept = in_time(jobs[begin:end], view.now_s + rate * tokens, rate)
+        on_time = in_time(jobs[begin:end], view.now_s + rate * tokens, rate)
         known.keys = {job.seq: (2, job.due_s) for job in jobs[begin:end]}
-        known.keys.update({job.seq: (1, job.due_s) for job in kept})
+        known.keys.update({job.seq: (1, job.due_s) for job in on_time})
         known.keys.update({job.seq: (1, job.due_s) for job in jobs[end:]})
         known.keys.update({job.seq: (0, job.seq) for job in jobs[:begin]})
 

@@ -51,9 +51,9 @@ class SharedQueue:
 
     def ordered(self, now_s: float) -> list[RequestState]:
         """All, the next one first: S, then the others."""
-        kept = in_time(self._jobs, now_s, _TICK_S)
-        if len(kept) == len(self._jobs):
-            return [job.request for job in kept]
-        seqs = {job.seq for job in kept}
+        on_time = in_time(self._jobs, now_s, _TICK_S)
+        if len(on_time) == len(self._jobs):
+            return [job.request for job in on_time]
+        seqs = {job.seq for job in on_time}
         rest = (job.request for job in self._jobs if job.seq not in seqs)
-        return [*(job.request for job in kept), *rest]
+        return [*(job.request for job in on_time), *rest]

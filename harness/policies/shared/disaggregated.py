@@ -117,10 +117,16 @@ class DisaggregatedPolicy(ClusterPolicy):
 
     def layout(self, policy: AnyPolicy, placement: Placement, instances: int) -> Sequence[Role]:
         prefill, decode = self.counts(instances)
-        made = self.kv_managers(placement, instances)
+        make_manager = self.kv_managers(placement, instances)
         return (
-            Role(PREFILL, self.prefill_policy(policy), prefill, prefill_only=True, kv_manager=made),
-            Role(DECODE, policy, decode, kv_manager=made),
+            Role(
+                PREFILL,
+                self.prefill_policy(policy),
+                prefill,
+                prefill_only=True,
+                kv_manager=make_manager,
+            ),
+            Role(DECODE, policy, decode, kv_manager=make_manager),
         )
 
     def prefill_policy(self, policy: AnyPolicy) -> AnyPolicy:

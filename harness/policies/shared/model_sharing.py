@@ -36,7 +36,7 @@ def by_load(
     busy = [0.0] * cluster.gpus
     free = [pool.free for pool in cluster.pools]
     least_kv = LEAST_KV_BYTES // PAGE_BYTES
-    found: dict[int, tuple[int, ...]] = {}
+    gpus_by_model: dict[int, tuple[int, ...]] = {}
     for model in sorted(models, key=lambda m: (-m.rate_rps * m.work_s, m.index)):
         best: tuple[float, tuple[int, ...]] | None = None
         for begin in range(0, cluster.gpus, cluster.node_gpus):
@@ -49,8 +49,8 @@ def by_load(
                     best = worst, chosen
         if best is None:
             continue
-        found[model.index] = best[1]
+        gpus_by_model[model.index] = best[1]
         for g in best[1]:
             busy[g] += model.rate_rps * model.work_s
             free[g] -= model.weight_pages
-    return found
+    return gpus_by_model

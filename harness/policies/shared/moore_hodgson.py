@@ -48,10 +48,10 @@ def in_time(jobs: Sequence[PrefillJob], start_s: float, s_per_token: float) -> l
     return list(compress(jobs, keep))
 
 
-def slack_s(kept: Iterable[PrefillJob], start_s: float, s_per_token: float) -> float:
+def slack_s(selected: Iterable[PrefillJob], start_s: float, s_per_token: float) -> float:
     """By how much the start may slip with all of `kept` still in time."""
     least_s, tokens = math.inf, 0
-    for due_s, _, job_tokens, _ in kept:
+    for due_s, _, job_tokens, _ in selected:
         tokens += job_tokens
         spare_s = due_s - tokens * s_per_token
         if spare_s < least_s:

@@ -43,8 +43,8 @@ class Decider:
         self.view = SglangView(scheduler, predictions, policy.new_state())
         self._arrived = 0
         self._timeouts: list[tuple[float, int, SglangRequest, ReleaseReason]] = []
-        self._asks_admit = overrides(policy, "admit")
-        self._asks_timeout = overrides(policy, "timeout")
+        self._calls_admit = overrides(policy, "admit")
+        self._calls_timeout = overrides(policy, "timeout")
         self._limit()
 
     def _limit(self) -> None:
@@ -80,11 +80,11 @@ class Decider:
         self._arrived += 1
         received_s = float(getattr(req.time_stats, "scheduler_recv_time", 0.0)) or self.view.now_s
         r = SglangRequest(req, self._arrived, min(received_s, self.view.now_s))
-        if self._asks_admit and self._policy.admit(r, self.view) is Admission.REJECT:
+        if self._calls_admit and self._policy.admit(r, self.view) is Admission.REJECT:
             self._send_away(req, ReleaseReason.REJECT)
             return False
         self._place(r)
-        if self._asks_timeout and (timeout := self._policy.timeout(r, self.view)) is not None:
+        if self._calls_timeout and (timeout := self._policy.timeout(r, self.view)) is not None:
             heappush(self._timeouts, (timeout.time_s, r.seq, r, timeout.reason))
         return True
 

@@ -87,10 +87,10 @@ class PolicyScheduler(Scheduler):
         self._preempted: list[dict[str, Any]] = []
         self._began: tuple[float, Composition] | None = None
         self._asks_room = any(overrides(policy, h) for h in ("headroom_blocks", "reserved_blocks"))
-        self._asks_next_queue = overrides(policy, "next_queue")
-        self._asks_timeout = overrides(policy, "timeout")
+        self._calls_next_queue = overrides(policy, "next_queue")
+        self._calls_timeout = overrides(policy, "timeout")
         # Answers that change while requests decode are taken when something happened.
-        self._answers_drift = policy.queue_order == "dynamic" or self._asks_next_queue
+        self._answers_drift = policy.queue_order == "dynamic" or self._calls_next_queue
 
         self.policy = SchedulingPolicy.PRIORITY
         self.waiting = PolicyQueue(
@@ -175,7 +175,7 @@ class PolicyScheduler(Scheduler):
             self._send_away(request, ReleaseReason.REJECT)
             return
         super().add_request(request)
-        if self._asks_timeout:
+        if self._calls_timeout:
             timeout = policy.timeout(r, self.view)
             if timeout is not None:
                 heappush(
@@ -404,7 +404,7 @@ class PolicyScheduler(Scheduler):
 
     def _who_enters(self) -> NextQueue:
         queue = self.waiting
-        if not (queue.swapped or self._asks_next_queue):
+        if not (queue.swapped or self._calls_next_queue):
             return NextQueue.WAITING
         if not len(queue):
             return NextQueue.WAITING
