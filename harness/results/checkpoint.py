@@ -36,7 +36,8 @@ def check_settings(
     Raises:
         FileFormatError: they differ; names the first line that does.
     """
-    lines = itertools.zip_longest(kept.splitlines(), now.splitlines(), fillvalue="(nothing)")
+    # Not splitlines(): a damaged line end may be another line end to it.
+    lines = itertools.zip_longest(kept.split("\n"), now.split("\n"), fillvalue="(nothing)")
     for number, (old, new) in enumerate(lines, start=1):
         if old != new:
             difference = f"it has {old!r} where this run has {new!r}"

@@ -374,6 +374,13 @@ def check_files(folder: Path, cell: str, checksums: object) -> None:
         FileFormatError: a file is missing, damaged, or belongs to another run.
     """
     said = dict(one.split("=", 1) for one in str(checksums or "").split() if "=" in one)
+    if unknown := set(said) - {EXPERIMENT, *_DETAILS, _ROW}:
+        raise FileFormatError(
+            folder / "cells.csv",
+            None,
+            f"column `{CHECKSUMS}` of {cell} was damaged: it names {min(unknown)!r}, which is no "
+            "file of a cell; run --resume makes the cell anew",
+        )
     for name in (EXPERIMENT, *_DETAILS):
         path = folder / name.replace("*", cell)
         if name in said and crc32_of_file(path) != said[name]:

@@ -126,15 +126,18 @@ class ClientSchema(BaseModel):
 
         alike = {one.name for one in fields(HttpOptions)} & set(type(self).model_fields)
         exported = "vllm" in self.export
+        own = {
+            "api": Api(self.api),
+            "prompt_format": PromptFormat(self.prompt_format),
+            "tokenizer": None if self.tokenizer is None else Path(self.tokenizer),
+            "save_token_times": self.save_token_times or exported,
+        }
         return HttpOptions(
-            **{name: getattr(self, name) for name in alike}
-            | {"api": Api(self.api), "prompts": PromptFormat(self.prompt_format)}
-            | {"tokenizer": None if self.tokenizer is None else Path(self.tokenizer)},
+            **{name: getattr(self, name) for name in alike} | own,
             model=model,
             values_field=values_field,
             salt=salt,
             keep_texts=exported,
-            save_token_times=self.save_token_times or exported,
         )
 
 
