@@ -144,7 +144,7 @@ def test_what_the_log_leaves_open_is_said():
     told = " ".join(found.notes)
     assert "3 requests of the log did not finish" in told
     assert "tp 2, the profile of tp 1" in told
-    assert "does not say how many KV blocks" in told
+    assert "has no number of KV blocks" in told
     assert found.settings.async_scheduling is False
     assert found.host.step_s > 0
     other = dataclasses.replace(

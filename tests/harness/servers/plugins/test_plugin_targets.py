@@ -2,23 +2,32 @@
 
 from slo_bench.harness.servers.plugins.plugin_targets import moved
 
+PLUGINS = "slo_bench.harness.servers.plugins"
+CORE = "slo_bench.harness.core"
 HERE = "slo_bench.harness.engine"
 
 
 def test_what_is_as_we_know_it_is_no_problem():
     assert (
-        moved({f"{HERE}.plugin_targets.moved": ("targets",), f"{HERE}.plugin_targets:moved": ()})
+        moved(
+            {
+                f"{PLUGINS}.plugin_targets.moved": ("targets",),
+                f"{PLUGINS}.plugin_targets:moved": (),
+            }
+        )
         == []
     )
     assert (
-        moved({f"{HERE}.learned_predictions:LearnedPredictions.step_s": ("self", "decode_seqs")})
+        moved({f"{CORE}.learned_predictions:LearnedPredictions.step_s": ("self", "decode_seqs")})
         == []
     )
-    assert moved({f"{HERE}.over_http.faults:RequestFault.ABORTED": ()}) == []  # nothing to call
+    assert (
+        moved({f"slo_bench.harness.load_generator.http.faults:RequestFault.ABORTED": ()}) == []
+    )  # nothing to call
 
 
 def test_what_is_gone_or_takes_something_else_is_named():
-    learn = f"{HERE}.learned_predictions:LearnedPredictions.learn"
+    learn = f"{CORE}.learned_predictions:LearnedPredictions.learn"
     problems = moved(
         {
             f"{HERE}.nowhere:f": (),

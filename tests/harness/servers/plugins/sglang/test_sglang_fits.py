@@ -25,7 +25,7 @@ def test_order_victims_and_leaving_can_be_decided(name):
     [
         ("vllm-swap", "it decides preemption_mode"),
         ("adaptivellm", "it decides preemption_mode"),
-        ("orca", "it decides commit"),
+        ("orca", "it decides reserved_blocks"),
         ("vllm-v0", "it never splits a prompt"),
         ("sarathi", "it keeps blocks free"),
         ("fifo", "it forms static batches"),
@@ -63,7 +63,9 @@ def test_nothing_happens_where_no_policy_is_asked_for(monkeypatch):
 def test_a_policy_that_does_not_fit_ends_the_process(monkeypatch):
     spec = PolicySpec.of("orca", SYSTEMS["orca"].policy)
     monkeypatch.setenv(POLICY_VARIABLE, spec.to_json())
-    with pytest.raises(SystemExit, match="orca cannot run inside SGLang: it decides commit"):
+    with pytest.raises(
+        SystemExit, match="orca cannot run inside SGLang: it decides reserved_blocks"
+    ):
         register()
 
 
