@@ -22,7 +22,7 @@ def test_what_is_as_we_know_it_is_no_problem():
         == []
     )
     assert (
-        moved({f"slo_bench.harness.load_generator.http.faults:RequestFault.ABORTED": ()}) == []
+        moved({"slo_bench.harness.load_generator.http.faults:RequestFault.ABORTED": ()}) == []
     )  # nothing to call
 
 
