@@ -132,7 +132,7 @@ def test_a_run_and_its_columns(tmp_path):
 
 
 def test_embeddings_need_an_embedder():
-    with pytest.raises(SloBenchError, match="name the embedding model"):
+    with pytest.raises(SloBenchError, match="say which model embeds"):
         experiment(embedder=None, load_factors=[0.5]).plan()
 
 

@@ -65,10 +65,10 @@ def test_runs_are_cells_of_a_run_folder_that_the_report_reads(searched, tmp_path
     page = write_report([searched.folder], tmp_path / "report.html").read_text()
     best = max(searched.rows(), key=lambda row: row["capacity_rps"])
     assert f"<strong>{best['system']}</strong> carries" in page
-    assert "with at least 90&nbsp;% of requests in their SLO." in page
+    assert "with at least 90 % of requests in their SLO." in page
     section = page.partition('id="capacity-section"')[2].partition("</section>")[0]
     assert "vllm" in section
-    assert "95&nbsp;% interval" in section
+    assert "95\N{NO-BREAK SPACE}% interval" in section
     assert '"capacity":{"id":"capacity"' in page
 
 

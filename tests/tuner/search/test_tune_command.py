@@ -84,7 +84,7 @@ def test_a_parameter_is_set_or_searched(slo_bench):
         (["sarathi", "--set", "tp=1,2"], "--set tp takes one value"),
         (["sarathi", "--set", "chunks=3"], "unknown parameter or setting in --set 'chunks'"),
         (["sarathi", "--objective", "goodput"], "give it (--rate 4)"),
-        (["sarathi", "--rate", "3"], "leave --rate out, or ask for goodput"),
+        (["sarathi", "--rate", "3"], "leave --rate out, or choose goodput"),
         (["sarathi", "--objective", "speed"], "unknown objective 'speed'"),
         (["sarathi", "--trials", "0"], "trials must be greater than or equal to 1"),
         (["sarathi", "--sampler", "bo"], "unknown sampler 'bo'"),
