@@ -20,14 +20,14 @@ from ....workloads.errors import SloBenchError
 T = TypeVar("T")
 _EXTRA = "setting"
 Role = Literal["workload", "deployment", "client", "run"]
-COMPARED = "What is compared"
-ARRIVES = "What arrives"
+COMPARED = "Systems"
+ARRIVES = "Workload"
 ARRIVES_MORE = "Workload details"
-SERVES = "What serves it"
+SERVES = "Deployment"
 SERVES_MORE = "Memory, precision and step times"
-RUN = "How it is run"
-CLIENT = "How a real server is asked"
-SERVERS = "How servers are started"
+RUN = "Execution"
+CLIENT = "Client of real servers"
+SERVERS = "Started servers"
 
 
 def _listed(value: object) -> object:
