@@ -1,4 +1,4 @@
-"""How a real server is asked, as people write it: the table `[client]` of an experiment file."""
+"""Settings of the load generator for real servers: the table `[client]` of an experiment file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class ClientSchema(BaseModel):
-    """Settings of the load generator; see `HttpOptions`. Frozen.
+    """Settings of the load generator; `HttpOptions` is their form for one cell. Frozen.
 
-    `base_urls` are the servers that `backend = "openai"` attaches to; several stand behind the
-    router. Secrets stand in environment variables: `api_key_env` names one, and `$NAME` in a
+    `base_urls` are the servers that `backend = "openai"` attaches to; several are placed behind
+    the router. Secrets are kept in environment variables: `api_key_env` names one, and `$NAME` in a
     header's value another.
     """
 
@@ -122,13 +122,13 @@ class ClientSchema(BaseModel):
     @field_validator("body")
     @classmethod
     def _has_no_null(cls, body: dict[str, Any]) -> dict[str, Any]:
-        """An experiment file could not hold it."""
+        """Reject null values, which a TOML file cannot hold."""
         if _has_none(body):
             raise ValueError("cannot hold null; leave the field out")
         return body
 
     def options(self, *, model: str, salt: str, values_field: str | None = None) -> HttpOptions:
-        """As the load generator takes it, for one cell."""
+        """Return the options of the load generator for one cell."""
         from ...load_generator.http.options import Api, HttpOptions, PromptFormat
 
         alike = {one.name for one in fields(HttpOptions)} & set(type(self).model_fields)

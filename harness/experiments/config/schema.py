@@ -1,4 +1,4 @@
-"""What a person may write in an experiment file.
+"""Schema of an experiment file.
 
 Every setting but the few that belong to the whole experiment may be a list: it is then an axis of
 the experiment, every combination is run, and its column says which value a row had.
@@ -59,7 +59,9 @@ class SettingError(SloBenchError):
 
 
 def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine `torch` runs where no workload is named: about a minute on two cores."""
+    """Return the default load of the backend `torch` without a workload: about a minute on two
+    cores.
+    """
     load = {"workload": "alpaca", "seeds": 1, "systems": ("vllm", "sarathi")}
     if not any(name in settings for name in ("rates", "replay_speeds", "load_factors")):
         load["rates"] = (4.0, 8.0)
@@ -366,7 +368,9 @@ class ExperimentSchema(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _attached(cls, settings: Any) -> Any:
-        """What a server is, that somebody else has started, is not ours to say."""
+        """Set the defaults that depend on the backend: names for a running server, a tiny model
+        for torch.
+        """
         if isinstance(settings, dict) and settings.get("backend") == "openai":
             return {"systems": "server", "model": "served", "gpu": "unknown", **settings}
         if isinstance(settings, dict) and settings.get("backend") == "torch":

@@ -1,4 +1,4 @@
-"""How servers are started for an experiment, as people write it: the table `[server]` of a file."""
+"""Settings of started servers: the table `[server]` of an experiment file."""
 
 from __future__ import annotations
 
