@@ -1,4 +1,4 @@
-"""Where the command begins. Ctrl-C while its modules are being read ends it as it does later."""
+"""Entry point of the command; Ctrl-C during the imports ends it as it does later."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .interrupts import watch
 
 
 def main() -> None:
-    """See `cli.main.main`."""
+    """Run `slo-bench`; its modules are imported here."""
     try:
         watch()
         from .main import main as run

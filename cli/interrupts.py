@@ -9,13 +9,13 @@ _struck = False
 
 
 def watch() -> None:
-    """Remember from here on, unless somebody has other plans for it."""
+    """Record Ctrl-C from here on, unless another handler is installed."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _strike)
 
 
 def struck() -> bool:
-    """Has it been pressed?"""
+    """Return True if Ctrl-C was pressed."""
     return _struck
 
 

@@ -49,10 +49,10 @@ from .options.examples import epilog
 
 app = typer.Typer(
     name="slo-bench",
-    help="How much load can an LLM serving system carry while its requests meet their latency "
-    "objectives, and which policy, placement and settings carry the most?\n\n"
-    "Exit codes: 0 done; 1 done, and the answer is no (gate, doctor, selftest); 2 something that "
-    "you can mend, with a line that says what; 130 interrupted by Ctrl-C.",
+    help="Measure, compare and tune LLM serving systems: the load that they carry while requests "
+    "meet their SLOs, and the policy, placement and settings that carry the most.\n\n"
+    "Exit codes: 0: success; 1: the check failed (gate, doctor, selftest); 2: usage or input "
+    "error, the message says what to change; 130: interrupted by Ctrl-C.",
     epilog=epilog(["slo-bench run", "slo-bench list systems", "slo-bench run --help"]),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -97,11 +97,11 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Options of `slo-bench` itself."""
+    """Global options of `slo-bench`, such as --version."""
 
 
 def main() -> None:
-    """Run the command line; what the user can mend ends with one line and exit code 2."""
+    """Run the command line; a usage or input error prints one line and exits with code 2."""
     try:
         app()
     except SloBenchError as error:

@@ -1,1 +1,1 @@
-"""What it shows: tables, figures, the HTML page."""
+"""Tables, figures and HTML pages of results."""

@@ -26,23 +26,27 @@ app = typer.Typer(
     )
 )
 def install(
-    backend: Annotated[str, typer.Argument(metavar="BACKEND", help="vllm or sglang.")],
-    cpu: Annotated[bool, typer.Option("--cpu", help="The build for machines without GPU.")] = False,
+    backend: Annotated[str, typer.Argument(metavar="BACKEND", help="Server: vllm or sglang.")],
+    cpu: Annotated[
+        bool, typer.Option("--cpu", help="Install the build for machines without a GPU.")
+    ] = False,
     version: Annotated[
         str | None,
-        typer.Option(metavar="V", help="Of the server. Default: the one slo-bench is tested with."),
+        typer.Option(
+            metavar="V", help="Server version. Default: the version that slo-bench is tested with."
+        ),
     ] = None,
     packages: Annotated[
         list[str] | None,
         typer.Option(
             "--with",
             metavar="PACKAGE",
-            help="One more package, such as nixl; also where the server is installed already. "
-            "May be repeated.",
+            help="Additional package, such as nixl; also added to an existing installation. May be "
+            "repeated.",
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show what the installer says.")
+        bool, typer.Option("--verbose", "-v", help="Show the installer's output.")
     ] = False,
 ) -> None:
     """Install a server; takes minutes and gigabytes. Uses uv if there is one, else venv and pip."""
@@ -67,7 +71,7 @@ def install(
 def list_backends(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List the servers that are installed and those that can be."""
+    """List installed and available servers."""
     from ...harness.servers.launch import environments
     from ...harness.servers.launch.recipes import RECIPES
 
@@ -112,10 +116,13 @@ def list_backends(
 @app.command(epilog=epilog(["slo-bench backends remove vllm-0.32.0-cpu"]))
 def remove(
     name: Annotated[
-        str, typer.Argument(metavar="NAME", help="An environment, or a server: all of its own.")
+        str,
+        typer.Argument(
+            metavar="NAME", help="Environment name, or a server name for all its environments."
+        ),
     ],
 ) -> None:
-    """Delete environments."""
+    """Delete the environments of installed servers."""
     from ...harness.servers.launch import environments
 
     for path in environments.remove(name):

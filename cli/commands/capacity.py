@@ -40,23 +40,23 @@ CHANGED = {
     "rates": {
         "panel": SEARCH,
         "metavar": "LOW,HIGH|START",
-        "help": "Search between these rates, in requests per second; a single one is where the "
-        "search begins. Default: begin near the estimated capacity, or at 1 on a real server.",
+        "help": "Search between these rates, in requests per second; a single rate is the starting "
+        "point. Default: start near the estimated capacity, or at 1 on a real server.",
     },
     "requests": {
         "panel": SEARCH,
-        "help": "The least in a run; runs grow where waiting requests hold each other up for long. "
-        f"Default: {SIMULATED_REQUESTS}, on a real server {REAL_REQUESTS}; of a trace all.",
+        "help": "Minimum number of requests in each cell; more where queueing correlates requests. "
+        f"Default: {SIMULATED_REQUESTS}, on a real server {REAL_REQUESTS}; all "
+        "requests of a trace.",
     },
     "seeds": {
         "panel": SEARCH,
-        "help": "Runs of a rate, each with a seed of its own, before the next is chosen. "
-        f"Default: {SEEDS}.",
+        "help": f"Number of seeds at each rate before the next rate is chosen. Default: {SEEDS}.",
     },
 }
 AsJson = Annotated[
     bool,
-    typer.Option("--json", help="Print the capacities as a JSON list, and nothing else."),
+    typer.Option("--json", help="Print only the capacities, as a JSON list."),
 ]
 
 
@@ -136,7 +136,9 @@ def _write_page(folder: Path) -> Path:
 def _display(
     folder: Path,
 ) -> Iterator[tuple[Callable[[CapacityProgress], None], Callable[[int, float], None] | None]]:
-    """What to call after a run, and within one: a line that changes, or one that stays."""
+    """Return the callbacks for a finished run and for progress within a run: a status line, or
+    plain lines.
+    """
     if not sys.stderr.isatty():
         typer.echo(f"searching into {folder}", err=True)
         yield (lambda progress: None), None

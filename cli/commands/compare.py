@@ -25,8 +25,8 @@ A = Annotated[
     Path,
     typer.Argument(
         metavar="A",
-        help="A run folder, or a result file of `vllm bench serve` (--save-detailed), "
-        "guidellm (benchmarks.json) or aiperf (profile_export.jsonl).",
+        help="Run folder, or a result file of `vllm bench serve` (--save-detailed), guidellm "
+        "(benchmarks.json) or aiperf (profile_export.jsonl).",
     ),
 ]
 MetricNames = Annotated[
@@ -34,35 +34,41 @@ MetricNames = Annotated[
     typer.Option(
         "--metric",
         metavar="M,…",
-        help="attainment, goodput, output_tokens; ttft_, tpot_ or e2e_ with mean, p50, p90 or p99.",
+        help="Metrics to compare: attainment, goodput, output_tokens; ttft_, tpot_ or e2e_ with "
+        "mean, p50, p90 or p99.",
     ),
 ]
 Systems = Annotated[
     str | None,
-    typer.Option(metavar="X,Y", help="System X of A against system Y of B, or of A itself."),
+    typer.Option(
+        metavar="X,Y", help="Compare system X of A with system Y of B, or of A if B is left out."
+    ),
 ]
 Rates = Annotated[
-    str | None, typer.Option(metavar="2,4|2:8:2", help="Only these offered rates, req/s.")
+    str | None, typer.Option(metavar="2,4|2:8:2", help="Compare only these offered rates, req/s.")
 ]
 OneSlo = Annotated[
     str | None,
     typer.Option(
         metavar="ttft=1,tpot=0.15",
-        help="Hold all requests against this, in seconds, instead of their own bounds.",
+        help="SLO in seconds for all requests, instead of their own bounds.",
     ),
 ]
 Confidence = Annotated[
-    float, typer.Option(metavar="C", help="Of intervals; 1 less the level of significance.")
+    float,
+    typer.Option(metavar="C", help="Confidence level of the intervals: 1 − level of significance."),
 ]
-Seed = Annotated[int, typer.Option(metavar="N", help="Of the resampling.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")]
+Seed = Annotated[int, typer.Option(metavar="N", help="Seed of the bootstrap.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only JSON.")]
 
 
 def compare(
     a: A,
     b: Annotated[
         Path | None,
-        typer.Argument(metavar="[B]", help="Likewise. Left out: A, with --systems."),
+        typer.Argument(
+            metavar="[B]", help="Run folder or result file, as A. If left out: A, with --systems."
+        ),
     ] = None,
     systems: Systems = None,
     metric: MetricNames = None,
@@ -71,7 +77,7 @@ def compare(
     confidence: Confidence = 0.95,
     seed: Seed = 0,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -107,7 +113,7 @@ def compared_by(
     seed: int,
     gated: bool = False,
 ) -> Comparison:
-    """The comparison that the options ask for, with progress where it takes its time.
+    """Return the comparison that the options select; show progress if it is slow.
 
     Raises:
         SloBenchError: an option cannot be read, or A and B cannot be compared.

@@ -21,7 +21,7 @@ _DEFAULTS: dict[str, Any] = {
     "seed": 0,
 }
 _CHANGED = {
-    "workload": {"help": "As in `run`. Default: azure-conv.", "repeated": False},
+    "workload": {"help": "Workload, as in `run`. Default: azure-conv.", "repeated": False},
     "gpu": {"help": "Kind of GPU. Default: h100-80g."},
     "duration_s": {"help": "Seconds of arrivals. Default: 3600."},
     "seed": {"help": "Seed of the random numbers. Default: 0."},
@@ -30,22 +30,28 @@ _CHANGED = {
 
 @with_options
 def derive_slo(
-    models: Annotated[str, typer.Option(metavar="fleet(…)|zipf(…)", help="As in `run`.")],
-    rate: Annotated[float, typer.Option(metavar="R", help="Of all models together, req/s.")],
+    models: Annotated[
+        str, typer.Option(metavar="fleet(…)|zipf(…)", help="Models of the requests, as in `run`.")
+    ],
+    rate: Annotated[
+        float, typer.Option(metavar="R", help="Total request rate of all models, req/s.")
+    ],
     given: Annotated[Given, Offer(only=_DEFAULTS, changed=_CHANGED)],
-    quantile: Annotated[float, typer.Option(metavar="Q", help="Of each model's latencies.")] = 0.95,
+    quantile: Annotated[
+        float, typer.Option(metavar="Q", help="Quantile of each model's latencies.")
+    ] = 0.95,
     bound: Annotated[
         list[str] | None,
-        typer.Option(metavar="ttft|tpot", help="Only this one. May be repeated."),
+        typer.Option(metavar="ttft|tpot", help="Derive only this bound. May be repeated."),
     ] = None,
     each: Annotated[
-        bool, typer.Option("--each", help="Every copy of a shape apart, not their median.")
+        bool, typer.Option("--each", help="Print every copy of a model, not their median.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Derive SLOs: every model serves its own requests on GPUs of its own (simulated).
+    """Derive SLOs from simulations in which every model has its own GPUs.
 
-    Prints what --slo takes; --slo-scale multiplies it.
+    Prints a value for --slo; --slo-scale multiplies it.
     """
     from ...harness.experiments.execution.cells import (
         PlacementSpec,

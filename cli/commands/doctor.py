@@ -1,4 +1,4 @@
-"""`slo-bench doctor`: what works on this machine, and the command that mends what does not."""
+"""`slo-bench doctor`: check the installation; name the command that repairs each problem."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EXTRAS = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at. `state` is ok, missing (does without) or broken."""
+    """Result of one check. `state` is ok, missing (optional) or broken."""
 
     check: str
     state: str
@@ -40,7 +40,7 @@ class Finding:
 def doctor(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """Check this machine; the exit code is 1 if something is broken."""
+    """Check this installation; exit code 1 if something is broken."""
     findings = list(examine())
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
@@ -60,13 +60,13 @@ def _print(findings: list[Finding]) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     for finding in findings:
         mark, style = marks[finding.state]
-        text = finding.found + (f"\nmend: {finding.mend}" if finding.mend else "")
+        text = finding.found + (f"\nrepair: {finding.mend}" if finding.mend else "")
         table.add_row(Text(mark, style=style), Text(finding.check), Text(text, overflow="fold"))
     terminal().print(table)
 
 
 def examine() -> Iterator[Finding]:
-    """Everything worth knowing before a run."""
+    """Run every check."""
     yield _python()
     yield _version()
     yield from _packages()
@@ -104,7 +104,7 @@ def _version() -> Finding:
 
 
 def _packages() -> Iterator[Finding]:
-    """What the package says it needs, but for the extras; old versions are pip's affair."""
+    """Check the package's required dependencies, without extras; versions are left to pip."""
     try:
         needed = [text for text in requires("slo-bench") or [] if "extra ==" not in text]
     except PackageNotFoundError:
@@ -184,7 +184,7 @@ def _folders() -> Iterator[Finding]:
 
 
 def _writable(what: str, folder: Path, mend: str) -> Finding:
-    """Whether the folder, or where it would be made, can be written."""
+    """Check that the folder, or the parent in which it would be created, is writable."""
     there = next(path for path in (folder, *folder.parents) if path.exists())
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
         return Finding(what, "ok", str(folder))

@@ -18,10 +18,10 @@ EXAMPLES = (
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")],
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="Run folder.")],
     request: Annotated[
         str,
-        typer.Argument(metavar="REQUEST", help="Its number (`id` in the records), or slowest."),
+        typer.Argument(metavar="REQUEST", help="Request number (`id` in the records), or slowest."),
     ],
     cell: Annotated[
         str | None,
@@ -29,22 +29,22 @@ def explain(
             "--cell",
             "-c",
             metavar="C",
-            help="Which cell (`cell` in cells.csv). Needed where there are several.",
+            help="Cell name (`cell` in cells.csv). Required if the run has several.",
         ),
     ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.json[.gz]",
-            help="Write the whole cell for ui.perfetto.dev or chrome://tracing, too.",
+            help="Also write a trace of the whole cell for ui.perfetto.dev or chrome://tracing.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Say where a request's time went: queue, prefill, preempted, swapped, decode, and what else.
+    """Show where a request's time went: queue, prefill, preempted, swapped, decode and other parts.
 
-    A simulated cell is run again from the experiment, watched this time. Of a real server's cell
-    only what its client saw is known: queue and prefill cannot be told apart.
+    A simulated cell is simulated again, with a log of events. For a cell of a real server only
+    the client's times are known: queue and prefill cannot be separated.
     """
     from ...harness.validation.measured_trace import MeasuredCell
     from ...harness.validation.trace import (

@@ -1,4 +1,4 @@
-"""`slo-bench gate`: fail a build whose results are significantly worse than the baseline's."""
+"""`slo-bench gate`: fail a build with results significantly worse than the baseline's."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ EXAMPLES = (
 
 
 def gate(
-    a: Annotated[Path, typer.Argument(metavar="BASELINE", help="A run folder or result file.")],
-    b: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Likewise.")],
+    a: Annotated[Path, typer.Argument(metavar="BASELINE", help="Run folder or result file.")],
+    b: Annotated[
+        Path, typer.Argument(metavar="CANDIDATE", help="Run folder or result file, as BASELINE.")
+    ],
     max_regression: Annotated[
         str,
         typer.Option(
             metavar="5%",
-            help="How much worse is still allowed: percent of the baseline; points for attainment.",
+            help="Largest regression allowed: percent of the baseline; percentage points for "
+            "attainment.",
         ),
     ] = "5%",
     metric: MetricNames = None,
@@ -41,10 +44,10 @@ def gate(
     seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Exit with 1 where the candidate is significantly worse by more than the bound, else with 0.
+    """Exit with 1 if the candidate is significantly worse by more than the bound, else with 0.
 
-    With 2 where the two cannot be compared: another workload, SLO, model or backend, or no cell in
-    common.
+    Exit with 2 if the two cannot be compared: different workload, SLO, model or backend, or no
+    common cell.
     """
     from ...reports.compare.gate import judge_comparison, parse_regression
     from ...reports.compare.results import NotComparableError

@@ -28,7 +28,7 @@ def list_names(
         str,
         typer.Argument(
             metavar="KIND",
-            help="systems, compatibility (which runs on which backend), models, gpus, links, "
+            help="Kind of names: systems, compatibility (systems by backend), models, gpus, links, "
             "workloads, suites or routers.",
             autocompletion=completion.kinds,
         ),
@@ -37,13 +37,13 @@ def list_names(
         str | None,
         typer.Argument(
             metavar="[NAME]",
-            help="Everything about this one.",
+            help="Show the details of this name.",
             autocompletion=completion.of_that_kind,
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list.")] = False,
 ) -> None:
-    """List the names that other commands take, or show all that stands behind one of them."""
+    """List the names that other commands accept, or show the details of one name."""
     if kind not in KINDS:
         raise UnknownNameError("list", kind, KINDS)
     entries = KINDS[kind]()
@@ -68,7 +68,7 @@ def _show_all(kind: str, entries: list[Entry]) -> None:
 
     from ..output.console import terminal
 
-    if kind == "compatibility":  # the reasons have room where one is asked for
+    if kind == "compatibility":  # reasons are shown only for a single name
         entries = [{c: str(v).partition(":")[0] for c, v in e.items()} for e in entries]
     elif kind in _BRIEFLY:
         entries = [{column: entry[column] for column in _BRIEFLY[kind]} for entry in entries]

@@ -23,15 +23,22 @@ EXAMPLES = (
 _CHOICE = "Deployment"
 
 Rate = Annotated[
-    float, typer.Option(metavar="R", help="Requests per second.", rich_help_panel=ARRIVES)
+    float,
+    typer.Option(metavar="R", help="Offered rate in requests per second.", rich_help_panel=ARRIVES),
 ]
 Target = Annotated[
     float,
-    typer.Option(metavar="SHARE", help="Requests in SLO, at least.", rich_help_panel=ARRIVES),
+    typer.Option(
+        metavar="SHARE",
+        help="Target attainment: minimum share of requests that meet their SLO.",
+        rich_help_panel=ARRIVES,
+    ),
 ]
 Headroom = Annotated[
     float,
-    typer.Option(metavar="SHARE", help="Plan for so much more load.", rich_help_panel=ARRIVES),
+    typer.Option(
+        metavar="SHARE", help="Spare capacity, as a share of the rate.", rich_help_panel=ARRIVES
+    ),
 ]
 Kinds = Annotated[
     list[str] | None,
@@ -39,7 +46,7 @@ Kinds = Annotated[
         "--gpu",
         "-g",
         metavar="G,…",
-        help="GPUs to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
+        help="GPU types to choose from. May be repeated. Default: all of `slo-bench list gpus`.",
         autocompletion=listed("gpus"),
         rich_help_panel=_CHOICE,
     ),
@@ -48,17 +55,18 @@ Price = Annotated[
     list[str] | None,
     typer.Option(
         metavar="G=USD",
-        help="What a GPU costs per hour, in place of the catalogue's price. May be repeated.",
+        help="Price of a GPU per hour, instead of the catalogue's. May be repeated.",
         rich_help_panel=_CHOICE,
     ),
 ]
 MaxGpus = Annotated[
-    int, typer.Option(metavar="N", min=1, help="No more GPUs in all.", rich_help_panel=_CHOICE)
+    int,
+    typer.Option(metavar="N", min=1, help="Maximum total number of GPUs.", rich_help_panel=_CHOICE),
 ]
-Plans = Annotated[int, typer.Option(metavar="N", min=1, help="So many, the cheapest first.")]
-AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the plans as a JSON list, and nothing else.")
+Plans = Annotated[
+    int, typer.Option(metavar="N", min=1, help="Number of plans to print, the cheapest first.")
 ]
+AsJson = Annotated[bool, typer.Option("--json", help="Print only the plans, as a JSON list.")]
 
 
 _ASKED = (
@@ -81,9 +89,9 @@ def plan(
     resume: options.Resume = False,
     as_json: AsJson = False,
 ) -> None:
-    """Choose the cheapest GPUs, their number, parallelism and settings that carry a load in SLO.
+    """Find the cheapest GPUs, number, parallelism and settings that carry a load within its SLO.
 
-    Every plan was simulated at the rate until that was certain; what it can carry at most has an
+    Every plan is simulated at the rate until its attainment is certain; its capacity has an
     interval. With --out, the first plan's launch script and experiment are written too.
     """
     from ...reports.pages.plan import plan_rows, plan_table

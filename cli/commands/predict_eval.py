@@ -20,7 +20,7 @@ EXAMPLES = (
 
 
 def predict_eval(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="What predict-train made.")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder written by predict-train.")],
     data: predict_data.Data,
     columns: predict_data.Columns = None,
     label_tokenizer: predict_data.Counted = None,
@@ -32,27 +32,30 @@ def predict_eval(
         typer.Option(
             metavar="N",
             min=1,
-            help="Instead: let the answers come in order, N at a time, and show how the predictor "
-            "fares as trained, and when it is corrected at once and taught every N answers.",
+            help="Prequential evaluation: process the answers in order, N at a time; compare the "
+            "predictor as trained with one that is corrected at once and retrained every N "
+            "answers.",
         ),
     ] = None,
     baseline: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="With --prequential: show this predictor beside it, say one that was trained on "
+            help="With --prequential: also evaluate this predictor, for example one trained on "
             "such answers from the start.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of what --prequential teaches.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the retraining of --prequential.")
+    ] = 0,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Hold a predictor and three baselines against answers that it has not seen.
+    """Evaluate a predictor and three baselines on held-out answers.
 
-    Rows whose prompt took part in training are left out, and counted.
+    Rows with a prompt used in training are left out and counted.
     """
     from ...predictors.lengths.config import PredictorConfig
 

@@ -23,23 +23,30 @@ EXAMPLES = (
 
 @dataclass(frozen=True)
 class Training:
-    """How it is trained; see `TrainSettings`."""
+    """Training options; `TrainSettings` defines their meaning."""
 
-    head: Annotated[str, typer.Option(metavar="H", help="softmax, ordinal or quantile.")] = (
-        "softmax"
-    )
-    lora_r: Annotated[int, typer.Option(metavar="R", help="Rank of the adapters.")] = 16
+    head: Annotated[
+        str,
+        typer.Option(
+            metavar="H", help="Output head of the predictor: softmax, ordinal or quantile."
+        ),
+    ] = "softmax"
+    lora_r: Annotated[int, typer.Option(metavar="R", help="Rank of the LoRA adapters.")] = 16
     epochs: Annotated[int, typer.Option(metavar="N", help="Passes over the data.")] = 3
-    batch: Annotated[int, typer.Option(metavar="N", help="Prompts a step.")] = 24
-    learning_rate: Annotated[float, typer.Option(metavar="X", help="At its highest.")] = 1e-3
+    batch: Annotated[int, typer.Option(metavar="N", help="Batch size in prompts.")] = 24
+    learning_rate: Annotated[float, typer.Option(metavar="X", help="Peak learning rate.")] = 1e-3
     max_tokens: Annotated[
-        int, typer.Option(metavar="N", help="Of a prompt and the model's name, that are read.")
+        int,
+        typer.Option(
+            metavar="N",
+            help="Maximum number of input tokens (prompt and model name); the rest is cut.",
+        ),
     ] = 128
     patience: Annotated[
         int, typer.Option(metavar="N", help="Stop after N epochs without a better validation loss.")
     ] = 2
     test_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of prompts kept out for predict-eval.")
+        float, typer.Option(metavar="SHARE", help="Share of prompts held out for predict-eval.")
     ] = 0.05
 
 
@@ -48,38 +55,42 @@ def predict_train(
     data: predict_data.Data,
     training: Training,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="A new folder.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="DIR", help="New folder for the predictor."),
     ] = None,
     continue_from: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Instead of a new one: teach this predictor what is new in DATA, with replay of "
-            "what it learnt before; kept only if it does not get worse at that.",
+            help="Continue training this predictor on new rows of DATA, with replay of earlier "
+            "rows; the result is kept only if it is no worse on earlier rows.",
         ),
     ] = None,
     base: Annotated[
         str | None,
         typer.Option(
             metavar="PATH|NAME",
-            help="The model beneath: an encoder or a decoder, as a folder or a name on the hub. "
-            "Default: sentence-transformers/all-MiniLM-L6-v2; with --continue-from as trained.",
+            help="Base model: an encoder or a decoder, as a folder or a name on the Hugging Face "
+            "hub. Default: sentence-transformers/all-MiniLM-L6-v2; with --continue-from as "
+            "trained.",
         ),
     ] = None,
     columns: predict_data.Columns = None,
     label_tokenizer: predict_data.Counted = None,
     buckets: Annotated[
         str | None,
-        typer.Option(metavar="0,8,16,…", help="First lengths of buckets. Default: 0,8,16,…,2048."),
+        typer.Option(
+            metavar="0,8,16,…", help="Lower bounds of the length buckets. Default: 0,8,16,…,2048."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of everything that is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of all random numbers.")] = 0,
     device: predict_data.Device = "auto",
     threads: predict_data.Threads = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with an interrupted training in --out.")
+        bool, typer.Option("--resume", help="Continue an interrupted training in --out.")
     ] = False,
 ) -> None:
-    """Fine-tune a predictor of answer lengths: the prompt goes in, never the answer."""
+    """Fine-tune a predictor of output lengths; its input is the prompt, never the answer."""
     if (out is None) == (continue_from is None):
         raise SloBenchError(
             "give --out DIR for a new predictor, or --continue-from DIR for one to teach"

@@ -48,36 +48,41 @@ def import_(
     source: Annotated[
         str,
         typer.Argument(
-            metavar="SOURCE", help="llmservingsim, vidur, aiconfigurator, distserve, splitwise."
+            metavar="SOURCE",
+            help="Project: llmservingsim, vidur, aiconfigurator, distserve or splitwise.",
         ),
     ],
-    path: Annotated[Path, typer.Argument(metavar="PATH", help="Its file or folder.")],
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="File or folder of that project.")],
     out: Annotated[
         Path,
         typer.Option(
-            "--out", "-o", metavar="FILE", help="NAME.toml (tables beside it) or a folder."
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Profile file NAME.toml (its tables in the same folder), or a folder.",
         ),
     ],
     model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="M", help="The catalogue's name.")
+        str | None, typer.Option("--model", "-m", metavar="M", help="Catalogue name.")
     ] = None,
     gpu: Annotated[
-        str | None, typer.Option("--gpu", "-g", metavar="G", help="The catalogue's name.")
+        str | None, typer.Option("--gpu", "-g", metavar="G", help="Catalogue name.")
     ] = None,
     tp: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="Tensor parallel GPUs.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="GPUs that share each layer (tensor parallelism)."),
     ] = None,
     add: Annotated[
         bool,
         typer.Option(
-            "--add", help="Add what the profile --out lacks; tables that it has are kept."
+            "--add", help="Add missing tables to the profile --out; its existing tables are kept."
         ),
     ] = False,
     tables: Annotated[
-        str, typer.Option(metavar="csv|parquet", help="How tables are kept.")
+        str, typer.Option(metavar="csv|parquet", help="File format of the tables.")
     ] = "csv",
 ) -> None:
-    """Read another project's measurements into a profile."""
+    """Convert another project's measurements to a profile."""
     from ...predictors.profiles.importers import ImportOptions, import_profile
     from ...predictors.profiles.profile import read_profile, write_profile
 
@@ -91,12 +96,13 @@ def import_(
 
 @app.command(epilog=epilog(_SHOWS))
 def show(
-    profile: Annotated[Path, typer.Argument(metavar="FILE", help="A profile.")],
+    profile: Annotated[Path, typer.Argument(metavar="FILE", help="Profile file.")],
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print it as JSON, without the tables' rows.")
+        bool,
+        typer.Option("--json", help="Print the profile as JSON, without the rows of its tables."),
     ] = False,
 ) -> None:
-    """What a profile holds, where it comes from, and step times of a few batches."""
+    """Show the content and origin of a profile, and step times of a few batches."""
     from ...predictors.profiles.profile import read_profile
 
     read = read_profile(profile)
@@ -112,43 +118,49 @@ def show(
 
 @app.command(epilog=epilog(_FITS))
 def fit(
-    profile: Annotated[Path, typer.Argument(metavar="FILE", help="A profile with tables.")],
+    profile: Annotated[Path, typer.Argument(metavar="FILE", help="Profile file with tables.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Default: FILE itself."),
+        typer.Option("--out", "-o", metavar="FILE", help="Output file. Default: FILE itself."),
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="N", help="Draws the rows held out.")] = 0,
+    seed: Annotated[
+        int, typer.Option(metavar="N", help="Seed of the selection of held-out rows.")
+    ] = 0,
     like: Annotated[
         str | None,
         typer.Option(
             metavar="PAPER",
-            help="adaptivellm: its regressors of what swapping and recomputing cost; --out gets a "
-            "grid that the system of that name loads (cost_grid).",
+            help="adaptivellm: fit the paper's regressors of swap and recompute costs; --out is a "
+            "grid that the system adaptivellm loads (cost_grid).",
         ),
     ] = None,
     extra_profile: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE", help="With --like: learn from this profile too. May be repeated."
+            metavar="FILE", help="With --like: also fit to this profile. May be repeated."
         ),
     ] = None,
     tp: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="With --like: costs on N GPUs, not the profile's."),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="With --like: costs on N GPUs, instead of the profile's number.",
+        ),
     ] = None,
     degrees: Annotated[
         str | None,
-        typer.Option(metavar="N,…", help="With --like: degrees of polynomials (1,2)."),
+        typer.Option(metavar="N,…", help="With --like: degrees of the polynomials (1,2)."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the errors; write nothing.")
+        bool, typer.Option("--dry-run", help="Print the errors without writing a file.")
     ] = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the errors as JSON, and nothing else.")
+        bool, typer.Option("--json", help="Print only the errors, as JSON.")
     ] = False,
 ) -> None:
-    """Fit nine terms and Ascendra's five, hold both and the tables against rows kept out, and
-    keep the best.
+    """Fit the nine-term and Ascendra's five-term formula, evaluate both and the tables on
+    held-out rows, and keep the best.
     """
     if like is not None:
         from .profile_costs import fit_costs_like
@@ -233,7 +245,9 @@ _SAMPLES = ((1, 1024, 0), (32, 1024, 0), (128, 1024, 0), (0, 0, 512), (0, 0, 204
 
 
 def _samples(profile: Profile) -> list[tuple[str, dict[str, float]]]:
-    """Seconds by formula of a few steps; none where the profile gives no step times."""
+    """Step times of a few batches by formula, in seconds; empty if the profile has no step
+    times.
+    """
     from ...predictors.profiles.models import available, profiled_step_time
     from ...predictors.profiles.table import Host
 

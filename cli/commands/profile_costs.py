@@ -100,7 +100,7 @@ def _table(found: CostFit, profile: Profile) -> Any:
 
 
 def _lines(found: CostFit) -> list[str]:
-    """What the grid and the swap costs are worth."""
+    """Return text lines with the accuracy of the grid and of the swap costs."""
     grid, swap = found.grid_quality, found.swap
     shape = " x ".join(str(n) for n in found.grid.step_s.shape)
     error = f", {_percent(swap.held_out_percent)} off on copies held out" if swap.measured else ""
@@ -141,5 +141,5 @@ def _quality(q: CostFitQuality, found: CostFit) -> dict[str, Any]:
 
 
 def _known(values: dict[str, Any]) -> dict[str, Any]:
-    """Not a number is not known."""
+    """Convert NaN to None (unknown)."""
     return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in values.items()}

@@ -22,7 +22,7 @@ RUNS = (
 
 
 def link_line(name: str, link: MeasuredLink) -> str:
-    """What a link was measured to be, and how far off that is."""
+    """Return a text line with a link's measured speed and its error."""
     off = f", {link.held_out_percent:.1f} % off on copies held out"
     return (
         f"{name}: {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s + "
@@ -42,19 +42,28 @@ def links_shown(profile: Profile) -> None:
 
 def profile_run(
     model: Annotated[
-        Path, typer.Option("--model", "-m", metavar="PATH", help="A folder of Hugging Face's.")
+        Path,
+        typer.Option(
+            "--model", "-m", metavar="PATH", help="Model folder in the Hugging Face format."
+        ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="NAME.toml, tables beside it.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Profile file NAME.toml; its tables are written to the same folder.",
+        ),
     ],
-    device: Annotated[str, typer.Option(metavar="D", help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(metavar="D", help="Device: cpu, cuda or cuda:N.")] = "cpu",
     gpu: Annotated[
         str | None,
-        typer.Option("--gpu", "-g", metavar="G", help="The catalogue's name of the device."),
+        typer.Option("--gpu", "-g", metavar="G", help="Catalogue name of the device."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(metavar="M", help="The catalogue's name of the model. Default: the folder's."),
+        typer.Option(metavar="M", help="Catalogue name of the model. Default: the folder's name."),
     ] = None,
     backend: Annotated[
         str,
@@ -62,27 +71,29 @@ def profile_run(
             "--backend",
             "-b",
             metavar="B",
-            help="What is measured: our own engine (torch), or a server of ours by its step log: "
-            "vllm, sglang; vllm==0.32.0 chooses a version.",
+            help="Engine to measure: torch (the built-in engine), or an installed server by its "
+            "step log: vllm, sglang; vllm==0.32.0 selects a version.",
         ),
     ] = "torch",
     max_seqs: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Most decoding sequences in a batch.")
+        int,
+        typer.Option(metavar="N", min=1, help="Maximum number of decoding sequences in a batch."),
     ] = 64,
     budget: Annotated[
-        float, typer.Option(metavar="S", min=1, help="Seconds after which measuring ends.")
+        float, typer.Option(metavar="S", min=1, help="Time limit of the measurement, in seconds.")
     ] = 540.0,
     moves: Annotated[
         bool,
         typer.Option(
-            "--moves/--no-moves", help="Measure layers and heads that move to another process too."
+            "--moves/--no-moves",
+            help="Also measure the migration of layers and KV heads to another process.",
         ),
     ] = True,
 ) -> None:
     """Measure steps, swaps and moves of the torch engine over a grid of batches, and fit them.
 
-    Interrupted or out of time, the same command goes on where it was. A real server is started,
-    loaded at three rates, and its own log of its steps fitted; no swaps, no moves.
+    After an interruption or the time limit the same command continues. A real server is started
+    and loaded at three rates, and its step log is fitted, without swaps and module migrations.
     """
     from ...harness.engine.torch.errors import need_torch
     from ...harness.engine.torch.profiling import ProfilingOptions, measure_profile

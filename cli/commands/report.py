@@ -18,7 +18,9 @@ EXAMPLES = (
 def report(
     run_dirs: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Run folders; several are compared. Or one of tune."),
+        typer.Argument(
+            metavar="DIR...", help="Run folders; several are compared. Or one folder of `tune`."
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -26,12 +28,12 @@ def report(
             "--out",
             "-o",
             metavar="FILE",
-            help="Where to write the page. Default: report.html in the run folder, or in the "
-            "current folder where several are given.",
+            help="File of the report. Default: report.html in the run folder; for several folders, "
+            "in the current folder.",
         ),
     ] = None,
 ) -> None:
-    """Write the report of finished runs and print their summary."""
+    """Write the report of finished runs and print a summary."""
     from ...harness.results.folder_kinds import TUNED
     from ...harness.results.read import read_runs
     from ...reports.figures.levels import combine

@@ -37,7 +37,7 @@ def run(
     no_report: options.NoReport = False,
     as_json: options.AsJson = False,
 ) -> None:
-    """Run an experiment: every system at every rate and seed. Writes a folder with a report."""
+    """Run an experiment: every system at every rate and seed. Writes a run folder with a report."""
     from ...harness.validation.run_replay import validate_run
     from ...predictors.profiles.profile import read_profile
     from ..options.executor import executor_of

@@ -20,20 +20,25 @@ EXAMPLES = ("slo-bench selftest", "slo-bench selftest --rates 10,50 --no-search 
 def selftest(
     rates: Annotated[
         str | None,
-        typer.Option(metavar="50,200", help="Rates to try, in requests per second."),
+        typer.Option(metavar="50,200", help="Rates to measure, in requests per second."),
     ] = None,
     seconds: Annotated[
-        float, typer.Option(metavar="S", help="How long requests arrive at each.")
+        float,
+        typer.Option(metavar="S", help="Length of the arrival period at each rate, in seconds."),
     ] = 4.0,
     search: Annotated[
         bool,
-        typer.Option("--search/--no-search", help="Look for the highest rate that stays true."),
+        typer.Option(
+            "--search/--no-search", help="Search for the highest rate with valid measurements."
+        ),
     ] = True,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the levels as JSON, and nothing else.")
+        bool, typer.Option("--json", help="Print only the levels, as JSON.")
     ] = False,
 ) -> None:
-    """Measure a server with known times: our error, our cost, the rates this machine can send."""
+    """Measure the load generator against a mock server with known latencies: its errors, its
+    cost and its maximum rate on this machine.
+    """
     from ...harness.experiments.config.setting import number_list
     from ...harness.validation.selftest import RATES_RPS, self_test
 

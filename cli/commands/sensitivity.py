@@ -34,7 +34,7 @@ _ASKED = (
     *("model", "gpu", "gpus", "tp", "router"),
 )
 _CHANGED = {
-    "systems": {"help": "Two or more. Default: vllm and sarathi."},
+    "systems": {"help": "Systems to compare, two or more. Default: vllm and sarathi."},
     "requests": {"help": f"Requests of each simulated cell. Default: {DEFAULT_REQUESTS}."},
 }
 
@@ -46,33 +46,35 @@ def sensitivity(
         list[str] | None,
         typer.Option(
             metavar="NAME[=0.8,1.2|0.8:1.2:0.1]",
-            help="step-time, weights, attention, host (factors); prediction (σ of lognormal "
-            "errors); burstiness (coefficient of variation of gaps). May be repeated. Default: "
-            "all, each over a range of its own.",
+            help="Quantity to perturb and its values: step-time, weights, attention, host "
+            "(factors); prediction (σ of lognormal errors); burstiness (coefficient of "
+            "variation of gaps). May be repeated. Default: all, each over its default range.",
         ),
     ] = None,
     metric: Annotated[
         str,
         typer.Option(
             metavar="M",
-            help="Rank by capacity, or at --rate by attainment, goodput, ttft_p50, ttft_p99, "
-            "tpot_p50, tpot_p99 or e2e_p99.",
+            help="Metric that ranks the systems: capacity, or at --rate attainment, goodput, "
+            "ttft_p50, ttft_p99, tpot_p50, tpot_p99 or e2e_p99.",
         ),
     ] = "capacity",
     target: Annotated[
-        float, typer.Option(metavar="SHARE", help="The attainment that capacity is about.")
+        float, typer.Option(metavar="SHARE", help="Target attainment of the capacity.")
     ] = 0.9,
     rate: Annotated[
-        float | None, typer.Option(metavar="R", help="Offered rate, req/s; for other metrics.")
+        float | None,
+        typer.Option(metavar="R", help="Offered rate in req/s, for metrics other than capacity."),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Rank systems in simulation while step times, predictions and burstiness are off.
+    """Rank systems in simulation while step times, predictions or burstiness are perturbed.
 
-    One thing is changed at a time, over a range; where two systems change places is named.
+    One quantity is changed at a time, over a range; the result names the values at which two
+    systems change rank.
     """
     from ...reports.pages import sensitivity as shown
     from ...tuner.sensitivity.study import CAPACITY, Ranked, study
@@ -105,7 +107,7 @@ def sensitivity(
 
 
 def _one_level(cells: list[CellSpec]) -> list[CellSpec]:
-    """Of the ladder of rates that a plan makes by default one in the middle, to search from."""
+    """Return the middle rate of the default ladder of rates; a search starts there."""
     rates = sorted({(cell.rate_rps or 0.0, cell.replay_speed or 0.0) for cell in cells})
     chosen = rates[len(rates) // 2]
     return [cell for cell in cells if (cell.rate_rps or 0.0, cell.replay_speed or 0.0) == chosen]

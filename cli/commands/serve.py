@@ -33,21 +33,21 @@ _TAKEN = (
     "server.startup_timeout_s",
 )
 _CHANGED = {
-    "instances": {"help": "Servers, behind one address. Default: 1."},
+    "instances": {"help": "Number of servers behind one address. Default: 1."},
     "router": {
-        "help": "Which of several servers gets a request: round-robin, least-loaded, prefix-aware "
-        "or load-aware. Default: as the system has it."
+        "help": "Router of several servers: round-robin, least-loaded, prefix-aware or load-aware. "
+        "Default: the system's own."
     },
     "length_predictor": {
-        "help": "What tells the policy how long answers will be, before they begin: a folder that "
-        "`slo-bench predict-train` made, learned(DIR, model=NAME, online=200), which follows "
-        "what comes, or constant(N). Default: nothing does."
+        "help": "Predictor of output lengths for the policy: a folder written by `slo-bench "
+        "predict-train`; learned(DIR, model=NAME, online=200), which also learns online; or "
+        "constant(N). Default: none."
     },
-    "block_size": {"help": "Tokens of a KV block. Default: the server's own."},
+    "block_size": {"help": "Tokens in a KV block. Default: the server's own."},
     "num_cpu_blocks": {
-        "help": "KV blocks of host memory for swapping. Default: 1024 where the system swaps."
+        "help": "KV blocks in host memory for swapping. Default: 1024 if the system swaps."
     },
-    "embedder": {"help": "With torch: an encoder beside the model, for /v1/embeddings."},
+    "embedder": {"help": "With torch: embedding model served at /v1/embeddings."},
 }
 
 
@@ -57,8 +57,8 @@ def serve(
         str,
         typer.Argument(
             metavar="SYSTEM",
-            help="A system by name, or FILE.py[:CLASS] with one of your own. That of the server's "
-            "own name is the server unpatched.",
+            help="System by name, or FILE.py[:CLASS] with your own. The system with the server's "
+            "own name (vllm, sglang) is the unpatched server.",
             autocompletion=listed("systems"),
         ),
     ],
@@ -69,8 +69,9 @@ def serve(
             "--model",
             "-m",
             metavar="PATH",
-            help="A folder, or a name on the hub. For torch: a folder; default: a tiny Llama with "
-            "random weights. With prism: several, behind one queue.",
+            help="Model: a folder, or a name on the Hugging Face hub. With torch: a folder; "
+            "default: a tiny Llama with random weights. With prism: may be repeated; the "
+            "models share one queue.",
         ),
     ] = None,
     max_active_models: Annotated[
@@ -78,7 +79,7 @@ def serve(
         typer.Option(
             metavar="N",
             min=1,
-            help="With prism: how many models stand on the device at a time; others sleep, or are "
+            help="With prism: maximum number of models active on the device; others sleep or are "
             "stopped. Default: all.",
         ),
     ] = None,
@@ -88,38 +89,43 @@ def serve(
             "--backend",
             "-b",
             metavar="B",
-            help="vllm, sglang or torch (our own small engine); vllm==0.32.0 chooses a version.",
+            help="Server: vllm, sglang or torch (the built-in PyTorch engine); vllm==0.32.0 "
+            "selects a version.",
         ),
     ] = "vllm",
     parameter: Annotated[
         list[str] | None,
         typer.Option(
-            "--set", metavar="NAME=VALUE", help="A parameter of the system. May be repeated."
+            "--set", metavar="NAME=VALUE", help="Parameter of the system. May be repeated."
         ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(metavar="N", help="Default: one that is free.")
+        int | None, typer.Option(metavar="N", help="Port of the server. Default: a free port.")
     ] = None,
     served_name: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="The model's name for clients. Default: as --model."),
+        typer.Option(metavar="NAME", help="Model name for clients. Default: as --model."),
     ] = None,
     device: Annotated[
         str | None,
-        typer.Option(metavar="D", help="With torch: cpu (the default), cuda or cuda:N."),
+        typer.Option(metavar="D", help="With torch: device: cpu (the default), cuda or cuda:N."),
     ] = None,
     step_log: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A line of JSON for each step (batch, duration)."),
+        typer.Option(
+            metavar="FILE", help="File for one JSON line per iteration (batch, duration)."
+        ),
     ] = None,
     log: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="The server's output. Default: servers/SYSTEM.log."),
+        typer.Option(
+            metavar="FILE", help="File for the server's output. Default: servers/SYSTEM.log."
+        ),
     ] = None,
 ) -> None:
-    """Serve a model with a policy inside the server; prints the address once it answers.
+    """Serve a model with a policy inside the server; print the address when it is ready.
 
-    Several servers stand behind a router of ours, and are one server to clients.
+    Several servers are placed behind a router; clients see one address.
     """
     import contextlib
     import signal

@@ -28,7 +28,7 @@ _LOOK_EVERY_S = 0.5
 
 
 def parameters_of(options: Sequence[str]) -> dict[str, bool | int | float | str]:
-    """NAME=VALUE options.
+    """Parse NAME=VALUE options.
 
     Raises:
         SloBenchError: one is no such pair.
@@ -43,7 +43,7 @@ def parameters_of(options: Sequence[str]) -> dict[str, bool | int | float | str]
 
 
 def stop_on_signals(*numbers: int) -> None:
-    """Leave by an exception, so that servers are stopped on the way out."""
+    """Raise an exception, so that servers are stopped on exit."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -55,7 +55,7 @@ def stop_on_signals(*numbers: int) -> None:
 def wait_while_served(
     groups: Sequence[Sequence[ServerProcess]], say: Callable[[str], None]
 ) -> None:
-    """Until every server of a group has ended by itself; of others it is only said.
+    """Wait until every server of a group has ended; print a line for each other server that ends.
 
     Raises:
         ServerError: it has; with the end of the last one's log.
@@ -74,7 +74,7 @@ def wait_while_served(
 
 
 def only_one(models: Sequence[str], system: str) -> str | None:
-    """The model of a system that serves one; None: none is named.
+    """Return the model of a system that serves one model; None if no model is given.
 
     Raises:
         SloBenchError: there are several.
@@ -85,7 +85,7 @@ def only_one(models: Sequence[str], system: str) -> str | None:
 
 
 def check_hears(wanted: Serve, *, inside: bool, say: Callable[[str], None]) -> None:
-    """Refuse lengths that no policy would hear of, and say so where one does not look at them.
+    """Reject a length predictor that no policy receives; warn if the policy ignores lengths.
 
     Raises:
         SloBenchError: no policy decides `inside` the servers.
@@ -99,11 +99,11 @@ def check_hears(wanted: Serve, *, inside: bool, say: Callable[[str], None]) -> N
 
 
 def say_whether_it_looks(found: System, say: Callable[[str], None]) -> None:
-    """A policy that does not look at lengths is told them all the same."""
+    """Warn about a policy that ignores the predicted lengths it receives."""
     if not found.policy.uses_predicted_lengths:
         say(
-            f"{found.name} does not look at predicted lengths: they are told, cost their time, and "
-            "change nothing"
+            f"{found.name} does not use predicted lengths: each prediction takes time and "
+            "changes nothing"
         )
 
 
@@ -113,7 +113,8 @@ def before(
     field: str,
     say: Callable[[str], None],
 ) -> Callable[[GatewayTarget], GatewayTarget]:
-    """What puts a predictor of lengths before servers; nothing where none is asked for.
+    """Return a function that puts a length predictor before servers; the identity without a
+    predictor.
 
     Raises:
         SloBenchError: it cannot be had.
@@ -135,7 +136,7 @@ def serve_models(
     max_active_models: int | None,
     port: int,
 ) -> None:
-    """Several models behind one queue, until Ctrl-C. They are started when they are asked for.
+    """Serve several models behind one queue until Ctrl-C; a model is started on its first request.
 
     Raises:
         SloBenchError: they cannot be served so.
@@ -165,7 +166,8 @@ def serve_torch(
     length_predictor: str | None,
     **options: Any,
 ) -> None:
-    """Our own engine, in this process, until Ctrl-C; `options` as `serving_model` has them.
+    """Serve with the built-in torch engine in this process until Ctrl-C; `options` as in
+    `serving_model`.
 
     Raises:
         SloBenchError: the model or the system cannot be served so.

@@ -16,20 +16,22 @@ from .tune_server import tune_server
 from .tune_system import EXAMPLES as SYSTEM_EXAMPLES
 from .tune_system import tune_system
 
-_SYSTEM = "system"  # the command that a system or a file stands for
+_SYSTEM = "system"  # the command for a system or a file
 
 
 class _SystemsByName(TyperGroup):
-    """`tune slo-odbs` is `tune system slo-odbs`, for every first word that is no command."""
+    """Command group in which `tune slo-odbs` means `tune system slo-odbs`, for every first word
+    that is not a command.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """See `TyperGroup`."""
+        """Insert the command `system` where the first word is not a command."""
         if _SYSTEM in self.commands and args and args[0] not in (*self.commands, "--help", "-h"):
             args = [_SYSTEM, *args]
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """See `TyperGroup`: also what may follow `tune system`."""
+        """Complete command names and the arguments of `tune system`."""
         system = self.commands[_SYSTEM]
         within = system.context_class(system, info_name=_SYSTEM, parent=ctx)
         follows = system.shell_complete(within, incomplete)
@@ -48,7 +50,9 @@ app = typer.Typer(
 
 @app.callback()
 def tune() -> None:
-    """Search for the parameters, instances, placement and server settings that carry the most."""
+    """Search for the parameters, instances, placement and server settings with the best
+    objective.
+    """
 
 
 app.command(_SYSTEM, epilog=epilog(SYSTEM_EXAMPLES))(tune_system)

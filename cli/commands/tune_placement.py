@@ -29,20 +29,20 @@ _MODEL, _DEVICES, _ASKED = "Deployment", "Deployment", "Search"
 
 _TAKEN = ("model", "weight_dtype", "kv_dtype", "gpu", "memory_share", "seed")
 _CHANGED = {
-    "gpu": {"panel": _DEVICES, "help": "Kind of GPU, all alike. Default: as --topology says."},
+    "gpu": {"panel": _DEVICES, "help": "GPU type of all devices. Default: as in --topology."},
     "seed": {"panel": _ASKED, "help": "Seed of the random numbers."},
 }
 
 
 @dataclass(frozen=True)
 class MapSearch:
-    """Which map is looked for, how, and for which step."""
+    """Search options: objective, solver and the iteration that is timed."""
 
     mode: Annotated[
         str,
         typer.Option(
             metavar="he|lr|balanced",
-            help="Fewest devices, lowest latency, or both.",
+            help="Objective: he: fewest devices; lr: lowest latency; balanced: both.",
             rich_help_panel=_ASKED,
         ),
     ] = "balanced"
@@ -58,43 +58,58 @@ class MapSearch:
         str,
         typer.Option(
             metavar="exact|helr|even|optuna|morphling",
-            help="Whose map is drawn and written.",
+            help="Solver whose map is saved.",
             rich_help_panel=_ASKED,
         ),
     ] = "exact"
     check: Annotated[
         bool,
-        typer.Option("--check", help="Ask Optuna, too.", rich_help_panel=_ASKED),
+        typer.Option("--check", help="Also solve with Optuna, as a check.", rich_help_panel=_ASKED),
     ] = False
-    trials: Annotated[int, typer.Option(metavar="N", help="Of Optuna.", rich_help_panel=_ASKED)] = (
-        300
-    )
+    trials: Annotated[
+        int, typer.Option(metavar="N", help="Number of Optuna trials.", rich_help_panel=_ASKED)
+    ] = 300
     tests: Annotated[
         int,
-        typer.Option(metavar="N", help="Stress tests of morphling.", rich_help_panel=_ASKED),
+        typer.Option(
+            metavar="N",
+            help="Number of stress tests of the solver morphling.",
+            rich_help_panel=_ASKED,
+        ),
     ] = 4
     test_requests: Annotated[
         int,
-        typer.Option(metavar="N", help="Of each of these tests.", rich_help_panel=_ASKED),
+        typer.Option(metavar="N", help="Requests in each stress test.", rich_help_panel=_ASKED),
     ] = 100
     batch: Annotated[
         int,
-        typer.Option(metavar="N", help="Sequences of the step timed.", rich_help_panel=_ASKED),
+        typer.Option(
+            metavar="N",
+            help="Batch size (sequences) of the timed iteration.",
+            rich_help_panel=_ASKED,
+        ),
     ] = 8
     context: Annotated[
-        int, typer.Option(metavar="N", help="KV tokens of each.", rich_help_panel=_ASKED)
+        int,
+        typer.Option(
+            metavar="N",
+            help="Context length of each sequence, in KV tokens.",
+            rich_help_panel=_ASKED,
+        ),
     ] = 512
     host_ms: Annotated[
         float,
         typer.Option(
-            metavar="MS", help="Of the host in a step; an eager loop: 30.", rich_help_panel=_ASKED
+            metavar="MS",
+            help="Host time of an iteration in milliseconds; about 30 for an eager loop.",
+            rich_help_panel=_ASKED,
         ),
     ] = 1.0
     lanes: Annotated[
         int | None,
         typer.Option(
             metavar="N",
-            help="Batches in flight, when the map is simulated. Default: one a stage.",
+            help="Batches in flight in the simulation of the map. Default: one per stage.",
             rich_help_panel=_ASKED,
         ),
     ] = None
@@ -108,26 +123,26 @@ def tune_placement(
         str | None,
         typer.Option(
             metavar="FILE|NAME",
-            help="A TOML file of devices and links, or uellm or uellm-table-2-1. Default: this "
-            "machine, as nvidia-smi tells it.",
+            help="TOML file of devices and links, or a shipped topology: uellm, uellm-table-2-1. "
+            "Default: this machine, as reported by nvidia-smi.",
             rich_help_panel=_DEVICES,
         ),
     ] = None,
     devices: Annotated[
         int | None,
-        typer.Option(metavar="N", help="So many of --gpu.", rich_help_panel=_DEVICES),
+        typer.Option(metavar="N", help="Number of GPUs.", rich_help_panel=_DEVICES),
     ] = None,
     reserve_gib: Annotated[
         float,
         typer.Option(
-            metavar="GIB", help="Kept free for KV on every device.", rich_help_panel=_DEVICES
+            metavar="GIB", help="Memory kept free for KV on every device.", rich_help_panel=_DEVICES
         ),
     ] = 0.0,
     kv_tokens: Annotated[
         int,
         typer.Option(
             metavar="N",
-            help="KV of so many tokens fits beside the layers.",
+            help="Number of tokens whose KV must fit beside the layers.",
             rich_help_panel=_DEVICES,
         ),
     ] = 2048,
@@ -137,15 +152,17 @@ def tune_placement(
             "--out",
             "-o",
             metavar="FILE.json",
-            help="The map for accelerate, vLLM, SGLang and `run --device-map`.",
+            help="File for the device map, as accelerate, vLLM, SGLang and `run --device-map` read "
+            "it.",
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Draw it on a page, too.")
+        Path | None,
+        typer.Option("--html", metavar="FILE", help="Also write an HTML page with the map."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
-    """Map the layers of a model to devices: HELR, the exact optimum, and how far they are apart."""
+    """Map the layers of a model to devices by HELR and by an exact solver; compare the costs."""
     from ...predictors.specs import model as model_of
     from ...reports.pages import placement as shown
     from ...tuner.placement.compare import METHODS, SolverResult, answer, answers
@@ -227,7 +244,7 @@ def _topology(named: str | None, gpu: str | None, devices: int | None) -> Topolo
     if gpu is None and devices is None:
         return this_machine()
     if gpu is None or devices is None:
-        raise SloBenchError("--gpu and --devices go together: so many of that kind")
+        raise SloBenchError("--gpu and --devices must be given together: GPU type and number")
     return alike(gpu_of(gpu), devices)
 
 

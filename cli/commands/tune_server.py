@@ -21,10 +21,13 @@ EXAMPLES = (
 )
 
 Backend = Annotated[
-    str, typer.Option("--backend", "-b", metavar="vllm|sglang", help="What is started.")
+    str, typer.Option("--backend", "-b", metavar="vllm|sglang", help="Server to start.")
 ]
 Model = Annotated[
-    str, typer.Option("--model", "-m", metavar="PATH", help="A folder, or a name on the hub.")
+    str,
+    typer.Option(
+        "--model", "-m", metavar="PATH", help="Model: a folder, or a name on the Hugging Face hub."
+    ),
 ]
 
 
@@ -62,7 +65,7 @@ def tune_server(
 
     Parameters are the server's own options (see `slo-bench list systems vllm`); others are searched
     as server.NAME=A,B, where NAME is the server's option without its dashes. A configuration with
-    which the server does not start or dies is a failed trial, whose log is kept. To go on:
+    which the server does not start or dies is a failed trial; its log is kept. To resume:
     `slo-bench tune --resume --out DIR`.
     """
     from ..output.tune import Kept, tuned

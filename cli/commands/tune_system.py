@@ -31,8 +31,8 @@ What = Annotated[
     str | None,
     typer.Argument(
         metavar="[SYSTEM|FILE.toml]",
-        help="A system by name, FILE.py[:CLASS] with one of your own, or an experiment file with a "
-        r"table \[tune].",
+        help="System by name, FILE.py[:CLASS] with your own, or an experiment file with a table "
+        "\\[tune].",
         autocompletion=listed("systems"),
     ),
 ]
@@ -44,8 +44,8 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         metavar="N",
-        help="Trials at once, each in its own process. Default: 1; with --executor ray as many "
-        "as the cluster has cores.",
+        help="Number of parallel trials, each in its own process. Default: 1; with --executor ray "
+        "the number of cores of the cluster.",
         rich_help_panel=options.RUN,
     ),
 ]
@@ -69,7 +69,9 @@ def tune_system(
     no_report: tune_options.NoReport = False,
     as_json: tune_options.AsJson = False,
 ) -> None:
-    """Tune a system: every parameter, or what --search names; the word `system` may be left out."""
+    """Tune a system: every parameter, or those given by --search; the word `system` may be left
+    out.
+    """
     from ..options.executor import executor_of
     from ..output.tune import Kept, tuned
 

@@ -17,7 +17,7 @@ EXAMPLES = (
     "slo-bench validate runs/measured --cell vllm-2 --profile a100.toml --json",
     "slo-bench validate runs/measured",
 )
-_ENGINE = "Engine (default: as the log's meta.json says, else vLLM's own)"
+_ENGINE = "Engine (default: from the log's meta.json, else vLLM's own)"
 
 
 def validate(
@@ -25,51 +25,65 @@ def validate(
         Path,
         typer.Argument(
             metavar="LOG",
-            help="A JSONL file with a request a line (a meta.json beside it is read), a run "
-            "folder, or a request file of one.",
+            help="JSONL file with one request per line (with its meta.json in the same folder, if "
+            "any), a run folder, or a request file of a run folder.",
         ),
     ],
     profile: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Step times; see `slo-bench profile import`. Only a run folder made with "
-            "--validate does without: they are fitted to the steps that its servers logged.",
+            help="Profile with step times (see `slo-bench profile import`). Not needed for a run "
+            "folder made with --validate: step times are fitted to the steps that its servers "
+            "logged.",
         ),
     ] = None,
     engine: Annotated[
         str | None,
         typer.Option(
             metavar="S",
-            help="The system that stands for the engine. Default: the run folder's, else vllm.",
+            help="System that simulates the engine. Default: the run folder's, else vllm.",
         ),
     ] = None,
     cell: Annotated[
-        str | None, typer.Option("--cell", "-c", metavar="C", help="Which cell of a run folder.")
+        str | None, typer.Option("--cell", "-c", metavar="C", help="Cell of the run folder.")
     ] = None,
     num_gpu_blocks: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="As the engine counts them.", rich_help_panel=_ENGINE
+            metavar="N",
+            min=1,
+            help="Number of KV blocks, as counted by the engine.",
+            rich_help_panel=_ENGINE,
         ),
     ] = None,
     block_size: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Tokens of a block.", rich_help_panel=_ENGINE),
+        typer.Option(metavar="N", min=1, help="Tokens in a KV block.", rich_help_panel=_ENGINE),
     ] = None,
     max_num_seqs: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Most sequences at once.", rich_help_panel=_ENGINE),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Maximum number of sequences in a batch.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     max_num_batched_tokens: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, help="Most tokens of a step.", rich_help_panel=_ENGINE),
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Maximum number of tokens in an iteration.",
+            rich_help_panel=_ENGINE,
+        ),
     ] = None,
     prefix_caching: Annotated[
         bool | None,
         typer.Option(
             "--prefix-caching/--no-prefix-caching",
-            help="Whether prompts are looked up in a prefix cache.",
+            help="Simulate prefix caching.",
             rich_help_panel=_ENGINE,
         ),
     ] = None,
@@ -77,7 +91,8 @@ def validate(
         bool | None,
         typer.Option(
             "--async-scheduling/--no-async-scheduling",
-            help="Whether a step is decided before the one before it has ended.",
+            help="Simulate asynchronous scheduling: an iteration is planned before the previous "
+            "one has ended.",
             rich_help_panel=_ENGINE,
         ),
     ] = None,
@@ -86,17 +101,18 @@ def validate(
         typer.Option(
             metavar="MS",
             min=0,
-            help="What the host adds to a step without a CUDA graph. Default: 6.5.",
+            help="Host time in milliseconds added to an iteration without a CUDA graph. Default: "
+            "6.5.",
         ),
     ] = None,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Write a page, too.")
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write an HTML page.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the error table as JSON, and nothing else.")
+        bool, typer.Option("--json", help="Print only the error table, as JSON.")
     ] = False,
 ) -> None:
-    """Replay a real engine's log in the simulator and print how far off it is."""
+    """Replay a real engine's log in the simulator and print the simulation errors."""
     from ..output.console import terminal
 
     if profile is None:
@@ -138,7 +154,7 @@ def validate(
 
 
 def _of_run(folder: Path, cell: str | None, as_json: bool) -> None:
-    """A run folder whose servers logged their steps."""
+    """Validate a run folder that contains its servers' step logs."""
     from ...harness.validation.run_replay import validate_run
     from ..output.validated_run import levels_shown
 

@@ -42,22 +42,22 @@ Source = Annotated[
     str,
     typer.Argument(
         metavar="SOURCE",
-        help="A catalogue name, a trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
+        help="Catalogue name, trace file, `synthetic`, or `mix(chat=azure-conv:0.7, …)`.",
         autocompletion=listed("workloads"),
     ),
 ]
-Rate = Annotated[float | None, typer.Option(metavar="R", help="Mean arrivals a second.")]
+Rate = Annotated[float | None, typer.Option(metavar="R", help="Mean arrival rate, req/s.")]
 ReplaySpeed = Annotated[
-    float | None, typer.Option(metavar="F", help="Replay a trace so much faster.")
+    float | None, typer.Option(metavar="F", help="Factor by which a trace is sped up.")
 ]
 _TAKEN = (
     *("requests", "duration_s", "seed", "slo", "arrivals", "prompt_tokens", "output_tokens"),
     *("sessions", "models", "trace_format"),
 )
 _CHANGED = {
-    "requests": {"help": "How many requests."},
-    "seed": {"help": "What is drawn depends on it alone. Default: 0."},
-    "slo": {"repeated": False, "help": "Bounds in seconds, as in `run`. Default: none."},
+    "requests": {"help": "Number of requests."},
+    "seed": {"help": "Seed of all random numbers. Default: 0."},
+    "slo": {"repeated": False, "help": "SLO bounds in seconds, as in `run`. Default: none."},
     "trace_format": {"option": "--format"},
 }
 
@@ -69,7 +69,7 @@ def show(
     given: Annotated[Given, Offer(only=_TAKEN, without=("slo",), changed=_CHANGED)],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the statistics as JSON.")] = False,
 ) -> None:
     """Show counts, quantiles, burstiness and histograms of a workload."""
     import dataclasses
@@ -114,12 +114,15 @@ def make(
     source: Source,
     given: Annotated[Given, Offer(only=_TAKEN, changed=_CHANGED)],
     out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="FILE", help="The CSV file; .gz packs it.")
+        Path,
+        typer.Option(
+            "--out", "-o", metavar="FILE", help="CSV file; compressed if the name ends in .gz."
+        ),
     ],
     rate: Rate = None,
     replay_speed: ReplaySpeed = None,
 ) -> None:
-    """Write a workload as CSV, which every command takes back as a trace."""
+    """Write a workload as CSV; every command accepts the file as a trace."""
     from ...workloads.slo import parse_slo
     from ...workloads.writer import write_csv
 
@@ -149,10 +152,11 @@ def _loaded(source: str, given: Given) -> WorkloadSource:
 @app.command(epilog=epilog(_FETCHES))
 def fetch(
     name: Annotated[
-        str | None, typer.Argument(metavar="NAME", help="Without a name: list what there is.")
+        str | None,
+        typer.Argument(metavar="NAME", help="Dataset name. Without it: list the available ones."),
     ] = None,
 ) -> None:
-    """Download a public original into the cache and print its path."""
+    """Download a public dataset into the cache and print its path."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
     from ...workloads import fetch as fetching
@@ -261,7 +265,9 @@ def _groups_table(kind: str, groups: tuple[GroupFigures, ...]) -> Table:
 
 
 def histogram(values: list[int], width: int) -> list[str]:
-    """Bars over bins that double, from the one with the smallest value to that with the largest."""
+    """Return a text histogram with bins of doubling width from the smallest to the largest
+    value.
+    """
     counts: dict[int, int] = {}
     for value in values:
         bin_ = value.bit_length()

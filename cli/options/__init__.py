@@ -1,1 +1,1 @@
-"""What is typed: declarations of options, and what they ask for."""
+"""Declarations of command-line options, and the settings that follow from them."""

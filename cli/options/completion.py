@@ -1,4 +1,4 @@
-"""What the shell completes beside commands and options: the names that options take."""
+"""Shell completion of option values: names in the catalogues."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Complete = Callable[[str], list[str]]
 
 
 def among(*names: str) -> Complete:
-    """Complete one of these."""
+    """Return a completion function for a fixed list of values."""
     return lambda incomplete: _beginning_with(incomplete, names)
 
 

@@ -13,13 +13,13 @@ from .completion import listed
 
 STORAGE = "Execution"
 
-File = Annotated[Path | None, typer.Argument(metavar="[FILE.toml]", help="An experiment file.")]
+File = Annotated[Path | None, typer.Argument(metavar="[FILE.toml]", help="Experiment file.")]
 Suite = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="An experiment that comes with slo-bench (see `slo-bench list suites`). "
-        "Without any option at all: quickstart.",
+        help="Predefined experiment (see `slo-bench list suites`). Default without any option: "
+        "quickstart.",
         autocompletion=listed("suites"),
     ),
 ]
@@ -28,8 +28,8 @@ Set = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Set a setting (tp=2) or a system's parameter (sarathi.chunk_tokens=512; with one "
-        "system chunk_tokens=512). May be repeated.",
+        help="Value of a setting (tp=2) or of a system's parameter (sarathi.chunk_tokens=512; with "
+        "one system chunk_tokens=512). May be repeated.",
         rich_help_panel=COMPARED,
     ),
 ]
@@ -47,10 +47,11 @@ Validate = Annotated[
     bool,
     typer.Option(
         "--validate",
-        help="Of servers that we start: simulate every level as well, with step times fitted to "
-        "the server's steps in the other levels, and print how far off that is. Every level is "
-        "measured three times, to tell errors from a machine that is not steady. With --profile "
-        "FILE by those step times; servers that run already need it. --json prints those rows.",
+        help="Validate the simulator against the measured server: simulate every level with step "
+        "times fitted to the steps that the server logged at the other levels, and print the "
+        "errors. Every level is measured three times, to separate simulation error from noise "
+        "of the machine. With --profile FILE its step times are used instead; servers given "
+        "by --base-url need it. --json prints the error rows.",
         rich_help_panel=RUN,
     ),
 ]
@@ -66,7 +67,9 @@ Out = Annotated[
 ]
 Resume = Annotated[
     bool,
-    typer.Option("--resume", help="Run only what --out lacks.", rich_help_panel=RUN),
+    typer.Option(
+        "--resume", help="Skip cells that are already finished in --out.", rich_help_panel=RUN
+    ),
 ]
 Jobs = Annotated[
     int | None,
@@ -74,7 +77,7 @@ Jobs = Annotated[
         "--jobs",
         "-j",
         metavar="N",
-        help="Processes. Default: one per core.",
+        help="Number of parallel processes. Default: one per core.",
         rich_help_panel=RUN,
     ),
 ]
@@ -82,8 +85,8 @@ Executor = Annotated[
     str,
     typer.Option(
         metavar="local|ray",
-        help="Where cells are simulated, and from where servers that run already get their load: "
-        "this machine, or all of a Ray cluster (extra slo-bench[ray]).",
+        help="Where simulations run and from where load is sent to running servers: this machine, "
+        "or all machines of a Ray cluster (needs slo-bench[ray]).",
         rich_help_panel=RUN,
     ),
 ]
@@ -91,25 +94,25 @@ Address = Annotated[
     str | None,
     typer.Option(
         metavar="HOST:PORT|auto",
-        help="Of the Ray cluster. Default: one is started on this machine.",
+        help="Address of the Ray cluster. Default: start one on this machine.",
         rich_help_panel=RUN,
     ),
 ]
 NoReport = Annotated[
-    bool, typer.Option("--no-report", help="Write no report.html.", rich_help_panel=RUN)
+    bool, typer.Option("--no-report", help="Do not write report.html.", rich_help_panel=RUN)
 ]
 AsJson = Annotated[
     bool,
     typer.Option(
         "--json",
-        help="Print the rows of cells.csv as a JSON list, and nothing else.",
+        help="Print only the rows of cells.csv, as a JSON list.",
         rich_help_panel=RUN,
     ),
 ]
 
 
 def resumed_in(out: Path | None, resume: bool) -> Path | None:
-    """The folder to go on with, if that was asked.
+    """Return the folder to resume, or None without --resume.
 
     Raises:
         SloBenchError: no folder was named.

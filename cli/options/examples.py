@@ -1,4 +1,4 @@
-"""Examples under a command's help."""
+"""Format the examples printed below a command's help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where work is done: `--executor`, `--address` and `--jobs`."""
+"""Options that select the machines and processes: `--executor`, `--address`, `--jobs`."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def executor_of(name: str, address: str | None) -> OnRay | None:
 
 
 def pool_of(where: OnRay | None, jobs: int) -> AbstractContextManager[WorkerPool | None]:
-    """Where simulations run: on the cluster, in `jobs` processes of this machine, or, with a
-    single job, in this process (None).
+    """Return the executor of simulations: the Ray cluster, `jobs` local processes, or None (this
+    process) for a single job.
 
     Raises:
         SloBenchError: there are less jobs than one.

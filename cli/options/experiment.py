@@ -83,7 +83,7 @@ def changed_experiment(base: Experiment, given: Given) -> Experiment:
 
 
 def _implied(given: dict[str, Any]) -> dict[str, Any]:
-    """What options say of settings that are not given."""
+    """Return the settings implied by other options, unless they are given."""
     found: dict[str, Any] = {}
     if "arrivals" in given:
         found["redraw_arrivals"] = True
@@ -100,7 +100,7 @@ def _implied(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _set(settings: dict[str, Any], path: str, value: object, given: Container[str]) -> None:
-    """Set one; what it stands in place of is left out, unless it was given, too."""
+    """Set one setting; the alternative that it replaces is removed, unless it was given as well."""
     table, dot, name = path.rpartition(".")
     if dot:
         settings[table] = {**settings.get(table, {}), name: value}
@@ -112,7 +112,7 @@ def _set(settings: dict[str, Any], path: str, value: object, given: Container[st
 
 
 def _named_values(option: str, text: str) -> tuple[str, list[str]]:
-    """What stands in `--set` and `--sweep`."""
+    """Parse the values of `--set` and `--sweep`."""
     name, equals, value = (piece.strip() for piece in text.partition("="))
     if not equals or not value:
         form = "NAME=VALUE" if option == "--set" else "FIELD=A,B as in tp=1,2"
@@ -128,7 +128,7 @@ def _named_values(option: str, text: str) -> tuple[str, list[str]]:
 
 
 def _asked_name(owner: str, systems: Sequence[str], option: str) -> str:
-    """The system as it was asked for, by that or by its name."""
+    """Return the system as given on the command line: by file or by name."""
     by_name = {system(asked).name: asked for asked in systems}
     if owner in systems:
         return owner

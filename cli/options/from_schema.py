@@ -56,7 +56,7 @@ class Given:
         return bool(self.settings or self.sets or self.sweeps)
 
     def value(self, path: str) -> Any:
-        """What was given for a setting of an experiment, or its default."""
+        """Return the given value of a setting of an experiment, or its default."""
         default = declared(ExperimentSchema)[path]
         first = default.default[0] if default.several and default.default else default.default
         return self.settings.get(path, first)
@@ -76,7 +76,7 @@ class Offer:
     changed: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def parameters(self) -> list[inspect.Parameter]:
-        """What a command function would have to take for these options."""
+        """Return the function parameters that correspond to these options."""
         beside = {
             name: inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind
@@ -120,7 +120,10 @@ class Offer:
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command function with options in place of each parameter that stands for several.
+    """Return a command function with options in place of each parameter that groups several.
+
+    Such a parameter is annotated with an `Offer` (settings), or is a dataclass with options as
+    fields. Options are sorted by panel.
 
     That is one annotated with an `Offer`, for settings, or a dataclass whose fields are options.
     Options stand in the order of their panels.
@@ -213,7 +216,7 @@ def _metavar(one: Declared) -> str | None:
 
 
 def _value(one: Declared, typed: Any) -> Any:
-    """What was typed as a value of the setting; None: nothing was."""
+    """Return the value given for the setting; None if the option is absent."""
     how = one.setting
     if typed is None or (typed is False and _only_switches(one)) or typed in ([], ()):
         return None

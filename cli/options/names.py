@@ -139,5 +139,5 @@ KINDS: dict[str, Callable[[], list[Entry]]] = {
 
 
 def names(kind: str) -> list[str]:
-    """All that `list KIND` lists."""
+    """Return the names that `list KIND` prints."""
     return [str(entry["name"]) for entry in KINDS[kind]()]

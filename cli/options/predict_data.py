@@ -1,4 +1,4 @@
-"""DATA of `predict-train` and `predict-eval`: files and run folders, with who answered."""
+"""DATA of `predict-train` and `predict-eval`: files and run folders, with the answering model."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ Data = Annotated[
     list[str],
     typer.Argument(
         metavar="[MODEL=]DATA…",
-        help="JSON or JSON lines with a prompt (prompt; instruction and input; question; "
-        "conversations) and output_tokens or the answer, plain or gzip; or a run folder of a "
-        "workload with texts. MODEL: who answered, where rows do not say; default: the file's "
-        "name.",
+        help="JSON or JSON lines, plain or gzip, with a prompt (prompt; instruction and input; "
+        "question; conversations) and output_tokens or the answer; or a run folder of a "
+        "workload with texts. MODEL: name of the answering model, for rows without one; "
+        "default: the file's name.",
     ),
 ]
 Columns = Annotated[
     str | None,
     typer.Option(
         metavar="A,B",
-        help="Columns that make the prompt. What holds the answer is refused.",
+        help="Columns that form the prompt. A column that holds the answer is refused.",
     ),
 ]
 Counted = Annotated[
@@ -36,19 +36,21 @@ Counted = Annotated[
     typer.Option(
         "--label-tokenizer",
         metavar="DIR",
-        help="Counts answers that come without output_tokens: the folder of the answering model's "
-        "tokenizer. Default: four characters a token.",
+        help="Folder of the answering model's tokenizer, to count the tokens of answers without "
+        "output_tokens. Default: four characters per token.",
     ),
 ]
 BaseAt = Annotated[
     str | None,
     typer.Option(
-        "--base", metavar="PATH|NAME", help="Where the base model is now. Default: as trained."
+        "--base",
+        metavar="PATH|NAME",
+        help="Present path of the base model. Default: the path used in training.",
     ),
 ]
 Device = Annotated[str, typer.Option(metavar="D", help="auto, cpu, cuda or cuda:N.")]
 Threads = Annotated[
-    int | None, typer.Option(metavar="N", min=1, help="CPU threads. Default: torch's.")
+    int | None, typer.Option(metavar="N", min=1, help="Number of CPU threads. Default: torch's.")
 ]
 
 
@@ -62,7 +64,7 @@ class ReadData:
 
 
 def read_data(texts: Sequence[str], columns: str | None, tokenizer: str | None) -> ReadData:
-    """Read everything that was asked for.
+    """Read all rows of the given files and run folders.
 
     Raises:
         SloBenchError: something cannot be read, or an input column holds the answer.

@@ -1,4 +1,4 @@
-"""The options of `slo-bench tune` that are no settings, and what all of them ask."""
+"""Options shared by the `slo-bench tune` commands, and the tuning run that they describe."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Storage = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="Any Optuna storage (sqlite:///tune.db, postgresql://…, redis://…, a journal file). "
+        help="Optuna storage (sqlite:///tune.db, postgresql://…, redis://…, a journal file). "
         "Default: a journal file in --out.",
         rich_help_panel=STORAGE,
     ),
@@ -30,8 +30,8 @@ Study = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Of the study in the storage; processes that name the same one share it. Default: "
-        "the name of --out.",
+        help="Name of the study in the storage; processes that use the same name share it. "
+        "Default: the name of --out.",
         rich_help_panel=STORAGE,
     ),
 ]
@@ -49,16 +49,16 @@ Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on with what --out holds, or help another process that works there.",
+        help="Continue the study in --out, or join another process that runs it.",
         rich_help_panel=STORAGE,
     ),
 ]
 NoReport = Annotated[
-    bool, typer.Option("--no-report", help="Write no report.html.", rich_help_panel=STORAGE)
+    bool, typer.Option("--no-report", help="Do not write report.html.", rich_help_panel=STORAGE)
 ]
 AsJson = Annotated[
     bool,
-    typer.Option("--json", help="Print all that was found as JSON, and nothing else."),
+    typer.Option("--json", help="Print only the results, as JSON."),
 ]
 NOT_TUNED = (
     "file",
@@ -74,13 +74,13 @@ NOT_TUNED = (
 CHANGED = {
     "requests": {
         "panel": SEARCHED,
-        "help": f"The least in a run of a search. Default: {SIMULATED_REQUESTS}, on a real server "
+        "help": "Minimum number of requests in each cell of a search. Default: "
+        f"{SIMULATED_REQUESTS}, on a real server "
         f"{REAL_REQUESTS}.",
     },
     "seeds": {
         "panel": SEARCHED,
-        "help": "Runs of a rate, each with a seed of its own, the same for all configurations. "
-        f"Default: {SEEDS}.",
+        "help": f"Number of seeds at each rate, the same for all configurations. Default: {SEEDS}.",
     },
 }
 
@@ -88,7 +88,7 @@ CHANGED = {
 def asked_of(
     given: Given, tuning: Given, system: str | None, resumed: Path | None = None
 ) -> tuple[Experiment, TuneSettings]:
-    """The experiment and the settings that options ask for.
+    """Return the experiment and the tuning settings from the options.
 
     Args:
         given: the options of the experiment.

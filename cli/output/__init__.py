@@ -1,1 +1,1 @@
-"""What is shown in the terminal: tables, progress, summaries."""
+"""Terminal output: tables, progress and summaries."""

@@ -1,4 +1,4 @@
-"""What goes to a terminal: tables by rich, in which no name can do more than be shown.
+"""Terminal output with rich; names are escaped, so that they cannot control the terminal.
 
 Names come from servers, traces and run folders of strangers. A terminal obeys control characters
 (colours, titles, the clipboard), so they are replaced; so are those that turn the direction of
@@ -28,7 +28,9 @@ class _Console(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterable[Segment]:
-        """See `Console`: what it draws itself are styles and controls, apart from the text."""
+        """Replace control characters in the text; rich passes its own styles and controls
+        separately.
+        """
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else harmless(text), style, control)
 

@@ -1,4 +1,4 @@
-"""What shows that work goes on, where somebody watches: a bar for what is counted, or a line."""
+"""Progress on an interactive terminal: a bar if the total is known, else a status line."""
 
 from __future__ import annotations
 

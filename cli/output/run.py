@@ -1,4 +1,4 @@
-"""What `slo-bench run` shows: progress while it runs, the summary at its end."""
+"""Output of `slo-bench run`: progress while it runs, then the summary."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_shown(
 
 @contextlib.contextmanager
 def _display(folder: Path) -> Iterator[Watch]:
-    """A bar where somebody watches, two lines where nobody does."""
+    """Show a progress bar on an interactive terminal, otherwise two lines."""
     if not sys.stderr.isatty():
         yield _line(folder)
         return
@@ -116,7 +116,7 @@ def _line(folder: Path) -> Watch:
 
 
 def write_page(result: RunResult) -> Path:
-    """`report.html` in the run folder."""
+    """Write `report.html` to the run folder."""
     from ...reports.pages.run_page import write_report
 
     return write_report([result.folder], result.folder / "report.html")

@@ -1,4 +1,4 @@
-"""What `slo-bench tune` shows: a bar while trials run, the table of what was found."""
+"""Output of `slo-bench tune`: a progress bar during the trials, then the table of results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a study is kept: folder, Optuna storage, its name there; `resume` goes on with it."""
+    """Location of a study: folder, Optuna storage and name; `resume` continues it."""
 
     out: Path | None
     storage: str | None
@@ -96,7 +96,7 @@ def _kept(outcome: TuningOutcome) -> bool:
 
 
 def stop_on_terminate() -> None:
-    """Being told to end is like Ctrl-C: servers are stopped on the way out."""
+    """Handle SIGTERM like Ctrl-C: servers are stopped on exit."""
     import signal
 
     def leave(number: int, frame: Any) -> None:
@@ -114,7 +114,7 @@ Ended = Callable[[int, float], None]
 def _display(
     folder: Path, settings: TuneSettings
 ) -> Iterator[tuple[Watch, Confirming, Ended | None]]:
-    """A bar where somebody watches, a line where nobody does."""
+    """Show a progress bar on an interactive terminal, otherwise one line."""
     if not sys.stderr.isatty():
         typer.echo(f"tuning into {folder}", err=True)
         yield (lambda progress: None), (lambda done, of: None), None

@@ -1,4 +1,4 @@
-"""What `--validate` of `slo-bench run` changes, and what it shows."""
+"""Option `--validate` of `slo-bench run`: changes to the experiment, and its output."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from ...harness.experiments.experiment import Experiment
 from ...harness.validation.run_replay import ValidatedPoint
 from ...workloads.errors import SloBenchError
 
-_REPETITIONS = 3  # of every level, where nothing else is said: how steady is the machine?
+_REPETITIONS = 3  # of every level, by default: separates simulation error from noise
 
 
 def validated(experiment: Experiment, profile: Path | None) -> Experiment:
-    """With what must be measured so that its levels can be simulated afterwards.
+    """Return the experiment with the measurements that are needed to simulate its levels.
 
     Raises:
-        SloBenchError: there is nothing real to compare with, or nothing tells how long steps take.
+        SloBenchError: the backend is simulated, or no step times are known.
     """
     if experiment.backend == "simulated":
         raise SloBenchError(
@@ -28,9 +28,9 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
     if experiment.backend == "openai":
         if profile is None:
             raise SloBenchError(
-                "--validate cannot look into a server that runs already: its steps are not logged, "
-                "so nothing tells how long they take. Give step times with --profile FILE, or let "
-                "slo-bench start the server (--backend vllm or sglang)"
+                "--validate needs step times, and a server given by --base-url has no step "
+                "log. Give step times with --profile FILE, or let slo-bench start the server "
+                "(--backend vllm or sglang)"
             )
         more: dict[str, object] = {}
     else:
@@ -41,7 +41,7 @@ def validated(experiment: Experiment, profile: Path | None) -> Experiment:
 
 
 def levels_shown(levels: Sequence[ValidatedPoint]) -> None:
-    """Print the error tables."""
+    """Print the error tables of the levels."""
     from ...reports.pages.validation import levels_text
     from .console import terminal
 

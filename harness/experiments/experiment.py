@@ -36,7 +36,7 @@ _REPORTED_PACKAGES = ("numpy", "pandas", "pyarrow", "pydantic")
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. `running` is what the cells in the works have done, in requests."""
+    """Progress of a run. `running` is the number of requests processed in unfinished cells."""
 
     finished: int
     cells: int
@@ -44,7 +44,7 @@ class Progress:
 
 
 class Experiment(ExperimentSchema):
-    """What is run, on what, under which load; see `ExperimentSchema` for the settings.
+    """An experiment: systems, deployment and load; `ExperimentSchema` lists the settings.
 
     >>> result = Experiment(systems=["vllm", "sarathi"], rates=[2, 4, 8]).run()  # doctest: +SKIP
     >>> result.cells[["system", "rate_rps", "attainment"]]  # doctest: +SKIP
@@ -165,13 +165,13 @@ class RunResult:
 
     @cached_property
     def cells(self) -> pd.DataFrame:
-        """One row for each cell."""
+        """Table with one row per cell."""
         import pandas as pd
 
         return pd.read_csv(self.folder / "cells.csv")
 
     def requests(self, cell: str) -> pd.DataFrame:
-        """What happened to every request of a cell (its name stands in `cells["cell"]`).
+        """Return the per-request records of a cell, named as in `cells["cell"]`.
 
         Raises:
             UnknownNameError: there is no such cell, or it was run without records.
@@ -224,7 +224,8 @@ def new_folder(name: str, under: Path = Path("runs")) -> Path:
 def environment(
     planned: ExperimentPlan, command: Sequence[str], results: str | None = None
 ) -> dict[str, object]:
-    """What a reader must know to judge or repeat the run, beside the experiment itself.
+    """Return the environment of the run: versions, hardware and sources needed to judge or repeat
+    it.
 
     `results` is a file that the folder has besides those of every run.
     """

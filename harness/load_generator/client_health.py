@@ -34,7 +34,7 @@ class Client:
 
 
 def clients_of(workload: Workload, sent: Sequence[SendResult]) -> tuple[Client, ...]:
-    """How well each did, in order of their shares."""
+    """Return the timing statistics of each sending process, in order of their shares."""
     return tuple(
         _client(one, len(rows_of(workload, Share(index, len(sent)))))
         for index, one in enumerate(sent)

@@ -1,4 +1,4 @@
-"""By how much another machine's clock is ahead of ours, and within which bounds that is known.
+"""Offset of another machine's clock, with bounds on its error.
 
 We ask it for its time again and again. Whatever it reads, it read after we asked and before the
 answer was here; so each answer bounds the difference, however slow the way there or back, and all
@@ -33,7 +33,7 @@ class Offset:
 
 
 def offset_of(readings: Sequence[ClockReading]) -> Offset:
-    """What all readings say together."""
+    """Intersect the bounds of all readings."""
     low_s = max(one.read_s - one.answered_s for one in readings)
     high_s = min(one.read_s - one.asked_s for one in readings)
     # Clocks that ran apart meanwhile may leave nothing between; then by how much says it.
@@ -41,7 +41,7 @@ def offset_of(readings: Sequence[ClockReading]) -> Offset:
 
 
 def read_offset(read: Callable[[], float]) -> Offset:
-    """Ask another clock, which `read` reads."""
+    """Measure the offset of another clock, which `read` reads."""
     readings = []
     for _ in range(_READINGS):
         asked_s = perf_counter()

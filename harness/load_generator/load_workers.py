@@ -59,11 +59,11 @@ class LoadWorkers:
         self._processes = self._stack.enter_context(Processes(self._folder, shares))
 
     def clock(self) -> float:
-        """By which `send` is told when."""
+        """Return this worker's clock, in which the start time is given."""
         return perf_counter()
 
     def send(self, start_s: float, time_s: float) -> dict[int, Files]:
-        """See `Processes.send`; parts as files, by share."""
+        """Send this worker's shares; see `Processes.send`. The parts are files, by share."""
         assert self._processes is not None
 
         def told(ended: int) -> None:
@@ -80,7 +80,7 @@ class LoadWorkers:
         return self._ended
 
     def close(self) -> None:
-        """Stop what is running."""
+        """Stop the running sending processes."""
         self._stack.close()
 
 
@@ -89,7 +89,7 @@ class RemoteLoadWorkers(Protocol):
 
     @property
     def machine(self) -> str:
-        """For people."""
+        """Host name shown in messages."""
         ...
 
     def call(self, method: str, *given: object) -> Future[Any]:
@@ -195,7 +195,7 @@ def _clock(station: RemoteLoadWorkers) -> float:
 
 
 def _answers(futures: Mapping[RemoteLoadWorkers, Future[Any]]) -> dict[RemoteLoadWorkers, Any]:
-    """What those say by now that are not lost.
+    """Return the answers received from load workers that are not lost.
 
     Raises:
         SloBenchError: what is wrong there.

@@ -1,4 +1,4 @@
-"""What the machine offers."""
+"""Resources of this machine: cores and open files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def cores() -> int:
 
 
 def allow_many_sockets() -> None:
-    """As many as the system lets us have without asking."""
+    """Raise the limit of open files to the hard limit."""
     if sys.platform == "win32":  # counts them otherwise
         return
     import resource

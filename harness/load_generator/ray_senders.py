@@ -29,7 +29,8 @@ class _Machine:
 
 
 class RaySenders:
-    """`Senders`: the processes are dealt out to the machines that are up when a level begins.
+    """Senders on a Ray cluster: processes are distributed over the machines that are up when a
+    level begins.
 
     Ray takes a while to notice that a machine is gone; one that was lost once is asked no more.
     """
@@ -49,13 +50,13 @@ class RaySenders:
         return sorted((one for one in found if one.cores), key=lambda one: (one.address, one.node))
 
     def count(self, workload: Workload) -> int:
-        """See `Senders`: one on each machine at least."""
+        """Return the number of sending processes: at least one on each machine."""
         machines = self._machines()
         most = max(1, sum(machine.cores for machine in machines))
         return max(len(machines), processes_for(workload, most))
 
     def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
-        """See `Senders`."""
+        """Send a level from the processes of all machines."""
         machines = self._machines()[: order.count]
         if not machines:
             raise SloBenchError("no machine of the Ray cluster is up")
@@ -89,7 +90,7 @@ class Versioned(LoadWorkers):
     """A station that says what it is made of."""
 
     def version(self) -> str:
-        """Of slo-bench there."""
+        """Return the version of slo-bench on that machine."""
         return __version__
 
 
@@ -105,7 +106,7 @@ def _check_versions(stations: Sequence[RemoteLoadWorkers]) -> None:
 
 
 class _RayStation:
-    """See `RemoteLoadWorkers`."""
+    """Load worker in a Ray actor."""
 
     def __init__(self, ray: Any, machine: _Machine) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -118,7 +119,7 @@ class _RayStation:
         self._actor = kind(Versioned).remote()
 
     def call(self, method: str, *given: object) -> Future[Any]:
-        """See `RemoteLoadWorkers`."""
+        """Call a method of the remote load worker."""
         future: Future[Any] = Future()
         answer = getattr(self._actor, method).remote(*given)
         answer.future().add_done_callback(lambda done: self._tell(done, future))
@@ -137,7 +138,7 @@ class _RayStation:
             future.set_exception(LoadWorkersLostError(str(error).partition("\n")[0]))
 
     def kill(self) -> None:
-        """Nothing runs there any more."""
+        """Kill the actor and its processes."""
         self._ray.kill(self._actor)
 
 

@@ -36,33 +36,33 @@ class ServerInstance:
 
     @property
     def n_requests(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._waiting) + len(self._running)
 
     @property
     def n_waiting(self) -> int:
-        """Requests without a first token."""
+        """Number of requests without a first token."""
         return len(self._waiting)
 
     @property
     def n_running(self) -> int:
-        """Requests that have one."""
+        """Number of requests with a first token."""
         return len(self._running)
 
     @property
     def queue(self) -> int:
-        """See `load_aware.Loaded`."""
+        """Requests waiting at the instance."""
         return self.n_waiting
 
     def use(self, window_s: float) -> float:
-        """See `load_aware.Loaded`: by its last metrics, and the prompts that were sent to it."""
+        """Return the load from the server's last metrics and the prompts sent to it."""
         meter = self.meter
         tokens = sum(r.prompt_tokens for r in self._waiting) / window_s
         compute = (tokens + meter.answer_tokens_per_s) * meter.s_per_token
         return min(1.0, compute) + meter.kv_cache_usage
 
     def adds(self, r: RequestState, window_s: float) -> float:
-        """See `load_aware.Loaded`."""
+        """Return the load that a request would add to the instance."""
         meter = self.meter
         memory = r.prompt_tokens / meter.kv_tokens if meter.kv_tokens else 0.0
         return r.prompt_tokens * meter.s_per_token / window_s + memory
@@ -107,7 +107,7 @@ class RealCluster:
 
     @property
     def now_s(self) -> float:
-        """The clock."""
+        """Current time of the clock, in seconds."""
         return self._clock()
 
     @property
@@ -122,11 +122,12 @@ class RealCluster:
         return self._roles[name]
 
     def route(self, r: RequestState) -> ServerInstance | RouteOutcome:
-        """Where the policy sends `r` on arrival."""
+        """Return the instance that the policy selects for `r` on arrival."""
         return cast("ServerInstance | RouteOutcome", self._policy.route(r, self._seen()))
 
     def on_returned(self, release: Release) -> ServerInstance | RouteOutcome:
-        """Where the policy sends a request that a server gave back, or was lost with.
+        """Return the instance for a request that a server returned, or that was lost with its
+        server.
 
         A router is asked again.
         """
@@ -137,12 +138,12 @@ class RealCluster:
         )
 
     def leave(self, index: int) -> None:
-        """A server is down."""
+        """Mark a server as down."""
         self.instances[index].up = False
         self._changed()
 
     def join(self, index: int) -> None:
-        """It is up again."""
+        """Mark a server as up again."""
         self.instances[index].up = True
         self._changed()
 

@@ -54,7 +54,7 @@ class HttpResult:
     start_s: float
 
     def faults(self) -> dict[RequestFault, int]:
-        """How many requests suffered each."""
+        """Number of requests by fault."""
         found = Counter(self.columns.fault.tolist())
         return {fault: found[k] for k, fault in enumerate(FAULTS) if k in found and fault}
 
@@ -91,7 +91,7 @@ def measure(
     limits = limits_of(workload, options)
     if router_by_name(router).measures:
         raise SloBenchError(
-            f"{router} needs what the servers say of their load, and a client does not ask them: "
+            f"{router} needs load metrics of the servers, which a client does not read: "
             f"put a gateway before them (slo-bench serve, --router {router}) and measure that"
         )
     options.header_lines()
@@ -103,7 +103,7 @@ def measure(
         raise SloBenchError("lengths are predicted on this machine alone: leave --executor out")
     if processes > 1 and options.length_predictor:
         raise SloBenchError(
-            f"lengths are predicted in one process, but {processes} were asked for; leave "
+            f"lengths are predicted in one process, but --processes is {processes}; leave "
             "--processes out"
         )
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
@@ -182,7 +182,9 @@ def _records(columns: RequestColumns) -> Records:
 
 
 def _timeline(columns: RequestColumns) -> Timeline:
-    """What is under way, as the client sees it: waiting for a first token, or receiving."""
+    """Count requests in progress over time, as seen by the client: waiting for a first token, or
+    receiving.
+    """
     sent = ~np.isnan(columns.started_s)
     begin = np.sort(columns.started_s[sent])
     if not len(begin):

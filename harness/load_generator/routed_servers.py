@@ -17,7 +17,7 @@ class _Server:
 
 
 class RoutedServers:
-    """Chooses among servers that are up. `first`: whose turn it is at the start."""
+    """Selects among the servers that are up. `first`: the server whose turn it is at the start."""
 
     def __init__(self, n: int, router: Router, first: int = 0) -> None:
         self._servers = [_Server(index) for index in range(n)]
@@ -29,7 +29,7 @@ class RoutedServers:
 
     @property
     def up(self) -> list[int]:
-        """Servers that may be chosen."""
+        """Servers that are up."""
         return [server.index for server in self._up]
 
     def choose(self, r: RequestState) -> int:
@@ -51,6 +51,6 @@ class RoutedServers:
         self._up = [server for server in self._up if server.index != endpoint]
 
     def join(self, endpoint: int) -> None:
-        """It is up again."""
+        """Mark a server as up again."""
         up = {endpoint, *self.up}
         self._up = [server for server in self._in_turn if server.index in up]

@@ -1,4 +1,5 @@
-"""Sending processes: each gets its share, says when it is ready, and starts when told.
+"""Sending processes: each receives its share of requests, reports that it is ready, and starts at a
+given time.
 
 All of one machine read the same clock: `time.perf_counter` counts from its start, in every process
 alike.
@@ -52,7 +53,7 @@ class SendJob:
     limits: ClientLimits
 
     def files(self) -> dict[str, bytes]:
-        """What a sending process reads, but for the bodies."""
+        """Files that a sending process reads, except the bodies."""
         order = {
             "endpoints": [dataclasses.asdict(endpoint) for endpoint in self.endpoints],
             # Names of environment variables, never what they hold.
@@ -68,7 +69,7 @@ class SendJob:
 
 @dataclass(frozen=True)
 class SendResult:
-    """What one process has sent; None if it died. `machine` is empty for this one.
+    """Result of one sending process; None if it died. `machine` is empty for this machine.
 
     `offset_s` is by how much that machine's clock was ahead of ours when the level began, and
     `clock_error_s` by how much the moments that it says may be wrong.
@@ -81,10 +82,10 @@ class SendResult:
 
 
 class Senders(Protocol):
-    """Where a load is sent from."""
+    """Set of sending processes on one or several machines."""
 
     def count(self, workload: Workload) -> int:
-        """How many processes it takes."""
+        """Number of sending processes for the workload."""
         ...
 
     def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
@@ -97,14 +98,14 @@ class Senders(Protocol):
 
 
 class ThisMachine:
-    """Processes of this machine."""
+    """Sending processes on this machine."""
 
     def count(self, workload: Workload) -> int:
-        """See `Senders`."""
+        """Number of sending processes, at most one per core."""
         return processes_for(workload)
 
     def send(self, order: SendJob, progress: Progress | None) -> list[SendResult]:
-        """See `Senders`."""
+        """Send a level from the processes of this machine."""
         folder = order.bodies.path.parent
         for name, content in order.files().items():
             (folder / name).write_bytes(content)
@@ -145,7 +146,7 @@ class Processes:
             for _ in self._processes:
                 _, message = _next(self._said, until_s)
                 if message is None:
-                    raise SloBenchError("a sending process died; its error stands above")
+                    raise SloBenchError("a sending process died; its error is printed above")
         except BaseException:
             self.__exit__()
             raise
@@ -160,7 +161,8 @@ class Processes:
     def send(
         self, start_s: float, time_s: float, told: Callable[[int], None]
     ) -> dict[int, SenderResult]:
-        """Send from `start_s` on, for `time_s` at most; what every share saw that did not die.
+        """Send from `start_s` on, for at most `time_s`; return the results of the shares that did
+        not die.
 
         `told` hears now and then how many requests have ended.
         """
@@ -188,12 +190,12 @@ class Processes:
 
 
 def start_sender(folder: Path, share: int) -> ChildProcess:
-    """One sending process."""
+    """Start one sending process."""
     return ChildProcess(__name__, str(folder), str(share))
 
 
 def _next(said: _Said, until_s: float) -> tuple[int, dict[str, Any] | None]:
-    """Who says what next; None: it died."""
+    """Return the next message and its process; None if the process died."""
     try:
         index, message = said.get(timeout=max(0.0, until_s - perf_counter()))
     except queue.Empty:
@@ -263,7 +265,7 @@ def _blocks(flat: Any, counts: Any) -> Iterator[tuple[int, ...]]:
 
 
 def _work(folder: Path, index: int, parent: Parent) -> None:
-    """The child's side."""
+    """Main function of a sending process."""
     said_s = 0.0
 
     def progress(ended: int, clock_s: float) -> None:
@@ -275,7 +277,7 @@ def _work(folder: Path, index: int, parent: Parent) -> None:
     def start_s() -> float:
         parent.send({"ready": True})
         when_s: float = next(parent.messages())
-        parent.exit_with()  # nothing more is sent when whoever gave the order is gone
+        parent.exit_with()  # sending stops when the parent process has ended
         return when_s
 
     order = json.loads((folder / "order.json").read_text("utf-8"))

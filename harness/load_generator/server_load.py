@@ -1,4 +1,4 @@
-"""What a real server's own metrics say of its load, from one look to the next.
+"""Load of a real server from its metrics, between two readings.
 
 In the terms of U = C/Cmax + M/Mmax (`policies.load_aware`): Cmax is the most tokens a second that
 any of the equal servers has computed between two looks, M/Mmax the share of KV blocks in use
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 # would spend every second and server while it passes on tokens.
 _SAMPLE = re.compile(r"^((?:vllm|sglang):\w+)(\{.*\})?\s+(\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
-# What was computed, not found in a cache: servers that do not tell count everything.
+# Tokens computed, not found in a cache; without that metric all tokens are counted.
 _COMPUTED = 'source="local_compute"'
 _PROMPTS = ("vllm:prompt_tokens_total", "sglang:prompt_tokens_total")
 _ANSWERS = ("vllm:generation_tokens_total", "sglang:generation_tokens_total")
@@ -45,7 +45,7 @@ class ServerLoadMeter:
 
     @property
     def s_per_token(self) -> float:
-        """See `Fastest`."""
+        """Return seconds per token of the fastest server."""
         return self._fastest.s_per_token
 
     def look(self, text: str, now_s: float) -> None:

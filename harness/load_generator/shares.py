@@ -21,7 +21,7 @@ _BUSY_SHARE = 0.5  # of a core; above it, stamps begin to wait for each other
 
 @dataclass(frozen=True)
 class Share:
-    """The `index`-th of `count` equal shares. Who follows whom stays together."""
+    """The `index`-th of `count` equal shares. Requests of one session stay in one share."""
 
     index: int
     count: int
@@ -38,7 +38,7 @@ def rows_elsewhere(workload: Workload, share: Share) -> NDArray[np.int64]:
     """The rows that other shares send."""
     root = np.arange(len(workload))
     for row in np.flatnonzero(workload.follows >= 0).tolist():
-        root[row] = root[workload.follows[row]]  # who is followed comes first
+        root[row] = root[workload.follows[row]]  # the earlier request of a session comes first
     return np.flatnonzero(root % share.count != share.index)
 
 
@@ -48,9 +48,10 @@ def rows_of(workload: Workload, share: Share) -> set[int]:
 
 
 def processes_for(workload: Workload, most: int | None = None) -> int:
-    """As many as it takes to send the workload on time, no more than `most` (there are cores).
+    """Return the number of processes needed to send the workload on time, at most `most` (the
+    number of cores).
 
-    In a closed loop nobody knows the rate beforehand: one.
+    In a closed loop the rate is not known beforehand: one process.
     """
     if workload.concurrency is not None or workload.span_s <= 0:
         return 1

@@ -109,15 +109,15 @@ class Reply(Protocol):
         ...
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
-        """Send the head."""
+        """Send the head of the answer."""
         ...
 
     def pieces(self, pieces: list[bytes]) -> None:
-        """Send more of the body."""
+        """Send pieces of the body."""
         ...
 
     def end(self) -> None:
-        """The body is complete."""
+        """Mark the body as complete."""
         ...
 
     def comes_from(self, source: asyncio.ReadTransport | None) -> None:
@@ -126,7 +126,7 @@ class Reply(Protocol):
 
 
 def respond(reply: Reply, content: bytes, content_type: str, status: int = 200) -> None:
-    """Send a whole answer."""
+    """Send a complete answer: status, head and body."""
     headers = [
         (b"content-type", content_type.encode()),
         (b"content-length", b"%d" % len(content)),
@@ -137,7 +137,7 @@ def respond(reply: Reply, content: bytes, content_type: str, status: int = 200) 
 
 
 def respond_json(reply: Reply, content: object, status: int = 200) -> None:
-    """Send a value as JSON."""
+    """Send a value as a JSON answer."""
     respond(reply, json.dumps(content).encode(), "application/json", status)
 
 
@@ -148,7 +148,7 @@ def error_body(status: int, message: str) -> dict[str, Any]:
 
 
 def refuse(reply: Reply, status: int, message: str) -> None:
-    """Send an error."""
+    """Send an error answer."""
     respond_json(reply, error_body(status, message), status)
 
 
@@ -156,7 +156,7 @@ Handler = Callable[[HttpRequest, "ClientReply"], Awaitable[None]]
 
 
 class HttpConnection(asyncio.Protocol):
-    """One client's connection."""
+    """One client's connection: parses requests and sends answers in order."""
 
     def __init__(self, handler: Handler, connections: set[HttpConnection]) -> None:
         self._handler = handler
@@ -167,7 +167,7 @@ class HttpConnection(asyncio.Protocol):
         self._full = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See `asyncio.Protocol`."""
+        """Register a new connection."""
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
         found: Any = transport.get_extra_info("socket")
         found.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -176,7 +176,7 @@ class HttpConnection(asyncio.Protocol):
         self._begin()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
+        """Cancel the connection's requests."""
         self._connections.discard(self)
         self._ahead.clear()
         if self._task is not None:
@@ -187,19 +187,19 @@ class HttpConnection(asyncio.Protocol):
         reset(self._transport)
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`: the client reads more slowly than the server writes."""
+        """Stop sending: the client reads more slowly than the server writes."""
         self._full = True
         if self._reply is not None:
             self._reply.hold(True)
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
+        """Resume sending."""
         self._full = False
         if self._reply is not None:
             self._reply.hold(False)
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+        """Parse received bytes."""
         self._received_s = perf_counter()
         self._head_bytes += len(data)
         if self._head_bytes > MOST_HEAD_BYTES:
@@ -229,17 +229,17 @@ class HttpConnection(asyncio.Protocol):
         self._head_bytes = 0  # read since the last request or piece of a body
 
     def on_url(self, url: bytes) -> None:
-        """See `httptools.HttpRequestParser`."""
+        """Collect the request target."""
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """See `httptools.HttpRequestParser`."""
+        """Collect one request header."""
         self._headers.append((name, value))
         if name.lower() == b"expect" and value.lower() == b"100-continue":
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
-        """See `httptools.HttpRequestParser`."""
+        """Collect a part of the request body."""
         self._head_bytes = 0
         self._body_bytes += len(body)
         if self._body_bytes <= MOST_BODY_BYTES:
@@ -248,7 +248,7 @@ class HttpConnection(asyncio.Protocol):
             self._give_up(413, f"the body has more than {MOST_BODY_BYTES >> 20} MiB")
 
     def on_message_complete(self) -> None:
-        """See `httptools.HttpRequestParser`."""
+        """Queue the complete request."""
         if self._transport.is_closing():
             return
         if not self._url.startswith(b"/"):
@@ -302,7 +302,7 @@ class ClientReply:
         self._source: asyncio.ReadTransport | None = None
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
-        """See `Reply`."""
+        """Send the head of the answer."""
         self.begun = True
         lines = [b"HTTP/1.1 %d %b\r\n" % (status, reason)]
         lines += [b"%b: %b\r\n" % header for header in end_to_end(headers)]
@@ -323,7 +323,7 @@ class ClientReply:
         self._transport.write(b"".join(lines) + b"\r\n")
 
     def pieces(self, pieces: list[bytes]) -> None:
-        """See `Reply`."""
+        """Send pieces of the body."""
         write, chunked = self._transport.write, self._chunked
         if not self._silent:
             for piece in pieces:
@@ -331,7 +331,7 @@ class ClientReply:
                     write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
 
     def end(self) -> None:
-        """See `Reply`."""
+        """Mark the body as complete."""
         self.complete = True
         if self._chunked:
             self._transport.write(b"0\r\n\r\n")

@@ -1,4 +1,4 @@
-"""The figures of a report: which there are, for each facet, by the section they stand in."""
+"""Figures of a report, by facet and section."""
 
 from __future__ import annotations
 

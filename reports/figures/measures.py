@@ -1,4 +1,4 @@
-"""What tables say of one series under one load, where its capacity is not the question."""
+"""Measures shown for each series when its capacity is not the result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a system brings its results about: instances and models apart, waits by role, activations."""
+"""Figures of a system's mechanism: instances and models over time, waits by role, activations."""
 
 from __future__ import annotations
 

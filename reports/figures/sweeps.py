@@ -1,4 +1,4 @@
-"""What more GPUs, or laxer SLOs, bring: attainment against a setting that was swept."""
+"""Attainment against a swept setting, such as the number of GPUs or the SLO scale."""
 
 from __future__ import annotations
 

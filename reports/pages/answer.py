@@ -1,4 +1,4 @@
-"""What a reader of the report sees first: one sentence on who is best."""
+"""The headline of a report: one sentence that names the best system."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where one request's time went, in words and numbers."""
+"""Latency breakdown of one request, in words and numbers."""
 
 from __future__ import annotations
 

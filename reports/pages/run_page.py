@@ -90,19 +90,19 @@ def _once(facets: Iterable[Drawn], part: str) -> list[Figure]:
 
 
 def _badge(cells: pd.DataFrame) -> str:
-    """Where the numbers come from, for every figure and table."""
+    """Return the badge with the source of the numbers, for every figure and table."""
     unfitted = (cells["step_time"] == "unfitted").any() and origin(cells) != "measured"
     return origin(cells) + " · unfitted" * bool(unfitted)
 
 
 def _listed(values: Iterable[object], plural: str) -> str:
-    """`a, b` or `12 models`."""
+    """Return the values as `a, b`, or their number as `12 models`."""
     distinct = list(dict.fromkeys(str(v) for v in values if str(v)))
     return ", ".join(distinct) if len(distinct) <= MANY else f"{len(distinct)} {plural}"
 
 
 def _title(cells: pd.DataFrame) -> str:
-    """Model, GPU and workload."""
+    """Return the page title: model, GPU and workload."""
     where = f"{_listed(cells['model'], 'models')} on {_listed(cells['gpu'], 'GPUs')}"
     workloads = list(dict.fromkeys(cells["workload"]))
     if not stand_alone(workloads):
@@ -111,7 +111,7 @@ def _title(cells: pd.DataFrame) -> str:
 
 
 def _facts(cells: pd.DataFrame, bounds: Mapping[str, SloRange]) -> list[str]:
-    """How much was run, under which SLO."""
+    """Return the size of the run and its SLO."""
     series, systems = cells["series"].nunique(), cells["system"].nunique()
     facets = cells["facet"].nunique()
     return [
@@ -157,7 +157,7 @@ def slo_text(bounds: Mapping[str, SloRange]) -> str:
 
 
 def _notices(cells: pd.DataFrame, runs: Sequence[RunResults]) -> list[tuple[str, str]]:
-    """What a reader must know before any number: simulated, unfitted, invalid."""
+    """Return the notices above the results: simulated, unfitted, invalid."""
     lines = []
     simulated = cells[cells["backend"] == "simulated"]
     if len(simulated):

@@ -1,4 +1,4 @@
-"""What each system carries, and how: the tables of a terminal after a run, and of the report."""
+"""Summary tables of a run, for the terminal and the report."""
 
 from __future__ import annotations
 

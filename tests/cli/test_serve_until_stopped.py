@@ -79,7 +79,7 @@ def test_it_is_said_where_a_policy_does_not_look_at_lengths():
     said: list[str] = []
     serve_until_stopped.check_hears(Wanted("edf", patched=True), inside=True, say=said.append)
     assert said == [
-        "edf does not look at predicted lengths: they are told, cost their time, and change nothing"
+        "edf does not use predicted lengths: each prediction takes time and changes nothing"
     ]
     serve_until_stopped.check_hears(
         Wanted("slo-odbs-continuous", patched=True), inside=True, say=pytest.fail

@@ -12,9 +12,9 @@ from ...harness.experiments.config.setting import Count, Positive, Several, sett
 from ...workloads.errors import SloBenchError
 from .objectives import CAPACITY, Aim
 
-SOUGHT = "What is sought"
-SEARCHED = "What is searched"
-PROVED = "What the winner must prove"
+SOUGHT = "Objectives"
+SEARCHED = "Search"
+PROVED = "Confirmation"
 
 
 def _searched(text: str) -> tuple[str, str]:
@@ -28,7 +28,7 @@ def _searched(text: str) -> tuple[str, str]:
 
 
 class TuneSettings(BaseModel):
-    """The objectives, what is searched, by whom, for how long, and what the winner must prove.
+    """Settings of a tuning run: objectives, search space, sampler, budget and confirmation.
 
     `search` is name to range, as in `--search`; empty: all parameters of the system. A budget of
     None is no limit. `confirm_backend`: the winner is also measured on that backend.
@@ -41,9 +41,9 @@ class TuneSettings(BaseModel):
 
     objectives: Annotated[Several[str], Field(min_length=1)] = setting(
         SOUGHT,
-        "capacity (req/s at --target), goodput, attainment, cost (fewest GPUs), ttft_p50, "
-        "ttft_p99, tpot_p50, tpot_p99, itl_p99, e2e_p50 or e2e_p99 (at --rate). Repeated: a Pareto "
-        "front.",
+        "Objective: capacity (req/s at --target), goodput, attainment, cost (fewest GPUs), "
+        "ttft_p50, ttft_p99, tpot_p50, tpot_p99, itl_p99, e2e_p50 or e2e_p99 (at --rate). "
+        "Repeated: a Pareto front.",
         (CAPACITY,),
         option="--objective",
         metavar="O",
@@ -52,53 +52,55 @@ class TuneSettings(BaseModel):
     )
     search: Mapping[str, Any] = setting(
         SEARCHED,
-        "Search this parameter or setting, and no others: slo_weight (all that it may be), "
-        "threshold=1..4000 (…:log by orders of magnitude), tp=1,2,4, slo_weight=0:7:1, or "
-        "parameters (all of them). May be repeated. Default: parameters.",
+        "Parameter or setting to search, with its range: slo_weight (its whole range), "
+        "threshold=1..4000 (…:log for a logarithmic scale), tp=1,2,4, slo_weight=0:7:1, or "
+        "parameters (all of the system). Others stay fixed. May be repeated. Default: "
+        "parameters.",
         {},
         metavar="NAME[=LOW..HIGH|A,B,…]",
         read=_searched,
     )
     target: float = setting(
-        SOUGHT, "Share of requests in SLO that capacity and cost are about.", 0.9, metavar="SHARE"
+        SOUGHT, "Target attainment of the objectives capacity and cost.", 0.9, metavar="SHARE"
     )
     tolerance: Annotated[float, Field(ge=0.001, le=0.5)] = setting(
         SOUGHT,
-        "Of a capacity: how narrow its interval must be, ± that share.",
+        "Relative precision of a capacity: its interval is within ± this share.",
         0.03,
         metavar="SHARE",
     )
     rate_rps: Positive | None = setting(
-        SOUGHT, "Offered rate, req/s, of objectives at one rate.", option="--rate", metavar="R"
+        SOUGHT,
+        "Offered rate in req/s, for objectives measured at one rate.",
+        option="--rate",
+        metavar="R",
     )
     sampler: str = setting(
         SEARCHED,
-        "tpe, gp (needs the extra torch), cmaes (numbers only), nsga2, random or grid. "
-        "Default: tpe; for several objectives nsga2.",
+        "Optuna sampler: tpe, gp (needs the extra torch), cmaes (numbers only), nsga2, random "
+        "or grid. Default: tpe; for several objectives nsga2.",
         "",
         metavar="S",
     )
-    sampler_seed: int = setting(SEARCHED, "Seed of the sampler's draws.", 0)
-    trials: Count = setting(SEARCHED, "Configurations to try.", 50)
-    max_requests: Count | None = setting(
-        SEARCHED, "Begin no trial once so many requests were spent."
-    )
-    max_time_s: Positive | None = setting(
-        SEARCHED, "Begin no trial after so many seconds.", unit="s"
-    )
+    sampler_seed: int = setting(SEARCHED, "Seed of the sampler.", 0)
+    trials: Count = setting(SEARCHED, "Number of configurations to try.", 50)
+    max_requests: Count | None = setting(SEARCHED, "Start no trial after this number of requests.")
+    max_time_s: Positive | None = setting(SEARCHED, "Start no trial after this time.", unit="s")
     confirm_workloads: Several[str] = setting(
         PROVED,
-        "Measure winner and default on this workload as well. May be repeated.",
+        "Also measure the best configuration and the default on this workload. May be repeated.",
         (),
         option="--confirm-workload",
         metavar="W",
         repeated=True,
     )
     confirm_backend: Literal["vllm", "sglang"] | None = setting(
-        PROVED, "Measure winner and default on this real server as well.", option="--confirm"
+        PROVED,
+        "Also measure the best configuration and the default on this real server.",
+        option="--confirm",
     )
     confirm: bool = setting(
-        PROVED, "No runs on fresh seeds in the end.", True, option="--no-confirm"
+        PROVED, "Skip the final measurement with new seeds.", True, option="--no-confirm"
     )
 
     def __init__(self, **settings: Any) -> None:

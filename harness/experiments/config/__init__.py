@@ -1,1 +1,1 @@
-"""What an experiment may say, and which runs follow from it."""
+"""Settings of an experiment, and the cells that follow from them."""

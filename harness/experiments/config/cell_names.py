@@ -1,4 +1,4 @@
-"""What a cell is called: the columns that say which it is, and the name of its files."""
+"""Names of cells: their identity columns and the names of their files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AxisColumns:
 
     @classmethod
     def of(cls, asked: ExperimentSchema, workloads: Iterable[WorkloadSpec]) -> AxisColumns:
-        """Settings with several values have one; names stand for texts where they are distinct."""
+        """Name the settings that have several values; short names are used if they are distinct."""
         names = {spec.workload: source(spec).name for spec in workloads}
         return cls(
             tuple(name for name in asked.axes() if len(getattr(asked, name)) > 1),
@@ -40,7 +40,7 @@ class AxisColumns:
         )
 
     def model_of(self, values: Mapping[str, Any]) -> str:
-        """What is served, in the column of the model."""
+        """Return the served model as written in the column `model`."""
         models = values["models"]
         if models is None:
             return self.model[values["model"]]
@@ -53,12 +53,12 @@ def _model_name(text: str, backend: str) -> str:
 
 
 def _if_distinct(names: Mapping[str, str]) -> Mapping[str, str]:
-    """Short names, where they tell the texts they stand for apart; else the texts."""
+    """Return short names if they are distinct, otherwise the full texts."""
     return names if len(set(names.values())) == len(names) else {text: text for text in names}
 
 
 def offered(level: OperatingPoint, natural_rate_rps: float | None) -> dict[str, Value]:
-    """The columns of the load; a rate that only the run can tell is None here."""
+    """Return the columns of the load; a rate that only the run can measure is None."""
     if level.load_factor is not None:
         return {
             "rate_rps": level.rate_rps,
@@ -74,7 +74,7 @@ def offered(level: OperatingPoint, natural_rate_rps: float | None) -> dict[str, 
 
 
 def column(value: object) -> Value:
-    """A setting as it stands in its column."""
+    """Return a setting's value as written in its column."""
     if isinstance(value, Mapping):
         return _slo_text(value)
     assert value is None or isinstance(value, str | int | float)
@@ -97,7 +97,7 @@ def _slo_text(table: Mapping[str, Any]) -> str:
 
 
 def part(name: str, value: object) -> str:
-    """A setting as it stands in a cell's name."""
+    """Return a setting's value as written in a cell's name."""
     text = f"{value:g}" if isinstance(value, float) else str(column(value))
     return text if name in ("workload", "model", "gpu") else f"{name}-{text}"
 
@@ -109,7 +109,7 @@ def file_name(parts: Iterable[str]) -> str:
 
 
 def distinct(cells: Iterable[CellSpec]) -> Iterator[CellSpec]:
-    """Cells whose names came out equal get numbers."""
+    """Append numbers to equal cell names."""
     taken: set[str] = set()
     for spec in cells:
         name, number = spec.cell, 2

@@ -1,5 +1,5 @@
-"""What an experiment chooses between: systems with their parameters, and combinations of
-all else.
+"""Alternatives of an experiment: systems with their parameters, and combinations of other
+settings.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class SystemChoice:
 
     @property
     def decides_itself(self) -> bool:
-        """Does it take no router?"""
+        """Return True if the system has its own controller and takes no router."""
         return self.system is not None and self.system.cluster is not None
 
     @property
@@ -52,10 +52,12 @@ class Combination:
     workload: WorkloadSpec
     place: PlacementSpec
     instances: int
-    asked: bool  # somebody said how many instances
+    asked: bool  # the number of instances is given
 
     def instances_of(self, system: System | None) -> int:
-        """How many a system gets: as many as it is made of, if nobody said how many."""
+        """Return the number of instances of a system: as given, or the number that its roles
+        need.
+        """
         if self.asked or system is None or system.cluster is None:
             return self.instances
         return system.least_instances
@@ -65,7 +67,7 @@ class Combination:
         return self.instances_of(system) - int(self.values["embed_instances"])
 
     def gpus_of(self, system: System | None) -> int:
-        """How many GPUs a system gets."""
+        """Return the number of GPUs of a system."""
         return self.instances_of(system) * self.place.tp * self.place.pp
 
 

@@ -1,4 +1,4 @@
-"""How a real server is asked, as people write it: the table `[client]` of an experiment file."""
+"""Settings of the load generator for real servers: the table `[client]` of an experiment file."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class ClientSchema(BaseModel):
-    """Settings of the load generator; see `HttpOptions`. Frozen.
+    """Settings of the load generator; `HttpOptions` is their form for one cell. Frozen.
 
-    `base_urls` are the servers that `backend = "openai"` attaches to; several stand behind the
-    router. Secrets stand in environment variables: `api_key_env` names one, and `$NAME` in a
+    `base_urls` are the servers that `backend = "openai"` attaches to; several are placed behind
+    the router. Secrets are kept in environment variables: `api_key_env` names one, and `$NAME` in a
     header's value another.
     """
 
@@ -26,70 +26,77 @@ class ClientSchema(BaseModel):
 
     base_urls: Several[str] = setting(
         CLIENT,
-        "An OpenAI-compatible server that runs already. Repeated: all of them, behind the router.",
+        "URL of a running OpenAI-compatible server. Repeated: several servers, behind the router.",
         (),
         option="--base-url",
         metavar="URL",
         repeated=True,
     )
     api: Literal["completions", "chat", "embeddings"] = setting(
-        CLIENT, "Where requests go.", "completions"
+        CLIENT, "API that generation requests use.", "completions"
     )
     headers: dict[str, str] = setting(
         CLIENT,
-        "Sent with every request; $NAME in the value is an environment variable. May be repeated.",
+        "HTTP header sent with every request; $NAME in the value is replaced by that "
+        "environment variable. May be repeated.",
         {},
         option="--header",
     )
     api_key_env: str | None = setting(
         CLIENT,
-        "The environment variable that holds the API key; the key is written nowhere.",
+        "Name of the environment variable that holds the API key; the key is never written to "
+        "a file.",
         metavar="NAME",
     )
     body: dict[str, Any] = setting(
-        CLIENT, "A field of every request's body, in place of ours. May be repeated.", {}
+        CLIENT, "Field of every request body; replaces the default value. May be repeated.", {}
     )
-    exact_output: bool = setting(CLIENT, "Make servers generate as many tokens as asked.", True)
+    exact_output: bool = setting(
+        CLIENT, "Make servers generate exactly the number of output tokens in the workload.", True
+    )
     prompt_format: Literal["auto", "token-ids", "text"] = setting(
-        CLIENT, "What prompts without text are made of. Default: token ids; for chat: text.", "auto"
+        CLIENT,
+        "Form of generated prompts, where the workload has no text. Default: token ids; for "
+        "chat: text.",
+        "auto",
     )
     tokenizer: str | None = setting(
         CLIENT,
-        "Folder of the served model's tokenizer: prompts use its vocabulary.",
+        "Folder of the served model's tokenizer; generated prompts use its vocabulary.",
         metavar="DIR",
         file="yes",
     )
     token_ids: tuple[int, int] = setting(
         CLIENT,
-        "Range of the token ids that prompts are drawn from.",
+        "Range of the token ids in generated prompts.",
         (1000, 30000),
         metavar="LOW,HIGH",
         read=number_list,
     )
     time_limit_s: Positive | None = setting(
         CLIENT,
-        "A cell ends after so long; what is under way is then missed. Default: ten minutes after "
-        "the last arrival.",
+        "Time limit of a cell; requests not finished by then are missed. Default: ten minutes "
+        "after the last arrival.",
         unit="s",
     )
     stall_limit_s: Positive = setting(
-        CLIENT, "A request without a new token for so long has failed.", 120.0, unit="s"
+        CLIENT, "A request that receives no token for this time fails.", 120.0, unit="s"
     )
     send_delay_limit_s: Positive = setting(
         CLIENT,
-        "A cell whose requests were sent later than this (99th percentile) is invalid.",
+        "A cell is invalid if the 99th percentile of its send delays exceeds this.",
         0.01,
         unit="s",
     )
     processes: Count | None = setting(
         CLIENT,
-        "Processes that send. Default: as many as the load needs; with --executor ray one on "
-        "each machine at least.",
+        "Sending processes. Default: as many as the load needs; with --executor ray at least "
+        "one on each machine.",
     )
-    save_token_times: bool = setting(CLIENT, "Keep the time of every token.", False)
+    save_token_times: bool = setting(CLIENT, "Save the time of every token.", False)
     export: Several[Literal["vllm"]] = setting(
         CLIENT,
-        "Also write each cell as `vllm bench serve --save-result --save-detailed` does.",
+        "Also write each cell in the format of `vllm bench serve --save-result --save-detailed`.",
         (),
         repeated=True,
     )
@@ -115,13 +122,13 @@ class ClientSchema(BaseModel):
     @field_validator("body")
     @classmethod
     def _has_no_null(cls, body: dict[str, Any]) -> dict[str, Any]:
-        """An experiment file could not hold it."""
+        """Reject null values, which a TOML file cannot hold."""
         if _has_none(body):
             raise ValueError("cannot hold null; leave the field out")
         return body
 
     def options(self, *, model: str, salt: str, values_field: str | None = None) -> HttpOptions:
-        """As the load generator takes it, for one cell."""
+        """Return the options of the load generator for one cell."""
         from ...load_generator.http.options import Api, HttpOptions, PromptFormat
 
         alike = {one.name for one in fields(HttpOptions)} & set(type(self).model_fields)

@@ -34,8 +34,8 @@ def check_models(systems: Iterable[SystemChoice], combinations: Sequence[Combina
 
 
 def check_layouts(systems: Sequence[SystemChoice], combinations: Sequence[Combination]) -> None:
-    """Raise SloBenchError where instances make no such system, or their roles do not fit, or where
-    a router is asked for and no system takes one.
+    """Raise SloBenchError if the instances cannot form a system, their roles do not fit, or a
+    router is set and no system takes one.
     """
     for choice, combination in itertools.product(systems, combinations):
         alone = combination.values["embed_instances"]

@@ -1,4 +1,4 @@
-"""How hard each cell is pushed, where the experiment does not say."""
+"""Load of each cell: rates, requests and seeds, with their defaults."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class OperatingPoint:
 
     @property
     def label(self) -> str:
-        """For file names."""
+        """Name of the level in file names."""
         if self.load_factor is not None:
             return f"load-{self.load_factor:g}"
         if self.rate_rps is not None:
@@ -48,7 +48,7 @@ class Load:
     """The levels of an experiment, how many requests each has by default, and its seeds."""
 
     levels: tuple[OperatingPoint, ...]
-    requests: int | None  # where neither requests nor duration_s is asked
+    requests: int | None  # if neither requests nor duration_s is given
     seeds: int
 
 
@@ -58,7 +58,7 @@ def load_of(
     place: PlacementSpec,
     instances: int,
 ) -> Load:
-    """Fill in the levels, the requests and the seeds.
+    """Return the experiment's levels, numbers of requests and seeds, with defaults filled in.
 
     Args:
         asked: the experiment.
@@ -125,7 +125,7 @@ def _levels(
 
 
 def _draws(asked: ExperimentSchema) -> bool:
-    """Whether the SLO depends on the seed."""
+    """Return True if the SLO is drawn, and so depends on the seed."""
 
     def drawn(slo: object) -> bool:
         if isinstance(slo, Mapping):

@@ -1,4 +1,4 @@
-"""What a person may write in an experiment file.
+"""Schema of an experiment file.
 
 Every setting but the few that belong to the whole experiment may be a list: it is then an axis of
 the experiment, every combination is run, and its column says which value a row had.
@@ -59,7 +59,9 @@ class SettingError(SloBenchError):
 
 
 def _short(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What the engine `torch` runs where no workload is named: about a minute on two cores."""
+    """Return the default load of the backend `torch` without a workload: about a minute on two
+    cores.
+    """
     load = {"workload": "alpaca", "seeds": 1, "systems": ("vllm", "sarathi")}
     if not any(name in settings for name in ("rates", "replay_speeds", "load_factors")):
         load["rates"] = (4.0, 8.0)
@@ -87,11 +89,11 @@ class ExperimentSchema(BaseModel):
 
     # Systems.
     name: Annotated[str, Field(min_length=1)] = setting(
-        RUN, "Name of the experiment, for its folder.", "experiment"
+        RUN, "Name of the experiment, used for its run folder.", "experiment"
     )
     systems: Axis[str] = setting(
         COMPARED,
-        "A system by name, or FILE.py[:CLASS] with one of your own. May be repeated.",
+        "System by name, or FILE.py[:CLASS] with your own. May be repeated.",
         ("vllm", "sarathi", "sglang"),
         option="--system",
         short="-s",
@@ -103,13 +105,15 @@ class ExperimentSchema(BaseModel):
     )
     parameters: dict[str, dict[str, Axis[Parameter]]] = {}  # by system
     published: str | None = setting(
-        RUN, "A table of published results that the report sets beside these.", metavar="FILE"
+        RUN,
+        "Table of published results, shown in the report beside the measured ones.",
+        metavar="FILE",
     )
 
     # Where requests come from.
     workload: Axis[str] = setting(
         ARRIVES,
-        "A catalogue name, a trace file, or mix(…). May be repeated.",
+        "Catalogue name, trace file, or mix(…). May be repeated.",
         ("sharegpt",),
         short="-w",
         metavar="W",
@@ -119,38 +123,41 @@ class ExperimentSchema(BaseModel):
     )
     arrivals: Axis[str] = setting(
         ARRIVES,
-        "poisson, gamma(cv=2), concurrency(16), …. Replaces a trace's own.",
+        "Arrival process: poisson, gamma(cv=2), concurrency(16), …. Replaces the arrivals of "
+        "a trace.",
         ("poisson",),
         metavar="PROCESS",
     )
     redraw_arrivals: Axis[bool] = setting(
         ARRIVES_MORE,
-        "Draw arrivals although the trace has its own; --arrivals implies it.",
+        "Draw arrivals instead of using those of the trace; --arrivals implies it.",
         (False,),
     )
     prompt_tokens: Axis[str | None] = setting(
         ARRIVES_MORE,
-        "Lengths of prompts: a number or a distribution, in place of the workload's.",
+        "Prompt lengths: a number or a distribution. Default: the workload's.",
         metavar="DIST",
     )
     output_tokens: Axis[str | None] = setting(
         ARRIVES_MORE,
-        "Lengths of answers: a number or a distribution, in place of the workload's.",
+        "Output lengths: a number or a distribution. Default: the workload's.",
         metavar="DIST",
     )
     sessions: Axis[str | None] = setting(
         ARRIVES_MORE,
-        "Conversations of several turns, as in sessions(turns=4, think_s=1).",
+        "Multi-turn conversations, as in sessions(turns=4, think_s=1).",
         metavar="sessions(…)",
     )
     models: Axis[str | None] = setting(
         ARRIVES,
-        "Which models requests ask for, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for systems "
-        "that serve several on --gpus GPUs.",
+        "Models of the requests, as in fleet(llama-3.1-8b*4, qwen2.5-3b*4); for systems that "
+        "serve several models on --gpus GPUs.",
         metavar="fleet(…)|zipf(…)|assign(…)",
     )
     trace_format: str | None = setting(
-        ARRIVES_MORE, "Format of a trace file. Default: told by its content.", metavar="FORMAT"
+        ARRIVES_MORE,
+        "Format of a trace file. Default: detected from its content.",
+        metavar="FORMAT",
     )
     rates: Axis[Positive] | None = setting(
         ARRIVES,
@@ -161,13 +168,13 @@ class ExperimentSchema(BaseModel):
     )
     load_factors: Axis[Positive] | None = setting(
         ARRIVES,
-        "Offered rates as shares of the estimated capacity of each cell.",
+        "Offered rates as multiples of the estimated capacity of each cell.",
         metavar="0.5,1,1.5",
         read=number_list,
     )
     replay_speeds: Axis[Positive] | None = setting(
         ARRIVES,
-        "Replay a trace's own arrivals so much faster. Default: for traces 0.5,1,2.",
+        "Factor by which a trace's own arrivals are sped up. Default: for traces 0.5,1,2.",
         option="--replay-speed",
         metavar="0.5,1,2",
         read=number_list,
@@ -176,7 +183,7 @@ class ExperimentSchema(BaseModel):
     # Deployment.
     model: Axis[str] = setting(
         SERVES,
-        "A catalogue name, or a folder with a config.json.",
+        "Model: a catalogue name, or a folder with a config.json.",
         ("llama-3.1-8b",),
         short="-m",
         metavar="M",
@@ -185,32 +192,38 @@ class ExperimentSchema(BaseModel):
         role="workload",
     )
     gpu: Axis[str] = setting(
-        SERVES, "Kind of GPU.", ("a100-80g",), short="-g", metavar="G", complete="gpus"
+        SERVES, "GPU type.", ("a100-80g",), short="-g", metavar="G", complete="gpus"
     )
     tp: Axis[Count | None] = setting(
-        SERVES, "Tensor parallel GPUs. Default: the fewest on which the model fits.", tunable=True
+        SERVES,
+        "GPUs that share each layer (tensor parallelism). Default: the fewest on which the "
+        "model fits.",
+        tunable=True,
     )
-    pp: Axis[Count] = setting(SERVES, "Pipeline stages.", (1,), tunable=True)
+    pp: Axis[Count] = setting(
+        SERVES, "Pipeline stages of an instance (pipeline parallelism).", (1,), tunable=True
+    )
     instances: Axis[Count | None] = setting(
-        SERVES, "Copies of the model. Default: 1.", tunable=True
+        SERVES, "Number of instances, each a copy of the model. Default: 1.", tunable=True
     )
-    gpus: Axis[Count | None] = setting(SERVES, "In all: instances × tp × pp.")
+    gpus: Axis[Count | None] = setting(SERVES, "Total number of GPUs: instances × tp × pp.")
     embed_instances: Axis[CountFrom0] = setting(
         SERVES_MORE,
-        "Instances that only embed; 0: all embed, beside the language model.",
+        "Instances that serve only embedding requests; 0: every instance serves both.",
         (0,),
         tunable=True,
     )
     router: Axis[str | None] = setting(
         SERVES,
-        "Which instance gets a request. Default: the system's own.",
+        "Policy that selects the instance of a request. Default: the system's own.",
         metavar="R",
         complete="routers",
         tunable=True,
     )
     failures: Axis[str | None] = setting(
         SERVES,
-        "Instances that fail, from when to when: 2@30s..60s, or 0@90s for good. Simulated.",
+        "Instance failures: 2@30s..60s (instance 2 is down from 30 s to 60 s), or 0@90s (for "
+        "good). Simulated backend only.",
         metavar="N@S..S,…",
         role="workload",
     )
@@ -221,17 +234,21 @@ class ExperimentSchema(BaseModel):
         SERVES_MORE, "Number format of the KV cache.", ("bf16",), metavar="D", tunable=True
     )
     memory_share: Axis[Share] = setting(
-        SERVES_MORE, "Share of GPU memory that is used.", (0.9,), metavar="SHARE", tunable=True
+        SERVES_MORE,
+        "Share of GPU memory that an instance may use.",
+        (0.9,),
+        metavar="SHARE",
+        tunable=True,
     )
     block_size: Axis[Count] = setting(
-        SERVES_MORE, "Tokens of a KV cache block.", (16,), unit="tokens", tunable=True
+        SERVES_MORE, "Tokens in a KV cache block.", (16,), unit="tokens", tunable=True
     )
     host_memory_gib: Axis[NotNegative] = setting(
         SERVES_MORE, "Host memory for swapped KV, per GPU.", (4.0,), unit="GiB", tunable=True
     )
     num_gpu_blocks: Axis[Count | None] = setting(
         SERVES_MORE,
-        "KV cache blocks of an instance. Default: what fits into GPU memory.",
+        "KV cache blocks of an instance. Default: as many as fit into GPU memory.",
         tunable=True,
     )
     num_cpu_blocks: Axis[CountFrom0 | None] = setting(
@@ -239,83 +256,93 @@ class ExperimentSchema(BaseModel):
     )
     host_s: Axis[NotNegative | None] = setting(
         SERVES_MORE,
-        "Scheduling time of a step. Default: that of the step-time model.",
+        "Host (scheduling) time of an iteration. Default: that of the step-time model.",
         option="--host-time",
         unit="s",
     )
     profile: Axis[str | None] = setting(
         SERVES,
-        "Measured step times in place of the fitted ones (see `slo-bench profile`); sets model, "
-        "GPU and tp unless they are given.",
+        "Profile with measured step times (see `slo-bench profile`), used instead of the "
+        "estimate; sets model, GPU and tp unless they are given.",
         metavar="FILE",
         file="maybe",
     )
     embedder: Axis[str | None] = setting(
         SERVES,
-        "The embedding model beside the language model, for workloads with embedding requests.",
+        "Embedding model served beside the language model, for workloads with embedding requests.",
         metavar="MODEL",
         file="maybe",
         role="workload",
     )
     device_map: Axis[str | None] = setting(
         SERVES,
-        "Layers on devices: a file of `tune placement --out`, or a shipped map's name. In place of "
-        "--gpu, --tp and --pp.",
+        "Device map (layers to devices): a file written by `tune placement --out`, or the "
+        "name of a shipped map. Replaces --gpu, --tp and --pp.",
         metavar="MAP",
         file="maybe",
     )
 
     # How much of it, and what counts.
     requests: Axis[Count | None] = setting(
-        ARRIVES, f"Requests in each cell. Default: {DEFAULT_REQUESTS}; of a trace all.", short="-n"
+        ARRIVES,
+        f"Requests in each cell. Default: {DEFAULT_REQUESTS}; all requests of a trace.",
+        short="-n",
     )
     duration_s: Axis[Positive | None] = setting(
-        ARRIVES, "Seconds of arrivals, instead of --requests.", unit="s"
+        ARRIVES, "Length of the arrival period in seconds, instead of --requests.", unit="s"
     )
     warmup_s: Axis[NotNegative] = setting(
-        ARRIVES, "Requests that arrive in the first S seconds do not count.", (0.0,), unit="s"
+        ARRIVES,
+        "Warm-up: requests that arrive in the first S seconds are not counted.",
+        (0.0,),
+        unit="s",
     )
     warmup_share: Axis[PartShare] = setting(
         ARRIVES_MORE,
-        "The same as a share of the time in which requests arrive.",
+        "Warm-up as a share of the arrival period.",
         (0.0,),
         metavar="SHARE",
     )
     max_output_tokens: Axis[Count | None] = setting(
         ARRIVES_MORE,
-        "Output limit that requests declare. Default: the length of their answer.",
+        "Output limit (max_tokens) that requests declare. Default: the length of their output.",
         unit="tokens",
     )
     slo: Axis[str | SloTable] = setting(
         ARRIVES,
-        "Bounds in seconds: any of ttft, tpot, e2e, deadline; e2e=uniform(1,350) draws; "
-        "'chat:ttft=0.5; batch:e2e=60' sets them by class; '' keeps a trace's own. May be "
-        "repeated, which compares them.",
+        "SLO, bounds in seconds: any of ttft, tpot, e2e, deadline. e2e=uniform(1,350): drawn "
+        "for each request; 'chat:ttft=0.5; batch:e2e=60': by request class; '': the trace's "
+        "own. May be repeated to compare SLOs.",
         ("ttft=1,tpot=0.15",),
         metavar="ttft=1,tpot=0.15",
         repeated=True,
     )
-    slo_scale: Axis[Positive] = setting(ARRIVES, "Multiply every bound.", (1.0,), metavar="F")
-    seeds: Count | None = setting(ARRIVES, f"Repetitions. Default: {DEFAULT_SEEDS}.")
-    seed: Annotated[int, Field(ge=0)] = setting(ARRIVES, "The first seed.", 0)
+    slo_scale: Axis[Positive] = setting(
+        ARRIVES, "Factor by which every SLO bound is multiplied.", (1.0,), metavar="F"
+    )
+    seeds: Count | None = setting(
+        ARRIVES, f"Number of seeds (repetitions). Default: {DEFAULT_SEEDS}."
+    )
+    seed: Annotated[int, Field(ge=0)] = setting(ARRIVES, "First seed.", 0)
     length_predictor: Axis[str] = setting(
         SERVES,
-        "What policies are told of answers' lengths: oracle (the truth), noisy(accuracy=0.8), "
-        "constant(256), or a folder that `slo-bench predict-train` made.",
+        "Predictor of output lengths for policies: oracle (the true length), "
+        "noisy(accuracy=0.8), constant(256), or a folder written by `slo-bench "
+        "predict-train`.",
         ("oracle",),
         metavar="P",
         file="maybe",
     )
     overlong_requests: Axis[Literal["error", "reject", "truncate"]] = setting(
         SERVES,
-        "What becomes of requests longer than the context or the KV cache: `reject` counts them "
-        "as misses, as a server would turn them away.",
+        "Handling of requests longer than the context or the KV cache. error: stop; reject: "
+        "count them as missed, as a server rejects them; truncate: shorten them.",
         ("reject",),
         role="workload",
     )
     objective: Axis[str] = setting(
         ARRIVES_MORE,
-        "Weights of the objective of workloads with embedding requests.",
+        "Weights of the objective for workloads with embedding requests.",
         ("alpha=1,beta=1,gamma=1",),
         option="--objective-weights",
         metavar="alpha=1,beta=1,gamma=1",
@@ -324,8 +351,8 @@ class ExperimentSchema(BaseModel):
     # Execution.
     backend: Literal["simulated", "openai", "vllm", "sglang", "torch"] = setting(
         RUN,
-        "What runs it: the simulator, real servers, or our own small engine (torch). Default: "
-        "simulated; with --base-url openai.",
+        "Backend: the simulator, a real server, or the built-in PyTorch engine (torch). "
+        "Default: simulated; with --base-url openai.",
         "simulated",
         short="-b",
         role="deployment",
@@ -333,13 +360,17 @@ class ExperimentSchema(BaseModel):
     client: ClientSchema = ClientSchema()  # of real servers
     server: ServerSchema = ServerSchema()  # where we start them
     records: Literal["auto", "csv", "parquet", "none"] = setting(
-        RUN, "Per-request records. Default: Parquet if pyarrow is installed, else CSV.", "auto"
+        RUN,
+        "Format of the per-request records. Default: Parquet if pyarrow is installed, else CSV.",
+        "auto",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _attached(cls, settings: Any) -> Any:
-        """What a server is, that somebody else has started, is not ours to say."""
+        """Set the defaults that depend on the backend: names for a running server, a tiny model
+        for torch.
+        """
         if isinstance(settings, dict) and settings.get("backend") == "openai":
             return {"systems": "server", "model": "served", "gpu": "unknown", **settings}
         if isinstance(settings, dict) and settings.get("backend") == "torch":

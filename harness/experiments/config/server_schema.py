@@ -1,4 +1,4 @@
-"""How servers are started for an experiment, as people write it: the table `[server]` of a file."""
+"""Settings of started servers: the table `[server]` of an experiment file."""
 
 from __future__ import annotations
 
@@ -20,60 +20,61 @@ class ServerSchema(BaseModel):
 
     version: str | None = setting(
         SERVERS,
-        "Version of the server, where several are installed.",
+        "Server version, if several are installed.",
         option="--server-version",
         metavar="V",
     )
     args: Several[str] = setting(
         SERVERS,
-        "Passed on, as it is, to servers that we start (--server-arg=--dtype=float32). May be "
-        "repeated.",
+        "Argument passed unchanged to the started servers (--server-arg=--dtype=float32). May "
+        "be repeated.",
         (),
         option="--server-arg",
         metavar="ARG",
         repeated=True,
     )
     max_model_tokens: Count | None = setting(
-        SERVERS, "Most tokens of a prompt and its answer together.", unit="tokens"
+        SERVERS, "Maximum number of prompt and output tokens of a request.", unit="tokens"
     )
     startup_timeout_s: Positive = setting(
-        SERVERS, "How long the start may take.", 300.0, option="--startup-timeout", unit="s"
+        SERVERS, "Maximum time for a server to start.", 300.0, option="--startup-timeout", unit="s"
     )
-    step_log: bool = setting(SERVERS, "Keep a line for each step (batch, duration).", False)
+    step_log: bool = setting(SERVERS, "Write one line per iteration (batch, duration).", False)
     kv_transfer: Literal["files", "nixl"] = setting(
         SERVERS,
-        "How KV goes from prefill to decode instances: files (a temporary folder) or nixl.",
+        "KV transfer from prefill to decode instances: files (in a temporary folder) or nixl.",
         "files",
     )
     validated: bool = False  # on the command line --validate
     repetitions: Count = setting(
         SERVERS,
-        "Measure every level N times. Tables show the first; a validation says how far they lie "
-        "apart.",
+        "Measure every level N times. Tables show the first measurement; --validate reports "
+        "the spread.",
         1,
     )
     kvcached: bool = setting(
         SERVERS,
-        "On GPUs: KV pages are mapped on demand by the library kvcached, so that servers on one "
-        "GPU share its memory.",
+        "On GPUs: use the library kvcached, which maps KV pages on demand, so that servers on "
+        "one GPU share its memory.",
         False,
     )
     workers: Annotated[int, Field(ge=0, le=64)] = setting(
-        SERVERS, "With torch: processes beside the engine, between which layers and heads move.", 0
+        SERVERS, "With torch: worker processes to which layers and KV heads can migrate.", 0
     )
     moving: Mapping[str, float] = setting(
-        SERVERS, "With torch: a threshold of those moves. May be repeated.", {}
+        SERVERS, "With torch: a threshold of module migration. May be repeated.", {}
     )
     clock: Literal["real", "cpu"] = setting(
         SERVERS,
-        "With torch: `cpu` counts the CPU time of its thread and skips waits, so that a busy "
-        "machine disturbs its figures less.",
+        "With torch: `cpu` measures the CPU time of the engine's thread and skips waits, "
+        "which reduces noise on a busy machine.",
         "real",
     )
     kv_store: Several[str] = setting(
         SERVERS,
-        "With torch: keep prefixes in this folder too, /dev/shm/kv=2 for host memory; repeated, "
-        "the fastest first. Servers of one model that name the same share them.",
+        "With torch: also store prefix KV in this folder, with this capacity (/dev/shm/kv=2: "
+        "2 GiB of host memory). Repeated: tiers, the fastest first. Servers of one model that "
+        "use the same folder share it.",
         (),
         metavar="FOLDER=GIB",
         repeated=True,

@@ -1,4 +1,4 @@
-"""What a setting is besides its type and default: everything that options, axes and reports need.
+"""Declaration of a setting: type, default, option, axis and report column in one place.
 
 A setting is declared once, as a field of a schema made by `setting`. The command line's
 options, the sweep axes, the files that paths name and the report's series follow from it.
@@ -20,14 +20,14 @@ from ....workloads.errors import SloBenchError
 T = TypeVar("T")
 _EXTRA = "setting"
 Role = Literal["workload", "deployment", "client", "run"]
-COMPARED = "What is compared"
-ARRIVES = "What arrives"
+COMPARED = "Systems"
+ARRIVES = "Workload"
 ARRIVES_MORE = "Workload details"
-SERVES = "What serves it"
+SERVES = "Deployment"
 SERVES_MORE = "Memory, precision and step times"
-RUN = "How it is run"
-CLIENT = "How a real server is asked"
-SERVERS = "How servers are started"
+RUN = "Execution"
+CLIENT = "Client of real servers"
+SERVERS = "Started servers"
 
 
 def _listed(value: object) -> object:
@@ -45,7 +45,7 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 @dataclass(frozen=True)
 class Setting:
-    """How a setting is shown and used.
+    """Presentation and use of a setting.
 
     Args:
         help: what it says, for the command line.
@@ -109,7 +109,7 @@ class Declared:
 
     @property
     def kind(self) -> type:
-        """What one value is: `int`, `float`, `bool`, `str`, or `dict` for named values."""
+        """Type of one value: `int`, `float`, `bool`, `str`, or `dict` for named values."""
         kind = _alternatives(self.annotation)[0]
         origin = get_origin(kind)
         if origin is Literal:
@@ -130,7 +130,9 @@ class Declared:
 
     @property
     def role(self) -> Role:
-        """Whose it is; see `Setting`."""
+        """Part of the experiment that the setting belongs to: workload, deployment, client or
+        run.
+        """
         return self.setting.role or _ROLES.get(self.setting.panel, "run")
 
     @property
@@ -150,7 +152,7 @@ class Declared:
 
     @property
     def help(self) -> str:
-        """What it says, with its default."""
+        """Help text with the default."""
         values = self.default if isinstance(self.default, tuple) else (self.default,)
         if "Default:" in self.setting.help or self.kind in (bool, dict):
             return self.setting.help

@@ -1,4 +1,4 @@
-"""From the bytes of an answer to its tokens: read when the run is over.
+"""Parse the bytes of an answer into token times and counts, after the run.
 
 Servers stream events with one token each, or several, or with none (a role, a token whose text is
 held back until it is a whole character). What counts, best first: the running usage that some send
@@ -27,7 +27,7 @@ _MOST_TOKENS = 1 << 24  # more than any context holds
 
 @dataclass
 class CompletionResult:
-    """What a request was given; `token_s` are the clock's times, one for each token."""
+    """Result of one request; `token_s` are clock times, one per token."""
 
     outcome: Outcome
     fault: RequestFault
@@ -43,7 +43,7 @@ class CompletionResult:
 
 @dataclass
 class Raw:
-    """An exchange, as kept."""
+    """Raw bytes and timestamps of one exchange."""
 
     status: int
     fault: RequestFault
@@ -55,7 +55,7 @@ class Raw:
 
 
 def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
-    """What the bytes say."""
+    """Parse the bytes of one answer."""
     answer = CompletionResult(Outcome.UNFINISHED, raw.fault, raw.detail)
     if raw.fault is RequestFault.NONE and raw.status != 200:
         answer.fault, answer.detail = _error(RequestFault.STATUS, raw.body)
@@ -75,15 +75,15 @@ def read_answer(raw: Raw, *, keep_text: bool = False) -> CompletionResult:
 
 
 def _error(fault: RequestFault, body: bytes) -> tuple[RequestFault, str]:
-    """What an error means, in the server's words: also a request that a policy of ours let go ends
-    with one.
+    """Return the fault and outcome of an error message; a request that a policy dropped also
+    ends with one.
     """
     message = _message(body)
     return (RequestFault.ABORTED if message.startswith((REJECTED, DROPPED)) else fault), message
 
 
 def _message(body: bytes) -> str:
-    """What an error's body says, whichever way it is worded."""
+    """Return the message in an error body of any known form."""
     try:
         found: Any = parse_json(body)
     except ValueError:
@@ -104,8 +104,8 @@ class _Event:
 
 @dataclass(frozen=True)
 class _Shape:
-    """What stands around the text of an event. Most events of a stream differ by nothing else, so
-    that one is read as JSON and the others are compared to it.
+    """Constant text around the content of an event. Most events of a stream differ only in the
+    content, so one event is parsed as JSON and the others are compared with it.
     """
 
     before: bytes
@@ -121,7 +121,7 @@ class _Shape:
         return cls(data[:start], data[end:])
 
     def fits(self, data: bytes) -> bool:
-        """Whether it is an event of this shape; in JSON a quote in a text is escaped."""
+        """Return True if the event has this shape; a quote within the text is escaped in JSON."""
         start, end = len(self.before), len(data) - len(self.after)
         return (
             start < end
@@ -132,7 +132,7 @@ class _Shape:
 
 
 class _Reader:
-    """Fills an answer."""
+    """Parser of the events of one answer."""
 
     def __init__(self, raw: Raw, answer: CompletionResult, keep_text: bool) -> None:
         self._raw = raw
@@ -306,7 +306,7 @@ class _Reader:
 
 
 def _choices(found: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """What an answer or event says; None if that is not in the form of the API."""
+    """Return the choices of an answer or event; None if it does not have the form of the API."""
     choices = found.get("choices") or []
     if not isinstance(choices, list):
         return None
@@ -319,6 +319,6 @@ def _choices(found: Mapping[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def _count(value: object) -> int:
-    """A count that the server tells; -1 where it tells none that can be."""
+    """Return a token count reported by the server; -1 if there is no valid one."""
     told = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
     return cast("int", value) if told else -1

@@ -1,4 +1,4 @@
-"""What each request says, as JSON; written before the run starts, read back when it is due."""
+"""JSON bodies of all requests, written before the run and read when each is due."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class BodyMaker:
             )
 
     def body(self, request: Request) -> dict[str, Any]:
-        """All fields of the body."""
+        """Return all fields of the request body."""
         options = self._options
         api = options.api.of(request.request_type)
         body: dict[str, Any] = {}
@@ -117,7 +117,7 @@ class Bodies:
 
     @classmethod
     def read(cls, path: Path) -> Bodies:
-        """What `write` has written, perhaps in another process."""
+        """Open bodies written by `write`, possibly in another process."""
         ends = array("q")
         ends.frombytes(path.with_suffix(".ends").read_bytes())
         return cls(path, ends)
@@ -134,7 +134,7 @@ class Bodies:
         return dict(zip(names, (b"".join(found), ends.tobytes()), strict=True))
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the memory-mapped file."""
         self._file.close()
 
 

@@ -44,7 +44,7 @@ def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
         size = int(said[1], 16)
         start = line_end + 2
         if size == 0:
-            # Trailers may stand between the last chunk and the empty line.
+            # Trailers may come between the last chunk and the empty line.
             found.complete = raw.startswith(b"\r\n", start) or raw.endswith(b"\r\n\r\n")
             return found
         piece = raw[start : start + size]

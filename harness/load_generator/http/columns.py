@@ -1,4 +1,4 @@
-"""What became of every request, as columns; parts of several processes join into one."""
+"""Results of all requests as columns; parts from several processes are joined."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class RequestColumns:
 
 @dataclass
 class SenderResult:
-    """What one process saw: the rows it sent, of a workload of any length."""
+    """Results of one sending process: the rows that it sent."""
 
     start_s: float  # the workload's time zero, by `time.perf_counter`
     rows: Ints
@@ -82,7 +82,7 @@ class SenderResult:
     told: tuple[Told, ...] = ()  # how right predicted lengths were, if they followed the run
 
     def save(self, path: Path) -> None:
-        """Write it for another process."""
+        """Write the result to a file for another process."""
         arrays = {f.name: getattr(self.columns, f.name) for f in fields(RequestColumns)}
         numbers = np.array([self.start_s, self.cpu_s, self.peak_rss_bytes])
         np.savez(
@@ -99,7 +99,7 @@ class SenderResult:
 
     @classmethod
     def load(cls, path: Path) -> SenderResult:
-        """What `save` wrote."""
+        """Read a result written by `save`."""
         details, texts = json.loads(path.with_suffix(".json").read_text("utf-8"))
         with np.load(path, allow_pickle=False) as found:
             start_s, cpu_s, peak_rss_bytes = found["numbers"].tolist()
@@ -226,7 +226,7 @@ def joined_gaps(parts: Iterable[Gaps]) -> Gaps:
 
 
 def joined_columns(parts: Sequence[SenderResult], n: int) -> RequestColumns:
-    """The columns of all `n` requests; who was never sent is cancelled."""
+    """Join the columns of all `n` requests; requests never sent are cancelled."""
     whole = RequestColumns.empty(n)
     for part in parts:
         for f in fields(RequestColumns):

@@ -73,7 +73,7 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         now_s = perf_counter()
         exchange = self.exchange
-        if exchange is None:  # nobody asked
+        if exchange is None:  # no request is in progress
             self._transport.abort()
         elif self._streams:
             exchange.stamps.append(now_s)
@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
 
     @staticmethod
     def _is_whole(exchange: Exchange) -> bool:
-        """Whether a last chunk that came alone, or torn apart, is there."""
+        """Return True if the final chunk, alone or split, has arrived."""
         end = b""
         for piece in reversed(exchange.pieces):
             end = piece[-len(_END) :] + end
@@ -118,7 +118,7 @@ class Connection(asyncio.Protocol):
         return end == _END[2:]  # nothing but the last chunk
 
     def _parse(self, data: bytes, now_s: float) -> None:
-        """Any other answer."""
+        """Parse an answer that the fast path does not handle."""
         self._now_s = now_s
         exchange = self.exchange
         assert exchange is not None
@@ -160,7 +160,7 @@ class Connection(asyncio.Protocol):
             self._end(exchange, self._now_s, stays=self._parser.should_keep_alive())
 
     def _end(self, exchange: Exchange, now_s: float, *, stays: bool) -> None:
-        """The whole answer is there."""
+        """Finish an exchange after its whole answer has arrived."""
         self.exchange = None
         self._used = True
         exchange.end_s = now_s
@@ -286,7 +286,7 @@ class ConnectionPool:
         connection.send(exchange)
 
     def stalled(self, before_s: float) -> list[Connection]:
-        """Connections whose stream began and has said nothing since `before_s`."""
+        """Return connections with a started stream and no data since `before_s`."""
         return [
             connection
             for connection in self.open
@@ -296,7 +296,7 @@ class ConnectionPool:
         ]
 
     def give_up(self, fault: RequestFault, detail: str) -> None:
-        """End whatever is under way."""
+        """Abort all exchanges in progress."""
         for connection in list(self.open):
             if connection.exchange is not None:
                 connection.break_off(fault, detail)
@@ -319,7 +319,7 @@ class ConnectionPool:
                 await asyncio.wait_for(self._closed.wait(), _CLOSE_LIMIT_S)
 
     def lost(self, connection: Connection) -> None:
-        """A connection is no more."""
+        """Handle a closed connection."""
         self.open.discard(connection)
         if connection in self.idle:
             self.idle.remove(connection)

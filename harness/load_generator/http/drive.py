@@ -38,7 +38,7 @@ _SWEEP_TICKS = 25
 
 
 class Due(Protocol):
-    """Says who comes next; see `clusters.arrivals.Arrivals`."""
+    """Source of the next request to send; `clusters.arrivals.Arrivals` implements it."""
 
     cancelled: list[int]
 
@@ -47,11 +47,11 @@ class Due(Protocol):
         ...
 
     def pop(self) -> RequestState:
-        """The next request."""
+        """Remove and return the next request."""
         ...
 
     def ended(self, row: int, end_s: float, answered: bool) -> None:
-        """A request has ended: whoever waited for it may come."""
+        """Report that a request has ended; requests that depend on it become due."""
         ...
 
 
@@ -63,15 +63,15 @@ class Route(Protocol):
         ...
 
     def ended(self, endpoint: int) -> None:
-        """A request there has ended."""
+        """Report that a request at that server has ended."""
         ...
 
 
 class RequestEncoder(Protocol):
-    """What goes over the wire."""
+    """Encoder of requests to HTTP bytes."""
 
     def of(self, endpoint: int, row: int) -> list[bytes]:
-        """Head and body."""
+        """Return the HTTP head and body of a request."""
         ...
 
     def tell(self, row: int, told: PredictedLength) -> None:
@@ -79,7 +79,7 @@ class RequestEncoder(Protocol):
         ...
 
     def embeds(self, row: int) -> bool:
-        """Whether it asks for an embedding."""
+        """Return True if the request is an embedding request."""
         ...
 
 
@@ -139,7 +139,7 @@ class Driver:
         self._error: BaseException | None = None
 
     def run(self, start_s: Callable[[], float]) -> DriveResult:
-        """Run to the end; `start_s` is asked when all is ready to go.
+        """Send until all requests have ended; `start_s` is called when sending can begin.
 
         Raises:
             SloBenchError: a host does not exist.

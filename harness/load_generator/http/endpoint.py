@@ -1,4 +1,4 @@
-"""Where a server is."""
+"""Address of a server: scheme, host, port and path prefix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....workloads.errors import SloBenchError
 
 @dataclass(frozen=True)
 class Endpoint:
-    """An OpenAI-compatible server; `prefix` stands before `/v1/...` in its paths."""
+    """Address of an OpenAI-compatible server; `prefix` precedes `/v1/...` in its paths."""
 
     host: str
     port: int
@@ -51,7 +51,7 @@ class Endpoint:
 
     @property
     def url(self) -> str:
-        """As `parse` takes it."""
+        """Return the URL in the form that `parse` accepts."""
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.prefix}"
 
 

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, and what it then counts as."""
+"""Faults of a request, and the outcome of each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RequestFault(StrEnum):
     RESET = "reset"  # the connection broke in the middle of it
     CUT = "cut"  # it was closed before the answer's end
     STATUS = "status"  # an HTTP status other than 200
-    ERROR_EVENT = "error-event"  # status 200, but the stream tells of an error
+    ERROR_EVENT = "error-event"  # status 200, but the stream contains an error
     MALFORMED = "malformed"  # what came is no HTTP, no JSON, or no answer
     EMPTY = "empty"  # a whole answer without a token
     STALLED = "stalled"  # began, and then nothing came for too long
@@ -33,7 +33,9 @@ REFUSALS = (429, 503)  # statuses by which a server turns a request away
 
 
 def outcome_of(fault: RequestFault, status: int, *, refused: bool = False) -> Outcome:
-    """What counts: a refusal is `REJECTED`, what the server gave up `DROPPED`, the rest failed."""
+    """Return the outcome of a fault: refused is `REJECTED`, dropped by the server is `DROPPED`,
+    any other `FAILED`.
+    """
     if fault is RequestFault.NONE:
         return Outcome.FINISHED
     if fault is RequestFault.TIME_LIMIT:
@@ -49,7 +51,7 @@ _OURS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.E
 
 
 def connect_fault(error: BaseException) -> RequestFault:
-    """Why no connection came about."""
+    """Return the fault of a failed connection attempt."""
     if isinstance(error, ssl.SSLError | ssl.CertificateError):
         return RequestFault.TLS
     if isinstance(error, TimeoutError | asyncio.TimeoutError):

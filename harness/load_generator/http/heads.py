@@ -51,7 +51,7 @@ class WireRequests:
         self._told[row] = plain[1:-1].encode() + b","  # others follow, always
 
     def embeds(self, row: int) -> bool:
-        """Whether it asks for an embedding."""
+        """Return True if the request is an embedding request."""
         return self._embeds[self._kinds[row]]
 
 

@@ -1,4 +1,4 @@
-"""How long an answer will be, told to the server's policy: predicted when its request is due.
+"""Predicted output lengths of requests, sent to the server's policy.
 
 Used by the load generator, which knows a request by its row, and by the gateway, which knows it by
 its text. What reads prompts does so in a thread of its own, all requests at once that wait for it.
@@ -26,11 +26,11 @@ from .options import HttpOptions
 if TYPE_CHECKING:
     from ....predictors.lengths.online_predictor import OnlineLengthPredictor
 
-AT_ONCE = 32  # requests whose prompts are read together, at most
+AT_ONCE = 32  # maximum number of prompts predicted in one batch
 _LENGTHS_STREAM = 3
 
 Request = TypeVar("Request")
-# what the policy is told, and what `heard` takes with the answer
+# the value sent to the policy, and the state that `heard` takes with the answer
 Predicted = tuple[PredictedLength, Any]
 
 
@@ -42,14 +42,14 @@ class LengthPrediction(Generic[Request]):
         read: Callable[[Sequence[Request]], Sequence[Predicted]],
         follower: OnlineLengthPredictor | None = None,
     ) -> None:
-        self.cut_off = 0  # answers of which nobody knows how long they would have been
+        self.cut_off = 0  # answers cut short, so that their full length is unknown
         self._read = read
         self._follower = follower
         self._hearing = ThreadPoolExecutor(1, thread_name_prefix="answers heard")
 
     @property
     def learns(self) -> bool:
-        """Whether `heard` should be called."""
+        """Return True if `heard` should be called."""
         return self._follower is not None and self._follower.online > 0
 
     def read(self, requests: Sequence[Request]) -> Sequence[Predicted]:
@@ -57,7 +57,9 @@ class LengthPrediction(Generic[Request]):
         return self._read(requests)
 
     def heard(self, said: Any, raw: Raw, *, exact: bool) -> None:
-        """Learn from an answer; returns at once. `exact`: it has as many tokens as was asked."""
+        """Learn from an answer; returns at once. `exact`: the output has the number of tokens in
+        the workload.
+        """
         self._hearing.submit(self._hear, said, raw, exact)
 
     def _hear(self, said: Any, raw: Raw, exact: bool) -> None:
@@ -70,12 +72,12 @@ class LengthPrediction(Generic[Request]):
             self.came(said, len(answer.token_s))
 
     def came(self, said: Any, output_tokens: int) -> None:
-        """Learn that an answer had so many tokens."""
+        """Learn the number of output tokens of an answer."""
         assert self._follower is not None
         self._follower.came(said, output_tokens)
 
     def close(self) -> None:
-        """All requests have ended."""
+        """Finish: all requests have ended."""
         self._hearing.shutdown()
         if self.learns:
             assert self._follower is not None
@@ -99,7 +101,9 @@ class LengthPrediction(Generic[Request]):
                 yield f"window_{of}", "", round(getattr(window, of), 6)
 
     def drift(self, start_s: float) -> tuple[records.Told, ...]:
-        """How right it was over time, where it learns; `start_s` by `time.perf_counter`."""
+        """Return the prediction accuracy over time of a learning predictor; `start_s` by
+        `time.perf_counter`.
+        """
         follower, found = self._follower, []
         if follower is None:
             return ()
@@ -121,7 +125,7 @@ class LengthPrediction(Generic[Request]):
 
 
 def prompt_lengths(workload: Workload, options: HttpOptions) -> LengthPrediction[int] | None:
-    """What `options` ask for, by row; None: policies are told nothing.
+    """Return the predictions that `options` select, by row; None without a predictor.
 
     Raises:
         SloBenchError: the predictor cannot be had.
@@ -148,7 +152,7 @@ U = TypeVar("U")
 
 
 class BatchedPredictions(Generic[T, U]):
-    """Asks for several at once: for all that came while the last were asked for."""
+    """Batches predictions: one call covers all requests that arrived during the previous call."""
 
     def __init__(self, ask: Callable[[list[T]], Sequence[U]]) -> None:
         self._ask = ask
@@ -157,7 +161,7 @@ class BatchedPredictions(Generic[T, U]):
         self.times = 0
 
     def of(self, one: T) -> asyncio.Future[U]:
-        """What is said of `one`, or what the asking raised."""
+        """Return the prediction for `one`, or raise the predictor's error."""
         go: asyncio.Future[U] = asyncio.get_running_loop().create_future()
         self._waiting.append((one, go))
         self._next()

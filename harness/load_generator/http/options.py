@@ -1,4 +1,4 @@
-"""How requests are put to a server."""
+"""Options of the load generator: API, request fields, limits."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ class Api(StrEnum):
 
     @property
     def path(self) -> str:
-        """On the server."""
+        """Path of the API on the server."""
         return "/v1/chat/completions" if self is Api.CHAT else f"/v1/{self.value}"
 
     @property
     def streams(self) -> bool:
-        """Whether answers come token by token."""
+        """Return True if answers arrive token by token."""
         return self is not Api.EMBEDDINGS
 
     def of(self, kind: RequestType) -> Api:
-        """What a request of that kind is put to."""
+        """Return the API of a kind of request."""
         return Api.EMBEDDINGS if kind is RequestType.EMBED else self
 
 
 class PromptFormat(StrEnum):
-    """What prompts without a text of their own are made of."""
+    """Form of generated prompts, for workloads without text."""
 
     AUTO = "auto"  # token ids where the API takes them, else text
     TOKEN_IDS = "token-ids"  # exact, and known prefixes are really shared
@@ -46,7 +46,7 @@ class PromptFormat(StrEnum):
 
 @dataclass(frozen=True)
 class HttpOptions:
-    """How requests are put to a server, and when we give up.
+    """Options of the load generator for one cell: API, request fields and limits.
 
     Attributes:
         api: where generation goes; embedding requests always go to `/v1/embeddings`.
@@ -117,7 +117,8 @@ _SECRET = re.compile(r"auth|key|token|secret|cookie", re.IGNORECASE)
 
 
 def check_header(name: str, value: str) -> None:
-    """Refuse what is no header, and secrets written out: run folders keep what was asked.
+    """Reject an invalid header, or a secret written in plain text, since run folders keep the
+    settings.
 
     Raises:
         SloBenchError: with what to write instead.

@@ -45,7 +45,7 @@ class PromptMaker:
         self._encoder = encoder
 
     def token_ids(self, request: Request) -> list[int]:
-        """As many ids as the prompt has tokens."""
+        """Return one token id per prompt token."""
         drawn = self._drawn(request)
         ids: list[int] = self._ids[drawn % np.uint64(len(self._ids))].tolist()
         return ids
@@ -57,7 +57,9 @@ class PromptMaker:
         return text if self._encoder is None else self._cut(text, request.prompt_tokens)
 
     def _cut(self, text: str, tokens: int) -> str:
-        """The start of a text that has exactly so many tokens, or as nearly as it goes."""
+        """Return the longest start of a text with this number of tokens, or the nearest possible
+        number.
+        """
         encode = self._encoder.encode
         words = text.split(" ")
         for _ in range(8):

@@ -18,7 +18,7 @@ _IN_MEMORY_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where an exchange's stamps, lengths and bytes lie, one after the other."""
+    """Offsets of an exchange's timestamps, lengths and bytes, stored in this order."""
 
     offset: int
     pieces: int
@@ -26,7 +26,7 @@ class _Place:
 
 
 class Spool:
-    """A temporary file that nobody else sees; it goes when it is closed."""
+    """Private temporary file for exchanges; it is deleted when closed."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
@@ -47,7 +47,7 @@ class Spool:
         exchange.stamps = array("d")
 
     def raw(self, exchange: Exchange, *, embeds: bool) -> Raw:
-        """An exchange with its bytes."""
+        """Return an exchange with its bytes."""
         stamps, lengths, body = array("d"), array("I"), b""
         fault, detail = exchange.fault, exchange.detail
         place = self._places.get(exchange.row)
@@ -66,7 +66,7 @@ class Spool:
         return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds)
 
     def close(self) -> None:
-        """Forget everything."""
+        """Delete the temporary file."""
         self._file.close()
 
 

@@ -1,4 +1,4 @@
-"""What a tokenizer's folder says: the ids that may stand in a prompt, and texts of exact length."""
+"""Tokenizer of the served model: valid token ids, and texts of exact length."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _FEW_REQUESTS = 20  # a rate over fewer says little
 
 @dataclass(frozen=True)
 class ClientFigures:
-    """How well the load was generated; seconds, NaN where nothing was measured."""
+    """Accuracy of the load generator in seconds; NaN if nothing was measured."""
 
     send_delay_p50_s: float
     send_delay_p99_s: float

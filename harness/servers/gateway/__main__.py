@@ -10,7 +10,7 @@ from .running import GatewayPlan, serving
 
 
 def main() -> None:
-    """See the module."""
+    """Run the gateway; the parent process sends its plan."""
 
     def say(line: str) -> None:
         sys.stderr.write(f"{line}\n")

@@ -28,16 +28,16 @@ class CollectedReply:
         self._pieces: list[bytes] = []
 
     def begin(self, status: int, reason: bytes, headers: Headers) -> None:
-        """See `Reply`."""
+        """Store the head of the answer."""
         self.begun = True
         self.status, self.reason, self.headers = status, reason, headers
 
     def pieces(self, pieces: list[bytes]) -> None:
-        """See `Reply`."""
+        """Store pieces of the body."""
         self._pieces += pieces
 
     def end(self) -> None:
-        """See `Reply`."""
+        """Mark the answer as complete."""
 
     def comes_from(self, source: asyncio.ReadTransport | None) -> None:
         """See `Reply`."""

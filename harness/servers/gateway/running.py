@@ -150,7 +150,7 @@ def serving_apart(plan: GatewayPlan) -> Iterator[str]:
         child.send(plan.to_plain())
         url = child.receive()
         if url is None:
-            raise SloBenchError("the gateway did not start; its error stands above")
+            raise SloBenchError("the gateway did not start; its error is printed above")
         yield url
     finally:
         child.stop(_START_S)

@@ -50,7 +50,7 @@ def _config(asked: argparse.Namespace) -> MockConfig:
 
 
 def main() -> None:
-    """Serve until interrupted."""
+    """Serve the mock until interrupted."""
     asked = _parser().parse_args()
     say: Callable[[str], object] = functools.partial(print, flush=True)
     try:

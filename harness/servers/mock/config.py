@@ -1,4 +1,4 @@
-"""How long the mock takes, how many it serves at once, and what goes wrong."""
+"""Settings of the mock server: latencies, slots and injected faults."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ....workloads.errors import SloBenchError
 
 
 class InjectedFault(StrEnum):
-    """What happens to a request instead of a whole answer."""
+    """Fault that replaces a complete answer."""
 
     TOO_MANY = "429"  # refused with a status
     BROKEN = "500"

@@ -61,7 +61,7 @@ def serving_apart(config: MockConfig | None = None) -> Iterator[Mock]:
         child.send(dataclasses.asdict(config or MockConfig()))
         url = child.receive()
         if url is None:
-            raise SloBenchError("the mock server did not start; its error stands above")
+            raise SloBenchError("the mock server did not start; its error is printed above")
         yield Mock(url, child.process.kill)
 
 

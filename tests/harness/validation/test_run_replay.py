@@ -333,7 +333,7 @@ def test_servers_that_run_already_need_a_profile(tmp_path):
     with serving(MockConfig(ttft_s=0.002, itl_s=0.0005)) as server:
         refused = CliRunner().invoke(app, [*words, "--base-url", server.url])
         assert refused.exit_code == 1
-        assert "its steps are not logged" in str(refused.exception)
+        assert "has no step log" in str(refused.exception)
         assert not (tmp_path / "run").exists()
         profile = str(constant_profile(tmp_path))
         done = CliRunner().invoke(
