@@ -45,7 +45,7 @@ def reading(monkeypatch):
     """Have requests read by this."""
 
     def put(one):
-        monkeypatch.setattr(sender, "length_source", lambda workload, options: one)
+        monkeypatch.setattr(sender, "prompt_lengths", lambda workload, options: one)
         return one
 
     return put
@@ -132,7 +132,7 @@ def test_what_needs_no_prompt_is_known_beforehand(workload):
 
 
 def test_one_process_predicts(workload, run):
-    with pytest.raises(SloBenchError, match="predicted in one process, but 2"):
+    with pytest.raises(SloBenchError, match="predicted in one process, but --processes is 2"):
         run(workload(), values_field="x", length_predictor="constant(7)", processes=2)
     found, _ = run(workload(), values_field="x", length_predictor="constant(7)", processes=None)
     assert found.client.processes == 1

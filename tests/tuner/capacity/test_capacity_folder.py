@@ -68,7 +68,7 @@ def test_runs_are_cells_of_a_run_folder_that_the_report_reads(searched, tmp_path
     assert "with at least 90 % of requests in their SLO." in page
     section = page.partition('id="capacity-section"')[2].partition("</section>")[0]
     assert "vllm" in section
-    assert "95\N{NO-BREAK SPACE}% interval" in section
+    assert "95 % interval" in section
     assert '"capacity":{"id":"capacity"' in page
 
 

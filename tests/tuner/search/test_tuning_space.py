@@ -48,7 +48,7 @@ def test_what_is_named_is_searched_and_nothing_else():
         ({"slo_wait": ""}, "unknown parameter or setting in --search 'slo_wait'; did you mean"),
         ({"vllm.slo_weight": ""}, "unknown system in --search 'vllm'"),
         ({"max_batch": "0.5,1"}, "whole"),
-        ({"tp": ""}, "say which values of tp to search"),
+        ({"tp": ""}, "give the values of tp to search"),
         ({"server.dtype": "a,b"}, "is an option of a server"),
         ({"num_gpu_blocks": "0..5"}, "num_gpu_blocks"),
     ],

@@ -102,7 +102,7 @@ def test_another_question_is_another_folder(tmp_path):
     tune(EXPERIMENT, quick(trials=1), tmp_path / "o")
     with pytest.raises(SloBenchError, match=r"is not empty; continue .* with --resume"):
         tune(EXPERIMENT, quick(trials=1), tmp_path / "o")
-    with pytest.raises(SloBenchError, match=r"asks something else: it has 'target = 0.9'"):
+    with pytest.raises(SloBenchError, match=r"holds another experiment: it has 'target = 0.9'"):
         tune(EXPERIMENT, quick(trials=1, target=0.8), tmp_path / "o", resume=True)
 
 
