@@ -96,7 +96,7 @@ def test_rate_over_a_long_run():
         ("sessions(closed=perhaps)", "true or false"),
         ("sessions(system_prompt_tokens=-1)", "negative"),
         ("sessions(answer_s=-1)", "negative"),
-        ("sessions(max_context_tokens=1)", "no room"),
+        ("sessions(max_context_tokens=1)", "must exceed the system prompt"),
     ],
 )
 def test_bad_settings_say_what_is_wrong(text, says):
@@ -116,7 +116,7 @@ def test_nothing_fits():
 
 def test_no_concurrency_over_sessions():
     source = load_source("alpaca", arrivals="concurrency(4)", sessions="sessions")
-    with pytest.raises(SloBenchError, match="closed loop cannot be added"):
+    with pytest.raises(SloBenchError, match="set the order of requests already"):
         source.make(requests=5)
 
 

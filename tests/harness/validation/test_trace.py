@@ -277,7 +277,7 @@ def test_cells_of_real_servers_are_told_as_far_as_a_client_sees(tmp_path, record
     finished = cell.requests.index[cell.requests["outcome"] == "finished"].tolist()
     assert 0 < len(finished) < 12
     for request in finished:
-        of = cell.stays(request)
+        of = cell.phases(request)
         row = cell.requests.iloc[request]
         assert of[0].begin_s == row["arrival_s"]
         assert of[-1].end_s == row["finish_s"]

@@ -256,7 +256,7 @@ def test_clocks_on_the_wall_count_once(tmp_path, monkeypatch):
         ("postgresql://nobody:secret@127.0.0.1:9/none", r"postgresql://nobody@127.0.0.1:9/none"),
         ("no-such-database://x", "cannot be used"),
         ("missing-folder/study.journal", "there is no folder .*/missing-folder"),
-        ("sqlite://", "is gone with the process"),
+        ("sqlite://", "is lost when the process ends"),
         ("sqlite:////proc/none/x.db", "cannot be used"),
     ],
 )

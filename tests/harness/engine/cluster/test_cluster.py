@@ -126,7 +126,7 @@ def test_prefix_aware_forgets_the_oldest():
     instances = [SimpleNamespace(index=k, n_requests=0) for k in (0, 1)]
 
     def dispatch(*hashes):
-        chosen = sent.dispatch(SimpleNamespace(prefix_blocks=hashes), instances)
+        chosen = sent.route(SimpleNamespace(prefix_blocks=hashes), instances)
         return chosen.index
 
     assert dispatch(1, 2) == 0
