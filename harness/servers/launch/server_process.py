@@ -227,11 +227,10 @@ def _wait_until_ready(
 ) -> None:
     begin_s = time.monotonic()
     said_s = begin_s
-    client = httpx.Client(timeout=5, trust_env=False)
     while True:
         server.check()
         with contextlib.suppress(httpx.HTTPError):
-            if client.get(health_url).status_code == 200:
+            if httpx.get(health_url, timeout=5, trust_env=False).status_code == 200:
                 return
         now_s = time.monotonic()
         if now_s - begin_s > startup_timeout_s:
