@@ -90,7 +90,7 @@ class Experiment(ExperimentSchema):
             jobs: processes; by default one per processor core. With one, cells run in this one.
                 Cells on real servers never run side by side.
             executor: where simulated cells run instead, and from where the load of servers that run
-                already is sent, as in `on_ray.OnRay()`.
+                already is sent, as in `ray_pool.OnRay()`.
             resume: finish what an interrupted run of this experiment left in `out`.
             progress: called as the run goes on.
             command: what was typed, for `environment.json`.

@@ -372,11 +372,11 @@ class Standing:
         return self._stack.enter_context(serving(MockConfig(ttft_s=0.01, itl_s=0.001))).url
 
     def _cluster(self) -> str:
-        two_nodes = loaded("harness/test_on_ray.py").two_nodes
+        two_nodes = loaded("harness/experiments/test_ray_pool.py").two_nodes
         return self._stack.enter_context(two_nodes())[0].address
 
     def _database(self) -> str:
-        fixture = loaded("tuner/test_tuning_postgres.py")
+        fixture = loaded("tuner/search/test_tuning_postgres.py")
         folder = self._stack.enter_context(tempfile.TemporaryDirectory("-postgres", dir="/tmp"))
         running = fixture.Postgres(Path(folder))
         self._stack.callback(running.stop)

@@ -39,7 +39,7 @@ class EngineInstance(Protocol):
     reports_all_ends: (
         bool  # `ReleaseReason.FINISH` of every request, not only with `notify_on_finish`
     )
-    reports_empty_queue: bool  # `Why.BEGUN`
+    reports_empty_queue: bool  # `ReleaseReason.BEGUN`
 
     @property
     def idle(self) -> bool:

@@ -1,9 +1,9 @@
 """Servers with roles behind a controller: the simulator's own cluster policy decides.
 
-A server whose policy gives a request back before its prefill has begun (`Leave` with
-`Why.OFFLOAD`) ends it with an error that says so; its scheduler alone knows who has begun, so
-nobody is taken away from a batch. Nothing of that answer reaches the client: the request goes to
-the server that the controller names.
+A server whose policy releases a request before its prefill has begun (`Timeout` with
+`ReleaseReason.OFFLOAD`) ends it with an error that says so. Only the server's scheduler knows which
+requests have begun, so no request is taken out of a batch. Nothing of that answer reaches the
+client: the request goes to the server that the controller names.
 """
 
 from __future__ import annotations
