@@ -340,7 +340,8 @@ def test_a_policy_that_is_not_in_the_server_is_an_error(up):
         pytest.fail("it must not count as started")
 
 
-def test_a_killed_server_is_reported_and_nothing_is_left(up):
+def test_a_killed_server_is_reported_and_nothing_is_left(up, monkeypatch):
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING")  # with all processes that it has
     with up(None, step_log=None) as server, ThreadPoolExecutor(1) as pool:
         assert not server.server.handshake  # vLLM as it is
         long = pool.submit(server.ask, prompt(9, 8), BLOCKER_TOKENS)
