@@ -26,7 +26,8 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from .samples import LevelSample, design_effect, grows
+from ...harness.results.stationarity import design_effect, grows
+from .samples import LevelSample
 
 Floats = NDArray[np.float64]
 
@@ -68,14 +69,19 @@ class CapacityLevel:
         return sum(sample.requests for sample in self.samples)
 
     @cached_property
+    def judged(self) -> tuple[LevelSample, ...]:
+        """The valid runs that are long enough for a verdict; all valid ones if none is."""
+        return tuple(sample for sample in self.valid if sample.settled) or self.valid
+
+    @cached_property
     def met(self) -> int:
-        """Counted requests of the valid runs that met their SLO."""
-        return sum(sample.met for sample in self.valid)
+        """Counted requests of the judged runs that met their SLO."""
+        return sum(sample.met for sample in self.judged)
 
     @cached_property
     def counted(self) -> int:
-        """Counted requests of the valid runs."""
-        return sum(sample.counted for sample in self.valid)
+        """Counted requests of the judged runs."""
+        return sum(sample.counted for sample in self.judged)
 
     @property
     def attainment(self) -> float:
@@ -85,7 +91,7 @@ class CapacityLevel:
     @cached_property
     def attainment_interval(self) -> tuple[float, float]:
         """Wilson's 95 % interval for as many independent requests as the runs are worth."""
-        n = self.counted / design_effect(self.valid)
+        n = self.counted / design_effect(self.judged)
         z2 = NormalDist().inv_cdf(0.975) ** 2
         middle = (self.attainment + z2 / (2 * n)) / (1 + z2 / n)
         spread = self.attainment * (1 - self.attainment) / n + z2 / (4 * n * n)
@@ -95,11 +101,23 @@ class CapacityLevel:
     @cached_property
     def growing(self) -> bool:
         """Whether the backlog grows; the rate is then above capacity, whatever the attainment."""
-        return bool(self.valid) and grows(self.valid)
+        return bool(self.valid) and grows(self.judged)
 
-    def passes(self, target: float) -> bool:
-        """First estimate of whether attainment reaches the target, for bracketing."""
-        return not self.growing and self.attainment >= target
+    @property
+    def settled(self) -> bool:
+        """Whether a run is long enough to show that the system keeps up (`RunBatches.settled`)."""
+        return any(sample.settled for sample in self.valid)
+
+    def passes(self, target: float) -> bool | None:
+        """Whether attainment reaches the target, by what was run so far.
+
+        None: undecided, because the runs are too short for a system that is overloaded to miss its
+        SLOs, and none of them shows that it is. A system that starts empty flatters, so a run that
+        misses the target has failed, however short it is.
+        """
+        if self.growing or self.attainment < target:
+            return False
+        return True if self.settled else None
 
 
 @dataclass(frozen=True)
@@ -141,13 +159,14 @@ def crossing(levels: Sequence[CapacityLevel], target: float) -> Crossing | None:
         levels: at distinct rates, in any order.
         target: attainment, between 0 and 1.
     """
-    usable = _usable(sorted((lv for lv in levels if lv.counted), key=lambda lv: lv.rate_rps))
+    decided = (lv for lv in levels if lv.counted and lv.passes(target) is not None)
+    usable = _usable(sorted(decided, key=lambda lv: lv.rate_rps))
     passing = [level.passes(target) for level in usable]
     if not any(passing) or all(passing):
         return None
     wide = _Likelihood(_wide(usable, target), target).fit()
     near = _near(usable, target, wide)
-    runs = [run for level in near if not level.growing for run in level.valid]
+    runs = [run for level in near if not level.growing for run in level.judged]
     dispersion = max(design_effect(runs), _scatter(runs, target, wide))
     likelihood = _Likelihood(near, target, slope=wide.slope, doubt=dispersion)
     fit = likelihood.fit()
