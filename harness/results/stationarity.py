@@ -68,7 +68,7 @@ class RunBatches:
 
     @property
     def settle_s(self) -> float:
-        """The least time of arrivals after which a run can be taken for the long run."""
+        """The least `window_s` with which a run can be taken for the long run."""
         return SETTLED_HORIZONS * max(self.horizon_s, self.stay_s)
 
     @property
@@ -92,7 +92,9 @@ def batches_of(
     """Cut a run into batches.
 
     The first 10 % of the requests, in order of arrival, do not count, since a system that starts
-    empty flatters; nor do the last 3 %, which are served while nothing arrives any more.
+    empty flatters; nor do the last 3 %, which are served while nothing arrives any more. Where
+    `horizon_s` is longer, and a third of the run remains, what arrives within it of the first and
+    of the last arrival does not count.
 
     Args:
         arrival_s: arrival of each request, in any order; NaN if it never arrived (it counts,
@@ -109,7 +111,13 @@ def batches_of(
     order = np.argsort(arrival_s, kind="stable")  # NaN comes last
     arrival_s, met = arrival_s[order], met[order]
     n = len(arrival_s)
-    first, last = (0, n) if whole else (math.ceil(n * WARMUP_SHARE), n - int(n * COOLDOWN_SHARE))
+    first, last = 0, n
+    if not whole:
+        first, last = math.ceil(n * WARMUP_SHARE), n - int(n * COOLDOWN_SHARE)
+        known_s = arrival_s[np.isfinite(arrival_s)]
+        if len(known_s) and known_s[-1] - known_s[0] > 3 * horizon_s:
+            first = max(first, int(np.searchsorted(known_s, known_s[0] + horizon_s)))
+            last = min(last, int(np.searchsorted(known_s, known_s[-1] - horizon_s)))
     first = max(first, int(np.searchsorted(arrival_s, warmup_s, side="left")))
     if last - first < BATCHES:
         raise SloBenchError(
@@ -136,6 +144,12 @@ def batches_of(
         stay_s=float(stays_s.mean()) if len(stays_s) else 0.0,
         window_s=float(moments[-1] - moments[0]),
     )
+
+
+def requests_in(window_s: float, rate_rps: float, horizon_s: float) -> int:
+    """Number of requests in a run whose counted requests arrive in about `window_s`."""
+    uncounted_s = max(window_s / (1 - WARMUP_SHARE - COOLDOWN_SHARE) - window_s, 2 * horizon_s)
+    return math.ceil((window_s + uncounted_s) * rate_rps)
 
 
 def _filling(arrived: Floats, ended: Floats, moments: Floats) -> Floats:

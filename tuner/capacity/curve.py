@@ -230,14 +230,16 @@ def _near(ordered: Sequence[CapacityLevel], target: float, wide: _Fit) -> list[C
     high = max(reach, min((d for d, ok in zip(away, passing, strict=True) if not ok), default=0.0))
     near = [level for level, d in zip(ordered, away, strict=True) if low <= d <= high]
     failing = [lv for lv, d in zip(ordered, away, strict=True) if 0 < d <= high and not lv.growing]
-    # A level with a growing backlog has no attainment; it counts as 0 where no other level fails.
+    # A level with a growing backlog has no attainment; it bounds the capacity where no other level
+    # fails.
     return [level for level in near if not (level.growing and failing)]
 
 
 class _Likelihood:
     """The quasi-likelihood of capacities and slopes, given some levels.
 
-    A `slope` estimated from a wider range is a prior, log-normal with `_SLOPE_DOUBT`, because the
+    A level with a growing backlog has no attainment in the long run: it only says that the capacity
+    is lower. A `slope` estimated from a wider range is a prior, log-normal with `_SLOPE_DOUBT`, because the
     few runs near the crossing determine its position but hardly its slope. `doubt` is the
     dispersion by which the quasi-likelihood of the runs will be divided.
     """
@@ -250,8 +252,12 @@ class _Likelihood:
         doubt: float = 1.0,
     ) -> None:
         self._log_rate = np.array([math.log(level.rate_rps) for level in levels])
-        self._met = np.array([0 if lv.growing else lv.met for lv in levels], dtype=float)
-        self._missed = np.array([level.counted for level in levels], dtype=float) - self._met
+        weight = np.array([not level.growing for level in levels], dtype=float)
+        self._met = weight * [level.met for level in levels]
+        self._missed = weight * [level.counted for level in levels] - self._met
+        self._most = min(
+            (math.log(level.rate_rps) for level in levels if level.growing), default=math.inf
+        )
         self._logit = math.log(target / (1 - target))
         self._slopes = _SLOPES if slope is None else slope * _NEAR_SLOPES
         self._prior = np.zeros(len(self._slopes))
@@ -261,7 +267,7 @@ class _Likelihood:
     def fit(self, cut: float = 1.0) -> _Fit:
         """Best values and interval on a grid, a coarse one and then around what that left."""
         fit = _Fit(0.0, 1.0, 0.0, 0.0)
-        low, high = self._log_rate[0] - _MARGIN, self._log_rate[-1] + _MARGIN
+        low, high = self._log_rate[0] - _MARGIN, min(self._log_rate[-1] + _MARGIN, self._most)
         for _ in range(2):
             grid = np.linspace(low, high, _POINTS)
             away = self._log_rate - grid[:, None, None]
@@ -278,9 +284,9 @@ class _Likelihood:
                 log_rate=float(equal.mean()),
                 slope=float(self._slopes[likelihood[best].argmax()]),
                 low=float(grid[inside[0]] - step / 2),
-                high=float(grid[inside[-1]] + step / 2),
+                high=min(float(grid[inside[-1]] + step / 2), self._most),
             )
-            low, high = grid[inside[0]] - step, grid[inside[-1]] + step
+            low, high = grid[inside[0]] - step, min(grid[inside[-1]] + step, self._most)
         return fit
 
 

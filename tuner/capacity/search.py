@@ -2,8 +2,8 @@
 
 Short runs first bracket the crossing of every target by doubling, halving and bisecting the rate.
 Then long runs are made where they are most informative: a little below and a little above the
-estimate of the target with the widest interval, until every interval is narrow enough or the budget
-is spent. Every run has its own seed, so runs are independent and their scatter is the whole error.
+estimate of the target whose interval is nearest to being narrow enough, until every interval is or
+the budget is spent. Every run has its own seed, so runs are independent and their scatter is the whole error.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ...harness.results.stationarity import COOLDOWN_SHARE, SETTLED_HORIZONS, WARMUP_SHARE
+from ...harness.results.stationarity import SETTLED_HORIZONS, requests_in
 from ...workloads.errors import SloBenchError
 from .curve import CapacityLevel, Crossing, crossing
 from .options import (
@@ -27,7 +27,6 @@ from .samples import LevelRunner, LevelSample
 
 _WIDEST_BRACKET = 1.25
 _FARTHEST = 2.0**14  # from the first rate
-_COUNTED_SHARE = 1 - WARMUP_SHARE - COOLDOWN_SHARE  # of a run's requests
 _LEAST_HORIZONS, _MOST_HORIZONS = 2 * SETTLED_HORIZONS, 60.0  # of the SLO, that a long run lasts
 _LONGER = 4  # times, where a run was too short for a verdict
 _CONFIRMATIONS = 3  # of the interval's low end
@@ -207,16 +206,19 @@ class _Search:
         """Requests in a run near a crossing, so that it shows the long run and not its own
         beginning.
         """
-        within = self._horizon_s * rate_rps / _COUNTED_SHARE
+
+        def lasting(horizons: float) -> int:
+            return requests_in(horizons * self._horizon_s, rate_rps, self._horizon_s)
+
         longest = max(run.requests for level in self._known.values() for run in level.samples)
         apart = max(_CORRELATED, _LEAST_MISSES / (1 - found.target))
-        wanted = max(_MOST_HORIZONS * within, min(apart * found.dispersion, _LENGTHEN * longest))
+        wanted = max(lasting(_MOST_HORIZONS), min(apart * found.dispersion, _LENGTHEN * longest))
         whole = self._options.shares_of or self._options.budget
         if whole.requests is not None:
             wanted = min(wanted, whole.requests / _LEAST_SHARES)
         if whole.time_s is not None:
             wanted = min(wanted, whole.time_s / _LEAST_SHARES * rate_rps)
-        return max(self._options.requests, math.ceil(max(wanted, _LEAST_HORIZONS * within)))
+        return max(self._options.requests, math.ceil(max(wanted, lasting(_LEAST_HORIZONS))))
 
     def _budget(self) -> Budget:
         """The budget, by what is known of the SLO's horizon and of the capacity."""
@@ -265,7 +267,7 @@ class _Search:
             if sample.valid:
                 break
         while self._known[rate_rps].counted and self._undecided(self._known[rate_rps]):
-            settled = math.ceil(1.05 * sample.settle_s * rate_rps / _COUNTED_SHARE)
+            settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
             requests = max(requests + 1, min(settled, _LONGER * requests))
             sample = self._run(rate_rps, requests)
 
@@ -326,7 +328,8 @@ class _Search:
                 continue
             rough = [found for found in known if not self._precise(found)]
             if rough:
-                self._refine_at(self._next_rate(worst := max(rough, key=self._lacking)), worst)
+                nearest = min(rough, key=self._lacking)
+                self._refine_at(self._next_rate(nearest), nearest)
             elif (unsure := self._unconfirmed(known)) is not None:
                 self._confirmed[unsure.target] += 1
                 self._refine_at(_three_digits_down(unsure.low_rps), unsure)
