@@ -29,9 +29,10 @@ _HORIZON_QUANTILE = 0.99
 _FIRST_SHARE = 0.2  # of the requests; their latencies show how the system fills
 _GROWTH_SIGMAS = 3.5
 _LEAST_GROWTH = 8  # requests; fewer is how any queue goes up and down
-_GROUPS = 5  # of batches, in each half of a run
+MOST_GROWTH = 0.01  # of the arrivals
+_GROUPS = 10  # of batches
 _DRIFT_SIGMAS = 5.0  # with 8 degrees of freedom: by chance in 1 of 1,000 runs
-_LEAST_DRIFT = 0.02  # of attainment
+_LEAST_DRIFT = 0.02  # of attainment, between the halves of a run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,24 +198,50 @@ def grows(runs: Sequence[RunBatches]) -> bool:
     return bool(changes.mean() > _GROWTH_SIGMAS * error)
 
 
-def drifts(run: RunBatches) -> bool:
-    """Whether the attainment of the second half of a run differs from that of the first.
+def keeps_up(runs: Sequence[RunBatches]) -> bool:
+    """Whether runs at one rate show that the served throughput keeps up with the offered load.
 
-    Welch's t test on groups of neighbouring batches, which are nearly independent.
+    The backlog's trend over a run, a straight line by least squares, has an upper confidence bound
+    (2 standard errors, for residuals with their correlation from edge to edge) below 1 % of the
+    arrivals. Where neither this holds nor `grows`, the runs are too short to tell.
     """
-    of = np.array(run.batch_requests, dtype=float).reshape(2 * _GROUPS, -1).sum(axis=1)
-    shares = np.array(run.batch_met, dtype=float).reshape(2 * _GROUPS, -1).sum(axis=1) / of
-    early, late = shares[:_GROUPS], shares[_GROUPS:]
-    change = abs(float(late.mean() - early.mean()))
-    error = math.sqrt((early.var(ddof=1) + late.var(ddof=1)) / _GROUPS)
-    return change > max(_LEAST_DRIFT, _DRIFT_SIGMAS * error)
+    trends, errors = [], []
+    for run in runs:
+        backlog = np.array(run.backlog, dtype=float)
+        place = np.arange(len(backlog)) - (len(backlog) - 1) / 2
+        trend = float(place @ backlog / (place @ place))
+        rest = backlog - backlog.mean() - trend * place
+        spread = float(rest @ rest)
+        r = min(max(float(rest[1:] @ rest[:-1]) / spread, 0.0), 0.9) if spread else 0.0
+        variance = spread / (len(backlog) - 2) * (1 + r) / (1 - r)
+        arrivals = run.counted / len(run.batch_requests)
+        trends.append(trend / arrivals)
+        errors.append(math.sqrt(variance / float(place @ place)) / arrivals)
+    bound = float(np.mean(trends)) + 2 * float(np.linalg.norm(errors)) / len(runs)
+    return bound <= MOST_GROWTH
+
+
+def drifts(run: RunBatches) -> bool:
+    """Whether attainment rises or falls in the course of a run.
+
+    t test of the slope of a straight line through the attainment of groups of neighbouring batches,
+    which are nearly independent.
+    """
+    of = np.array(run.batch_requests, dtype=float).reshape(_GROUPS, -1).sum(axis=1)
+    shares = np.array(run.batch_met, dtype=float).reshape(_GROUPS, -1).sum(axis=1) / of
+    place = np.arange(_GROUPS) - (_GROUPS - 1) / 2
+    slope = float(place @ shares / (place @ place))
+    rest = shares - shares.mean() - slope * place
+    error = math.sqrt(float(rest @ rest) / (_GROUPS - 2) / float(place @ place))
+    between_halves = abs(slope) * _GROUPS / 2
+    return between_halves > _LEAST_DRIFT and abs(slope) > _DRIFT_SIGMAS * error
 
 
 def stationary(run: RunBatches) -> bool | None:
     """Whether a run shows the long run; None where it is too short to tell."""
     if grows([run]) or drifts(run):
         return False
-    return True if run.settled else None
+    return True if run.settled and keeps_up([run]) else None
 
 
 def design_effect(runs: Sequence[RunBatches], groups: int = 5) -> float:

@@ -26,7 +26,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from ...harness.results.stationarity import design_effect, grows
+from ...harness.results.stationarity import MOST_GROWTH, design_effect, grows, keeps_up
 from .samples import LevelSample
 
 Floats = NDArray[np.float64]
@@ -105,8 +105,8 @@ class CapacityLevel:
 
     @property
     def settled(self) -> bool:
-        """Whether a run is long enough to show that the system keeps up (`RunBatches.settled`)."""
-        return any(sample.settled for sample in self.valid)
+        """Whether runs are long enough to show that the system keeps up with the load."""
+        return any(sample.settled for sample in self.valid) and keeps_up(self.judged)
 
     def passes(self, target: float) -> bool | None:
         """Whether attainment reaches the target, by what was run so far.
@@ -239,7 +239,8 @@ class _Likelihood:
     """The quasi-likelihood of capacities and slopes, given some levels.
 
     A level with a growing backlog has no attainment in the long run: it only says that the capacity
-    is lower. A `slope` estimated from a wider range is a prior, log-normal with `_SLOPE_DOUBT`, because the
+    is lower. Where such a level bounds it, the interval is wider at its low end by the growth that
+    `keeps_up` may miss. A `slope` estimated from a wider range is a prior, log-normal with `_SLOPE_DOUBT`, because the
     few runs near the crossing determine its position but hardly its slope. `doubt` is the
     dispersion by which the quasi-likelihood of the runs will be divided.
     """
@@ -268,6 +269,7 @@ class _Likelihood:
         """Best values and interval on a grid, a coarse one and then around what that left."""
         fit = _Fit(0.0, 1.0, 0.0, 0.0)
         low, high = self._log_rate[0] - _MARGIN, min(self._log_rate[-1] + _MARGIN, self._most)
+        unseen = 0.0 if math.isinf(self._most) else 2 * MOST_GROWTH
         for _ in range(2):
             grid = np.linspace(low, high, _POINTS)
             away = self._log_rate - grid[:, None, None]
@@ -283,7 +285,7 @@ class _Likelihood:
             fit = _Fit(
                 log_rate=float(equal.mean()),
                 slope=float(self._slopes[likelihood[best].argmax()]),
-                low=float(grid[inside[0]] - step / 2),
+                low=float(grid[inside[0]] - step / 2) - unseen,
                 high=min(float(grid[inside[-1]] + step / 2), self._most),
             )
             low, high = grid[inside[0]] - step, min(grid[inside[-1]] + step, self._most)

@@ -220,16 +220,18 @@ class _Search:
             wanted = min(wanted, whole.time_s / _LEAST_SHARES * rate_rps)
         return max(self._options.requests, math.ceil(max(wanted, lasting(_LEAST_HORIZONS))))
 
-    def _budget(self) -> Budget:
-        """The budget, by what is known of the SLO's horizon and of the capacity."""
-        most = min(self._options.targets)
-        carried, missed = self._decided(most)
-        rate_rps = min(missed, default=0.0) or max(carried, default=0.0)
+    def _budget(self, rate_rps: float) -> Budget:
+        """The budget, by what is known of the SLO's horizon, for a run at `rate_rps`.
+
+        Rates far above the capacity do not extend it.
+        """
+        _, missed = self._decided(min(self._options.targets))
+        rate_rps = min((rate_rps, *missed))
         return self._options.budget.extended(self._horizon_s * rate_rps)
 
     def _run(self, rate_rps: float, requests: int) -> LevelSample:
         refusal = within_budget(
-            self._budget(), self._spent, self._wall_s, requests, self._levels(), rate_rps
+            self._budget(rate_rps), self._spent, self._wall_s, requests, self._levels(), rate_rps
         )
         if refusal is not None:
             raise _BudgetSpentError(refusal)
@@ -268,7 +270,7 @@ class _Search:
                 break
         while self._known[rate_rps].counted and self._undecided(self._known[rate_rps]):
             settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
-            requests = max(requests + 1, min(settled, _LONGER * requests))
+            requests = min(settled, _LONGER * requests) if settled > requests else 2 * requests
             sample = self._run(rate_rps, requests)
 
     def _undecided(self, level: CapacityLevel) -> bool:
@@ -290,10 +292,13 @@ class _Search:
         """Try a rate outside those tried, unless every target is bracketed or none may be."""
         levels = self._usable()
         options = self._options
+        passing, failing = self._decided(max(options.targets))
         if not levels:
             rate = min(self._known) / 2
-        elif not self._decided(max(options.targets))[0]:
+        elif not passing:
             rate = min(self._known) / self._step
+        elif passing[0] > min(failing, default=math.inf):  # one of them by chance
+            rate = min(self._known) / _WIDEST_BRACKET
         elif not self._decided(min(options.targets))[1]:
             rate = levels[-1].rate_rps * self._step
         else:
