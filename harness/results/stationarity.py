@@ -205,7 +205,7 @@ def keeps_up(runs: Sequence[RunBatches]) -> bool:
     (2 standard errors, for residuals with their correlation from edge to edge) below 1 % of the
     arrivals. Where neither this holds nor `grows`, the runs are too short to tell.
     """
-    trends, errors = [], []
+    trends, errors, lengths = [], [], []
     for run in runs:
         backlog = np.array(run.backlog, dtype=float)
         place = np.arange(len(backlog)) - (len(backlog) - 1) / 2
@@ -217,7 +217,10 @@ def keeps_up(runs: Sequence[RunBatches]) -> bool:
         arrivals = run.counted / len(run.batch_requests)
         trends.append(trend / arrivals)
         errors.append(math.sqrt(variance / float(place @ place)) / arrivals)
-    bound = float(np.mean(trends)) + 2 * float(np.linalg.norm(errors)) / len(runs)
+        lengths.append(float(run.counted))
+    weights = np.array(lengths) ** 3  # a trend's variance falls with the third power of the length
+    weights /= weights.sum()
+    bound = float(weights @ trends) + 2 * float(np.linalg.norm(weights * errors))
     return bound <= MOST_GROWTH
 
 

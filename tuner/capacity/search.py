@@ -110,7 +110,7 @@ class _Search:
         self._spent = 0
         self._wall_s = 0.0
         self._runs = 0
-        self._horizon_s = 0.0
+        self._horizon_s = self._stay_s = 0.0
         self._budget_spent = False
         self._confirmed = dict.fromkeys(options.targets, 0)
         self._highest_rps = options.high_rps  # no rate above is tried
@@ -208,7 +208,8 @@ class _Search:
         """
 
         def lasting(horizons: float) -> int:
-            return requests_in(horizons * self._horizon_s, rate_rps, self._horizon_s)
+            window_s = horizons * max(self._horizon_s, self._stay_s)
+            return requests_in(window_s, rate_rps, self._horizon_s)
 
         longest = max(run.requests for level in self._known.values() for run in level.samples)
         apart = max(_CORRELATED, _LEAST_MISSES / (1 - found.target))
@@ -219,6 +220,12 @@ class _Search:
         if whole.time_s is not None:
             wanted = min(wanted, whole.time_s / _LEAST_SHARES * rate_rps)
         return max(self._options.requests, math.ceil(max(wanted, lasting(_LEAST_HORIZONS))))
+
+    def _long(self) -> float:
+        """Requests of a run that is long for bracketing: a share of the budget."""
+        budget = self._options.shares_of or self._options.budget
+        most = math.inf if budget.requests is None else budget.requests / _LEAST_SHARES
+        return min(most, _LONGER**2 * self._options.requests)
 
     def _budget(self, rate_rps: float) -> Budget:
         """The budget, by what is known of the SLO's horizon, for a run at `rate_rps`.
@@ -242,6 +249,8 @@ class _Search:
         before = self._known[rate_rps].samples if rate_rps in self._known else ()
         self._known[rate_rps] = CapacityLevel(rate_rps, (*before, sample))
         self._horizon_s = max(self._horizon_s, sample.horizon_s)
+        if sample.attainment >= min(self._options.targets):  # overloaded, requests stay ever longer
+            self._stay_s = max(self._stay_s, sample.stay_s)
         self._note_late(self._known[rate_rps])
         if self._watch is not None:
             known = tuple(self._crossings[target] for target in self._options.targets)
@@ -270,7 +279,9 @@ class _Search:
                 break
         while self._known[rate_rps].counted and self._undecided(self._known[rate_rps]):
             settled = requests_in(1.05 * sample.settle_s, rate_rps, sample.horizon_s)
-            requests = min(settled, _LONGER * requests) if settled > requests else 2 * requests
+            if settled <= requests and _LONGER * requests > self._long():
+                return  # too near the limit to tell in a short run
+            requests = min(max(settled, 2 * requests), _LONGER * requests)
             sample = self._run(rate_rps, requests)
 
     def _undecided(self, level: CapacityLevel) -> bool:
