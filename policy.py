@@ -250,26 +250,24 @@ __all__ = [
 # Imported when they are asked for: a policy of one instance also runs inside vLLM and SGLang, where
 # nothing but the standard library and numpy is promised.
 _ACROSS_INSTANCES = {
-    "Action": (".harness.core.cluster_policy", "Action"),
-    "ClusterPolicy": (".harness.core.cluster_policy", "ClusterPolicy"),
-    "ClusterView": (".harness.core.cluster_policy", "ClusterView"),
-    "Instance": (".harness.core.instance", "Instance"),
-    "Links": (".harness.core.links", "Links"),
-    "ModelInstance": (".harness.core.multi_model_policy", "ModelInstance"),
-    "MultiModelCluster": (".harness.core.multi_model_policy", "MultiModelCluster"),
-    "Placement": (".predictors.placement", "Placement"),
-    "Release": (".harness.core.release", "Release"),
-    "Role": (".harness.core.cluster_policy", "Role"),
-    "RouteOutcome": (".harness.core.cluster_policy", "RouteOutcome"),
-    "Routed": (".harness.core.cluster_policy", "Routed"),
-    "Router": (".harness.core.routing", "Router"),
-    "ServedModel": (".harness.core.multi_model_policy", "ServedModel"),
-    "SharingPolicy": (".harness.core.multi_model_policy", "SharingPolicy"),
+    ".harness.core.cluster_policy": (
+        *("Action", "ClusterPolicy", "ClusterView"),
+        *("Role", "Routed", "RouteOutcome"),
+    ),
+    ".harness.core.instance": ("Instance",),
+    ".harness.core.links": ("Links",),
+    ".harness.core.multi_model_policy": (
+        *("ModelInstance", "MultiModelCluster"),
+        *("ServedModel", "SharingPolicy"),
+    ),
+    ".harness.core.release": ("Release",),
+    ".harness.core.routing": ("Router",),
+    ".predictors.placement": ("Placement",),
 }
 
 
 def __getattr__(name: str) -> object:
-    if name in _ACROSS_INSTANCES:
-        module, attribute = _ACROSS_INSTANCES[name]
-        return getattr(import_module(module, __package__), attribute)
+    for module, names in _ACROSS_INSTANCES.items():
+        if name in names:
+            return getattr(import_module(module, __package__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
