@@ -93,7 +93,7 @@ if TYPE_CHECKING:
     from .harness.experiments.experiment import Experiment as Experiment
     from .harness.experiments.experiment import RunResult as RunResult
     from .harness.experiments.experiment import suites as suites
-    from .policy import *
+    from .policy import *  # noqa: F403
     from .reports.compare.comparing import compare as compare
     from .reports.compare.comparing import read_results as read_results
     from .reports.figures.notebook import plotly_figures as plotly_figures
@@ -149,4 +149,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__getattr__("__all__")})
+    names_of_policy = import_module(".policy", __name__).__all__
+    return sorted({*globals(), *_MODULE_OF, *names_of_policy, "policy"})

@@ -188,22 +188,20 @@ from .harness.core.decisions import (
 )
 from .harness.core.policy import Bounds, Key, Policy, StaticPolicy, parameter
 from .harness.core.queue import Queue
-from .harness.core.state import Phase, RequestState
+from .harness.core.state import Phase, Release, RequestState
 from .harness.core.view import Predictions, View
 from .workloads.request import Slo
 
 if TYPE_CHECKING:
     from .harness.core.cluster_policy import Action, ClusterPolicy, Role, Routed, RouteOutcome
     from .harness.core.cluster_policy import ClusterView as ClusterView
-    from .harness.core.instance import Instance
-    from .harness.core.links import Links
+    from .harness.core.instance import Instance, Links
     from .harness.core.multi_model_policy import (
         ModelInstance,
         MultiModelCluster,
         ServedModel,
         SharingPolicy,
     )
-    from .harness.core.release import Release
     from .harness.core.routing import Router
     from .predictors.placement import Placement
 
@@ -254,13 +252,11 @@ _ACROSS_INSTANCES = {
         *("Action", "ClusterPolicy", "ClusterView"),
         *("Role", "Routed", "RouteOutcome"),
     ),
-    ".harness.core.instance": ("Instance",),
-    ".harness.core.links": ("Links",),
+    ".harness.core.instance": ("Instance", "Links"),
     ".harness.core.multi_model_policy": (
         *("ModelInstance", "MultiModelCluster"),
         *("ServedModel", "SharingPolicy"),
     ),
-    ".harness.core.release": ("Release",),
     ".harness.core.routing": ("Router",),
     ".predictors.placement": ("Placement",),
 }

@@ -241,7 +241,7 @@ class TfIdf:
         PredictorConfig.load(Path(self.folder))
 
     def predict(self, workload: Workload, rng: np.random.Generator) -> Ints:
-        """See `LengthPredictor`.
+        """Predicted output tokens of each request, at least 1.
 
         Raises:
             SloBenchError: a request has no text.

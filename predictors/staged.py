@@ -59,7 +59,9 @@ class StagedStepTime:
         return steps * first_s + growth_s * (steps * (steps - 1) * 0.5)
 
     def steps_within(self, decode_seqs: int, decode_kv_tokens: int, duration_s: float) -> int:
-        """See `StepTime`: the root of the closed form, then to where `span_s` itself crosses."""
+        """Fewest decode steps that take `duration_s`: the root of the closed form, adjusted to
+        `span_s`.
+        """
         if duration_s <= 0:
             return 0
         first_s, growth_s = self._line(decode_seqs, decode_kv_tokens)

@@ -15,15 +15,13 @@ from typing import Any, Protocol
 from ...predictors.placement import Placement
 from ...predictors.step_time import StepTime
 from ...workloads.errors import SloBenchError
-from .instance import Instance
+from .instance import Instance, Links, NoDelay
 from .kv_cache_manager import KVCacheManager
-from .links import Links, NoDelay
 from .policy import AnyPolicy, Parameters
 from .predictions import Learner
 from .records import Told
-from .release import Release
 from .routing import Router
-from .state import RequestState
+from .state import Release, RequestState
 
 INF = float("inf")
 EMBEDS = "embedder"  # the role of instances that compute embeddings

@@ -19,11 +19,9 @@ from ..core.cluster_policy import (
     ClusterView,
     RouteOutcome,
 )
-from ..core.instance import Instance
-from ..core.links import Links
+from ..core.instance import Instance, Links
 from ..core.policy import parameter
-from ..core.release import Release
-from ..core.state import Phase, RequestState
+from ..core.state import Phase, Release, RequestState
 from .shared.disaggregated import KvNetwork, ReservedBlocks, has_room, link_between, needed_blocks
 from .shared.instance_load import waiting_tokens
 

@@ -25,11 +25,9 @@ from ...core.cluster_policy import (
     overrides,
 )
 from ...core.decisions import ReleaseReason
-from ...core.instance import Instance
-from ...core.links import Links
-from ...core.release import Release
+from ...core.instance import Instance, Links
 from ...core.routing import least_loaded
-from ...core.state import Phase, RequestState
+from ...core.state import Phase, Release, RequestState
 from ..loop.instance import EngineStuckError
 from .arrivals import INF, Arrivals
 from .instance import LazyInstance, own

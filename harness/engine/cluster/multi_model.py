@@ -18,8 +18,7 @@ from ...core.idle_gaps import IdleGaps
 from ...core.multi_model_policy import Gpus, ModelInstance, ServedModel, SharingPolicy
 from ...core.pages import PagePool, PooledKVCacheManager
 from ...core.records import Told
-from ...core.release import Release
-from ...core.state import RequestState
+from ...core.state import Release, RequestState
 from ..simulator.shared_gpu import SharedGpuInstance, SharedGpus
 from .arrivals import INF, Arrivals
 from .recorder import Recorder

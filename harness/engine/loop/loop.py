@@ -16,8 +16,7 @@ from ...core.line_queue import LineQueue, overtaken_s
 from ...core.policy import Policy, overrides
 from ...core.queue import Queue
 from ...core.queues import CacheOrderedQueue, ViewOrderedQueue, WaitQueue
-from ...core.release import Release
-from ...core.state import WAITING, Phase, RequestState
+from ...core.state import WAITING, Phase, Release, RequestState
 from ...core.view import Predictions, View
 from .decode_counters import DecodeCounters
 from .measures import Measures

@@ -26,12 +26,11 @@ from ...policies.systems import System
 from ..cluster.arrivals import Arrivals
 from ..cluster.cluster import Cluster
 from ..cluster.instance import LazyInstance
-from ..cluster.recorder import Recorder
+from ..cluster.recorder import Recorder, timeline_of, totals_of
 from ..loop.gc_control import collections_off
 from ..loop.instance import EngineInstance, Iterating
 from ..loop.measures import gaps_of
 from ..loop.overlong_requests import OVERLONG_REQUESTS, fit, fit_embeds
-from ..loop.totals import timeline_of, totals_of
 from ..loop.traced import EngineTrace
 from .embedding import EmbeddingInstance
 from .simulated import SimulatedInstance

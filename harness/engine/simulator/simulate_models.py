@@ -21,9 +21,8 @@ from ...core.pages import PAGE_BYTES
 from ...core.records import Records, Result, Timeline, Told, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
-from ..cluster.recorder import Recorder
+from ..cluster.recorder import Recorder, totals_of
 from ..loop.measures import Sample, gaps_of, summed
-from ..loop.totals import totals_of
 
 _SAMPLES = 300
 

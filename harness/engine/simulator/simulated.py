@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from ....predictors.roofline import LengthAwareStepTime, wants_longest
 from ....predictors.step_time import StepTime
-from ...core.device import SplitStepTime, StageDevice, free_after, occupy
+from ...core.device import Away, SplitStepTime, StageDevice, free_after, occupy
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy
 from ...core.predictions import Learner
@@ -20,7 +20,6 @@ from ...core.view import Predictions
 from ..loop.instance import EngineStuckError
 from ..loop.loop import INF, Loop
 from ..loop.measures import Measures
-from .remote_modules import Away
 
 _ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
 

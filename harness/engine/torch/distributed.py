@@ -22,10 +22,9 @@ from torch import Tensor
 
 from .attention import Partial, merged
 from .batch import Batch, Decodes
-from .cache import KvCache, Swapper
+from .cache import InUse, KvCache, LayerKv, Swapper, packed, unpacked
 from .decoder import Decoder, store
 from .errors import ModelError
-from .packed import InUse, LayerKv, packed, unpacked
 from .pipeline import Carrier, Pipeline, Traffic
 from .sequence import OffloadedBlocks, Sequence
 from .workers import HERE, Workers
@@ -118,7 +117,7 @@ class Spread(Decoder):
             workers.ask(rank, "begin", decoder.config)
 
     def carrier(self, cache: list[Tensor]) -> Carrier:
-        """See `Decoder`: each worker carries what lives there."""
+        """Makes the transfer of KV between a store and all processes, each for its own layers."""
         here = Pipeline(cache.__getitem__, lambda: [n for n, at in enumerate(self._at) if not at])
         return _SpreadCarrier(here, self._workers, self.busy)
 

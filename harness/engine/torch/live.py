@@ -14,8 +14,8 @@ from ...core.state import RequestState
 from ...core.wire import PredictedLength
 from .build import Engine
 from .clock import RealClock
-from .instance import PagedInstance
-from .kv_store_manager import PagedStoreKVCacheManager
+from .execution import PagedInstance
+from .kv_cache_manager import PagedStoreKVCacheManager
 from .sequence import Sampling, Sequence
 
 _IDLE_S = 0.02  # wait when no request can run now

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....predictors.profiles.link_fit import fit_links
-from ....predictors.profiles.profile import MeasuredDevice, Profile, Source, table_of, write_profile
+from ....predictors.profiles.profile import Profile, Source, table_of, write_profile
 from ....predictors.profiles.whole_steps import LEAST_STEPS, LoggedStep, profile_of_steps
 from ....predictors.specs import models
 from ....workloads.errors import SloBenchError
@@ -116,18 +116,16 @@ def measure_profile(asked: ProfilingOptions, tell: Tell = lambda done, of: None)
     moved = asked.moves and decoder.device.type == "cpu"  # where workers compute
     profile = _with_links(profile, _moves(decoder) if moved else [])
     if asked.gpu is None:
-        figures = measure.device_figures(decoder.device, decoder.dtype)
         kv_bytes = num_gpu_blocks(decoder, _BLOCK_SIZE) * engine.cache.block_bytes
-        profile = dataclasses.replace(
-            profile, device=MeasuredDevice(kv_bytes=kv_bytes, **dataclasses.asdict(figures))
-        )
+        device = measure.measured_device(decoder.device, decoder.dtype, kv_bytes)
+        profile = dataclasses.replace(profile, device=device)
     left = sum(rows.time_s(shape) is None for shape in wanted)
     header = write_profile(with_shape(profile, asked), asked.out)
     return ProfilingResult(profile, header, left, host_s, rows.steadiness())
 
 
 def _moves(decoder: Decoder) -> list[CompletedMove]:
-    from .measure_moves import measured_moves
+    from .measure import measured_moves
     from .workers import Workers
 
     with Workers(1) as workers:

@@ -9,14 +9,12 @@ from ....predictors.placement import Placement
 from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
 from ...core.cluster_policy import HOLD, ClusterPolicy, ClusterView, Role, RouteOutcome
-from ...core.instance import Instance
+from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
-from ...core.links import Links
 from ...core.network import SwitchNetwork
 from ...core.policy import AnyPolicy, parameter
-from ...core.release import Release
 from ...core.routing import least_loaded
-from ...core.state import Phase, RequestState
+from ...core.state import Phase, Release, RequestState
 
 PREFILL, DECODE = "prefill", "decode"
 NETWORK_LATENCY_S = 10e-6  # of an RDMA network
