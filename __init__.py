@@ -138,13 +138,15 @@ _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in na
 def __getattr__(name: str) -> object:
     if name in _MODULE_OF:
         return getattr(import_module(_MODULE_OF[name], __name__), name)
-    policy = import_module(".policy", __name__)
-    if name == "policy":
-        return policy
-    if name == "__all__":
-        return sorted(["__version__", "policy", *_MODULE_OF, *policy.__all__])
-    if name in policy.__all__:
-        return getattr(policy, name)
+    # All else is in `policy`: classes, types, UNLIMITED and `parameter`.
+    if name in ("policy", "parameter", "__all__") or name[:1].isupper():
+        policy = import_module(".policy", __name__)
+        if name == "policy":
+            return policy
+        if name == "__all__":
+            return sorted(["__version__", "policy", *_MODULE_OF, *policy.__all__])
+        if name in policy.__all__:
+            return getattr(policy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

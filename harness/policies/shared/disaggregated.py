@@ -72,8 +72,30 @@ def _settled(r: RequestState, instance: Instance) -> bool:
     return entered or r.phase in (Phase.WAITING, Phase.DONE)
 
 
+class KvTransferPolicy(ClusterPolicy):
+    """KV moves between instances over a link of `network_gb_per_s` from each GPU and to each (0:
+    the GPUs' own link to their peers), one transfer at a time; the target reserves blocks.
+    """
+
+    network_gb_per_s: float
+
+    def over(self, placement: Placement) -> LinkSpec:
+        """Link specification of KV transfers."""
+        return link_between(placement, self.network_gb_per_s)
+
+    def links(self, instances: Sequence[Instance]) -> Links:
+        return KvNetwork(self.over(instances[0].placement))
+
+    def new_state(self) -> ReservedBlocks:
+        return ReservedBlocks()
+
+    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
+        """Prefill a request again if its instance has failed."""
+        return self.route(release.request, cluster)
+
+
 @dataclass(frozen=True)
-class DisaggregatedPolicy(ClusterPolicy):
+class DisaggregatedPolicy(KvTransferPolicy):
     """Prefill instances hand each request over to a decode instance that has room for its KV.
 
     With several times as many instances as `prefill_instances` and `decode_instances` together,
@@ -135,24 +157,10 @@ class DisaggregatedPolicy(ClusterPolicy):
         """What makes the KV cache managers of one run."""
         return KVCacheManager
 
-    def over(self, placement: Placement) -> LinkSpec:
-        """Link specification of KV transfers."""
-        return link_between(placement, self.network_gb_per_s)
-
-    def links(self, instances: Sequence[Instance]) -> Links:
-        return KvNetwork(self.over(instances[0].placement))
-
-    def new_state(self) -> ReservedBlocks:
-        return ReservedBlocks()
-
     def route(self, r: RequestState, cluster: ClusterView) -> Instance | RouteOutcome:
         """Choose the prefill instance with the fewest requests."""
         instances = cluster.role(PREFILL)
         return least_loaded(instances) if instances else HOLD
-
-    def on_returned(self, release: Release, cluster: ClusterView) -> Instance | RouteOutcome:
-        """Prefill a request again if its instance has failed."""
-        return self.route(release.request, cluster)
 
     def decode_instance(
         self, r: RequestState, source: Instance, cluster: ClusterView
