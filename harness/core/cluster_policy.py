@@ -19,7 +19,7 @@ from .instance import Instance, Links, NoDelay
 from .kv_cache_manager import KVCacheManager
 from .policy import AnyPolicy, Parameters
 from .predictions import Learner
-from .records import Told
+from .records import TimeseriesRow
 from .routing import Router
 from .state import Release, RequestState
 
@@ -257,7 +257,7 @@ class ClusterPolicy(Parameters):
         """
         return None
 
-    def extra_records(self, state: Any, instances: Sequence[Instance]) -> Sequence[Told]:
+    def extra_records(self, state: Any, instances: Sequence[Instance]) -> Sequence[TimeseriesRow]:
         """Called once at the end of a run, with the object that `new_state` returned.
 
         Returns:
@@ -266,8 +266,9 @@ class ClusterPolicy(Parameters):
 
         Example::
 
-            def extra_records(self, state, instances) -> Sequence[Told]:
-                return [Told(s.time_s, "load", instances[s.i].name, s.load) for s in state.samples]
+            def extra_records(self, state, instances) -> Sequence[TimeseriesRow]:
+                name = instances[0].name
+                return [TimeseriesRow(s.time_s, "load", name, s.load) for s in state.samples]
         """
         return ()
 

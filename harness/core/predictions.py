@@ -156,12 +156,12 @@ class Guess(LearnedPredictions):
         output_tokens_p90: Callable[[RequestState], int] | None = None,
     ) -> None:
         super().__init__()
-        self._told = output_tokens
+        self._median = output_tokens
         self._longest = output_tokens_p90 or output_tokens
 
     def output_tokens(self, r: RequestState) -> int:
         """The predicted length; without one the maximum."""
-        return super().output_tokens(r) if self._told is None else self._told(r)
+        return super().output_tokens(r) if self._median is None else self._median(r)
 
     def output_tokens_p90(self, r: RequestState) -> int:
         """The predicted 90 % quantile; without one the expected length."""

@@ -87,7 +87,7 @@ class Update:
             return "refused"
         return "taken" if self.step == 1 else f"{self.step:.0%} of it taken"
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Summary of the update in one line."""
         verdict = self.verdict if self.accepted else "refused, the predictor is as it was"
         return (
@@ -173,13 +173,13 @@ class OnlinePredictor:
 
     def lengths(self, rows: Sequence[LabelledPrompt], workload: str = "") -> PredictedDistributions:
         """Distributions for prompts, corrected by what came of (model, workload) lately."""
-        told = self._told(rows)
+        predicted = self._predicted(rows)
         weights = np.array([self._prior.weights((row.model, workload)) for row in rows])
-        return told.reweighted(weights.reshape(len(rows), len(self.config.shape.edges)))
+        return predicted.reweighted(weights.reshape(len(rows), len(self.config.shape.edges)))
 
     def uncorrected(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
         """Distributions as the network has them."""
-        return self._told(rows)
+        return self._predicted(rows)
 
     def observe(self, rows: Sequence[LabelledPrompt], workload: str = "") -> None:
         """Answers came: their lengths correct at once, and wait in the queue to be learnt from."""
@@ -260,7 +260,7 @@ class OnlinePredictor:
             (self._folder / name).unlink(missing_ok=True)
         self.queue.clear()
 
-    def _told(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
+    def _predicted(self, rows: Sequence[LabelledPrompt]) -> PredictedDistributions:
         encoded = encode(self._tokenizer, self.config.shape, prompts_of(rows))
         share = self.config.words_share
         return lengths_of(self._network, encoded, share, autocast=self._bf16)
@@ -279,10 +279,12 @@ class OnlinePredictor:
     def _correct(self, rows: Sequence[LabelledPrompt], workloads: Sequence[str]) -> None:
         if not rows:
             return
-        said = self._told(rows).bucket_probabilities()
+        said = self._predicted(rows).bucket_probabilities()
         buckets = buckets_in(self.config.shape.edges, np.array([r.output_tokens for r in rows]))
-        for row, workload, told, bucket in zip(rows, workloads, said, buckets, strict=True):
-            self._prior.observe((row.model, workload), told, int(bucket))
+        for row, workload, probabilities, bucket in zip(
+            rows, workloads, said, buckets, strict=True
+        ):
+            self._prior.observe((row.model, workload), probabilities, int(bucket))
 
     def _losses(self, rows: Sequence[LabelledPrompt]) -> Floats:
         """Loss of each row, shape (n,)."""

@@ -147,13 +147,13 @@ class OnlineLengthPredictor:
         plain = predictor.lengths(prompts)
         with self._lock:
             weights = np.array([self._prior.weights((p.model, "")) for p in prompts])
-        told = plain if (weights == 1).all() else plain.reweighted(weights)
+        corrected = plain if (weights == 1).all() else plain.reweighted(weights)
         columns = (
             prompts,
-            told.median_tokens().tolist(),
-            told.longest_tokens().tolist(),
+            corrected.median_tokens().tolist(),
+            corrected.longest_tokens().tolist(),
             plain.bucket_probabilities(),
-            told.buckets(worth).tolist(),
+            corrected.buckets(worth).tolist(),
             plain.buckets(worth).tolist(),
         )
         return [LengthPrediction(*one) for one in zip(*columns, strict=True)]
@@ -256,7 +256,7 @@ class OnlineLengthPredictor:
             write_queue(self._folder / QUEUE, self._fresh)
             self._queue = (self._folder / QUEUE).open("a", encoding="utf-8")
             self.taught.append((perf_counter(), found))
-        self._say(found.told)
+        self._say(found.summary)
 
     @property
     def teaches(self) -> bool:

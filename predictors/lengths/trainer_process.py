@@ -33,7 +33,7 @@ class TrainingResult:
     """
 
     step: float
-    told: str
+    summary: str
     said: Floats | None
 
 
@@ -80,7 +80,7 @@ class TrainerProcess:
             raise SloBenchError(answer["error"])
         said = answer["said"]
         return TrainingResult(
-            answer["step"], answer["told"], None if said is None else np.array(said)
+            answer["step"], answer["summary"], None if said is None else np.array(said)
         )
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ def _work(parent: Parent) -> None:
                 online.save()
                 lately = [LabelledPrompt(**row) for row in lesson["lately"]]
                 said = online.uncorrected(lately).bucket_probabilities().tolist()
-            answer = {"step": outcome.step, "told": outcome.told(), "said": said}
+            answer = {"step": outcome.step, "summary": outcome.summary(), "said": said}
         except SloBenchError as error:
             answer = {"error": str(error)}
         parent.send(answer)

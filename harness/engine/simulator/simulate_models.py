@@ -18,7 +18,7 @@ from ....workloads.request import RequestType
 from ....workloads.workload import Workload
 from ...core.multi_model_policy import ServedModel, SharingPolicy
 from ...core.pages import PAGE_BYTES
-from ...core.records import Records, Result, Timeline, Told, Totals
+from ...core.records import Records, Result, Timeline, TimeseriesRow, Totals
 from ..cluster.arrivals import Arrivals
 from ..cluster.multi_model import SharedGpuCluster
 from ..cluster.recorder import Recorder, totals_of
@@ -188,15 +188,15 @@ def _timeline(cluster: SharedGpuCluster, pages: int) -> Timeline:
         nobody = np.zeros(1, dtype=np.int64)
         return Timeline(np.zeros(1), nobody, nobody, np.zeros(1))
     times, sums = summed([samples for _, samples in found])
-    told = list(cluster.activations)
+    rows = list(cluster.activations)
     for model in sorted({model for model, _ in found}):
         own_times, own = summed([samples for of, samples in found if of == model])
         gib = own[2] * (PAGE_BYTES / GIB)
-        told += [
-            Told(time_s, "kv_gib", cluster.models[model].name, value)
+        rows += [
+            TimeseriesRow(time_s, "kv_gib", cluster.models[model].name, value)
             for time_s, value in zip(own_times.tolist(), gib.tolist(), strict=True)
         ]
-    return Timeline(times, sums[0], sums[1], sums[2] / (pages * cluster.gpus), tuple(told))
+    return Timeline(times, sums[0], sums[1], sums[2] / (pages * cluster.gpus), tuple(rows))
 
 
 def _totals(cluster: SharedGpuCluster, pages: int, records: Records, timeline: Timeline) -> Totals:

@@ -67,9 +67,9 @@ class SimulatedInstance(Loop):
         self._within_of = step_time.steps_within
         if wants_longest(step_time):
             self._lengths = []
-            told = _Told(self, step_time)
-            self._step_of, self._span_of = told.step_s, told.span_s
-            self._within_of = told.steps_within
+            aware = _WithLongest(self, step_time)
+            self._step_of, self._span_of = aware.step_s, aware.span_s
+            self._within_of = aware.steps_within
 
     def offload(self, step_time: SplitStepTime, device: StageDevice) -> None:
         self.compute_by(step_time)
@@ -323,7 +323,7 @@ class SimulatedInstance(Loop):
         return steps
 
 
-class _Told:
+class _WithLongest:
     """A step-time model that receives the longest decoding request of an instance."""
 
     def __init__(self, loop: Loop, step_time: LengthAwareStepTime) -> None:

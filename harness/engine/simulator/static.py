@@ -186,6 +186,6 @@ class StaticInstance(BatchInstance):
             for r in self.decoding:
                 self.policy.on_finished(r, self.view)
         self.finished.extend(self.decoding)
-        told = (r for r in self.decoding if r.notify_on_finish or self.reports_all_ends)
-        self.outbox.extend(map(Release.finish, told))
+        reported = (r for r in self.decoding if r.notify_on_finish or self.reports_all_ends)
+        self.outbox.extend(map(Release.finish, reported))
         self.decoding.clear()

@@ -51,20 +51,20 @@ class _SpreadCarrier:
         self._here = here
         self._workers = workers
         self._busy = busy
-        self._told: Seq[int] = ()
+        self._ranks: Seq[int] = ()
         self.ready = here.ready
         self.computed = here.computed
         self.carried = here.carried
 
     def begin(self, traffic: Traffic) -> None:
-        self._told = self._busy()
-        for rank in self._told:
+        self._ranks = self._busy()
+        for rank in self._ranks:
             self._workers.ask(rank, "prefetch", traffic)
         self._here.begin(traffic)
 
     def drain(self) -> None:
         self._here.drain()
-        for rank in self._told:
+        for rank in self._ranks:
             self._workers.ask(rank, "drain")
 
 
@@ -190,8 +190,8 @@ class Spread(Decoder):
             mask = decodes.mask.view(-1, every, 1, size)[:, :heads].reshape(-1, 1, size)
             fields = {**vars(decodes), "mask": mask}
             decodes = Decodes(**fields)
-        told = {**vars(batch), "slots": (rows * size + place.unsqueeze(1)).ravel()}
-        return Batch(**{**told, "decodes": decodes})
+        changed = {**vars(batch), "slots": (rows * size + place.unsqueeze(1)).ravel()}
+        return Batch(**{**changed, "decodes": decodes})
 
     # ---------------------------------------------------------------- places of layers and heads
 

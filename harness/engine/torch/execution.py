@@ -97,9 +97,9 @@ class Execution(RecordedStepTime):
             self.given = list(zip(deciding, output_tokens, strict=True))
             for r, token in self.given:
                 self.sequences[r].tokens.append(token)
-        return self._told(loop.now_s)
+        return self._ran_since(loop.now_s)
 
-    def _told(self, begin_s: float) -> Ran:
+    def _ran_since(self, begin_s: float) -> Ran:
         took_s = self.clock.now_s() - begin_s
         ran = Ran(took_s, self._swapped_blocks, self._swap_s, self._moving_s)
         self._swapped_blocks, self._swap_s, self._moving_s = 0, 0.0, 0.0

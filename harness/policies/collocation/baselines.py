@@ -42,11 +42,12 @@ class CollocatedFcfs(Collocated, Vllm):
 
 @dataclass(frozen=True)
 class MergedBatches(Collocated, Vllm):
-    """Same-architecture batch merging: texts to embed are prefilled in the language model's batches.
+    """Same-architecture batch merging: texts to embed are prefilled in the language model's
+    batches.
 
-    Source: the work that experiment 5 compares with (§1.2, §5.4). If the embedder is the language model itself, an embedding request is a prompt whose last
-    hidden state is the answer: it shares iterations with all requests and holds KV while it is
-    prefilled. With any other embedder nothing can be merged, and passes take any free memory.
+    Source: the work that experiment 5 compares with (§1.2, §5.4). If the embedder is
+    the language model itself, an embedding request is a prompt whose last hidden state is the
+    answer: it shares iterations with all requests and holds KV while it is prefilled. With any other embedder nothing can be merged, and passes take any free memory.
 
     Deviates in one thing: the texts of a request are prefilled as one prompt, which adds attention
     between the texts.
@@ -59,7 +60,8 @@ class MergedBatches(Collocated, Vllm):
 class StaticSplit(Collocated, Vllm):
     """Static split: a fixed share of the memory for the language model, the rest for the embedder.
 
-    Source: the static partition that the paper sets out to beat (§3.3). Neither model uses the other's share, not even while it lies idle.
+    Source: the static partition that the paper sets out to beat (§3.3). Neither model
+    uses the other's share, not even while it lies idle.
 
     Embedding requests that are larger than the embedder's share are rejected.
     """

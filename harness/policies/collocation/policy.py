@@ -493,8 +493,8 @@ def smooth_adjust(current: float, target: float, most: float) -> float:
 class CollocationLru(Collocation):
     """Collocation with least-recently-used eviction in place of its Algorithm 3.
 
-    Source: the LRU baseline of §3.4. Every decode step touches all KV of the batch, so that recency is the moment of entry: the
-    first to enter is evicted first, without exceptions.
+    Source: the LRU baseline of §3.4. Every decode step touches all KV of the batch, so that
+    recency is the moment of entry: the first to enter is evicted first, without exceptions.
     """
 
     def victim_key(self, r: RequestState, view: View) -> Key:
