@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ...workloads.errors import SloBenchError
 from ..specs import ModelSpec, model
 from .importers import ImportOptions
-from .names import MULTIPROCESSORS
 from .profile import Profile, Source, read_parquet, table_of
 
 Floats = NDArray[np.float64]
@@ -43,7 +42,6 @@ def read(path: Path, asked: ImportOptions) -> Profile:
         model=asked.model,
         gpu=gpu,
         tp=tp,
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         sources=(
             Source(
                 "aiconfigurator (ai-dynamo/aiconfigurator)",

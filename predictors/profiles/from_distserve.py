@@ -8,7 +8,6 @@ from typing import Any
 from ...workloads.errors import FileFormatError, SloBenchError
 from ...workloads.parsing import parse_json
 from .importers import ImportOptions
-from .names import MULTIPROCESSORS
 from .profile import Fitted, Profile, Source
 
 _GPU = "a100-80g"  # where all of them were measured
@@ -35,7 +34,6 @@ def read(path: Path, asked: ImportOptions) -> Profile:
         model=name,
         gpu=gpu,
         tp=tp,
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         best="distserve",
         sources=(
             Source(

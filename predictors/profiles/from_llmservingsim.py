@@ -8,7 +8,6 @@ from pathlib import Path
 from ...workloads.errors import FileFormatError
 from ..specs import model
 from .importers import ImportOptions
-from .names import MULTIPROCESSORS
 from .profile import Profile, ProfileTable, Source, read_csv, table_of
 
 _ONCE = ("embedding", "final_layernorm")
@@ -28,7 +27,6 @@ def read(path: Path, asked: ImportOptions) -> Profile:
         model=name,
         gpu=gpu,
         tp=asked.tp or int(said.get("tp", 1)),
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         sources=(
             Source(
                 "LLMServingSim (casys-kaist/LLMServingSim)",

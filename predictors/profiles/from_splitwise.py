@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ...workloads.errors import FileFormatError, SloBenchError
-from .importers import ImportOptions
-from .names import MULTIPROCESSORS, recognise
+from .importers import ImportOptions, recognise
 from .profile import Profile, Source, read_csv, table_of
 
 _COLUMNS = (
@@ -56,7 +55,6 @@ def read(path: Path, asked: ImportOptions) -> Profile:
         model=asked.model_name(kind[0]),
         gpu=gpu,
         tp=kind[2],
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         sources=(
             Source(
                 "Splitwise (Mutinifni/splitwise-sim)",

@@ -7,7 +7,6 @@ from pathlib import Path
 from ...workloads.errors import FileFormatError, SloBenchError
 from ..specs import model
 from .importers import ImportOptions
-from .names import MULTIPROCESSORS
 from .profile import Profile, Source, read_csv, table_of
 
 # Column: calls of it in a layer; the embedding is once a step. Vidur adds `add` twice.
@@ -53,7 +52,6 @@ def read(path: Path, asked: ImportOptions) -> Profile:
         model=name,
         gpu=gpu,
         tp=tp,
-        multiprocessors=MULTIPROCESSORS.get(gpu, 0),
         sources=(
             Source(
                 "Vidur (microsoft/vidur)",

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from . import stretches
+from .. import stretches
 
 Floats = NDArray[np.float64]
 

@@ -47,7 +47,8 @@ class MergedBatches(Collocated, Vllm):
 
     Source: the work that experiment 5 compares with (§1.2, §5.4). If the embedder is
     the language model itself, an embedding request is a prompt whose last hidden state is the
-    answer: it shares iterations with all requests and holds KV while it is prefilled. With any other embedder nothing can be merged, and passes take any free memory.
+    answer: it shares iterations with all requests and holds KV while it is prefilled. With any
+    other embedder nothing can be merged, and passes take any free memory.
 
     Deviates in one thing: the texts of a request are prefilled as one prompt, which adds attention
     between the texts.

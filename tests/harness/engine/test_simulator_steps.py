@@ -25,10 +25,9 @@ from slo_bench.harness.engine.simulator.simulate import simulate
 from slo_bench.harness.policies.sarathi import Sarathi
 from slo_bench.harness.policies.systems import SYSTEMS, System
 from slo_bench.harness.policies.vllm import Vllm
-from slo_bench.predictors.placement import Placement
+from slo_bench.predictors.placement import PipelineStage, Placement
 from slo_bench.predictors.specs import gpu, link, model
 from slo_bench.predictors.staged import staged_step_time
-from slo_bench.predictors.stages import PipelineStage
 from slo_bench.predictors.step_time import step_time
 from slo_bench.workloads.workload import Workload
 
