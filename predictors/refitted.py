@@ -87,4 +87,5 @@ class RefittedModel:
         memory, compute, duration = seen.T
         terms = ascendra_terms(memory, compute)
         found = non_negative(terms / duration[:, None], np.ones(len(seen)))
-        self._model = AscendraStepTime(self._model.peak, *map(float, found), Host())
+        c1, c2, c3, c4, c5_s = found.tolist()
+        self._model = AscendraStepTime(self._model.peak, c1, c2, c3, c4, c5_s, Host())

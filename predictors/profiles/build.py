@@ -163,9 +163,6 @@ def _resident(profile: Profile) -> float:
     return BLOCKS_PER_MULTIPROCESSOR * profile.multiprocessors / kv_heads
 
 
-Floats = NDArray[np.float64]
-
-
 def grid_of(
     columns: Sequence[Floats], values: Floats, fill_along: Sequence[int]
 ) -> tuple[list[Floats], Floats]:
