@@ -186,14 +186,20 @@ from .harness.core.decisions import (
     ReleaseReason,
     Timeout,
 )
-from .harness.core.policy import Bounds, Key, Policy, StaticPolicy, parameter
-from .harness.core.queue import Queue
+from .harness.core.policy import Bounds, Key, Policy, Queue, StaticPolicy, parameter
 from .harness.core.state import Phase, Release, RequestState
 from .harness.core.view import Predictions, View
 from .workloads.request import Slo
 
 if TYPE_CHECKING:
-    from .harness.core.cluster_policy import Action, ClusterPolicy, Role, Routed, RouteOutcome
+    from .harness.core.cluster_policy import (
+        Action,
+        ClusterPolicy,
+        Role,
+        Routed,
+        RouteOutcome,
+        Router,
+    )
     from .harness.core.cluster_policy import ClusterView as ClusterView
     from .harness.core.instance import Instance, Links
     from .harness.core.multi_model_policy import (
@@ -202,7 +208,6 @@ if TYPE_CHECKING:
         ServedModel,
         SharingPolicy,
     )
-    from .harness.core.routing import Router
     from .predictors.placement import Placement
 
 __all__ = [
@@ -250,14 +255,13 @@ __all__ = [
 _ACROSS_INSTANCES = {
     ".harness.core.cluster_policy": (
         *("Action", "ClusterPolicy", "ClusterView"),
-        *("Role", "Routed", "RouteOutcome"),
+        *("Role", "Routed", "RouteOutcome", "Router"),
     ),
     ".harness.core.instance": ("Instance", "Links"),
     ".harness.core.multi_model_policy": (
         *("ModelInstance", "MultiModelCluster"),
         *("ServedModel", "SharingPolicy"),
     ),
-    ".harness.core.routing": ("Router",),
     ".predictors.placement": ("Placement",),
 }
 

@@ -22,11 +22,11 @@ from ...core.cluster_policy import (
     Role,
     Routed,
     RouteOutcome,
+    least_loaded,
     overrides,
 )
 from ...core.decisions import ReleaseReason
 from ...core.instance import Instance, Links
-from ...core.routing import least_loaded
 from ...core.state import Phase, Release, RequestState
 from ..loop.instance import EngineStuckError
 from .arrivals import INF, Arrivals

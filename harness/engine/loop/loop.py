@@ -13,8 +13,7 @@ from heapq import heappop, heappush
 from ...core.decisions import Admission, Limits, NextQueue, PreemptionMode, ReleaseReason
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.line_queue import LineQueue, overtaken_s
-from ...core.policy import Policy, overrides
-from ...core.queue import Queue
+from ...core.policy import Policy, Queue, overrides
 from ...core.queues import CacheOrderedQueue, ViewOrderedQueue, WaitQueue
 from ...core.state import WAITING, Phase, Release, RequestState
 from ...core.view import Predictions, View

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from ...core.decisions import Limits, Timeout
-from ...core.policy import Key, parameter
-from ...core.queue import Queue
+from ...core.policy import Key, Queue, parameter
 from ...core.state import RequestState
 from ...core.view import View
 from ..edf import due_s

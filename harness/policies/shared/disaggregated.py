@@ -8,12 +8,18 @@ from dataclasses import dataclass, field
 from ....predictors.placement import Placement
 from ....predictors.specs import LinkSpec
 from ....workloads.errors import SloBenchError
-from ...core.cluster_policy import HOLD, ClusterPolicy, ClusterView, Role, RouteOutcome
+from ...core.cluster_policy import (
+    HOLD,
+    ClusterPolicy,
+    ClusterView,
+    Role,
+    RouteOutcome,
+    least_loaded,
+)
 from ...core.instance import Instance, Links
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.network import SwitchNetwork
 from ...core.policy import AnyPolicy, parameter
-from ...core.routing import least_loaded
 from ...core.state import Phase, Release, RequestState
 
 PREFILL, DECODE = "prefill", "decode"

@@ -12,11 +12,18 @@ from hypothesis import strategies as st
 
 from reference.plain import PlainInstance
 from reference.workloads import assert_same, workloads
-from slo_bench.harness.core.cluster_policy import DROP, HOLD, REJECT, ClusterPolicy, Failure, Role
+from slo_bench.harness.core.cluster_policy import (
+    DROP,
+    HOLD,
+    REJECT,
+    ClusterPolicy,
+    Failure,
+    Role,
+    least_loaded,
+)
 from slo_bench.harness.core.decisions import PreemptionMode, ReleaseReason, Timeout
 from slo_bench.harness.core.policy import parameter
 from slo_bench.harness.core.records import Outcome, Records
-from slo_bench.harness.core.routing import least_loaded
 from slo_bench.harness.core.state import RequestState
 from slo_bench.harness.engine.cluster.instance import Instance
 from slo_bench.harness.engine.loop.instance import EngineStuckError
