@@ -11,7 +11,7 @@ from ...core.device import StageDevice
 from ...core.kv_cache_manager import KVCacheManager
 from ...core.state import Release, RequestState
 from ...core.view import Predictions
-from .loop import INF
+from .batch_state import INF
 from .measures import Measures
 from .view import LoopView
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ...core.predictions import LearnedPredictions
 from ..simulator.simulated import SimulatedInstance
-from .loop import INF
+from .batch_state import INF
 
 
 class Ran(NamedTuple):

@@ -22,8 +22,8 @@ from ...core.decisions import Admission, ReleaseReason
 from ...core.device import occupy
 from ...core.state import Phase, Release, RequestState
 from ..loop.arrival_queue import BatchInstance
+from ..loop.batch_state import INF
 from ..loop.instance import EngineStuckError, Iterating
-from ..loop.loop import INF
 from ..loop.measures import Measures
 
 

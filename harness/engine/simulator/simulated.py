@@ -17,8 +17,9 @@ from ...core.kv_cache_manager import KVCacheManager
 from ...core.policy import Policy
 from ...core.predictions import Learner
 from ...core.view import Predictions
+from ..loop.batch_state import INF
 from ..loop.instance import EngineStuckError
-from ..loop.loop import INF, Loop
+from ..loop.loop import Loop
 from ..loop.measures import Measures
 
 _ROUNDING = 1 - 1e-9  # a sum of many steps, against the same steps in a row
