@@ -155,7 +155,7 @@ def _grid(
     # A step without decodes and prefill takes the time of the least prefill, so that it is flat.
     nothing = (tokens == 0) & (sequences == 0)
     tokens = np.where(nothing, axes[0][1], tokens)
-    asked = Observations(
+    points = Observations(
         chunks=(tokens > 0).astype(np.float64),
         chunk_tokens=tokens,
         context_tokens=np.zeros(len(tokens)),
@@ -163,7 +163,7 @@ def _grid(
         kv_tokens=sequences * kv_tokens,
         seconds=np.ones(len(tokens)),
     )
-    seconds = np.maximum(0.0, learned.predict(described(profile, asked, tp)))
+    seconds = np.maximum(0.0, learned.predict(described(profile, points, tp)))
     shape = tuple(len(axis) for axis in axes)
     return CostGrid(axes[0], axes[1], axes[2], seconds.reshape(shape), swap.out, swap.into)
 
@@ -188,13 +188,13 @@ def _grid_quality(
 ) -> GridQuality:
     """Error of lookups in grids whose regressors have not seen the looked-up rows."""
     own = seen.features[:, :2] == described(profile, seen.steps).features[:, :2]
-    asked = own.all(axis=1) & (seen.steps.context_tokens == 0)
+    own_rows = own.all(axis=1) & (seen.steps.context_tokens == 0)
     call_s = math.nan
 
     def errors(held: Mask) -> Floats:
         nonlocal call_s
         grid = _grid(profile, profile.tp, seen[~held], learn(setting, seen[~held], seed), swap)
-        steps = seen.steps[held & asked]
+        steps = seen.steps[held & own_rows]
         columns = (steps.chunk_tokens, steps.sequences, steps.kv_tokens)
         rows = list(zip(*(np.rint(column).astype(int).tolist() for column in columns), strict=True))
         began_s = time.perf_counter()

@@ -24,13 +24,13 @@ _IN_A_LAYER = {
 _ONCE = {"emb": 1}
 
 
-def read(path: Path, asked: ImportOptions) -> Profile:
+def read(path: Path, options: ImportOptions) -> Profile:
     """Read `GPU__ORG__MODEL__linear.csv`, milliseconds a call; rows of one tp (default 1)."""
     parts = path.name.split("__")
     named = len(parts) == 4
-    name = asked.model_name(parts[2] if named else None)
-    gpu = asked.gpu_name(parts[0] if named else None)
-    tp = asked.tp or 1
+    name = options.model_name(parts[2] if named else None)
+    gpu = options.gpu_name(parts[0] if named else None)
+    tp = options.tp or 1
     calls = {k: n * model(name).layers for k, n in _IN_A_LAYER.items()} | _ONCE
     fields = [f"{operator}_ms" for operator in calls]
     columns = read_csv(path, ("num_tokens", "num_tensor_parallel_workers", *fields))

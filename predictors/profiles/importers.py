@@ -32,7 +32,7 @@ class ImportOptions:
         return self.gpu or recognise("gpus", found or "")
 
 
-# Module of a source, and the meaning of its path. Each has `read(path, asked) -> Profile`.
+# Module of a source, and the meaning of its path. Each has `read(path, options) -> Profile`.
 IMPORTERS = {
     "llmservingsim": "a folder with dense.csv, per_sequence.csv and attention.csv",
     "vidur": "GPU__ORG__MODEL__linear.csv, or Vidur's own mlp.csv",
@@ -42,7 +42,7 @@ IMPORTERS = {
 }
 
 
-def import_profile(source: str, path: Path, asked: ImportOptions) -> Profile:
+def import_profile(source: str, path: Path, options: ImportOptions) -> Profile:
     """Read the measurements of `source` at `path`.
 
     Raises:
@@ -54,7 +54,7 @@ def import_profile(source: str, path: Path, asked: ImportOptions) -> Profile:
         raise UnknownNameError("source of profiles", source, IMPORTERS)
     module = importlib.import_module(f".from_{source}", __package__)
     read: Callable[[Path, ImportOptions], Profile] = module.read
-    profile = read(path, asked)
+    profile = read(path, options)
     return replace(profile, multiprocessors=MULTIPROCESSORS.get(profile.gpu, 0))
 
 

@@ -1,8 +1,8 @@
 """The scheduler of one instance: admission, batching, preemption and completion of requests.
 
 Its state, and how requests enter and leave it: `batch_state.py`. An iteration costs O(requests
-whose state changes), not O(batch): decoding requests are counters (`decode_counters.py`). The caller
-that executes an iteration owns the clock.
+whose state changes), not O(batch): decoding requests are counters (`decode_counters.py`). The
+caller that executes an iteration owns the clock.
 """
 
 from __future__ import annotations

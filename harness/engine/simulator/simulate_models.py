@@ -116,7 +116,7 @@ def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> li
         if one.placement.gpus > gpus:
             raise SloBenchError(f"{name} needs {one.placement.gpus} GPUs but there are {gpus}")
         mine = workload.model_index == index
-        asked = max(1, int(mine.sum()))
+        requests = max(1, int(mine.sum()))
         slo_s = workload.ttft_slo_s[mine]
         finite = slo_s[np.isfinite(slo_s)]
         found.append(
@@ -126,8 +126,8 @@ def _hosted(workload: Workload, models: Mapping[str, OneModel], gpus: int) -> li
                 one.placement,
                 one.step_time,
                 rate_rps=float(mine.sum()) / max(workload.span_s, 1e-9),
-                prompt_tokens=float(workload.prompt_tokens[mine].sum()) / asked,
-                output_tokens=float(workload.output_tokens[mine].sum()) / asked,
+                prompt_tokens=float(workload.prompt_tokens[mine].sum()) / requests,
+                output_tokens=float(workload.output_tokens[mine].sum()) / requests,
                 slo_s=float(finite.mean()) if len(finite) else math.inf,
             )
         )

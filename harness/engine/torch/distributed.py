@@ -164,8 +164,8 @@ class Spread(Decoder):
     ) -> Tensor:
         """Workers attend to the beginnings of sequences while their ends are attended to here."""
         for part in batch.elsewhere:
-            asked = queries.index_select(0, part.rows)
-            self._workers.tell(part.rank, ("attend_part", (n, asked, part.decodes)))
+            queries_of_rows = queries.index_select(0, part.rows)
+            self._workers.tell(part.rank, ("attend_part", (n, queries_of_rows, part.decodes)))
         store(kv, keys, values, batch)
 
         def joined(here: Partial) -> Partial:

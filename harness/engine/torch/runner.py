@@ -43,9 +43,9 @@ class Runner:
             logits = self.decoder.logits(batch, self.cache.layers, self.carrier)
             if traffic:
                 self.carrier.drain()
-            asked = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
-            if asked:
-                return next_tokens(logits, asked)
+            sequences = [*decodes, *(piece.sequence for piece in pieces if piece.last)]
+            if sequences:
+                return next_tokens(logits, sequences)
             if self.layout.device.type == "cuda":  # no token is read back: the step is not over
                 torch.cuda.synchronize(self.layout.device)
             return []

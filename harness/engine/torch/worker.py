@@ -134,8 +134,8 @@ def main() -> None:
         join(Path(place), int(rank), int(size), float(timeout_s))
         worker = TorchWorker()
         with torch.inference_mode():
-            while (asked := receive(0)) is not None:
-                what, arguments = asked
+            while (message := receive(0)) is not None:
+                what, arguments = message
                 answer: Any = getattr(worker, what)(*arguments)
                 send(0, answer)
     except WorkerError:
