@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +32,7 @@ from .samples import (
     pack,
     read_samples,
     seen_in,
+    without_answer,
 )
 from .train import (
     calibrated,
@@ -186,7 +187,7 @@ class OnlinePredictor:
         if self._keep_queue:
             with (self._folder / QUEUE).open("a", encoding="utf-8") as file:
                 for row in rows:
-                    file.write(json.dumps({**asdict(row), "answer": None}) + "\n")
+                    file.write(json.dumps(without_answer(row)) + "\n")
         self.queue += rows
         self._lately.extend((row, workload) for row in rows)
         self._correct(rows, [workload] * len(rows))
@@ -348,7 +349,7 @@ def _tokens(rows: Sequence[LabelledPrompt]) -> Tensor:
 
 def write_queue(path: Path, rows: Sequence[LabelledPrompt]) -> None:
     """Put a queue in the place of the one that is there, whole or not at all."""
-    lines = (json.dumps({**asdict(row), "answer": None}) + "\n" for row in rows)
+    lines = (json.dumps(without_answer(row)) + "\n" for row in rows)
     write_whole(path, "".join(lines).encode())
 
 

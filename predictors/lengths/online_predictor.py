@@ -13,7 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import IO
@@ -27,6 +27,7 @@ from .config import PredictorConfig
 from .distribution import Floats, buckets_in
 from .online import FEWEST, QUEUE, RECENT, PriorCorrection, read_queue, write_queue
 from .predictor import Prompt, TrainedPredictor, find_base
+from .samples import without_answer
 from .trainer_process import TrainerProcess, TrainingResult
 
 if sys.platform != "win32":
@@ -169,7 +170,7 @@ class OnlineLengthPredictor:
         with self._lock:
             self._observe(said, row)
             self._count(said, row)
-            self._queue.write(json.dumps({**asdict(row), "answer": None}) + "\n")
+            self._queue.write(json.dumps(without_answer(row)) + "\n")
             self._queue.flush()
             self._fresh.append(row)
             self._since += 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ...workloads.child_process import ChildProcess, Parent
 from ...workloads.errors import SloBenchError
 from ...workloads.labelled_prompts import LabelledPrompt
 from .distribution import Floats
+from .samples import without_answer
 
 NICENESS = 15  # whoever answers requests goes first
 
@@ -72,7 +73,9 @@ class TrainerProcess:
             if self._closed:
                 self.close()
             child.send(self._order)
-        child.send({"new": [_plain(row) for row in new], "lately": [_plain(row) for row in lately]})
+        child.send(
+            {"new": list(map(without_answer, new)), "lately": list(map(without_answer, lately))}
+        )
         answer = child.receive()
         if answer is None:
             raise SloBenchError("its process ended")
@@ -88,10 +91,6 @@ class TrainerProcess:
         self._closed = True
         if self._child is not None:
             self._child.stop()
-
-
-def _plain(row: LabelledPrompt) -> dict[str, Any]:
-    return {**asdict(row), "answer": None}
 
 
 def _work(parent: Parent) -> None:
