@@ -15,17 +15,30 @@ from ...workloads.errors import SloBenchError
 from ...workloads.workload import Workload
 from ..core.records import Gaps, Outcome, Records, Result, Timeline, Totals
 from ..policies.routers import router as router_by_name
-from .client_health import Client, clients_of, untrusted_because
-from .http.bodies import Bodies
+from .client_health import (
+    Client,
+    ClientFigures,
+    client_figures,
+    clients_of,
+    invalid_because,
+    untrusted_because,
+)
 from .http.columns import FAULTS, RequestColumns, SenderResult, joined_columns, joined_gaps
 from .http.drive import Progress
 from .http.endpoint import Endpoint
 from .http.faults import RequestFault
 from .http.options import HttpOptions
-from .http.validity import ClientFigures, client_figures, invalid_because
-from .send_job import Senders, SendJob, SendResult, ThisMachine
-from .sender import limits_of, send_share
-from .shares import Share
+from .http.wire_requests import Bodies
+from .send_job import (
+    BODIES,
+    Senders,
+    SendJob,
+    SendResult,
+    Share,
+    ThisMachine,
+    send_share,
+    time_limit_of,
+)
 
 _SAMPLES = 300
 _UNKNOWN = float("nan")
@@ -88,7 +101,7 @@ def measure(
     options = options or HttpOptions()
     if not endpoints:
         raise SloBenchError("no server to measure; give its address with --base-url")
-    limits = limits_of(workload, options)
+    time_limit_s = time_limit_of(workload, options)
     if router_by_name(router).measures:
         raise SloBenchError(
             f"{router} needs load metrics of the servers, which a client does not read: "
@@ -107,18 +120,13 @@ def measure(
             "--processes out"
         )
     with tempfile.TemporaryDirectory(prefix="slo-bench-") as folder:
-        path = Path(folder) / "bodies"
-        bodies = Bodies.write(workload, options, path)
+        bodies = Bodies.write(workload, options, Path(folder) / BODIES)
+        job = SendJob(workload, endpoints, options, router, processes, bodies, time_limit_s)
         try:
             if processes == 1 and senders is None:
-                share = Share(0, 1)
-                part = send_share(
-                    workload, endpoints, options, router, share, bodies, progress=progress
-                )
-                sent = [SendResult(part)]
+                sent = [SendResult(send_share(job, Share(0, 1), progress=progress))]
             else:
-                order = SendJob(workload, endpoints, options, router, processes, bodies, limits)
-                sent = whence.send(order, progress)
+                sent = whence.send(job, progress)
         finally:
             bodies.close()
     return _joined(workload, sent, options)

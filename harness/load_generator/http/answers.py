@@ -1,4 +1,4 @@
-"""Parse the bytes of an answer into token times and counts, after the run.
+"""Parses the bytes of an answer into token times and counts, after the run.
 
 Servers stream events with one token each, or several, or with none (a role, a token whose text is
 held back until it is a whole character). What counts, best first: the running usage that some send
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, cast
 
 from ....workloads.parsing import parse_event, parse_json
@@ -18,6 +20,7 @@ from ...core.records import Outcome
 from ...core.wire import DROPPED, REJECTED
 from .faults import RequestFault, outcome_of
 
+_SIZE = re.compile(rb"([0-9A-Fa-f]{1,16})[ \t]*(?:;|\Z)")
 _DATA = re.compile(rb"data:[ ]?([^\r\n]*)\r?\n")
 _TEXT_FIELD = re.compile(rb'"(?:text|content)": ?"([^"\\]+)"')
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
@@ -322,3 +325,48 @@ def _count(value: object) -> int:
     """Return a token count reported by the server; -1 if there is no valid one."""
     told = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _MOST_TOKENS
     return cast("int", value) if told else -1
+
+
+@dataclass
+class Unchunked:
+    """The chunks, each with the time at which its last byte was there.
+
+    `complete` says that the last chunk came; `problem`, that what came is no chunked body.
+    """
+
+    pieces: list[bytes]
+    stamps: array[float]
+    complete: bool
+    problem: str = ""
+
+
+def unchunk(reads: list[bytes], stamps: array[float]) -> Unchunked:
+    """Take apart what has been read so far; `reads[i]` came at `stamps[i]`.
+
+    Of a chunk that is not whole yet, what there is counts.
+    """
+    raw = b"".join(reads)
+    ends = list(accumulate(map(len, reads)))
+    found = Unchunked([], array("d"), False)
+    at = 0
+    while True:
+        line_end = raw.find(b"\r\n", at)
+        if line_end < 0:
+            return found
+        said = _SIZE.match(raw, at, line_end)
+        if said is None:
+            found.problem = f"no chunk size: {raw[at : at + 20]!r}"
+            return found
+        size = int(said[1], 16)
+        start = line_end + 2
+        if size == 0:
+            # Trailers may come between the last chunk and the empty line.
+            found.complete = raw.startswith(b"\r\n", start) or raw.endswith(b"\r\n\r\n")
+            return found
+        piece = raw[start : start + size]
+        if piece:
+            found.pieces.append(piece)
+            found.stamps.append(stamps[bisect_left(ends, start + len(piece))])
+        if len(piece) < size:
+            return found
+        at = start + size + 2

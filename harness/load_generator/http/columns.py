@@ -1,20 +1,23 @@
-"""Results of all requests as columns; parts from several processes are joined."""
+"""Results of requests: bytes kept in a file during the run, and read into columns afterwards.
+
+The columns of several sending processes are joined.
+"""
 
 from __future__ import annotations
 
-import json
+import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from itertools import accumulate
+from typing import IO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...core.records import Gaps, Outcome, Told
-from .answers import CompletionResult, read_answer
-from .drive import DriveResult
-from .exchange import Exchange
+from .answers import CompletionResult, Raw, read_answer, unchunk
+from .connection import Exchange
 from .faults import RequestFault
 
 Floats = NDArray[np.float64]
@@ -22,6 +25,71 @@ Ints = NDArray[np.int64]
 FAULTS: tuple[RequestFault, ...] = tuple(RequestFault)
 _MICROSECONDS = 1e6
 _GAPS_AT_ONCE = 1 << 18
+_IN_MEMORY_BYTES = 8 << 20
+
+
+class Spool:
+    """Private temporary file for exchanges; it is deleted when closed."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
+        # By row: where its timestamps, lengths and bytes begin, how many pieces, how many bytes.
+        self._places: dict[int, tuple[int, int, int]] = {}
+        self._end = 0
+
+    def keep(self, exchange: Exchange) -> None:
+        """Move the bytes of an ended exchange out of memory."""
+        pieces = exchange.pieces
+        if not pieces:
+            return
+        body = b"".join(pieces)
+        record = exchange.stamps.tobytes() + array("I", map(len, pieces)).tobytes() + body
+        self._file.write(record)
+        self._places[exchange.row] = self._end, len(pieces), len(body)
+        self._end += len(record)
+        exchange.pieces = []
+        exchange.stamps = array("d")
+
+    def raw(self, exchange: Exchange, *, embeds: bool) -> Raw:
+        """Return an exchange with its bytes."""
+        stamps, lengths, body = array("d"), array("I"), b""
+        fault, detail = exchange.fault, exchange.detail
+        place = self._places.get(exchange.row)
+        if place is not None:
+            offset, pieces, body_bytes = place
+            self._file.seek(offset)
+            stamps.frombytes(self._file.read(pieces * stamps.itemsize))
+            lengths.frombytes(self._file.read(pieces * lengths.itemsize))
+            body = self._file.read(body_bytes)
+            self._file.seek(0, 2)
+        if exchange.chunked:
+            found = unchunk(_apart(body, lengths), stamps)
+            stamps, body = found.stamps, b"".join(found.pieces)
+            lengths = array("I", map(len, found.pieces))
+            if found.problem or (fault is RequestFault.NONE and not found.complete):
+                fault, detail = RequestFault.MALFORMED, found.problem or "the chunks do not add up"
+        return Raw(exchange.status, fault, detail, stamps, lengths, body, embeds)
+
+    def close(self) -> None:
+        """Delete the temporary file."""
+        self._file.close()
+
+
+def _apart(joined: bytes, lengths: array[int]) -> list[bytes]:
+    ends = list(accumulate(lengths))
+    return [joined[end - length : end] for end, length in zip(ends, lengths, strict=True)]
+
+
+@dataclass
+class DriveResult:
+    """Everything that was sent, and how well we did it. Times are `time.perf_counter`'s."""
+
+    start_s: float  # the workload's time zero
+    exchanges: list[Exchange]
+    spool: Spool
+    lag_s: array[float]  # of the event loop, some 50 times a second
+    cpu_s: float
+    peak_rss_bytes: int
 
 
 @dataclass
@@ -80,43 +148,6 @@ class SenderResult:
     texts: dict[int, str] = field(default_factory=dict)
     token_s: Floats = field(default_factory=lambda: np.empty(0))  # row after row, if kept
     told: tuple[Told, ...] = ()  # how right predicted lengths were, if they followed the run
-
-    def save(self, path: Path) -> None:
-        """Write the result to a file for another process."""
-        arrays = {f.name: getattr(self.columns, f.name) for f in fields(RequestColumns)}
-        numbers = np.array([self.start_s, self.cpu_s, self.peak_rss_bytes])
-        np.savez(
-            path,
-            **{f"column_{name}": values for name, values in arrays.items()},
-            rows=self.rows,
-            gap_s=self.gaps.gap_s,
-            gap_count=self.gaps.count,
-            lag_s=self.lag_s,
-            numbers=numbers,
-            token_s=self.token_s,
-        )
-        path.with_suffix(".json").write_text(json.dumps([self.details, self.texts]), "utf-8")
-
-    @classmethod
-    def load(cls, path: Path) -> SenderResult:
-        """Read a result written by `save`."""
-        details, texts = json.loads(path.with_suffix(".json").read_text("utf-8"))
-        with np.load(path, allow_pickle=False) as found:
-            start_s, cpu_s, peak_rss_bytes = found["numbers"].tolist()
-            return cls(
-                start_s=start_s,
-                rows=found["rows"],
-                columns=RequestColumns(
-                    **{f.name: found[f"column_{f.name}"] for f in fields(RequestColumns)}
-                ),
-                gaps=Gaps(found["gap_s"], found["gap_count"]),
-                lag_s=found["lag_s"],
-                cpu_s=cpu_s,
-                peak_rss_bytes=int(peak_rss_bytes),
-                details={int(row): text for row, text in details.items()},
-                texts={int(row): text for row, text in texts.items()},
-                token_s=found["token_s"],
-            )
 
 
 def read_part(

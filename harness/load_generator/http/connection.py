@@ -1,7 +1,7 @@
-"""Connections that are used again, and what happens on them; the hot path.
+"""Exchanges of one request and one answer, and the reused connections that carry them.
 
-Of a stream, a read costs a clock reading and two appends: its chunks are taken apart, and its JSON
-is looked at, when the run is over. So a busy client stamps as truly as an idle one.
+This is the hot path. A read of a stream costs one clock reading and two appends; chunks and JSON
+are parsed after the run. So a busy client's timestamps are as accurate as those of an idle one.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from array import array
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any, cast
@@ -17,17 +18,64 @@ from typing import Any, cast
 import httptools
 
 from .endpoint import Endpoint
-from .exchange import Exchange
 from .faults import RequestFault, connect_fault
 
+NOT_YET_S = float("nan")
 _CLOSE_LIMIT_S = 2.0
 MOST_BODY_BYTES = 256 << 20  # of one answer, with its head; a million tokens have less
-
-Ended = Callable[[Exchange], None]
 
 # How the last chunk follows another. In a stream of events that are JSON it can be nothing else;
 # whether all chunks before it are whole is looked at when they are taken apart.
 _END = b"\r\n0\r\n\r\n"
+
+
+class Exchange:
+    """One request in progress: its times and the bytes of its answer.
+
+    Times but the arrival are `time.perf_counter`'s; `pieces[i]` was there at `stamps[i]`.
+
+    The pieces are those of the body; if it is `chunked`, with the bytes that say so.
+    """
+
+    __slots__ = (
+        "arrival_s",
+        "body_bytes",
+        "chunked",
+        "connections",
+        "detail",
+        "end_s",
+        "endpoint",
+        "fault",
+        "first_byte_s",
+        "pieces",
+        "row",
+        "sent_s",
+        "stamps",
+        "started_s",
+        "status",
+        "waited_for",
+    )
+
+    def __init__(self, row: int, endpoint: int, arrival_s: float, waited_for: bool) -> None:
+        self.row = row
+        self.endpoint = endpoint
+        self.arrival_s = arrival_s  # scheduled, on the workload's clock
+        self.started_s = NOT_YET_S  # when we turned to it: later than due, if we are late
+        self.sent_s = NOT_YET_S  # written to a connection
+        self.first_byte_s = NOT_YET_S
+        self.end_s = NOT_YET_S
+        self.status = 0
+        self.fault = RequestFault.NONE
+        self.detail = ""
+        self.connections = 0  # that were tried
+        self.waited_for = waited_for  # others arrive when this one is answered
+        self.chunked = False
+        self.body_bytes = 0  # that came, with what frames them
+        self.stamps = array("d")
+        self.pieces: list[bytes] = []
+
+
+Ended = Callable[[Exchange], None]
 
 
 class Connection(asyncio.Protocol):

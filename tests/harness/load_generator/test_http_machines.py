@@ -14,16 +14,23 @@ from hypothesis import strategies as st
 from slo_bench.harness.core.records import Outcome
 from slo_bench.harness.engine.cluster.arrivals import INF, Arrivals
 from slo_bench.harness.experiments.experiment import Experiment
-from slo_bench.harness.load_generator.clocks import ClockReading, Offset, error_over, offset_of
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
 from slo_bench.harness.load_generator.load_workers import (
+    ClockReading,
     LoadWorkers,
     LoadWorkersLostError,
+    Offset,
+    error_over,
+    offset_of,
     send_from,
 )
 from slo_bench.harness.load_generator.routed_load import measure
-from slo_bench.harness.load_generator.send_job import ThisMachine, start_sender
-from slo_bench.harness.load_generator.shares import Share, rows_elsewhere
+from slo_bench.harness.load_generator.send_job import (
+    Share,
+    ThisMachine,
+    rows_elsewhere,
+    start_sender,
+)
 from slo_bench.harness.servers.mock import MockConfig, serving
 from slo_bench.workloads.errors import SloBenchError
 from slo_bench.workloads.workload import Workload

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from slo_bench.harness.load_generator.client_health import client_figures, invalid_because
 from slo_bench.harness.load_generator.http import Endpoint, HttpOptions
-from slo_bench.harness.load_generator.http.validity import client_figures, invalid_because
 from slo_bench.workloads.errors import SloBenchError
 
 

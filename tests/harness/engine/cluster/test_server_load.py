@@ -7,8 +7,7 @@ import pytest
 
 from slo_bench.harness.core.cluster_policy import Routed
 from slo_bench.harness.core.state import RequestState
-from slo_bench.harness.load_generator.real_cluster import RealCluster
-from slo_bench.harness.load_generator.server_load import Fastest, ServerLoadMeter
+from slo_bench.harness.load_generator.real_cluster import Fastest, RealCluster, ServerLoadMeter
 from slo_bench.harness.policies.load_aware import LoadAware
 from slo_bench.harness.policies.routers import ROUTERS
 from slo_bench.workloads.request import Slo
