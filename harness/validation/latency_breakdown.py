@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
-from fractions import Fraction
 from itertools import pairwise
 
 from ..engine.loop.traced import InstanceLog, State, StateChange, TracedStep
@@ -61,7 +61,7 @@ _OUTSIDE = {
 
 @dataclass(frozen=True)
 class LatencySpan:
-    """One stretch of a request's time."""
+    """A span of a request's time with what it did or waited for."""
 
     begin_s: float
     end_s: float
@@ -87,12 +87,11 @@ def latency_breakdown(log: InstanceLog, request: int, arrival_s: float) -> list[
 
 def totals_s(of: list[LatencySpan]) -> dict[SpanKind, float]:
     """Seconds by part, largest first; together they are the time from first to last moment."""
-    exact: dict[SpanKind, Fraction] = {}
-    for stay in of:
-        length = Fraction(stay.end_s) - Fraction(stay.begin_s)
-        exact[stay.part] = exact.get(stay.part, Fraction(0)) + length
-    ordered = sorted(exact.items(), key=lambda item: -item[1])
-    return {part: float(length) for part, length in ordered}
+    times_s: dict[SpanKind, list[float]] = {}
+    for span in of:
+        times_s.setdefault(span.part, []).extend((span.end_s, -span.begin_s))
+    seconds = {part: math.fsum(times) for part, times in times_s.items()}  # rounded once
+    return dict(sorted(seconds.items(), key=lambda item: -item[1]))
 
 
 def _within(

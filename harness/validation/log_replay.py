@@ -195,7 +195,7 @@ def _placed(
             f"the log is of tp {tp}, the profile of tp {profile.tp}: its step times are not those "
             "of the log"
         )
-    if settings.model and not _same_model(settings.model, profile.model):
+    if settings.model and profile.model not in (settings.model, catalogue_name(settings.model)):
         notes.append(f"the log is of {settings.model}, the profile of {profile.model}")
     whole = is_whole(profile)
     placement = Placement(
@@ -271,13 +271,12 @@ def _shape(name: str, context_tokens: int | None) -> ModelSpec:
         )
 
 
-def _same_model(said: str, name: str) -> bool:
-    if said == name:
-        return True
+def catalogue_name(served: str) -> str:
+    """The catalogue's name of a served model, which `run --profile` knows; else its own name."""
     try:
-        return recognise("models", said) == name
+        return recognise("models", served)
     except SloBenchError:
-        return False
+        return served
 
 
 def _configured(served: System, settings: EngineSettings) -> System:

@@ -8,7 +8,7 @@ generator on a machine of its own does no worse.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -175,7 +175,7 @@ def _level(
         peak_rss_bytes=client.peak_rss_bytes,
         problem=None,
     )
-    return SelfTestLevel(**{**vars(level), "problem": found.invalid_because or _problem(level)})
+    return replace(level, problem=found.invalid_because or _problem(level))
 
 
 def _token_errors(found: HttpResult, rows: NDArray[np.intp], known: Sequence[Truth]) -> Floats:

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ...predictors.profiles.profile import MeasuredDevice, Profile, Source, write_profile
-from ...predictors.profiles.whole_steps import LoggedStep, profile_of_steps
+from ...predictors.profiles.whole_steps import profile_of_steps
 from ...predictors.specs import ModelSpec, model
 from ...workloads.errors import SloBenchError
 from ..engine.torch.profiling import ProfilingOptions, ProfilingResult, Tell, with_shape
 from ..experiments.experiment import Experiment
 from ..results.engine_logs import meta_path, read_meta
-from .step_log import read_steps
+from .step_log import logged_steps
 
 _RATES = (2.0, 8.0, 64.0)  # the last all at once: prompts beside many that decode
 _LONGEST_PROMPT, _LONGEST_ANSWER = 1024, 128
@@ -48,7 +48,7 @@ def measure_server(
     if broken:
         raise SloBenchError(f"a level failed: {broken[0].get('invalid_because')}; see {folder}")
     metas = [read_meta(meta_path(folder, str(row["cell"]))) for row in rows]
-    steps = [step for meta in metas for step in _steps(folder, meta)]
+    steps = [step for meta in metas for step in logged_steps(folder, meta)]
     kind = _dtype(asked.model)
     device = "cpu" if rows[0]["gpu"] == "cpu" else "unknown"
     source = Source(
@@ -88,14 +88,6 @@ def _settings(
         "records": "csv",
         "server": {"step_log": True, "version": version},
     }
-
-
-def _steps(folder: Path, meta: dict[str, Any]) -> list[LoggedStep]:
-    return [
-        step
-        for part in meta.get("steps") or []
-        for step in read_steps(folder / part["file"], part["begin"], part["end"])
-    ]
 
 
 def _dtype(folder: Path) -> str:

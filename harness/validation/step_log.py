@@ -9,7 +9,7 @@ follow from both: while requests are left, steps are contiguous, and the time be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,15 @@ def read_steps(path: Path, begin: int = 0, end: int | None = None) -> list[Logge
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FileFormatError(path, None, f"is no step log: {error} in {line}") from None
     return [step for step in steps if step.duration_s > 0]
+
+
+def logged_steps(root: Path, meta: Mapping[str, Any]) -> list[LoggedStep]:
+    """The steps of a measured cell; `meta` names the parts of step logs below `root`."""
+    return [
+        step
+        for part in meta.get("steps") or []
+        for step in read_steps(root / part["file"], part["begin"], part["end"])
+    ]
 
 
 def _step(line: dict[str, Any], duration_s: float) -> LoggedStep:
